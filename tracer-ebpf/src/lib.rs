@@ -1,0 +1,251 @@
+//! The event layout that the kernel half and the program share.
+//!
+//! The kernel half copies, the program decodes: a record carries the first bytes of `struct nf_conn`,
+//! `struct sock_common` or the packet's network header exactly as the kernel holds them, and the program
+//! reads their fields at the offsets that this kernel's BTF gives. So the in-kernel path stays a handful
+//! of helper calls, needs no knowledge of families, and a recording keeps what the kernel really said.
+//!
+//! Every record has a fixed size and a size assertion; nothing here allocates or loops.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+/// Bytes of `struct nf_conn` that a record carries: zone, both tuples, status and `ct_net`
+/// (offsets 12 to 152 on 5.10, to 144 on 6.1 to 7.2).
+pub const CT_HEAD_BYTES: usize = 152;
+/// Bytes of `struct sock_common` that a record carries: addresses, ports, family, state and both v6 addresses.
+pub const SOCK_HEAD_BYTES: usize = 88;
+/// Bytes of the packet that a record carries, from its network header: IPv4 with options or IPv6, and the
+/// transport header's first 20 bytes.
+pub const PACKET_HEAD_BYTES: usize = 64;
+/// Length of `task_struct.comm`.
+pub const COMM_BYTES: usize = 16;
+/// Number of slots in [`Hook`]'s numbering, for per-hook arrays.
+pub const HOOK_SLOTS: usize = 32;
+
+/// The kernel function or tracepoint that made a record. The numbers are part of the recording format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Hook {
+    /// `__nf_conntrack_confirm(skb)`: a new conntrack entry, its NAT decided, enters the table.
+    Confirm = 0,
+    /// `nf_nat_setup_info(ct, range, maniptype)`: NAT is being decided.
+    NatSetup = 1,
+    /// `nf_ct_resolve_clash(skb, h, reply_hash)`: two entries raced for one tuple.
+    ResolveClash = 2,
+    /// `nf_ct_kill_acct(ct, ctinfo, skb)`: a RST to an unreplied SYN, or a reopened connection, kills the entry.
+    KillAcct = 3,
+    /// `nf_ct_delete(ct, portid, report)`: an entry times out or is deleted by hand.
+    Delete = 4,
+    /// `early_drop(net, hash)`: the table is full, an unassured entry is sought to make room.
+    EarlyDrop = 5,
+    /// Tracepoint `skb:kfree_skb`.
+    KfreeSkb = 6,
+    /// `nf_send_unreach(skb_in, code, hook)`: a rule rejects with an ICMP error.
+    SendUnreach = 7,
+    /// `nf_send_reset(net, sk, oldskb, hook)`: a rule rejects with a forged RST.
+    NfSendReset = 8,
+    /// Tracepoint `tcp:tcp_send_reset`.
+    TcpSendReset = 9,
+    /// `tcp_v4_send_reset(sk, skb)`: where the tracepoint is blind to RSTs without a full socket (before 6.10).
+    TcpV4SendReset = 10,
+    /// Tracepoint `tcp:tcp_receive_reset`.
+    TcpReceiveReset = 11,
+    /// Tracepoint `tcp:tcp_retransmit_skb`.
+    TcpRetransmit = 12,
+    /// Tracepoint `sock:inet_sock_set_state`.
+    SockState = 13,
+}
+
+impl Hook {
+    /// Every hook, in the order of its number.
+    pub const ALL: [Self; 14] = [
+        Self::Confirm,
+        Self::NatSetup,
+        Self::ResolveClash,
+        Self::KillAcct,
+        Self::Delete,
+        Self::EarlyDrop,
+        Self::KfreeSkb,
+        Self::SendUnreach,
+        Self::NfSendReset,
+        Self::TcpSendReset,
+        Self::TcpV4SendReset,
+        Self::TcpReceiveReset,
+        Self::TcpRetransmit,
+        Self::SockState,
+    ];
+
+    /// The hook with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The kernel's own name of the function or tracepoint.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Self::Confirm => "__nf_conntrack_confirm",
+            Self::NatSetup => "nf_nat_setup_info",
+            Self::ResolveClash => "nf_ct_resolve_clash",
+            Self::KillAcct => "nf_ct_kill_acct",
+            Self::Delete => "nf_ct_delete",
+            Self::EarlyDrop => "early_drop",
+            Self::KfreeSkb => "kfree_skb",
+            Self::SendUnreach => "nf_send_unreach",
+            Self::NfSendReset => "nf_send_reset",
+            Self::TcpSendReset => "tcp_send_reset",
+            Self::TcpV4SendReset => "tcp_v4_send_reset",
+            Self::TcpReceiveReset => "tcp_receive_reset",
+            Self::TcpRetransmit => "tcp_retransmit_skb",
+            Self::SockState => "inet_sock_set_state",
+        }
+    }
+}
+
+/// What every record begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Header {
+    /// `CLOCK_MONOTONIC`, nanoseconds (`bpf_ktime_get_ns`).
+    pub time_ns: u64,
+    /// Inode number of the network namespace, 0 where the hook could not tell.
+    pub netns: u32,
+    pub cpu: u16,
+    /// A [`Hook`]'s number.
+    pub hook: u8,
+    /// One of [`Kind`]'s numbers: which record follows.
+    pub kind: u8,
+}
+
+/// Which record follows a [`Header`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    Conntrack = 1,
+    Packet = 2,
+    Socket = 3,
+    TableFull = 4,
+}
+
+/// An event on a conntrack entry: confirm, NAT set-up, clash, kill, delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ConntrackRecord {
+    pub header: Header,
+    /// Address of the `struct nf_conn`: an identity, never dereferenced by the program.
+    pub ct: u64,
+    /// `enum ip_conntrack_info` of the packet, or [`CTINFO_NONE`] where the hook has no packet.
+    pub ctinfo: u32,
+    /// For [`Hook::NatSetup`] `enum nf_nat_manip_type`, for [`Hook::Delete`] the netlink port id; otherwise 0.
+    pub detail: u32,
+    /// The current task, the sender's own only where a local process sent this very packet.
+    pub pid: u32,
+    pub reserved: u32,
+    pub comm: [u8; COMM_BYTES],
+    pub ct_head: [u8; CT_HEAD_BYTES],
+}
+
+/// An event on a packet: dropped, rejected, answered with a RST.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct PacketRecord {
+    pub header: Header,
+    /// Address of the `struct sk_buff`: orders the stages of one packet, nothing else.
+    pub skb: u64,
+    /// Address of the packet's `struct nf_conn`, 0 where it has none.
+    pub ct: u64,
+    /// `enum ip_conntrack_info` of the packet, or [`CTINFO_NONE`].
+    pub ctinfo: u32,
+    /// For [`Hook::KfreeSkb`] the drop reason, for the RST hooks the reset reason, by this kernel's numbers;
+    /// for [`Hook::SendUnreach`] the ICMP code. [`REASON_NONE`] where the kernel gives none.
+    pub reason: u32,
+    /// `enum nf_inet_hooks` for the reject hooks, otherwise 0.
+    pub nf_hook: u32,
+    /// [`FLAG_TABLE_FULL`].
+    pub flags: u32,
+    pub packet_head: [u8; PACKET_HEAD_BYTES],
+    /// All zero where `ct` is 0.
+    pub ct_head: [u8; CT_HEAD_BYTES],
+}
+
+/// An event on a socket: state change, RST sent or received, retransmit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct SocketRecord {
+    pub header: Header,
+    /// Address of the `struct sock`: an identity, never dereferenced by the program.
+    pub sk: u64,
+    /// TCP states (`include/net/tcp_states.h`); equal where the hook is not a change of state.
+    pub old_state: u8,
+    pub new_state: u8,
+    pub protocol: u16,
+    /// `enum sk_rst_reason` where the kernel gives one, else [`REASON_NONE`].
+    pub reason: u32,
+    /// `tcp_sock.bytes_acked`, bytes; 0 where unknown.
+    pub bytes_acked: u64,
+    /// `tcp_sock.bytes_received`, bytes; 0 where unknown.
+    pub bytes_received: u64,
+    pub pid: u32,
+    pub reserved: u32,
+    pub comm: [u8; COMM_BYTES],
+    pub sock_head: [u8; SOCK_HEAD_BYTES],
+}
+
+/// The outcome of one `early_drop`: whether room was made in a full conntrack table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct TableFullRecord {
+    pub header: Header,
+    /// 1 where an entry was evicted (pressure), 0 where none could be (the packet is dropped).
+    pub freed: u32,
+    pub reserved: u32,
+}
+
+/// No packet, so no `ip_conntrack_info`.
+pub const CTINFO_NONE: u32 = u32::MAX;
+/// The kernel gives no reason here.
+pub const REASON_NONE: u32 = u32::MAX;
+/// [`PacketRecord::flags`]: `early_drop` had just failed on this CPU, so this packet found the table full.
+pub const FLAG_TABLE_FULL: u32 = 1;
+/// The value of an offset or argument position that this kernel does not have.
+pub const MISSING: u32 = u32::MAX;
+
+/// `IP_CT_NEW`: the packet is the first of its entry, original direction (`include/uapi/linux/netfilter/nf_conntrack_common.h`).
+pub const IP_CT_NEW: u32 = 2;
+/// `IPS_CONFIRMED`: the entry is in the table.
+pub const IPS_CONFIRMED: u32 = 1 << 3;
+
+const _: () = {
+    assert!(size_of::<Header>() == 16);
+    assert!(size_of::<ConntrackRecord>() == 16 + 24 + COMM_BYTES + CT_HEAD_BYTES);
+    assert!(size_of::<PacketRecord>() == 16 + 32 + PACKET_HEAD_BYTES + CT_HEAD_BYTES);
+    assert!(size_of::<SocketRecord>() == 16 + 40 + COMM_BYTES + SOCK_HEAD_BYTES);
+    assert!(size_of::<TableFullRecord>() == 24);
+};
+
+/// Names of the kernel half's maps.
+pub mod map {
+    /// Ring buffer of records.
+    pub const EVENTS: &str = "EVENTS";
+    /// Per-CPU array: records lost for want of room, one slot a [`super::Hook`].
+    pub const LOST: &str = "LOST";
+    /// Hash set of addresses (16 bytes, IPv4 in its first four) that a targeted trace lets through.
+    pub const TARGETS: &str = "TARGETS";
+    /// Per-CPU LRU hash: healthy flows per [`super::ServiceKey`].
+    pub const CONFIRMED: &str = "CONFIRMED";
+}
+
+/// Key of the exact count of confirmed flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct ServiceKey {
+    /// `orig.dst` and `reply.src` as the kernel holds them (IPv4 in the first four bytes).
+    pub vip: [u8; 16],
+    pub endpoint: [u8; 16],
+    /// Network byte order.
+    pub vip_port: u16,
+    pub endpoint_port: u16,
+    pub protocol: u8,
+    pub family: u8,
+    pub reserved: u16,
+}

@@ -1,0 +1,244 @@
+//! A sighting: one observation by one kernel hook, decoded.
+//!
+//! This is what `probe` yields, what tests build by hand, and all that `flow` ever sees of the kernel.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+pub use tracer_ebpf::Hook;
+
+use crate::time::Timestamp;
+
+/// One observation by one kernel hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    pub time: Timestamp,
+    pub cpu: u16,
+    pub hook: Hook,
+    /// Where it happened. The same flow is seen in several namespaces: the client's, the node's, the backend's.
+    pub netns: Netns,
+    pub fact: Fact,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    Conntrack(ConntrackFact),
+    Packet(PacketFact),
+    Socket(SocketFact),
+    /// `early_drop` ended: the conntrack table is full; `freed` says whether an entry could be evicted (N7) or not (C16).
+    TableFull { freed: bool },
+}
+
+/// Inode number of a network namespace, as `ls -L /proc/PID/ns/net` shows it; 0 where the hook could not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Netns(pub u32);
+
+/// Layer-4 protocol number (IANA).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Protocol(pub u8);
+
+impl Protocol {
+    pub const ICMP: Self = Self(1);
+    pub const TCP: Self = Self(6);
+    pub const UDP: Self = Self(17);
+    pub const SCTP: Self = Self(132);
+}
+
+/// The name Kubernetes uses: `TCP`, `UDP`, `SCTP`; otherwise the number.
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::TCP => f.write_str("TCP"),
+            Self::UDP => f.write_str("UDP"),
+            Self::SCTP => f.write_str("SCTP"),
+            Self::ICMP => f.write_str("ICMP"),
+            Self(number) => write!(f, "protocol {number}"),
+        }
+    }
+}
+
+/// Source and destination of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tuple {
+    pub protocol: Protocol,
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+}
+
+impl Tuple {
+    pub const fn new(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
+        Self { protocol, src, dst }
+    }
+
+    /// The same connection seen from the other end.
+    #[must_use]
+    pub const fn reversed(self) -> Self {
+        Self { protocol: self.protocol, src: self.dst, dst: self.src }
+    }
+}
+
+impl fmt::Display for Tuple {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} -> {}", self.protocol, self.src, self.dst)
+    }
+}
+
+/// A `struct nf_conn` as it stood at the sighting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conntrack {
+    /// Its kernel address: with zone, namespace and the original tuple the identity of the entry. Reused by the
+    /// kernel after the entry is gone.
+    pub id: u64,
+    pub zone: u16,
+    pub status: Status,
+    /// Client to VIP, as the client sent it.
+    pub orig: Tuple,
+    /// Endpoint to client (or to the masquerading node), as the reply will come. `reply.src` differs from
+    /// `orig.dst` exactly where the destination was translated, in every proxy mode.
+    pub reply: Tuple,
+}
+
+impl Conntrack {
+    /// The chosen endpoint, where the destination was translated.
+    pub fn endpoint(&self) -> Option<SocketAddr> {
+        (self.reply.src != self.orig.dst).then_some(self.reply.src)
+    }
+
+    /// Whether the source was translated (masquerade).
+    pub fn masqueraded(&self) -> bool {
+        self.reply.dst != self.orig.src
+    }
+}
+
+/// `enum ip_conntrack_status` bits.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Status(pub u32);
+
+impl Status {
+    pub const SEEN_REPLY: u32 = 1 << 1;
+    pub const ASSURED: u32 = 1 << 2;
+    pub const CONFIRMED: u32 = 1 << 3;
+    pub const SRC_NAT: u32 = 1 << 4;
+    pub const DST_NAT: u32 = 1 << 5;
+    pub const SRC_NAT_DONE: u32 = 1 << 7;
+    pub const DST_NAT_DONE: u32 = 1 << 8;
+    pub const DYING: u32 = 1 << 9;
+
+    pub const fn has(self, bit: u32) -> bool {
+        self.0 & bit != 0
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Status({:#x})", self.0)
+    }
+}
+
+/// An event on a conntrack entry; the sighting's hook says which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConntrackFact {
+    pub ct: Conntrack,
+    /// The task on whose CPU time it happened. The sender's own only where a local process sent this very packet.
+    pub task: Option<Task>,
+}
+
+/// A task's pid (thread-group id) and comm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    pub pid: u32,
+    pub comm: Arc<str>,
+}
+
+/// An event on a packet: dropped (`kfree_skb`), rejected (`nf_send_unreach`, `nf_send_reset`) or answered with a
+/// RST (`tcp_send_reset` and `tcp_v4_send_reset` without a socket).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketFact {
+    /// Address of the `struct sk_buff`; reused quickly.
+    pub skb: u64,
+    /// The packet's own addresses at this stage; `None` where its headers could not be read.
+    pub tuple: Option<Tuple>,
+    /// The TCP flags byte (FIN 1, SYN 2, RST 4, PSH 8, ACK 16), 0 for other protocols.
+    pub tcp_flags: u8,
+    /// The packet's conntrack entry, which for a dropped packet may never have been confirmed.
+    pub ct: Option<Conntrack>,
+    /// Whether the packet travels in its entry's original direction; `None` without an entry.
+    pub original_direction: Option<bool>,
+    /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF.
+    pub reason: Option<Arc<str>>,
+    /// The ICMP code for `nf_send_unreach` (3 = port unreachable).
+    pub icmp_code: Option<u8>,
+    /// The netfilter hook of a reject: 1 LOCAL_IN, 2 FORWARD, 3 LOCAL_OUT.
+    pub nf_hook: Option<u8>,
+    /// `early_drop` had just failed on this CPU: the packet found the conntrack table full.
+    pub table_full: bool,
+}
+
+/// TCP states of `include/net/tcp_states.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TcpState {
+    Established,
+    SynSent,
+    SynRecv,
+    FinWait1,
+    FinWait2,
+    TimeWait,
+    Close,
+    CloseWait,
+    LastAck,
+    Listen,
+    Closing,
+    NewSynRecv,
+    Other(u8),
+}
+
+impl TcpState {
+    pub const fn from_number(number: u8) -> Self {
+        match number {
+            1 => Self::Established,
+            2 => Self::SynSent,
+            3 => Self::SynRecv,
+            4 => Self::FinWait1,
+            5 => Self::FinWait2,
+            6 => Self::TimeWait,
+            7 => Self::Close,
+            8 => Self::CloseWait,
+            9 => Self::LastAck,
+            10 => Self::Listen,
+            11 => Self::Closing,
+            12 => Self::NewSynRecv,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// An event on a socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketFact {
+    /// Address of the `struct sock`; reused by the kernel after the socket is gone.
+    pub sk: u64,
+    /// From the socket to its peer: `src` is the local address. A client's socket names the VIP as its peer, a
+    /// backend's its own Pod address as `src`.
+    pub tuple: Tuple,
+    pub event: SocketEvent,
+    pub bytes_acked: u64,
+    pub bytes_received: u64,
+    pub task: Option<Task>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SocketEvent {
+    State { old: TcpState, new: TcpState },
+    Retransmit { state: TcpState },
+    SendReset { state: TcpState, reason: Option<Arc<str>> },
+    ReceiveReset { state: TcpState },
+}
+
+/// `ip:port` without the port where it is 0 (ICMP).
+pub fn is_unspecified(addr: &SocketAddr) -> bool {
+    matches!(addr.ip(), IpAddr::V4(ip) if ip.is_unspecified()) || matches!(addr.ip(), IpAddr::V6(ip) if ip.is_unspecified())
+}
