@@ -3,3 +3,4 @@
 //! Only this module knows BPF. What leaves it are [`crate::sighting`]s.
 
 pub mod btf;
+pub mod environment;

@@ -68,20 +68,20 @@ fn btf() -> Btf {
     Btf::parse(kernel().finish()).unwrap()
 }
 
-fn whole(offset_bytes: u32, size_bytes: u32) -> Result<Field, LookupError> {
-    Ok(Field { offset_bytes, size_bytes, bits: None })
+fn whole(offset_bytes: u32, size_bytes: u32) -> Field {
+    Field { offset_bytes, size_bytes, bits: None }
 }
 
 #[test]
 fn a_path_leads_through_arrays_unions_typedefs_and_anonymous_members() {
     let btf = btf();
-    assert_eq!(btf.member("nf_conn", "tuplehash"), whole(8, 48));
-    assert_eq!(btf.member("nf_conn", "tuplehash[1].tuple.port"), whole(8 + 24 + 4 + 16, 2));
-    assert_eq!(btf.member("nf_conn", "tuplehash[0].tuple.src.all[3]"), whole(8 + 4 + 12, 4));
-    assert_eq!(btf.member("nf_conn", "status"), whole(56, 8));
-    assert_eq!(btf.member("nf_conn", "ct_net.net"), whole(64, 8));
-    assert_eq!(btf.member("possible_net_t", "net"), whole(0, 8));
-    assert_eq!(btf.member("sk_buff", "_nfct"), whole(8, 8));
+    assert_eq!(btf.member("nf_conn", "tuplehash"), Ok(whole(8, 48)));
+    assert_eq!(btf.member("nf_conn", "tuplehash[1].tuple.port"), Ok(whole(8 + 24 + 4 + 16, 2)));
+    assert_eq!(btf.member("nf_conn", "tuplehash[0].tuple.src.all[3]"), Ok(whole(8 + 4 + 12, 4)));
+    assert_eq!(btf.member("nf_conn", "status"), Ok(whole(56, 8)));
+    assert_eq!(btf.member("nf_conn", "ct_net.net"), Ok(whole(64, 8)));
+    assert_eq!(btf.member("possible_net_t", "net"), Ok(whole(0, 8)));
+    assert_eq!(btf.member("sk_buff", "_nfct"), Ok(whole(8, 8)));
     assert_eq!(btf.struct_size("nf_conn"), Ok(72));
 }
 
@@ -150,7 +150,7 @@ fn namesakes_are_an_answer_only_if_they_agree() {
     w.structure("twin", 8, &[("same", u32_, 0, 0), ("moved", u32_, 32, 0)]);
     w.structure("twin", 12, &[("same", u32_, 0, 0), ("moved", u32_, 64, 0)]);
     let btf = Btf::parse(w.finish()).unwrap();
-    assert_eq!(btf.member("twin", "same"), whole(0, 4));
+    assert_eq!(btf.member("twin", "same"), Ok(whole(0, 4)));
     let ambiguous = LookupError::Ambiguous { what: "struct", name: "twin".to_owned(), count: 2 };
     assert_eq!(btf.member("twin", "moved"), Err(ambiguous.clone()));
     assert_eq!(btf.struct_size("twin"), Err(ambiguous));
@@ -168,11 +168,11 @@ fn a_module_continues_the_ids_and_names_of_vmlinux() {
 
     let base = Arc::new(Btf::parse(base.finish()).unwrap());
     let split = Btf::parse_split(&base, module.finish()).unwrap();
-    assert_eq!(split.member("ip_vs_service", "fwmark"), whole(4, 4));
+    assert_eq!(split.member("ip_vs_service", "fwmark"), Ok(whole(4, 4)));
     assert_eq!(split.function("ip_vs_schedule").unwrap().parameters[0].type_name, "struct ip_vs_service *");
     assert_eq!(
         split.member("nf_conn", "status"),
-        whole(56, 8),
+        Ok(whole(56, 8)),
         "vmlinux's types are seen through a module's"
     );
     assert!(base.function("ip_vs_schedule").is_err());
@@ -289,7 +289,7 @@ proptest! {
         let btf = Btf::parse(w.finish()).unwrap();
         for (name, members) in &structs {
             for (member, n) in members.iter().zip(0..) {
-                prop_assert_eq!(btf.member(name, member), whole((nesting as u32 + n) * 4, 4));
+                prop_assert_eq!(btf.member(name, member), Ok(whole((nesting as u32 + n) * 4, 4)));
             }
             prop_assert!(btf.member(name, "NONE").is_err());
         }
