@@ -49,6 +49,8 @@ offsets! {
     OFF_SK_V6_DADDR,
     /// `sock_common.skc_v6_rcv_saddr`
     OFF_SK_V6_SADDR,
+    /// `inet_sock.inet_sport`
+    OFF_INET_SPORT,
     /// `tcp_sock.bytes_acked`
     OFF_TCP_BYTES_ACKED,
     /// `tcp_sock.bytes_received`

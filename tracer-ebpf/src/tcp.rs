@@ -141,8 +141,9 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
         (*record).protocol = 6;
         (*record).reason = change.reason;
         let ends = new == CLOSE;
-        (*record).bytes_acked = counter(ends, sk, globals::OFF_TCP_BYTES_ACKED.load());
-        (*record).bytes_received = counter(ends, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
+        (*record).bytes_acked = at_end(ends, sk, globals::OFF_TCP_BYTES_ACKED.load());
+        (*record).bytes_received = at_end(ends, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
+        (*record).sport = at_end(ends, sk, globals::OFF_INET_SPORT.load());
         (*record).reserved = 0;
         if change.with_task {
             (*record).pid = ctx.tgid();
@@ -155,10 +156,11 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     output::submit(entry);
 }
 
+/// A field that matters once a socket closes, 0 before.
 #[inline(always)]
-fn counter(read: bool, sk: u64, offset: u32) -> u64 {
-    if !read || offset == MISSING {
-        return 0;
+fn at_end<T: Copy + Default>(ends: bool, sk: u64, offset: u32) -> T {
+    if !ends || offset == MISSING {
+        return T::default();
     }
-    output::read(sk.wrapping_add(u64::from(offset))).unwrap_or(0)
+    output::read(sk.wrapping_add(u64::from(offset))).unwrap_or_default()
 }

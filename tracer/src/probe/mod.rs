@@ -1,6 +1,16 @@
-//! What speaks to the kernel: its type information, what this host allows, the hooks and their events.
+//! The kernel's side of a trace: what this kernel offers, the hooks attached to it, records made sightings.
 //!
-//! Only this module knows BPF. What leaves it are [`crate::sighting`]s.
+//! The only module that speaks BPF. `btf` reads the kernel's own description of itself, `environment` says what
+//! this host allows, `layout` and `plan` decide from them, `kernel` attaches and reads, `decode` makes sightings.
 
 pub mod btf;
+mod clock;
+pub mod decode;
 pub mod environment;
+pub mod hooks;
+pub mod host;
+pub mod kernel;
+pub mod layout;
+pub mod plan;
+
+pub use clock::unix_ns;
