@@ -237,7 +237,7 @@ pub struct Refusal {
     pub kind: RefusalKind,
     pub stage: Stage,
     pub netns: Netns,
-    /// 1 LOCAL_IN, 2 FORWARD, 3 LOCAL_OUT.
+    /// `enum nf_inet_hooks`: 1 local in, 2 forward, 3 local out.
     pub nf_hook: Option<u8>,
     pub mark: Mark,
 }
@@ -290,7 +290,9 @@ impl Flow {
 
     /// The decision taken in this namespace; a translating one first, then the earliest. With `None`, in any.
     pub fn decision(&self, netns: Option<Netns>) -> Option<&Decision> {
-        let here = |decision: &&Decision| netns.is_none_or(|netns| decision.netns == netns);
+        let here = |decision: &&Decision| {
+            netns.is_none_or(|netns| decision.netns == netns || decision.netns == Netns::default())
+        };
         let asked = |decision: &&Decision| decision.ct.orig == self.orig;
         self.decisions
             .iter()
@@ -303,7 +305,8 @@ impl Flow {
     /// The time from the first sighting to the client's handshake being complete; `None` where either was not seen.
     pub fn connect_time(&self) -> Option<Duration> {
         let established = self.client.established?;
-        (!self.partial).then(|| established.since(self.first_seen))
+        let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen);
+        (!self.partial && from_the_start).then(|| established.since(self.first_seen))
     }
 
     pub(super) fn trouble_mut(&mut self) -> &mut Trouble {

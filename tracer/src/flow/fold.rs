@@ -93,7 +93,7 @@ impl Flow {
         let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
         match place.hook {
             Hook::SendUnreach => {
-                self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place)
+                self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
             }
             Hook::NfSendReset => self.fold_refusal(RefusalKind::Reset, stage, packet, place),
             Hook::TcpSendReset | Hook::TcpV4SendReset => {

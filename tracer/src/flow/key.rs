@@ -78,6 +78,7 @@ fn plain_addr(addr: SocketAddr) -> SocketAddr {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::sighting::Protocol;

@@ -45,48 +45,48 @@ struct Ends {
 
 #[derive(Debug)]
 pub(super) struct Slots {
-    slots: Vec<Slot>,
+    all: Vec<Slot>,
     free: Vec<u32>,
     queues: [Ends; QUEUES.len()],
 }
 
 impl Slots {
     pub(super) fn new() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), queues: [Ends { head: NONE, tail: NONE }; QUEUES.len()] }
+        Self { all: Vec::new(), free: Vec::new(), queues: [Ends { head: NONE, tail: NONE }; QUEUES.len()] }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.all.len() - self.free.len()
     }
 
     pub(super) fn get(&self, index: u32) -> Option<&Flow> {
-        self.slots.get(index as usize)?.flow.as_ref()
+        self.all.get(index as usize)?.flow.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Flow> {
-        self.slots.get_mut(index as usize)?.flow.as_mut()
+        self.all.get_mut(index as usize)?.flow.as_mut()
     }
 
     pub(super) fn queue_of(&self, index: u32) -> Option<Queue> {
-        let slot = self.slots.get(index as usize)?;
+        let slot = self.all.get(index as usize)?;
         slot.flow.is_some().then_some(slot.queue)
     }
 
     pub(super) fn insert(&mut self, flow: Flow, queue: Queue, deadline: Timestamp) -> u32 {
         let slot = Slot { flow: Some(flow), queue, deadline, previous: NONE, next: NONE };
         let index = if let Some(index) = self.free.pop() {
-            self.slots[index as usize] = slot;
+            self.all[index as usize] = slot;
             index
         } else {
-            self.slots.push(slot);
-            (self.slots.len() - 1) as u32
+            self.all.push(slot);
+            (self.all.len() - 1) as u32
         };
         self.link(index);
         index
     }
 
     pub(super) fn remove(&mut self, index: u32) -> Option<Flow> {
-        let flow = self.slots.get_mut(index as usize)?.flow.take()?;
+        let flow = self.all.get_mut(index as usize)?.flow.take()?;
         self.unlink(index);
         self.free.push(index);
         Some(flow)
@@ -98,7 +98,7 @@ impl Slots {
             return;
         }
         self.unlink(index);
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.all[index as usize];
         slot.queue = queue;
         slot.deadline = deadline;
         self.link(index);
@@ -106,24 +106,24 @@ impl Slots {
 
     pub(super) fn head(&self, queue: Queue) -> Option<(u32, Timestamp)> {
         let head = self.queues[queue as usize].head;
-        self.slots.get(head as usize).map(|slot| (head, slot.deadline))
+        self.all.get(head as usize).map(|slot| (head, slot.deadline))
     }
 
     fn link(&mut self, index: u32) {
-        let queue = self.slots[index as usize].queue as usize;
+        let queue = self.all[index as usize].queue as usize;
         let tail = self.queues[queue].tail;
-        self.slots[index as usize].previous = tail;
-        self.slots[index as usize].next = NONE;
+        self.all[index as usize].previous = tail;
+        self.all[index as usize].next = NONE;
         if tail == NONE {
             self.queues[queue].head = index;
         } else {
-            self.slots[tail as usize].next = index;
+            self.all[tail as usize].next = index;
         }
         self.queues[queue].tail = index;
     }
 
     fn unlink(&mut self, index: u32) {
-        let Slot { queue, previous, next, .. } = self.slots[index as usize];
+        let Slot { queue, previous, next, .. } = self.all[index as usize];
         let ends = &mut self.queues[queue as usize];
         if previous == NONE {
             ends.head = next;
@@ -132,10 +132,10 @@ impl Slots {
             ends.tail = previous;
         }
         if previous != NONE {
-            self.slots[previous as usize].next = next;
+            self.all[previous as usize].next = next;
         }
         if next != NONE {
-            self.slots[next as usize].previous = previous;
+            self.all[next as usize].previous = previous;
         }
     }
 }

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{
     sighting::{
-        Conntrack, ConntrackFact, Fact, Hook, PacketFact, Protocol, Sighting, SocketFact, Status, Tuple,
+        Conntrack, ConntrackFact, Fact, Hook, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
+        Status, TcpState, Tuple,
     },
     time::Timestamp,
 };
@@ -317,7 +318,12 @@ impl FlowTable {
             Some(index) if !reused => index,
             _ => {
                 let orig = if accepts(&fact.event) { fact.tuple.reversed() } else { fact.tuple };
-                self.begin(orig, place, true)
+                // A repeated SYN is still the beginning; every other event comes later in a connection's life.
+                self.begin(
+                    orig,
+                    place,
+                    !matches!(fact.event, SocketEvent::Retransmit { state: TcpState::SynSent }),
+                )
             }
         };
         let flow = self.slots.get_mut(index)?;
