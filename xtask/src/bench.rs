@@ -55,6 +55,7 @@ pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
     let guest = Guest {
         kernel,
         image,
+        emulator: vm::QEMU.into(),
         parameters: vec!["lab.mode=bench".to_owned(), format!("lab.rounds={}", options.rounds)],
         counted: true,
         console: Console::Prefixed(format!("{:>5} | ", series.name)),
@@ -69,7 +70,10 @@ pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
     for problem in &run.unread {
         printer.say(&format!("    {problem}"));
     }
-    printer.data(&format!("kernel {release}; command: cargo xtask bench kernel --rounds {}", options.rounds));
+    printer.data(&format!(
+        "kernel {release}; command: cargo xtask bench kernel --kernel {} --rounds {}",
+        series.name, options.rounds
+    ));
     match run.ending {
         Ending::Done(0) if run.metrics.is_empty() => bail!("the guest measured nothing"),
         Ending::Done(exit) => {

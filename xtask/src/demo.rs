@@ -35,6 +35,7 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let guest = Guest {
         kernel,
         image,
+        emulator: vm::QEMU.into(),
         parameters: vec!["lab.mode=demo".to_owned()],
         counted: false,
         console: Console::Raw,

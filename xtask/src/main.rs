@@ -24,6 +24,7 @@ mod tally;
 mod test;
 mod toolchain;
 mod vm;
+mod watch;
 
 use std::process::ExitCode;
 

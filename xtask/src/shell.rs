@@ -31,6 +31,7 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let guest = Guest {
         kernel,
         image,
+        emulator: vm::QEMU.into(),
         parameters: vec![format!("rdinit={SHELL_INIT_PATH}")],
         counted: false,
         console: Console::Raw,

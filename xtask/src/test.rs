@@ -73,6 +73,7 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
         let guest = Guest {
             kernel,
             image,
+            emulator: vm::QEMU.into(),
             parameters: std::iter::once("lab.mode=test".to_owned()).chain(filter).collect(),
             counted: false,
             console: Console::Prefixed(format!("{:>5} | ", series.name)),

@@ -14,13 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use crate::event::{self, Event, Metric};
+use crate::event::{Event, Metric};
 use crate::kernels::Kernel;
 use crate::printer::{Printer, indented, seconds};
+use crate::watch::{MachineLines, Watch};
 
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
-/// How many of the console's last lines a failure repeats.
-const TAIL_LINES: usize = 25;
 /// How often the machine lines are looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a guest may take to power off after it said that it was done.
@@ -40,6 +39,8 @@ pub(crate) enum Console {
 pub(crate) struct Guest {
     pub(crate) kernel: Kernel,
     pub(crate) image: PathBuf,
+    /// The emulator: `QEMU`, but for tests.
+    pub(crate) emulator: PathBuf,
     /// The kernel parameters that the lab reads: `lab.mode=test` and so on.
     pub(crate) parameters: Vec<String>,
     /// Time is counted in instructions, on one processor, the same in each run. Slower.
@@ -71,9 +72,9 @@ pub(crate) struct Run {
     pub(crate) metrics: Vec<Metric>,
     /// What was wrong with machine lines that could not be used; each hides something that the guest said.
     pub(crate) unread: Vec<String>,
-    console_tail: Vec<String>,
+    pub(crate) console_tail: Vec<String>,
     pub(crate) took: Duration,
-    reached_init: bool,
+    pub(crate) reached_init: bool,
 }
 
 impl Run {
@@ -162,14 +163,16 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
     let started = Instant::now();
     // Relative to the folder below, since a comma in a path would end QEMU's option.
     let serial = [OsString::from("stdio"), OsString::from("file:machine.log")];
-    let mut child = Command::new(QEMU)
+    let mut child = Command::new(&guest.emulator)
         .args(arguments(guest, serial))
         .current_dir(output)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(create(&qemu_log)?)
         .spawn()
-        .with_context(|| format!("could not start `{QEMU}`\nhint: type: cargo xtask setup"))?;
+        .with_context(|| {
+            format!("could not start `{}`\nhint: type: cargo xtask setup", guest.emulator.display())
+        })?;
     let stdout = child.stdout.take().context("QEMU has no stdout")?;
     let mut qemu = Running(child);
     let chunks = read_in_background(stdout);
@@ -187,14 +190,9 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
         if closed {
             let status = qemu.0.wait().context("could not wait for QEMU")?;
             watch.machine(on_event)?;
-            break watch.done.map_or_else(
-                || {
-                    Ending::Died(format!(
-                        "it went down without saying that it was done; QEMU ended with {status}"
-                    ))
-                },
-                |(exit, _)| Ending::Done(exit),
-            );
+            break watch
+                .done
+                .map_or_else(|| Ending::Died(watch.death(status)), |(exit, _)| Ending::Done(exit));
         }
         if let Some((exit, since)) = watch.done {
             if since.elapsed() > POWER_OFF {
@@ -229,150 +227,6 @@ fn read_in_background(mut input: impl Read + Send + 'static) -> Receiver<Vec<u8>
     receiver
 }
 
-/// Follows both ports of a guest.
-struct Watch<'a> {
-    printer: &'a Printer,
-    guest: &'a Guest,
-    lines: MachineLines,
-    partial: Vec<u8>,
-    tail: Vec<String>,
-    metrics: Vec<Metric>,
-    unread: Vec<String>,
-    done: Option<(i64, Instant)>,
-    last_sign: Instant,
-    reached_init: bool,
-}
-
-impl<'a> Watch<'a> {
-    fn new(printer: &'a Printer, guest: &'a Guest, lines: MachineLines) -> Self {
-        Self {
-            printer,
-            guest,
-            lines,
-            partial: Vec::new(),
-            tail: Vec::new(),
-            metrics: Vec::new(),
-            unread: Vec::new(),
-            done: None,
-            last_sign: Instant::now(),
-            reached_init: false,
-        }
-    }
-
-    fn console(&mut self, chunk: &[u8]) {
-        self.last_sign = Instant::now();
-        if self.guest.console == Console::Raw {
-            self.printer.raw(chunk);
-        }
-        for byte in chunk {
-            if *byte == b'\n' {
-                self.end_line();
-            } else {
-                self.partial.push(*byte);
-            }
-        }
-    }
-
-    fn end_line(&mut self) {
-        if self.partial.is_empty() {
-            return;
-        }
-        let line = String::from_utf8_lossy(&self.partial).trim_end_matches('\r').to_owned();
-        self.partial.clear();
-        if let Console::Prefixed(prefix) = &self.guest.console {
-            self.printer.data(&format!("{prefix}{line}"));
-        }
-        self.reached_init |= !line.trim().is_empty() && !is_from_kernel(&line);
-        if self.tail.len() == TAIL_LINES {
-            self.tail.remove(0);
-        }
-        self.tail.push(line);
-    }
-
-    fn machine(&mut self, on_event: &mut impl FnMut(&Event)) -> Result<()> {
-        for line in self.lines.read()? {
-            self.last_sign = Instant::now();
-            self.reached_init = true;
-            match event::parse(&line) {
-                Ok(None) => {}
-                Ok(Some(event)) => {
-                    on_event(&event);
-                    self.take(event)?;
-                }
-                Err(why) => self.unread.push(why),
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, event: Event) -> Result<()> {
-        match event {
-            Event::Scenario(_) => {}
-            Event::Metric(metric) => self.metrics.push(metric),
-            Event::Done { exit } => self.done = Some((exit, Instant::now())),
-            Event::File { name, data } => {
-                let path = self.guest.output.join("files").join(plain_name(&name));
-                fs::create_dir_all(self.guest.output.join("files"))
-                    .and_then(|()| fs::write(&path, data))
-                    .with_context(|| format!("could not write {}", path.display()))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn into_run(mut self, ending: Ending, took: Duration) -> Run {
-        if let Some(rest) = self.lines.unfinished() {
-            self.unread.push(format!("the last machine line was cut off: {rest}"));
-        }
-        let Self { metrics, unread, tail, reached_init, .. } = self;
-        Run { ending, metrics, unread, console_tail: tail, took, reached_init }
-    }
-}
-
-/// The lines of a file that is being written.
-struct MachineLines {
-    file: File,
-    partial: Vec<u8>,
-}
-
-impl MachineLines {
-    fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).with_context(|| format!("could not open {}", path.display()))?;
-        Ok(Self { file, partial: Vec::new() })
-    }
-
-    /// The lines that were ended since the last call.
-    fn read(&mut self) -> Result<Vec<String>> {
-        self.file.read_to_end(&mut self.partial).context("could not read the guest's machine lines")?;
-        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Ok(Vec::new()) };
-        let rest = self.partial.split_off(end + 1);
-        let whole = std::mem::replace(&mut self.partial, rest);
-        Ok(String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect())
-    }
-
-    fn unfinished(&self) -> Option<String> {
-        let text = String::from_utf8_lossy(&self.partial);
-        let start: String = text.trim().chars().take(120).collect();
-        (!start.is_empty()).then_some(start)
-    }
-}
-
-/// Whether a console line is the kernel's: "[    1.234567] …". All else comes from init or what it started.
-fn is_from_kernel(line: &str) -> bool {
-    let Some((stamp, _)) = line.trim_start().strip_prefix('[').and_then(|rest| rest.split_once(']')) else {
-        return false;
-    };
-    stamp.contains('.') && stamp.trim().chars().all(|c| c.is_ascii_digit() || c == '.')
-}
-
-/// A name from the guest as the name of a file in one folder, whatever it holds.
-fn plain_name(name: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    let name: String = name.chars().take(120).map(plain).collect();
-    let name = name.trim_start_matches('.');
-    if name.is_empty() { "unnamed".to_owned() } else { name.to_owned() }
-}
-
 impl std::fmt::Display for Ending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -383,9 +237,10 @@ impl std::fmt::Display for Ending {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#[expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::call::Call;
 
     fn guest(counted: bool) -> Guest {
         let kernel = Kernel { series: "6.1", release: "r".into(), image: "/k".into(), modules: "/m".into() };
@@ -393,6 +248,7 @@ mod tests {
         Guest {
             kernel,
             image: "/i".into(),
+            emulator: QEMU.into(),
             parameters,
             counted,
             console: Console::Raw,
@@ -415,37 +271,71 @@ mod tests {
         }
     }
 
-    #[test]
-    fn kernel_lines_are_told_from_inits() {
-        assert!(is_from_kernel("[    0.543210] Kernel panic - not syncing: VFS"));
-        assert!(!is_from_kernel("[ok] network up"));
-        assert!(!is_from_kernel("hello"));
+    /// Runs a shell script in QEMU's place, in a folder below `here`.
+    fn run_script(here: &Path, script: &str, silence: Duration) -> (Run, Vec<Event>) {
+        let emulator = here.join("qemu");
+        // Written by a child: were the file open for writing here while another test starts a program, that program
+        // would hold it open and "text file busy" would be the answer.
+        Call::new("write a script", "sh")
+            .args([
+                "-c",
+                r#"printf '#!/bin/sh\necho started >>../starts\n%s\n' "$1" >"$0" && chmod 755 "$0""#,
+            ])
+            .arg(&emulator)
+            .arg(script)
+            .read()
+            .unwrap();
+        let limit = Duration::from_mins(1);
+        let guest = Guest { emulator, silence, limit, output: here.join("out"), ..guest(false) };
+        let mut events = Vec::new();
+        let run = run(&Printer::new(), &guest, |event| events.push(event.clone())).unwrap();
+        (run, events)
+    }
+
+    fn starts(here: &Path) -> usize {
+        fs::read_to_string(here.join("starts")).unwrap().lines().count()
     }
 
     #[test]
-    fn names_stay_in_their_folder() {
-        assert_eq!(plain_name("../../etc/passwd"), "_.._etc_passwd");
-        assert_eq!(plain_name("c6 records.jsonl"), "c6_records.jsonl");
-        assert_eq!(plain_name(".."), "unnamed");
-        assert_eq!(plain_name(""), "unnamed");
-    }
-
-    #[test]
-    fn lines_are_read_as_they_are_ended() {
+    fn a_guest_that_is_done_leaves_its_events_and_files() {
         let here = tempfile::tempdir().unwrap();
-        let path = here.path().join("log");
-        fs::write(&path, "").unwrap();
-        let mut lines = MachineLines::open(&path).unwrap();
-        let append = |text: &str| {
-            let mut file = File::options().append(true).open(&path).unwrap();
-            std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
-        };
-        append("one\r\ntw");
-        assert_eq!(lines.read().unwrap(), ["one"]);
-        assert_eq!(lines.unfinished().unwrap(), "tw");
-        append("o\nthree\n");
-        assert_eq!(lines.read().unwrap(), ["two", "three"]);
-        assert_eq!(lines.unfinished(), None);
-        assert!(lines.read().unwrap().is_empty());
+        let script = r#"echo hello
+echo '{"event":"file","name":"../a.txt","data":"text"}' >>machine.log
+echo 'not json' >>machine.log
+echo '{"event":"done","exit":3}' >>machine.log"#;
+        let (run, events) = run_script(here.path(), script, Duration::from_mins(1));
+        assert_eq!(run.ending, Ending::Done(3));
+        assert_eq!(events.len(), 2);
+        assert_eq!(run.unread.len(), 1);
+        assert_eq!(fs::read_to_string(here.path().join("out/files/_a.txt")).unwrap(), "text");
+        assert_eq!(fs::read_to_string(here.path().join("out/console.log")).unwrap(), "hello\n");
+        assert_eq!(starts(here.path()), 1);
+    }
+
+    #[test]
+    fn a_guest_that_never_got_to_init_is_started_once_more() {
+        let here = tempfile::tempdir().unwrap();
+        let script = "echo '[    0.5] Kernel panic - not syncing: timer'; echo 'no such device' >&2; exit 1";
+        let (run, _) = run_script(here.path(), script, Duration::from_mins(1));
+        assert_eq!(starts(here.path()), 2);
+        let Ending::Died(why) = &run.ending else { panic!("{:?}", run.ending) };
+        assert!(why.contains("not syncing: timer") && why.contains("exit status: 1"), "{why}");
+        assert!(run.last_words().ends_with("QEMU: no such device"), "{}", run.last_words());
+    }
+
+    #[test]
+    fn a_guest_that_dies_after_init_is_not_started_again() {
+        let here = tempfile::tempdir().unwrap();
+        let (run, _) = run_script(here.path(), "echo working", Duration::from_mins(1));
+        assert!(matches!(run.ending, Ending::Died(_)));
+        assert_eq!(starts(here.path()), 1);
+    }
+
+    #[test]
+    fn a_guest_that_hangs_is_stopped() {
+        let here = tempfile::tempdir().unwrap();
+        let (run, _) = run_script(here.path(), "echo working; exec sleep 1000", Duration::from_millis(300));
+        let Ending::Stopped(why) = &run.ending else { panic!("{:?}", run.ending) };
+        assert!(why.contains("wrote nothing"), "{why}");
     }
 }
