@@ -93,7 +93,7 @@ impl Environment {
             severity: Severity::Fatal,
             what,
             why: if self.unprivileged_bpf_disabled == Some(0) {
-                "what the kernel lets others load cannot trace it"
+                "programs that trace the kernel are not among those that anyone may load"
             } else {
                 "the kernel lets nobody else load BPF programs"
             },
@@ -125,7 +125,7 @@ impl Environment {
         Some(Gap {
             severity: Severity::Degraded,
             what: format!("kernel.perf_event_paranoid is {paranoid}"),
-            why: "some distributions then deny kprobes to whoever has only CAP_PERFMON",
+            why: "some distributions' kernels may then deny kprobes to whoever has only CAP_PERFMON",
             remedy: "add SYS_ADMIN, or set kernel.perf_event_paranoid to 2",
         })
     }
