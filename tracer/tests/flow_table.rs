@@ -9,7 +9,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
 use proptest::prelude::*;
 use viptrace::{
-    flow::{FlowTable, Limits, Outcome, ResetBy},
+    flow::{Flow, FlowTable, Limits, Outcome, ResetBy},
     sighting::{
         Conntrack, ConntrackFact, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
         Status, Task, TcpState, Tuple,
@@ -237,7 +237,7 @@ fn the_same_five_tuple_again_is_another_flow() {
         .refused(14_000)
         .refused(14_500);
     let flows = last_words(fold(script.out, 60_000).0);
-    let outcomes: Vec<_> = flows.iter().map(viptrace::flow::Flow::outcome).collect();
+    let outcomes: Vec<_> = flows.iter().map(Flow::outcome).collect();
     assert_eq!(outcomes, [Outcome::Closed, Outcome::Closed, Outcome::Refused, Outcome::Refused]);
 }
 
@@ -264,7 +264,7 @@ fn a_missed_close_does_not_swallow_the_next_connection() {
     let script = to_cart().established(10_000).with_ct(0x9000).healthy(20_000);
     let flows = last_words(fold(script.out, 60_000).0);
     assert_eq!(
-        flows.iter().map(|f| f.outcome()).collect::<Vec<_>>(),
+        flows.iter().map(Flow::outcome).collect::<Vec<_>>(),
         [Outcome::Established, Outcome::Closed]
     );
 }
