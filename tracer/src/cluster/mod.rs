@@ -1,1 +1,176 @@
-//! Written next.
+//! What Kubernetes said, and when: the history of Services, EndpointSlices, Pods and Nodes.
+//!
+//! The trace loop owns a [`Cluster`] and feeds it from a [`Feed`]. [`history`] is pure and answers the questions of
+//! the diagnosis; [`watch`] and [`folder`] do the I/O that fills it; [`trim`] makes small structs of API objects.
+
+use std::{future::pending, path::PathBuf, time::Duration};
+
+use crate::time::Timestamp;
+
+pub mod folder;
+pub mod history;
+pub mod model;
+pub mod status;
+mod timeline;
+pub mod trim;
+pub mod watch;
+
+pub use folder::FolderError;
+pub use history::{EndpointState, History, Lookup, Membership, NoEndpointsReason, PortMatch, Via};
+pub use model::{Key, Kind};
+pub use status::{Origin, Status};
+pub use watch::{Access, AccessError, Event, Limits, Update};
+
+/// Versions are kept for so long unless said otherwise: the longest look-back to a cause (an upgrade, catalogue
+/// section 3) and some more.
+pub const LOOK_BACK: Duration = Duration::from_secs(75 * 60);
+
+/// Where the cluster's objects come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// The API server.
+    Watch(Access),
+    /// `--cluster-from DIR`.
+    Folder(PathBuf),
+    /// Nowhere: flows are followed, and verdicts say what they could not know.
+    None,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+}
+
+/// The API server did not give the objects in time, or refuses all of them.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{server} did not give all objects within {} s: {}; check the address and the credentials with `kubectl get \
+     services -A`, or use --cluster-from with a folder of object lists",
+    limit.as_secs_f64(),
+    gaps.join("; ")
+)]
+pub struct SyncError {
+    pub server: String,
+    pub limit: Duration,
+    pub gaps: Vec<String>,
+}
+
+/// What Kubernetes said, and how far that can be trusted.
+#[derive(Debug)]
+pub struct Cluster {
+    pub history: History,
+    pub status: Status,
+}
+
+/// Further updates, of a source that has some.
+#[derive(Debug)]
+pub struct Feed(Option<watch::Watcher>);
+
+/// An opened source.
+#[derive(Debug)]
+pub struct Opened {
+    pub cluster: Cluster,
+    pub feed: Feed,
+    /// What could not be read of a folder, ready to print.
+    pub warnings: Vec<String>,
+}
+
+impl Source {
+    /// Reads the folder, or starts to watch the API server; then [`Cluster::sync`] waits for the first lists.
+    pub async fn open(&self, look_back: Duration) -> Result<Opened, OpenError> {
+        match self {
+            Self::None => {
+                let cluster = Cluster { history: History::new(look_back), status: Status::new(Origin::None) };
+                Ok(Opened { cluster, feed: Feed(None), warnings: Vec::new() })
+            }
+            Self::Folder(dir) => {
+                let read = folder::read(dir, look_back)?;
+                let mut status = Status::new(Origin::Folder { taken: read.taken });
+                status.oddities = read.oddities;
+                for kind in Kind::ALL {
+                    status.kind_mut(kind).synced = read.history.knows(kind);
+                }
+                let cluster = Cluster { history: read.history, status };
+                Ok(Opened { cluster, feed: Feed(None), warnings: read.warnings })
+            }
+            Self::Watch(access) => {
+                let watcher = access.connect().await?;
+                let status = Status::new(Origin::ApiServer(watcher.server().to_owned()));
+                let cluster = Cluster { history: History::new(look_back), status };
+                Ok(Opened { cluster, feed: Feed(Some(watcher)), warnings: Vec::new() })
+            }
+        }
+    }
+}
+
+impl Feed {
+    /// The next update; waits for ever where there will be none. Can be cancelled without loss, as `select!` does.
+    pub async fn next(&mut self) -> Update {
+        if let Some(watcher) = &mut self.0
+            && let Some(update) = watcher.next().await
+        {
+            return update;
+        }
+        pending().await
+    }
+
+    /// How long the server is waited for; `None` where nothing is waited for.
+    fn limits(&self) -> Option<Limits> {
+        self.0.as_ref().map(watch::Watcher::limits)
+    }
+}
+
+impl Cluster {
+    /// Takes in one update.
+    pub fn absorb(&mut self, update: Update) {
+        let Update { kind, received, event } = update;
+        match event {
+            Event::Listed(trimmed) => {
+                self.status.heard(kind, received);
+                self.history.apply_listed(received, trimmed);
+            }
+            Event::Changed(change) => {
+                self.status.heard(kind, received);
+                self.history.apply(received, change);
+            }
+            Event::Synced => {
+                self.status.heard(kind, received);
+                self.status.kind_mut(kind).synced = true;
+                self.history.mark_known(kind);
+            }
+            Event::Heard => self.status.heard(kind, received),
+            Event::Lost(error) => self.status.lost(kind, error, false),
+            Event::Denied(error) => self.status.lost(kind, error, true),
+            Event::Odd(oddities) => self.status.odd(oddities),
+        }
+    }
+
+    /// Absorbs updates until every kind has been given or refused. An error after [`Limits::sync`], or at once when
+    /// the server refuses everything. Nothing to wait for without an API server.
+    pub async fn sync(&mut self, feed: &mut Feed) -> Result<(), SyncError> {
+        let Some(Limits { sync: limit, .. }) = feed.limits() else { return Ok(()) };
+        let wait = async {
+            while !self.status.is_complete() && !self.status.is_denied() {
+                let update = feed.next().await;
+                self.absorb(update);
+            }
+        };
+        let in_time = tokio::time::timeout(limit, wait).await.is_ok();
+        if in_time && !self.status.is_denied() {
+            return Ok(());
+        }
+        let server = match &self.status.origin {
+            Origin::ApiServer(server) => server.clone(),
+            Origin::Folder { .. } | Origin::None => String::new(),
+        };
+        Err(SyncError { server, limit, gaps: self.status.gaps(Timestamp::MIN) })
+    }
+
+    /// How old the metadata is, in seconds, as a verdict's `metadata_age` has it: see [`Status::metadata_age`].
+    pub fn metadata_age(&self, now: Timestamp) -> Option<f64> {
+        self.status.metadata_age(now).map(|age| age.as_secs_f64())
+    }
+}

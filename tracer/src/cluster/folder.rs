@@ -1,0 +1,276 @@
+//! The cluster from a folder: `kubectl get -o json` lists and watch streams, for air-gapped and post-incident use.
+//!
+//! Owns the recognition of files and the times that their objects are given. Must not ask an API server anything.
+//! What cannot be read is a warning that names the file; only a folder with nothing usable is an error.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use serde_json::Value;
+
+use crate::{
+    cluster::{
+        history::History,
+        model::{Change, Key, Kind, Trimmed},
+        trim::{Oddity, key_of, trim},
+    },
+    time::Timestamp,
+};
+
+/// Larger files are left out with a warning: parsing takes several times a file's size in memory.
+const FILE_MAX_BYTES: u64 = 1 << 30;
+
+/// Warnings of one kind listed for a file, at most; the rest is counted.
+const WARNINGS_MAX: usize = 5;
+
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    #[error("cannot read the folder {path}: {source}; --cluster-from takes a folder of `kubectl get -o json` lists")]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error(
+        "no Services, EndpointSlices, Pods or Nodes in {path}{why}; make the lists with `kubectl get services,pods -A \
+         -o json > objects.json`, `kubectl get endpointslices -A -o json > endpointslices.json` and `kubectl get nodes \
+         -o json > nodes.json`"
+    )]
+    Empty { path: PathBuf, why: String },
+}
+
+/// What a folder gave.
+#[derive(Debug)]
+pub struct Folder {
+    pub history: History,
+    /// When the files were written: the oldest file's modification time. `None` where the file system does not say.
+    pub taken: Option<Timestamp>,
+    /// What could not be read or used, ready to print.
+    pub warnings: Vec<String>,
+    /// Parts of objects that were skipped, all of them counted.
+    pub oddities: u64,
+}
+
+/// One line of a watch stream.
+struct Event {
+    kind: Kind,
+    deleted: bool,
+    /// Comparable as an integer (Kubernetes promises it since 1.35, etcd has always made it so).
+    version: Option<u64>,
+    object: Value,
+}
+
+#[derive(Default)]
+struct Reader {
+    lists: Vec<(Kind, Value)>,
+    /// Per kind: a list was there, and its resourceVersion.
+    listed: [Option<Option<u64>>; Kind::ALL.len()],
+    events: Vec<Event>,
+    taken: Option<Timestamp>,
+    warnings: Vec<String>,
+}
+
+/// Reads the folder (not its subfolders). Versions older than the look-back before the newest change are kept: they
+/// were asked for.
+pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, FolderError> {
+    let unreadable = |source| FolderError::Unreadable { path: dir.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(unreadable)? {
+        files.push(entry.map_err(unreadable)?.path());
+    }
+    // The order of a directory is chance; the result must not be.
+    files.sort();
+    let mut reader = Reader::default();
+    for path in &files {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let read = if name.ends_with(".watch.jsonl") {
+            reader.stream(path)
+        } else if name.ends_with(".json") {
+            reader.file(path)
+        } else {
+            continue;
+        };
+        if let Err(why) = read {
+            reader.warnings.push(format!("{}: {why}", path.display()));
+        }
+    }
+    if reader.lists.is_empty() && reader.events.is_empty() && reader.listed.iter().all(Option::is_none) {
+        let why = reader.warnings.first().map(|first| format!(" ({first})")).unwrap_or_default();
+        return Err(FolderError::Empty { path: dir.to_owned(), why });
+    }
+    Ok(reader.into_folder(History::new(look_back)))
+}
+
+impl Reader {
+    /// Opens a file and notes its age.
+    fn open(&mut self, path: &Path) -> Result<BufReader<File>, String> {
+        let file = File::open(path).map_err(|error| format!("cannot be opened: {error}; check its permissions"))?;
+        let meta = file.metadata().map_err(|error| format!("cannot be examined: {error}"))?;
+        if !meta.is_file() {
+            return Err("is not a regular file, left out".to_owned());
+        }
+        if meta.len() > FILE_MAX_BYTES {
+            return Err(format!("has {} bytes, more than {FILE_MAX_BYTES}; split it into several lists", meta.len()));
+        }
+        if let Some(written) = meta.modified().ok().and_then(from_system_time) {
+            self.taken = Some(self.taken.map_or(written, |oldest| oldest.min(written)));
+        }
+        Ok(BufReader::new(file))
+    }
+
+    fn file(&mut self, path: &Path) -> Result<(), String> {
+        let before = self.taken;
+        let reader = self.open(path)?;
+        let value: Value = serde_json::from_reader(reader)
+            .map_err(|error| format!("is not JSON ({error}); write it again with `kubectl get … -o json`"))?;
+        if !self.take(value) {
+            // Somebody else's file: its age tells nothing about the objects.
+            self.taken = before;
+        }
+        Ok(())
+    }
+
+    /// Takes a list or an object; answers whether it was of a kind that is followed.
+    fn take(&mut self, mut value: Value) -> bool {
+        let kind_name = value.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        if let Some(kind) = Kind::from_name(&kind_name) {
+            self.list_seen(kind, None);
+            self.lists.push((kind, value));
+            return true;
+        }
+        let Some(item_kind) = kind_name.strip_suffix("List") else { return false };
+        let list_kind = Kind::from_name(item_kind);
+        let version = value.pointer("/metadata/resourceVersion").and_then(resource_version);
+        if let Some(kind) = list_kind {
+            self.list_seen(kind, version);
+        }
+        let Some(Value::Array(items)) = value.get_mut("items").map(Value::take) else { return list_kind.is_some() };
+        let mut taken = list_kind.is_some();
+        for item in items {
+            let own = item.get("kind").and_then(Value::as_str).and_then(Kind::from_name);
+            if let Some(kind) = own.or(list_kind) {
+                self.list_seen(kind, version);
+                self.lists.push((kind, item));
+                taken = true;
+            }
+        }
+        taken
+    }
+
+    fn list_seen(&mut self, kind: Kind, version: Option<u64>) {
+        if let Some(listed) = self.listed.get_mut(kind.index()) {
+            *listed = Some(listed.flatten().max(version));
+        }
+    }
+
+    fn stream(&mut self, path: &Path) -> Result<(), String> {
+        let reader = self.open(path)?;
+        let mut bad = Vec::new();
+        for (index, line) in reader.lines().enumerate() {
+            let line = line.map_err(|error| format!("cannot be read on line {}: {error}", index + 1))?;
+            if line.trim().is_empty() {
+                continue;
+            }
+            match event(&line) {
+                Ok(event) => self.events.extend(event),
+                Err(why) => bad.push(format!("{}:{}: {why}; line skipped", path.display(), index + 1)),
+            }
+        }
+        let more = bad.len().saturating_sub(WARNINGS_MAX);
+        self.warnings.extend(bad.into_iter().take(WARNINGS_MAX));
+        if more > 0 {
+            self.warnings.push(format!("{}: {more} more lines skipped", path.display()));
+        }
+        Ok(())
+    }
+
+    fn into_folder(mut self, mut history: History) -> Folder {
+        let mut odd = Vec::new();
+        let mut events = std::mem::take(&mut self.events);
+        if events.iter().all(|event| event.version.is_some()) {
+            events.sort_by_key(|event| event.version);
+        }
+        // A list made after its stream was recorded: the stream is the older part of the history.
+        let listed = self.listed;
+        let precedes_list = |event: &Event| {
+            let list = listed.get(event.kind.index()).copied().flatten().flatten();
+            matches!((event.version, list), (Some(event), Some(list)) if event <= list)
+        };
+        let (earlier, later): (Vec<_>, Vec<_>) = events.into_iter().partition(precedes_list);
+        let mut clock = Timestamp::MIN;
+        let mut unlisted = BTreeSet::new();
+        for event in earlier {
+            let touched = replay(&mut history, event, &mut clock, &mut odd);
+            unlisted.extend(touched);
+        }
+        for (kind, item) in self.lists {
+            let Some(trimmed) = trim(kind, item, &mut odd) else { continue };
+            let from = trimmed.changed.unwrap_or(Timestamp::MIN);
+            unlisted.remove(&(kind, trimmed.object.key().clone()));
+            clock = clock.max(from);
+            // No clock to compare with: the objects' own times are all there is.
+            history.apply_listed(Timestamp::from_unix_ns(u64::MAX), trimmed);
+        }
+        for (kind, key) in unlisted {
+            history.apply(clock, Change::Delete(kind, key));
+        }
+        for event in later {
+            replay(&mut history, event, &mut clock, &mut odd);
+        }
+        for kind in Kind::ALL {
+            if self.listed.get(kind.index()).copied().flatten().is_some() {
+                history.mark_known(kind);
+            } else {
+                self.warnings.push(format!("no list of {} in the folder: what depends on it is not known", kind.resource()));
+            }
+        }
+        self.warnings.extend(odd.iter().take(WARNINGS_MAX).map(Oddity::to_string));
+        if let Some(more) = odd.len().checked_sub(WARNINGS_MAX).filter(|more| *more > 0) {
+            self.warnings.push(format!("{more} more parts of objects could not be used"));
+        }
+        Folder { history, taken: self.taken, warnings: self.warnings, oddities: odd.len() as u64 }
+    }
+}
+
+/// One line of a stream; `Ok(None)` for bookmarks, errors and kinds that are not followed.
+fn event(line: &str) -> Result<Option<Event>, String> {
+    let mut value: Value = serde_json::from_str(line).map_err(|error| format!("not JSON ({error})"))?;
+    let deleted = match value.get("type").and_then(Value::as_str) {
+        Some("ADDED" | "MODIFIED") => false,
+        Some("DELETED") => true,
+        Some(_) => return Ok(None),
+        None => return Err("no \"type\": a line is {\"type\":…,\"object\":…}".to_owned()),
+    };
+    let object = value.get_mut("object").map(Value::take).unwrap_or_default();
+    let Some(kind) = object.get("kind").and_then(Value::as_str).and_then(Kind::from_name) else { return Ok(None) };
+    let version = object.pointer("/metadata/resourceVersion").and_then(resource_version);
+    Ok(Some(Event { kind, deleted, version, object }))
+}
+
+/// Applies one event. Its time is what the object says about its latest change; where it says nothing newer than the
+/// events before it (a deletion leaves no mark on a Service), it counts as having come right after them.
+fn replay(history: &mut History, event: Event, clock: &mut Timestamp, odd: &mut Vec<Oddity>) -> Option<(Kind, Key)> {
+    let Event { kind, deleted, object, .. } = event;
+    let fallback = key_of(kind, &object);
+    let trimmed = trim(kind, object, odd);
+    let own = trimmed.as_ref().and_then(|trimmed: &Trimmed| trimmed.changed).unwrap_or(Timestamp::MIN);
+    let at = if deleted { own.max(*clock) } else { own };
+    *clock = (*clock).max(own);
+    let key = trimmed.as_ref().map(|trimmed| trimmed.object.key().clone()).or(fallback)?;
+    match trimmed {
+        Some(trimmed) if !deleted => history.apply(at, Change::Put(trimmed)),
+        _ if deleted => history.apply(at, Change::Delete(kind, key.clone())),
+        _ => return None,
+    }
+    Some((kind, key))
+}
+
+fn resource_version(value: &Value) -> Option<u64> {
+    value.as_str()?.parse().ok()
+}
+
+fn from_system_time(time: SystemTime) -> Option<Timestamp> {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_nanos()).ok().map(Timestamp::from_unix_ns)
+}

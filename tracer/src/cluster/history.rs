@@ -1,0 +1,441 @@
+//! What the cluster was like at any moment of the look-back: the versions of all Services, EndpointSlices, Pods and
+//! Nodes, indexed by address.
+//!
+//! Owns storage, indexes and the plain look-ups; [`endpoints`] answers about the members of a Service and [`reason`]
+//! why it has none. Pure: no I/O and no clock; every time comes from the caller. Nothing here panics, whatever the
+//! objects say.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::Hash,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    cluster::{
+        model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, ServicePort, Trimmed},
+        timeline::{At, Timeline, horizon},
+    },
+    sighting::Protocol,
+    time::Timestamp,
+};
+
+mod endpoints;
+mod reason;
+#[cfg(test)]
+mod tests;
+
+pub use endpoints::{EndpointState, Membership};
+pub use reason::{NoEndpointsReason, UnreadyPod};
+
+/// Objects kept of one kind; more are refused and counted. Well above the largest supported cluster (150,000 Pods).
+const OBJECTS_MAX: usize = 500_000;
+
+/// How a Service is addressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    ClusterIp,
+    ExternalIp,
+    LoadBalancerIp,
+    NodePort,
+}
+
+/// The Service port that an address leads to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortMatch {
+    pub service: Arc<Service>,
+    pub port: ServicePort,
+    pub via: Via,
+}
+
+/// What an address and port meant at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Lookup {
+    Port(PortMatch),
+    /// The address of a Service, but no port of it (C5c).
+    UnknownPort { service: Arc<Service>, via: Via },
+    /// It was a Service's address until `since`, when that Service was deleted or gave the address up.
+    Gone { service: Arc<Service>, since: Timestamp },
+    NotService,
+}
+
+/// What the history holds and what it had to let go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub objects: usize,
+    pub versions: usize,
+    /// Versions forgotten before the look-back had passed, because their object changed too often.
+    pub forgotten: u64,
+    /// Objects refused because there were too many of their kind.
+    pub refused: u64,
+}
+
+/// An index from something to the objects that ever had it within the look-back.
+type Index<K> = HashMap<K, BTreeSet<Key>>;
+
+#[derive(Debug, Default)]
+pub struct History {
+    look_back: Duration,
+    // Ordered, so that the objects of a namespace lie together.
+    services: BTreeMap<Key, Timeline<Service>>,
+    slices: BTreeMap<Key, Timeline<EndpointSlice>>,
+    pods: BTreeMap<Key, Timeline<Pod>>,
+    nodes: BTreeMap<Key, Timeline<Node>>,
+    service_ips: Index<IpAddr>,
+    node_ports: Index<(u16, Protocol)>,
+    slices_of_service: Index<Key>,
+    slice_ips: Index<IpAddr>,
+    pod_ips: Index<IpAddr>,
+    node_ips: Index<IpAddr>,
+    /// By [`Kind::index`]: whether the kind's objects are known at all.
+    known: [bool; Kind::ALL.len()],
+    forgotten: u64,
+    refused: u64,
+}
+
+impl History {
+    /// Keeps what was in force within `look_back` of the latest [`History::prune`].
+    pub fn new(look_back: Duration) -> Self {
+        Self { look_back, ..Self::default() }
+    }
+
+    pub const fn look_back(&self) -> Duration {
+        self.look_back
+    }
+
+    /// Says that the objects of this kind have all been given: only then does "there is none" mean anything.
+    pub fn mark_known(&mut self, kind: Kind) {
+        if let Some(known) = self.known.get_mut(kind.index()) {
+            *known = true;
+        }
+    }
+
+    pub fn knows(&self, kind: Kind) -> bool {
+        self.known.get(kind.index()).copied().unwrap_or(false)
+    }
+
+    /// A change that came into force at `at`.
+    pub fn apply(&mut self, at: Timestamp, change: Change) {
+        match change {
+            Change::Put(trimmed) => self.put(at, trimmed),
+            Change::Delete(kind, key) => {
+                let forgotten = match kind {
+                    Kind::Service => self.services.get_mut(&key).map(|line| line.push(at, None).1),
+                    Kind::EndpointSlice => self.slices.get_mut(&key).map(|line| line.push(at, None).1),
+                    Kind::Pod => self.pods.get_mut(&key).map(|line| line.push(at, None).1),
+                    Kind::Node => self.nodes.get_mut(&key).map(|line| line.push(at, None).1),
+                };
+                self.forgotten += forgotten.unwrap_or(0) as u64;
+            }
+        }
+    }
+
+    /// An object found in a list made at `listed`. It has been so since it last changed, if it says when, else since
+    /// ever; an API server's clock ahead of ours does not put it into the future.
+    pub fn apply_listed(&mut self, listed: Timestamp, trimmed: Trimmed) {
+        let from = trimmed.changed.unwrap_or(Timestamp::MIN).min(listed);
+        self.put(from, trimmed);
+    }
+
+    fn put(&mut self, from: Timestamp, trimmed: Trimmed) {
+        let created = trimmed.created;
+        let stored = match trimmed.object {
+            Object::Service(service) => {
+                let stored = store(&mut self.services, &service.key, created, from, &service);
+                if stored.is_new() {
+                    self.index_service(&service);
+                }
+                stored
+            }
+            Object::EndpointSlice(slice) => {
+                let stored = store(&mut self.slices, &slice.key, created, from, &slice);
+                if stored.is_new() {
+                    self.index_slice(&slice);
+                }
+                stored
+            }
+            Object::Pod(pod) => {
+                let stored = store(&mut self.pods, &pod.key, created, from, &pod);
+                if stored.is_new() {
+                    index_all(&mut self.pod_ips, &pod.ips, &pod.key);
+                }
+                stored
+            }
+            Object::Node(node) => {
+                let stored = store(&mut self.nodes, &node.key, created, from, &node);
+                if stored.is_new() {
+                    index_all(&mut self.node_ips, &node.addresses, &node.key);
+                }
+                stored
+            }
+        };
+        match stored {
+            Stored::New { forgotten } => self.forgotten += forgotten as u64,
+            Stored::Same => {}
+            Stored::Refused => self.refused += 1,
+        }
+    }
+
+    fn index_service(&mut self, service: &Service) {
+        for ips in [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips] {
+            index_all(&mut self.service_ips, ips, &service.key);
+        }
+        for port in &service.ports {
+            if let Some(number) = port.node_port {
+                self.node_ports.entry((number, port.protocol)).or_default().insert(service.key.clone());
+            }
+        }
+    }
+
+    fn index_slice(&mut self, slice: &EndpointSlice) {
+        if let Some(service) = &slice.service {
+            self.slices_of_service.entry(service.clone()).or_default().insert(slice.key.clone());
+        }
+        for endpoint in &slice.endpoints {
+            index_all(&mut self.slice_ips, &endpoint.addresses, &slice.key);
+        }
+    }
+
+    /// Forgets what was superseded more than the look-back before `now`. The newest version of an object that exists
+    /// is always kept. Costs a pass over everything: call it each minute or so, not for each change.
+    pub fn prune(&mut self, now: Timestamp) {
+        let horizon = horizon(now, self.look_back);
+        let mut dropped = 0;
+        let mut keep = |(versions, over): (usize, bool)| {
+            dropped += versions + usize::from(over);
+            !over
+        };
+        self.services.retain(|_, line| keep(line.prune(horizon)));
+        self.slices.retain(|_, line| keep(line.prune(horizon)));
+        self.pods.retain(|_, line| keep(line.prune(horizon)));
+        self.nodes.retain(|_, line| keep(line.prune(horizon)));
+        if dropped > 0 {
+            self.reindex();
+        }
+    }
+
+    /// Rebuilds the indexes: an address is findable as long as a version has it.
+    fn reindex(&mut self) {
+        self.service_ips.clear();
+        self.node_ports.clear();
+        self.slices_of_service.clear();
+        self.slice_ips.clear();
+        self.pod_ips.clear();
+        self.node_ips.clear();
+        let services: Vec<_> = values(self.services.values()).collect();
+        let slices: Vec<_> = values(self.slices.values()).collect();
+        services.iter().for_each(|service| self.index_service(service));
+        slices.iter().for_each(|slice| self.index_slice(slice));
+        for pod in values(self.pods.values()) {
+            index_all(&mut self.pod_ips, &pod.ips, &pod.key);
+        }
+        for node in values(self.nodes.values()) {
+            index_all(&mut self.node_ips, &node.addresses, &node.key);
+        }
+    }
+
+    pub fn counts(&self) -> Counts {
+        let versions = |lens: &mut dyn Iterator<Item = usize>| lens.sum::<usize>();
+        Counts {
+            objects: self.services.len() + self.slices.len() + self.pods.len() + self.nodes.len(),
+            versions: versions(&mut self.services.values().map(|line| line.versions.len()))
+                + versions(&mut self.slices.values().map(|line| line.versions.len()))
+                + versions(&mut self.pods.values().map(|line| line.versions.len()))
+                + versions(&mut self.nodes.values().map(|line| line.versions.len())),
+            forgotten: self.forgotten,
+            refused: self.refused,
+        }
+    }
+
+    /// The Service port that `ip`:`port` meant at `at`: ClusterIP, external IP, load balancer IP, or a nodePort on a
+    /// node's address. A nodePort on an address that no Node object lists is found by [`History::node_port`].
+    pub fn service_for(&self, ip: IpAddr, port: u16, protocol: Protocol, at: Timestamp) -> Lookup {
+        let ip = ip.to_canonical();
+        let mut other_port = None;
+        let mut gone: Option<(Arc<Service>, Timestamp)> = None;
+        for key in self.service_ips.get(&ip).into_iter().flatten() {
+            let Some(line) = self.services.get(key) else { continue };
+            match line.at(at) {
+                At::In(service) | At::Assumed(service) => {
+                    if let Some(via) = via(service, ip) {
+                        if let Some(port) = service.port(port, protocol) {
+                            let service = Arc::clone(service);
+                            return Lookup::Port(PortMatch { service, port: port.clone(), via });
+                        }
+                        other_port.get_or_insert((service, via));
+                        continue;
+                    }
+                }
+                At::Gone => {}
+                At::NotYet => continue,
+            }
+            let left = line.spans().filter_map(|(_, to, value)| Some((value?, to?)));
+            let last = left.filter(|(service, to)| *to <= at && via(service, ip).is_some()).last();
+            if let Some((service, since)) = last
+                && gone.as_ref().is_none_or(|(_, best)| *best < since)
+            {
+                gone = Some((Arc::clone(service), since));
+            }
+        }
+        if self.node_by_ip(ip, at).is_some()
+            && let Some(found) = self.node_port(port, protocol, at)
+        {
+            return Lookup::Port(found);
+        }
+        match (other_port, gone) {
+            (Some((service, via)), _) => Lookup::UnknownPort { service: Arc::clone(service), via },
+            (None, Some((service, since))) => Lookup::Gone { service, since },
+            (None, None) => Lookup::NotService,
+        }
+    }
+
+    /// The Service port that owned this nodePort at `at`.
+    pub fn node_port(&self, port: u16, protocol: Protocol, at: Timestamp) -> Option<PortMatch> {
+        self.node_ports.get(&(port, protocol))?.iter().find_map(|key| {
+            let service = self.services.get(key)?.at(at).value()?;
+            let port = service.node_port(port, protocol)?.clone();
+            Some(PortMatch { service: Arc::clone(service), port, via: Via::NodePort })
+        })
+    }
+
+    pub fn service(&self, key: &Key, at: Timestamp) -> Option<Arc<Service>> {
+        self.services.get(key)?.at(at).value().cloned()
+    }
+
+    /// All Services that exist by the newest version known.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.values().filter_map(Timeline::newest)
+    }
+
+    pub fn pod(&self, key: &Key, at: Timestamp) -> Option<Arc<Pod>> {
+        self.pods.get(key)?.at(at).value().cloned()
+    }
+
+    /// The Pod that held this address at `at`. Pods on the host's network share the node's address and are left out:
+    /// see [`History::node_by_ip`].
+    pub fn pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<Arc<Pod>> {
+        let ip = ip.to_canonical();
+        let holders = self.pods_at(ip, at).filter(|pod| !pod.host_network);
+        // While an address changes hands two Pods may claim it: the one that is not being deleted has it.
+        holders.min_by_key(|pod| pod.deletion.is_some()).cloned()
+    }
+
+    /// The Pod that last gave this address up before `at`, and when: who a stale rule still means (C6), or whose
+    /// address another Pod has got.
+    pub fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(Arc<Pod>, Timestamp)> {
+        let ip = ip.to_canonical();
+        let lines = self.pod_ips.get(&ip)?.iter().filter_map(|key| self.pods.get(key));
+        let left = lines.flat_map(|line| {
+            let held = |pod: &Arc<Pod>| !pod.host_network && pod.holds_addresses() && pod.ips.contains(&ip);
+            let holds_now = line.at(at).value().is_some_and(held);
+            let spans = line.spans().filter_map(|(_, to, value)| Some((value?, to?)));
+            spans.filter(move |(pod, to)| !holds_now && *to <= at && held(pod))
+        });
+        left.max_by_key(|(_, to)| *to).map(|(pod, to)| (Arc::clone(pod), to))
+    }
+
+    /// Pods that held the address at `at`, those on the host's network included.
+    fn pods_at(&self, ip: IpAddr, at: Timestamp) -> impl Iterator<Item = &Arc<Pod>> {
+        let keys = self.pod_ips.get(&ip).into_iter().flatten();
+        let pods = keys.filter_map(move |key| self.pods.get(key)?.at(at).value());
+        pods.filter(move |pod| pod.holds_addresses() && pod.ips.contains(&ip))
+    }
+
+    pub fn node(&self, name: &str, at: Timestamp) -> Option<Arc<Node>> {
+        self.nodes.get(&Key::new("", name))?.at(at).value().cloned()
+    }
+
+    /// The node that has this address.
+    pub fn node_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<Arc<Node>> {
+        let ip = ip.to_canonical();
+        let nodes = self.node_ips.get(&ip)?.iter().filter_map(|key| self.nodes.get(key)?.at(at).value());
+        nodes.filter(|node| node.addresses.contains(&ip)).min_by(|a, b| a.key.cmp(&b.key)).cloned()
+    }
+
+    /// The Service ports that listed this endpoint at `at`, ready or not: Service and port name.
+    pub fn services_of_endpoint(&self, endpoint: SocketAddr, protocol: Protocol, at: Timestamp) -> Vec<(Key, Arc<str>)> {
+        let ip = endpoint.ip().to_canonical();
+        let mut found = BTreeSet::new();
+        for key in self.slice_ips.get(&ip).into_iter().flatten() {
+            let Some(slice) = self.slices.get(key).and_then(|line| line.at(at).value()) else { continue };
+            let Some(service) = &slice.service else { continue };
+            if !slice.endpoints.iter().any(|e| e.addresses.contains(&ip)) {
+                continue;
+            }
+            for port in slice.ports.iter().filter(|p| p.port == endpoint.port() && p.protocol == protocol) {
+                found.insert((service.clone(), Arc::clone(&port.name)));
+            }
+        }
+        found.into_iter().collect()
+    }
+
+    /// The kubelet's probe that goes to this address and port (N1), of the Pod that held it at `at`. On a node's
+    /// address the probes of the Pods on the host's network are meant. A match alone is no proof: 8080 carries user
+    /// traffic too.
+    pub fn is_probe_target(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(Arc<Pod>, Probe)> {
+        self.pods_at(ip.to_canonical(), at).find_map(|pod| {
+            let probe = pod.probes.iter().find(|probe| probe.port == port)?;
+            Some((Arc::clone(pod), probe.clone()))
+        })
+    }
+}
+
+/// What became of an object given to the history.
+enum Stored {
+    New { forgotten: usize },
+    /// Nothing that is kept has changed.
+    Same,
+    Refused,
+}
+
+impl Stored {
+    const fn is_new(&self) -> bool {
+        matches!(self, Self::New { .. })
+    }
+}
+
+fn store<T: PartialEq>(
+    lines: &mut BTreeMap<Key, Timeline<T>>,
+    key: &Key,
+    created: Option<Timestamp>,
+    from: Timestamp,
+    value: &Arc<T>,
+) -> Stored {
+    if let Some(line) = lines.get_mut(key) {
+        return match line.push(from, Some(Arc::clone(value))) {
+            (true, forgotten) => Stored::New { forgotten },
+            (false, _) => Stored::Same,
+        };
+    }
+    if lines.len() >= OBJECTS_MAX {
+        return Stored::Refused;
+    }
+    lines.insert(key.clone(), Timeline::new(created, from, Arc::clone(value)));
+    Stored::New { forgotten: 0 }
+}
+
+/// How `service` is reached by `ip`, if it is.
+fn via(service: &Service, ip: IpAddr) -> Option<Via> {
+    if service.cluster_ips.contains(&ip) {
+        Some(Via::ClusterIp)
+    } else if service.external_ips.contains(&ip) {
+        Some(Via::ExternalIp)
+    } else if service.load_balancer_ips.contains(&ip) {
+        Some(Via::LoadBalancerIp)
+    } else {
+        None
+    }
+}
+
+fn index_all<K: Copy + Eq + Hash>(index: &mut Index<K>, entries: &[K], key: &Key) {
+    for entry in entries {
+        index.entry(*entry).or_default().insert(key.clone());
+    }
+}
+
+/// Every version's object.
+fn values<'a, T: 'a>(lines: impl Iterator<Item = &'a Timeline<T>>) -> impl Iterator<Item = Arc<T>> {
+    lines.flat_map(|line| line.versions.iter().filter_map(|version| version.value.clone()))
+}

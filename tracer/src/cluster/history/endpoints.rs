@@ -1,0 +1,186 @@
+//! The members of a Service port at a moment, and what became of one.
+//!
+//! Owns the reading of EndpointSlices: ports by name, conditions, several slices a Service. Must not judge a flow.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+
+use super::History;
+use crate::{
+    cluster::model::{AddressType, Conditions, EndpointSlice, Key, PodRef, ServicePort},
+    time::Timestamp,
+};
+
+/// One endpoint of a Service port.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndpointState {
+    pub addr: SocketAddr,
+    pub conditions: Conditions,
+    pub node: Option<Arc<str>>,
+    pub pod: Option<PodRef>,
+}
+
+/// Whether an address and port was an endpoint of a Service port at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Membership {
+    Member {
+        state: EndpointState,
+        /// Member without a break since then or longer.
+        since: Timestamp,
+        /// In this condition since then or longer.
+        state_since: Timestamp,
+    },
+    /// It was one and had left, at `at`; `last` is its last state.
+    Left { at: Timestamp, last: EndpointState },
+    /// No slice of this Service listed it in all the time that is known, which begins at `since`. It may have left
+    /// before that. `Timestamp::MIN` where the slices do not say when they last changed.
+    NeverSeen { since: Timestamp },
+    /// The moment lies before the history of this Service's slices begins, and they do not list it where it does.
+    Unknown { history_begins: Timestamp },
+}
+
+/// A stretch of time in which one slice listed the endpoint in one state.
+struct Stretch {
+    from: Timestamp,
+    to: Option<Timestamp>,
+    state: EndpointState,
+}
+
+impl History {
+    /// What `endpoint` was to this Service port at `at`. A slice that moved an endpoint to another slice of the same
+    /// Service does not end its membership.
+    pub fn membership(&self, service: &Key, port: &ServicePort, endpoint: SocketAddr, at: Timestamp) -> Membership {
+        let endpoint = SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
+        let mut stretches = Vec::new();
+        let mut begins = Timestamp::MIN;
+        for key in self.slices_of_service.get(service).into_iter().flatten() {
+            let Some(line) = self.slices.get(key) else { continue };
+            begins = begins.max(line.known_from());
+            for (from, to, slice) in line.spans() {
+                let slice = slice.filter(|slice| slice.service.as_ref() == Some(service));
+                if let Some(state) = slice.and_then(|slice| find(slice, port, endpoint)) {
+                    stretches.push(Stretch { from, to, state });
+                }
+            }
+        }
+        stretches.sort_by_key(|stretch| stretch.from);
+        let now = |s: &&Stretch| s.from <= at && s.to.is_none_or(|to| to > at);
+        // Listed twice, it serves as long as one of the two says so.
+        if let Some(current) = stretches.iter().filter(now).max_by_key(|s| rank(s.state.conditions)) {
+            let unbroken = |same: fn(&EndpointState, &EndpointState) -> bool| {
+                let mut since = current.from;
+                for earlier in stretches.iter().rev().filter(|s| s.from <= at && same(&s.state, &current.state)) {
+                    if earlier.to.is_none_or(|to| to >= since) {
+                        since = since.min(earlier.from);
+                    }
+                }
+                since
+            };
+            let since = unbroken(|_, _| true);
+            let state_since = unbroken(|a, b| a.conditions == b.conditions);
+            return Membership::Member { state: current.state.clone(), since, state_since };
+        }
+        let past = stretches.iter().filter_map(|s| Some((s.to.filter(|to| *to <= at)?, s)));
+        match past.max_by_key(|(to, _)| *to) {
+            Some((left, stretch)) => Membership::Left { at: left, last: stretch.state.clone() },
+            None if at < begins => Membership::Unknown { history_begins: begins },
+            None => Membership::NeverSeen { since: begins },
+        }
+    }
+
+    /// The endpoints of this Service port at `at`, ready or not, each once, in the order of their addresses. An
+    /// endpoint's first address counts, as for kube-proxy.
+    pub fn endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> Vec<EndpointState> {
+        let mut found = BTreeMap::<SocketAddr, EndpointState>::new();
+        for slice in self.slices_at(service, at) {
+            let Some(number) = slice.port_for(port) else { continue };
+            for endpoint in &slice.endpoints {
+                let Some(ip) = endpoint.addresses.first() else { continue };
+                let addr = SocketAddr::new(*ip, number);
+                let state = EndpointState {
+                    addr,
+                    conditions: endpoint.conditions,
+                    node: endpoint.node.clone(),
+                    pod: endpoint.pod.clone(),
+                };
+                match found.get(&addr) {
+                    Some(other) if rank(other.conditions) >= rank(state.conditions) => {}
+                    _ => {
+                        found.insert(addr, state);
+                    }
+                }
+            }
+        }
+        found.into_values().collect()
+    }
+
+    /// The endpoints that kube-proxy sends to: the ready ones; where none is ready, the serving ones that terminate
+    /// (N8). `family` is that of the address asked for. With `local_to` only those on that node count, as under the
+    /// traffic policy `Local`. (kube-proxy: `pkg/proxy/topology.go`, `CategorizeEndpoints`; topology hints are not
+    /// applied here.)
+    pub fn usable(
+        &self,
+        service: &Key,
+        port: &ServicePort,
+        family: AddressType,
+        local_to: Option<&str>,
+        at: Timestamp,
+    ) -> Vec<EndpointState> {
+        let mut all = self.endpoints(service, port, at);
+        all.retain(|e| AddressType::of(e.addr.ip()) == family);
+        all.retain(|e| local_to.is_none_or(|node| e.node.as_deref() == Some(node)));
+        if all.iter().any(|e| e.conditions.ready) {
+            all.retain(|e| e.conditions.ready);
+        } else {
+            all.retain(|e| e.conditions.serving && e.conditions.terminating);
+        }
+        all
+    }
+
+    /// When a slice of this Service last changed, up to `at`.
+    pub fn endpoints_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
+        let keys = self.slices_of_service.get(service)?.iter();
+        let lines = keys.filter_map(|key| self.slices.get(key));
+        lines.flat_map(|line| line.versions.iter().map(|version| version.from)).filter(|from| *from <= at).max()
+    }
+
+    /// The Service's slices in force at `at`.
+    pub(super) fn slices_at<'a>(
+        &'a self,
+        service: &'a Key,
+        at: Timestamp,
+    ) -> impl Iterator<Item = &'a Arc<EndpointSlice>> {
+        let keys = self.slices_of_service.get(service).into_iter().flatten();
+        let slices = keys.filter_map(move |key| self.slices.get(key)?.at(at).value());
+        slices.filter(move |slice| slice.service.as_ref() == Some(service))
+    }
+
+    /// Whether any slice version up to `at` listed an endpoint of this Service; if so, until when.
+    pub(super) fn last_endpoint(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
+        let keys = self.slices_of_service.get(service)?.iter();
+        let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(|line| line.spans());
+        let listed = spans.filter_map(|(from, to, slice)| {
+            let slice = slice.filter(|slice| slice.service.as_ref() == Some(service))?;
+            (from <= at && !slice.endpoints.is_empty()).then_some(to.map_or(at, |to| to.min(at)))
+        });
+        listed.max()
+    }
+}
+
+/// The endpoint in this slice, if the slice serves this Service port on it.
+fn find(slice: &EndpointSlice, port: &ServicePort, wanted: SocketAddr) -> Option<EndpointState> {
+    if slice.port_for(port) != Some(wanted.port()) {
+        return None;
+    }
+    let endpoints = slice.endpoints.iter().filter(|e| e.addresses.contains(&wanted.ip()));
+    let endpoint = endpoints.max_by_key(|e| rank(e.conditions))?;
+    Some(EndpointState {
+        addr: wanted,
+        conditions: endpoint.conditions,
+        node: endpoint.node.clone(),
+        pod: endpoint.pod.clone(),
+    })
+}
+
+const fn rank(conditions: Conditions) -> (bool, bool, bool) {
+    (conditions.ready, conditions.serving, !conditions.terminating)
+}

@@ -1,0 +1,184 @@
+//! Why a Service port has no endpoint that kube-proxy could send to (C20, K9).
+//!
+//! Owns the order of the reasons, from the most particular to the most general. Must not judge a flow.
+
+use std::{collections::BTreeSet, fmt, ops::Bound, sync::Arc};
+
+use super::History;
+use crate::{
+    cluster::model::{AddressType, Key, Kind, Phase, Pod, Service, ServicePort, TargetPort},
+    time::Timestamp,
+};
+
+/// Names listed in a reason, at most; the rest is counted.
+const NAMED_MAX: usize = 5;
+
+/// Why there is no usable endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoEndpointsReason {
+    /// Usable endpoints exist, but in slices of the other address family.
+    AddressFamily { wanted: AddressType, offered: AddressType },
+    /// Endpoints exist, but their slices have no port of the Service port's name and protocol.
+    PortName { wanted: String, target: TargetPort, offered: Vec<String> },
+    /// The Service has no selector and nobody wrote a slice with endpoints for it.
+    NoSelector,
+    /// Pods match, none is ready.
+    PodsNotReady { pods: Vec<UnreadyPod>, more: usize },
+    /// Pods match and are ready, but no slice lists them: the EndpointSlice controller is behind or down.
+    NotInSlices { pods: Vec<Key>, more: usize },
+    /// No Pod matches, but there were endpoints within the look-back, until then: scaled to zero, or deleted.
+    ScaledToZero { last_endpoint: Timestamp },
+    /// No Pod matches the selector, and none did as far back as is known.
+    SelectorMatchesNothing { selector: String },
+    /// The slices list endpoints that are not ready, and the Pods are not known to viptrace.
+    EndpointsNotReady { count: usize },
+    /// No endpoints, and what would tell why (the Pods) is not known to viptrace.
+    Unexplained,
+}
+
+/// A Pod that could serve and does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadyPod {
+    pub key: Key,
+    /// `CrashLoopBackOff`, `Pending`, `terminating`, `not ready`…
+    pub why: Arc<str>,
+}
+
+impl fmt::Display for NoEndpointsReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddressFamily { wanted, offered } => {
+                write!(f, "its endpoints are {} only, not {}", offered.as_str(), wanted.as_str())
+            }
+            Self::PortName { wanted, target, offered } if offered.is_empty() => {
+                write!(f, "no endpoint offers its port {wanted:?} (targetPort {target}): no container port of that name")
+            }
+            Self::PortName { wanted, offered, .. } => {
+                write!(f, "no EndpointSlice has its port {wanted:?}; they have {}", offered.join(", "))
+            }
+            Self::NoSelector => f.write_str("it has no selector and no EndpointSlice with endpoints"),
+            Self::PodsNotReady { pods, more } => {
+                f.write_str("its Pods are not ready: ")?;
+                list(f, pods.iter().map(|pod| format!("{} ({})", pod.key, pod.why)), *more)
+            }
+            Self::NotInSlices { pods, more } => {
+                f.write_str("ready Pods match, but no EndpointSlice lists them: ")?;
+                list(f, pods.iter().map(Key::to_string), *more)
+            }
+            Self::ScaledToZero { last_endpoint } => {
+                write!(f, "no Pod matches its selector any more; the last endpoint left at {last_endpoint}")
+            }
+            Self::SelectorMatchesNothing { selector } => write!(f, "its selector {selector} matches no Pod"),
+            Self::EndpointsNotReady { count } => write!(f, "none of its {count} endpoints is ready"),
+            Self::Unexplained => f.write_str("no endpoints; why is not known without the Pods"),
+        }
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = String>, more: usize) -> fmt::Result {
+    f.write_str(&names.collect::<Vec<_>>().join(", "))?;
+    if more > 0 { write!(f, " and {more} more") } else { Ok(()) }
+}
+
+impl History {
+    /// Why nothing can serve `port` of `service` in this family at `at`; `None` where something can.
+    pub fn no_endpoints_reason(
+        &self,
+        service: &Service,
+        port: &ServicePort,
+        family: AddressType,
+        at: Timestamp,
+    ) -> Option<NoEndpointsReason> {
+        let key = &service.key;
+        if !self.usable(key, port, family, None, at).is_empty() {
+            return None;
+        }
+        Some(
+            self.other_family(key, port, family, at)
+                .or_else(|| self.other_port(key, port, family, at))
+                .unwrap_or_else(|| self.missing_pods(service, at)),
+        )
+    }
+
+    fn other_family(&self, key: &Key, port: &ServicePort, wanted: AddressType, at: Timestamp) -> Option<NoEndpointsReason> {
+        let offered = match wanted {
+            AddressType::Ipv4 => AddressType::Ipv6,
+            AddressType::Ipv6 | AddressType::Fqdn => AddressType::Ipv4,
+        };
+        // Endpoints of the wanted family that are merely not ready are the better explanation.
+        let wanted_exist = self.endpoints(key, port, at).iter().any(|e| AddressType::of(e.addr.ip()) == wanted);
+        let exist = !wanted_exist && !self.usable(key, port, offered, None, at).is_empty();
+        exist.then_some(NoEndpointsReason::AddressFamily { wanted, offered })
+    }
+
+    fn other_port(&self, key: &Key, port: &ServicePort, family: AddressType, at: Timestamp) -> Option<NoEndpointsReason> {
+        let slices = || self.slices_at(key, at).filter(|slice| slice.address_type == family);
+        let populated = || slices().filter(|slice| slice.endpoints.iter().any(|e| e.conditions.serving));
+        if populated().next().is_none() || populated().any(|slice| slice.port_for(port).is_some()) {
+            return None;
+        }
+        let offered: BTreeSet<_> = populated()
+            .flat_map(|slice| &slice.ports)
+            .map(|p| if p.name.is_empty() { format!("{}/{}", p.port, p.protocol) } else { format!("{}/{}", p.name, p.protocol) })
+            .collect();
+        let offered = offered.into_iter().take(NAMED_MAX).collect();
+        Some(NoEndpointsReason::PortName { wanted: port.label(), target: port.target.clone(), offered })
+    }
+
+    fn missing_pods(&self, service: &Service, at: Timestamp) -> NoEndpointsReason {
+        let listed: usize = self.slices_at(&service.key, at).map(|slice| slice.endpoints.len()).sum();
+        if service.selector.is_empty() {
+            return match listed {
+                0 => NoEndpointsReason::NoSelector,
+                count => NoEndpointsReason::EndpointsNotReady { count },
+            };
+        }
+        if !self.knows(Kind::Pod) {
+            return match listed {
+                0 => NoEndpointsReason::Unexplained,
+                count => NoEndpointsReason::EndpointsNotReady { count },
+            };
+        }
+        let pods: Vec<_> = self.pods_matching(service, at).collect();
+        let (ready, unready): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| pod.ready && pod.deletion.is_none());
+        if !ready.is_empty() {
+            let more = ready.len().saturating_sub(NAMED_MAX);
+            let pods = ready.into_iter().take(NAMED_MAX).map(|pod| pod.key.clone()).collect();
+            return NoEndpointsReason::NotInSlices { pods, more };
+        }
+        if !unready.is_empty() {
+            let more = unready.len().saturating_sub(NAMED_MAX);
+            let named = unready.into_iter().take(NAMED_MAX);
+            let pods = named.map(|pod| UnreadyPod { key: pod.key.clone(), why: why_unready(pod) }).collect();
+            return NoEndpointsReason::PodsNotReady { pods, more };
+        }
+        match self.last_endpoint(&service.key, at) {
+            Some(last_endpoint) => NoEndpointsReason::ScaledToZero { last_endpoint },
+            None => {
+                let terms = service.selector.iter().map(|(label, value)| format!("{label}={value}"));
+                let selector = terms.collect::<Vec<_>>().join(",").chars().filter(|c| !c.is_control()).collect();
+                NoEndpointsReason::SelectorMatchesNothing { selector }
+            }
+        }
+    }
+
+    /// The unfinished Pods of the Service's namespace that its selector matches.
+    fn pods_matching<'a>(&'a self, service: &'a Service, at: Timestamp) -> impl Iterator<Item = &'a Arc<Pod>> {
+        let namespace = &service.key.namespace;
+        let first = Key { namespace: Arc::clone(namespace), name: "".into() };
+        let in_namespace = self.pods.range((Bound::Included(first), Bound::Unbounded));
+        let in_namespace = in_namespace.take_while(move |(key, _)| key.namespace == *namespace);
+        let pods = in_namespace.filter_map(move |(_, line)| line.at(at).value());
+        pods.filter(|pod| pod.holds_addresses() && pod.matches(&service.selector))
+    }
+}
+
+fn why_unready(pod: &Pod) -> Arc<str> {
+    match &pod.trouble {
+        _ if pod.deletion.is_some() => "terminating".into(),
+        Some(trouble) => Arc::clone(trouble),
+        None if pod.phase == Phase::Pending && pod.node.is_none() => "Pending, not scheduled".into(),
+        None if pod.phase == Phase::Pending => "Pending".into(),
+        None => "not ready".into(),
+    }
+}

@@ -1,0 +1,429 @@
+//! What viptrace keeps of a Kubernetes object: own small structs, with only the fields that verdicts read.
+//!
+//! Owns the types. Must not parse (that is `trim`), do I/O or know a time other than what the objects say.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{sighting::Protocol, time::Timestamp};
+
+/// The kinds whose history is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Service,
+    EndpointSlice,
+    Pod,
+    Node,
+}
+
+impl Kind {
+    pub const ALL: [Self; 4] = [Self::Service, Self::EndpointSlice, Self::Pod, Self::Node];
+
+    /// As `kind:` spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Pod => "Pod",
+            Self::Node => "Node",
+        }
+    }
+
+    /// The resource name of URLs and RBAC rules, with its API group.
+    pub const fn resource(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices.discovery.k8s.io",
+            Self::Pod => "pods",
+            Self::Node => "nodes",
+        }
+    }
+
+    /// From `kind:`; `None` for kinds that viptrace does not follow.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+
+    /// Position in [`Kind::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Namespace and name. The namespace of a Node is empty.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl Key {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+/// `namespace/name`, or the name alone where there is no namespace.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            f.write_str(&self.name)
+        } else {
+            write!(f, "{}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+/// One trimmed object of any kind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    Service(Arc<Service>),
+    EndpointSlice(Arc<EndpointSlice>),
+    Pod(Arc<Pod>),
+    Node(Arc<Node>),
+}
+
+impl Object {
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Service(_) => Kind::Service,
+            Self::EndpointSlice(_) => Kind::EndpointSlice,
+            Self::Pod(_) => Kind::Pod,
+            Self::Node(_) => Kind::Node,
+        }
+    }
+
+    pub fn key(&self) -> &Key {
+        match self {
+            Self::Service(object) => &object.key,
+            Self::EndpointSlice(object) => &object.key,
+            Self::Pod(object) => &object.key,
+            Self::Node(object) => &object.key,
+        }
+    }
+}
+
+/// A trimmed object with the times that it tells about itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trimmed {
+    pub object: Object,
+    pub created: Option<Timestamp>,
+    /// The latest of the `managedFields` times (whole seconds) and of the moment at which deletion was asked for.
+    pub changed: Option<Timestamp>,
+}
+
+/// What happened to an object.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// Added or modified.
+    Put(Trimmed),
+    Delete(Kind, Key),
+}
+
+/// Whether all endpoints serve, or only those on the node where the traffic arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrafficPolicy {
+    #[default]
+    Cluster,
+    Local,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceType {
+    #[default]
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+    ExternalName,
+}
+
+impl ServiceType {
+    /// As `spec.type` spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancer => "LoadBalancer",
+            Self::ExternalName => "ExternalName",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Service {
+    pub key: Key,
+    pub uid: Arc<str>,
+    pub r#type: ServiceType,
+    /// Empty for headless Services and ExternalName.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `clusterIP: None`.
+    pub headless: bool,
+    pub external_ips: Vec<IpAddr>,
+    /// Ingress IPs of the load balancer that kube-proxy serves, so without those of `ipMode: Proxy`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    pub ports: Vec<ServicePort>,
+    /// Empty where the slices are written by somebody else than the EndpointSlice controller.
+    pub selector: BTreeMap<String, String>,
+    pub external_traffic_policy: TrafficPolicy,
+    pub internal_traffic_policy: TrafficPolicy,
+    /// `sessionAffinity: ClientIP` with its timeout.
+    pub affinity: Option<Duration>,
+    /// Label `service.kubernetes.io/service-proxy-name`: another proxy than kube-proxy serves it (C5d).
+    pub proxy_name: Option<Arc<str>>,
+    pub publish_not_ready_addresses: bool,
+}
+
+impl Service {
+    pub fn has_cluster_ip(&self, ip: IpAddr) -> bool {
+        self.cluster_ips.contains(&ip)
+    }
+
+    /// The port with this number and protocol.
+    pub fn port(&self, port: u16, protocol: Protocol) -> Option<&ServicePort> {
+        self.ports.iter().find(|p| p.port == port && p.protocol == protocol)
+    }
+
+    /// The port that owns this nodePort.
+    pub fn node_port(&self, port: u16, protocol: Protocol) -> Option<&ServicePort> {
+        self.ports.iter().find(|p| p.node_port == Some(port) && p.protocol == protocol)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Empty where the Service's only port has no name.
+    pub name: Arc<str>,
+    pub protocol: Protocol,
+    pub port: u16,
+    pub target: TargetPort,
+    pub node_port: Option<u16>,
+}
+
+impl ServicePort {
+    /// The name, or the number where it has none: how a verdict names it.
+    pub fn label(&self) -> String {
+        if self.name.is_empty() { self.port.to_string() } else { self.name.to_string() }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetPort {
+    Number(u16),
+    /// The name of a container port.
+    Name(Arc<str>),
+}
+
+impl fmt::Display for TargetPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressType {
+    Ipv4,
+    Ipv6,
+    /// Not served by kube-proxy.
+    Fqdn,
+}
+
+impl AddressType {
+    /// The family that serves `ip`.
+    pub const fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(_) => Self::Ipv4,
+            IpAddr::V6(_) => Self::Ipv6,
+        }
+    }
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+            Self::Fqdn => "FQDN",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndpointSlice {
+    pub key: Key,
+    pub uid: Arc<str>,
+    /// Label `kubernetes.io/service-name`; `None` where no Service owns the slice.
+    pub service: Option<Key>,
+    pub address_type: AddressType,
+    pub ports: Vec<SlicePort>,
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl EndpointSlice {
+    /// The slice port that serves `port`: by name and protocol, as kube-proxy matches them, never by number.
+    pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
+        self.ports.iter().find(|p| p.name == port.name && p.protocol == port.protocol).map(|p| p.port)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    pub name: Arc<str>,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Endpoint {
+    /// Consumers may use the first only; kube-proxy does.
+    pub addresses: Vec<IpAddr>,
+    pub conditions: Conditions,
+    pub node: Option<Arc<str>>,
+    pub pod: Option<PodRef>,
+    pub zone: Option<Arc<str>>,
+}
+
+/// An endpoint's conditions with the API's defaults applied: a missing `ready` or `serving` means true, a missing
+/// `terminating` false (discovery.k8s.io/v1 EndpointConditions).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conditions {
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+}
+
+/// `ready`, `serving, terminating`, `not ready`…
+impl fmt::Display for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.ready, self.serving) {
+            (true, _) => "ready",
+            (false, true) => "serving",
+            (false, false) => "not ready",
+        })?;
+        f.write_str(if self.terminating { ", terminating" } else { "" })
+    }
+}
+
+/// A Pod as an endpoint names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodRef {
+    pub key: Key,
+    /// Empty where the slice does not say.
+    pub uid: Arc<str>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    #[default]
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pod {
+    pub key: Key,
+    pub uid: Arc<str>,
+    pub node: Option<Arc<str>>,
+    pub ips: Vec<IpAddr>,
+    /// Shares the node's addresses.
+    pub host_network: bool,
+    pub phase: Phase,
+    /// Condition `Ready`.
+    pub ready: bool,
+    /// When the Pod is to be gone: the request to delete it plus its grace period.
+    pub deletion: Option<Timestamp>,
+    pub termination_grace: Duration,
+    pub labels: BTreeMap<String, String>,
+    pub ports: Vec<ContainerPort>,
+    pub probes: Vec<Probe>,
+    /// Of all containers together.
+    pub restarts: u32,
+    /// Why a container is not running (`CrashLoopBackOff`, `ImagePullBackOff`, `OOMKilled`…), of the first that tells.
+    pub trouble: Option<Arc<str>>,
+}
+
+impl Pod {
+    /// Whether the Pod still holds its addresses: a finished Pod's address is given to others.
+    pub const fn holds_addresses(&self) -> bool {
+        !matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+
+    pub fn matches(&self, selector: &BTreeMap<String, String>) -> bool {
+        selector.iter().all(|(label, value)| self.labels.get(label) == Some(value))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerPort {
+    pub name: Arc<str>,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeKind {
+    Liveness,
+    Readiness,
+    Startup,
+}
+
+impl ProbeKind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Liveness => "liveness",
+            Self::Readiness => "readiness",
+            Self::Startup => "startup",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeHandler {
+    HttpGet,
+    TcpSocket,
+    Grpc,
+}
+
+/// A probe that the kubelet makes over the network to the Pod's own address. `exec` probes and those sent to another
+/// host are left out: no packet goes to the Pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    pub kind: ProbeKind,
+    pub handler: ProbeHandler,
+    /// Resolved through the container's ports where the spec names it.
+    pub port: u16,
+    pub period: Duration,
+    pub timeout: Duration,
+    pub initial_delay: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub key: Key,
+    pub uid: Arc<str>,
+    /// Of every type that is an IP address: InternalIP, ExternalIP.
+    pub addresses: Vec<IpAddr>,
+    pub pod_cidrs: Vec<Arc<str>>,
+    /// Condition `Ready`; `None` for `Unknown` (the kubelet does not report) or where it is missing.
+    pub ready: Option<bool>,
+    /// Conditions other than `Ready` that are true: `MemoryPressure`, `DiskPressure`, `NetworkUnavailable`…
+    pub pressure: Vec<Arc<str>>,
+    pub kubelet_version: Arc<str>,
+    /// Empty on clusters that no longer report it (deprecated in 1.31).
+    pub kube_proxy_version: Arc<str>,
+    pub zone: Option<Arc<str>>,
+}

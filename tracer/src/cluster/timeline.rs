@@ -1,0 +1,174 @@
+//! The versions of one object, each with the time at which it came into force.
+//!
+//! Owns the order of versions and what may be forgotten. Must not know kinds, indexes or clocks.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::time::Timestamp;
+
+/// Versions kept of one object; beyond it the oldest are forgotten and counted. Bounds what an object that flaps can
+/// take.
+pub(super) const VERSIONS_MAX: usize = 256;
+
+#[derive(Clone, Debug)]
+pub(super) struct Version<T> {
+    pub(super) from: Timestamp,
+    /// `None`: deleted.
+    pub(super) value: Option<Arc<T>>,
+}
+
+/// What was so at a moment.
+#[derive(Clone, Debug)]
+pub(super) enum At<'a, T> {
+    /// In force.
+    In(&'a Arc<T>),
+    /// The moment lies before the first version that is known, of an object that existed: its earliest version, which
+    /// may not have been the one in force.
+    Assumed(&'a Arc<T>),
+    /// Deleted before.
+    Gone,
+    /// Not yet created.
+    NotYet,
+}
+
+impl<'a, T> At<'a, T> {
+    /// The version in force, or the one assumed to be.
+    pub(super) fn value(&self) -> Option<&'a Arc<T>> {
+        match *self {
+            Self::In(value) | Self::Assumed(value) => Some(value),
+            Self::Gone | Self::NotYet => None,
+        }
+    }
+}
+
+/// One object's history, oldest version first; never empty.
+#[derive(Clone, Debug)]
+pub(super) struct Timeline<T> {
+    created: Option<Timestamp>,
+    pub(super) versions: Vec<Version<T>>,
+}
+
+impl<T: PartialEq> Timeline<T> {
+    pub(super) fn new(created: Option<Timestamp>, from: Timestamp, value: Arc<T>) -> Self {
+        // An object cannot have been in force before it was created; a clock ahead of ours does not count.
+        let from = created.filter(|created| *created > from && from == Timestamp::MIN).unwrap_or(from);
+        Self { created, versions: vec![Version { from, value: Some(value) }] }
+    }
+
+    /// Adds a version; answers whether it differs from the last and how many old ones were forgotten for it. Time
+    /// never runs backwards within a timeline: an earlier `from` counts as the last version's.
+    pub(super) fn push(&mut self, from: Timestamp, value: Option<Arc<T>>) -> (bool, usize) {
+        let Some(last) = self.versions.last() else { return (false, 0) };
+        if last.value == value {
+            return (false, 0);
+        }
+        let from = from.max(last.from);
+        self.versions.push(Version { from, value });
+        let surplus = self.versions.len().saturating_sub(VERSIONS_MAX);
+        self.versions.drain(..surplus);
+        (true, surplus)
+    }
+
+    pub(super) fn at(&self, at: Timestamp) -> At<'_, T> {
+        let after = self.versions.partition_point(|version| version.from <= at);
+        let Some(index) = after.checked_sub(1) else {
+            let before_creation = self.created.is_some_and(|created| at < created);
+            return match self.versions.first().and_then(|version| version.value.as_ref()) {
+                Some(value) if !before_creation => At::Assumed(value),
+                _ => At::NotYet,
+            };
+        };
+        match self.versions.get(index) {
+            Some(Version { value: Some(value), .. }) => At::In(value),
+            Some(Version { value: None, .. }) => At::Gone,
+            None => At::NotYet,
+        }
+    }
+
+    /// The newest version, `None` where the object is deleted.
+    pub(super) fn newest(&self) -> Option<&Arc<T>> {
+        self.versions.last().and_then(|version| version.value.as_ref())
+    }
+
+    /// From when on every change is known.
+    pub(super) fn known_from(&self) -> Timestamp {
+        self.versions.first().map_or(Timestamp::MIN, |version| version.from)
+    }
+
+    /// Each version with the time until which it was in force (`None`: still is). The first is taken back to the
+    /// object's creation: what came before it is not known.
+    pub(super) fn spans(&self) -> impl Iterator<Item = (Timestamp, Option<Timestamp>, Option<&Arc<T>>)> {
+        self.versions.iter().enumerate().map(|(index, version)| {
+            let from = match index {
+                0 => self.created.unwrap_or(Timestamp::MIN).min(version.from),
+                _ => version.from,
+            };
+            (from, self.versions.get(index + 1).map(|next| next.from), version.value.as_ref())
+        })
+    }
+
+    /// Forgets what was superseded before `horizon`; answers how many versions, and whether nothing is left to tell:
+    /// the object was deleted before the horizon.
+    pub(super) fn prune(&mut self, horizon: Timestamp) -> (usize, bool) {
+        let in_force = self.versions.partition_point(|version| version.from <= horizon).saturating_sub(1);
+        self.versions.drain(..in_force);
+        let over = matches!(self.versions.as_slice(), [Version { value: None, from }] if *from <= horizon);
+        (in_force, over)
+    }
+}
+
+/// The moment before which nothing is kept.
+pub(super) fn horizon(now: Timestamp, look_back: Duration) -> Timestamp {
+    now.saturating_sub(look_back)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp::from_unix_secs(secs)
+    }
+
+    #[test]
+    fn a_version_is_in_force_from_its_time_until_the_next() {
+        let mut line = Timeline::new(Some(at(5)), at(10), Arc::new("a"));
+        assert_eq!(line.push(at(20), Some(Arc::new("b"))), (true, 0));
+        assert_eq!(line.push(at(25), Some(Arc::new("b"))), (false, 0), "the same again is no new version");
+        line.push(at(30), None);
+        assert!(matches!(line.at(at(4)), At::NotYet));
+        assert!(matches!(line.at(at(7)), At::Assumed(v) if **v == "a"));
+        assert!(matches!(line.at(at(19)), At::In(v) if **v == "a"));
+        assert!(matches!(line.at(at(20)), At::In(v) if **v == "b"));
+        assert!(matches!(line.at(at(31)), At::Gone));
+    }
+
+    #[test]
+    fn time_never_runs_backwards() {
+        let mut line = Timeline::new(None, at(10), Arc::new(1));
+        line.push(at(3), Some(Arc::new(2)));
+        assert_eq!(line.versions[1].from, at(10));
+    }
+
+    #[test]
+    fn pruning_keeps_what_was_in_force_at_the_horizon() {
+        let mut line = Timeline::new(None, Timestamp::MIN, Arc::new(0));
+        for n in 1..=9_u64 {
+            line.push(at(n * 10), Some(Arc::new(n)));
+        }
+        assert_eq!(line.prune(at(45)), (4, false));
+        assert!(matches!(line.at(at(45)), At::In(v) if **v == 4));
+        line.push(at(100), None);
+        assert_eq!(line.prune(at(99)), (5, false));
+        assert_eq!(line.prune(at(100)), (1, true));
+    }
+
+    #[test]
+    fn a_flapping_object_stays_bounded() {
+        let mut line = Timeline::new(None, Timestamp::MIN, Arc::new(0));
+        let forgotten: usize = (1..1000_u64).map(|n| line.push(at(n), Some(Arc::new(n))).1).sum();
+        assert_eq!((line.versions.len(), forgotten), (VERSIONS_MAX, 1000 - VERSIONS_MAX));
+    }
+}

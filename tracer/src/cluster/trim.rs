@@ -1,0 +1,439 @@
+//! From an API object as JSON to the small structs of `model`.
+//!
+//! Owns the tolerance: whatever an object says, the result is a trimmed object, or an [`Oddity`] that names it.
+//! Must not keep anything of the JSON, do I/O or panic.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::{
+        apis::meta::v1::{ObjectMeta, Time},
+        util::intstr::IntOrString,
+    },
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{
+    cluster::model::{
+        AddressType, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object, Phase, Pod, PodRef,
+        Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
+    },
+    sighting::Protocol,
+    time::Timestamp,
+};
+
+mod probes;
+
+/// The longest name that the API accepts (DNS subdomain, RFC 1123), in bytes.
+const NAME_MAX_BYTES: usize = 253;
+
+/// Kubernetes' default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
+const AFFINITY_DEFAULT: Duration = Duration::from_secs(10_800);
+
+/// Kubernetes' default of `terminationGracePeriodSeconds`.
+const TERMINATION_GRACE_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Something in an object that could not be used; the rest of the object was, unless `what` says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Oddity {
+    /// `Service shop/cart`, escaped and cut where the name is absurd.
+    pub object: String,
+    pub what: String,
+}
+
+impl std::fmt::Display for Oddity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.object, self.what)
+    }
+}
+
+/// Trims one object. `None` where the whole object had to be left out; `odd` then says why.
+pub fn trim(kind: Kind, value: Value, odd: &mut Vec<Oddity>) -> Option<Trimmed> {
+    let named = describe(kind, &value);
+    let mut notes = Notes { object: named, odd };
+    match kind {
+        Kind::Service => {
+            let parsed: core::Service = notes.parse(value)?;
+            let (key, created, changed) = notes.meta(&parsed.metadata)?;
+            let object = service(key, parsed, &mut notes);
+            Some(Trimmed { object: Object::Service(Arc::new(object)), created, changed })
+        }
+        Kind::EndpointSlice => {
+            let parsed: discovery::EndpointSlice = notes.parse(value)?;
+            let (key, created, changed) = notes.meta(&parsed.metadata)?;
+            let object = slice(key, parsed, &mut notes)?;
+            Some(Trimmed { object: Object::EndpointSlice(Arc::new(object)), created, changed })
+        }
+        Kind::Pod => {
+            let parsed: core::Pod = notes.parse(value)?;
+            let (key, created, changed) = notes.meta(&parsed.metadata)?;
+            let object = pod(key, parsed, &mut notes);
+            Some(Trimmed { object: Object::Pod(Arc::new(object)), created, changed })
+        }
+        Kind::Node => {
+            let parsed: core::Node = notes.parse(value)?;
+            let (mut key, created, changed) = notes.meta(&parsed.metadata)?;
+            key.namespace = "".into();
+            let object = node(key, parsed, &mut notes);
+            Some(Trimmed { object: Object::Node(Arc::new(object)), created, changed })
+        }
+    }
+}
+
+/// Only the key of an object, for deletions; `None` where it has no usable name.
+pub fn key_of(kind: Kind, value: &Value) -> Option<Key> {
+    let text = |field: &str| value.pointer(field).and_then(Value::as_str).unwrap_or_default();
+    let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+    let namespace = if kind == Kind::Node { "" } else { namespace };
+    (!name.is_empty() && is_sane(name) && is_sane(namespace)).then(|| Key::new(namespace, name))
+}
+
+/// `Service shop/cart`, safe to print.
+pub(crate) fn describe(kind: Kind, value: &Value) -> String {
+    let text = |field: &str| {
+        let text = value.pointer(field).and_then(Value::as_str).unwrap_or_default();
+        text.chars().take(NAME_MAX_BYTES).flat_map(char::escape_default).collect::<String>()
+    };
+    match (text("/metadata/namespace"), text("/metadata/name")) {
+        (_, name) if name.is_empty() => format!("{kind} without a name"),
+        (namespace, name) if namespace.is_empty() => format!("{kind} {name}"),
+        (namespace, name) => format!("{kind} {namespace}/{name}"),
+    }
+}
+
+/// Whether a name can be printed and kept: names go to terminals and into records.
+fn is_sane(name: &str) -> bool {
+    name.len() <= NAME_MAX_BYTES && name.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+struct Notes<'a> {
+    object: String,
+    odd: &'a mut Vec<Oddity>,
+}
+
+impl Notes<'_> {
+    fn note(&mut self, what: String) {
+        let object = self.object.clone();
+        self.odd.push(Oddity { object, what });
+    }
+
+    fn parse<T: DeserializeOwned>(&mut self, value: Value) -> Option<T> {
+        match serde_json::from_value(value) {
+            Ok(parsed) => Some(parsed),
+            Err(error) => {
+                self.note(format!("left out, it is not what the API describes: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Key, creation time, time of the latest change.
+    fn meta(&mut self, meta: &ObjectMeta) -> Option<(Key, Option<Timestamp>, Option<Timestamp>)> {
+        let name = meta.name.as_deref().unwrap_or_default();
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        if name.is_empty() || !is_sane(name) || !is_sane(namespace) {
+            self.note("left out, its name is not one that Kubernetes accepts".to_owned());
+            return None;
+        }
+        let managed = meta.managed_fields.iter().flatten().filter_map(|entry| timestamp(entry.time.as_ref()));
+        // deletionTimestamp lies in the future by the grace period: the change was made when deletion was asked for.
+        let deleted = timestamp(meta.deletion_timestamp.as_ref())
+            .map(|at| at.saturating_sub(seconds(meta.deletion_grace_period_seconds.unwrap_or(0))));
+        let changed = managed.chain(deleted).max();
+        Some((Key::new(namespace, name), timestamp(meta.creation_timestamp.as_ref()), changed))
+    }
+
+    fn ip(&mut self, text: &str, field: &str) -> Option<IpAddr> {
+        if let Ok(ip) = text.parse::<IpAddr>() {
+            return Some(ip.to_canonical());
+        }
+        self.note(format!("{field} {:?} is not an IP address, skipped", cut(text)));
+        None
+    }
+
+    fn ips<'t>(&mut self, texts: impl IntoIterator<Item = &'t String>, field: &str) -> Vec<IpAddr> {
+        texts.into_iter().filter_map(|text| self.ip(text, field)).collect()
+    }
+
+    fn port(&mut self, number: i32, field: &str) -> Option<u16> {
+        match u16::try_from(number) {
+            Ok(port) if port > 0 => Some(port),
+            _ => {
+                self.note(format!("{field} {number} is not a port number, skipped"));
+                None
+            }
+        }
+    }
+
+    fn protocol(&mut self, name: Option<&str>) -> Option<Protocol> {
+        match name {
+            None | Some("" | "TCP") => Some(Protocol::TCP),
+            Some("UDP") => Some(Protocol::UDP),
+            Some("SCTP") => Some(Protocol::SCTP),
+            Some(other) => {
+                self.note(format!("protocol {:?} is not TCP, UDP or SCTP, port skipped", cut(other)));
+                None
+            }
+        }
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+fn timestamp(time: Option<&Time>) -> Option<Timestamp> {
+    let ns = time?.0.as_nanosecond();
+    u64::try_from(ns).ok().map(Timestamp::from_unix_ns)
+}
+
+fn seconds(count: i64) -> Duration {
+    Duration::from_secs(u64::try_from(count).unwrap_or(0))
+}
+
+/// Names are printed on terminals: what cannot be printed is escaped.
+fn text(value: Option<String>) -> Arc<str> {
+    match value {
+        Some(text) if text.chars().any(char::is_control) => text.escape_default().to_string().into(),
+        text => text.unwrap_or_default().into(),
+    }
+}
+
+fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
+    let spec = parsed.spec.unwrap_or_default();
+    let kind = match spec.type_.as_deref() {
+        Some("NodePort") => ServiceType::NodePort,
+        Some("LoadBalancer") => ServiceType::LoadBalancer,
+        Some("ExternalName") => ServiceType::ExternalName,
+        _ => ServiceType::ClusterIp,
+    };
+    let headless = spec.cluster_ip.as_deref() == Some("None");
+    // Old API servers fill clusterIP only.
+    let listed = match spec.cluster_ips {
+        Some(ips) if !ips.is_empty() => ips,
+        _ => spec.cluster_ip.into_iter().collect(),
+    };
+    let listed: Vec<_> = listed.into_iter().filter(|ip| ip != "None" && !ip.is_empty()).collect();
+    let ingress = parsed.status.and_then(|status| status.load_balancer).and_then(|lb| lb.ingress).unwrap_or_default();
+    let ingress: Vec<_> = ingress
+        .into_iter()
+        .filter(|entry| kind == ServiceType::LoadBalancer && entry.ip_mode.as_deref() != Some("Proxy"))
+        .filter_map(|entry| entry.ip.filter(|ip| !ip.is_empty()))
+        .collect();
+    let policy = |name: Option<String>| match name.as_deref() {
+        Some("Local") => TrafficPolicy::Local,
+        _ => TrafficPolicy::Cluster,
+    };
+    let affinity = (spec.session_affinity.as_deref() == Some("ClientIP")).then(|| {
+        let configured = spec.session_affinity_config.and_then(|config| config.client_ip);
+        configured.and_then(|config| config.timeout_seconds).map_or(AFFINITY_DEFAULT, |s| seconds(s.into()))
+    });
+    let mut labels = parsed.metadata.labels.unwrap_or_default();
+    let has_node_ports = matches!(kind, ServiceType::NodePort | ServiceType::LoadBalancer);
+    Service {
+        key,
+        uid: text(parsed.metadata.uid),
+        r#type: kind,
+        cluster_ips: if kind == ServiceType::ExternalName { Vec::new() } else { notes.ips(&listed, "clusterIP") },
+        headless,
+        external_ips: notes.ips(spec.external_ips.iter().flatten(), "externalIP"),
+        load_balancer_ips: notes.ips(&ingress, "load balancer IP"),
+        ports: spec.ports.into_iter().flatten().filter_map(|p| service_port(p, has_node_ports, notes)).collect(),
+        selector: spec.selector.unwrap_or_default(),
+        external_traffic_policy: policy(spec.external_traffic_policy),
+        internal_traffic_policy: policy(spec.internal_traffic_policy),
+        affinity,
+        proxy_name: labels.remove("service.kubernetes.io/service-proxy-name").map(Into::into),
+        publish_not_ready_addresses: spec.publish_not_ready_addresses.unwrap_or(false),
+    }
+}
+
+fn service_port(parsed: core::ServicePort, has_node_ports: bool, notes: &mut Notes<'_>) -> Option<ServicePort> {
+    let protocol = notes.protocol(parsed.protocol.as_deref())?;
+    let port = notes.port(parsed.port, "port")?;
+    let target = match parsed.target_port {
+        Some(IntOrString::Int(number)) if number != 0 => TargetPort::Number(notes.port(number, "targetPort")?),
+        Some(IntOrString::String(name)) if !name.is_empty() => TargetPort::Name(name.into()),
+        _ => TargetPort::Number(port),
+    };
+    let node_port = match parsed.node_port {
+        Some(number) if has_node_ports && number != 0 => notes.port(number, "nodePort"),
+        _ => None,
+    };
+    Some(ServicePort { name: text(parsed.name), protocol, port, target, node_port })
+}
+
+fn slice(key: Key, parsed: discovery::EndpointSlice, notes: &mut Notes<'_>) -> Option<EndpointSlice> {
+    let address_type = match parsed.address_type.as_str() {
+        "IPv4" => AddressType::Ipv4,
+        "IPv6" => AddressType::Ipv6,
+        "FQDN" => AddressType::Fqdn,
+        other => {
+            notes.note(format!("left out, addressType {:?} is not IPv4, IPv6 or FQDN", cut(other)));
+            return None;
+        }
+    };
+    let mut labels = parsed.metadata.labels.unwrap_or_default();
+    let service = labels.remove("kubernetes.io/service-name").filter(|name| !name.is_empty());
+    let service = match service {
+        Some(name) if !is_sane(&name) => {
+            notes.note("left out, the Service that its label names cannot exist".to_owned());
+            return None;
+        }
+        name => name.map(|name| Key { namespace: Arc::clone(&key.namespace), name: name.into() }),
+    };
+    // A port without a number means "all ports"; kube-proxy programs nothing for it.
+    let ports = parsed.ports.into_iter().flatten().filter_map(|port| {
+        let protocol = notes.protocol(port.protocol.as_deref())?;
+        Some(SlicePort { name: text(port.name), protocol, port: notes.port(port.port?, "port")? })
+    });
+    let ports = ports.collect();
+    let mut endpoints = Vec::new();
+    if address_type != AddressType::Fqdn {
+        for endpoint in parsed.endpoints {
+            endpoints.extend(slice_endpoint(endpoint, address_type, &key.namespace, notes));
+        }
+    }
+    Some(EndpointSlice { key, uid: text(parsed.metadata.uid), service, address_type, ports, endpoints })
+}
+
+fn slice_endpoint(
+    parsed: discovery::Endpoint,
+    family: AddressType,
+    namespace: &Arc<str>,
+    notes: &mut Notes<'_>,
+) -> Option<Endpoint> {
+    let mut addresses = notes.ips(&parsed.addresses, "endpoint address");
+    let listed = addresses.len();
+    addresses.retain(|ip| AddressType::of(*ip) == family);
+    if addresses.len() < listed {
+        notes.note(format!("an endpoint address is not {}, skipped", family.as_str()));
+    }
+    if addresses.is_empty() {
+        return None;
+    }
+    let conditions = parsed.conditions.unwrap_or_default();
+    let pod = parsed.target_ref.filter(|target| target.kind.as_deref() == Some("Pod")).and_then(|target| {
+        let namespace = target.namespace.map_or_else(|| Arc::clone(namespace), Into::into);
+        let name = target.name.filter(|name| is_sane(name))?;
+        Some(PodRef { key: Key { namespace, name: name.into() }, uid: text(target.uid) })
+    });
+    let ready = conditions.ready.unwrap_or(true);
+    Some(Endpoint {
+        addresses,
+        conditions: Conditions {
+            ready,
+            serving: conditions.serving.unwrap_or(true),
+            terminating: conditions.terminating.unwrap_or(false),
+        },
+        node: parsed.node_name.map(|name| text(Some(name))),
+        pod,
+        zone: parsed.zone.map(|zone| text(Some(zone))),
+    })
+}
+
+fn pod(key: Key, parsed: core::Pod, notes: &mut Notes<'_>) -> Pod {
+    let spec = parsed.spec.unwrap_or_default();
+    let status = parsed.status.unwrap_or_default();
+    let mut ips: Vec<String> = status.pod_ips.into_iter().flatten().map(|entry| entry.ip).collect();
+    if ips.is_empty() {
+        ips.extend(status.pod_ip);
+    }
+    ips.retain(|ip| !ip.is_empty());
+    let phase = match status.phase.as_deref() {
+        Some("Pending") => Phase::Pending,
+        Some("Running") => Phase::Running,
+        Some("Succeeded") => Phase::Succeeded,
+        Some("Failed") => Phase::Failed,
+        _ => Phase::Unknown,
+    };
+    let containers = || spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mut ports = Vec::new();
+    for port in containers().flat_map(|container| container.ports.iter().flatten()) {
+        let protocol = notes.protocol(port.protocol.as_deref());
+        let number = notes.port(port.container_port, "containerPort");
+        if let (Some(protocol), Some(port_number)) = (protocol, number) {
+            ports.push(ContainerPort { name: text(port.name.clone()), protocol, port: port_number });
+        }
+    }
+    let probes = containers().flat_map(|container| probes::of(container, &mut *notes)).collect();
+    let statuses = || status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let restarts = statuses().map(|s| u32::try_from(s.restart_count).unwrap_or(0)).fold(0, u32::saturating_add);
+    Pod {
+        key,
+        uid: text(parsed.metadata.uid),
+        node: spec.node_name.clone().filter(|name| !name.is_empty()).map(|name| text(Some(name))),
+        ips: notes.ips(&ips, "podIP"),
+        host_network: spec.host_network.unwrap_or(false),
+        phase,
+        ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
+        deletion: timestamp(parsed.metadata.deletion_timestamp.as_ref()),
+        termination_grace: spec.termination_grace_period_seconds.map_or(TERMINATION_GRACE_DEFAULT, seconds),
+        labels: parsed.metadata.labels.unwrap_or_default(),
+        ports,
+        probes,
+        restarts,
+        trouble: statuses().find_map(trouble),
+    }
+}
+
+/// Why a container does not run now, or why it last ended where it only waits to be restarted.
+fn trouble(status: &core::ContainerStatus) -> Option<Arc<str>> {
+    let ended = |state: Option<&core::ContainerState>| {
+        state.and_then(|s| s.terminated.as_ref()).filter(|t| t.exit_code != 0).and_then(|t| t.reason.clone())
+    };
+    let waiting = status.state.as_ref().and_then(|state| state.waiting.as_ref()).and_then(|w| w.reason.clone());
+    let reason = match waiting.as_deref() {
+        // Normal while a Pod starts.
+        Some("ContainerCreating" | "PodInitializing") => None,
+        Some("CrashLoopBackOff") => match ended(status.last_state.as_ref()).as_deref() {
+            Some("OOMKilled") => Some("CrashLoopBackOff after OOMKilled".to_owned()),
+            _ => waiting,
+        },
+        Some(_) => waiting,
+        None => ended(status.state.as_ref()),
+    };
+    reason.filter(|reason| is_printable(reason)).map(Into::into)
+}
+
+fn is_printable(text: &str) -> bool {
+    text.len() <= NAME_MAX_BYTES && !text.chars().any(char::is_control)
+}
+
+fn node(key: Key, parsed: core::Node, notes: &mut Notes<'_>) -> Node {
+    let spec = parsed.spec.unwrap_or_default();
+    let status = parsed.status.unwrap_or_default();
+    let addresses: Vec<_> = status
+        .addresses
+        .into_iter()
+        .flatten()
+        .filter(|address| matches!(address.type_.as_str(), "InternalIP" | "ExternalIP"))
+        .map(|address| address.address)
+        .collect();
+    let mut cidrs = spec.pod_cidrs.unwrap_or_default();
+    if cidrs.is_empty() {
+        cidrs.extend(spec.pod_cidr);
+    }
+    let conditions = status.conditions.unwrap_or_default();
+    let ready = conditions.iter().find(|c| c.type_ == "Ready").and_then(|c| match c.status.as_str() {
+        "True" => Some(true),
+        "False" => Some(false),
+        _ => None,
+    });
+    let pressure = conditions.into_iter().filter(|c| c.type_ != "Ready" && c.status == "True");
+    let info = status.node_info.unwrap_or_default();
+    let mut labels = parsed.metadata.labels.unwrap_or_default();
+    Node {
+        key,
+        uid: text(parsed.metadata.uid),
+        addresses: notes.ips(&addresses, "node address"),
+        pod_cidrs: cidrs.into_iter().map(Into::into).collect(),
+        ready,
+        pressure: pressure.map(|c| text(Some(c.type_))).collect(),
+        kubelet_version: text(Some(info.kubelet_version)),
+        kube_proxy_version: text(Some(info.kube_proxy_version)),
+        zone: labels.remove("topology.kubernetes.io/zone").map(Into::into),
+    }
+}

@@ -1,0 +1,177 @@
+//! The cluster from its API server: a list and a watch for each kind, for as long as viptrace runs.
+//!
+//! Owns connections, retries and the words for what is wrong with them. Must not keep objects: everything goes, in
+//! order, through one channel to the owner of the history. kube's own `watcher` is not used because it hides
+//! bookmarks and reconnections, and how old the metadata is can be told from these only.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tokio::{sync::mpsc, task::JoinSet};
+
+use crate::{
+    cluster::{
+        model::{Change, Kind, Trimmed},
+        trim::Oddity,
+    },
+    time::Timestamp,
+};
+
+mod follow;
+
+/// Updates waiting for the owner of the history, at most; then the watches wait.
+const QUEUE: usize = 4096;
+
+/// How to reach the API server.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// `--kubeconfig`; without it `$KUBECONFIG`, `~/.kube/config`, then the Pod's own account.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--context`; without it the kubeconfig's current one.
+    pub context: Option<String>,
+    pub limits: Limits,
+}
+
+/// How long the API server is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Opening a connection.
+    pub connect: Duration,
+    /// The answer to a request: a page of a list, the beginning of a watch.
+    pub request: Duration,
+    /// A watch that says nothing for so long is opened anew where it left off. API servers send a bookmark about each
+    /// minute.
+    pub silence: Duration,
+    /// The first complete lists of all kinds.
+    pub sync: Duration,
+    /// Pause after the first failure; doubled with each further one, up to `retry_max`.
+    pub retry: Duration,
+    pub retry_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(5),
+            request: Duration::from_secs(30),
+            silence: Duration::from_secs(90),
+            sync: Duration::from_secs(60),
+            retry: Duration::from_millis(250),
+            retry_max: Duration::from_secs(15),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    #[error("cannot use the kubeconfig {path}: {source}; check the file, or give another with --kubeconfig")]
+    Kubeconfig { path: PathBuf, source: kube::config::KubeconfigError },
+    #[error("cannot use the context {context:?} of the kubeconfig: {source}; see `kubectl config get-contexts`")]
+    Context { context: String, source: kube::config::KubeconfigError },
+    #[error(
+        "no way to the API server: {0}; give --kubeconfig, run inside the cluster with a service account, or use \
+         --cluster-from with a folder of object lists"
+    )]
+    Nowhere(#[source] kube::config::InferConfigError),
+    #[error("cannot make a client for {server}: {source}; check the kubeconfig's certificates and credentials")]
+    Client { server: String, source: Box<kube::Error> },
+}
+
+/// Something about one kind.
+#[derive(Clone, Debug)]
+pub struct Update {
+    pub kind: Kind,
+    /// When it was received, by this machine's clock.
+    pub received: Timestamp,
+    pub event: Event,
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Found by a list: it may have been so for long.
+    Listed(Trimmed),
+    /// Happened now, as far as can be told. Deletions found by a new list after a gap are among these: they happened
+    /// somewhere in the gap.
+    Changed(Change),
+    /// The list is complete.
+    Synced,
+    /// The server spoke: a bookmark, an answer.
+    Heard,
+    /// The connection is lost; it is being tried again.
+    Lost(String),
+    /// The server refuses this kind; it is asked again now and then.
+    Denied(String),
+    /// Parts of objects that could not be used.
+    Odd(Vec<Oddity>),
+}
+
+/// The running watches. They end when this is dropped.
+#[derive(Debug)]
+pub struct Watcher {
+    server: String,
+    limits: Limits,
+    updates: mpsc::Receiver<Update>,
+    _tasks: JoinSet<()>,
+}
+
+impl Access {
+    /// Reads the configuration and starts the watches. Whether the server answers shows in the updates.
+    pub async fn connect(&self) -> Result<Watcher, AccessError> {
+        let mut config = self.config().await?;
+        config.connect_timeout = Some(self.limits.connect);
+        // Silence is noticed by `Limits::silence`, which knows what to do about it.
+        config.read_timeout = None;
+        config.write_timeout = Some(self.limits.request);
+        let server = config.cluster_url.to_string();
+        let client = Client::try_from(config)
+            .map_err(|source| AccessError::Client { server: server.clone(), source: Box::new(source) })?;
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let mut tasks = JoinSet::new();
+        for kind in Kind::ALL {
+            tasks.spawn(follow::follow(kind, client.clone(), self.limits, sender.clone()));
+        }
+        Ok(Watcher { server, limits: self.limits, updates, _tasks: tasks })
+    }
+
+    async fn config(&self) -> Result<Config, AccessError> {
+        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        if let Some(path) = &self.kubeconfig {
+            let broken = |source| AccessError::Kubeconfig { path: path.clone(), source };
+            let kubeconfig = Kubeconfig::read_from(path).map_err(broken)?;
+            return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(broken);
+        }
+        if let Some(context) = &self.context {
+            let broken = |source| AccessError::Context { context: context.clone(), source };
+            return Config::from_kubeconfig(&options).await.map_err(broken);
+        }
+        Config::infer().await.map_err(AccessError::Nowhere)
+    }
+}
+
+impl Watcher {
+    /// The server's URL.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    pub const fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The next update; waits for it. `None` only if the watches have ended. Can be cancelled without loss.
+    pub async fn next(&mut self) -> Option<Update> {
+        self.updates.recv().await
+    }
+}
+
+/// This machine's clock.
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_unix_ns(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}

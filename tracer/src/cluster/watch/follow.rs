@@ -1,0 +1,263 @@
+//! Following one kind: list, watch from there, and begin again where something breaks.
+//!
+//! Owns the protocol (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): pages, resourceVersions,
+//! bookmarks, 410 Gone. Must not decide what an outage means.
+
+use std::{collections::BTreeSet, pin::pin, time::Duration};
+
+use futures::StreamExt as _;
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::apis::meta::v1::ListMeta,
+};
+use kube::{
+    Client, Resource as _,
+    core::{
+        Request, WatchEvent,
+        params::{ListParams, WatchParams},
+    },
+};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Event, Limits, Update, now};
+use crate::cluster::{
+    model::{Change, Key, Kind},
+    trim::{key_of, trim},
+};
+
+/// Objects asked for at once; kubectl's own page.
+const PAGE: u32 = 500;
+
+/// How long the server is asked to keep a watch open, in seconds; it would close it by itself after 5 to 10 minutes.
+const WATCH_SECONDS: u32 = 290;
+
+/// A kind that is refused is asked for again so often: somebody may grant it.
+const DENIED_RETRY: Duration = Duration::from_secs(60);
+
+/// Why a list or a watch ended.
+enum End {
+    /// The resourceVersion is too old (410): list again.
+    Gone,
+    /// Open it again where it left off.
+    Again,
+    Lost(String),
+    Denied(String),
+    /// Nobody wants the updates any more.
+    Unwanted,
+}
+
+/// A list whose items need not be what the API describes: one bad object must not hide the others.
+#[derive(Deserialize)]
+struct RawList {
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Option<Vec<Value>>,
+}
+
+/// Follows `kind` until nobody listens.
+pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: mpsc::Sender<Update>) {
+    let mut follower = Follower { kind, client, limits, updates, known: BTreeSet::new(), version: None };
+    let mut failures = 0;
+    loop {
+        let begun = Instant::now();
+        let end = match follower.version.clone() {
+            None => follower.list().await,
+            Some(version) => follower.watch(&version).await,
+        };
+        let lasted = begun.elapsed() >= limits.retry_max;
+        let pause = match end {
+            Ok(()) => {
+                failures = 0;
+                continue;
+            }
+            Err(End::Unwanted) => return,
+            // Servers close watches all the time; one that does so at once is not to be hammered.
+            Err(End::Again) if lasted => continue,
+            Err(End::Again) => None,
+            Err(End::Gone) => {
+                follower.version = None;
+                None
+            }
+            Err(End::Lost(why)) => {
+                if follower.send(Event::Lost(why)).await.is_err() {
+                    return;
+                }
+                None
+            }
+            Err(End::Denied(why)) => {
+                if follower.send(Event::Denied(why)).await.is_err() {
+                    return;
+                }
+                Some(DENIED_RETRY.max(limits.retry_max))
+            }
+        };
+        failures = if lasted { 0 } else { failures };
+        sleep(pause.unwrap_or_else(|| backoff(limits, failures))).await;
+        failures = failures.saturating_add(1);
+    }
+}
+
+/// Doubles with each failure up to the limit; spread by up to a quarter, so that many nodes do not return at once.
+fn backoff(limits: Limits, failures: u32) -> Duration {
+    let factor = 2_u32.saturating_pow(failures);
+    let pause = limits.retry.saturating_mul(factor).min(limits.retry_max);
+    let spread = (now().as_unix_ns() / 1_000) % 256;
+    pause.mul_f64(1.0 - f64::from(spread as u32) / 1024.0)
+}
+
+struct Follower {
+    kind: Kind,
+    client: Client,
+    limits: Limits,
+    updates: mpsc::Sender<Update>,
+    /// What has been given and not deleted, so that a later list shows what vanished.
+    known: BTreeSet<Key>,
+    /// Where to watch from; `None`: list first.
+    version: Option<String>,
+}
+
+impl Follower {
+    async fn send(&self, event: Event) -> Result<(), End> {
+        let update = Update { kind: self.kind, received: now(), event };
+        self.updates.send(update).await.map_err(|_| End::Unwanted)
+    }
+
+    fn request(&self) -> Request {
+        Request::new(match self.kind {
+            Kind::Service => core::Service::url_path(&(), None),
+            Kind::EndpointSlice => discovery::EndpointSlice::url_path(&(), None),
+            Kind::Pod => core::Pod::url_path(&(), None),
+            Kind::Node => core::Node::url_path(&(), None),
+        })
+    }
+
+    /// Gives all objects, then deletes those that were known and are not there any more.
+    async fn list(&mut self) -> Result<(), End> {
+        let mut seen = BTreeSet::new();
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let request = self.request().list(&params).map_err(|error| End::Lost(error.to_string()))?;
+            let page: RawList = self.within(self.client.request(request), "list").await?;
+            self.send(Event::Heard).await?;
+            for item in page.items.unwrap_or_default() {
+                let key = key_of(self.kind, &item);
+                let mut odd = Vec::new();
+                if let Some(trimmed) = trim(self.kind, item, &mut odd) {
+                    self.send(Event::Listed(trimmed)).await?;
+                }
+                if !odd.is_empty() {
+                    self.send(Event::Odd(odd)).await?;
+                }
+                seen.extend(key);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params.continue_token = Some(token),
+                None => {
+                    self.version = Some(page.metadata.resource_version.unwrap_or_default());
+                    break;
+                }
+            }
+        }
+        let known = std::mem::replace(&mut self.known, seen);
+        for key in known.difference(&self.known) {
+            self.send(Event::Changed(Change::Delete(self.kind, key.clone()))).await?;
+        }
+        self.send(Event::Synced).await
+    }
+
+    /// Gives the changes after `version` until the watch ends, which it always does.
+    async fn watch(&mut self, version: &str) -> Result<(), End> {
+        let params = WatchParams::default().timeout(WATCH_SECONDS);
+        let request = self.request().watch(&params, version).map_err(|error| End::Lost(error.to_string()))?;
+        let stream = self.within(self.client.request_events::<Value>(request), "watch").await?;
+        let mut stream = pin!(stream);
+        self.send(Event::Heard).await?;
+        loop {
+            let event = match timeout(self.limits.silence, stream.next()).await {
+                // Silent for too long, or closed by the server: opening it again shows whether the server lives.
+                Err(_) | Ok(None) => return Err(End::Again),
+                Ok(Some(Err(error))) => return Err(self.end_of(&error, "watch")),
+                Ok(Some(Ok(event))) => event,
+            };
+            match event {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => self.put(object).await?,
+                WatchEvent::Deleted(object) => {
+                    self.advance(&object);
+                    if let Some(key) = key_of(self.kind, &object) {
+                        self.known.remove(&key);
+                        self.send(Event::Changed(Change::Delete(self.kind, key))).await?;
+                    }
+                }
+                WatchEvent::Bookmark(bookmark) => {
+                    self.version = Some(bookmark.metadata.resource_version);
+                    self.send(Event::Heard).await?;
+                }
+                WatchEvent::Error(status) => return Err(self.end_of(&kube::Error::Api(status), "watch")),
+            }
+        }
+    }
+
+    async fn put(&mut self, object: Value) -> Result<(), End> {
+        self.advance(&object);
+        self.known.extend(key_of(self.kind, &object));
+        let mut odd = Vec::new();
+        if let Some(trimmed) = trim(self.kind, object, &mut odd) {
+            self.send(Event::Changed(Change::Put(trimmed))).await?;
+        }
+        if odd.is_empty() { Ok(()) } else { self.send(Event::Odd(odd)).await }
+    }
+
+    /// The next watch begins after this object.
+    fn advance(&mut self, object: &Value) {
+        if let Some(version) = object.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
+            self.version = Some(version.to_owned());
+        }
+    }
+
+    async fn within<T>(&self, request: impl Future<Output = kube::Result<T>>, what: &str) -> Result<T, End> {
+        match timeout(self.limits.request, request).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(self.end_of(&error, what)),
+            Err(_) => {
+                let limit = self.limits.request;
+                Err(End::Lost(format!("no answer to the {what} of {} within {limit:?}", self.kind.resource())))
+            }
+        }
+    }
+
+    fn end_of(&self, error: &kube::Error, what: &str) -> End {
+        let resource = self.kind.resource();
+        if let kube::Error::Api(status) = error {
+            let said = status.message.chars().filter(|c| !c.is_control()).take(300).collect::<String>();
+            return match status.code {
+                410 => End::Gone,
+                401 => End::Lost(format!("the server does not accept our credentials ({said}); renew the token")),
+                403 => End::Denied(format!("the server forbids {resource} ({said}); grant get, list and watch on them")),
+                404 => End::Denied(format!("the server does not serve {resource} ({said})")),
+                code => End::Lost(format!("{what} of {resource}: HTTP {code}: {said}")),
+            };
+        }
+        End::Lost(format!("{what} of {resource}: {}", chain(error)))
+    }
+}
+
+/// An error with its causes: kube's own text often names the layer only.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        let said = source.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = source.source();
+    }
+    text
+}
