@@ -37,7 +37,7 @@ const PAGE: u32 = 500;
 const WATCH_SECONDS: u32 = 290;
 
 /// A kind that is refused is asked for again so often: somebody may grant it.
-const DENIED_RETRY: Duration = Duration::from_secs(60);
+const DENIED_RETRY: Duration = Duration::from_mins(1);
 
 /// Why a list or a watch ended.
 enum End {
@@ -156,12 +156,11 @@ impl Follower {
                 }
                 seen.extend(key);
             }
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params.continue_token = Some(token),
-                None => {
-                    self.version = Some(page.metadata.resource_version.unwrap_or_default());
-                    break;
-                }
+            if let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) {
+                params.continue_token = Some(token);
+            } else {
+                self.version = Some(page.metadata.resource_version.unwrap_or_default());
+                break;
             }
         }
         let known = std::mem::replace(&mut self.known, seen);
@@ -226,7 +225,10 @@ impl Follower {
             Ok(Err(error)) => Err(self.end_of(&error, what)),
             Err(_) => {
                 let limit = self.limits.request;
-                Err(End::Lost(format!("no answer to the {what} of {} within {limit:?}", self.kind.resource())))
+                Err(End::Lost(format!(
+                    "no answer to the {what} of {} within {limit:?}",
+                    self.kind.resource()
+                )))
             }
         }
     }
@@ -237,8 +239,12 @@ impl Follower {
             let said = status.message.chars().filter(|c| !c.is_control()).take(300).collect::<String>();
             return match status.code {
                 410 => End::Gone,
-                401 => End::Lost(format!("the server does not accept our credentials ({said}); renew the token")),
-                403 => End::Denied(format!("the server forbids {resource} ({said}); grant get, list and watch on them")),
+                401 => {
+                    End::Lost(format!("the server does not accept our credentials ({said}); renew the token"))
+                }
+                403 => End::Denied(format!(
+                    "the server forbids {resource} ({said}); grant get, list and watch on them"
+                )),
                 404 => End::Denied(format!("the server does not serve {resource} ({said})")),
                 code => End::Lost(format!("{what} of {resource}: HTTP {code}: {said}")),
             };
