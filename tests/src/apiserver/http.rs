@@ -77,14 +77,19 @@ fn resources(api_version: &str) -> Json<Value> {
         })
     };
     let resources: Vec<_> = served.map(describe).collect();
-    Json(json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": resources}))
+    Json(
+        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": resources}),
+    )
 }
 
 async fn core_all(State(shared): State<Arc<Shared>>, Path(plural): Path<String>, query: Params) -> Response {
     collection(&shared, Resource::of_plural("v1", &plural), None, &query)
 }
 
-async fn core_unscoped(State(shared): State<Arc<Shared>>, Path((plural, name)): Path<(String, String)>) -> Response {
+async fn core_unscoped(
+    State(shared): State<Arc<Shared>>,
+    Path((plural, name)): Path<(String, String)>,
+) -> Response {
     one(&shared, Resource::of_plural("v1", &plural).filter(|resource| !resource.is_namespaced()), "", &name)
 }
 
@@ -103,7 +108,11 @@ async fn core_one(
     one(&shared, Resource::of_plural("v1", &plural), &namespace, &name)
 }
 
-async fn discovery_all(State(shared): State<Arc<Shared>>, Path(plural): Path<String>, query: Params) -> Response {
+async fn discovery_all(
+    State(shared): State<Arc<Shared>>,
+    Path(plural): Path<String>,
+    query: Params,
+) -> Response {
     collection(&shared, Resource::of_plural("discovery.k8s.io/v1", &plural), None, &query)
 }
 
@@ -150,11 +159,17 @@ fn collection(
     }
 }
 
-fn list(shared: &Shared, resource: Resource, namespace: Option<&str>, query: &HashMap<String, String>) -> Response {
+fn list(
+    shared: &Shared,
+    resource: Resource,
+    namespace: Option<&str>,
+    query: &HashMap<String, String>,
+) -> Response {
     let mut store = shared.store();
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(0);
     let token = query.get("continue").filter(|token| !token.is_empty());
-    let after = token.and_then(|token| token.split_once('/')).map(|(ns, name)| (ns.to_owned(), name.to_owned()));
+    let after =
+        token.and_then(|token| token.split_once('/')).map(|(ns, name)| (ns.to_owned(), name.to_owned()));
     if token.is_none() {
         store.count_list(resource);
     }
@@ -195,9 +210,11 @@ fn open_watch(
     let mut store = shared.store();
     store.count_watch(resource);
     // Without a version a watch begins with what there is; ours begins with what comes.
-    let version = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(store.version());
+    let version =
+        query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(store.version());
     drop(store);
-    let seconds = query.get("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).unwrap_or(WATCH_SECONDS);
+    let seconds =
+        query.get("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).unwrap_or(WATCH_SECONDS);
     let flag = query.get("allowWatchBookmarks").map(String::as_str);
     let now = Instant::now();
     let watch = Watch {
@@ -284,7 +301,8 @@ fn not_served() -> Response {
 
 fn forbidden(resource: Resource) -> Response {
     let plural = resource.plural();
-    let message = format!("{plural} is forbidden: User \"lab\" cannot list resource \"{plural}\" at the cluster scope");
+    let message =
+        format!("{plural} is forbidden: User \"lab\" cannot list resource \"{plural}\" at the cluster scope");
     status(403, "Forbidden", &message)
 }
 

@@ -117,9 +117,13 @@ impl Store {
         let now = rfc3339(SystemTime::now());
         let kept = |field: &str| old.and_then(|old| old.pointer(field)).cloned();
         let created = kept("/metadata/creationTimestamp").unwrap_or_else(|| json!(now));
-        let uid = kept("/metadata/uid").unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{version:012}")));
+        let uid =
+            kept("/metadata/uid").unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{version:012}")));
         complete(&mut object, resource)?;
-        let meta = object.pointer_mut("/metadata").and_then(Value::as_object_mut).ok_or("metadata is not an object")?;
+        let meta = object
+            .pointer_mut("/metadata")
+            .and_then(Value::as_object_mut)
+            .ok_or("metadata is not an object")?;
         meta.entry("creationTimestamp").or_insert(created);
         meta.entry("uid").or_insert(uid);
         meta.insert("resourceVersion".to_owned(), json!(version.to_string()));
@@ -229,7 +233,8 @@ fn name_of(resource: Resource, object: &Value) -> Result<Name, String> {
     if name.is_empty() {
         return Err(format!("a {} without metadata.name", resource.kind()));
     }
-    let namespace = if resource.is_namespaced() { text(object, "/metadata/namespace") } else { String::new() };
+    let namespace =
+        if resource.is_namespaced() { text(object, "/metadata/namespace") } else { String::new() };
     Ok((resource, namespace, name))
 }
 

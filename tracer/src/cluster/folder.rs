@@ -22,6 +22,9 @@ use crate::{
     time::Timestamp,
 };
 
+#[cfg(test)]
+mod tests;
+
 /// Larger files are left out with a warning: parsing takes several times a file's size in memory.
 const FILE_MAX_BYTES: u64 = 1 << 30;
 
@@ -30,7 +33,9 @@ const WARNINGS_MAX: usize = 5;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
-    #[error("cannot read the folder {path}: {source}; --cluster-from takes a folder of `kubectl get -o json` lists")]
+    #[error(
+        "cannot read the folder {path}: {source}; --cluster-from takes a folder of `kubectl get -o json` lists"
+    )]
     Unreadable { path: PathBuf, source: std::io::Error },
     #[error(
         "no Services, EndpointSlices, Pods or Nodes in {path}{why}; make the lists with `kubectl get services,pods -A \
@@ -61,11 +66,19 @@ struct Event {
     object: Value,
 }
 
+/// What is known of a kind's lists.
+#[derive(Clone, Copy, Default)]
+struct Listed {
+    seen: bool,
+    /// The list's resourceVersion, where it says one.
+    version: Option<u64>,
+}
+
 #[derive(Default)]
 struct Reader {
     lists: Vec<(Kind, Value)>,
-    /// Per kind: a list was there, and its resourceVersion.
-    listed: [Option<Option<u64>>; Kind::ALL.len()],
+    /// By [`Kind::index`].
+    listed: [Listed; Kind::ALL.len()],
     events: Vec<Event>,
     taken: Option<Timestamp>,
     warnings: Vec<String>,
@@ -86,7 +99,7 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let read = if name.ends_with(".watch.jsonl") {
             reader.stream(path)
-        } else if name.ends_with(".json") {
+        } else if path.extension().is_some_and(|extension| extension == "json") {
             reader.file(path)
         } else {
             continue;
@@ -95,7 +108,8 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
             reader.warnings.push(format!("{}: {why}", path.display()));
         }
     }
-    if reader.lists.is_empty() && reader.events.is_empty() && reader.listed.iter().all(Option::is_none) {
+    if reader.lists.is_empty() && reader.events.is_empty() && !reader.listed.iter().any(|listed| listed.seen)
+    {
         let why = reader.warnings.first().map(|first| format!(" ({first})")).unwrap_or_default();
         return Err(FolderError::Empty { path: dir.to_owned(), why });
     }
@@ -105,13 +119,17 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
 impl Reader {
     /// Opens a file and notes its age.
     fn open(&mut self, path: &Path) -> Result<BufReader<File>, String> {
-        let file = File::open(path).map_err(|error| format!("cannot be opened: {error}; check its permissions"))?;
+        let file =
+            File::open(path).map_err(|error| format!("cannot be opened: {error}; check its permissions"))?;
         let meta = file.metadata().map_err(|error| format!("cannot be examined: {error}"))?;
         if !meta.is_file() {
             return Err("is not a regular file, left out".to_owned());
         }
         if meta.len() > FILE_MAX_BYTES {
-            return Err(format!("has {} bytes, more than {FILE_MAX_BYTES}; split it into several lists", meta.len()));
+            return Err(format!(
+                "has {} bytes, more than {FILE_MAX_BYTES}; split it into several lists",
+                meta.len()
+            ));
         }
         if let Some(written) = meta.modified().ok().and_then(from_system_time) {
             self.taken = Some(self.taken.map_or(written, |oldest| oldest.min(written)));
@@ -145,7 +163,9 @@ impl Reader {
         if let Some(kind) = list_kind {
             self.list_seen(kind, version);
         }
-        let Some(Value::Array(items)) = value.get_mut("items").map(Value::take) else { return list_kind.is_some() };
+        let Some(Value::Array(items)) = value.get_mut("items").map(Value::take) else {
+            return list_kind.is_some();
+        };
         let mut taken = list_kind.is_some();
         for item in items {
             let own = item.get("kind").and_then(Value::as_str).and_then(Kind::from_name);
@@ -160,7 +180,7 @@ impl Reader {
 
     fn list_seen(&mut self, kind: Kind, version: Option<u64>) {
         if let Some(listed) = self.listed.get_mut(kind.index()) {
-            *listed = Some(listed.flatten().max(version));
+            *listed = Listed { seen: true, version: listed.version.max(version) };
         }
     }
 
@@ -194,7 +214,7 @@ impl Reader {
         // A list made after its stream was recorded: the stream is the older part of the history.
         let listed = self.listed;
         let precedes_list = |event: &Event| {
-            let list = listed.get(event.kind.index()).copied().flatten().flatten();
+            let list = listed.get(event.kind.index()).and_then(|listed| listed.version);
             matches!((event.version, list), (Some(event), Some(list)) if event <= list)
         };
         let (earlier, later): (Vec<_>, Vec<_>) = events.into_iter().partition(precedes_list);
@@ -215,15 +235,18 @@ impl Reader {
         for (kind, key) in unlisted {
             history.apply(clock, Change::Delete(kind, key));
         }
-        for event in later {
-            replay(&mut history, event, &mut clock, &mut odd);
-        }
         for kind in Kind::ALL {
-            if self.listed.get(kind.index()).copied().flatten().is_some() {
+            if self.listed.get(kind.index()).is_some_and(|listed| listed.seen) {
                 history.mark_known(kind);
             } else {
-                self.warnings.push(format!("no list of {} in the folder: what depends on it is not known", kind.resource()));
+                self.warnings.push(format!(
+                    "no list of {} in the folder: what depends on it is not known",
+                    kind.resource()
+                ));
             }
+        }
+        for event in later {
+            replay(&mut history, event, &mut clock, &mut odd);
         }
         self.warnings.extend(odd.iter().take(WARNINGS_MAX).map(Oddity::to_string));
         if let Some(more) = odd.len().checked_sub(WARNINGS_MAX).filter(|more| *more > 0) {
@@ -243,14 +266,21 @@ fn event(line: &str) -> Result<Option<Event>, String> {
         None => return Err("no \"type\": a line is {\"type\":…,\"object\":…}".to_owned()),
     };
     let object = value.get_mut("object").map(Value::take).unwrap_or_default();
-    let Some(kind) = object.get("kind").and_then(Value::as_str).and_then(Kind::from_name) else { return Ok(None) };
+    let Some(kind) = object.get("kind").and_then(Value::as_str).and_then(Kind::from_name) else {
+        return Ok(None);
+    };
     let version = object.pointer("/metadata/resourceVersion").and_then(resource_version);
     Ok(Some(Event { kind, deleted, version, object }))
 }
 
 /// Applies one event. Its time is what the object says about its latest change; where it says nothing newer than the
 /// events before it (a deletion leaves no mark on a Service), it counts as having come right after them.
-fn replay(history: &mut History, event: Event, clock: &mut Timestamp, odd: &mut Vec<Oddity>) -> Option<(Kind, Key)> {
+fn replay(
+    history: &mut History,
+    event: Event,
+    clock: &mut Timestamp,
+    odd: &mut Vec<Oddity>,
+) -> Option<(Kind, Key)> {
     let Event { kind, deleted, object, .. } = event;
     let fallback = key_of(kind, &object);
     let trimmed = trim(kind, object, odd);

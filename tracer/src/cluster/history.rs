@@ -1,4 +1,4 @@
-//! What the cluster was like at any moment of the look-back: the versions of all Services, EndpointSlices, Pods and
+//! What the cluster was like at any moment of the look-back: the versions of all Services, `EndpointSlices`, Pods and
 //! Nodes, indexed by address.
 //!
 //! Owns storage, indexes and the plain look-ups; [`endpoints`] answers about the members of a Service and [`reason`]
@@ -55,9 +55,15 @@ pub struct PortMatch {
 pub enum Lookup {
     Port(PortMatch),
     /// The address of a Service, but no port of it (C5c).
-    UnknownPort { service: Arc<Service>, via: Via },
+    UnknownPort {
+        service: Arc<Service>,
+        via: Via,
+    },
     /// It was a Service's address until `since`, when that Service was deleted or gave the address up.
-    Gone { service: Arc<Service>, since: Timestamp },
+    Gone {
+        service: Arc<Service>,
+        since: Timestamp,
+    },
     NotService,
 }
 
@@ -116,10 +122,13 @@ impl History {
         self.known.get(kind.index()).copied().unwrap_or(false)
     }
 
-    /// A change that came into force at `at`.
+    /// A change that came into force at `at`. An object that a complete list did not have was created then.
     pub fn apply(&mut self, at: Timestamp, change: Change) {
         match change {
-            Change::Put(trimmed) => self.put(at, trimmed),
+            Change::Put(trimmed) => {
+                let told = trimmed.created.filter(|_| !self.knows(trimmed.object.kind()));
+                self.put(at, Trimmed { created: told.or(Some(at)), ..trimmed });
+            }
             Change::Delete(kind, key) => {
                 let forgotten = match kind {
                     Kind::Service => self.services.get_mut(&key).map(|line| line.push(at, None).1),
@@ -226,8 +235,12 @@ impl History {
         self.node_ips.clear();
         let services: Vec<_> = values(self.services.values()).collect();
         let slices: Vec<_> = values(self.slices.values()).collect();
-        services.iter().for_each(|service| self.index_service(service));
-        slices.iter().for_each(|slice| self.index_slice(slice));
+        for service in &services {
+            self.index_service(service);
+        }
+        for slice in &slices {
+            self.index_slice(slice);
+        }
         for pod in values(self.pods.values()) {
             index_all(&mut self.pod_ips, &pod.ips, &pod.key);
         }
@@ -249,7 +262,7 @@ impl History {
         }
     }
 
-    /// The Service port that `ip`:`port` meant at `at`: ClusterIP, external IP, load balancer IP, or a nodePort on a
+    /// The Service port that `ip`:`port` meant at `at`: `ClusterIP`, external IP, load balancer IP, or a nodePort on a
     /// node's address. A nodePort on an address that no Node object lists is found by [`History::node_port`].
     pub fn service_for(&self, ip: IpAddr, port: u16, protocol: Protocol, at: Timestamp) -> Lookup {
         let ip = ip.to_canonical();
@@ -271,7 +284,7 @@ impl History {
                 At::Gone => {}
                 At::NotYet => continue,
             }
-            let left = line.spans().filter_map(|(_, to, value)| Some((value?, to?)));
+            let left = line.spans().filter_map(|span| Some((span.value?, span.to?)));
             let last = left.filter(|(service, to)| *to <= at && via(service, ip).is_some()).last();
             if let Some((service, since)) = last
                 && gone.as_ref().is_none_or(|(_, best)| *best < since)
@@ -317,9 +330,11 @@ impl History {
     /// see [`History::node_by_ip`].
     pub fn pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<Arc<Pod>> {
         let ip = ip.to_canonical();
-        let holders = self.pods_at(ip, at).filter(|pod| !pod.host_network);
-        // While an address changes hands two Pods may claim it: the one that is not being deleted has it.
-        holders.min_by_key(|pod| pod.deletion.is_some()).cloned()
+        let holders = self.pods_at(ip, at).filter(|(pod, _)| !pod.host_network);
+        // While an address changes hands two Pods may claim it: the one that is known to hold it then, and is not
+        // being deleted, has it.
+        let holder = holders.min_by_key(|(pod, assumed)| (*assumed, pod.deletion.is_some()))?;
+        Some(Arc::clone(holder.0))
     }
 
     /// The Pod that last gave this address up before `at`, and when: who a stale rule still means (C6), or whose
@@ -330,17 +345,22 @@ impl History {
         let left = lines.flat_map(|line| {
             let held = |pod: &Arc<Pod>| !pod.host_network && pod.holds_addresses() && pod.ips.contains(&ip);
             let holds_now = line.at(at).value().is_some_and(held);
-            let spans = line.spans().filter_map(|(_, to, value)| Some((value?, to?)));
+            let spans = line.spans().filter_map(|span| Some((span.value?, span.to?)));
             spans.filter(move |(pod, to)| !holds_now && *to <= at && held(pod))
         });
         left.max_by_key(|(_, to)| *to).map(|(pod, to)| (Arc::clone(pod), to))
     }
 
-    /// Pods that held the address at `at`, those on the host's network included.
-    fn pods_at(&self, ip: IpAddr, at: Timestamp) -> impl Iterator<Item = &Arc<Pod>> {
+    /// Pods that held the address at `at`, those on the host's network included, and whether that is an assumption
+    /// from a later version.
+    fn pods_at(&self, ip: IpAddr, at: Timestamp) -> impl Iterator<Item = (&Arc<Pod>, bool)> {
         let keys = self.pod_ips.get(&ip).into_iter().flatten();
-        let pods = keys.filter_map(move |key| self.pods.get(key)?.at(at).value());
-        pods.filter(move |pod| pod.holds_addresses() && pod.ips.contains(&ip))
+        let pods = keys.filter_map(move |key| match self.pods.get(key)?.at(at) {
+            At::In(pod) => Some((pod, false)),
+            At::Assumed(pod) => Some((pod, true)),
+            At::Gone | At::NotYet => None,
+        });
+        pods.filter(move |(pod, _)| pod.holds_addresses() && pod.ips.contains(&ip))
     }
 
     pub fn node(&self, name: &str, at: Timestamp) -> Option<Arc<Node>> {
@@ -355,7 +375,12 @@ impl History {
     }
 
     /// The Service ports that listed this endpoint at `at`, ready or not: Service and port name.
-    pub fn services_of_endpoint(&self, endpoint: SocketAddr, protocol: Protocol, at: Timestamp) -> Vec<(Key, Arc<str>)> {
+    pub fn services_of_endpoint(
+        &self,
+        endpoint: SocketAddr,
+        protocol: Protocol,
+        at: Timestamp,
+    ) -> Vec<(Key, Arc<str>)> {
         let ip = endpoint.ip().to_canonical();
         let mut found = BTreeSet::new();
         for key in self.slice_ips.get(&ip).into_iter().flatten() {
@@ -375,7 +400,7 @@ impl History {
     /// address the probes of the Pods on the host's network are meant. A match alone is no proof: 8080 carries user
     /// traffic too.
     pub fn is_probe_target(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(Arc<Pod>, Probe)> {
-        self.pods_at(ip.to_canonical(), at).find_map(|pod| {
+        self.pods_at(ip.to_canonical(), at).find_map(|(pod, _)| {
             let probe = pod.probes.iter().find(|probe| probe.port == port)?;
             Some((Arc::clone(pod), probe.clone()))
         })
@@ -384,7 +409,9 @@ impl History {
 
 /// What became of an object given to the history.
 enum Stored {
-    New { forgotten: usize },
+    New {
+        forgotten: usize,
+    },
     /// Nothing that is kept has changed.
     Same,
     Refused,

@@ -1,4 +1,4 @@
-//! What Kubernetes said, and when: the history of Services, EndpointSlices, Pods and Nodes.
+//! What Kubernetes said, and when: the history of Services, `EndpointSlices`, Pods and Nodes.
 //!
 //! The trace loop owns a [`Cluster`] and feeds it from a [`Feed`]. [`history`] is pure and answers the questions of
 //! the diagnosis; [`watch`] and [`folder`] do the I/O that fills it; [`trim`] makes small structs of API objects.
@@ -23,7 +23,7 @@ pub use watch::{Access, AccessError, Event, Limits, Update};
 
 /// Versions are kept for so long unless said otherwise: the longest look-back to a cause (an upgrade, catalogue
 /// section 3) and some more.
-pub const LOOK_BACK: Duration = Duration::from_secs(75 * 60);
+pub const LOOK_BACK: Duration = Duration::from_mins(75);
 
 /// Where the cluster's objects come from.
 #[derive(Clone, Debug)]

@@ -2,13 +2,7 @@
 //!
 //! Owns the types. Must not parse (that is `trim`), do I/O or know a time other than what the objects say.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use crate::{sighting::Protocol, time::Timestamp};
 
@@ -31,6 +25,16 @@ impl Kind {
             Self::EndpointSlice => "EndpointSlice",
             Self::Pod => "Pod",
             Self::Node => "Node",
+        }
+    }
+
+    /// In running text.
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Service => "Services",
+            Self::EndpointSlice => "EndpointSlices",
+            Self::Pod => "Pods",
+            Self::Node => "Nodes",
         }
     }
 
@@ -165,7 +169,7 @@ pub struct Service {
     pub key: Key,
     pub uid: Arc<str>,
     pub r#type: ServiceType,
-    /// Empty for headless Services and ExternalName.
+    /// Empty for headless Services and `ExternalName`.
     pub cluster_ips: Vec<IpAddr>,
     /// `clusterIP: None`.
     pub headless: bool,
@@ -173,7 +177,7 @@ pub struct Service {
     /// Ingress IPs of the load balancer that kube-proxy serves, so without those of `ipMode: Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
-    /// Empty where the slices are written by somebody else than the EndpointSlice controller.
+    /// Empty where the slices are written by somebody else than the `EndpointSlice` controller.
     pub selector: BTreeMap<String, String>,
     pub external_traffic_policy: TrafficPolicy,
     pub internal_traffic_policy: TrafficPolicy,
@@ -295,7 +299,7 @@ pub struct Endpoint {
 }
 
 /// An endpoint's conditions with the API's defaults applied: a missing `ready` or `serving` means true, a missing
-/// `terminating` false (discovery.k8s.io/v1 EndpointConditions).
+/// `terminating` false (discovery.k8s.io/v1 `EndpointConditions`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
     pub ready: bool,
@@ -415,7 +419,7 @@ pub struct Probe {
 pub struct Node {
     pub key: Key,
     pub uid: Arc<str>,
-    /// Of every type that is an IP address: InternalIP, ExternalIP.
+    /// Of every type that is an IP address: `InternalIP`, `ExternalIP`.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<Arc<str>>,
     /// Condition `Ready`; `None` for `Unknown` (the kubelet does not report) or where it is missing.

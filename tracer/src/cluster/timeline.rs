@@ -41,6 +41,19 @@ impl<'a, T> At<'a, T> {
     }
 }
 
+/// A version with its time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span<'a, T> {
+    /// The first version is taken back to the object's creation: what came before it is not known.
+    pub(super) from: Timestamp,
+    /// From when on the version is known to have been in force.
+    pub(super) known_from: Timestamp,
+    /// `None`: it still is.
+    pub(super) to: Option<Timestamp>,
+    /// `None`: deleted.
+    pub(super) value: Option<&'a Arc<T>>,
+}
+
 /// One object's history, oldest version first; never empty.
 #[derive(Clone, Debug)]
 pub(super) struct Timeline<T> {
@@ -90,20 +103,20 @@ impl<T: PartialEq> Timeline<T> {
         self.versions.last().and_then(|version| version.value.as_ref())
     }
 
-    /// From when on every change is known.
-    pub(super) fn known_from(&self) -> Timestamp {
-        self.versions.first().map_or(Timestamp::MIN, |version| version.from)
+    /// Until when the object existed unknown to us: the first version known, unless the object was created with it.
+    pub(super) fn unknown_until(&self) -> Timestamp {
+        let first = self.versions.first().map_or(Timestamp::MIN, |version| version.from);
+        if self.created.is_some_and(|created| created >= first) { Timestamp::MIN } else { first }
     }
 
-    /// Each version with the time until which it was in force (`None`: still is). The first is taken back to the
-    /// object's creation: what came before it is not known.
-    pub(super) fn spans(&self) -> impl Iterator<Item = (Timestamp, Option<Timestamp>, Option<&Arc<T>>)> {
+    pub(super) fn spans(&self) -> impl Iterator<Item = Span<'_, T>> {
         self.versions.iter().enumerate().map(|(index, version)| {
             let from = match index {
                 0 => self.created.unwrap_or(Timestamp::MIN).min(version.from),
                 _ => version.from,
             };
-            (from, self.versions.get(index + 1).map(|next| next.from), version.value.as_ref())
+            let to = self.versions.get(index + 1).map(|next| next.from);
+            Span { from, known_from: version.from, to, value: version.value.as_ref() }
         })
     }
 
@@ -124,8 +137,6 @@ pub(super) fn horizon(now: Timestamp, look_back: Duration) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
-
     use super::*;
 
     fn at(secs: u64) -> Timestamp {

@@ -17,20 +17,22 @@ use serde_json::Value;
 
 use crate::{
     cluster::model::{
-        AddressType, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object, Phase, Pod, PodRef,
-        Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
+        AddressType, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object, Phase, Pod,
+        PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
     },
     sighting::Protocol,
     time::Timestamp,
 };
 
 mod probes;
+#[cfg(test)]
+mod tests;
 
 /// The longest name that the API accepts (DNS subdomain, RFC 1123), in bytes.
 const NAME_MAX_BYTES: usize = 253;
 
 /// Kubernetes' default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
-const AFFINITY_DEFAULT: Duration = Duration::from_secs(10_800);
+const AFFINITY_DEFAULT: Duration = Duration::from_hours(3);
 
 /// Kubernetes' default of `terminationGracePeriodSeconds`.
 const TERMINATION_GRACE_DEFAULT: Duration = Duration::from_secs(30);
@@ -216,7 +218,8 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
         _ => spec.cluster_ip.into_iter().collect(),
     };
     let listed: Vec<_> = listed.into_iter().filter(|ip| ip != "None" && !ip.is_empty()).collect();
-    let ingress = parsed.status.and_then(|status| status.load_balancer).and_then(|lb| lb.ingress).unwrap_or_default();
+    let ingress =
+        parsed.status.and_then(|status| status.load_balancer).and_then(|lb| lb.ingress).unwrap_or_default();
     let ingress: Vec<_> = ingress
         .into_iter()
         .filter(|entry| kind == ServiceType::LoadBalancer && entry.ip_mode.as_deref() != Some("Proxy"))
@@ -236,11 +239,20 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
         key,
         uid: text(parsed.metadata.uid),
         r#type: kind,
-        cluster_ips: if kind == ServiceType::ExternalName { Vec::new() } else { notes.ips(&listed, "clusterIP") },
+        cluster_ips: if kind == ServiceType::ExternalName {
+            Vec::new()
+        } else {
+            notes.ips(&listed, "clusterIP")
+        },
         headless,
         external_ips: notes.ips(spec.external_ips.iter().flatten(), "externalIP"),
         load_balancer_ips: notes.ips(&ingress, "load balancer IP"),
-        ports: spec.ports.into_iter().flatten().filter_map(|p| service_port(p, has_node_ports, notes)).collect(),
+        ports: spec
+            .ports
+            .into_iter()
+            .flatten()
+            .filter_map(|p| service_port(p, has_node_ports, notes))
+            .collect(),
         selector: spec.selector.unwrap_or_default(),
         external_traffic_policy: policy(spec.external_traffic_policy),
         internal_traffic_policy: policy(spec.internal_traffic_policy),
@@ -250,11 +262,17 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
     }
 }
 
-fn service_port(parsed: core::ServicePort, has_node_ports: bool, notes: &mut Notes<'_>) -> Option<ServicePort> {
+fn service_port(
+    parsed: core::ServicePort,
+    has_node_ports: bool,
+    notes: &mut Notes<'_>,
+) -> Option<ServicePort> {
     let protocol = notes.protocol(parsed.protocol.as_deref())?;
     let port = notes.port(parsed.port, "port")?;
     let target = match parsed.target_port {
-        Some(IntOrString::Int(number)) if number != 0 => TargetPort::Number(notes.port(number, "targetPort")?),
+        Some(IntOrString::Int(number)) if number != 0 => {
+            TargetPort::Number(notes.port(number, "targetPort")?)
+        }
         Some(IntOrString::String(name)) if !name.is_empty() => TargetPort::Name(name.into()),
         _ => TargetPort::Number(port),
     };
@@ -360,7 +378,8 @@ fn pod(key: Key, parsed: core::Pod, notes: &mut Notes<'_>) -> Pod {
     }
     let probes = containers().flat_map(|container| probes::of(container, &mut *notes)).collect();
     let statuses = || status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    let restarts = statuses().map(|s| u32::try_from(s.restart_count).unwrap_or(0)).fold(0, u32::saturating_add);
+    let restarts =
+        statuses().map(|s| u32::try_from(s.restart_count).unwrap_or(0)).fold(0, u32::saturating_add);
     Pod {
         key,
         uid: text(parsed.metadata.uid),
@@ -384,7 +403,8 @@ fn trouble(status: &core::ContainerStatus) -> Option<Arc<str>> {
     let ended = |state: Option<&core::ContainerState>| {
         state.and_then(|s| s.terminated.as_ref()).filter(|t| t.exit_code != 0).and_then(|t| t.reason.clone())
     };
-    let waiting = status.state.as_ref().and_then(|state| state.waiting.as_ref()).and_then(|w| w.reason.clone());
+    let waiting =
+        status.state.as_ref().and_then(|state| state.waiting.as_ref()).and_then(|w| w.reason.clone());
     let reason = match waiting.as_deref() {
         // Normal while a Pod starts.
         Some("ContainerCreating" | "PodInitializing") => None,

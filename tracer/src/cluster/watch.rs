@@ -61,7 +61,7 @@ impl Default for Limits {
             connect: Duration::from_secs(5),
             request: Duration::from_secs(30),
             silence: Duration::from_secs(90),
-            sync: Duration::from_secs(60),
+            sync: Duration::from_mins(1),
             retry: Duration::from_millis(250),
             retry_max: Duration::from_secs(15),
         }
@@ -72,14 +72,18 @@ impl Default for Limits {
 pub enum AccessError {
     #[error("cannot use the kubeconfig {path}: {source}; check the file, or give another with --kubeconfig")]
     Kubeconfig { path: PathBuf, source: kube::config::KubeconfigError },
-    #[error("cannot use the context {context:?} of the kubeconfig: {source}; see `kubectl config get-contexts`")]
+    #[error(
+        "cannot use the context {context:?} of the kubeconfig: {source}; see `kubectl config get-contexts`"
+    )]
     Context { context: String, source: kube::config::KubeconfigError },
     #[error(
         "no way to the API server: {0}; give --kubeconfig, run inside the cluster with a service account, or use \
          --cluster-from with a folder of object lists"
     )]
     Nowhere(#[source] kube::config::InferConfigError),
-    #[error("cannot make a client for {server}: {source}; check the kubeconfig's certificates and credentials")]
+    #[error(
+        "cannot make a client for {server}: {source}; check the kubeconfig's certificates and credentials"
+    )]
     Client { server: String, source: Box<kube::Error> },
 }
 

@@ -1,12 +1,15 @@
 //! The members of a Service port at a moment, and what became of one.
 //!
-//! Owns the reading of EndpointSlices: ports by name, conditions, several slices a Service. Must not judge a flow.
+//! Owns the reading of `EndpointSlices`: ports by name, conditions, several slices a Service. Must not judge a flow.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use super::History;
 use crate::{
-    cluster::model::{AddressType, Conditions, EndpointSlice, Key, PodRef, ServicePort},
+    cluster::{
+        model::{AddressType, Conditions, EndpointSlice, Key, PodRef, ServicePort},
+        timeline::{Span, Timeline},
+    },
     time::Timestamp,
 };
 
@@ -41,6 +44,7 @@ pub enum Membership {
 /// A stretch of time in which one slice listed the endpoint in one state.
 struct Stretch {
     from: Timestamp,
+    known_from: Timestamp,
     to: Option<Timestamp>,
     state: EndpointState,
 }
@@ -48,17 +52,23 @@ struct Stretch {
 impl History {
     /// What `endpoint` was to this Service port at `at`. A slice that moved an endpoint to another slice of the same
     /// Service does not end its membership.
-    pub fn membership(&self, service: &Key, port: &ServicePort, endpoint: SocketAddr, at: Timestamp) -> Membership {
+    pub fn membership(
+        &self,
+        service: &Key,
+        port: &ServicePort,
+        endpoint: SocketAddr,
+        at: Timestamp,
+    ) -> Membership {
         let endpoint = SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
         let mut stretches = Vec::new();
         let mut begins = Timestamp::MIN;
         for key in self.slices_of_service.get(service).into_iter().flatten() {
             let Some(line) = self.slices.get(key) else { continue };
-            begins = begins.max(line.known_from());
-            for (from, to, slice) in line.spans() {
-                let slice = slice.filter(|slice| slice.service.as_ref() == Some(service));
+            begins = begins.max(line.unknown_until());
+            for Span { from, known_from, to, value } in line.spans() {
+                let slice = value.filter(|slice| slice.service.as_ref() == Some(service));
                 if let Some(state) = slice.and_then(|slice| find(slice, port, endpoint)) {
-                    stretches.push(Stretch { from, to, state });
+                    stretches.push(Stretch { from, known_from, to, state });
                 }
             }
         }
@@ -67,10 +77,14 @@ impl History {
         // Listed twice, it serves as long as one of the two says so.
         if let Some(current) = stretches.iter().filter(now).max_by_key(|s| rank(s.state.conditions)) {
             let unbroken = |same: fn(&EndpointState, &EndpointState) -> bool| {
-                let mut since = current.from;
-                for earlier in stretches.iter().rev().filter(|s| s.from <= at && same(&s.state, &current.state)) {
+                // What is only assumed from a later version proves no membership, unless there is nothing else.
+                let proven = |s: &Stretch| if s.known_from <= at { s.known_from } else { s.from };
+                let mut since = proven(current);
+                for earlier in
+                    stretches.iter().rev().filter(|s| s.from <= at && same(&s.state, &current.state))
+                {
                     if earlier.to.is_none_or(|to| to >= since) {
-                        since = since.min(earlier.from);
+                        since = since.min(proven(earlier));
                     }
                 }
                 since
@@ -140,7 +154,10 @@ impl History {
     pub fn endpoints_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
         let keys = self.slices_of_service.get(service)?.iter();
         let lines = keys.filter_map(|key| self.slices.get(key));
-        lines.flat_map(|line| line.versions.iter().map(|version| version.from)).filter(|from| *from <= at).max()
+        lines
+            .flat_map(|line| line.versions.iter().map(|version| version.from))
+            .filter(|from| *from <= at)
+            .max()
     }
 
     /// The Service's slices in force at `at`.
@@ -157,9 +174,9 @@ impl History {
     /// Whether any slice version up to `at` listed an endpoint of this Service; if so, until when.
     pub(super) fn last_endpoint(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
         let keys = self.slices_of_service.get(service)?.iter();
-        let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(|line| line.spans());
-        let listed = spans.filter_map(|(from, to, slice)| {
-            let slice = slice.filter(|slice| slice.service.as_ref() == Some(service))?;
+        let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(Timeline::spans);
+        let listed = spans.filter_map(|Span { from, to, value, .. }| {
+            let slice = value.filter(|slice| slice.service.as_ref() == Some(service))?;
             (from <= at && !slice.endpoints.is_empty()).then_some(to.map_or(at, |to| to.min(at)))
         });
         listed.max()

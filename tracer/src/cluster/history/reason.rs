@@ -24,7 +24,7 @@ pub enum NoEndpointsReason {
     NoSelector,
     /// Pods match, none is ready.
     PodsNotReady { pods: Vec<UnreadyPod>, more: usize },
-    /// Pods match and are ready, but no slice lists them: the EndpointSlice controller is behind or down.
+    /// Pods match and are ready, but no slice lists them: the `EndpointSlice` controller is behind or down.
     NotInSlices { pods: Vec<Key>, more: usize },
     /// No Pod matches, but there were endpoints within the look-back, until then: scaled to zero, or deleted.
     ScaledToZero { last_endpoint: Timestamp },
@@ -51,7 +51,10 @@ impl fmt::Display for NoEndpointsReason {
                 write!(f, "its endpoints are {} only, not {}", offered.as_str(), wanted.as_str())
             }
             Self::PortName { wanted, target, offered } if offered.is_empty() => {
-                write!(f, "no endpoint offers its port {wanted:?} (targetPort {target}): no container port of that name")
+                write!(
+                    f,
+                    "no endpoint offers its port {wanted:?} (targetPort {target}): no container port of that name"
+                )
             }
             Self::PortName { wanted, offered, .. } => {
                 write!(f, "no EndpointSlice has its port {wanted:?}; they have {}", offered.join(", "))
@@ -100,18 +103,31 @@ impl History {
         )
     }
 
-    fn other_family(&self, key: &Key, port: &ServicePort, wanted: AddressType, at: Timestamp) -> Option<NoEndpointsReason> {
+    fn other_family(
+        &self,
+        key: &Key,
+        port: &ServicePort,
+        wanted: AddressType,
+        at: Timestamp,
+    ) -> Option<NoEndpointsReason> {
         let offered = match wanted {
             AddressType::Ipv4 => AddressType::Ipv6,
             AddressType::Ipv6 | AddressType::Fqdn => AddressType::Ipv4,
         };
         // Endpoints of the wanted family that are merely not ready are the better explanation.
-        let wanted_exist = self.endpoints(key, port, at).iter().any(|e| AddressType::of(e.addr.ip()) == wanted);
+        let wanted_exist =
+            self.endpoints(key, port, at).iter().any(|e| AddressType::of(e.addr.ip()) == wanted);
         let exist = !wanted_exist && !self.usable(key, port, offered, None, at).is_empty();
         exist.then_some(NoEndpointsReason::AddressFamily { wanted, offered })
     }
 
-    fn other_port(&self, key: &Key, port: &ServicePort, family: AddressType, at: Timestamp) -> Option<NoEndpointsReason> {
+    fn other_port(
+        &self,
+        key: &Key,
+        port: &ServicePort,
+        family: AddressType,
+        at: Timestamp,
+    ) -> Option<NoEndpointsReason> {
         let slices = || self.slices_at(key, at).filter(|slice| slice.address_type == family);
         let populated = || slices().filter(|slice| slice.endpoints.iter().any(|e| e.conditions.serving));
         if populated().next().is_none() || populated().any(|slice| slice.port_for(port).is_some()) {
@@ -119,7 +135,13 @@ impl History {
         }
         let offered: BTreeSet<_> = populated()
             .flat_map(|slice| &slice.ports)
-            .map(|p| if p.name.is_empty() { format!("{}/{}", p.port, p.protocol) } else { format!("{}/{}", p.name, p.protocol) })
+            .map(|p| {
+                if p.name.is_empty() {
+                    format!("{}/{}", p.port, p.protocol)
+                } else {
+                    format!("{}/{}", p.name, p.protocol)
+                }
+            })
             .collect();
         let offered = offered.into_iter().take(NAMED_MAX).collect();
         Some(NoEndpointsReason::PortName { wanted: port.label(), target: port.target.clone(), offered })
@@ -140,7 +162,8 @@ impl History {
             };
         }
         let pods: Vec<_> = self.pods_matching(service, at).collect();
-        let (ready, unready): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| pod.ready && pod.deletion.is_none());
+        let (ready, unready): (Vec<_>, Vec<_>) =
+            pods.into_iter().partition(|pod| pod.ready && pod.deletion.is_none());
         if !ready.is_empty() {
             let more = ready.len().saturating_sub(NAMED_MAX);
             let pods = ready.into_iter().take(NAMED_MAX).map(|pod| pod.key.clone()).collect();
@@ -152,18 +175,21 @@ impl History {
             let pods = named.map(|pod| UnreadyPod { key: pod.key.clone(), why: why_unready(pod) }).collect();
             return NoEndpointsReason::PodsNotReady { pods, more };
         }
-        match self.last_endpoint(&service.key, at) {
-            Some(last_endpoint) => NoEndpointsReason::ScaledToZero { last_endpoint },
-            None => {
-                let terms = service.selector.iter().map(|(label, value)| format!("{label}={value}"));
-                let selector = terms.collect::<Vec<_>>().join(",").chars().filter(|c| !c.is_control()).collect();
-                NoEndpointsReason::SelectorMatchesNothing { selector }
-            }
+        if let Some(last_endpoint) = self.last_endpoint(&service.key, at) {
+            NoEndpointsReason::ScaledToZero { last_endpoint }
+        } else {
+            let terms = service.selector.iter().map(|(label, value)| format!("{label}={value}"));
+            let selector = terms.collect::<Vec<_>>().join(",").chars().filter(|c| !c.is_control()).collect();
+            NoEndpointsReason::SelectorMatchesNothing { selector }
         }
     }
 
     /// The unfinished Pods of the Service's namespace that its selector matches.
-    fn pods_matching<'a>(&'a self, service: &'a Service, at: Timestamp) -> impl Iterator<Item = &'a Arc<Pod>> {
+    fn pods_matching<'a>(
+        &'a self,
+        service: &'a Service,
+        at: Timestamp,
+    ) -> impl Iterator<Item = &'a Arc<Pod>> {
         let namespace = &service.key.namespace;
         let first = Key { namespace: Arc::clone(namespace), name: "".into() };
         let in_namespace = self.pods.range((Bound::Included(first), Bound::Unbounded));

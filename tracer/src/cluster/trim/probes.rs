@@ -26,14 +26,20 @@ pub(super) fn of(container: &core::Container, notes: &mut Notes<'_>) -> Vec<Prob
             handler,
             port,
             period: seconds(probe.period_seconds.filter(|s| *s > 0).unwrap_or(PERIOD_DEFAULT_SECONDS).into()),
-            timeout: seconds(probe.timeout_seconds.filter(|s| *s > 0).unwrap_or(TIMEOUT_DEFAULT_SECONDS).into()),
+            timeout: seconds(
+                probe.timeout_seconds.filter(|s| *s > 0).unwrap_or(TIMEOUT_DEFAULT_SECONDS).into(),
+            ),
             initial_delay: seconds(probe.initial_delay_seconds.unwrap_or(0).into()),
         })
     });
     probes.collect()
 }
 
-fn target(probe: &core::Probe, container: &core::Container, notes: &mut Notes<'_>) -> Option<(ProbeHandler, u16)> {
+fn target(
+    probe: &core::Probe,
+    container: &core::Container,
+    notes: &mut Notes<'_>,
+) -> Option<(ProbeHandler, u16)> {
     let own = |host: Option<&String>| host.is_none_or(String::is_empty);
     if let Some(http) = probe.http_get.as_ref().filter(|http| own(http.host.as_ref())) {
         return Some((ProbeHandler::HttpGet, resolve(&http.port, container, notes)?));
