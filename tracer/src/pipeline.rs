@@ -86,6 +86,11 @@ impl Pipeline {
         &mut self.cluster
     }
 
+    /// The hooks that turned out not to be there.
+    pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
+        self.settings.missing_hooks = missing;
+    }
+
     pub fn node(&self) -> &Snapshot {
         &self.node
     }
@@ -174,7 +179,8 @@ impl Pipeline {
     /// Whether what the node says can matter: a flow to a Service that did not simply work.
     fn is_suspicious(&self, flow: &Flow) -> bool {
         !flow.outcome().is_success()
-            && self.cluster.history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) != Address::Other
+            && self.cluster.history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen)
+                != Address::Other
     }
 
     fn note(&mut self, flow: &Flow, now: Timestamp) {

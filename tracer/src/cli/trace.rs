@@ -76,13 +76,13 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         (Some(_), Hooks::Full) => HookSet::Targeted,
         (None, Hooks::Full) => HookSet::Full,
     };
-    let kernel = check::Kernel::look(environment, set)?;
+    let kernel = check::Kernel::look(environment, set);
     if let Some(obstacle) = kernel.obstacle() {
         return Err(anyhow::anyhow!("tracing cannot run here: {obstacle}"))
             .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
     }
 
-    let mut trace = Trace::prepare(options, kernel, cluster, feed, &mut printer).await?;
+    let mut trace = Trace::prepare(options, kernel, cluster, feed).await?;
     let ran = tokio::select! {
         synced = trace.sync() => synced.map(|()| true),
         () = stop.wanted() => Ok(false),
@@ -131,33 +131,28 @@ impl<'a> Trace<'a> {
         kernel: check::Kernel,
         cluster: cluster::Cluster,
         feed: Feed,
-        printer: &mut Printer,
     ) -> anyhow::Result<Self> {
-        let gaps: Vec<String> = kernel.degradations();
-        for gap in &gaps {
-            printer.verbose(gap);
-        }
+        let gaps = kernel.degradations();
         let node_netns = match kernel.in_init_netns() {
             // In another namespace than the node's, no decision can be told to be kube-proxy's by its place.
             Some(false) => None,
             Some(true) | None => own_netns(),
         };
+        let (plan, layout) = kernel.into_plan()?;
         let settings = Settings {
             limits: Limits { max_flows: options.max_flows, ..Limits::default() },
             node_name: options.node.clone(),
             node_netns,
-            missing_hooks: kernel.missing_hooks(),
+            missing_hooks: Vec::new(),
             grace: options.grace,
         };
         let mut pipeline = Pipeline::new(settings, cluster);
         let mut node = NodeAsker::default();
-        let (snapshot, _) = node.ask(false).await.unwrap_or_default();
-        pipeline.node_read(snapshot, now());
-        let (plan, layout) = kernel.into_parts();
+        pipeline.node_read(node.ask().await, now());
         Ok(Self {
             options,
             plan,
-            layout,
+            layout: Arc::new(layout),
             gaps,
             pipeline,
             feed,
@@ -201,9 +196,11 @@ impl<'a> Trace<'a> {
         for gap in probe.gaps() {
             self.plan.refuse(gap.spec_index, gap.reason.clone());
         }
-        self.gaps.extend(self.plan.gaps().map(|(spec, reason)| {
-            format!("{}: {} ({reason})", spec.hook.symbol(), spec.cost)
-        }));
+        self.gaps.extend(
+            self.plan
+                .gaps()
+                .map(|(spec, reason)| format!("{}: {} ({reason})", spec.hook.symbol(), spec.cost)),
+        );
         let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
         self.pipeline.set_missing_hooks(missing);
         self.started = probe.armed_at();
@@ -378,10 +375,10 @@ impl NodeAsker {
         }
     }
 
-    async fn ask(&mut self, with_rules: bool) -> Option<(Snapshot, ())> {
-        let (snapshot, rules) = self.start(with_rules).await.ok()?;
-        self.rules = Some(rules);
-        Some((snapshot, ()))
+    /// The node without its rules: its mode, version and addresses, which every verdict wants.
+    async fn ask(&mut self) -> Snapshot {
+        self.asked = Some(self.start(false));
+        self.answer().await
     }
 
     fn start(&mut self, with_rules: bool) -> oneshot::Receiver<(Snapshot, RulesReader)> {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::verdict::{Domain, Evidence, Mitigation, ServiceRef, Severity, Verdict};
+use crate::verdict::{Domain, ServiceRef, Severity, Verdict};
 
 /// Causes kept apart; more are counted by class only.
 const MAX_CAUSES: usize = 10_000;
@@ -20,17 +20,12 @@ pub struct ClassCount {
     pub count: u64,
 }
 
-/// One cause, with the first verdict that named it.
+/// One cause, with the first verdict that named it and the gravest severity that any of its flows had.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankedCause {
-    pub class: String,
-    pub domain: Domain,
+    pub verdict: Verdict,
     pub severity: Severity,
-    pub service: Option<ServiceRef>,
-    pub root_cause: String,
     pub count: u64,
-    pub evidence: Vec<Evidence>,
-    pub mitigation: Mitigation,
 }
 
 /// Verdicts so far. Bounded: the number of classes is fixed, causes and Services are capped.
@@ -70,16 +65,7 @@ impl Summary {
             known.count += 1;
             known.severity = known.severity.max(verdict.severity);
         } else if self.causes.len() < MAX_CAUSES {
-            let cause = RankedCause {
-                class: verdict.class.clone(),
-                domain: verdict.domain,
-                severity: verdict.severity,
-                service: verdict.service.clone(),
-                root_cause: verdict.root_cause.clone(),
-                count: 1,
-                evidence: verdict.evidence.clone(),
-                mitigation: verdict.mitigation.clone(),
-            };
+            let cause = RankedCause { verdict: verdict.clone(), severity: verdict.severity, count: 1 };
             self.causes.insert(key, cause);
         }
     }
@@ -137,7 +123,7 @@ impl Summary {
             rank(a)
                 .cmp(&rank(b))
                 .then_with(|| b.count.cmp(&a.count))
-                .then_with(|| a.root_cause.cmp(&b.root_cause))
+                .then_with(|| a.verdict.root_cause.cmp(&b.verdict.root_cause))
         });
         out
     }
@@ -154,7 +140,7 @@ impl Summary {
 
 /// Position in the triage order (K13). What passes by itself and what nothing explains come last.
 fn rank(cause: &RankedCause) -> u8 {
-    let order = match cause.domain {
+    let order = match cause.verdict.domain {
         Domain::NoEndpoints => 0,
         Domain::PodCrash | Domain::ApiConnectivity | Domain::VersionSkew => 1,
         Domain::IptablesSync | Domain::IpvsModules | Domain::StaleEndpoints => 2,

@@ -99,7 +99,8 @@ impl Tally {
 }
 
 fn service_count(service: String, classes: &BTreeMap<String, u64>) -> ServiceCount {
-    let count = |kind| classes.iter().filter(|(name, _)| class::kind(name) == kind).map(|(_, count)| count).sum();
+    let count =
+        |kind| classes.iter().filter(|(name, _)| class::kind(name) == kind).map(|(_, count)| count).sum();
     ServiceCount {
         service,
         ok: count(Kind::Ok),

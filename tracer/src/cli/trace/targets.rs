@@ -24,7 +24,11 @@ pub(super) fn addresses(target: &Target, history: &History, now: Timestamp) -> V
             let key = Key::new(namespace, name);
             let Some(service) = history.service(&key, now) else { return Vec::new() };
             let mut found: Vec<IpAddr> =
-                [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips].into_iter().flatten().copied().collect();
+                [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips]
+                    .into_iter()
+                    .flatten()
+                    .copied()
+                    .collect();
             for port in &service.ports {
                 found.extend(history.endpoints(&key, port, now).iter().map(|endpoint| endpoint.addr.ip()));
             }
@@ -58,7 +62,8 @@ pub(super) fn matches(target: &Target, verdict: &Verdict) -> bool {
             .is_some_and(|service| service.namespace == *namespace && service.name == *name),
         Target::Pod { namespace, name } => {
             let is = |pod: &Option<String>| {
-                pod.as_deref().and_then(|pod| pod.split_once('/')) == Some((namespace.as_str(), name.as_str()))
+                pod.as_deref().and_then(|pod| pod.split_once('/'))
+                    == Some((namespace.as_str(), name.as_str()))
             };
             is(&flow.client_pod) || is(&flow.endpoint_pod)
         }
