@@ -288,7 +288,7 @@ mod tests {
         let limit = Duration::from_mins(1);
         let guest = Guest { emulator, silence, limit, output: here.join("out"), ..guest(false) };
         let mut events = Vec::new();
-        let run = run(&Printer::new(), &guest, |event| events.push(event.clone())).unwrap();
+        let run = run(&Printer::quiet(), &guest, |event| events.push(event.clone())).unwrap();
         (run, events)
     }
 
