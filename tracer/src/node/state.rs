@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -14,7 +14,7 @@ use crate::{
         Limits, command, http,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
-        rules::RulesReader,
+        rules::{self, RulesReader},
     },
     time::Timestamp,
 };
@@ -134,7 +134,10 @@ impl NodeReader {
             if procfs::has_interface(&devices, "kube-ipvs0") {
                 return Ok(Some(ProxyMode::Ipvs));
             }
-            if command::run("nft", &["list", "table", "ip", "kube-proxy"], limits).is_ok() {
+            let tables = || command::run("nft", &["list", "tables", "ip"], limits);
+            if rules::has_nf_tables(Path::new("/"))
+                && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
+            {
                 return Ok(Some(ProxyMode::Nftables));
             }
             let mut reader = RulesReader::new(limits, Duration::ZERO);
@@ -198,6 +201,11 @@ impl NodeReader {
     }
 }
 
+/// Whether `nft list tables ip` names the table that kube-proxy owns in nftables mode.
+fn has_kube_proxy_table(tables: &str) -> bool {
+    tables.lines().any(|line| line.trim() == "table ip kube-proxy")
+}
+
 const PROCESS_GAP: &str = "whether kube-proxy runs";
 
 #[cfg(test)]
@@ -237,6 +245,12 @@ mod tests {
         fs::create_dir_all(proc.path().join("net")).unwrap();
         fs::write(proc.path().join("net/fib_trie"), "|-- 192.0.2.11\n /32 host LOCAL\n").unwrap();
         proc
+    }
+
+    #[test]
+    fn the_nftables_table_is_known_by_its_whole_name() {
+        assert!(has_kube_proxy_table("table ip filter\ntable ip kube-proxy\n"));
+        assert!(!has_kube_proxy_table("table ip kube-proxy-old\ntable ip6 kube-proxy\n"));
     }
 
     #[tokio::test]
