@@ -10,6 +10,7 @@ pub mod kube_proxy;
 pub mod procfs;
 pub mod rules;
 mod state;
+mod view;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,6 +18,7 @@ pub use kube_proxy::{Health, ProxyMode};
 pub use procfs::{ConntrackCounters, ConntrackUse};
 pub use rules::{Rules, RulesReader, VipRule};
 pub use state::{NodeReader, NodeState, Observed};
+pub use view::NodeFacts;
 
 use crate::time::Timestamp;
 
