@@ -263,10 +263,7 @@ fn a_reused_entry_address_does_not_join_two_clients() {
 fn a_missed_close_does_not_swallow_the_next_connection() {
     let script = to_cart().established(10_000).with_ct(0x9000).healthy(20_000);
     let flows = last_words(fold(script.out, 60_000).0);
-    assert_eq!(
-        flows.iter().map(Flow::outcome).collect::<Vec<_>>(),
-        [Outcome::Established, Outcome::Closed]
-    );
+    assert_eq!(flows.iter().map(Flow::outcome).collect::<Vec<_>>(), [Outcome::Established, Outcome::Closed]);
 }
 
 #[test]

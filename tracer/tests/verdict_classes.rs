@@ -458,14 +458,14 @@ fn the_summary_ranks_as_a_person_would_look() {
     summary.add(&world.verdict(untranslated().unreach(10_000, 3), 20_000), None);
     let ok = World::new().verdict(to_cart().healthy(10_000), 20_000);
     summary.add(&ok, None);
-    assert_eq!(summary.first_cause().unwrap().class, "C20");
+    assert_eq!(summary.first_cause().unwrap().verdict.class, "C20");
     assert_eq!(summary.classes()[0].class, "C28");
     assert_eq!(summary.judged, 7);
     assert!(summary.has_faults());
     // A flow judged again is counted once.
     summary.add(&refused, Some(&ok));
     assert_eq!(summary.judged, 7);
-    assert_eq!(summary.causes()[1].count, 6);
+    assert_eq!(summary.causes()[1].flows, 6);
     assert!(summary.classes().iter().all(|class| class.class != "ok"));
 }
 

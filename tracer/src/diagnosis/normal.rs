@@ -117,7 +117,7 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
 fn healthy(case: &Case<'_>) -> Finding {
     let endpoint = case.endpoint_name();
     let pending = case.outcome == Outcome::Pending;
-    let terminating = case.usable.terminating
+    let terminating = case.usable.is_some_and(|usable| usable.terminating)
         && matches!(case.membership, Some(Membership::Member { ready: false, serving: true, .. }));
     let mut finding = if terminating {
         Finding::new(

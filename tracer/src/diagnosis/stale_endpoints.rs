@@ -55,14 +55,21 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                 true,
             )
         }
-        Membership::NeverSeen { since } => {
-            let how_long = if *since > Timestamp::MIN {
-                format!("in the {} that are known", length(case.age(*since)))
-            } else {
-                "in all that is known; when it left, if ever it was one, is not".to_owned()
-            };
-            (format!("no EndpointSlice of {} listed {endpoint} {how_long}", case.name()), None, false)
-        }
+        // The slices are known since their last change: what they do not list now may have left then, or before.
+        Membership::NeverSeen { since } if *since > Timestamp::MIN => (
+            format!(
+                "no EndpointSlice of {} has listed {endpoint} for at least {}",
+                case.name(),
+                length(case.age(*since))
+            ),
+            Some(*since),
+            false,
+        ),
+        Membership::NeverSeen { .. } => (
+            format!("no EndpointSlice of {} lists {endpoint}, as far back as is known", case.name()),
+            None,
+            false,
+        ),
         Membership::Member { .. } | Membership::Unknown => return None,
     };
     if since.is_some_and(|since| case.within_grace(since)) {
@@ -88,7 +95,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             Safety::Disruptive,
         )
         .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
-    if since.is_none_or(|since| since == Timestamp::MIN) {
+    if !certain || since.is_none_or(|since| since == Timestamp::MIN) {
         finding = finding.unseen("when the endpoint was removed");
     }
     if answered {
