@@ -8,7 +8,7 @@ use super::{
     text::length,
 };
 use crate::{
-    flow::Outcome,
+    flow::{Outcome, ResetBy},
     sighting::Protocol,
     time::Timestamp,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
@@ -134,6 +134,10 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     };
     let old_enough = case.decided <= removed || case.flow.partial;
     if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
+        return None;
+    }
+    if case.outcome == Outcome::Reset(ResetBy::Client) && !case.flow.client.retransmits().is_seen() {
+        // The client's own abort (N4): it had not lost its peer.
         return None;
     }
     let pod = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
