@@ -290,6 +290,8 @@ fn c28_behind_a_masquerade() {
 fn c29_the_backend_is_silent_or_dead() {
     let verdict = World::new().verdict(to_cart().silent(10_000), 20_000);
     assert_eq!((verdict.class.as_str(), verdict.domain), ("C29", Domain::NetworkPath));
+    let impatient = to_cart().confirm(10_000).connect_failed(10_500);
+    assert_eq!(World::new().verdict(impatient, 20_000).class, "C29");
     let verdict = World::new().verdict(to_cart().dead_pod(10_000), 20_000);
     assert_eq!((verdict.class.as_str(), verdict.confidence), ("C29", Confidence::High));
     assert!(verdict.root_cause.contains("NEIGH_FAILED"), "{}", verdict.root_cause);
@@ -378,6 +380,11 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
     assert_eq!(world.verdict(reset(100_000), 140_000).class, "C7");
     assert_eq!(world.verdict(to_cart().established(10_000).closed(100_000), 140_000).class, "N9");
     assert_eq!(world.verdict(reset(15_000), 19_000).class, "ok");
+    let abort = to_cart()
+        .established(10_000)
+        .send_reset(100_000, false, TcpState::Established, "TCP_ABORT_ON_DATA")
+        .state(100_000, false, TcpState::Established, TcpState::Close);
+    assert_eq!(world.verdict(abort, 140_000).class, "N4");
 
     let silent = to_cart()
         .established(10_000)
@@ -412,6 +419,14 @@ fn a_lean_trace_calls_a_quiet_flow_well_with_little_confidence() {
     let verdict = world.verdict(to_cart().confirm(10_000), 20_000);
     assert_eq!((verdict.class.as_str(), verdict.confidence), ("ok", Confidence::Low));
     assert!(verdict.unseen.iter().any(|u| u.contains("socket states")));
+}
+
+#[test]
+fn a_flooded_copy_is_no_drop() {
+    let mut world = World::new();
+    world.missing = vec![Hook::SockState, Hook::Delete];
+    let script = to_cart().confirm(10_000).drop_syn(10_000, "OTHERHOST");
+    assert_eq!(world.verdict(script, 20_000).class, "ok");
 }
 
 #[test]
@@ -465,7 +480,7 @@ fn the_summary_ranks_as_a_person_would_look() {
     // A flow judged again is counted once.
     summary.add(&refused, Some(&ok));
     assert_eq!(summary.judged, 7);
-    assert_eq!(summary.causes()[1].count, 6);
+    assert_eq!(summary.causes()[1].flows, 6);
     assert!(summary.classes().iter().all(|class| class.class != "ok"));
 }
 

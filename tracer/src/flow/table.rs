@@ -371,8 +371,9 @@ impl FlowTable {
             let again = flow.ended.is_some_and(|ended| {
                 let since = place.time.since(ended);
                 let refused = matches!(place.hook, Hook::SendUnreach | Hook::NfSendReset);
-                let soon =
-                    refused && flow.is_tcp() && since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
+                let soon = since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
+                let closed = flow.client.closed.is_some_and(|closed| closed.time < place.time);
+                let soon = refused && flow.is_tcp() && (soon || closed);
                 let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
                 opening && (since > LATE || soon || (another && since > Duration::from_millis(1)))
             });
