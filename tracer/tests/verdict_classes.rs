@@ -157,6 +157,22 @@ fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C1");
 }
 
+/// Seen on a guest without a single rule: no conntrack hook is registered, so no entry and no decision exist.
+#[test]
+fn c1_on_a_node_that_tracks_nothing() {
+    let mut world = World::new();
+    world.rule = None;
+    world.rules = Some(false);
+    let mut script = untranslated().silent(60_000);
+    script.out.retain(|sighting| !matches!(sighting.fact, Fact::Conntrack(_)));
+    let verdict = world.verdict(script.clone(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C1", Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|gap| gap.contains("no conntrack entry")), "{:?}", verdict.unseen);
+    // Without knowing that all rules are gone, the same flow proves nothing.
+    world.rules = None;
+    assert_eq!(world.verdict(script, 70_000).class, "unknown");
+}
+
 #[test]
 fn c1_when_no_service_is_translated_any_more() {
     let mut world = World::new();

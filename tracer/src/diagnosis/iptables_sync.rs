@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     flow::{Outcome, Stage},
+    sighting::Hook,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
 };
 
@@ -59,16 +60,25 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// Mechanism: the packet passed the node's NAT rules and none translated its VIP (a null binding), which is decided
 /// once for the connection: it goes to an address that no host has.
 /// For: the reply tuple still names the VIP, in the namespace of kube-proxy's rules, while the API has endpoints.
+/// Or no entry at all on a node without any rule of kube-proxy's: where nothing asks for conntrack, the kernel does
+/// not track (nf_ct_netns_get is called for rules), so a node that kube-proxy never reached shows no decision.
 /// Which of them: C1 where kube-proxy or all of its rules are missing, or no Service is translated any more; C5b where
 /// the rule stands by now; else C5.
 /// Against: an answer all the same: then something else serves the address.
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
-    if !case.untranslated() || case.flow.was_answered() {
+    let node = case.ctx.node;
+    let (running, rules) = (node.kube_proxy_running(), node.has_proxy_rules());
+    let untracked = case.decision.is_none()
+        && rules == Some(false)
+        && case.has_hook(Hook::Confirm)
+        && matches!(
+            case.outcome,
+            Outcome::Stalled | Outcome::Abandoned | Outcome::Unreachable | Outcome::Dropped
+        );
+    if !(case.untranslated() || untracked) || case.flow.was_answered() {
         return None;
     }
     let usable = case.usable.filter(|usable| usable.count > 0)?;
-    let node = case.ctx.node;
-    let (running, rules) = (node.kube_proxy_running(), node.has_proxy_rules());
     let rule = node.rule(case.service.asked, case.service.protocol);
     if case.within_grace(usable.since) {
         let what = format!(
@@ -124,7 +134,7 @@ fn no_proxy(
         (Some(false), _) => "kube-proxy is not running on this node, and its rules lack this Service",
         _ => "no Service is translated on this node any more",
     };
-    let certain = running == Some(false) || rules == Some(false);
+    let certain = (running == Some(false) || rules == Some(false)) && case.decision.is_some();
     let mut finding = Finding::new("C1", Domain::PodCrash, format!("{detail}: {} is not translated", case.name()))
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
         .severity(Severity::Critical)
@@ -158,6 +168,10 @@ fn no_proxy(
             case.ctx.node.read_at(),
             "kube-proxy runs: it may just be starting, or something else flushed its rules (C5e)",
         );
+    }
+    if case.decision.is_none() {
+        finding = finding
+            .unseen("a NAT decision: no conntrack entry was made, for nothing on this node asks for one");
     }
     if running.is_none() && rules.is_none() {
         finding = finding.unseen("whether kube-proxy runs and which rules stand");
