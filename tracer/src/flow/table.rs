@@ -4,14 +4,14 @@
 //! the evidence amounts to in `outcome.rs`.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     time::Duration,
 };
 
 use super::{
     End, Flow, Outcome, SocketEnd,
     fold::{Place, accepts, begins, behind, may_open},
-    key::{Key, plain, plain_conntrack},
+    key::{Key, KeyHash, make_plain, make_plain_entry},
     reorder::Reorder,
     slots::{QUEUES, Queue, Slots},
 };
@@ -100,7 +100,7 @@ pub struct Counters {
 pub struct FlowTable {
     limits: Limits,
     slots: Slots,
-    index: HashMap<Key, u32>,
+    index: HashMap<Key, u32, KeyHash>,
     reorder: Reorder,
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,
@@ -121,7 +121,7 @@ impl FlowTable {
         Self {
             limits,
             slots: Slots::new(),
-            index: HashMap::new(),
+            index: HashMap::default(),
             reorder: Reorder::new(limits.reorder),
             settled: VecDeque::new(),
             losses: VecDeque::new(),
@@ -174,7 +174,7 @@ impl FlowTable {
         let mut rest = Vec::new();
         for queue in QUEUES {
             while let Some((index, _)) = self.slots.head(queue) {
-                let Some(flow) = self.forget(index) else { break };
+                let Some(flow) = self.take(index) else { break };
                 let outcome = flow.outcome();
                 if flow.handed.is_none_or(|handed| is_news(handed, outcome)) {
                     rest.push(flow);
@@ -218,16 +218,16 @@ impl FlowTable {
         self.len() == 0
     }
 
-    fn fold(&mut self, sighting: Sighting) {
+    fn fold(&mut self, mut sighting: Sighting) {
         self.expire(sighting.time);
         let place = Place { time: sighting.time, netns: sighting.netns, hook: sighting.hook };
-        let index = match sighting.fact {
+        let index = match &mut sighting.fact {
             Fact::Conntrack(fact) => self.fold_conntrack(fact, place),
             Fact::Packet(fact) => self.fold_packet(fact, place),
             Fact::Socket(fact) => self.fold_socket(fact, place),
             Fact::TableFull { freed } => {
                 self.counters.table_full += 1;
-                self.counters.table_full_freed += u64::from(freed);
+                self.counters.table_full_freed += u64::from(*freed);
                 return;
             }
         };
@@ -237,38 +237,40 @@ impl FlowTable {
         }
     }
 
-    fn fold_conntrack(&mut self, fact: ConntrackFact, place: Place) -> Option<u32> {
-        let ct = plain_conntrack(fact.ct);
+    fn fold_conntrack(&mut self, fact: &mut ConntrackFact, place: Place) -> Option<u32> {
+        make_plain_entry(&mut fact.ct);
+        let ct = &fact.ct;
         if !is_tracked(ct.orig.protocol) || place.hook == Hook::NatSetup {
             // NAT is still being decided at nf_nat_setup_info: its tuples are not final, the confirmed entry's are.
             return None;
         }
         let index = match place.hook {
-            Hook::Confirm => self.entry_to_confirm(&ct, place),
-            Hook::Delete | Hook::KillAcct => self.entry_to_end(&ct, place)?,
-            _ => self.entry_unconfirmed(&ct, place, false),
+            Hook::Confirm => self.entry_to_confirm(ct, place),
+            Hook::Delete | Hook::KillAcct => self.entry_to_end(ct, place)?,
+            _ => self.entry_unconfirmed(ct, place, false),
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
         if place.hook == Hook::Confirm {
-            flow.fold_decision(ct, place);
+            flow.fold_decision(*ct, place);
             if flow.confirm_task.is_none() {
-                flow.confirm_task = fact.task;
+                flow.confirm_task = fact.task.take();
             }
         } else {
             if flow.decisions.is_empty() {
-                flow.fold_decision(ct, place);
+                flow.fold_decision(*ct, place);
             }
-            flow.fold_end_of_entry(&ct, place);
+            flow.fold_end_of_entry(ct, place);
         }
-        self.link(index, &ct, place);
+        self.link(index, ct, place);
         Some(index)
     }
 
-    fn fold_packet(&mut self, mut fact: PacketFact, place: Place) -> Option<u32> {
-        fact.tuple = fact.tuple.map(plain);
-        fact.ct = fact.ct.map(plain_conntrack).filter(|ct| is_tracked(ct.orig.protocol));
-        let opening = may_open(&fact);
+    fn fold_packet(&mut self, fact: &mut PacketFact, place: Place) -> Option<u32> {
+        fact.tuple.iter_mut().for_each(make_plain);
+        fact.ct.iter_mut().for_each(make_plain_entry);
+        fact.ct = fact.ct.filter(|ct| is_tracked(ct.orig.protocol));
+        let opening = may_open(fact);
         let index = if let Some(ct) = &fact.ct {
             let index = self.entry_unconfirmed(ct, place, opening);
             let confirmed = ct.status.has(Status::CONFIRMED);
@@ -294,12 +296,12 @@ impl FlowTable {
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
-        flow.fold_packet(&fact, place);
+        flow.fold_packet(fact, place);
         Some(index)
     }
 
-    fn fold_socket(&mut self, mut fact: SocketFact, place: Place) -> Option<u32> {
-        fact.tuple = plain(fact.tuple);
+    fn fold_socket(&mut self, fact: &mut SocketFact, place: Place) -> Option<u32> {
+        make_plain(&mut fact.tuple);
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }
@@ -328,7 +330,7 @@ impl FlowTable {
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
-        flow.fold_socket(&fact, place).then_some(index)
+        flow.fold_socket(fact, place).then_some(index)
     }
 
     /// The flow of an entry that is being confirmed, a new one where the known flow's entry is another.
@@ -433,13 +435,14 @@ impl FlowTable {
 
     /// Makes the flow known by the addresses behind NAT, and takes in what was seen there before.
     fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
-        let orig_key = Key::new(&ct.orig, place.netns);
-        let reply_key = Key::new(&ct.reply, place.netns);
-        for key in [orig_key, reply_key] {
-            match self.index.insert(key, index) {
-                Some(before) if before != index => self.absorb(before, index, place.time),
-                _ => {}
-            }
+        // By the original tuple it was found, or begun.
+        let reply = Key::new(&ct.reply, place.netns);
+        if ct.endpoint().is_none() && !ct.masqueraded() {
+            return;
+        }
+        match self.index.insert(reply, index) {
+            Some(before) if before != index => self.absorb(before, index, place.time),
+            _ => {}
         }
     }
 
@@ -455,7 +458,7 @@ impl FlowTable {
             self.supersede(other, time);
             return;
         }
-        let Some(part) = self.forget(other) else { return };
+        let Some(part) = self.take(other) else { return };
         self.counters.absorbed += 1;
         let Some(flow) = self.slots.get_mut(index) else { return };
         flow.sightings = flow.sightings.saturating_add(part.sightings);
@@ -580,20 +583,35 @@ impl FlowTable {
         }
     }
 
-    fn forget(&mut self, index: u32) -> Option<Flow> {
-        let flow = self.slots.remove(index)?;
+    /// Removes the flow and gives it back.
+    fn take(&mut self, index: u32) -> Option<Flow> {
+        self.unlink(index);
+        self.slots.remove(index)
+    }
+
+    fn forget(&mut self, index: u32) {
+        self.unlink(index);
+        self.slots.clear(index);
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Some(flow) = self.slots.get(index) else { return };
+        let table = &mut self.index;
         let mut unlink = |key: Key| {
-            if self.index.get(&key) == Some(&index) {
-                self.index.remove(&key);
+            if let Entry::Occupied(entry) = table.entry(key)
+                && *entry.get() == index
+            {
+                entry.remove();
             }
         };
         unlink(Key::new(&flow.orig, flow.netns));
         for decision in &flow.decisions {
             for tuple in behind(decision) {
-                unlink(Key::new(&tuple, decision.netns));
+                if tuple != flow.orig {
+                    unlink(Key::new(&tuple, decision.netns));
+                }
             }
         }
-        Some(flow)
     }
 }
 
