@@ -1,7 +1,7 @@
 //! The table of flows: which sighting belongs to which flow, when a flow is over, and who has to go when it is full.
 //!
-//! Every operation is in constant time but `finish`. Owns identity and time; what a fact means is in `fold.rs`, what
-//! the evidence amounts to in `outcome.rs`.
+//! Every operation is in constant time but `finish`. Owns the index, the queues and time. Which entry is which flow is
+//! in `identity.rs`, what a fact means in `fold.rs`, what the evidence amounts to in `outcome.rs`.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -9,8 +9,9 @@ use std::{
 };
 
 use super::{
-    End, Flow, Outcome, SocketEnd,
+    Counters, End, Flow, Limits, Outcome, SocketEnd,
     fold::{Place, accepts, begins, behind, may_open},
+    identity::{LATE, OVERTAKEN},
     key::{Key, KeyHash, make_plain, make_plain_entry},
     reorder::Reorder,
     slots::{QUEUES, Queue, Slots},
@@ -25,71 +26,6 @@ use crate::{
 
 /// Losses remembered apart; older ones are joined.
 const MAX_LOSSES: usize = 64;
-/// A fact that beats its flow's first entry by no more than this was reordered, not left over from an older flow.
-const OVERTAKEN: Duration = Duration::from_millis(100);
-/// The initial retransmission timeout (RFC 6298) less its tolerance: a SYN sooner than this after a refusal is another
-/// connection's.
-const FIRST_RETRANSMIT: Duration = Duration::from_millis(900);
-/// Facts about a flow's last packets may come this long after its end.
-const LATE: Duration = Duration::from_secs(1);
-
-/// Bounds on memory and waiting.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Flows held at once, about 1 KiB each; at least 1. Half-open ones make room first.
-    pub max_flows: usize,
-    /// How long sightings are held to be sorted by time.
-    pub reorder: Duration,
-    /// How long a flow that is over waits for the other end's evidence.
-    pub settle: Duration,
-    /// How long a TCP flow may go without a sign of an answer until it is handed out. SYN retransmits come after
-    /// 1 s and 3 s (after 1, 2, 3 s since Linux 6.5) and an unresolved neighbour fails after 3 s: 4 s see both.
-    pub answer: Duration,
-    /// How long a flow of datagrams must be silent to be handed out (conntrack's own timeout for one-way UDP).
-    pub silence: Duration,
-    /// How long a flow that was handed out is kept for late evidence.
-    pub linger: Duration,
-    /// The same for an unanswered one: the client repeats its SYN for about 130 s.
-    pub unanswered: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_flows: 65_536,
-            reorder: Duration::from_millis(30),
-            settle: Duration::from_millis(200),
-            answer: Duration::from_secs(4),
-            silence: Duration::from_secs(30),
-            linger: Duration::from_secs(3),
-            unanswered: Duration::from_secs(135),
-        }
-    }
-}
-
-/// Counts since the table was made, except `open`. `seen` is the sum of `settled`, `evicted`, `absorbed` and `open`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    pub sightings: u64,
-    /// Flows begun.
-    pub seen: u64,
-    /// Flows handed out at least once.
-    pub settled: u64,
-    /// Flows that are held and not handed out yet.
-    pub open: u64,
-    /// Flows forgotten before they could be handed out, for want of room.
-    pub evicted: u64,
-    /// Those of them that were half-open.
-    pub evicted_half_open: u64,
-    /// Flows that turned out to be the other end of another.
-    pub absorbed: u64,
-    /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows long gone.
-    pub unmatched: u64,
-    /// Times that the conntrack table was found full.
-    pub table_full: u64,
-    /// Times that a full table made room by evicting an unassured entry (N7).
-    pub table_full_freed: u64,
-}
 
 /// All flows of a trace. See the module for the contract.
 ///
@@ -99,8 +35,8 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct FlowTable {
     limits: Limits,
-    slots: Slots,
-    index: HashMap<Key, u32, KeyHash>,
+    pub(super) slots: Slots,
+    pub(super) index: HashMap<Key, u32, KeyHash>,
     reorder: Reorder,
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,
@@ -134,16 +70,16 @@ impl FlowTable {
     pub fn observe(&mut self, sighting: Sighting) {
         self.counters.sightings += 1;
         self.reorder.push(sighting);
-        while let Some(next) = self.reorder.pop() {
-            self.fold(next);
+        while let Some(mut next) = self.reorder.pop() {
+            self.fold(&mut next);
         }
     }
 
     /// Time has passed: nothing that was seen before `now` less the reorder window is still to come.
     pub fn advance(&mut self, now: Timestamp) {
         self.reorder.advance(now);
-        while let Some(next) = self.reorder.pop() {
-            self.fold(next);
+        while let Some(mut next) = self.reorder.pop() {
+            self.fold(&mut next);
         }
         // What is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
@@ -167,8 +103,8 @@ impl FlowTable {
 
     /// The trace is over: all that is open is handed out as it stands, in the order of its beginning.
     pub fn finish(&mut self, now: Timestamp) {
-        while let Some(next) = self.reorder.pop_any() {
-            self.fold(next);
+        while let Some(mut next) = self.reorder.pop_any() {
+            self.fold(&mut next);
         }
         self.clock = self.clock.max(now);
         let mut rest = Vec::new();
@@ -218,7 +154,7 @@ impl FlowTable {
         self.len() == 0
     }
 
-    fn fold(&mut self, mut sighting: Sighting) {
+    fn fold(&mut self, sighting: &mut Sighting) {
         self.expire(sighting.time);
         let place = Place { time: sighting.time, netns: sighting.netns, hook: sighting.hook };
         let index = match &mut sighting.fact {
@@ -333,76 +269,8 @@ impl FlowTable {
         flow.fold_socket(fact, place).then_some(index)
     }
 
-    /// The flow of an entry that is being confirmed, a new one where the known flow's entry is another.
-    fn entry_to_confirm(&mut self, ct: &Conntrack, place: Place) -> u32 {
-        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
-            && let Some(flow) = self.slots.get(index)
-        {
-            let over = flow.ended.is_some_and(|ended| place.time > ended);
-            let same = match flow.decision_for(ct, place.netns) {
-                Some(known) => match known.confirmed {
-                    // A second copy of the sighting, or one that came late.
-                    Some(confirmed) if place.time <= confirmed => true,
-                    // Two datagrams of one socket raced for one entry (C17, N10).
-                    Some(confirmed) => !flow.is_tcp() && !over && place.time.since(confirmed) < LATE,
-                    // A retransmit got through what dropped the first packet.
-                    None => !over,
-                },
-                None if flow.decisions.is_empty() => {
-                    !over && (!flow.was_answered() || flow.first_seen.saturating_add(OVERTAKEN) >= place.time)
-                }
-                // Another namespace's or zone's entry of the same connection.
-                None => !over && (!flow.was_answered() || flow.first_seen.saturating_add(LATE) >= place.time),
-            };
-            if same
-                && (flow.orig == ct.orig
-                    || flow.decisions.iter().any(|known| known.ct.reply.reversed() == ct.orig))
-            {
-                return index;
-            }
-        }
-        self.begin(ct.orig, place, false)
-    }
-
-    /// The flow of an entry that was seen before it was confirmed.
-    fn entry_unconfirmed(&mut self, ct: &Conntrack, place: Place, opening: bool) -> u32 {
-        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
-            && let Some(flow) = self.slots.get(index)
-        {
-            let known = flow.decision_for(ct, place.netns);
-            let again = flow.ended.is_some_and(|ended| {
-                let since = place.time.since(ended);
-                let refused = matches!(place.hook, Hook::SendUnreach | Hook::NfSendReset);
-                let soon = since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
-                let closed = flow.client.closed.is_some_and(|closed| closed.time < place.time);
-                let soon = refused && flow.is_tcp() && (soon || closed);
-                let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
-                opening && (since > LATE || soon || (another && since > Duration::from_millis(1)))
-            });
-            if !again {
-                return index;
-            }
-        }
-        let partial = ct.status.has(Status::CONFIRMED);
-        self.begin(ct.orig, place, partial)
-    }
-
-    /// The flow whose entry ends. An entry that ended without ever being seen tells nothing of a flow, unless a RST
-    /// killed it: then its SYN was refused.
-    fn entry_to_end(&mut self, ct: &Conntrack, place: Place) -> Option<u32> {
-        let known = self.index.get(&Key::new(&ct.orig, place.netns)).copied();
-        if let Some(index) = known
-            && let Some(flow) = self.slots.get(index)
-            && flow.decision_for(ct, place.netns).is_none_or(|decision| decision.ct.id == ct.id)
-        {
-            return Some(index);
-        }
-        let refused = place.hook == Hook::KillAcct && known.is_none() && !ct.status.has(Status::SEEN_REPLY);
-        refused.then(|| self.begin(ct.orig, place, true))
-    }
-
     /// A new flow. What had its addresses until now is over.
-    fn begin(&mut self, orig: Tuple, place: Place, partial: bool) -> u32 {
+    pub(super) fn begin(&mut self, orig: Tuple, place: Place, partial: bool) -> u32 {
         while self.slots.len() >= self.limits.max_flows.max(1) {
             self.evict();
         }
