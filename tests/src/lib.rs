@@ -1,3 +1,24 @@
-//! The lab.
+//! The lab: a node, a cluster, traffic and faults that prove viptrace on real kernels.
+//!
+//! It runs inside a guest (`boot`), makes a node as Kubernetes makes it (`topology`, `rules`, `kube_proxy`),
+//! sends traffic whose outcome it knows exactly (`traffic`), runs `viptrace` as a user would (`tool`) and
+//! compares (`expect`, `scenarios`). Nothing here is part of the product, and nothing here reads viptrace's
+//! insides: the lab sees only its command line, its records and its exit status.
 
 pub mod apiserver;
+pub mod boot;
+pub mod cluster;
+pub mod command;
+pub mod console;
+pub mod expect;
+pub mod kube_proxy;
+pub mod modes;
+pub mod netns;
+pub mod rules;
+pub mod scenarios;
+pub mod sys;
+pub mod tool;
+pub mod topology;
+pub mod traffic;
+pub mod wait;
+pub mod world;

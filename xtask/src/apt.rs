@@ -45,6 +45,8 @@ pub(crate) fn ensure(packages: &[&str]) -> Result<Outcome> {
     refresh()?;
     Call::new("install packages", "apt-get")
         .env("DEBIAN_FRONTEND", "noninteractive")
+        // Another apt at work (unattended upgrades, on a fresh machine) is waited for, in seconds.
+        .args(["--option", "DPkg::Lock::Timeout=120"])
         .args(["install", "-y", "--no-install-recommends"])
         .args(&missing)
         .hint(install_hint(&missing))

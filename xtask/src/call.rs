@@ -67,6 +67,11 @@ impl Call {
         self
     }
 
+    pub(crate) fn without_env(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
+        self
+    }
+
     pub(crate) fn directory(mut self, directory: &Path) -> Self {
         self.command.current_dir(directory);
         self

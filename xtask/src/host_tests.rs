@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 
-use crate::call::Call;
 use crate::event::Verdict;
 use crate::place::{Place, cargo};
 use crate::printer::Printer;
@@ -28,15 +27,14 @@ const CHECKS: &[Check] = &[
 pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
     for check in CHECKS {
-        let present =
-            Call::new("ask cargo for a subcommand", cargo()).args([check.needs, "--version"]).output()?;
+        let present = cargo("ask cargo for a subcommand").args([check.needs, "--version"]).output()?;
         if !present.status.success() {
             printer
                 .data(&format!("skipped  host  {}: this cargo has no `cargo {}`", check.name, check.needs));
             tally.count(Verdict::Skipped);
             continue;
         }
-        let call = Call::new(format!("check {}", check.name), cargo());
+        let call = cargo(format!("check {}", check.name));
         match call.args(check.arguments).directory(&place.repository).stream() {
             Ok(()) => {
                 printer.data(&format!("passed   host  {}", check.name));
@@ -54,7 +52,7 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
 /// `cargo test` of the whole workspace, its output shown as talk.
 pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
-    let call = Call::new("run the host's tests", cargo());
+    let call = cargo("run the host's tests");
     let command =
         call.args(["test", "--workspace", "--locked", "--no-fail-fast"]).directory(&place.repository);
     let status = command.lines(|line| {

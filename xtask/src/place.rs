@@ -27,7 +27,7 @@ struct Metadata {
 impl Place {
     pub(crate) fn find() -> Result<Self> {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        let text = Call::new("find the target folder", cargo())
+        let text = cargo("find the target folder")
             .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
             .arg(manifest)
             .read()?;
@@ -56,15 +56,34 @@ impl Place {
     }
 }
 
-/// The cargo that started us, else the one on the path.
-pub(crate) fn cargo() -> OsString {
-    env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"))
+/// A call of the cargo that started us, else of the one on the path.
+///
+/// What `cargo run` told us about our own package is not handed on: build scripts that watch those variables (ring's
+/// does) would run again, with all that depends on them, whenever `cargo xtask` and a plain `cargo build` take turns.
+pub(crate) fn cargo(what: impl Into<String>) -> Call {
+    let program = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let ours =
+        env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_of_package(name));
+    ours.fold(Call::new(what, program), |call, name| call.without_env(&name))
+}
+
+fn is_of_package(variable: &str) -> bool {
+    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|prefix| variable.starts_with(prefix))
+        || matches!(variable, "CARGO_CRATE_NAME" | "CARGO_PRIMARY_PACKAGE" | "OUT_DIR")
 }
 
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_is_said_of_our_package_is_held_back() {
+        assert!(is_of_package("CARGO_PKG_NAME") && is_of_package("CARGO_MANIFEST_DIR"));
+        assert!(
+            !is_of_package("CARGO_TARGET_DIR") && !is_of_package("CARGO_HOME") && !is_of_package("CARGO")
+        );
+    }
 
     #[test]
     fn the_repository_holds_this_package() {

@@ -21,27 +21,37 @@ pub(crate) enum Outcome {
 pub(crate) struct Printer {
     data: io::Stdout,
     talk: io::Stderr,
+    quiet: bool,
 }
 
 impl Printer {
     pub(crate) fn new() -> Self {
-        Self { data: io::stdout(), talk: io::stderr() }
+        Self { data: io::stdout(), talk: io::stderr(), quiet: false }
+    }
+
+    /// One that prints nothing.
+    #[cfg(test)]
+    pub(crate) fn quiet() -> Self {
+        Self { quiet: true, ..Self::new() }
     }
 
     /// One line of talk.
     pub(crate) fn say(&self, text: &str) {
-        let _ = writeln!(self.talk.lock(), "{text}");
+        if !self.quiet {
+            let _ = writeln!(self.talk.lock(), "{text}");
+        }
     }
 
     /// One line of data.
     pub(crate) fn data(&self, text: &str) {
-        let mut stdout = self.data.lock();
-        let _ = writeln!(stdout, "{text}");
-        let _ = stdout.flush();
+        self.raw(format!("{text}\n").as_bytes());
     }
 
     /// Bytes of data as they are, with no line ending added.
     pub(crate) fn raw(&self, bytes: &[u8]) {
+        if self.quiet {
+            return;
+        }
         let mut stdout = self.data.lock();
         let _ = stdout.write_all(bytes);
         let _ = stdout.flush();

@@ -13,7 +13,7 @@ use crate::host_tests;
 use crate::image::Flavour;
 use crate::kernels::{self, SERIES, Series};
 use crate::place::Place;
-use crate::printer::{Printer, seconds};
+use crate::printer::{Printer, indented, seconds};
 use crate::setup;
 use crate::tally::Tally;
 use crate::vm::{self, Console, Ending, Guest, Run};
@@ -133,7 +133,9 @@ fn scenario_line(series: &str, scenario: &Scenario) -> String {
         Verdict::Failed => "failed ",
         Verdict::Skipped => "skipped",
     };
-    let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
+    let mut lines = detail.lines();
+    let first = lines.next().map_or(String::new(), |line| format!(": {line}"));
+    let detail = first + &indented(lines);
     format!("{verdict}  {series}  {name} ({seconds:.1} s){detail}")
 }
 
@@ -164,6 +166,10 @@ mod tests {
             seconds: 2.34,
         };
         assert_eq!(scenario_line("6.12", &scenario), "failed   6.12  c6 (2.3 s): no verdict");
+        let scenario = Scenario { result: Verdict::Passed, detail: String::new(), ..scenario };
+        assert_eq!(scenario_line("6.1", &scenario), "passed   6.1  c6 (2.3 s)");
+        let scenario = Scenario { detail: "one\ntwo".into(), ..scenario };
+        assert_eq!(scenario_line("6.1", &scenario), "passed   6.1  c6 (2.3 s): one\n    two");
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
     disk::require(&place.target, disk::COLD_BYTES)?;
     // Its own target folder, so that it neither waits for nor crowds the project's; not kept.
     let build = root.join("build");
-    Call::new("build bpf-linker", cargo())
+    cargo("build bpf-linker")
         .args(["install", "bpf-linker", "--version", BPF_LINKER_VERSION, "--locked", "--force"])
         .args(["--no-default-features", "--features", "llvm-22", "--root"])
         .arg(&root)
@@ -53,6 +53,7 @@ pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
         .env("LLVM_PREFIX", LLVM_PREFIX)
         // The linker's own speed does not matter, that of its build does.
         .env("CARGO_PROFILE_RELEASE_LTO", "false")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .hint("check that crates.io can be reached and that the disk is not full, then try again")
         .stream()?;
     if build.exists() {
@@ -72,7 +73,7 @@ fn linker_version(binary: &Path) -> Option<String> {
 
 /// The binaries that go into the guests, in the release profile.
 pub(crate) fn build_binaries(place: &Place) -> Result<Outcome> {
-    Call::new("build viptrace and the lab", cargo())
+    cargo("build viptrace and the lab")
         .args(["build", "--release", "--locked", "-p", "viptrace", "-p", "viptrace-lab"])
         .directory(&place.repository)
         .hint("the compiler's message above says why; for a missing BPF toolchain type: cargo xtask setup")

@@ -163,7 +163,10 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
     let started = Instant::now();
     // Relative to the folder below, since a comma in a path would end QEMU's option.
     let serial = [OsString::from("stdio"), OsString::from("file:machine.log")];
-    let mut child = Command::new(&guest.emulator)
+    // With `setpriv`, the guest is killed with this process, however that ends: a CI's time limit leaves no guest behind.
+    let mut child = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(&guest.emulator)
         .args(arguments(guest, serial))
         .current_dir(output)
         .stdin(Stdio::null())
@@ -171,7 +174,8 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
         .stderr(create(&qemu_log)?)
         .spawn()
         .with_context(|| {
-            format!("could not start `{}`\nhint: type: cargo xtask setup", guest.emulator.display())
+            let emulator = guest.emulator.display();
+            format!("could not start `setpriv --pdeathsig KILL -- {emulator}` (setpriv is of the package util-linux)")
         })?;
     let stdout = child.stdout.take().context("QEMU has no stdout")?;
     let mut qemu = Running(child);
@@ -288,7 +292,7 @@ mod tests {
         let limit = Duration::from_mins(1);
         let guest = Guest { emulator, silence, limit, output: here.join("out"), ..guest(false) };
         let mut events = Vec::new();
-        let run = run(&Printer::new(), &guest, |event| events.push(event.clone())).unwrap();
+        let run = run(&Printer::quiet(), &guest, |event| events.push(event.clone())).unwrap();
         (run, events)
     }
 

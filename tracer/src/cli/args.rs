@@ -109,8 +109,7 @@ pub struct TraceArgs {
     /// The context in the kubeconfig file [default: its current one]
     #[arg(long, value_name = "NAME", help_heading = "Metadata", conflicts_with = "cluster_from")]
     context: Option<String>,
-    /// Take Services, EndpointSlices, Pods and Nodes from the `kubectl get -o json` lists in this folder, not from the
-    /// API server
+    /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
     #[arg(long, value_name = "DIR", help_heading = "Metadata")]
     cluster_from: Option<PathBuf>,
     /// The name of this node in Kubernetes [default: this host's name]

@@ -265,26 +265,28 @@ impl RulesReader {
         {
             return result.clone();
         }
-        let result = list(prefix, self.limits).map(|rules| Arc::new(Observed { time: now(), value: rules }));
+        let result = list(prefix, self.limits);
         self.cache.insert(prefix, (Instant::now(), result.clone()));
         result
     }
 }
 
-/// Lists the rules through whichever backend has kube-proxy's chains. The legacy command is run only where legacy
-/// tables exist: elsewhere it could load kernel modules.
-fn list(prefix: &str, limits: Limits) -> Result<Rules, String> {
+/// Lists the rules through whichever backend has kube-proxy's chains. A command is run only where its backend is
+/// in the kernel already: elsewhere listing would load kernel modules, and the empty list would prove nothing.
+fn list(prefix: &str, limits: Limits) -> Listing {
+    let (nf_tables, legacy) = (has_nf_tables(Path::new("/")), has_legacy_tables(prefix));
     let mut first_error: Option<CommandError> = None;
-    let mut found: Option<Rules> = None;
-    for flavour in ["", "-nft", "-legacy"] {
-        if flavour == "-legacy" && !has_legacy_tables(prefix) {
+    let mut found: Option<Observed<Rules>> = None;
+    for (flavour, present) in [("", nf_tables || legacy), ("-nft", nf_tables), ("-legacy", legacy)] {
+        if !present {
             continue;
         }
         match command::run(&format!("{prefix}{flavour}-save"), &[], limits) {
             Ok(output) => {
                 let rules = Rules::parse(&String::from_utf8_lossy(&output));
-                if rules.has_kube_chains() {
-                    return Ok(rules);
+                let rules = Observed { time: now(), value: rules };
+                if rules.value.has_kube_chains() {
+                    return Ok(Arc::new(rules));
                 }
                 found.get_or_insert(rules);
             }
@@ -294,10 +296,24 @@ fn list(prefix: &str, limits: Limits) -> Result<Rules, String> {
         }
     }
     match (found, first_error) {
-        (Some(rules), _) => Ok(rules),
-        (None, Some(error)) => Err(format!("iptables rules: {error}")),
-        (None, None) => Err("iptables rules: no command lists them here".into()),
+        (Some(rules), _) => Ok(Arc::new(rules)),
+        (None, Some(error)) => Err(format!("{prefix} rules: {error}")),
+        (None, None) => Err(format!(
+            "{prefix} rules: neither nf_tables nor legacy tables are known to be in this kernel, so no command was run"
+        )),
     }
+}
+
+/// Whether `nf_tables` is in the kernel, loaded or built in.
+pub(super) fn has_nf_tables(root: &Path) -> bool {
+    if root.join("sys/module/nf_tables").exists() {
+        return true;
+    }
+    let Ok(release) = fs::read_to_string(root.join("proc/sys/kernel/osrelease")) else { return false };
+    let builtin = root.join("lib/modules").join(release.trim()).join("modules.builtin");
+    fs::read_to_string(builtin).is_ok_and(|list| list.contains("/nf_tables.ko"))
+        || fs::read_to_string(root.join("proc/kallsyms"))
+            .is_ok_and(|symbols| symbols.contains(" nft_do_chain\n"))
 }
 
 fn has_legacy_tables(prefix: &str) -> bool {
@@ -396,6 +412,22 @@ mod tests {
             ["-m", "comment", "--comment", "a \"b\" c", "-j", "X"]
         );
         assert_eq!(words("\"open"), ["open"]);
+    }
+
+    #[test]
+    fn nf_tables_is_found_loaded_and_built_in() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(!has_nf_tables(root.path()));
+        fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+        fs::create_dir_all(root.path().join("lib/modules/6.1.0")).unwrap();
+        fs::write(root.path().join("proc/sys/kernel/osrelease"), "6.1.0\n").unwrap();
+        fs::write(root.path().join("proc/kallsyms"), "0 t nft_do_chain_ipv4\t[nf_tables]\n").unwrap();
+        assert!(!has_nf_tables(root.path()));
+        let list = root.path().join("lib/modules/6.1.0/modules.builtin");
+        fs::write(list, "kernel/net/netfilter/nf_tables.ko\n").unwrap();
+        assert!(has_nf_tables(root.path()));
+        fs::create_dir_all(root.path().join("sys/module/nf_tables")).unwrap();
+        assert!(has_nf_tables(root.path()));
     }
 
     proptest! {

@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -14,7 +14,7 @@ use crate::{
         Limits, command, http,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
-        rules::RulesReader,
+        rules::{self, RulesReader},
     },
     time::Timestamp,
 };
@@ -32,6 +32,9 @@ pub struct NodeState {
     pub kube_proxy_mode: Option<Observed<ProxyMode>>,
     /// `v1.30.5`, from kube-proxy's metrics.
     pub kube_proxy_version: Option<Observed<String>>,
+    /// Whether rules of kube-proxy, of any mode, were found in the kernel; looked for only where kube-proxy does not
+    /// say its mode.
+    pub proxy_rules: Option<Observed<bool>>,
     pub kube_proxy_running: Option<Observed<bool>>,
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
@@ -134,7 +137,10 @@ impl NodeReader {
             if procfs::has_interface(&devices, "kube-ipvs0") {
                 return Ok(Some(ProxyMode::Ipvs));
             }
-            if command::run("nft", &["list", "table", "ip", "kube-proxy"], limits).is_ok() {
+            let tables = || command::run("nft", &["list", "tables", "ip"], limits);
+            if rules::has_nf_tables(Path::new("/"))
+                && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
+            {
                 return Ok(Some(ProxyMode::Nftables));
             }
             let mut reader = RulesReader::new(limits, Duration::ZERO);
@@ -142,12 +148,18 @@ impl NodeReader {
             Ok(rules.value.has_kube_chains().then_some(ProxyMode::Iptables))
         });
         match found.await {
-            Ok(Ok(Some(mode))) => state.kube_proxy_mode = Some(Observed { time: now(), value: mode }),
-            Ok(Ok(None)) => state.gaps.push(
-                "kube-proxy's mode from the kernel: no rules of kube-proxy found (no kube-ipvs0, no nftables \
-                 table kube-proxy, no chain KUBE-SERVICES)"
-                    .into(),
-            ),
+            Ok(Ok(Some(mode))) => {
+                state.kube_proxy_mode = Some(Observed { time: now(), value: mode });
+                state.proxy_rules = Some(Observed { time: now(), value: true });
+            }
+            Ok(Ok(None)) => {
+                state.proxy_rules = Some(Observed { time: now(), value: false });
+                state.gaps.push(
+                    "kube-proxy's mode from the kernel: no rules of kube-proxy found (no kube-ipvs0, no nftables \
+                     table kube-proxy, no chain KUBE-SERVICES)"
+                        .into(),
+                );
+            }
             Ok(Err(gap)) => state.gaps.push(format!("kube-proxy's mode from the kernel: {gap}")),
             Err(error) => state.gaps.push(format!("kube-proxy's mode from the kernel: {error}")),
         }
@@ -198,6 +210,11 @@ impl NodeReader {
     }
 }
 
+/// Whether `nft list tables ip` names the table that kube-proxy owns in nftables mode.
+fn has_kube_proxy_table(tables: &str) -> bool {
+    tables.lines().any(|line| line.trim() == "table ip kube-proxy")
+}
+
 const PROCESS_GAP: &str = "whether kube-proxy runs";
 
 #[cfg(test)]
@@ -237,6 +254,12 @@ mod tests {
         fs::create_dir_all(proc.path().join("net")).unwrap();
         fs::write(proc.path().join("net/fib_trie"), "|-- 192.0.2.11\n /32 host LOCAL\n").unwrap();
         proc
+    }
+
+    #[test]
+    fn the_nftables_table_is_known_by_its_whole_name() {
+        assert!(has_kube_proxy_table("table ip filter\ntable ip kube-proxy\n"));
+        assert!(!has_kube_proxy_table("table ip kube-proxy-old\ntable ip6 kube-proxy\n"));
     }
 
     #[tokio::test]

@@ -59,8 +59,12 @@ impl NodeView for NodeFacts {
         };
         match self.mode() {
             Some(ProxyMode::Iptables) => families.map(stands).reduce(|a, b| a || b),
-            // Without a mode their presence tells, their absence does not: another mode may be at work.
-            None => families.map(stands).reduce(|a, b| a || b).filter(|stands| *stands),
+            // Without a mode the presence of iptables rules tells; their absence only where no other mode's were found.
+            None => families.map(stands).reduce(|a, b| a || b).filter(|stands| *stands).or(self
+                .state
+                .proxy_rules
+                .as_ref()
+                .map(|found| found.value)),
             Some(ProxyMode::Nftables | ProxyMode::Ipvs) => None,
         }
     }

@@ -10,7 +10,7 @@ use crate::report::{
 /// A table narrower than this is laid out as if it were this wide.
 const MIN_WIDTH: usize = 40;
 /// From this width on the VIP has a column, and times have milliseconds.
-const ROOMY: usize = 110;
+const ROOMY: usize = 140;
 
 /// One column: its heading and width. The last one has no width of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Columns {
         let mut fields = vec![(Time, time), (Verdict, 10)];
         // Shares of what is left, in percent; what remains is for the reason.
         let shares: &[(Field, usize)] = if roomy {
-            &[(Service, 18), (Client, 18), (Vip, 17), (Endpoint, 18)]
+            &[(Service, 21), (Client, 17), (Vip, 16), (Endpoint, 17)]
         } else if width >= 70 {
             &[(Service, 22), (Client, 22), (Endpoint, 22)]
         } else {

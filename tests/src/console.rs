@@ -1,0 +1,77 @@
+//! What the guest says: human lines on the console (standard output) and machine lines, one JSON object a
+//! line, on the second serial line. It owns both forms and knows nothing of what they report.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::Write,
+    sync::{Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::sys;
+
+const MACHINE_LINE: &str = "/dev/ttyS1";
+
+/// Says one line to whoever watches the console.
+pub fn say(line: impl AsRef<str>) {
+    // A console that is gone is no reason to stop a test.
+    let _gone = writeln!(std::io::stdout().lock(), "{}", line.as_ref());
+}
+
+/// How a scenario ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Passed,
+    Failed(String),
+    /// With the kernel's missing feature.
+    Skipped(String),
+}
+
+pub fn scenario(name: &str, outcome: &Outcome, took: Duration) {
+    let (result, detail) = match outcome {
+        Outcome::Passed => ("passed", ""),
+        Outcome::Failed(detail) => ("failed", detail.as_str()),
+        Outcome::Skipped(detail) => ("skipped", detail.as_str()),
+    };
+    say(format!("{result:>7}  {name} ({:.1} s)", took.as_secs_f64()));
+    for line in detail.lines() {
+        say(format!("         {line}"));
+    }
+    emit(
+        &json!({"event": "scenario", "name": name, "result": result, "detail": detail, "seconds": took.as_secs_f64()}),
+    );
+}
+
+/// Hands a text file to the host.
+pub fn file(name: &str, data: &str) {
+    emit(&json!({"event": "file", "name": name, "data": data}));
+}
+
+/// One measured number, `labels` an object of strings.
+pub fn metric(name: &str, value: f64, unit: &str, labels: &Value) {
+    emit(&json!({"event": "metric", "name": name, "value": value, "unit": unit, "labels": labels}));
+}
+
+/// The last machine line of a run.
+pub fn done(exit: i32) {
+    emit(&json!({"event": "done", "exit": exit}));
+}
+
+fn emit(event: &Value) {
+    static LINE: OnceLock<Option<Mutex<File>>> = OnceLock::new();
+    let line = LINE.get_or_init(|| {
+        let file = OpenOptions::new().write(true).open(MACHINE_LINE).ok()?;
+        // A line that is no terminal (a pipe, a file) needs no settings.
+        let _plain = sys::make_raw(&file);
+        Some(Mutex::new(file))
+    });
+    match line {
+        Some(line) => {
+            let mut line = line.lock().unwrap_or_else(PoisonError::into_inner);
+            let _gone = line.write_all(format!("{event}\n").as_bytes());
+        }
+        None => say(event.to_string()),
+    }
+}

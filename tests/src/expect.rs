@@ -1,0 +1,353 @@
+//! Expectations: the verdict that each flow of the generator must get, compared with viptrace's records. It
+//! owns the comparison and its words; it reads records as any user of the JSON output would.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    net::{SocketAddr, SocketAddrV4},
+};
+
+use serde_json::Value;
+
+use crate::traffic::{Attempt, Transport};
+
+/// A class of the failure catalogue, as far as the lab causes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    Ok,
+    C1,
+    C5,
+    C6,
+    C16,
+    C20,
+    C28,
+    C29,
+    N1,
+    N9,
+}
+
+impl Class {
+    /// The record's `class`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::C1 => "C1",
+            Self::C5 => "C5",
+            Self::C6 => "C6",
+            Self::C16 => "C16",
+            Self::C20 => "C20",
+            Self::C28 => "C28",
+            Self::C29 => "C29",
+            Self::N1 => "N1",
+            Self::N9 => "N9",
+        }
+    }
+
+    /// The record's `domain`.
+    pub const fn domain(self) -> &'static str {
+        match self {
+            Self::Ok | Self::N1 | Self::N9 => "normal",
+            Self::C1 => "pod_crash",
+            Self::C5 => "iptables_sync",
+            Self::C6 => "stale_endpoints",
+            Self::C16 => "conntrack",
+            Self::C20 => "no_endpoints",
+            Self::C28 => "backend_refused",
+            Self::C29 => "network_path",
+        }
+    }
+
+    pub const fn is_fault(self) -> bool {
+        !matches!(self, Self::Ok | Self::N1 | Self::N9)
+    }
+}
+
+/// The flow's `endpoint`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// None was chosen: the record must say `null`.
+    Null,
+    Is(SocketAddrV4),
+}
+
+/// What one flow's record must say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    pub transport: Transport,
+    pub client: SocketAddrV4,
+    /// `None` for a flow that goes to a Pod directly.
+    pub vip: Option<SocketAddrV4>,
+    pub endpoint: Endpoint,
+    pub class: Class,
+    /// `namespace/name`.
+    pub service: Option<String>,
+}
+
+impl Expected {
+    /// A flow to a Service address.
+    pub fn to_service(attempt: &Attempt, service: &str, class: Class, endpoint: Endpoint) -> Self {
+        Self {
+            transport: attempt.protocol,
+            client: attempt.client,
+            vip: Some(attempt.target),
+            endpoint,
+            class,
+            service: Some(service.to_owned()),
+        }
+    }
+
+    /// A flow to a Pod's own address.
+    pub fn to_pod(attempt: &Attempt, class: Class) -> Self {
+        Self {
+            transport: attempt.protocol,
+            client: attempt.client,
+            vip: None,
+            endpoint: Endpoint::Is(attempt.target),
+            class,
+            service: None,
+        }
+    }
+
+    pub fn key(&self) -> Key {
+        Key { transport: self.transport.as_str().to_owned(), client: SocketAddr::V4(self.client) }
+    }
+}
+
+/// What tells the flows of a run apart: the generator uses each source port once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    transport: String,
+    client: SocketAddr,
+}
+
+/// One record of `viptrace trace -o json`.
+#[derive(Clone, Debug)]
+pub struct Record(Value);
+
+impl Record {
+    /// `None` if the line is no JSON object.
+    pub fn parse(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok().filter(Value::is_object).map(Self)
+    }
+
+    /// A field by its JSON pointer; empty where it is absent, `null` or no text.
+    pub fn text(&self, pointer: &str) -> &str {
+        self.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    pub fn value(&self) -> &Value {
+        &self.0
+    }
+
+    pub fn class(&self) -> &str {
+        self.text("/class")
+    }
+
+    /// Whether a user would be told that something broke.
+    pub fn is_trouble(&self) -> bool {
+        self.class().starts_with('C') || self.class() == "unknown"
+    }
+
+    pub fn key(&self) -> Option<Key> {
+        let client = self.text("/flow/client").parse().ok()?;
+        Some(Key { transport: self.text("/flow/protocol").to_owned(), client })
+    }
+
+    /// All text of evidence and root cause, for what a scenario wants to find said.
+    pub fn said(&self) -> String {
+        let mut said = self.text("/root_cause").to_owned();
+        for list in ["/evidence", "/against"] {
+            for item in self.0.pointer(list).and_then(Value::as_array).into_iter().flatten() {
+                said.push('\n');
+                said.push_str(item["content"].as_str().unwrap_or_default());
+            }
+        }
+        said
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flow = |name: &str| self.0["flow"][name].as_str().unwrap_or("null").to_owned();
+        write!(
+            f,
+            "{} {} ({}) {} {} → {} → {}",
+            self.class(),
+            self.text("/domain"),
+            self.text("/root_cause"),
+            flow("protocol"),
+            flow("client"),
+            flow("vip"),
+            flow("endpoint"),
+        )
+    }
+}
+
+/// How many disagreements are told in full.
+const TOLD: usize = 12;
+
+/// Every disagreement between what was caused and what was recorded, as one text; empty if there is none.
+pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
+    let mut by_key: HashMap<Key, Vec<&Record>> = HashMap::new();
+    let mut found = Vec::new();
+    for record in records {
+        match record.key() {
+            Some(key) => by_key.entry(key).or_default().push(record),
+            None => found.push(format!("a record without a client: {record}")),
+        }
+        if record.0["lost_events"].as_u64() != Some(0) {
+            found.push(format!("a record speaks of lost events ({}): {record}", record.0["lost_events"]));
+        }
+    }
+    for want in expected {
+        match by_key.remove(&want.key()).as_deref() {
+            None => found.push(format!("no record for {}", describe(want))),
+            Some([record]) => found.extend(compare(want, record)),
+            Some(several) => {
+                let told: Vec<String> = several.iter().map(ToString::to_string).collect();
+                found.push(format!(
+                    "{} records instead of one for {}: {}",
+                    told.len(),
+                    describe(want),
+                    told.join("; ")
+                ));
+            }
+        }
+    }
+    for record in by_key.into_values().flatten().filter(|record| record.is_trouble()) {
+        found.push(format!("a fault that nobody caused: {record}"));
+    }
+    if found.is_empty() {
+        return String::new();
+    }
+    let more = found.len().saturating_sub(TOLD);
+    found.truncate(TOLD);
+    if more > 0 {
+        found.push(format!("and {more} more"));
+    }
+    format!(
+        "{}\nexpected by class: {}\nrecorded by class: {}",
+        found.join("\n"),
+        tally(expected.iter().map(|want| want.class.as_str())),
+        tally(records.iter().map(Record::class)),
+    )
+}
+
+fn describe(want: &Expected) -> String {
+    let vip = want.vip.map_or_else(|| "no VIP".to_owned(), |vip| vip.to_string());
+    let endpoint = match want.endpoint {
+        Endpoint::Null => "no endpoint".to_owned(),
+        Endpoint::Is(address) => address.to_string(),
+    };
+    format!(
+        "{} {} → {vip} → {endpoint}, expected {}",
+        want.transport.as_str(),
+        want.client,
+        want.class.as_str()
+    )
+}
+
+fn compare(want: &Expected, record: &Record) -> Vec<String> {
+    let address = |address: Option<SocketAddrV4>| {
+        address.map_or(Value::Null, |address| Value::String(address.to_string()))
+    };
+    let endpoint = match want.endpoint {
+        Endpoint::Null => Value::Null,
+        Endpoint::Is(endpoint) => address(Some(endpoint)),
+    };
+    let service = want.service.as_deref().and_then(|service| service.split_once('/'));
+    let (namespace, name) = service.map_or((Value::Null, Value::Null), |(namespace, name)| {
+        (Value::String(namespace.to_owned()), Value::String(name.to_owned()))
+    });
+    let fields = [
+        ("/class", Value::String(want.class.as_str().to_owned())),
+        ("/domain", Value::String(want.class.domain().to_owned())),
+        ("/flow/vip", address(want.vip)),
+        ("/flow/endpoint", endpoint),
+        ("/service/namespace", namespace),
+        ("/service/name", name),
+    ];
+    let is = |pointer| record.0.pointer(pointer).cloned().unwrap_or(Value::Null);
+    fields
+        .into_iter()
+        .filter(|(pointer, value)| is(pointer) != *value)
+        .map(|(pointer, value)| {
+            format!(
+                "{}: {pointer} is {}, expected {value}; the record: {record}",
+                describe(want),
+                is(pointer)
+            )
+        })
+        .collect()
+}
+
+fn tally<'c>(classes: impl Iterator<Item = &'c str>) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for class in classes {
+        *counts.entry(class).or_default() += 1;
+    }
+    let counts: Vec<String> = counts.iter().map(|(class, count)| format!("{class} {count}")).collect();
+    counts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::traffic::Outcome;
+
+    fn attempt() -> Attempt {
+        Attempt {
+            protocol: Transport::Tcp,
+            client: "10.244.1.100:20000".parse().unwrap(),
+            target: "10.96.10.10:80".parse().unwrap(),
+            outcome: Outcome::Done,
+        }
+    }
+
+    fn record(class: &str, endpoint: &str) -> Record {
+        Record(json!({
+            "class": class, "domain": "normal", "root_cause": "normal — served", "lost_events": 0,
+            "service": {"namespace": "shop", "name": "cart", "port": "http"},
+            "flow": {"protocol": "TCP", "client": "10.244.1.100:20000", "vip": "10.96.10.10:80", "endpoint": endpoint},
+            "evidence": [], "against": [],
+        }))
+    }
+
+    fn expected() -> Expected {
+        let endpoint = Endpoint::Is("10.244.1.11:8080".parse().unwrap());
+        Expected::to_service(&attempt(), "shop/cart", Class::Ok, endpoint)
+    }
+
+    #[test]
+    fn what_was_caused_and_recorded_agrees() {
+        assert_eq!(disagreements(&[expected()], &[record("ok", "10.244.1.11:8080")]), "");
+    }
+
+    #[test]
+    fn a_wrong_class_and_a_wrong_endpoint_are_named() {
+        let told = disagreements(&[expected()], &[record("C28", "10.244.1.12:8080")]);
+        assert!(told.contains("/class is \"C28\", expected \"ok\""), "{told}");
+        assert!(told.contains("/flow/endpoint is \"10.244.1.12:8080\""), "{told}");
+    }
+
+    #[test]
+    fn a_missing_a_doubled_and_an_uncaused_record_are_named() {
+        assert!(disagreements(&[expected()], &[]).starts_with("no record for TCP"));
+        let twice = [record("ok", "10.244.1.11:8080"), record("ok", "10.244.1.11:8080")];
+        assert!(disagreements(&[expected()], &twice).starts_with("2 records instead of one"));
+        let uncaused = disagreements(&[], &[record("C6", "10.244.1.11:8080")]);
+        assert!(uncaused.starts_with("a fault that nobody caused"), "{uncaused}");
+        assert_eq!(disagreements(&[], &[record("ok", "10.244.1.11:8080")]), "");
+    }
+
+    #[test]
+    fn lost_events_are_a_disagreement() {
+        let mut lossy = record("ok", "10.244.1.11:8080");
+        lossy.0["lost_events"] = json!(3);
+        assert!(disagreements(&[expected()], &[lossy]).contains("lost events (3)"));
+    }
+}

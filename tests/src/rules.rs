@@ -1,0 +1,104 @@
+//! kube-proxy's rules: a captured dump restored into the node, whole or with a fault cut into it. It owns the
+//! text of the dump and knows nothing of what a fault means.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddrV4},
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{command, netns::Netns};
+
+/// One `iptables-save` dump.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    text: String,
+}
+
+impl Rules {
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("reading the captured rules {}", path.display()))?;
+        Ok(Self { text })
+    }
+
+    /// Without any rule or chain of kube-proxy's: as after a flush that nobody repaired.
+    #[must_use]
+    pub fn without_kube_proxy(&self) -> Self {
+        self.without(|line| line.contains("KUBE-"))
+    }
+
+    /// Without the rules that lead to one Service address, whatever they would do with it.
+    #[must_use]
+    pub fn without_service(&self, vip: SocketAddrV4) -> Self {
+        let address = format!("-d {}/32 ", vip.ip());
+        let port = format!("--dport {} ", vip.port());
+        self.without(|line| {
+            line.contains("-A KUBE-SERVICES ") && line.contains(&address) && line.contains(&port)
+        })
+    }
+
+    /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it.
+    #[must_use]
+    pub fn with_endpoint_moved(&self, from: Ipv4Addr, to: Ipv4Addr) -> Self {
+        let (from, to) = (format!("--to-destination {from}:"), format!("--to-destination {to}:"));
+        Self { text: self.text.replace(&from, &to) }
+    }
+
+    fn without(&self, unwanted: impl Fn(&str) -> bool) -> Self {
+        let lines: Vec<&str> = self.text.lines().filter(|line| !unwanted(line)).collect();
+        Self { text: lines.join("\n") + "\n" }
+    }
+
+    /// Replaces all rules of the node by these. Counters in the dump are not taken over.
+    pub fn restore(&self, node: &Netns) -> Result<()> {
+        let text = self.text.clone();
+        node.run(move || command::run_with_input("iptables-restore", &[], &text))?.map(drop)
+    }
+}
+
+/// Forgets every conntrack entry of the namespace.
+pub fn flush_conntrack(node: &Netns) -> Result<()> {
+    node.command("conntrack", &["-F"]).map(drop)
+}
+
+/// How many entries the conntrack table of the node's namespace holds.
+pub fn conntrack_count(node: &Netns) -> Result<u32> {
+    let path = "/proc/sys/net/netfilter/nf_conntrack_count";
+    let text = node.run(move || fs::read_to_string(path))?.with_context(|| format!("reading {path}"))?;
+    text.trim().parse().with_context(|| format!("{path} says {text:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn captured() -> Rules {
+        Rules::read(
+            &Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("fixtures/kube-proxy/worker-1/iptables/iptables-save.txt"),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_flush_leaves_the_tables_and_their_own_chains() {
+        let rules = captured().without_kube_proxy();
+        assert!(!rules.text.contains("KUBE-"));
+        assert_eq!(rules.text.matches("COMMIT").count(), 3);
+        assert!(rules.text.contains(":PREROUTING ACCEPT"));
+    }
+
+    #[test]
+    fn cutting_one_service_leaves_its_neighbours() {
+        let whole = captured();
+        let cut = whole.without_service("10.96.10.10:80".parse().unwrap());
+        assert_eq!(whole.text.lines().count(), cut.text.lines().count() + 1);
+        assert!(!cut.text.contains("-j KUBE-SVC-I5LIAMPLWKMBJ54B\n"));
+        assert!(cut.text.contains("-j KUBE-SVC-P7F5AIWM5RLILK6Y\n"));
+    }
+}

@@ -1,0 +1,87 @@
+//! The API server goes away and comes back, having forgotten old versions (410 Gone). Tracing goes on, every
+//! record says how old the metadata is, and what changed meanwhile is known afterwards.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::stale;
+use crate::{
+    apiserver::Absence,
+    expect::Class,
+    traffic::{
+        Attempt, Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    wait,
+    world::Stage,
+};
+
+/// How old the metadata is let become.
+const AWAY: Duration = Duration::from_secs(4);
+/// Below this, metadata counts as fresh.
+const FRESH_S: f64 = 2.0;
+/// A client that waits longer and longer between its attempts is back by then.
+const BACK_LIMIT: Duration = Duration::from_secs(90);
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    let remote = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    let here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    let leaving = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
+    let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
+    stage.watch()?;
+    let from = stage.world.pod("shop/client-1")?.place.clone();
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let touch_frontend = |stage: &mut Stage| -> Result<Attempt> {
+        let mut attempts = client::connect(&from, frontend, 1, 1, Script::exchange())?;
+        all_ended(&attempts, &Outcome::Done)?;
+        stage.expect_by_server(&attempts, "shop/frontend", &[(&remote, Class::Ok)])?;
+        attempts.pop().context("one attempt was made")
+    };
+
+    let before = touch_frontend(stage)?;
+    if metadata_age(stage, &before)?.is_some_and(|age| age > FRESH_S) {
+        bail!("metadata is old although the API server is there");
+    }
+    stage.api.go_away(Absence::Refused);
+    wait::until_older_than(Instant::now(), AWAY);
+    let meanwhile = touch_frontend(stage)?;
+    if metadata_age(stage, &meanwhile)?.is_some_and(|age| age < AWAY.as_secs_f64() - 1.0) {
+        bail!("the record does not tell that the metadata is old");
+    }
+
+    stale::remove_cart_2(stage)?;
+    stage.api.compact();
+    stage.api.come_back().context("bringing the lab's API server back")?;
+    let came_back = Instant::now();
+    loop {
+        let attempt = touch_frontend(stage)?;
+        match metadata_age(stage, &attempt)? {
+            Some(age) if age > FRESH_S && came_back.elapsed() < BACK_LIMIT => {}
+            Some(age) if age > FRESH_S => {
+                bail!(
+                    "{} s after the API server came back, metadata is still {age} s old",
+                    BACK_LIMIT.as_secs()
+                );
+            }
+            _ => break,
+        }
+    }
+    stage.after_grace();
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let attempts = client::connect(&from, cart, 30, 2, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Done)?;
+    stage.expect_by_server(
+        &attempts,
+        "shop/cart",
+        &[(&here, Class::Ok), (&leaving, Class::C6), (&there, Class::Ok)],
+    )
+}
+
+/// What the attempt's record says; `None` if nobody watches.
+fn metadata_age(stage: &Stage, attempt: &Attempt) -> Result<Option<f64>> {
+    let Some(record) = stage.record_of(attempt)? else { return Ok(None) };
+    let age = record.value()["metadata_age"].as_f64();
+    age.map(Some).with_context(|| format!("a record without metadata_age: {record}"))
+}

@@ -1,0 +1,54 @@
+//! Nothing is broken: endpoints on this node and on another, TCP and UDP. Every flow is `ok`.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::{
+    expect::Class,
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Ending, Script},
+        server::{self, EXCHANGE},
+        udp::{self, Answer, UdpServer},
+    },
+    world::Stage,
+};
+
+pub(super) fn tcp(stage: &mut Stage) -> Result<()> {
+    let here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    let beside = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
+    let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
+    let closes = server::Script::ServeAndClose { request: client::REQUEST, response: client::RESPONSE };
+    let closing = stage.serve("shop/frontend-1", 8080, closes)?;
+    stage.watch()?;
+
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let attempts = client::connect(from, cart, 30, 2, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Done)?;
+    stage.expect_by_server(
+        &attempts,
+        "shop/cart",
+        &[(&here, Class::Ok), (&beside, Class::Ok), (&there, Class::Ok)],
+    )?;
+
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let script = Script::exchange().ending(Ending::CloseLast);
+    let attempts = client::connect(from, frontend, 10, 1, script)?;
+    all_ended(&attempts, &Outcome::Done)?;
+    stage.expect_by_server(&attempts, "shop/frontend", &[(&closing, Class::Ok)])
+}
+
+pub(super) fn udp(stage: &mut Stage) -> Result<()> {
+    let world = stage.world;
+    let here = UdpServer::start(&world.pod("kube-system/coredns-1")?.place, 53, Answer::Echo)?;
+    let there = UdpServer::start(&world.pod("kube-system/coredns-2")?.place, 53, Answer::Echo)?;
+    stage.watch()?;
+
+    let from = &world.pod("shop/client-1")?.place;
+    let dns = world.cluster.vip("kube-system/kube-dns", "dns")?;
+    let attempts = udp::ask(from, dns, 20, Duration::from_secs(20))?;
+    all_ended(&attempts, &Outcome::Done)?;
+    stage.expect_by_server(&attempts, "kube-system/kube-dns", &[(&here, Class::Ok), (&there, Class::Ok)])
+}

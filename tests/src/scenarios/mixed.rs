@@ -1,0 +1,113 @@
+//! 5,000 connections of every kind at once. The generator knows what it caused; the verdicts must say exactly
+//! that, with nothing lost and nothing unexplained.
+
+use std::{net::SocketAddrV4, thread, time::Duration};
+
+use anyhow::{Result, anyhow, bail};
+
+use super::stale;
+use crate::{
+    expect::{Class, Endpoint},
+    traffic::{
+        Attempt, Outcome, all_ended,
+        client::{self, Ending, Script},
+        server::{self, EXCHANGE},
+        udp::{self, Answer, UdpServer},
+    },
+    world::Stage,
+};
+
+/// How many connections of each kind; 5,000 in all.
+const CART: usize = 1_500;
+const FRONTEND: usize = 1_000;
+const PAYMENTS: usize = 600;
+const DNS_UDP: usize = 100;
+const DNS_TCP: usize = 100;
+const REFUSED: usize = 700;
+const NO_ENDPOINTS: usize = 700;
+const PROBES: usize = 300;
+const ALL: usize = 5_000;
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    let world = stage.world;
+    let cart_1 = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    let cart_2 = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
+    let cart_3 = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
+    let frontend = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    let payments_1 = stage.serve("shop/payments-1", 9090, EXCHANGE)?;
+    let payments_2 = stage.serve("shop/payments-2", 9090, EXCHANGE)?;
+    let dns_1 = stage.serve("kube-system/coredns-1", 53, EXCHANGE)?;
+    let dns_2 = stage.serve("kube-system/coredns-2", 53, EXCHANGE)?;
+    let dns_udp_1 = UdpServer::start(&world.pod("kube-system/coredns-1")?.place, 53, Answer::Echo)?;
+    let dns_udp_2 = UdpServer::start(&world.pod("kube-system/coredns-2")?.place, 53, Answer::Echo)?;
+    let _talkative = stage.serve("shop/client-1", 8080, server::Script::Banner { bytes: 32 })?;
+    stage.watch()?;
+    // The node sends one client about one refusal a second; hundreds of them would take minutes.
+    stage.break_with(
+        |world| world.topology.host.sysctl("net.ipv4.icmp_ratelimit", "0"),
+        |world| world.topology.host.sysctl("net.ipv4.icmp_ratelimit", "1000"),
+    )?;
+    stale::remove_cart_2(stage)?;
+    stage.after_grace();
+
+    let vip = |service, port| world.cluster.vip(service, port);
+    let client = &world.pod("shop/client-1")?.place;
+    let other = &world.pod("shop/slow-1")?.place;
+    let node = &world.topology.gateway;
+    let probed = SocketAddrV4::new(client.address, 8080);
+    let usual = Script::exchange();
+    let by_reset = Script::touch().ending(Ending::CloseUnread);
+    let (cart, front) = (vip("shop/cart", "http")?, vip("shop/frontend", "http")?);
+    let (payments, api) = (vip("shop/payments", "grpc")?, vip("shop/api", "https")?);
+    let (dns, dns_tcp) = (vip("kube-system/kube-dns", "dns")?, vip("kube-system/kube-dns", "dns-tcp")?);
+    let (checkout, slow) = (vip("shop/checkout", "http")?, vip("shop/slow", "http")?);
+
+    // All kinds at once, each from its own threads.
+    type Kind<'k> = Box<dyn FnOnce() -> Result<Vec<Attempt>> + Send + 'k>;
+    let kinds: [Kind; 9] = [
+        Box::new(|| client::connect(client, cart, CART, 3, usual)),
+        Box::new(|| client::connect(other, front, FRONTEND, 2, usual)),
+        Box::new(|| client::connect(client, payments, PAYMENTS, 1, usual)),
+        Box::new(|| udp::ask(other, dns, DNS_UDP, Duration::from_secs(20))),
+        Box::new(|| client::connect(client, dns_tcp, DNS_TCP, 1, usual)),
+        Box::new(|| client::connect(other, api, REFUSED, 1, usual)),
+        Box::new(|| client::connect(client, checkout, NO_ENDPOINTS / 2, 1, usual)),
+        Box::new(|| client::connect(other, slow, NO_ENDPOINTS / 2, 1, usual)),
+        Box::new(|| client::probe(node, probed, PROBES, by_reset)),
+    ];
+    let made = thread::scope(|scope| {
+        let threads: Vec<_> = kinds.into_iter().map(|kind| scope.spawn(kind)).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a generator's thread panicked"))?)
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let total: usize = made.iter().map(Vec::len).sum();
+    let [to_cart, to_front, to_payments, to_dns, to_dns_tcp, to_api, to_checkout, to_slow, probes] =
+        made.as_slice()
+    else {
+        bail!("a kind of traffic is missing");
+    };
+    if total != ALL {
+        bail!("{total} connections were made, not {ALL}");
+    }
+
+    for served in [to_cart, to_front, to_payments, to_dns, to_dns_tcp, probes] {
+        all_ended(served, &Outcome::Done)?;
+    }
+    for refused in [to_api, to_checkout, to_slow] {
+        all_ended(refused, &Outcome::Refused)?;
+    }
+    let (ok, stale) = (Class::Ok, Class::C6);
+    stage.expect_by_server(to_cart, "shop/cart", &[(&cart_1, ok), (&cart_2, stale), (&cart_3, ok)])?;
+    stage.expect_by_server(to_front, "shop/frontend", &[(&frontend, ok)])?;
+    stage.expect_by_server(to_payments, "shop/payments", &[(&payments_1, ok), (&payments_2, ok)])?;
+    stage.expect_by_server(to_dns, "kube-system/kube-dns", &[(&dns_udp_1, ok), (&dns_udp_2, ok)])?;
+    stage.expect_by_server(to_dns_tcp, "kube-system/kube-dns", &[(&dns_1, ok), (&dns_2, ok)])?;
+    let refusing = SocketAddrV4::new(world.pod("shop/api-1")?.place.address, 8443);
+    stage.expect(to_api, "shop/api", Class::C28, &Endpoint::Is(refusing));
+    stage.expect(to_checkout, "shop/checkout", Class::C20, &Endpoint::Null);
+    stage.expect(to_slow, "shop/slow", Class::C20, &Endpoint::Null);
+    stage.expect_direct(probes, Class::N1);
+    Ok(())
+}

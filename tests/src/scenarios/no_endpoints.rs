@@ -1,0 +1,39 @@
+//! C20: kube-proxy refuses for Services without a usable endpoint. `shop/checkout` selects nothing; the only
+//! Pod of `shop/slow` is not ready.
+
+use anyhow::{Result, bail};
+
+use crate::{
+    expect::{Class, Endpoint, Record},
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+    },
+    world::Stage,
+};
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    stage.watch()?;
+    let from = &stage.world.pod("shop/client-1")?.place;
+    for service in ["shop/checkout", "shop/slow"] {
+        let vip = stage.world.cluster.vip(service, "http")?;
+        let attempts = client::connect(from, vip, 5, 1, Script::exchange())?;
+        all_ended(&attempts, &Outcome::Refused)?;
+        stage.expect(&attempts, service, Class::C20, &Endpoint::Null);
+    }
+    stage.check(|records, _| {
+        reason_is_told(records, "checkout", "selector")?;
+        reason_is_told(records, "slow", "ready")
+    });
+    Ok(())
+}
+
+/// Every verdict about the Service names the reason why there is no endpoint.
+fn reason_is_told(records: &[Record], service: &str, word: &str) -> Result<()> {
+    for record in records.iter().filter(|record| record.text("/service/name") == service) {
+        if !record.said().contains(word) {
+            bail!("the verdict about {service} does not speak of the {word}: {}", record.said());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! C1 and C5: a Service address that no rule translates. Packets keep the address, leave by the default route
+//! and vanish. Once all of kube-proxy's rules are gone and it with them; once those of one Service only.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::{
+    expect::{Class, Endpoint},
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    world::Stage,
+};
+
+/// Two retransmissions of the SYN fit in.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+pub(super) fn all(stage: &mut Stage) -> Result<()> {
+    let _here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    stage.watch()?;
+    stage.kube_proxy.kill();
+    let flushed = stage.world.rules.without_kube_proxy();
+    stage.break_rules(&flushed)?;
+
+    let from = &stage.world.pod("shop/client-1")?.place;
+    for (service, port) in [("shop/cart", "http"), ("shop/frontend", "http"), ("shop/api", "https")] {
+        let vip = stage.world.cluster.vip(service, port)?;
+        let script = Script::exchange().connect_limit(PATIENCE);
+        let attempts = client::connect(from, vip, 4, 4, script)?;
+        all_ended(&attempts, &Outcome::ConnectTimedOut)?;
+        stage.expect(&attempts, service, Class::C1, &Endpoint::Null);
+    }
+    Ok(())
+}
+
+pub(super) fn one(stage: &mut Stage) -> Result<()> {
+    let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    stage.watch()?;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let cut = stage.world.rules.without_service(cart);
+    stage.break_rules(&cut)?;
+
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let served = client::connect(from, frontend, 10, 1, Script::exchange())?;
+    all_ended(&served, &Outcome::Done)?;
+    stage.expect_by_server(&served, "shop/frontend", &[(&serving, Class::Ok)])?;
+    let script = Script::exchange().connect_limit(PATIENCE);
+    let lost = client::connect(from, cart, 5, 5, script)?;
+    all_ended(&lost, &Outcome::ConnectTimedOut)?;
+    stage.expect(&lost, "shop/cart", Class::C5, &Endpoint::Null);
+    Ok(())
+}

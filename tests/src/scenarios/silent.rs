@@ -1,0 +1,73 @@
+//! C29: the endpoint is current, the SYN leaves for it, nothing comes back; or its node says that it cannot
+//! reach the Pod.
+
+use std::{net::SocketAddrV4, time::Duration};
+
+use anyhow::Result;
+
+use crate::{
+    expect::{Class, Endpoint},
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    world::Stage,
+};
+
+/// Two retransmissions of the SYN fit in.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+/// The Pod's own firewall drops what comes in.
+pub(super) fn same_node(stage: &mut Stage) -> Result<()> {
+    let _unreached = stage.serve("shop/api-1", 8443, EXCHANGE)?;
+    stage.watch()?;
+    let pod = stage.world.pod("shop/api-1")?;
+    let drop_all = |verb: &'static str| {
+        move || pod.place.netns.command("iptables", &[verb, "INPUT", "-p", "tcp", "-j", "DROP"]).map(drop)
+    };
+    let (add, delete) = (drop_all("-A"), drop_all("-D"));
+    stage.break_with(move |_| add(), move |_| delete())?;
+
+    let vip = stage.world.cluster.vip("shop/api", "https")?;
+    let endpoint = SocketAddrV4::new(pod.place.address, 8443);
+    expect_silence(stage, "shop/api", vip, endpoint, &Outcome::ConnectTimedOut)
+}
+
+/// The other node loses what goes to the Pod.
+pub(super) fn other_node(stage: &mut Stage) -> Result<()> {
+    let _unreached = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    stage.watch()?;
+    let pod = stage.world.pod("shop/frontend-1")?;
+    let route = |verb: &str| [format!("route {verb} blackhole {}/32", pod.place.address)];
+    let (add, delete) = (route("add"), route("del"));
+    stage.break_with(move |_| pod.node.ip_batch(&add), move |_| pod.node.ip_batch(&delete))?;
+
+    let vip = stage.world.cluster.vip("shop/frontend", "http")?;
+    let endpoint = SocketAddrV4::new(pod.place.address, 8080);
+    expect_silence(stage, "shop/frontend", vip, endpoint, &Outcome::ConnectTimedOut)
+}
+
+/// The Pod left its node without a word; the node's neighbour lookup fails and the client is told.
+pub(super) fn unreachable(stage: &mut Stage) -> Result<()> {
+    stage.watch()?;
+    super::stale::unplug(stage, "shop/frontend-1")?;
+
+    let vip = stage.world.cluster.vip("shop/frontend", "http")?;
+    let endpoint = SocketAddrV4::new(stage.world.pod("shop/frontend-1")?.place.address, 8080);
+    expect_silence(stage, "shop/frontend", vip, endpoint, &Outcome::HostUnreachable)
+}
+
+fn expect_silence(
+    stage: &mut Stage,
+    service: &str,
+    vip: SocketAddrV4,
+    endpoint: SocketAddrV4,
+    outcome: &Outcome,
+) -> Result<()> {
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let attempts = client::connect(from, vip, 4, 4, Script::exchange().connect_limit(PATIENCE))?;
+    all_ended(&attempts, outcome)?;
+    stage.expect(&attempts, service, Class::C29, &Endpoint::Is(endpoint));
+    Ok(())
+}

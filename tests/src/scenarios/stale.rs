@@ -1,0 +1,85 @@
+//! C6: the API has taken an endpoint out of its slice, kube-proxy's rules still send to it. Once its Pod still
+//! answers, so that clients notice nothing; once the Pod is gone.
+
+use std::net::SocketAddrV4;
+
+use anyhow::{Result, bail};
+
+use crate::{
+    expect::{Class, Endpoint},
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    world::{Stage, split},
+};
+
+/// Takes `shop/cart-2` out of the API; the rules stay. Returns the endpoint that is stale from now on.
+pub(super) fn remove_cart_2(stage: &mut Stage) -> Result<SocketAddrV4> {
+    let address = stage.world.pod("shop/cart-2")?.place.address;
+    let slice = stage.world.cluster.slice_without("shop/cart", address)?;
+    stage.apply(slice)?;
+    stage.delete("Pod", "shop/cart-2")?;
+    Ok(SocketAddrV4::new(address, 8080))
+}
+
+/// Every stale verdict tells how long ago the endpoint left.
+fn check_that_the_age_is_told(stage: &mut Stage) {
+    stage.check(|records, _| {
+        for record in records.iter().filter(|record| record.class() == Class::C6.as_str()) {
+            if !record.said().contains("ago") {
+                bail!("a stale verdict does not say how long ago the endpoint left: {}", record.said());
+            }
+        }
+        Ok(())
+    });
+}
+
+pub(super) fn answers(stage: &mut Stage) -> Result<()> {
+    let here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    let leaving = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
+    let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
+    stage.watch()?;
+    remove_cart_2(stage)?;
+    stage.after_grace();
+
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let attempts = client::connect(from, cart, 60, 2, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Done)?;
+    stage.expect_by_server(
+        &attempts,
+        "shop/cart",
+        &[(&here, Class::Ok), (&leaving, Class::C6), (&there, Class::Ok)],
+    )?;
+    check_that_the_age_is_told(stage);
+    Ok(())
+}
+
+pub(super) fn gone(stage: &mut Stage) -> Result<()> {
+    let here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
+    stage.watch()?;
+    let stale = remove_cart_2(stage)?;
+    unplug(stage, "shop/cart-2")?;
+    stage.after_grace();
+
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let attempts = client::connect(from, cart, 12, 6, Script::exchange())?;
+    let (served, failed) = split(attempts, &Outcome::Done);
+    all_ended(&failed, &Outcome::HostUnreachable)?;
+    stage.expect_by_server(&served, "shop/cart", &[(&here, Class::Ok), (&there, Class::Ok)])?;
+    stage.expect(&failed, "shop/cart", Class::C6, &Endpoint::Is(stale));
+    check_that_the_age_is_told(stage);
+    Ok(())
+}
+
+/// The Pod's address is no longer there.
+pub(super) fn unplug(stage: &mut Stage, pod: &str) -> Result<()> {
+    let pod = stage.world.pod(pod)?;
+    let set = |state: &str| vec![format!("link set {} {state}", pod.link), "neigh flush all".to_owned()];
+    let (down, up) = (set("down"), set("up"));
+    stage.break_with(move |_| pod.node.ip_batch(&down), move |_| pod.node.ip_batch(&up))
+}

@@ -1,0 +1,53 @@
+//! C16: the conntrack table is full. New flows are dropped before any rule sees them; standing ones live on.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::{
+    expect::{Class, Endpoint},
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Ending, Script},
+        server::{self, EXCHANGE},
+    },
+    world::{CONNTRACK_MAX, Stage},
+};
+
+/// Standing connections, and a table smaller than that: closed entries that time out make no room.
+const STANDING: usize = 12;
+const TABLE: &str = "8";
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    let keeps = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
+    let serving = stage.serve("shop/frontend-1", 8080, keeps)?;
+    let _idle = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    stage.watch()?;
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let mut standing = Vec::new();
+    for _ in 0..STANDING {
+        standing.push(client::hold(from, frontend, Script::exchange())?);
+    }
+
+    let max = "net.netfilter.nf_conntrack_max";
+    stage.break_with(
+        |world| world.topology.host.sysctl(max, TABLE),
+        |world| world.topology.host.sysctl(max, CONNTRACK_MAX),
+    )?;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let script = Script::exchange().connect_limit(Duration::from_secs(5));
+    let refused_entry = client::connect(from, cart, 5, 5, script)?;
+    all_ended(&refused_entry, &Outcome::ConnectTimedOut)?;
+    stage.expect(&refused_entry, "shop/cart", Class::C16, &Endpoint::Null);
+
+    let mut attempts = Vec::new();
+    for mut held in standing {
+        let outcome = held.exchange(&Script::exchange());
+        if outcome != Outcome::Done {
+            bail!("a standing connection did not survive the full table: {outcome:?}");
+        }
+        attempts.push(held.end(Ending::Close, outcome));
+    }
+    stage.expect_by_server(&attempts, "shop/frontend", &[(&serving, Class::Ok)])
+}

@@ -1,0 +1,81 @@
+//! The few system calls that neither the standard library nor socket2 offers. It owns the lab's only unsafe
+//! code and must not decide anything.
+
+#![expect(unsafe_code, reason = "system calls without a safe wrapper among the lab's dependencies")]
+
+use std::{
+    ffi::CString,
+    fs::File,
+    io,
+    os::{fd::AsRawFd, unix::ffi::OsStrExt},
+    path::Path,
+};
+
+fn c_string(text: &str) -> io::Result<CString> {
+    CString::new(text).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "holds a NUL byte"))
+}
+
+fn done(status: libc::c_int) -> io::Result<()> {
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Mounts a file system that has no device (`proc`, `tmpfs`, …). One that is mounted already is fine.
+pub fn mount(kind: &str, target: &Path) -> io::Result<()> {
+    let kind = c_string(kind)?;
+    let target = CString::new(target.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path holds a NUL byte"))?;
+    // SAFETY: all pointers are to NUL-terminated strings that outlive the call; data may be null.
+    let status = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
+    match done(status) {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(()),
+        other => other,
+    }
+}
+
+/// Moves the calling thread, and it alone, into a network namespace.
+pub fn enter_netns(namespace: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open for as long as the borrow lives; no memory is passed.
+    done(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
+}
+
+/// Asks a process to stop as Ctrl-C does.
+pub fn interrupt(pid: u32) -> io::Result<()> {
+    let pid = libc::pid_t::try_from(pid)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no such process number"))?;
+    // SAFETY: no memory is passed; the number is of a child that was not waited for yet.
+    done(unsafe { libc::kill(pid, libc::SIGINT) })
+}
+
+/// Waits for any child and returns its process number and wait status.
+pub fn reap() -> io::Result<(u32, i32)> {
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for the one integer that the call writes.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
+    u32::try_from(pid).map(|pid| (pid, status)).map_err(|_| io::Error::last_os_error())
+}
+
+/// The exit code in a wait status, or 128 plus the signal that ended the process.
+pub fn exit_code(status: i32) -> i32 {
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
+}
+
+/// Writes all caches out and switches the machine off. Returns only if the kernel refuses.
+pub fn power_off() -> io::Result<()> {
+    // SAFETY: neither call takes memory.
+    unsafe {
+        libc::sync();
+        done(libc::reboot(libc::RB_POWER_OFF))
+    }
+}
+
+/// Takes a serial line's own processing away (no echo, no carriage returns), so that bytes go out as written.
+pub fn make_raw(line: &File) -> io::Result<()> {
+    // SAFETY: a termios is plain integers, for which all zeroes is a value; it is filled before it is read.
+    let mut settings: libc::termios = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open and `settings` a valid termios for all three calls.
+    unsafe {
+        done(libc::tcgetattr(line.as_raw_fd(), &raw mut settings))?;
+        libc::cfmakeraw(&raw mut settings);
+        done(libc::tcsetattr(line.as_raw_fd(), libc::TCSANOW, &raw const settings))
+    }
+}

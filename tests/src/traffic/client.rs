@@ -1,0 +1,218 @@
+//! Scripted TCP clients, among them one that probes as kubelet does.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, SocketAddrV4},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow};
+use socket2::Socket;
+
+use super::{Attempt, Outcome, Transport, bound_socket, server};
+use crate::topology::Place;
+
+/// Bytes of the usual exchange.
+pub const REQUEST: usize = 16;
+pub const RESPONSE: usize = 64;
+
+/// How a client ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Closes first (FIN).
+    Close,
+    /// Waits for the server's close, then closes.
+    CloseLast,
+    /// Closes with a reset (linger 0).
+    Reset,
+    /// Waits until the server spoke, then closes with its words unread, which makes the kernel reset.
+    CloseUnread,
+}
+
+/// One connection's script: connect, send, receive, end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Script {
+    pub connect_limit: Duration,
+    pub request: usize,
+    pub response: usize,
+    pub response_limit: Duration,
+    pub ending: Ending,
+}
+
+impl Script {
+    /// A request, a response, a close.
+    pub const fn exchange() -> Self {
+        Self {
+            connect_limit: Duration::from_secs(20),
+            request: REQUEST,
+            response: RESPONSE,
+            response_limit: Duration::from_secs(20),
+            ending: Ending::Close,
+        }
+    }
+
+    /// Connect and close without a word, as a `tcpSocket` probe does.
+    pub const fn touch() -> Self {
+        Self { request: 0, response: 0, ..Self::exchange() }
+    }
+
+    #[must_use]
+    pub const fn ending(self, ending: Ending) -> Self {
+        Self { ending, ..self }
+    }
+
+    #[must_use]
+    pub const fn connect_limit(self, connect_limit: Duration) -> Self {
+        Self { connect_limit, ..self }
+    }
+
+    #[must_use]
+    pub const fn response_limit(self, response_limit: Duration) -> Self {
+        Self { response_limit, ..self }
+    }
+}
+
+/// A connection that a test holds open.
+#[derive(Debug)]
+pub struct Held {
+    pub client: SocketAddrV4,
+    pub target: SocketAddrV4,
+    socket: Socket,
+}
+
+impl Held {
+    /// One more exchange on it.
+    pub fn exchange(&mut self, script: &Script) -> Outcome {
+        converse(&mut self.socket, script).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done)
+    }
+
+    /// Ends it, and tells the attempt that it was. `outcome` is what the client saw last.
+    pub fn end(self, ending: Ending, outcome: Outcome) -> Attempt {
+        let _as_scripted = finish(self.socket, ending);
+        Attempt { protocol: Transport::Tcp, client: self.client, target: self.target, outcome }
+    }
+}
+
+/// Makes `count` connections from `place`, up to `parallel` at a time.
+pub fn connect(
+    place: &Place,
+    target: SocketAddrV4,
+    count: usize,
+    parallel: usize,
+    script: Script,
+) -> Result<Vec<Attempt>> {
+    connect_as("client", place, target, count, parallel, script)
+}
+
+/// A kubelet's probes of a Pod: from the node itself, by a task of kubelet's name.
+pub fn probe(place: &Place, target: SocketAddrV4, count: usize, script: Script) -> Result<Vec<Attempt>> {
+    connect_as("kubelet", place, target, count, 1, script)
+}
+
+fn connect_as(
+    task: &str,
+    place: &Place,
+    target: SocketAddrV4,
+    count: usize,
+    parallel: usize,
+    script: Script,
+) -> Result<Vec<Attempt>> {
+    let parallel = parallel.clamp(1, count.max(1));
+    let mut threads = Vec::new();
+    for thread in 0..parallel {
+        let share = count / parallel + usize::from(thread < count % parallel);
+        let place = place.clone();
+        let netns = place.netns.clone();
+        let work = move || (0..share).map(|_| attempt(&place, target, &script)).collect::<Result<Vec<_>>>();
+        threads.push(netns.spawn(task, work).context("starting a client's thread")?);
+    }
+    let mut attempts = Vec::with_capacity(count);
+    for thread in threads {
+        let made = thread.join().map_err(|_| anyhow!("a client's thread panicked"))?;
+        attempts.extend(made.with_context(|| format!("entering {}", place.netns.name()))??);
+    }
+    Ok(attempts)
+}
+
+/// Makes one connection that stays open after its first exchange.
+pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held> {
+    let there = place.clone();
+    place
+        .netns
+        .run(move || {
+            let (mut socket, client) = bound_socket(&there, Transport::Tcp)?;
+            socket
+                .connect_timeout(&SocketAddr::V4(target).into(), script.connect_limit)
+                .and_then(|()| converse(&mut socket, &script))
+                .with_context(|| format!("holding a connection from {client} to {target}"))?;
+            Ok(Held { client, target, socket })
+        })
+        .and_then(|held| held)
+}
+
+fn attempt(place: &Place, target: SocketAddrV4, script: &Script) -> Result<Attempt> {
+    let (mut socket, client) = bound_socket(place, Transport::Tcp)?;
+    let outcome = match socket.connect_timeout(&SocketAddr::V4(target).into(), script.connect_limit) {
+        Err(error) => Outcome::of_connect(&error),
+        Ok(()) => match converse(&mut socket, script).and_then(|()| finish(socket, script.ending)) {
+            Ok(()) => Outcome::Done,
+            Err(error) => Outcome::of(&error),
+        },
+    };
+    Ok(Attempt { protocol: Transport::Tcp, client, target, outcome })
+}
+
+fn converse(socket: &mut Socket, script: &Script) -> io::Result<()> {
+    socket.set_read_timeout(Some(script.response_limit))?;
+    if script.request > 0 {
+        socket.write_all(&vec![b'q'; script.request])?;
+    }
+    if script.response > 0 {
+        server::read_exactly(socket, script.response)?;
+    }
+    Ok(())
+}
+
+fn finish(mut socket: Socket, ending: Ending) -> io::Result<()> {
+    match ending {
+        Ending::Close => Ok(()),
+        Ending::CloseLast => {
+            let mut rest = [0; 64];
+            while socket.read(&mut rest)? > 0 {}
+            Ok(())
+        }
+        Ending::Reset => server::reset(&socket),
+        Ending::CloseUnread => {
+            let mut first = [std::mem::MaybeUninit::uninit()];
+            socket.peek(&mut first).map(drop)
+        }
+    }
+}
+
+/// Sends `bytes` over one connection and waits for the server's word that all arrived
+/// ([`server::Script::Swallow`]).
+pub fn bulk(place: &Place, target: SocketAddrV4, bytes: usize) -> Result<Attempt> {
+    let there = place.clone();
+    place
+        .netns
+        .run(move || {
+            let (mut socket, client) = bound_socket(&there, Transport::Tcp)?;
+            let script = Script::exchange();
+            let sent = socket
+                .connect_timeout(&SocketAddr::V4(target).into(), script.connect_limit)
+                .and_then(|()| push(&mut socket, bytes));
+            let outcome = sent.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
+            Ok(Attempt { protocol: Transport::Tcp, client, target, outcome })
+        })
+        .and_then(|attempt| attempt)
+}
+
+fn push(socket: &mut Socket, bytes: usize) -> io::Result<()> {
+    let block = vec![b'x'; 64 * 1024];
+    let mut left = bytes;
+    while left > 0 {
+        left -= socket.write(&block[..left.min(block.len())])?;
+    }
+    socket.shutdown(Shutdown::Write)?;
+    server::read_exactly(socket, 1)
+}

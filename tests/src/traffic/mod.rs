@@ -1,0 +1,134 @@
+//! The traffic generator: scripted servers and clients that know exactly what happened to each attempt. It
+//! owns sockets and outcomes, and knows nothing of Services, rules or verdicts.
+
+pub mod client;
+pub mod server;
+pub mod udp;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{SocketAddr, SocketAddrV4},
+    sync::atomic::Ordering,
+};
+
+use anyhow::{Context, Result, bail};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::topology::{FIRST_PORT, LAST_PORT, Place};
+
+/// What a client lived to see. Errors carry the client's errno by name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Outcome {
+    /// Connected, exchanged all bytes, ended as scripted.
+    Done,
+    /// ECONNREFUSED.
+    Refused,
+    /// No answer to the SYN within the script's limit.
+    ConnectTimedOut,
+    /// EHOSTUNREACH.
+    HostUnreachable,
+    /// ENETUNREACH.
+    NetUnreachable,
+    /// ECONNRESET after the connection stood.
+    Reset,
+    /// Connected or sent, then nothing within the script's limit.
+    Silent,
+    /// The server closed before it had sent everything.
+    ClosedEarly,
+    Other(String),
+}
+
+impl Outcome {
+    fn of_connect(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            None if error.kind() == io::ErrorKind::TimedOut => Self::ConnectTimedOut,
+            Some(libc::ETIMEDOUT) => Self::ConnectTimedOut,
+            _ => Self::of(error),
+        }
+    }
+
+    fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => Self::Refused,
+            Some(libc::EHOSTUNREACH) => Self::HostUnreachable,
+            Some(libc::ENETUNREACH) => Self::NetUnreachable,
+            Some(libc::ECONNRESET | libc::EPIPE) => Self::Reset,
+            Some(libc::EAGAIN) => Self::Silent,
+            None if error.kind() == io::ErrorKind::UnexpectedEof => Self::ClosedEarly,
+            _ => Self::Other(error.to_string()),
+        }
+    }
+}
+
+/// One attempt of one client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub protocol: Transport,
+    pub client: SocketAddrV4,
+    pub target: SocketAddrV4,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Transport {
+    Tcp,
+    Udp,
+}
+
+impl Transport {
+    /// As viptrace's records write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
+}
+
+/// How many attempts ended in which way.
+pub fn count(attempts: &[Attempt]) -> HashMap<Outcome, usize> {
+    let mut counts = HashMap::new();
+    for attempt in attempts {
+        *counts.entry(attempt.outcome.clone()).or_default() += 1;
+    }
+    counts
+}
+
+/// Fails unless every attempt ended as `expected`, with the counts of what happened instead.
+pub fn all_ended(attempts: &[Attempt], expected: &Outcome) -> Result<()> {
+    if attempts.is_empty() {
+        bail!("no attempt was made");
+    }
+    if let Some(other) = attempts.iter().find(|attempt| attempt.outcome != *expected) {
+        bail!(
+            "the client expected {expected:?} for all {} attempts and saw {:?}; the first other: {other:?}",
+            attempts.len(),
+            count(attempts)
+        );
+    }
+    Ok(())
+}
+
+/// A socket of the calling thread's namespace, bound to the place's address and to a port that no other
+/// attempt of this run had.
+fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddrV4)> {
+    let (kind, protocol) = match transport {
+        Transport::Tcp => (Type::STREAM, Protocol::TCP),
+        Transport::Udp => (Type::DGRAM, Protocol::UDP),
+    };
+    let socket = Socket::new(Domain::IPV4, kind, Some(protocol)).context("making a socket")?;
+    for _ in FIRST_PORT..=LAST_PORT {
+        let port = place.next_port.fetch_add(1, Ordering::Relaxed);
+        if port > LAST_PORT {
+            bail!("all source ports of {} are used up", place.address);
+        }
+        let local = SocketAddrV4::new(place.address, port);
+        match socket.bind(&SocketAddr::V4(local).into()) {
+            Ok(()) => return Ok((socket, local)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error).with_context(|| format!("binding to {local}")),
+        }
+    }
+    bail!("no free source port at {}", place.address)
+}

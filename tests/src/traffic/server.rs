@@ -1,0 +1,183 @@
+//! Scripted TCP servers. Each owns its listener and threads, and keeps the address of every client that it
+//! accepted, so that a test knows which endpoint served which connection.
+
+use std::{
+    collections::HashSet,
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, SocketAddrV4},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use crate::topology::Place;
+
+/// What the server does with each connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Script {
+    /// Reads `request` bytes, answers with `response` bytes, waits for the client's close.
+    Serve { request: usize, response: usize },
+    /// The same, but closes first.
+    ServeAndClose { request: usize, response: usize },
+    /// The same again and again, until the client closes.
+    Chat { request: usize, response: usize },
+    /// Serves one request and answers the next with a reset.
+    ServeOnceThenReset { request: usize, response: usize },
+    /// Reads until the client closes its half, then answers one byte: for bulk transfers.
+    Swallow,
+    /// Resets right after accepting.
+    ResetOnAccept,
+    /// Reads `request` bytes, then resets.
+    ResetOnRequest { request: usize },
+    /// Accepts and says nothing, ever.
+    Silent,
+    /// Speaks first, then waits for the client's close.
+    Banner { bytes: usize },
+}
+
+/// The script of [`super::client::Script::exchange`]'s other half.
+pub const EXCHANGE: Script =
+    Script::Serve { request: super::client::REQUEST, response: super::client::RESPONSE };
+
+/// How long a connection may stand still before the server gives it up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Enough for the few calls that a connection's thread makes.
+const STACK_BYTES: usize = 64 * 1024;
+
+type Accepted = Arc<Mutex<HashSet<SocketAddrV4>>>;
+
+/// A running server; it stops with this value. Its open connections live on until their ends close.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddrV4,
+    listener: Arc<Socket>,
+    accepted: Accepted,
+}
+
+impl Server {
+    /// Listens on `port` of the place's address when this returns.
+    pub fn start(place: &Place, port: u16, script: Script) -> Result<Self> {
+        let address = SocketAddrV4::new(place.address, port);
+        let listener = place
+            .netns
+            .run(move || listen(address))?
+            .with_context(|| format!("listening on {address} in namespace {}", place.netns.name()))?;
+        let listener = Arc::new(listener);
+        let accepted = Accepted::default();
+        let (their_listener, their_accepted) = (Arc::clone(&listener), Arc::clone(&accepted));
+        place
+            .netns
+            .spawn("server", move || accept_all(&their_listener, &their_accepted, script))
+            .context("starting a server's thread")?;
+        Ok(Self { address, listener, accepted })
+    }
+
+    pub fn address(&self) -> SocketAddrV4 {
+        self.address
+    }
+
+    /// Whether the connection of this client came here.
+    pub fn accepted(&self, client: SocketAddrV4) -> bool {
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
+    }
+
+    pub fn accepted_count(&self) -> usize {
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Wakes the accepting thread, which then ends; the kernel answers new SYNs with a reset from here on.
+        let _closed = self.listener.shutdown(Shutdown::Both);
+    }
+}
+
+fn listen(address: SocketAddrV4) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SocketAddr::V4(address).into())?;
+    socket.listen(1024)?;
+    Ok(socket)
+}
+
+fn accept_all(listener: &Socket, accepted: &Accepted, script: Script) {
+    while let Ok((connection, peer)) = listener.accept() {
+        if let Some(peer) = peer.as_socket_ipv4() {
+            accepted.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
+        }
+        let serve = move || {
+            // A client that resets or leaves early is part of many scripts; the client's side reports it.
+            let _as_scripted = serve(connection, script);
+        };
+        if thread::Builder::new().stack_size(STACK_BYTES).spawn(serve).is_err() {
+            // No thread to be had: the connection is closed, and the client reports it.
+        }
+    }
+}
+
+fn serve(mut connection: Socket, script: Script) -> io::Result<()> {
+    connection.set_read_timeout(Some(PATIENCE))?;
+    match script {
+        Script::Serve { request, response } => {
+            read_exactly(&mut connection, request)?;
+            connection.write_all(&vec![b'r'; response])?;
+            read_to_close(&mut connection).map(drop)
+        }
+        Script::ServeAndClose { request, response } => {
+            read_exactly(&mut connection, request)?;
+            connection.write_all(&vec![b'r'; response])?;
+            connection.shutdown(Shutdown::Write)?;
+            read_to_close(&mut connection).map(drop)
+        }
+        Script::Chat { request, response } => loop {
+            read_exactly(&mut connection, request)?;
+            connection.write_all(&vec![b'r'; response])?;
+        },
+        Script::ServeOnceThenReset { request, response } => {
+            read_exactly(&mut connection, request)?;
+            connection.write_all(&vec![b'r'; response])?;
+            read_exactly(&mut connection, request)?;
+            reset(&connection)
+        }
+        Script::Swallow => {
+            read_to_close(&mut connection)?;
+            connection.write_all(b"!")
+        }
+        Script::ResetOnAccept => reset(&connection),
+        Script::ResetOnRequest { request } => {
+            read_exactly(&mut connection, request)?;
+            reset(&connection)
+        }
+        Script::Silent => read_to_close(&mut connection).map(drop),
+        Script::Banner { bytes } => {
+            connection.write_all(&vec![b'b'; bytes])?;
+            read_to_close(&mut connection).map(drop)
+        }
+    }
+}
+
+/// Makes the close that follows a reset.
+pub(super) fn reset(connection: &Socket) -> io::Result<()> {
+    SockRef::from(connection).set_linger(Some(Duration::ZERO))
+}
+
+pub(super) fn read_exactly(connection: &mut Socket, bytes: usize) -> io::Result<()> {
+    let mut buffer = vec![0; bytes];
+    connection.read_exact(&mut buffer)
+}
+
+fn read_to_close(connection: &mut Socket) -> io::Result<u64> {
+    let mut buffer = vec![0; 32 * 1024];
+    let mut total = 0;
+    loop {
+        match connection.read(&mut buffer)? {
+            0 => return Ok(total),
+            read => total += read as u64,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! UDP: echo servers, sinks, and clients that ask or only talk.
+
+use std::{
+    collections::HashSet,
+    io,
+    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow};
+
+use super::{Attempt, Outcome, Transport, bound_socket};
+use crate::topology::Place;
+
+/// How often a server looks whether it should stop.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// What a server does with a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Echo,
+    Nothing,
+}
+
+#[derive(Debug)]
+pub struct UdpServer {
+    address: SocketAddrV4,
+    heard: Arc<Mutex<HashSet<SocketAddrV4>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl UdpServer {
+    /// Is bound to `port` of the place's address when this returns.
+    pub fn start(place: &Place, port: u16, answer: Answer) -> Result<Self> {
+        let address = SocketAddrV4::new(place.address, port);
+        let socket = place
+            .netns
+            .run(move || UdpSocket::bind(address))?
+            .with_context(|| format!("binding UDP {address} in namespace {}", place.netns.name()))?;
+        socket.set_read_timeout(Some(LOOK_AGAIN)).context("setting a receive timeout")?;
+        let server = Self { address, heard: Arc::default(), stop: Arc::default() };
+        let (heard, stop) = (Arc::clone(&server.heard), Arc::clone(&server.stop));
+        place
+            .netns
+            .spawn("udp-server", move || {
+                let mut datagram = [0; 2048];
+                while !stop.load(Ordering::Relaxed) {
+                    let Ok((length, SocketAddr::V4(peer))) = socket.recv_from(&mut datagram) else {
+                        continue;
+                    };
+                    heard.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
+                    if answer == Answer::Echo {
+                        // A client that is gone needs no answer.
+                        let _gone = socket.send_to(&datagram[..length], peer);
+                    }
+                }
+            })
+            .context("starting a server's thread")?;
+        Ok(server)
+    }
+
+    pub fn address(&self) -> SocketAddrV4 {
+        self.address
+    }
+
+    /// Whether a datagram of this client came here.
+    pub fn heard(&self, client: SocketAddrV4) -> bool {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
+    }
+}
+
+impl Drop for UdpServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Asks `count` times, each time from a socket of its own, and waits up to `limit` for each echo. A limit of
+/// zero sends and listens to nothing.
+pub fn ask(place: &Place, target: SocketAddrV4, count: usize, limit: Duration) -> Result<Vec<Attempt>> {
+    let there = place.clone();
+    place
+        .netns
+        .spawn("client", move || {
+            (0..count).map(|_| ask_once(&there, target, limit)).collect::<Result<Vec<_>>>()
+        })
+        .context("starting a client's thread")?
+        .join()
+        .map_err(|_| anyhow!("a client's thread panicked"))?
+        .with_context(|| format!("entering {}", place.netns.name()))?
+}
+
+fn ask_once(place: &Place, target: SocketAddrV4, limit: Duration) -> Result<Attempt> {
+    let (socket, client) = bound_socket(place, Transport::Udp)?;
+    let socket = UdpSocket::from(socket);
+    let asked = (|| -> io::Result<()> {
+        socket.connect(target)?;
+        socket.send(b"a question of some length")?;
+        if limit.is_zero() {
+            return Ok(());
+        }
+        socket.set_read_timeout(Some(limit))?;
+        let mut echo = [0; 256];
+        socket.recv(&mut echo).map(drop)
+    })();
+    let outcome = asked.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
+    Ok(Attempt { protocol: Transport::Udp, client, target, outcome })
+}

@@ -1,0 +1,365 @@
+//! The world of a run and the stage of a scenario. The world is built once: node, Pods, captured rules. A stage
+//! lends it to one scenario: an API server with the cluster's objects, a viptrace that watches, what the
+//! scenario broke and must be mended after it, and what viptrace is expected to record.
+
+use std::{
+    collections::HashSet,
+    fmt, fs,
+    net::{Ipv4Addr, SocketAddrV4},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use crate::{
+    apiserver::ApiServer,
+    cluster::Cluster,
+    console,
+    expect::{self, Class, Endpoint, Expected, Record},
+    kube_proxy::KubeProxy,
+    rules::{self, Rules},
+    tool::{Ended, Options, Tool},
+    topology::{Pod, Topology},
+    traffic::{
+        Attempt, Outcome, Transport,
+        server::{Script, Server},
+        udp::UdpServer,
+    },
+    wait,
+};
+
+/// The node that is traced, of those in the fixture cluster.
+pub const NODE: &str = "worker-1";
+/// Removals younger than this are lag, not faults, for the traces that the lab starts.
+pub const GRACE: Duration = Duration::from_secs(1);
+/// From the end of a scenario's traffic to the last verdict.
+const VERDICT_LIMIT: Duration = Duration::from_secs(90);
+/// Enough for everything that the lab sends.
+pub const CONNTRACK_MAX: &str = "131072";
+
+/// Everything that outlives a scenario.
+#[derive(Debug)]
+pub struct World {
+    pub topology: Topology,
+    pub cluster: Cluster,
+    pub rules: Rules,
+    pub capture: PathBuf,
+}
+
+impl World {
+    /// Builds it from the fixtures in `folder`.
+    pub fn build(folder: &Path) -> Result<Self> {
+        let capture = folder.join("kube-proxy").join(NODE).join("iptables");
+        let cluster = Cluster::read(&folder.join("cluster"))?;
+        let rules = Rules::read(&capture.join("iptables-save.txt"))?;
+        let topology = Topology::build(&cluster, NODE)?;
+        rules.restore(&topology.host)?;
+        let world = Self { topology, cluster, rules, capture };
+        world.topology.host.sysctl("net.netfilter.nf_conntrack_max", CONNTRACK_MAX)?;
+        Ok(world)
+    }
+
+    pub fn pod(&self, key: &str) -> Result<&Pod> {
+        self.topology.pod(key)
+    }
+
+    fn api_server(&self) -> Result<ApiServer> {
+        let mut lists = Vec::new();
+        let kinds = [
+            ("v1", "ServiceList", &self.cluster.services),
+            ("v1", "PodList", &self.cluster.pods),
+            ("v1", "NodeList", &self.cluster.nodes),
+            ("discovery.k8s.io/v1", "EndpointSliceList", &self.cluster.endpoint_slices),
+        ];
+        for (version, kind, items) in kinds {
+            lists.push(json!({"apiVersion": version, "kind": kind, "metadata": {}, "items": items}));
+        }
+        ApiServer::start((Ipv4Addr::LOCALHOST, 0).into(), lists).context("starting the lab's API server")
+    }
+}
+
+/// How the traffic of a stage is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Not at all: only what the clients see is checked.
+    Nobody,
+    /// By `viptrace trace -o json --all`.
+    Json,
+    /// By `viptrace trace` as a user types it, shown on the console.
+    Table,
+}
+
+type Mending<'w> = Box<dyn FnOnce(&World) -> Result<()> + 'w>;
+type Check<'w> = Box<dyn FnOnce(&[Record], &Ended) -> Result<()> + 'w>;
+
+/// One scenario's hold on the world.
+pub struct Stage<'w> {
+    pub world: &'w World,
+    pub api: ApiServer,
+    pub kube_proxy: KubeProxy,
+    watch: Watch,
+    tool: Option<Tool>,
+    /// Verdicts expected so far.
+    pub expected: Vec<Expected>,
+    mendings: Vec<Mending<'w>>,
+    checks: Vec<Check<'w>>,
+    /// The last change of an object, for [`Stage::after_grace`].
+    changed: Option<Instant>,
+}
+
+impl fmt::Debug for Stage<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stage")
+            .field("watch", &self.watch)
+            .field("expected", &self.expected)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'w> Stage<'w> {
+    /// A whole node and cluster, with nobody watching yet.
+    pub fn set(world: &'w World, watch: Watch) -> Result<Self> {
+        rules::flush_conntrack(&world.topology.host)?;
+        Ok(Self {
+            world,
+            api: world.api_server()?,
+            kube_proxy: KubeProxy::start(&world.capture)?,
+            watch,
+            tool: None,
+            expected: Vec::new(),
+            mendings: Vec::new(),
+            checks: Vec::new(),
+            changed: None,
+        })
+    }
+
+    /// Starts viptrace, if anybody is to watch, and waits until it is ready.
+    pub fn watch(&mut self) -> Result<()> {
+        self.watch_with(&[])
+    }
+
+    /// The same with further arguments.
+    pub fn watch_with(&mut self, arguments: &[&str]) -> Result<()> {
+        if self.watch == Watch::Nobody {
+            return Ok(());
+        }
+        let kubeconfig = PathBuf::from("/run/lab/kubeconfig");
+        fs::create_dir_all("/run/lab")
+            .and_then(|()| fs::write(&kubeconfig, self.api.kubeconfig()))
+            .with_context(|| format!("writing {}", kubeconfig.display()))?;
+        let grace = format!("{}s", GRACE.as_secs());
+        let mut all = vec!["--grace", grace.as_str()];
+        if self.watch == Watch::Json {
+            all.extend(["-o", "json", "--all"]);
+        }
+        all.extend(arguments);
+        self.tool = Some(Tool::start(&Options {
+            node: NODE.to_owned(),
+            kubeconfig,
+            arguments: all.into_iter().map(str::to_owned).collect(),
+            show: self.watch == Watch::Table,
+        })?);
+        Ok(())
+    }
+
+    pub fn tool(&self) -> Option<&Tool> {
+        self.tool.as_ref()
+    }
+
+    /// Starts the server that the Pod's application is.
+    pub fn serve(&self, pod: &str, port: u16, script: Script) -> Result<Server> {
+        Server::start(&self.world.pod(pod)?.place, port, script)
+    }
+
+    /// Breaks something, and keeps how to mend it.
+    pub fn break_with(
+        &mut self,
+        fault: impl FnOnce(&World) -> Result<()>,
+        mending: impl FnOnce(&World) -> Result<()> + 'w,
+    ) -> Result<()> {
+        // Mended even if breaking it failed half-way.
+        self.mendings.push(Box::new(mending));
+        fault(self.world)
+    }
+
+    /// Replaces the node's rules for this scenario.
+    pub fn break_rules(&mut self, rules: &Rules) -> Result<()> {
+        let rules = rules.clone();
+        self.break_with(
+            move |world| rules.restore(&world.topology.host),
+            |world| world.rules.restore(&world.topology.host),
+        )
+    }
+
+    /// Applies an object to the API server.
+    pub fn apply(&mut self, object: serde_json::Value) -> Result<()> {
+        self.api.apply(object).context("applying an object to the lab's API server")?;
+        self.changed = Some(Instant::now());
+        Ok(())
+    }
+
+    pub fn delete(&mut self, kind: &str, key: &str) -> Result<()> {
+        let (namespace, name) = key.split_once('/').context("an object is named namespace/name")?;
+        if !self.api.delete(kind, namespace, name) {
+            bail!("the lab's API server has no {kind} {key}");
+        }
+        self.changed = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Waits until the last change of an object is older than the grace that viptrace was given, and a second
+    /// more, which an emulated machine may need to hand the change on.
+    pub fn after_grace(&self) {
+        if let Some(changed) = self.changed {
+            wait::until_older_than(changed, GRACE.saturating_add(Duration::from_secs(1)));
+        }
+    }
+
+    /// Expects each of these attempts to get the same verdict.
+    pub fn expect(&mut self, attempts: &[Attempt], service: &str, class: Class, endpoint: &Endpoint) {
+        self.expected.extend(
+            attempts.iter().map(|attempt| Expected::to_service(attempt, service, class, endpoint.clone())),
+        );
+    }
+
+    /// Expects direct connections to a Pod to get the same verdict.
+    pub fn expect_direct(&mut self, attempts: &[Attempt], class: Class) {
+        self.expected.extend(attempts.iter().map(|attempt| Expected::to_pod(attempt, class)));
+    }
+
+    /// Expects each attempt to be judged by the endpoint that it came to: `classes` says how for each server.
+    /// An attempt that came to none of them is an error: the generator would not know its truth.
+    pub fn expect_by_server(
+        &mut self,
+        attempts: &[Attempt],
+        service: &str,
+        classes: &[(&dyn Reached, Class)],
+    ) -> Result<()> {
+        for attempt in attempts {
+            let (server, class) = classes
+                .iter()
+                .find(|(server, _)| server.reached_by(attempt.client))
+                .with_context(|| format!("no server was reached by {attempt:?}"))?;
+            let endpoint = Endpoint::Is(server.at());
+            self.expected.push(Expected::to_service(attempt, service, *class, endpoint));
+        }
+        Ok(())
+    }
+
+    /// The record of one attempt, as soon as it is there; `None` if nobody watches.
+    pub fn record_of(&self, attempt: &Attempt) -> Result<Option<Record>> {
+        let Some(tool) = &self.tool else { return Ok(None) };
+        let key = Expected::to_pod(attempt, Class::Ok).key();
+        let mut found = None;
+        tool.wait_for(VERDICT_LIMIT, |line| {
+            found = Record::parse(line).filter(|record| record.key().as_ref() == Some(&key));
+            found.is_some()
+        });
+        found.map(Some).with_context(|| format!("no record came for {attempt:?}"))
+    }
+
+    /// Something more to be found true of the records at the end.
+    pub fn check(&mut self, check: impl FnOnce(&[Record], &Ended) -> Result<()> + 'w) {
+        self.checks.push(Box::new(check));
+    }
+
+    /// Waits until every expected flow has a record, stops viptrace and compares all.
+    fn judge(&mut self, name: &str) -> Result<()> {
+        let Some(tool) = self.tool.take() else { return Ok(()) };
+        // A healthy UDP flow has no end but silence; the end of the trace brings its record.
+        let has_an_end = |flow: &&Expected| flow.transport == Transport::Tcp || flow.class.is_fault();
+        let mut missing: HashSet<_> = self.expected.iter().filter(has_an_end).map(Expected::key).collect();
+        let complete = missing.is_empty()
+            || tool.wait_for(VERDICT_LIMIT, |line| {
+                if let Some(key) = Record::parse(line).and_then(|record| record.key()) {
+                    missing.remove(&key);
+                }
+                missing.is_empty()
+            });
+        let ended = tool.stop()?;
+        let records = ended.records();
+        let mut found = expect::disagreements(&self.expected, &records);
+        if !complete {
+            found = format!(
+                "after {} s, {} of {} flows had no record yet\n{found}",
+                VERDICT_LIMIT.as_secs(),
+                missing.len(),
+                self.expected.len()
+            );
+        }
+        let faults = self.expected.iter().any(|expected| expected.class.is_fault());
+        let status = if faults { 3 } else { 0 };
+        if ended.status != status {
+            found.push_str(&format!("\nviptrace's exit status is {}, expected {status}", ended.status));
+        }
+        for check in self.checks.drain(..) {
+            if let Err(error) = check(&records, &ended) {
+                found.push_str(&format!("\n{error:#}"));
+            }
+        }
+        let found = found.trim();
+        if found.is_empty() {
+            return Ok(());
+        }
+        console::file(&format!("{name}.jsonl"), &(ended.stdout.join("\n") + "\n"));
+        console::file(&format!("{name}.stderr"), &ended.stderr);
+        bail!("{found}")
+    }
+
+    /// Mends what was broken, in the reverse order.
+    fn mend(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        while let Some(mending) = self.mendings.pop() {
+            if let Err(error) = mending(self.world) {
+                result = Err(error.context("mending the node after the scenario"));
+            }
+        }
+        result
+    }
+
+    /// Plays a scenario: the story, the judgement, the mending.
+    pub fn play(mut self, name: &str, story: fn(&mut Stage) -> Result<()>) -> Result<()> {
+        let told = story(&mut self).and_then(|()| self.judge(name));
+        if told.is_err() {
+            if let Some(tool) = self.tool.take().and_then(|tool| tool.stop().ok()) {
+                console::file(&format!("{name}.jsonl"), &(tool.stdout.join("\n") + "\n"));
+                console::file(&format!("{name}.stderr"), &tool.stderr);
+            }
+        }
+        let mended = self.mend();
+        told.and(mended)
+    }
+}
+
+/// A server that knows who reached it.
+pub trait Reached {
+    fn at(&self) -> SocketAddrV4;
+    fn reached_by(&self, client: SocketAddrV4) -> bool;
+}
+
+impl Reached for Server {
+    fn at(&self) -> SocketAddrV4 {
+        self.address()
+    }
+
+    fn reached_by(&self, client: SocketAddrV4) -> bool {
+        self.accepted(client)
+    }
+}
+
+impl Reached for UdpServer {
+    fn at(&self) -> SocketAddrV4 {
+        self.address()
+    }
+
+    fn reached_by(&self, client: SocketAddrV4) -> bool {
+        self.heard(client)
+    }
+}
+
+/// The attempts that ended one way, and the others.
+pub fn split(attempts: Vec<Attempt>, outcome: &Outcome) -> (Vec<Attempt>, Vec<Attempt>) {
+    attempts.into_iter().partition(|attempt| attempt.outcome == *outcome)
+}
