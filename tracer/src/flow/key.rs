@@ -49,7 +49,7 @@ impl Hash for Key {
     }
 }
 
-/// A keyed hash of a few words, each folded in by one wide multiplication: SipHash would cost more than all the rest
+/// A keyed hash of a few words, each folded in by one wide multiplication: `SipHash` would cost more than all the rest
 /// of a sighting's way. The secrets come from the operating system, so that whoever chooses addresses and ports
 /// cannot choose collisions.
 #[derive(Clone, Debug)]
