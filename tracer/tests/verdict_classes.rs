@@ -410,6 +410,16 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
         .retransmit(62_800, TcpState::Established)
         .retransmit(66_000, TcpState::Established);
     assert_eq!(world.verdict(silent, 80_000).class, "C7");
+    // The client loses patience after 4 s, within the Pod's grace.
+    let impatient = to_cart()
+        .established(10_000)
+        .retransmit(30_200, TcpState::Established)
+        .retransmit(30_600, TcpState::Established)
+        .retransmit(31_400, TcpState::Established)
+        .retransmit(33_000, TcpState::Established);
+    let verdict = world.verdict(impatient, 34_500);
+    assert_eq!(verdict.class, "N9");
+    assert!(verdict.root_cause.contains("broke"), "{}", verdict.root_cause);
 }
 
 #[test]

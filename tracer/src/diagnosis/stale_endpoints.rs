@@ -147,7 +147,11 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let name = case.endpoint_name();
     let left = format!("{name} left the usable endpoints of {}", case.name());
     if drained || after <= grace {
-        let how = if drained { "ended well" } else { "broke" };
+        let how = match case.outcome {
+            Outcome::Established => "was still open",
+            Outcome::Closed => "ended well",
+            _ => "broke",
+        };
         return Some(
             Finding::new(
                 "N9",

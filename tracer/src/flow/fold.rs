@@ -237,7 +237,9 @@ fn fold_event(end: &mut SocketEnd, event: &SocketEvent, time: Timestamp) {
                 if gap == Duration::ZERO {
                     return;
                 }
-                let grew = trouble.last_gap > Duration::ZERO && gap > trouble.last_gap + trouble.last_gap / 2;
+                // The timer doubles; losses far apart keep no such measure.
+                let last = trouble.last_gap;
+                let grew = last > Duration::ZERO && gap > last + last / 2 && gap < last.saturating_mul(3);
                 trouble.backoff = if grew { trouble.backoff.saturating_add(1) } else { 0 };
                 trouble.last_gap = gap;
             }

@@ -62,8 +62,9 @@ const NOISE: [&str; 4] = ["OTHERHOST", "QUEUE_PURGE", "SKB_CONSUMED", "CONSUMED"
 /// milliseconds, happy eyeballs give the loser up within 250 ms (RFC 8305).
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Data retransmits in a growing distance after which an end is held to hear nothing: about 3 s from the first.
-const SILENT_BACKOFF: u32 = 3;
+/// Doublings of the distance between data retransmits after which an end is held to hear nothing: four retransmits,
+/// about 3 s from the first (initial timeout 200 ms).
+const SILENT_BACKOFF: u32 = 2;
 
 impl Flow {
     pub fn outcome(&self) -> Outcome {
