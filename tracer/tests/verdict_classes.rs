@@ -7,7 +7,7 @@ mod flow_support;
 use flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words};
 use viptrace::{
     diagnosis::{Address, ClusterView, Membership, Rule, Summary, Usable, Via},
-    sighting::{Hook, Protocol, Status, TcpState},
+    sighting::{Fact, Hook, Protocol, Status, TcpState},
     verdict::{Confidence, Domain, Severity},
 };
 

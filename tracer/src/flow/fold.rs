@@ -279,6 +279,12 @@ pub(super) const fn may_open(packet: &PacketFact) -> bool {
     packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0
 }
 
+/// Whether a dropped packet had waited for its next hop's address, for up to three seconds by default
+/// (`mcast_solicit` times `retrans_time_ms`): it belongs to what was under way then.
+pub(super) fn waited(packet: &PacketFact) -> bool {
+    packet.reason.as_deref().is_some_and(|reason| reason.starts_with("NEIGH_"))
+}
+
 /// The addresses with which a flow can be looked up, besides the client's own.
 pub(super) fn behind(decision: &Decision) -> [Tuple; 2] {
     [decision.ct.reply, decision.ct.orig]

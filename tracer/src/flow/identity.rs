@@ -21,7 +21,7 @@ impl FlowTable {
         if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
             && let Some(flow) = self.slots.get(index)
         {
-            let over = flow.ended.is_some_and(|ended| place.time > ended);
+            let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
             let same = match flow.decision_for(ct, place.netns) {
                 Some(known) => match known.confirmed {
                     // A second copy of the sighting, or one that came late.
@@ -47,8 +47,14 @@ impl FlowTable {
         self.begin(ct.orig, place, false)
     }
 
-    /// The flow of an entry that was seen before it was confirmed.
-    pub(super) fn entry_unconfirmed(&mut self, ct: &Conntrack, place: Place, opening: bool) -> u32 {
+    /// The flow of an entry that was seen before it was confirmed. `waited`: its packet was held back for seconds.
+    pub(super) fn entry_unconfirmed(
+        &mut self,
+        ct: &Conntrack,
+        place: Place,
+        opening: bool,
+        waited: bool,
+    ) -> u32 {
         if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
             && let Some(flow) = self.slots.get(index)
         {
@@ -60,7 +66,8 @@ impl FlowTable {
                 let closed = flow.client.closed.is_some_and(|closed| closed.time < place.time);
                 let soon = refused && flow.is_tcp() && (soon || closed);
                 let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
-                opening && (since > LATE || soon || (another && since > Duration::from_millis(1)))
+                let late = since > LATE && !flow.is_still_trying();
+                opening && !waited && (late || soon || (another && since > Duration::from_millis(1)))
             });
             if !again {
                 return index;

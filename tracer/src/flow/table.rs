@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Counters, End, Flow, Limits, Outcome, SocketEnd,
-    fold::{Place, accepts, begins, behind, may_open},
+    fold::{Place, accepts, begins, behind, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Key, KeyHash, make_plain, make_plain_entry},
     reorder::Reorder,
@@ -183,7 +183,7 @@ impl FlowTable {
         let index = match place.hook {
             Hook::Confirm => self.entry_to_confirm(ct, place),
             Hook::Delete | Hook::KillAcct => self.entry_to_end(ct, place)?,
-            _ => self.entry_unconfirmed(ct, place, false),
+            _ => self.entry_unconfirmed(ct, place, false, false),
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
@@ -208,7 +208,7 @@ impl FlowTable {
         fact.ct = fact.ct.filter(|ct| is_tracked(ct.orig.protocol));
         let opening = may_open(fact);
         let index = if let Some(ct) = &fact.ct {
-            let index = self.entry_unconfirmed(ct, place, opening);
+            let index = self.entry_unconfirmed(ct, place, opening, waited(fact));
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
             if flow.decision_for(ct, place.netns).is_none_or(|known| known.confirmed.is_none() && !confirmed)
@@ -249,8 +249,9 @@ impl FlowTable {
                 None => return true,
             };
             let another = end.is_seen() && end.sk != fact.sk && end.closed.is_some();
-            begins(&fact.event)
-                && (another || flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time))
+            let repeats = matches!(fact.event, SocketEvent::Retransmit { .. }) && flow.is_still_trying();
+            let over = flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time);
+            begins(&fact.event) && (another || (over && !repeats))
         });
         let index = match known {
             Some(index) if !reused => index,
