@@ -21,7 +21,7 @@ use crate::{
 /// From a step's traffic to the line that shows its verdict.
 const SHOWN_WITHIN: Duration = Duration::from_mins(1);
 /// How long a client waits that gets no answer: two retransmissions of its SYN fit in.
-const PATIENCE: Duration = Duration::from_secs(6);
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// One step: what is done, and the line that viptrace must show for it.
 struct Step {
