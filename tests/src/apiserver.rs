@@ -111,6 +111,21 @@ impl ApiServer {
         Ok(())
     }
 
+    /// Plays one event of a recorded watch: `{"type": "ADDED" | "MODIFIED" | "DELETED", "object": …}`. Other types are
+    /// passed over.
+    pub fn play(&self, mut event: Value) -> io::Result<()> {
+        let object = event.get_mut("object").map(Value::take).unwrap_or_default();
+        match event.get("type").and_then(Value::as_str) {
+            Some("ADDED" | "MODIFIED") => self.apply(object),
+            Some("DELETED") => {
+                let text = |field| object.pointer(field).and_then(Value::as_str).unwrap_or_default();
+                self.delete(text("/kind"), text("/metadata/namespace"), text("/metadata/name"));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The object as it is now, to be changed and applied.
     pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         self.shared.store().get(Resource::of_kind(kind)?, namespace, name)

@@ -186,7 +186,10 @@ pub struct SocketRecord {
     /// `tcp_sock.bytes_received`, bytes; 0 where unknown.
     pub bytes_received: u64,
     pub pid: u32,
-    pub reserved: u32,
+    /// `inet_sock.inet_sport`, network byte order: `skc_num` is 0 already when a socket's close is reported
+    /// (`tcp_set_state` puts the port back first). 0 where it was not read.
+    pub sport: u16,
+    pub reserved: u16,
     pub comm: [u8; COMM_BYTES],
     pub sock_head: [u8; SOCK_HEAD_BYTES],
 }

@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod diagnosis;
 pub mod flow;
 pub mod node;
+pub mod pipeline;
 pub mod probe;
 pub mod report;
 pub mod sighting;

@@ -2,11 +2,7 @@
 //!
 //! This is what `probe` yields, what tests build by hand, and all that `flow` ever sees of the kernel.
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 pub use tracer_ebpf::Hook;
 
@@ -30,7 +26,9 @@ pub enum Fact {
     Packet(PacketFact),
     Socket(SocketFact),
     /// `early_drop` ended: the conntrack table is full; `freed` says whether an entry could be evicted (N7) or not (C16).
-    TableFull { freed: bool },
+    TableFull {
+        freed: bool,
+    },
 }
 
 /// Inode number of a network namespace, as `ls -L /proc/PID/ns/net` shows it; 0 where the hook could not tell.
@@ -172,7 +170,7 @@ pub struct PacketFact {
     pub reason: Option<Arc<str>>,
     /// The ICMP code for `nf_send_unreach` (3 = port unreachable).
     pub icmp_code: Option<u8>,
-    /// The netfilter hook of a reject: 1 LOCAL_IN, 2 FORWARD, 3 LOCAL_OUT.
+    /// The netfilter hook of a reject: 1 `LOCAL_IN`, 2 `FORWARD`, 3 `LOCAL_OUT`.
     pub nf_hook: Option<u8>,
     /// `early_drop` had just failed on this CPU: the packet found the conntrack table full.
     pub table_full: bool,
@@ -236,9 +234,4 @@ pub enum SocketEvent {
     Retransmit { state: TcpState },
     SendReset { state: TcpState, reason: Option<Arc<str>> },
     ReceiveReset { state: TcpState },
-}
-
-/// `ip:port` without the port where it is 0 (ICMP).
-pub fn is_unspecified(addr: &SocketAddr) -> bool {
-    matches!(addr.ip(), IpAddr::V4(ip) if ip.is_unspecified()) || matches!(addr.ip(), IpAddr::V6(ip) if ip.is_unspecified())
 }

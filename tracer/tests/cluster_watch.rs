@@ -17,6 +17,8 @@ use viptrace_lab::apiserver::{Absence, ApiServer};
 /// A condition that has not come by then will not come.
 const LIMIT: Duration = Duration::from_secs(20);
 
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/cluster");
+
 /// An endpoint of `shop/cart` on worker-1.
 const CART_2: &str = "10.244.1.12:8080";
 
@@ -30,7 +32,7 @@ struct Lab {
 }
 
 fn fixture(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/cluster").join(name);
+    let path = Path::new(FIXTURES).join(name);
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -154,6 +156,27 @@ async fn changes_come_with_the_time_at_which_they_came() {
 }
 
 #[tokio::test]
+async fn a_recorded_watch_can_be_played() {
+    let mut lab = Lab::synced().await;
+    lab.until_watching().await;
+    for name in ["pods", "endpointslices", "services"] {
+        let path = Path::new(FIXTURES).join(format!("{name}.watch.jsonl"));
+        for line in fs::read_to_string(path).unwrap().lines() {
+            lab.server.play(serde_json::from_str(line).unwrap()).unwrap();
+        }
+    }
+    let legacy = Key::new("shop", "legacy");
+    let cart_2 = Key::new("shop", "cart-2");
+    lab.until("the end of the streams", |cluster, _, _, now| {
+        let history = &cluster.history;
+        history.service(&legacy, now).is_none()
+            && history.pod(&cart_2, now).is_none()
+            && matches!(cart(cluster, now), Membership::Left { .. })
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_server_that_was_away_is_caught_up_with() {
     let mut lab = Lab::synced().await;
     lab.until_watching().await;
@@ -170,7 +193,7 @@ async fn a_server_that_was_away_is_caught_up_with() {
             .status
             .gaps(later)
             .iter()
-            .any(|gap| gap.contains("endpointslices") && gap.contains("s old"))
+            .any(|gap| gap.contains("EndpointSlices") && gap.contains("s old"))
     );
     lab.remove_cart_2();
     lab.server.come_back().unwrap();
@@ -253,7 +276,7 @@ async fn a_forbidden_kind_is_a_named_gap_and_the_rest_goes_on() {
     let gaps = lab.cluster.status.gaps(Timestamp::MIN);
     assert_eq!(gaps.len(), 1, "{gaps:?}");
     assert!(
-        gaps.iter().all(|gap| gap.starts_with("pods are not known: the server forbids pods")),
+        gaps.iter().all(|gap| gap.starts_with("Pods are not known: the server forbids pods")),
         "{gaps:?}"
     );
     assert!(lab.cluster.history.knows(Kind::Service) && !lab.cluster.history.knows(Kind::Pod));
@@ -281,7 +304,7 @@ async fn no_server_is_an_error_that_names_it_and_what_is_missing() {
         let (mut cluster, mut feed) = open(&server, &dir, brief).await;
         let error = cluster.sync(&mut feed).await.unwrap_err().to_string();
         assert!(error.contains(&server.addr().to_string()), "{error}");
-        assert!(error.contains("pods") && error.contains("kubectl get"), "{error}");
+        assert!(error.contains("Pods") && error.contains("kubectl get"), "{error}");
     }
 }
 

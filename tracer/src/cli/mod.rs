@@ -1,1 +1,155 @@
-//! Written next.
+//! The command line: one file per verb, and here what they share: parsing, logging, errors and exit statuses.
+//!
+//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found. A reader that goes away is not a failure.
+
+pub mod args;
+pub mod check;
+mod hint;
+mod schema;
+pub mod target;
+pub mod trace;
+pub mod units;
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use clap::{CommandFactory, FromArgMatches};
+
+pub use hint::{Hint, ResultExt};
+
+use crate::{
+    cli::args::{Cli, Verb},
+    report::{OutputError, Printer, Verbosity},
+};
+
+/// How a verb ended that could do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing is broken, as far as could be seen.
+    Clean,
+    /// The verb ran, and its answer is that tracing cannot run here.
+    Unable,
+    /// Faults were found.
+    Faults,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Clean => Self::SUCCESS,
+            Outcome::Unable => Self::from(1),
+            Outcome::Faults => Self::from(3),
+        }
+    }
+}
+
+/// Runs the command with these arguments, the program's name first.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<_> = args.into_iter().collect();
+    let parsed = command(args.first()).try_get_matches_from(args);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let verbosity = cli.global.verbosity();
+    let printer = Printer::new(verbosity, cli.global.color);
+    log_to_stderr(verbosity);
+
+    let result = match cli.verb {
+        Verb::Trace(args) => match args.resolve() {
+            Ok(options) => trace::run(&options, printer),
+            Err(error) => return usage(&error),
+        },
+        Verb::Check(args) => check::run(&args, printer),
+        Verb::Schema => schema::run(printer),
+    };
+    match result {
+        Ok(outcome) => outcome.into(),
+        Err(error) if is_closed_output(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let hint = error.chain().find_map(|cause| cause.downcast_ref::<Hint>()).map(Hint::text);
+            Printer::new(verbosity, cli.global.color).error(&chain(&error), hint);
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// The definition of the command line, under the name by which the user called it.
+fn command(program: Option<&OsString>) -> clap::Command {
+    let command = Cli::command();
+    let name = program.map(Path::new).and_then(Path::file_stem);
+    if name.is_some_and(|name| name == "kubectl-viptrace") {
+        command.bin_name("kubectl viptrace").display_name("kubectl viptrace")
+    } else {
+        command
+    }
+}
+
+/// Prints help, version or a usage error.
+fn usage(error: &clap::Error) -> ExitCode {
+    let printed = error.print();
+    if error.use_stderr() {
+        return ExitCode::from(2);
+    }
+    match printed.map_err(OutputError::from) {
+        Ok(()) | Err(OutputError::Closed) => ExitCode::SUCCESS,
+        Err(OutputError::Io(_)) => ExitCode::from(1),
+    }
+}
+
+fn is_closed_output(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(OutputError::Closed)))
+}
+
+/// The whole chain of causes in one line; what a cause repeats of its parent is said once.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// The libraries' log lines, for who asked for them; `VIPTRACE_LOG` overrides (`kube=debug`).
+fn log_to_stderr(verbosity: Verbosity) {
+    let default = match verbosity {
+        Verbosity::Quiet | Verbosity::Normal => "off",
+        Verbosity::Verbose => "warn,viptrace=info",
+        Verbosity::Debug => "info,viptrace=debug,kube=debug",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("VIPTRACE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    // A second call in one process (tests) keeps the first one's log.
+    let _ = subscriber.try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn chains_say_each_thing_once() {
+        let error = anyhow::anyhow!("refused").context("connect to 10.0.0.1: refused").context("list pods");
+        assert_eq!(chain(&error), "list pods: connect to 10.0.0.1: refused");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_found_anywhere_in_the_chain() {
+        let error = anyhow::Error::new(OutputError::Closed).context("print the summary");
+        assert!(is_closed_output(&error));
+        let kube = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert!(!is_closed_output(&anyhow::Error::new(kube)));
+    }
+}

@@ -363,6 +363,11 @@ impl History {
         pods.filter(move |(pod, _)| pod.holds_addresses() && pod.ips.contains(&ip))
     }
 
+    /// All Nodes that exist by the newest version known.
+    pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.nodes.values().filter_map(Timeline::newest)
+    }
+
     pub fn node(&self, name: &str, at: Timestamp) -> Option<Arc<Node>> {
         self.nodes.get(&Key::new("", name))?.at(at).value().cloned()
     }

@@ -13,6 +13,7 @@ pub mod model;
 pub mod status;
 mod timeline;
 pub mod trim;
+mod view;
 pub mod watch;
 
 pub use folder::FolderError;

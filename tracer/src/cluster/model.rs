@@ -28,6 +28,16 @@ impl Kind {
         }
     }
 
+    /// In running text.
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Service => "Services",
+            Self::EndpointSlice => "EndpointSlices",
+            Self::Pod => "Pods",
+            Self::Node => "Nodes",
+        }
+    }
+
     /// The resource name of URLs and RBAC rules, with its API group.
     pub const fn resource(self) -> &'static str {
         match self {

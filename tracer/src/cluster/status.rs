@@ -127,22 +127,40 @@ impl Status {
         }
     }
 
-    /// What is missing or stale now, in words, one line each.
+    /// What is missing or stale now, in words: one line for the kinds that lack for the same reason.
     pub fn gaps(&self, now: Timestamp) -> Vec<String> {
         let Origin::ApiServer(server) = &self.origin else { return Vec::new() };
-        let gap = |kind: &Kind| {
-            let status = self.kind(*kind);
+        let mut gaps: Vec<(Gap, &str, Vec<&'static str>)> = Vec::new();
+        for kind in Kind::ALL {
+            let status = self.kind(kind);
             let why = status.error.as_deref().unwrap_or("not answered yet");
-            match status.last_heard {
-                _ if status.denied => Some(format!("{} are not known: {why}", kind.resource())),
-                _ if status.connected && status.synced => None,
-                Some(heard) if status.synced => {
-                    let age = now.since(heard).as_secs();
-                    Some(format!("{} are {age} s old, {server} is lost: {why}", kind.resource()))
-                }
-                _ => Some(format!("{} are not complete yet: {why}", kind.resource())),
+            let gap = match status.last_heard {
+                _ if status.denied => Gap::Denied,
+                _ if status.connected && status.synced => continue,
+                Some(heard) if status.synced => Gap::Old { seconds: now.since(heard).as_secs() },
+                _ => Gap::Incomplete,
+            };
+            match gaps.iter_mut().find(|(other, cause, _)| (*other, *cause) == (gap, why)) {
+                Some((.., kinds)) => kinds.push(kind.plural()),
+                None => gaps.push((gap, why, vec![kind.plural()])),
+            }
+        }
+        let in_words = |(gap, why, kinds): (Gap, &str, Vec<&str>)| {
+            let kinds = kinds.join(", ");
+            match gap {
+                Gap::Denied => format!("{kinds} are not known: {why}"),
+                Gap::Incomplete => format!("{kinds} are not complete yet: {why}"),
+                Gap::Old { seconds } => format!("{kinds} are {seconds} s old, {server} is lost: {why}"),
             }
         };
-        Kind::ALL.iter().filter_map(gap).collect()
+        gaps.into_iter().map(in_words).collect()
     }
+}
+
+/// How a kind lacks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gap {
+    Denied,
+    Incomplete,
+    Old { seconds: u64 },
 }

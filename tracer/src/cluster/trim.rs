@@ -25,6 +25,8 @@ use crate::{
 };
 
 mod probes;
+#[cfg(test)]
+mod tests;
 
 /// The longest name that the API accepts (DNS subdomain, RFC 1123), in bytes.
 const NAME_MAX_BYTES: usize = 253;

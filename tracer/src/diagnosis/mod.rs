@@ -1,1 +1,153 @@
-//! Written next.
+//! Verdicts: each flow joined with what Kubernetes and the node said at that moment.
+//!
+//! One file per root-cause domain, each rule in the words of the failure catalogue. Owns the order in which rules are
+//! asked (the catalogue's section 3: the end of a packet's way counts, not the first event) and the record that comes
+//! out. Does no I/O and knows no clock but the flow's.
+
+mod backend_refused;
+mod case;
+mod conntrack;
+mod iptables_sync;
+mod network_path;
+mod network_policy;
+mod no_endpoints;
+mod normal;
+mod record;
+mod service_config;
+mod stale_endpoints;
+pub mod summary;
+mod text;
+mod timeline;
+mod translations;
+mod view;
+
+use std::time::Duration;
+
+use case::{Case, Finding};
+
+pub use self::{
+    summary::{ClassCount, RankedCause, Summary},
+    translations::Translations,
+    view::{
+        Address, ClusterView, Membership, NodeView, Pod, Probe, Rule, ServicePort, UnreadNode, Usable, Via,
+    },
+};
+use crate::{
+    flow::{Flow, Outcome},
+    sighting::{Hook, Netns},
+    time::Timestamp,
+    verdict::{Confidence, Domain, Safety, Severity, Verdict},
+};
+
+/// The least time that kube-proxy is given to write what the API says (catalogue section 3).
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
+
+/// What a verdict is reached with, besides the flow.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    pub cluster: &'a dyn ClusterView,
+    pub node: &'a dyn NodeView,
+    /// The node that the trace runs on.
+    pub node_name: Option<&'a str>,
+    /// The namespace in which kube-proxy writes its rules; `None` takes any namespace's decision for it.
+    pub node_netns: Option<Netns>,
+    /// Hooks that this kernel or this trace does not have.
+    pub missing_hooks: &'a [Hook],
+    /// What other flows showed of this node's rules.
+    pub translations: &'a Translations,
+    /// How long kube-proxy may take to write a change.
+    pub grace: Duration,
+    /// Seconds since the API server was last heard from; `None` without metadata.
+    pub metadata_age: Option<f64>,
+}
+
+impl std::fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("node_name", &self.node_name)
+            .field("grace", &self.grace)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The first that applies explains the flow.
+const RULES: [fn(&Case<'_>) -> Option<Finding>; 14] = [
+    conntrack::table_full,
+    conntrack::insertion_failed,
+    network_policy::prohibited,
+    service_config::other_proxy,
+    no_endpoints::refused,
+    iptables_sync::refused,
+    service_config::no_local_endpoint,
+    stale_endpoints::stale,
+    network_policy::dropped,
+    no_endpoints::unanswered,
+    iptables_sync::untranslated,
+    stale_endpoints::removed_meanwhile,
+    backend_refused::refused,
+    network_path::silent,
+];
+
+/// What happened to this flow. `None` where it is none of ours: neither a Service nor a probe was asked for.
+pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
+    let service = match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) {
+        Address::Service(service) => service,
+        Address::UnknownPort { namespace, service } => {
+            let finding = service_config::unknown_port(flow, ctx, &namespace, &service)?;
+            return Some(record::without_service(flow, ctx, finding));
+        }
+        Address::Gone { namespace, service, since } => {
+            let finding = service_config::gone(flow, ctx, &namespace, &service, since)?;
+            return Some(record::without_service(flow, ctx, finding));
+        }
+        Address::Other => {
+            return normal::probe(flow, ctx).map(|finding| record::without_service(flow, ctx, finding));
+        }
+    };
+    let case = Case::new(flow, ctx, service);
+    let finding = RULES
+        .iter()
+        .find_map(|rule| rule(&case))
+        .or_else(|| normal::judge(&case))
+        .unwrap_or_else(|| unexplained(&case));
+    Some(record::of(&case, finding))
+}
+
+/// The flow broke and no rule explains it: what was seen is said, and what would have told.
+fn unexplained(case: &Case<'_>) -> Finding {
+    let what = match case.outcome {
+        Outcome::Refused => "the connection was refused",
+        Outcome::Rejected => "a rule refused the connection",
+        Outcome::Dropped => "the first packets were dropped",
+        Outcome::Unreachable => "the next hop could not be reached",
+        Outcome::Stalled | Outcome::Pending => "the SYN was not answered",
+        Outcome::Abandoned => "the client gave up before an answer",
+        Outcome::Reset(_) => "the connection was reset",
+        Outcome::Silent => "the connection fell silent",
+        Outcome::Established | Outcome::Closed => "nothing broke",
+    };
+    let mut finding = Finding::new("unknown", Domain::Unknown, format!("{what}; no rule explains it"))
+        .confidence(Confidence::Low)
+        .severity(Severity::Low)
+        .action(
+            format!("look at the Service by hand: {}", case.get_slices()),
+            "trace again with every hook, from before the connection begins",
+            Safety::ReadOnly,
+        );
+    if case.decision.is_none() {
+        finding = finding.unseen(
+            "what NAT decided: the decision was taken before the trace began, in another \
+                                  namespace, or its event was not seen",
+        );
+    }
+    if case.membership == Some(Membership::Unknown) {
+        finding = finding
+            .unseen("whether the endpoint was listed then: the cluster's history does not reach that far");
+    }
+    finding
+}
+
+/// The time that a flow's verdict bears.
+fn verdict_time(flow: &Flow) -> Timestamp {
+    flow.settled.unwrap_or(flow.last_seen)
+}

@@ -1,1 +1,20 @@
-//! Written next.
+//! Flows: every sighting of one connection or attempt, folded together by conntrack identity.
+//!
+//! Owns the joining of sightings (both directions, before and after NAT, the client's socket and the backend's),
+//! the end of flows and the bound on memory. It does no I/O, starts no timer, knows no clock but the sightings' and
+//! the `now` it is given, and says nothing about causes: that is `diagnosis`.
+
+mod evidence;
+mod fold;
+mod key;
+mod outcome;
+mod reorder;
+mod slots;
+mod table;
+
+pub use evidence::{
+    Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent,
+    SocketEnd, StackReset, Stage, Trouble,
+};
+pub use outcome::{Outcome, ResetBy};
+pub use table::{Counters, FlowTable, Limits};

@@ -143,7 +143,7 @@ impl Follower {
         let mut params = ListParams::default().limit(PAGE);
         loop {
             let request = self.request().list(&params).map_err(|error| End::Lost(error.to_string()))?;
-            let page: RawList = self.within(self.client.request(request), "list").await?;
+            let page: RawList = self.within(self.client.request(request)).await?;
             self.send(Event::Heard).await?;
             for item in page.items.unwrap_or_default() {
                 let key = key_of(self.kind, &item);
@@ -174,14 +174,14 @@ impl Follower {
     async fn watch(&mut self, version: &str) -> Result<(), End> {
         let params = WatchParams::default().timeout(WATCH_SECONDS);
         let request = self.request().watch(&params, version).map_err(|error| End::Lost(error.to_string()))?;
-        let stream = self.within(self.client.request_events::<Value>(request), "watch").await?;
+        let stream = self.within(self.client.request_events::<Value>(request)).await?;
         let mut stream = pin!(stream);
         self.send(Event::Heard).await?;
         loop {
             let event = match timeout(self.limits.silence, stream.next()).await {
                 // Silent for too long, or closed by the server: opening it again shows whether the server lives.
                 Err(_) | Ok(None) => return Err(End::Again),
-                Ok(Some(Err(error))) => return Err(self.end_of(&error, "watch")),
+                Ok(Some(Err(error))) => return Err(self.end_of(&error)),
                 Ok(Some(Ok(event))) => event,
             };
             match event {
@@ -197,7 +197,7 @@ impl Follower {
                     self.version = Some(bookmark.metadata.resource_version);
                     self.send(Event::Heard).await?;
                 }
-                WatchEvent::Error(status) => return Err(self.end_of(&kube::Error::Api(status), "watch")),
+                WatchEvent::Error(status) => return Err(self.end_of(&kube::Error::Api(status))),
             }
         }
     }
@@ -219,21 +219,15 @@ impl Follower {
         }
     }
 
-    async fn within<T>(&self, request: impl Future<Output = kube::Result<T>>, what: &str) -> Result<T, End> {
+    async fn within<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, End> {
         match timeout(self.limits.request, request).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(self.end_of(&error, what)),
-            Err(_) => {
-                let limit = self.limits.request;
-                Err(End::Lost(format!(
-                    "no answer to the {what} of {} within {limit:?}",
-                    self.kind.resource()
-                )))
-            }
+            Ok(Err(error)) => Err(self.end_of(&error)),
+            Err(_) => Err(End::Lost(format!("no answer within {} s", self.limits.request.as_secs_f64()))),
         }
     }
 
-    fn end_of(&self, error: &kube::Error, what: &str) -> End {
+    fn end_of(&self, error: &kube::Error) -> End {
         let resource = self.kind.resource();
         if let kube::Error::Api(status) = error {
             let said = status.message.chars().filter(|c| !c.is_control()).take(300).collect::<String>();
@@ -246,24 +240,24 @@ impl Follower {
                     "the server forbids {resource} ({said}); grant get, list and watch on them"
                 )),
                 404 => End::Denied(format!("the server does not serve {resource} ({said})")),
-                code => End::Lost(format!("{what} of {resource}: HTTP {code}: {said}")),
+                code => End::Lost(format!("HTTP {code}: {said}")),
             };
         }
-        End::Lost(format!("{what} of {resource}: {}", chain(error)))
+        End::Lost(chain(error))
     }
 }
 
-/// An error with its causes: kube's own text often names the layer only.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
+/// An error with its causes. kube's outermost text names its own layer only, and is left out where a cause says more.
+fn chain(error: &kube::Error) -> String {
+    let outer: &dyn std::error::Error = error;
+    let mut causes = Vec::new();
+    let mut cause = outer.source();
     while let Some(source) = cause {
         let said = source.to_string();
-        if !text.contains(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
+        if !causes.iter().any(|text: &String| text.contains(&said)) {
+            causes.push(said);
         }
         cause = source.source();
     }
-    text
+    if causes.is_empty() { outer.to_string() } else { causes.join(": ") }
 }

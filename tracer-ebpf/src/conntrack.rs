@@ -1,0 +1,273 @@
+//! Conntrack and NAT: entries that enter the table, race, are killed or deleted, and a table that is full.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::bpf_get_current_pid_tgid,
+    macros::{kprobe, kretprobe, map},
+    maps::{LruPerCpuHashMap, PerCpuArray},
+    programs::{ProbeContext, RetProbeContext},
+};
+use aya_log_ebpf::debug;
+use tracer_ebpf::{
+    COMM_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, Kind, MISSING, ServiceKey, TableFullRecord,
+};
+
+use crate::{filter, globals, output};
+
+/// Confirmed flows by VIP and endpoint, for sampled traces.
+#[map]
+static CONFIRMED: LruPerCpuHashMap<ServiceKey, u64> = LruPerCpuHashMap::with_max_entries(16384, 0);
+
+/// What a record of a conntrack entry says beside the entry.
+struct Note {
+    ctinfo: u32,
+    detail: u32,
+    with_task: bool,
+}
+
+/// `__nf_conntrack_confirm(skb)`, at entry: the tuples are final, POSTROUTING's NAT included. It also runs for
+/// ICMP errors and other related packets that carry the same entry; those are not `IP_CT_NEW`.
+#[kprobe]
+pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
+    let Some(skb) = ctx.arg::<u64>(0) else { return 0 };
+    let nfct = nfct(skb);
+    if nfct & 7 != u64::from(IP_CT_NEW) {
+        return 0;
+    }
+    report(&ctx, Hook::Confirm, nfct & !7, &Note { ctinfo: IP_CT_NEW, detail: 0, with_task: true });
+    0
+}
+
+/// `nf_nat_setup_info(ct, range, maniptype)`: the decision as it is taken, for targeted traces only.
+#[kprobe]
+pub(crate) fn nat_setup(ctx: ProbeContext) -> u32 {
+    let (Some(ct), Some(maniptype)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(2)) else { return 0 };
+    report(&ctx, Hook::NatSetup, ct, &Note { ctinfo: CTINFO_NONE, detail: maniptype, with_task: false });
+    0
+}
+
+/// `nf_ct_resolve_clash(skb, h, reply_hash)`: this packet's entry lost a race for its tuple.
+#[kprobe]
+pub(crate) fn resolve_clash(ctx: ProbeContext) -> u32 {
+    let Some(skb) = ctx.arg::<u64>(0) else { return 0 };
+    let nfct = nfct(skb);
+    let ctinfo = (nfct & 7) as u32;
+    report(&ctx, Hook::ResolveClash, nfct & !7, &Note { ctinfo, detail: 0, with_task: false });
+    0
+}
+
+/// `nf_ct_kill_acct(ct, ctinfo, skb)`.
+#[kprobe]
+pub(crate) fn kill_acct(ctx: ProbeContext) -> u32 {
+    let (Some(ct), Some(ctinfo)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1)) else { return 0 };
+    report(&ctx, Hook::KillAcct, ct, &Note { ctinfo, detail: 0, with_task: false });
+    0
+}
+
+/// `nf_ct_delete(ct, portid, report)`; the port id is not 0 where a person or a controller deleted the entry.
+#[kprobe]
+pub(crate) fn delete(ctx: ProbeContext) -> u32 {
+    let (Some(ct), Some(portid)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1)) else { return 0 };
+    report(&ctx, Hook::Delete, ct, &Note { ctinfo: CTINFO_NONE, detail: portid, with_task: false });
+    0
+}
+
+/// The conntrack entry of a packet with `enum ip_conntrack_info` in its low three bits, 0 where it has none.
+#[inline(always)]
+pub(crate) fn nfct(skb: u64) -> u64 {
+    match globals::OFF_SKB_NFCT.load() {
+        MISSING => 0,
+        offset => output::read(skb.wrapping_add(u64::from(offset))).unwrap_or(0),
+    }
+}
+
+/// The namespace of an entry.
+#[inline(always)]
+pub(crate) fn netns(ct: u64) -> u32 {
+    match globals::OFF_CT_NET.load() {
+        MISSING => 0,
+        offset => output::netns_behind(ct.wrapping_add(u64::from(offset))),
+    }
+}
+
+#[inline(always)]
+fn report(ctx: &ProbeContext, hook: Hook, ct: u64, note: &Note) {
+    if ct == 0 || !filter::wants_ct(ct) || sampled_out(hook, ct) {
+        return;
+    }
+    let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
+    let record = entry.as_mut_ptr();
+    unsafe {
+        if !output::copy(&raw mut (*record).ct_head, ct) {
+            output::discard(entry);
+            return;
+        }
+        (*record).header = output::header(hook, Kind::Conntrack, netns(ct));
+        (*record).ct = ct;
+        (*record).ctinfo = note.ctinfo;
+        (*record).detail = note.detail;
+        (*record).reserved = 0;
+        if note.with_task {
+            (*record).pid = ctx.tgid();
+            (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);
+        } else {
+            (*record).pid = 0;
+            (*record).comm = [0; COMM_BYTES];
+        }
+    }
+    output::submit(entry);
+}
+
+/// Counts a healthy flow and says whether its record is left out. Failures pass other hooks and are never sampled.
+#[inline(always)]
+fn sampled_out(hook: Hook, ct: u64) -> bool {
+    let shift = globals::SAMPLE_SHIFT.load();
+    if shift == 0 || shift > 31 || !matches!(hook, Hook::Confirm) {
+        return false;
+    }
+    let (Some(src), Some(dst), Some(reply)) = (
+        end_at(ct, globals::OFF_CT_ORIG_SRC.load()),
+        end_at(ct, globals::OFF_CT_ORIG_DST.load()),
+        end_at(ct, globals::OFF_CT_REPLY_SRC.load()),
+    ) else {
+        return false;
+    };
+    let key = ServiceKey {
+        vip: dst.address,
+        endpoint: reply.address,
+        vip_port: dst.port,
+        endpoint_port: reply.port,
+        protocol: dst.after as u8,
+        family: src.after as u8,
+        reserved: 0,
+    };
+    if let Some(count) = CONFIRMED.get_ptr_mut(&key) {
+        unsafe { *count += 1 };
+    } else if CONFIRMED.insert(&key, 1, 0).is_err() {
+        return false;
+    }
+    // FNV-1a over the client's end and the VIP's port: any even spread will do, no secret is at stake.
+    let mut hash: u32 = 0x811c_9dc5;
+    let mut i = 0;
+    while i < 16 {
+        hash = (hash ^ u32::from(src.address[i])).wrapping_mul(0x0100_0193);
+        i += 1;
+    }
+    hash = (hash ^ u32::from(src.port)).wrapping_mul(0x0100_0193);
+    hash = (hash ^ u32::from(dst.port)).wrapping_mul(0x0100_0193);
+    hash >> (32 - shift) != 0
+}
+
+/// One end of a `struct nf_conntrack_tuple`: `src` is {u3, port, l3num}, `dst` {u3, port, protonum, dir}.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct End {
+    address: [u8; 16],
+    port: u16,
+    after: u16,
+}
+
+#[inline(always)]
+fn end_at(ct: u64, offset: u32) -> Option<End> {
+    if offset == MISSING { None } else { output::read(ct.wrapping_add(u64::from(offset))) }
+}
+
+/// How deep `early_drop` is nested on a CPU: a task's own packet, and a softirq on top of it.
+const DEPTHS: usize = 4;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct EarlyDrops {
+    depth: u32,
+    reserved: u32,
+    /// `struct net` and task of each call that has not returned.
+    calls: [Call; DEPTHS],
+    /// The task of the last call on this CPU that freed nothing, and when; its packet is dropped next.
+    failed: Call,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Call {
+    net_or_time: u64,
+    pid_tgid: u64,
+}
+
+#[map]
+static EARLY_DROPS: PerCpuArray<EarlyDrops> = PerCpuArray::with_max_entries(1, 0);
+
+/// `early_drop(net, hash)`. A return value is joined to its arguments by CPU and nesting depth, never by pid:
+/// the function runs in softirq on top of any task. The task is a check, for a call that moved to another CPU.
+#[kprobe]
+pub(crate) fn early_drop(ctx: ProbeContext) -> u32 {
+    let (Some(net), Some(state)) = (ctx.arg::<u64>(0), EARLY_DROPS.get_ptr_mut(0)) else { return 0 };
+    unsafe {
+        let depth = (*state).depth as usize;
+        if depth < DEPTHS {
+            (*state).calls[depth & (DEPTHS - 1)] =
+                Call { net_or_time: net, pid_tgid: bpf_get_current_pid_tgid() };
+        }
+        (*state).depth = (*state).depth.wrapping_add(1);
+    }
+    0
+}
+
+#[kretprobe]
+pub(crate) fn early_drop_return(ctx: RetProbeContext) -> u32 {
+    let Some(state) = EARLY_DROPS.get_ptr_mut(0) else { return 0 };
+    let freed = u32::from(ctx.ret::<u8>() != 0);
+    let pid_tgid = bpf_get_current_pid_tgid();
+    let net = unsafe {
+        let depth = (*state).depth;
+        if depth == 0 {
+            debug!(&ctx, "early_drop returned on a CPU where it had not begun");
+            return 0;
+        }
+        (*state).depth = depth - 1;
+        let index = (depth - 1) as usize;
+        if index >= DEPTHS {
+            return 0;
+        }
+        let call = (*state).calls[index & (DEPTHS - 1)];
+        if call.pid_tgid != pid_tgid {
+            // A call that migrated left this CPU's stack behind: begin again.
+            (*state).depth = 0;
+            return 0;
+        }
+        if freed == 0 {
+            (*state).failed = Call { net_or_time: aya_ebpf::helpers::bpf_ktime_get_ns(), pid_tgid };
+        }
+        call.net_or_time
+    };
+    let Some(mut entry) = output::reserve::<TableFullRecord>(Hook::EarlyDrop) else { return 0 };
+    let inum = match globals::OFF_NET_INUM.load() {
+        MISSING => 0,
+        offset => output::read(net.wrapping_add(u64::from(offset))).unwrap_or(0),
+    };
+    unsafe {
+        let record = entry.as_mut_ptr();
+        (*record).header = output::header(Hook::EarlyDrop, Kind::TableFull, inum);
+        (*record).freed = freed;
+        (*record).reserved = 0;
+    }
+    output::submit(entry);
+    0
+}
+
+/// Longest time from a failed `early_drop` to the drop of its packet, with a debugger's patience.
+const FAILED_DROP_NS: u64 = 100_000_000;
+
+/// Whether the packet being dropped on this CPU is the one that found the table full; asked once a failure.
+#[inline(always)]
+pub(crate) fn take_table_full(now_ns: u64) -> bool {
+    let Some(state) = EARLY_DROPS.get_ptr_mut(0) else { return false };
+    unsafe {
+        let failed = (*state).failed;
+        if failed.net_or_time == 0 {
+            return false;
+        }
+        (*state).failed.net_or_time = 0;
+        failed.pid_tgid == bpf_get_current_pid_tgid()
+            && now_ns.wrapping_sub(failed.net_or_time) < FAILED_DROP_NS
+    }
+}

@@ -1,0 +1,91 @@
+//! A targeted trace's filter, decided in the kernel: which addresses concern it.
+//!
+//! Exact Service and endpoint matching is the program's business; here an address set keeps the traffic of
+//! everybody else out of the ring buffer. It is decided before a record is reserved: a discarded record that
+//! wakes nobody would silence the notification of the next one.
+
+use aya_ebpf::{macros::map, maps::HashMap};
+use tracer_ebpf::MISSING;
+
+use crate::{
+    globals::{self, TARGETED},
+    output,
+};
+
+type Address = [u8; 16];
+
+#[map]
+static TARGETS: HashMap<Address, u8> = HashMap::with_max_entries(16384, 0);
+
+const AF_INET6: u16 = 10;
+
+#[inline(always)]
+pub(crate) fn on() -> bool {
+    TARGETED.load() != 0
+}
+
+#[inline(always)]
+fn listed(address: &Address) -> bool {
+    TARGETS.get_ptr(address).is_some()
+}
+
+#[inline(always)]
+fn listed_at(base: u64, offset: u32) -> bool {
+    if offset == MISSING {
+        return false;
+    }
+    match output::read::<Address>(base.wrapping_add(u64::from(offset))) {
+        Some(address) => listed(&address),
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn v4_listed_at(base: u64, offset: u32) -> bool {
+    if offset == MISSING {
+        return false;
+    }
+    match output::read::<[u8; 4]>(base.wrapping_add(u64::from(offset))) {
+        Some([a, b, c, d]) => listed(&[a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        None => false,
+    }
+}
+
+/// Whether a conntrack entry's client, VIP or endpoint is a target. The kernel zeroes a tuple before it fills
+/// it, so an IPv4 address is its four bytes and twelve zeros (`nf_ct_get_tuple`).
+#[inline(always)]
+pub(crate) fn wants_ct(ct: u64) -> bool {
+    !on()
+        || listed_at(ct, globals::OFF_CT_ORIG_DST.load())
+        || listed_at(ct, globals::OFF_CT_REPLY_SRC.load())
+        || listed_at(ct, globals::OFF_CT_ORIG_SRC.load())
+}
+
+/// Whether the packet whose network header lies at `network` comes from or goes to a target.
+#[inline(always)]
+pub(crate) fn wants_packet(network: u64) -> bool {
+    if !on() {
+        return true;
+    }
+    match output::read::<u8>(network).unwrap_or(0) >> 4 {
+        4 => v4_listed_at(network, 12) || v4_listed_at(network, 16),
+        6 => listed_at(network, 8) || listed_at(network, 24),
+        _ => false,
+    }
+}
+
+#[inline(always)]
+pub(crate) fn wants_socket(sk: u64) -> bool {
+    if !on() {
+        return true;
+    }
+    let family = match globals::OFF_SK_FAMILY.load() {
+        MISSING => 0,
+        offset => output::read::<u16>(sk.wrapping_add(u64::from(offset))).unwrap_or(0),
+    };
+    if family == AF_INET6 {
+        listed_at(sk, globals::OFF_SK_V6_DADDR.load()) || listed_at(sk, globals::OFF_SK_V6_SADDR.load())
+    } else {
+        v4_listed_at(sk, globals::OFF_SK_DADDR.load()) || v4_listed_at(sk, globals::OFF_SK_SADDR.load())
+    }
+}

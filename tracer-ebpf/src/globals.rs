@@ -1,0 +1,78 @@
+//! This kernel's numbers, written by the program into frozen `.rodata` before the object is loaded.
+//!
+//! The verifier then sees constants: a guard on [`MISSING`] prunes the code behind it, so a kernel without a
+//! field never has to accept a read of it. One scalar a field; their names are what the program overrides.
+
+use aya_ebpf::Global;
+use tracer_ebpf::MISSING;
+
+macro_rules! offsets {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        $($(#[$doc])* #[unsafe(no_mangle)] pub(crate) static $name: Global<u32> = Global::new(MISSING);)+
+    };
+}
+
+offsets! {
+    /// `sk_buff._nfct`
+    OFF_SKB_NFCT,
+    /// `sk_buff.head`
+    OFF_SKB_HEAD,
+    /// `sk_buff.network_header`
+    OFF_SKB_NETWORK_HEADER,
+    /// `sk_buff.dev`
+    OFF_SKB_DEV,
+    /// `net_device.nd_net.net`
+    OFF_DEV_NET,
+    /// `nf_conn.ct_net.net`
+    OFF_CT_NET,
+    /// `nf_conn.status`
+    OFF_CT_STATUS,
+    /// `nf_conn.tuplehash[0].tuple.src.u3`
+    OFF_CT_ORIG_SRC,
+    /// `nf_conn.tuplehash[0].tuple.dst.u3`
+    OFF_CT_ORIG_DST,
+    /// `nf_conn.tuplehash[1].tuple.src.u3`
+    OFF_CT_REPLY_SRC,
+    /// `net.ns.inum`
+    OFF_NET_INUM,
+    /// `sock_common.skc_net.net`
+    OFF_SK_NET,
+    /// `sock_common.skc_family`
+    OFF_SK_FAMILY,
+    /// `sock_common.skc_state`
+    OFF_SK_STATE,
+    /// `sock_common.skc_daddr`
+    OFF_SK_DADDR,
+    /// `sock_common.skc_rcv_saddr`
+    OFF_SK_SADDR,
+    /// `sock_common.skc_v6_daddr`
+    OFF_SK_V6_DADDR,
+    /// `sock_common.skc_v6_rcv_saddr`
+    OFF_SK_V6_SADDR,
+    /// `inet_sock.inet_sport`
+    OFF_INET_SPORT,
+    /// `tcp_sock.bytes_acked`
+    OFF_TCP_BYTES_ACKED,
+    /// `tcp_sock.bytes_received`
+    OFF_TCP_BYTES_RECEIVED,
+    /// Position of `reason` among the arguments of `skb:kfree_skb`, missing before 5.17.
+    ARG_KFREE_REASON,
+    /// Position of `reason` among the arguments of `tcp:tcp_send_reset`, missing before 6.10.
+    ARG_SEND_RESET_REASON,
+    /// `enum skb_drop_reason`: `SKB_DROP_REASON_NETFILTER_DROP`.
+    REASON_NETFILTER_DROP,
+}
+
+/// Bit set of the drop reasons that are always reported, by this kernel's numbers; reasons of 256 and above
+/// belong to other subsystems (`enum skb_drop_reason_subsys`).
+#[unsafe(no_mangle)]
+pub(crate) static WANTED_REASONS: Global<[u64; 4]> = Global::new([0; 4]);
+
+/// Not 0: only flows with an address in `TARGETS` are reported.
+#[unsafe(no_mangle)]
+pub(crate) static TARGETED: Global<u32> = Global::new(0);
+
+/// `n` reports one healthy flow in 2^n, chosen by the hash of its original tuple, and counts every one in
+/// `CONFIRMED`; 0 reports all and leaves the counting to the program.
+#[unsafe(no_mangle)]
+pub(crate) static SAMPLE_SHIFT: Global<u32> = Global::new(0);

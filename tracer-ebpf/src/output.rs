@@ -1,0 +1,100 @@
+//! Records on their way out: reserve, fill, submit, and a count for each one that found no room.
+
+use core::ptr;
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns, generated::bpf_probe_read_kernel},
+    macros::map,
+    maps::{PerCpuArray, RingBuf, ring_buf::RingBufEntry},
+    programs::RawTracePointContext,
+};
+use tracer_ebpf::{HOOK_SLOTS, Header, Hook, Kind, MISSING, REASON_NONE};
+
+use crate::globals;
+
+/// Resized by the program before load; a power of two and a multiple of the page size.
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// Records lost for want of room, a slot a hook.
+#[map]
+static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
+
+/// Room for one record, or a count of its loss.
+#[inline(always)]
+pub(crate) fn reserve<T: 'static>(hook: Hook) -> Option<RingBufEntry<T>> {
+    let entry = EVENTS.reserve::<T>(0);
+    if entry.is_none()
+        && let Some(lost) = LOST.get_ptr_mut(hook as u32)
+    {
+        // Per CPU and not preempted between load and store by anything that counts the same hook.
+        unsafe { *lost += 1 };
+    }
+    entry
+}
+
+#[inline(always)]
+pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
+    // The kernel wakes the reader only if it had caught up, so a reader that dawdles on purpose gets batches.
+    entry.submit(0);
+}
+
+#[inline(always)]
+pub(crate) fn discard<T>(entry: RingBufEntry<T>) {
+    // Woken for nothing, which is rare (unreadable memory only): with BPF_RB_NO_WAKEUP the next record would
+    // wake nobody either, because the kernel notifies only for the record that the reader has reached.
+    entry.discard(0);
+}
+
+#[inline(always)]
+pub(crate) fn header(hook: Hook, kind: Kind, netns: u32) -> Header {
+    Header {
+        time_ns: unsafe { bpf_ktime_get_ns() },
+        netns,
+        cpu: unsafe { bpf_get_smp_processor_id() } as u16,
+        hook: hook as u8,
+        kind: kind as u8,
+    }
+}
+
+/// Reads a scalar from the kernel, `None` where the address is bad.
+#[inline(always)]
+pub(crate) fn read<T: Copy>(address: u64) -> Option<T> {
+    let mut value = core::mem::MaybeUninit::<T>::uninit();
+    let rc = unsafe {
+        bpf_probe_read_kernel(
+            value.as_mut_ptr().cast(),
+            size_of::<T>() as u32,
+            ptr::with_exposed_provenance(address as usize),
+        )
+    };
+    (rc == 0).then(|| unsafe { value.assume_init() })
+}
+
+/// A raw tracepoint's scalar argument at a position that differs between kernels. Loads from the context must have
+/// a constant offset in the instruction itself, which a position read from `.rodata` is not; a probe read may
+/// start anywhere.
+#[inline(always)]
+pub(crate) fn tracepoint_argument(ctx: &RawTracePointContext, position: u32) -> u32 {
+    read(ctx.as_ptr() as u64 + u64::from(position) * 8).unwrap_or(REASON_NONE)
+}
+
+/// Copies `N` bytes from the kernel into a record; the kernel zeroes them where the address is bad.
+#[inline(always)]
+pub(crate) fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> bool {
+    unsafe { bpf_probe_read_kernel(to.cast(), N as u32, ptr::with_exposed_provenance(address as usize)) == 0 }
+}
+
+/// The inode number of the namespace behind a `possible_net_t` at `address`, 0 where it can't be told.
+#[inline(always)]
+pub(crate) fn netns_behind(address: u64) -> u32 {
+    let inum = globals::OFF_NET_INUM.load();
+    if inum == MISSING {
+        return 0;
+    }
+    match read::<u64>(address) {
+        Some(net) => read(net.wrapping_add(u64::from(inum))).unwrap_or(0),
+        None => 0,
+    }
+}

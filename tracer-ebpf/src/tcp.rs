@@ -1,0 +1,166 @@
+//! TCP sockets: their changes of state, the RSTs that they send and receive, their retransmits.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    macros::{kprobe, raw_tracepoint},
+    programs::{ProbeContext, RawTracePointContext},
+};
+use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
+
+use crate::{filter, globals, output, packet};
+
+// include/net/tcp_states.h
+const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
+const SYN_RECV: u8 = 3;
+const TIME_WAIT: u8 = 6;
+const CLOSE: u8 = 7;
+const LISTEN: u8 = 10;
+const NEW_SYN_RECV: u8 = 12;
+
+/// Tracepoint `sock:inet_sock_set_state(sk, oldstate, newstate)`. Reported are the changes that tell an outcome:
+/// established, failed to connect, closed.
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
+    let (old, new) = (ctx.arg::<u32>(1) as u8, ctx.arg::<u32>(2) as u8);
+    let tells = match new {
+        ESTABLISHED => old == SYN_SENT || old == SYN_RECV,
+        CLOSE => old != LISTEN && old != CLOSE,
+        _ => false,
+    };
+    if tells {
+        report(
+            &ctx,
+            Hook::SockState,
+            ctx.arg(0),
+            &Change { states: Some((old, new)), reason: REASON_NONE, with_task: false },
+        );
+    }
+    0
+}
+
+/// Tracepoint `tcp:tcp_retransmit_skb(sk, skb, …)`.
+#[raw_tracepoint(tracepoint = "tcp_retransmit_skb")]
+pub(crate) fn tcp_retransmit(ctx: RawTracePointContext) -> i32 {
+    report(
+        &ctx,
+        Hook::TcpRetransmit,
+        ctx.arg(0),
+        &Change { states: None, reason: REASON_NONE, with_task: false },
+    );
+    0
+}
+
+/// Tracepoint `tcp:tcp_receive_reset(sk)`.
+#[raw_tracepoint(tracepoint = "tcp_receive_reset")]
+pub(crate) fn tcp_receive_reset(ctx: RawTracePointContext) -> i32 {
+    report(
+        &ctx,
+        Hook::TcpReceiveReset,
+        ctx.arg(0),
+        &Change { states: None, reason: REASON_NONE, with_task: false },
+    );
+    0
+}
+
+/// Tracepoint `tcp:tcp_send_reset(sk, skb[, reason])`. From 6.10 it also tells of RSTs without a full socket.
+#[raw_tracepoint(tracepoint = "tcp_send_reset")]
+pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
+    let (sk, skb) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1));
+    let reason = match globals::ARG_SEND_RESET_REASON.load() {
+        MISSING => REASON_NONE,
+        position => output::tracepoint_argument(&ctx, position),
+    };
+    if skb != 0 && (sk == 0 || names_no_peer(state(sk))) {
+        packet::report(Hook::TcpSendReset, skb, reason, 0);
+    } else {
+        report(&ctx, Hook::TcpSendReset, sk, &Change { states: None, reason, with_task: true });
+    }
+    0
+}
+
+/// `tcp_v4_send_reset(sk, skb)`, attached only where the tracepoint is blind to RSTs without a full socket.
+#[kprobe]
+pub(crate) fn tcp_v4_send_reset(ctx: ProbeContext) -> u32 {
+    let (Some(sk), Some(skb)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
+    // `sk_fullsock()`: the tracepoint tells of all the others.
+    if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
+        packet::report(Hook::TcpV4SendReset, skb, REASON_NONE, 0);
+    }
+    0
+}
+
+/// A listener has no peer, and a half-open or lingering socket is no full one: the packet says more.
+#[inline(always)]
+fn names_no_peer(state: u8) -> bool {
+    matches!(state, LISTEN | TIME_WAIT | NEW_SYN_RECV)
+}
+
+#[inline(always)]
+fn state(sk: u64) -> u8 {
+    match globals::OFF_SK_STATE.load() {
+        MISSING => 0,
+        offset => output::read(sk.wrapping_add(u64::from(offset))).unwrap_or(0),
+    }
+}
+
+struct Change {
+    /// Old and new state, where the hook is a change of state.
+    states: Option<(u8, u8)>,
+    reason: u32,
+    with_task: bool,
+}
+
+#[inline(always)]
+fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
+    if sk == 0 || !filter::wants_socket(sk) {
+        return;
+    }
+    let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };
+    let record = entry.as_mut_ptr();
+    unsafe {
+        if !output::copy(&raw mut (*record).sock_head, sk) {
+            output::discard(entry);
+            return;
+        }
+        let netns = match globals::OFF_SK_NET.load() {
+            MISSING => 0,
+            offset => output::netns_behind(sk.wrapping_add(u64::from(offset))),
+        };
+        (*record).header = output::header(hook, Kind::Socket, netns);
+        (*record).sk = sk;
+        let (old, new) = match change.states {
+            Some(states) => states,
+            None => {
+                let state = state(sk);
+                (state, state)
+            }
+        };
+        (*record).old_state = old;
+        (*record).new_state = new;
+        (*record).protocol = 6;
+        (*record).reason = change.reason;
+        let ends = new == CLOSE;
+        (*record).bytes_acked = at_end(ends, sk, globals::OFF_TCP_BYTES_ACKED.load());
+        (*record).bytes_received = at_end(ends, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
+        (*record).sport = at_end(ends, sk, globals::OFF_INET_SPORT.load());
+        (*record).reserved = 0;
+        if change.with_task {
+            (*record).pid = ctx.tgid();
+            (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);
+        } else {
+            (*record).pid = 0;
+            (*record).comm = [0; COMM_BYTES];
+        }
+    }
+    output::submit(entry);
+}
+
+/// A field that matters once a socket closes, 0 before.
+#[inline(always)]
+fn at_end<T: Copy + Default>(ends: bool, sk: u64, offset: u32) -> T {
+    if !ends || offset == MISSING {
+        return T::default();
+    }
+    output::read(sk.wrapping_add(u64::from(offset))).unwrap_or_default()
+}

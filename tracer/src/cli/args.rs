@@ -1,0 +1,297 @@
+//! The command line as it is typed, and what it resolves to. Help texts come from here only.
+
+use std::{env, path::PathBuf, time::Duration};
+
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+
+use crate::{
+    cli::{target::Target, units},
+    report::{Output, Verbosity, View, printer::ColorChoice},
+};
+
+const EXIT_STATUS: &str = "Exit status:
+  0  nothing broken
+  1  could not run
+  2  wrong usage
+  3  faults found";
+
+const TRACE_EXAMPLES: &str = "Examples:
+  viptrace trace                          every Service on this node, until Ctrl-C
+  viptrace trace shop/cart                one Service
+  viptrace trace -n shop cart             the same
+  viptrace trace pod/shop/cart-0          every flow of one Pod
+  viptrace trace 10.96.0.10:53            one address and port
+  viptrace trace --duration 30s -o json   faults as records, for half a minute
+  viptrace trace --cluster-from dump/     without the API server: dump/ holds kubectl get -o json lists
+
+To see a Service fail, connect to it while the trace runs: what was decided before it began is not seen.";
+
+/// Says which hop broke a Kubernetes Service
+///
+/// viptrace watches this node's kernel decide what becomes of connections to Services (NAT, conntrack, resets, drops),
+/// joins each decision with what Kubernetes said at that moment, and names the cause or says that it cannot tell. It
+/// reads only: neither the node nor the cluster is changed.
+#[derive(Debug, Parser)]
+#[command(name = "viptrace", version, after_help = EXIT_STATUS, max_term_width = 100, subcommand_required = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub verb: Verb,
+    #[command(flatten)]
+    pub global: Global,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Watch the flows of Services on this node and judge them
+    Trace(Box<TraceArgs>),
+    /// Say whether tracing can run on this node, and what would be missing
+    Check(CheckArgs),
+    /// Print the JSON Schema of the records that -o json and -o yaml write
+    Schema,
+}
+
+/// Flags of every verb.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Messages")]
+pub struct Global {
+    /// Say only errors (standard output stays as it is)
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say what is being done; twice for the libraries' messages as well
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// Use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: ColorChoice,
+}
+
+impl Global {
+    pub fn verbosity(&self) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, 0) => Verbosity::Normal,
+            (false, 1) => Verbosity::Verbose,
+            (false, _) => Verbosity::Debug,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = TRACE_EXAMPLES, after_long_help = format!("{TRACE_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub struct TraceArgs {
+    /// Only flows of this Service, Pod or address: NAMESPACE/SERVICE, pod/NAMESPACE/NAME, IP, IP:PORT or [IPv6]:PORT
+    #[arg(value_name = "TARGET")]
+    target: Option<String>,
+    /// The namespace of TARGET, where TARGET is a bare name
+    #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
+    namespace: Option<String>,
+
+    /// How to write verdicts
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    output: Output,
+    /// Show every flow, healthy and normal ones (N…) too
+    #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
+    all: bool,
+    /// Show only flows that are faulty or not explained
+    #[arg(long, help_heading = "Output")]
+    faults_only: bool,
+
+    /// Stop after this time, such as 30s or 5m; without it, Ctrl-C stops
+    #[arg(long, value_name = "TIME", value_parser = units::positive_duration, help_heading = "Run")]
+    duration: Option<Duration>,
+    /// Write this file when every hook is attached and the metadata is complete: from then on nothing is missed
+    #[arg(long, value_name = "PATH", help_heading = "Run")]
+    ready_file: Option<PathBuf>,
+
+    /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config, else the Pod's service account]
+    #[arg(long, value_name = "PATH", help_heading = "Metadata", conflicts_with = "cluster_from")]
+    kubeconfig: Option<PathBuf>,
+    /// The context in the kubeconfig file [default: its current one]
+    #[arg(long, value_name = "NAME", help_heading = "Metadata", conflicts_with = "cluster_from")]
+    context: Option<String>,
+    /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
+    #[arg(long, value_name = "DIR", help_heading = "Metadata")]
+    cluster_from: Option<PathBuf>,
+    /// The name of this node in Kubernetes [default: this host's name]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", help_heading = "Metadata")]
+    node: Option<String>,
+    /// How long kube-proxy may take to follow a change before its rules are called wrong
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration, help_heading = "Metadata")]
+    grace: Duration,
+
+    /// Which kernel hooks to attach
+    #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
+    hooks: Hooks,
+    /// Flows kept in memory; beyond it the oldest half-open ones are given up and counted
+    #[arg(long, value_name = "COUNT", default_value = "65536", value_parser = clap::value_parser!(u32).range(16..=16_777_216), help_heading = "Kernel")]
+    max_flows: u32,
+    /// The buffer between kernel and viptrace; a larger one loses fewer events in bursts
+    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = units::size, help_heading = "Kernel")]
+    buffer: usize,
+}
+
+/// A set of kernel hooks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Hooks {
+    /// All: failures, new connections, socket states, ends
+    #[default]
+    Full,
+    /// New connections and failures only: cheaper, without connect times and without the ends of healthy flows
+    Lean,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Print each kernel hook: how it attaches here, and what its absence costs
+    #[arg(long, required = true)]
+    pub kernel: bool,
+}
+
+/// Where Kubernetes objects come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterSource {
+    Api { kubeconfig: Option<PathBuf>, context: Option<String> },
+    Folder(PathBuf),
+}
+
+/// What `viptrace trace` is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceOptions {
+    pub target: Option<Target>,
+    pub output: Output,
+    pub view: View,
+    pub duration: Option<Duration>,
+    pub ready_file: Option<PathBuf>,
+    pub cluster: ClusterSource,
+    /// This node's name in Kubernetes, as far as it can be known; the object list may show that there is no such node.
+    pub node: Option<String>,
+    pub grace: Duration,
+    pub hooks: Hooks,
+    pub max_flows: usize,
+    /// Bytes, not yet rounded to what the kernel accepts.
+    pub buffer_bytes: usize,
+}
+
+impl TraceArgs {
+    /// Turns what was typed into options; the error is one of usage.
+    pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
+        let target = match self.target.as_deref() {
+            Some(text) => Some(Target::parse(text, self.namespace.as_deref()).map_err(|why| {
+                let mut command = Cli::command();
+                command.build();
+                match command.find_subcommand_mut("trace") {
+                    Some(trace) => trace.error(ErrorKind::ValueValidation, why),
+                    None => command.error(ErrorKind::ValueValidation, why),
+                }
+            })?),
+            None => None,
+        };
+        let view = match (self.all, self.faults_only) {
+            (true, _) => View::All,
+            (_, true) => View::FaultsOnly,
+            _ => View::Default,
+        };
+        let cluster = match self.cluster_from {
+            Some(folder) => ClusterSource::Folder(folder),
+            None => ClusterSource::Api { kubeconfig: self.kubeconfig, context: self.context },
+        };
+        Ok(TraceOptions {
+            target,
+            output: self.output,
+            view,
+            duration: self.duration,
+            ready_file: self.ready_file,
+            cluster,
+            node: self.node.filter(|name| !name.is_empty()).or_else(host_name),
+            grace: self.grace,
+            hooks: self.hooks,
+            max_flows: usize::try_from(self.max_flows).unwrap_or(usize::MAX),
+            buffer_bytes: self.buffer,
+        })
+    }
+}
+
+/// This host's name as kubelet would register it: in lower case.
+fn host_name() -> Option<String> {
+    let name =
+        std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| env::var("HOSTNAME").ok())?;
+    let name = name.trim().to_lowercase();
+    (!name.is_empty()).then_some(name)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn options(args: &[&str]) -> Result<TraceOptions, clap::Error> {
+        let args = ["viptrace", "trace"].iter().chain(args);
+        match Cli::try_parse_from(args)?.verb {
+            Verb::Trace(args) => args.resolve(),
+            other => panic!("not a trace: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn defaults() {
+        let options = options(&["--node", "worker-1"]).unwrap();
+        assert_eq!(options.target, None);
+        assert_eq!(options.view, View::Default);
+        assert_eq!(options.output, Output::Table);
+        assert_eq!(options.grace, Duration::from_secs(5));
+        assert_eq!(options.cluster, ClusterSource::Api { kubeconfig: None, context: None });
+        assert_eq!((options.max_flows, options.buffer_bytes), (65536, 8 << 20));
+        assert_eq!(options.node.as_deref(), Some("worker-1"));
+    }
+
+    #[test]
+    fn everything_at_once() {
+        let options = options(&[
+            "cart",
+            "-n",
+            "shop",
+            "-o",
+            "json",
+            "--all",
+            "--duration",
+            "1m30s",
+            "--ready-file",
+            "/run/ready",
+            "--cluster-from",
+            "dump",
+            "--grace",
+            "0s",
+            "--hooks",
+            "lean",
+            "--max-flows",
+            "100",
+            "--buffer",
+            "1M",
+        ])
+        .unwrap();
+        assert_eq!(options.target.unwrap().to_string(), "service/shop/cart");
+        assert_eq!(options.view, View::All);
+        assert_eq!(options.duration, Some(Duration::from_secs(90)));
+        assert_eq!(options.cluster, ClusterSource::Folder("dump".into()));
+        assert_eq!(options.hooks, Hooks::Lean);
+    }
+
+    #[test]
+    fn contradictions_and_nonsense_are_usage_errors() {
+        for args in [
+            &["--all", "--faults-only"][..],
+            &["--cluster-from", "d", "--context", "c"],
+            &["--duration", "0s"],
+            &["--duration", "soon"],
+            &["-n", "shop"],
+            &["cart"],
+            &["--max-flows", "0"],
+            &["--buffer", "1"],
+            &["-q", "-v"],
+            &["a", "b"],
+        ] {
+            let error = options(args).unwrap_err();
+            assert!(error.use_stderr(), "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! `viptrace check --kernel`: which hooks this kernel offers, how they would be attached, and what the absence of
+//! one costs.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use crate::{
+    cli::{Outcome, args::CheckArgs},
+    probe::{
+        environment::{Environment, Severity},
+        host::Host,
+        kernel::{Options, Probe},
+        layout::Layout,
+        plan::{HookPlan, HookSet, PlanLine, State},
+    },
+    report::{Paint, Printer, printer::Style, safe},
+};
+
+/// The running kernel, looked at once: what it allows, and the hooks of one trace on it.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    environment: Environment,
+    /// The plan with this kernel's layout, or why none can be made.
+    plan: Result<(HookPlan, Layout), String>,
+}
+
+impl Kernel {
+    /// Decides the hooks of `set` on this host.
+    pub(super) fn look(environment: Environment, set: HookSet) -> Self {
+        let plan = match Host::open(environment.clone()) {
+            Ok(host) => {
+                let layout = Layout::resolve(host.vmlinux());
+                Ok((HookPlan::new(set, &layout, &host), layout))
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        Self { environment, plan }
+    }
+
+    /// Why no tracing is possible here at all.
+    pub(super) fn obstacle(&self) -> Option<String> {
+        let gaps = self.environment.gaps();
+        if let Some(fatal) = gaps.iter().find(|gap| gap.severity == Severity::Fatal) {
+            return Some(fatal.to_string());
+        }
+        match &self.plan {
+            Err(reason) => Some(reason.clone()),
+            Ok((plan, _)) => plan
+                .fatal()
+                .map(|(spec, reason)| format!("{} cannot be watched: {reason}", spec.hook.symbol())),
+        }
+    }
+
+    /// What this host lacks without making tracing impossible.
+    pub(super) fn degradations(&self) -> Vec<String> {
+        let gaps = self.environment.gaps();
+        gaps.iter().filter(|gap| gap.severity == Severity::Degraded).map(ToString::to_string).collect()
+    }
+
+    /// Whether viptrace runs in the network namespace of process 1.
+    pub(super) fn in_init_netns(&self) -> Option<bool> {
+        self.environment.in_init_netns
+    }
+
+    /// The plan and the layout, once [`Self::obstacle`] is none.
+    pub(super) fn into_plan(self) -> anyhow::Result<(HookPlan, Layout)> {
+        self.plan.map_err(anyhow::Error::msg)
+    }
+}
+
+/// One hook of the plan, as it is printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    symbol: String,
+    attach: &'static str,
+    state: State,
+    cost: &'static str,
+}
+
+impl From<&PlanLine> for Line {
+    fn from(line: &PlanLine) -> Self {
+        let spec = line.spec;
+        Self {
+            symbol: spec.hook.symbol().to_owned(),
+            attach: spec.attach.as_str(),
+            state: line.state.clone(),
+            cost: spec.cost,
+        }
+    }
+}
+
+/// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
+/// an attempt shows what its policy refuses.
+pub(super) fn run(_args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted);
+    let mut obstacle = kernel.obstacle();
+    let mut lines = Vec::new();
+    let release = kernel.environment.kernel_release.clone();
+    let remarks = kernel.degradations();
+    let mut missing_fields = Vec::new();
+    if let Ok((mut plan, layout)) = kernel.into_plan() {
+        missing_fields.extend(
+            layout
+                .gaps()
+                .iter()
+                .map(|gap| format!("{}.{}: {}", gap.field.structure, gap.field.path, gap.reason)),
+        );
+        if obstacle.is_none() {
+            obstacle = attempt(&mut plan, layout);
+        }
+        lines.extend(plan.lines().iter().map(Line::from));
+    }
+    let text = render(printer.paint(), &release, &lines, &missing_fields, &remarks, obstacle.as_deref());
+    printer.data(&text)?;
+    printer.flush()?;
+    Ok(if obstacle.is_some() { Outcome::Unable } else { Outcome::Clean })
+}
+
+/// Attaches the plan for a moment. Hooks that the kernel refuses become gaps of the plan; the answer is why nothing
+/// could be attached at all.
+fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<String> {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Some(format!("cannot start the event loop: {error}")),
+    };
+    let _entered = runtime.enter();
+    let options = Options { buffer_bytes: 4096, targets: None, sample_shift: 0 };
+    match Probe::attach(plan, Arc::new(layout), &options) {
+        Ok(probe) => {
+            for gap in probe.gaps() {
+                plan.refuse(gap.spec_index, gap.reason.clone());
+            }
+            None
+        }
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+fn render(
+    paint: Paint,
+    kernel: &str,
+    lines: &[Line],
+    missing_fields: &[String],
+    remarks: &[String],
+    obstacle: Option<&str>,
+) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "kernel {}", safe(kernel));
+    let symbol_width = lines.iter().map(|line| line.symbol.chars().count()).max().unwrap_or(0).max(6);
+    let heading = format!("{:symbol_width$}  {:16}  {:8}  WITHOUT IT", "HOOK", "ATTACH", "STATE");
+    let _ = writeln!(out, "{}", paint.text(Style::Heading, &heading));
+    for line in lines {
+        let (style, state, reason) = match &line.state {
+            State::Planned => (Style::Good, "ready", None),
+            State::Missing(reason) => (Style::Fault, "MISSING", Some(reason)),
+            State::NotNeeded(reason) => (Style::Faint, "unused", Some(reason)),
+        };
+        let state = paint.text(style, &format!("{state:8}"));
+        let symbol = safe(&line.symbol);
+        let _ = writeln!(out, "{symbol:symbol_width$}  {:16}  {state}  {}", line.attach, line.cost);
+        if let Some(reason) = reason {
+            let _ = writeln!(out, "{:symbol_width$}  because {}", "", safe(reason));
+        }
+    }
+    if !missing_fields.is_empty() || !remarks.is_empty() {
+        out.push('\n');
+    }
+    for field in missing_fields {
+        let _ = writeln!(out, "field {}", safe(field));
+    }
+    for remark in remarks {
+        let _ = writeln!(out, "note: {}", safe(remark));
+    }
+    let missing = lines.iter().filter(|line| matches!(line.state, State::Missing(_))).count();
+    let conclusion = match (obstacle, missing) {
+        (Some(obstacle), _) => {
+            format!("{} {}", paint.text(Style::Fault, "tracing cannot run here:"), safe(obstacle))
+        }
+        (None, 0) => paint.text(Style::Good, "tracing can run here, with every hook"),
+        (None, 1) => paint.text(Style::Unknown, "tracing can run here, without 1 hook"),
+        (None, missing) => {
+            paint.text(Style::Unknown, &format!("tracing can run here, without {missing} hooks"))
+        }
+    };
+    let _ = writeln!(out, "\n{conclusion}");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plan_names_what_is_missing_and_what_it_costs() {
+        let lines = [
+            Line {
+                symbol: "__nf_conntrack_confirm".into(),
+                attach: "kprobe",
+                state: State::Planned,
+                cost: "no flow is seen at all",
+            },
+            Line {
+                symbol: "tcp_send_reset".into(),
+                attach: "raw tracepoint",
+                state: State::Missing("no such tracepoint in this kernel's BTF".into()),
+                cost: "who sent a reset is not known",
+            },
+        ];
+        let text = render(Paint(false), "6.1.0", &lines, &[], &["kprobes are off".into()], None);
+        assert!(
+            text.contains("__nf_conntrack_confirm  kprobe            ready     no flow is seen at all"),
+            "{text}"
+        );
+        assert!(text.contains("note: kprobes are off"), "{text}");
+        assert!(text.contains("MISSING   who sent a reset is not known"), "{text}");
+        assert!(text.contains("because no such tracepoint"), "{text}");
+        assert!(text.ends_with("tracing can run here, without 1 hook\n"), "{text}");
+        let text = render(Paint(false), "6.1.0", &lines, &[], &[], Some("no BTF in /sys/kernel/btf/vmlinux"));
+        assert!(text.ends_with("tracing cannot run here: no BTF in /sys/kernel/btf/vmlinux\n"), "{text}");
+    }
+}

@@ -1,0 +1,435 @@
+//! `viptrace trace`: attach, watch, judge, print.
+//!
+//! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. A batch of records
+//! is read to its end before time passes for the flows, so that nobody is given up while an answer waits unread.
+
+mod tally;
+mod targets;
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+};
+
+use crate::{
+    cli::{
+        Outcome, ResultExt as _,
+        args::{ClusterSource, Hooks, TraceOptions},
+        check,
+    },
+    cluster::{self, Access, Feed, Opened, Source, Update},
+    flow::Limits,
+    node::{NodeReader, RulesReader, Snapshot},
+    pipeline::{Judged, Pipeline, Settings},
+    probe::{
+        self,
+        environment::Environment,
+        kernel::{Options, Probe},
+        layout::Layout,
+        plan::{HookPlan, HookSet},
+    },
+    report::{Item, Output, Printer, Report},
+    sighting::{Netns, Sighting},
+    time::Timestamp,
+};
+use tally::Tally;
+
+/// Records read before the flows get their turn: bounds the memory between the two.
+const BATCH_RECORDS: usize = 8192;
+/// Updates of the metadata absorbed at once.
+const BATCH_UPDATES: usize = 512;
+/// How often what is older than the look-back is forgotten.
+const PRUNE: Duration = Duration::from_mins(1);
+
+/// Runs until the duration is over or Ctrl-C.
+pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
+    // One thread: the work between two batches is short, and an idle trace costs nothing.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    let outcome = runtime.block_on(trace(options, printer));
+    // A hanging read of the node is left behind, not waited for.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let mut stop = Stop::listen()?;
+    let Opened { cluster, feed, warnings } = source(&options.cluster).open(cluster::LOOK_BACK).await?;
+    for warning in &warnings {
+        printer.warn(warning);
+    }
+    let environment = Environment::inspect();
+    let set = match (&options.target, options.hooks) {
+        (_, Hooks::Lean) => HookSet::Lean,
+        (Some(_), Hooks::Full) => HookSet::Targeted,
+        (None, Hooks::Full) => HookSet::Full,
+    };
+    let kernel = check::Kernel::look(environment, set);
+    if let Some(obstacle) = kernel.obstacle() {
+        return Err(anyhow::anyhow!("tracing cannot run here: {obstacle}"))
+            .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
+    }
+
+    let mut trace = Trace::prepare(options, kernel, cluster, feed).await?;
+    let ran = tokio::select! {
+        synced = trace.sync() => synced.map(|()| true),
+        () = stop.wanted() => Ok(false),
+    }?;
+    let mut report = Report::new(options.output, options.view, printer);
+    if ran {
+        trace.attach(options, &mut report)?;
+        trace.watch(options, &mut report, &mut stop).await?;
+    }
+    trace.finish(&mut report)
+}
+
+fn source(source: &ClusterSource) -> Source {
+    match source {
+        ClusterSource::Folder(folder) => Source::Folder(folder.clone()),
+        ClusterSource::Api { kubeconfig, context } => Source::Watch(Access {
+            kubeconfig: kubeconfig.clone(),
+            context: context.clone(),
+            ..Access::default()
+        }),
+    }
+}
+
+/// A trace in progress.
+#[derive(Debug)]
+struct Trace<'a> {
+    options: &'a TraceOptions,
+    plan: HookPlan,
+    layout: Arc<Layout>,
+    gaps: Vec<String>,
+    pipeline: Pipeline,
+    feed: Feed,
+    probe: Option<Probe>,
+    targets: Vec<IpAddr>,
+    tally: Tally,
+    node: NodeAsker,
+    sightings: Vec<Sighting>,
+    started: Timestamp,
+    last_read: Timestamp,
+    pruned: Instant,
+}
+
+impl<'a> Trace<'a> {
+    async fn prepare(
+        options: &'a TraceOptions,
+        kernel: check::Kernel,
+        cluster: cluster::Cluster,
+        feed: Feed,
+    ) -> anyhow::Result<Self> {
+        let gaps = kernel.degradations();
+        let node_netns = match kernel.in_init_netns() {
+            // In another namespace than the node's, no decision can be told to be kube-proxy's by its place.
+            Some(false) => None,
+            Some(true) | None => own_netns(),
+        };
+        let (plan, layout) = kernel.into_plan()?;
+        let settings = Settings {
+            limits: Limits { max_flows: options.max_flows, ..Limits::default() },
+            node_name: options.node.clone(),
+            node_netns,
+            missing_hooks: Vec::new(),
+            grace: options.grace,
+        };
+        let mut pipeline = Pipeline::new(settings, cluster);
+        let mut node = NodeAsker::default();
+        pipeline.node_read(node.ask().await, now());
+        Ok(Self {
+            options,
+            plan,
+            layout: Arc::new(layout),
+            gaps,
+            pipeline,
+            feed,
+            probe: None,
+            targets: Vec::new(),
+            tally: Tally::default(),
+            node,
+            sightings: Vec::new(),
+            started: now(),
+            last_read: now(),
+            pruned: Instant::now(),
+        })
+    }
+
+    /// Waits for the metadata to be complete.
+    async fn sync(&mut self) -> anyhow::Result<()> {
+        self.pipeline.cluster_mut().sync(&mut self.feed).await?;
+        let history = &self.pipeline.cluster().history;
+        if let Some(target) = &self.options.target
+            && !targets::exists(target, history, now())
+        {
+            return Err(anyhow::anyhow!("there is no {target} in this cluster"))
+                .hint(|| "`kubectl get services,pods -A` lists what there is".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Attaches every hook and says that nothing is missed from now on.
+    fn attach(&mut self, options: &TraceOptions, report: &mut Report) -> anyhow::Result<()> {
+        let targets = options
+            .target
+            .as_ref()
+            .map(|target| targets::addresses(target, &self.pipeline.cluster().history, now()));
+        self.targets = targets.clone().unwrap_or_default();
+        let kernel_options = Options {
+            buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31),
+            targets,
+            sample_shift: 0,
+        };
+        let probe = Probe::attach(&self.plan, Arc::clone(&self.layout), &kernel_options)?;
+        for gap in probe.gaps() {
+            self.plan.refuse(gap.spec_index, gap.reason.clone());
+        }
+        self.gaps.extend(
+            self.plan
+                .gaps()
+                .map(|(spec, reason)| format!("{}: {} ({reason})", spec.hook.symbol(), spec.cost)),
+        );
+        let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
+        self.pipeline.set_missing_hooks(missing);
+        self.started = probe.armed_at();
+        self.last_read = self.started;
+        let hooks = probe.attached().len();
+        self.probe = Some(probe);
+        let what = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
+        report.note(&format!("watching {what} with {hooks} hooks; Ctrl-C ends with a summary"))?;
+        if let Some(path) = &options.ready_file {
+            fs::write(path, format!("{}\n", self.started))
+                .with_context(|| format!("cannot write the ready file {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The event loop.
+    async fn watch(
+        &mut self,
+        options: &TraceOptions,
+        report: &mut Report,
+        stop: &mut Stop,
+    ) -> anyhow::Result<()> {
+        let end = options.duration.map(|duration| Instant::now() + duration);
+        loop {
+            let deadline = self.deadline(end, report);
+            let Some(probe) = self.probe.as_mut() else { return Ok(()) };
+            tokio::select! {
+                biased;
+                () = stop.wanted() => break,
+                update = self.feed.next() => self.absorb(update).await,
+                snapshot = self.node.answer() => {
+                    let judged = self.pipeline.node_read(snapshot, now());
+                    self.show(report, judged)?;
+                }
+                ready = probe.readable() => ready.context("cannot wait for the kernel's events")?,
+                () = sleep_until(deadline) => {}
+            }
+            self.turn(report)?;
+            if end.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what the kernel has, lets time pass, prints.
+    fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
+        self.read()?;
+        let judged = self.pipeline.advance(now());
+        self.show(report, judged)?;
+        if self.pipeline.wants_node() {
+            self.node.want();
+        }
+        if self.pruned.elapsed() >= PRUNE {
+            self.pruned = Instant::now();
+            self.pipeline.cluster_mut().history.prune(now());
+        }
+        Ok(())
+    }
+
+    /// Reads all that waits in the ring buffer, and how much was lost meanwhile.
+    fn read(&mut self) -> anyhow::Result<()> {
+        let Some(probe) = self.probe.as_mut() else { return Ok(()) };
+        let undecodable = probe.counters().undecodable;
+        loop {
+            let read = probe.drain(BATCH_RECORDS, &mut self.sightings);
+            self.pipeline.observe(self.sightings.drain(..));
+            if read < BATCH_RECORDS {
+                break;
+            }
+        }
+        probe.caught_up();
+        let losses = probe.losses().context("cannot read how many events were lost")?;
+        let lost: u64 = losses.iter().map(|(_, count)| count).sum();
+        let lost = lost + (probe.counters().undecodable - undecodable);
+        let read_at = now();
+        self.pipeline.lost(lost, self.last_read, read_at);
+        self.last_read = read_at;
+        Ok(())
+    }
+
+    /// Takes in an update of the metadata and those that wait behind it.
+    async fn absorb(&mut self, update: Update) {
+        self.pipeline.cluster_mut().absorb(update);
+        for _ in 1..BATCH_UPDATES {
+            let next = tokio::time::timeout(Duration::ZERO, self.feed.next()).await;
+            let Ok(update) = next else { break };
+            self.pipeline.cluster_mut().absorb(update);
+        }
+        if let (Some(target), Some(probe)) = (&self.options.target, &mut self.probe) {
+            let wanted = targets::addresses(target, &self.pipeline.cluster().history, now());
+            // An endpoint that left stays of interest: its old connections end now.
+            let more: Vec<IpAddr> = wanted.into_iter().filter(|ip| !self.targets.contains(ip)).collect();
+            if !more.is_empty() {
+                self.targets.extend(more);
+                if let Err(error) = probe.retarget(&self.targets) {
+                    tracing::warn!("the kernel's filter keeps its old addresses: {error}");
+                }
+            }
+        }
+    }
+
+    fn show(&mut self, report: &mut Report, judged: Vec<Judged>) -> anyhow::Result<()> {
+        let at = Instant::now();
+        for judged in judged {
+            if self.options.target.as_ref().is_some_and(|target| !targets::matches(target, &judged.verdict)) {
+                continue;
+            }
+            self.tally.add(&judged);
+            let item = Item {
+                verdict: &judged.verdict,
+                connect_time: judged.connect_time,
+                revised: judged.before.is_some(),
+            };
+            report.show(item, at)?;
+        }
+        if self.options.output == Output::Table {
+            report.status(self.tally.status(&self.pipeline, now()), at);
+        }
+        report.tick(at)?;
+        Ok(())
+    }
+
+    /// The next moment at which something is due without anything happening.
+    fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
+        let flows = self.pipeline.next_deadline().map(|at| Instant::now() + at.since(now()));
+        [flows, report.deadline(), end].into_iter().flatten().min()
+    }
+
+    /// Judges what is still open, detaches and prints the summary.
+    fn finish(mut self, report: &mut Report) -> anyhow::Result<Outcome> {
+        self.read()?;
+        let ended = now();
+        let judged = self.pipeline.finish(ended);
+        self.show(report, judged)?;
+        let gaps = std::mem::take(&mut self.gaps);
+        let summary = self.tally.summary(&self.pipeline, self.started, ended, gaps);
+        report.finish(&summary)?;
+        Ok(if self.tally.has_faults() { Outcome::Faults } else { Outcome::Clean })
+    }
+}
+
+fn now() -> Timestamp {
+    Timestamp::from_unix_ns(probe::unix_ns())
+}
+
+/// The network namespace that this process runs in.
+fn own_netns() -> Option<Netns> {
+    let inode = fs::metadata(Path::new("/proc/self/ns/net")).ok()?.ino();
+    u32::try_from(inode).ok().map(Netns)
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Reads the node beside the event loop, one read at a time.
+#[derive(Debug, Default)]
+struct NodeAsker {
+    rules: Option<RulesReader>,
+    asked: Option<oneshot::Receiver<(Snapshot, RulesReader)>>,
+}
+
+impl NodeAsker {
+    /// Asks for a snapshot with the rules, unless one is on its way.
+    fn want(&mut self) {
+        if self.asked.is_none() {
+            self.asked = Some(self.start(true));
+        }
+    }
+
+    /// The node without its rules: its mode, version and addresses, which every verdict wants.
+    async fn ask(&mut self) -> Snapshot {
+        self.asked = Some(self.start(false));
+        self.answer().await
+    }
+
+    fn start(&mut self, with_rules: bool) -> oneshot::Receiver<(Snapshot, RulesReader)> {
+        let mut rules = self.rules.take().unwrap_or_default();
+        let (answer, asked) = oneshot::channel();
+        tokio::spawn(async move {
+            let state = NodeReader::default().read().await;
+            let read = tokio::task::spawn_blocking(move || {
+                let listing = with_rules.then(|| rules.read(IpAddr::from([0, 0, 0, 0])));
+                (listing, rules)
+            });
+            if let Ok((rules, reader)) = read.await {
+                // Nobody waits any more where the trace is over.
+                let _ = answer.send((Snapshot { state, rules }, reader));
+            }
+        });
+        asked
+    }
+
+    /// The snapshot that was asked for; waits for ever where none was.
+    async fn answer(&mut self) -> Snapshot {
+        let Some(asked) = &mut self.asked else { return std::future::pending().await };
+        let answer = asked.await;
+        self.asked = None;
+        match answer {
+            Ok((snapshot, rules)) => {
+                self.rules = Some(rules);
+                snapshot
+            }
+            // The reader died; what it would have said is unknown.
+            Err(_) => Snapshot::default(),
+        }
+    }
+}
+
+/// Ctrl-C, or a polite kill.
+#[derive(Debug)]
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Stop {
+    fn listen() -> io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn wanted(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

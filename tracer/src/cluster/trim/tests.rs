@@ -1,0 +1,138 @@
+//! Objects as clusters have them, and as nobody should write them.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
+
+use serde_json::json;
+
+use super::*;
+use crate::cluster::model::{ProbeHandler, ProbeKind};
+
+fn trimmed(kind: Kind, value: Value) -> (Option<Trimmed>, Vec<Oddity>) {
+    let mut odd = Vec::new();
+    (trim(kind, value, &mut odd), odd)
+}
+
+fn service_of(spec: Value, status: Value) -> (Arc<Service>, Vec<Oddity>) {
+    let meta = json!({"name": "s", "namespace": "n"});
+    match trimmed(Kind::Service, json!({"metadata": meta, "spec": spec, "status": status})) {
+        (Some(Trimmed { object: Object::Service(service), .. }), odd) => (service, odd),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn conditions_that_are_not_told_have_the_apis_defaults() {
+    let endpoints =
+        json!([{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "conditions": {"ready": false}}]);
+    let slice =
+        json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});
+    let (Some(Trimmed { object: Object::EndpointSlice(slice), .. }), odd) =
+        trimmed(Kind::EndpointSlice, slice)
+    else {
+        panic!("not trimmed");
+    };
+    let conditions: Vec<_> = slice.endpoints.iter().map(|e| e.conditions.to_string()).collect();
+    assert_eq!((conditions, odd), (vec!["ready".to_owned(), "serving".to_owned()], vec![]));
+}
+
+#[test]
+fn what_cannot_be_used_is_skipped_and_the_rest_kept() {
+    let ports = json!([{"port": 80}, {"port": 70_000}, {"port": 81, "protocol": "QUIC"}, {"port": 0}]);
+    let spec =
+        json!({"clusterIPs": ["10.0.0.1", "not an ip"], "ports": ports, "externalIPs": ["::1", "256.1.1.1"]});
+    let (service, odd) = service_of(spec, json!({}));
+    assert_eq!((service.cluster_ips.len(), service.external_ips.len(), service.ports.len()), (1, 1, 1));
+    assert_eq!(odd.len(), 5, "{odd:?}");
+    assert!(odd.iter().all(|odd| odd.object == "Service n/s"));
+}
+
+#[test]
+fn absurd_names_are_left_out_and_printable() {
+    for name in ["a\u{1b}[2J".to_owned(), "x".repeat(100_000), String::new()] {
+        let (none, odd) = trimmed(Kind::Pod, json!({"metadata": {"name": name}}));
+        assert!(none.is_none());
+        let text = odd.iter().map(Oddity::to_string).collect::<String>();
+        assert!(!text.is_empty() && text.len() < 1_000 && !text.chars().any(char::is_control), "{text}");
+    }
+}
+
+#[test]
+fn load_balancer_addresses_are_those_that_kube_proxy_serves() {
+    let ingress =
+        json!([{"ip": "203.0.113.1"}, {"ip": "203.0.113.2", "ipMode": "Proxy"}, {"hostname": "lb.example"}]);
+    let status = json!({"loadBalancer": {"ingress": ingress}});
+    let (service, odd) = service_of(json!({"type": "LoadBalancer", "clusterIP": "10.0.0.1"}), status.clone());
+    assert_eq!(service.load_balancer_ips, ["203.0.113.1".parse::<IpAddr>().unwrap()]);
+    assert!(odd.is_empty(), "{odd:?}");
+    let (service, _) = service_of(json!({"type": "ClusterIP"}), status);
+    assert!(service.load_balancer_ips.is_empty(), "a leftover of another type");
+}
+
+#[test]
+fn probes_are_resolved_and_only_those_to_the_pod_are_kept() {
+    let container = json!({
+        "name": "c",
+        "ports": [{"name": "web", "containerPort": 8080}],
+        "livenessProbe": {"httpGet": {"port": "web"}, "periodSeconds": 5, "timeoutSeconds": 2},
+        "readinessProbe": {"exec": {"command": ["true"]}},
+        "startupProbe": {"tcpSocket": {"port": 9090, "host": "192.0.2.1"}},
+    });
+    let sidecar =
+        json!({"name": "s", "restartPolicy": "Always", "readinessProbe": {"grpc": {"port": 50051}}});
+    let spec = json!({"containers": [container], "initContainers": [sidecar]});
+    let (Some(Trimmed { object: Object::Pod(pod), .. }), odd) =
+        trimmed(Kind::Pod, json!({"metadata": {"name": "p"}, "spec": spec}))
+    else {
+        panic!("not trimmed");
+    };
+    let probes: Vec<_> = pod.probes.iter().map(|p| (p.kind, p.handler, p.port, p.period.as_secs())).collect();
+    let expected = [
+        (ProbeKind::Readiness, ProbeHandler::Grpc, 50051, 10),
+        (ProbeKind::Liveness, ProbeHandler::HttpGet, 8080, 5),
+    ];
+    assert_eq!((probes.as_slice(), odd.len()), (expected.as_slice(), 0));
+}
+
+#[test]
+fn a_deletion_counts_from_when_it_was_asked_for() {
+    let meta = json!({
+        "name": "p", "deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30,
+        "managedFields": [{"time": "2025-12-31T00:00:00Z"}],
+    });
+    let (object, _) = trimmed(Kind::Pod, json!({"metadata": meta}));
+    assert_eq!(object.unwrap().changed.unwrap().to_string(), "2026-01-01T00:00:00.000000000Z");
+}
+
+#[test]
+fn a_crash_loop_names_what_came_before_it() {
+    let statuses = json!([{
+        "name": "c", "ready": false, "restartCount": 7, "image": "", "imageID": "",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+    }]);
+    let pod =
+        json!({"metadata": {"name": "p"}, "status": {"phase": "Running", "containerStatuses": statuses}});
+    let (Some(Trimmed { object: Object::Pod(pod), .. }), _) = trimmed(Kind::Pod, pod) else {
+        panic!("not trimmed")
+    };
+    assert_eq!((pod.restarts, pod.trouble.as_deref()), (7, Some("CrashLoopBackOff after OOMKilled")));
+}
+
+#[test]
+fn a_node_tells_what_it_suffers_from() {
+    let conditions = json!([
+        {"type": "Ready", "status": "Unknown"}, {"type": "MemoryPressure", "status": "True"},
+        {"type": "DiskPressure", "status": "False"},
+    ]);
+    let addresses =
+        json!([{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": "n"}]);
+    let status = json!({"conditions": conditions, "addresses": addresses});
+    let (Some(Trimmed { object: Object::Node(node), .. }), odd) =
+        trimmed(Kind::Node, json!({"metadata": {"name": "n"}, "status": status}))
+    else {
+        panic!("not trimmed");
+    };
+    assert_eq!((node.ready, node.addresses.len(), odd.len()), (None, 1, 0));
+    assert_eq!(node.pressure, ["MemoryPressure".into()]);
+}

@@ -1,0 +1,61 @@
+//! C28: the endpoint is current and refuses.
+
+use super::{Case, Finding, Membership, text::word};
+use crate::{
+    flow::{End, Outcome},
+    sighting::Hook,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// Mechanism: NAT did its work and nothing listens on the endpoint's port: a wrong targetPort, or the application is
+/// down while its Pod is called ready.
+/// For: a RST to the SYN from the endpoint's stack, which has no socket for it; the endpoint is listed.
+/// Against: a stale endpoint whose address another Pod got is C6; a RST that only the client saw may come from
+/// something on the way.
+pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    if case.outcome != Outcome::Refused || !matches!(case.membership, Some(Membership::Member { .. })) {
+        return None;
+    }
+    let trouble = case.trouble();
+    let sender =
+        trouble.and_then(|trouble| trouble.stack_resets.iter().find(|reset| reset.by == End::Endpoint));
+    let no_socket = trouble.and_then(|trouble| trouble.drops.iter().find(|drop| drop.is("NO_SOCKET")));
+    let seen_at_endpoint = sender.is_some() || no_socket.is_some();
+    let name = case.endpoint_name();
+    let mut finding = Finding::new(
+        "C28",
+        Domain::BackendRefused,
+        format!("{name} refuses connections of {}: nothing listens on port {}", case.name(), endpoint.port()),
+    )
+    .confidence(if seen_at_endpoint { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::Medium)
+    .api(None, format!("{endpoint} is an endpoint of {}, whose targetPort is {}", case.name(), case.service.target))
+    .action(
+        format!(
+            "compare the targetPort with what the Pod listens on: kubectl -n {} get service {} -o yaml; {}; then read the \
+             Pod's log",
+            word(&case.service.namespace),
+            word(&case.service.service),
+            case.get_slices()
+        ),
+        "correct the targetPort or the application; give the Pod a readiness probe on this port",
+        Safety::ReadOnly,
+    )
+    .see(&["C28"]);
+    if !seen_at_endpoint {
+        finding = if case.has_hook(Hook::TcpSendReset) {
+            finding.unseen("who sent the RST: the endpoint is not on this node, or its event was not seen")
+        } else {
+            finding.unseen("who sent the RST: this trace has no hook where one is sent")
+        };
+    }
+    if matches!(case.membership, Some(Membership::Member { ready: false, .. })) {
+        finding = finding.against(
+            EvidenceType::Api,
+            None,
+            "the endpoint is terminating: its application may be going down",
+        );
+    }
+    Some(finding)
+}

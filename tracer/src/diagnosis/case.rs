@@ -1,0 +1,211 @@
+//! One flow, joined with what the cluster and the node said: what every rule looks at.
+//!
+//! Asks each question once, at the moment of the NAT decision. Judges nothing.
+
+use std::{net::SocketAddr, time::Duration};
+
+use super::{Context, Membership, ServicePort, Usable, text::word};
+use crate::{
+    flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
+    sighting::Hook,
+    time::Timestamp,
+    verdict::{Confidence, Domain, Evidence, EvidenceType, Mitigation, Safety, Severity},
+};
+
+pub(super) struct Case<'a> {
+    pub(super) flow: &'a Flow,
+    pub(super) ctx: &'a Context<'a>,
+    pub(super) outcome: Outcome,
+    pub(super) service: ServicePort,
+    /// The decision in the namespace whose rules kube-proxy writes.
+    pub(super) decision: Option<&'a Decision>,
+    /// When NAT was decided, or the flow first seen.
+    pub(super) decided: Timestamp,
+    pub(super) endpoint: Option<SocketAddr>,
+    /// What the endpoint was when it was chosen.
+    pub(super) membership: Option<Membership>,
+    pub(super) usable: Usable,
+}
+
+impl<'a> Case<'a> {
+    pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, service: ServicePort) -> Self {
+        let decision = flow.decision(ctx.node_netns);
+        // Where no entry was confirmed, each retransmit's was decided anew: the first attempt counts.
+        let decided = decision
+            .filter(|decision| decision.confirmed.is_some())
+            .map_or(flow.first_seen, |decision| decision.time);
+        let endpoint = decision.and_then(Decision::endpoint);
+        let membership = endpoint.map(|endpoint| ctx.cluster.membership(&service, endpoint, decided));
+        let usable = ctx.cluster.usable(&service, ctx.node_name, decided);
+        Self { flow, ctx, outcome: flow.outcome(), service, decision, decided, endpoint, membership, usable }
+    }
+
+    /// When the flow's story ended, as far as it is known.
+    pub(super) fn ended(&self) -> Timestamp {
+        self.flow.ended.or(self.flow.settled).unwrap_or(self.flow.last_seen).max(self.flow.last_seen)
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        !self.outcome.is_success() && self.outcome != Outcome::Pending
+    }
+
+    pub(super) fn trouble(&self) -> Option<&'a Trouble> {
+        self.flow.trouble.as_deref()
+    }
+
+    /// A rule's drop, before or behind NAT.
+    pub(super) fn rule_drop(&self) -> Option<&'a Dropped> {
+        self.trouble()?.drops.iter().find(|drop| drop.is("NETFILTER_DROP") && drop.stage != Stage::Reply)
+    }
+
+    /// The packet passed the node's NAT rules and no endpoint was chosen. In ipvs mode that is known only once the
+    /// entry is confirmed, for IPVS changes the reply tuple behind the NAT hooks.
+    pub(super) fn untranslated(&self) -> bool {
+        self.decision.is_some_and(|decision| {
+            decision.endpoint().is_none()
+                && (decision.confirmed.is_some() || self.ctx.node.kube_proxy_mode() != Some("ipvs"))
+        })
+    }
+
+    pub(super) fn has_hook(&self, hook: Hook) -> bool {
+        !self.ctx.missing_hooks.contains(&hook)
+    }
+
+    /// Whether something happened so short before the decision that kube-proxy may still have been at it.
+    pub(super) fn within_grace(&self, since: Timestamp) -> bool {
+        since > Timestamp::MIN && self.decided <= since.saturating_add(self.ctx.grace)
+    }
+
+    /// `namespace/service:port`.
+    pub(super) fn name(&self) -> String {
+        format!("{}/{}:{}", self.service.namespace, self.service.service, self.service.label())
+    }
+
+    pub(super) fn get_slices(&self) -> String {
+        format!(
+            "kubectl -n {} get endpointslices -l kubernetes.io/service-name={}",
+            word(&self.service.namespace),
+            word(&self.service.service)
+        )
+    }
+
+    /// The endpoint as a person knows it: its Pod where that is known.
+    pub(super) fn endpoint_name(&self) -> String {
+        let Some(endpoint) = self.endpoint else { return "no endpoint".to_owned() };
+        let pod = match &self.membership {
+            Some(Membership::Member { pod, .. } | Membership::Left { pod, .. }) => pod.as_ref(),
+            _ => None,
+        };
+        pod.map_or_else(|| endpoint.to_string(), |pod| format!("{endpoint} (Pod {pod})"))
+    }
+
+    pub(super) fn age(&self, since: Timestamp) -> Duration {
+        self.decided.since(since)
+    }
+}
+
+/// What one rule found.
+#[derive(Debug)]
+pub(super) struct Finding {
+    pub(super) class: &'static str,
+    pub(super) domain: Domain,
+    pub(super) detail: String,
+    pub(super) confidence: Confidence,
+    pub(super) severity: Severity,
+    pub(super) evidence: Vec<Evidence>,
+    pub(super) against: Vec<Evidence>,
+    pub(super) unseen: Vec<String>,
+    pub(super) mitigation: Mitigation,
+    pub(super) cross_reference: Vec<&'static str>,
+}
+
+impl Finding {
+    pub(super) fn new(class: &'static str, domain: Domain, detail: impl Into<String>) -> Self {
+        Self {
+            class,
+            domain,
+            detail: detail.into(),
+            confidence: Confidence::High,
+            severity: Severity::Medium,
+            evidence: Vec::new(),
+            against: Vec::new(),
+            unseen: Vec::new(),
+            mitigation: Mitigation {
+                immediate: String::new(),
+                long_term: String::new(),
+                safety: Safety::ReadOnly,
+            },
+            cross_reference: Vec::new(),
+        }
+    }
+
+    pub(super) fn confidence(mut self, confidence: Confidence) -> Self {
+        self.confidence = confidence;
+        self
+    }
+
+    pub(super) fn severity(mut self, severity: Severity) -> Self {
+        self.severity = severity;
+        self
+    }
+
+    pub(super) fn api(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence.push(Evidence {
+            r#type: EvidenceType::Api,
+            time: known(time),
+            content: content.into(),
+        });
+        self
+    }
+
+    pub(super) fn node(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence.push(Evidence {
+            r#type: EvidenceType::Node,
+            time: known(time),
+            content: content.into(),
+        });
+        self
+    }
+
+    pub(super) fn against(
+        mut self,
+        r#type: EvidenceType,
+        time: Option<Timestamp>,
+        content: impl Into<String>,
+    ) -> Self {
+        self.against.push(Evidence { r#type, time: known(time), content: content.into() });
+        self
+    }
+
+    pub(super) fn unseen(mut self, what: impl Into<String>) -> Self {
+        self.unseen.push(what.into());
+        self
+    }
+
+    pub(super) fn action(
+        mut self,
+        immediate: impl Into<String>,
+        long_term: impl Into<String>,
+        safety: Safety,
+    ) -> Self {
+        self.mitigation = Mitigation { immediate: immediate.into(), long_term: long_term.into(), safety };
+        self
+    }
+
+    pub(super) fn see(mut self, references: &[&'static str]) -> Self {
+        self.cross_reference.extend_from_slice(references);
+        self
+    }
+}
+
+/// "Since ever" is not a time to print.
+fn known(time: Option<Timestamp>) -> Option<Timestamp> {
+    time.filter(|time| *time > Timestamp::MIN)
+}
+
+pub(super) const fn lower(confidence: Confidence) -> Confidence {
+    match confidence {
+        Confidence::High => Confidence::Medium,
+        Confidence::Medium | Confidence::Low => Confidence::Low,
+    }
+}

@@ -1,0 +1,79 @@
+//! The conntrack table: full (C16), or an entry that could not be inserted (C17).
+
+use super::{Case, Finding};
+use crate::{
+    flow::Outcome,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// C16.
+/// Mechanism: every entry is in use, `early_drop` finds none that may go, and the first packet of a new connection is
+/// dropped. Established connections live on.
+/// For: `early_drop` had just failed on the CPU that dropped this packet.
+/// Against: the table is below its limit when the node is read (it may have drained since; a failed allocation for
+/// want of memory looks the same).
+pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
+    let full = case.trouble()?.table_full;
+    if !full.is_seen() || !(case.failed() || case.outcome == Outcome::Pending) {
+        return None;
+    }
+    let mut finding = Finding::new(
+        "C16",
+        Domain::Conntrack,
+        "the conntrack table is full: new connections are dropped, established ones go on",
+    )
+    .severity(Severity::Critical)
+    .action(
+        "read the limit and the use: sysctl net.netfilter.nf_conntrack_max net.netfilter.nf_conntrack_count; find who \
+         fills it: conntrack -L | awk '{print $5}' | sort | uniq -c | sort -rn | head; then raise \
+         net.netfilter.nf_conntrack_max (changes nothing for running connections)",
+        "size it by kube-proxy's conntrack.maxPerCore and conntrack.min, and mend the client that opens too many connections",
+        Safety::ReadOnly,
+    )
+    .see(&["C16"]);
+    if let Some((count, max)) = case.ctx.node.conntrack_use() {
+        let use_of_table = format!("{count} of {max} conntrack entries in use");
+        // Counted when the node was read, which is after the drop.
+        finding = if max > 0 && count.saturating_mul(10) < max.saturating_mul(9) {
+            finding.against(
+                EvidenceType::Node,
+                case.ctx.node.read_at(),
+                format!("{use_of_table}, when it was read"),
+            )
+        } else {
+            finding.node(case.ctx.node.read_at(), use_of_table)
+        };
+    }
+    Some(finding)
+}
+
+/// C17.
+/// Mechanism: two first packets race for one tuple (UDP from one socket, or two masqueraded sources for one port); one
+/// entry cannot be inserted and its packet is dropped.
+/// For: `nf_ct_resolve_clash`, then a drop of the unconfirmed packet.
+/// Against: a retransmit that got through: the client only felt a delay. A clash without a drop is resolved (N10).
+pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
+    let trouble = case.trouble()?;
+    let clash = trouble.clashes;
+    let lost = trouble.drops.iter().any(|drop| drop.unconfirmed && drop.mark.last >= clash.first);
+    if !clash.is_seen() || !lost || !case.failed() {
+        return None;
+    }
+    Some(
+        Finding::new(
+            "C17",
+            Domain::Conntrack,
+            "the conntrack entry could not be inserted: another packet took its tuple first, and this one was dropped",
+        )
+        .confidence(Confidence::Medium)
+        .severity(Severity::Medium)
+        .unseen("the insert_failed and clash_resolve counters over this moment: conntrack -S")
+        .action(
+            "compare conntrack -S before and after: insert_failed that rises with the failures confirms it",
+            "for DNS use NodeLocal DNSCache or single-request-reopen; for many clients to one endpoint use more source \
+             addresses or --random-fully masquerading",
+            Safety::ReadOnly,
+        )
+        .see(&["C17", "kubernetes/kubernetes#56903"]),
+    )
+}

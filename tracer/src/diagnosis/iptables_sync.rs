@@ -1,0 +1,217 @@
+//! Rules that do not say what the API says: never written (C1), rejected (C4), late (C5, C5b).
+//!
+//! Named after the domain; it holds for every proxy mode.
+
+use super::{
+    Case, Finding, Rule,
+    text::{length, word},
+};
+use crate::{
+    flow::{Outcome, Stage},
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// C4, or C5 within the grace.
+/// Mechanism: the rule "no endpoints" still stands although the API has some: kube-proxy's sync failed, or is late.
+/// For: a refusal before any endpoint was chosen, and usable endpoints in the API.
+/// Against: endpoints younger than the grace: then it is lag, which passes.
+pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
+    let refusal = case.trouble()?.refusal?;
+    if refusal.stage != Stage::Before || case.endpoint.is_some() || case.usable.count == 0 || !case.failed() {
+        return None;
+    }
+    let count = case.usable.count;
+    if case.within_grace(case.usable.since) {
+        return Some(lag(
+            case,
+            &format!(
+                "the rules still refuse {}, which has had endpoints for {}",
+                case.name(),
+                length(case.age(case.usable.since))
+            ),
+        ));
+    }
+    Some(
+        Finding::new(
+            "C4",
+            Domain::IptablesSync,
+            format!("the rules refuse {} although it has {count} usable endpoints: kube-proxy's sync fails", case.name()),
+        )
+        .confidence(Confidence::Medium)
+        .severity(Severity::High)
+        .api(Some(case.usable.since), format!("{count} usable endpoints for {}", case.name()))
+        .unseen("kube-proxy's log and its sync metrics")
+        .action(
+            format!(
+                "read kube-proxy's log for \"Failed to execute iptables-restore\", \"Sync failed\" or \"Failed to watch\": \
+                 {}; restart it only after its log is saved",
+                logs(case)
+            ),
+            "alert on kubeproxy_sync_proxy_rules_iptables_restore_failures_total and on last_queued being later than last_timestamp",
+            Safety::Disruptive,
+        )
+        .see(&["C4", "kubernetes/kubernetes#121362"]),
+    )
+}
+
+/// C1, C5 or C5b.
+/// Mechanism: the packet passed the node's NAT rules and none translated its VIP (a null binding), which is decided
+/// once for the connection: it goes to an address that no host has.
+/// For: the reply tuple still names the VIP, in the namespace of kube-proxy's rules, while the API has endpoints.
+/// Which of them: C1 where kube-proxy or all of its rules are missing, or no Service is translated any more; C5b where
+/// the rule stands by now; else C5.
+/// Against: an answer all the same: then something else serves the address.
+pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
+    if !case.untranslated() || case.usable.count == 0 || case.flow.was_answered() {
+        return None;
+    }
+    let node = case.ctx.node;
+    let (running, rules) = (node.kube_proxy_running(), node.has_proxy_rules());
+    let rule = node.rule(case.service.asked, case.service.protocol);
+    if case.within_grace(case.usable.since) {
+        let what = format!(
+            "no rule translates {} yet: it has had endpoints for {}",
+            case.name(),
+            length(case.age(case.usable.since))
+        );
+        return Some(lag(case, &what));
+    }
+    let elsewhere = case.ctx.translations.other_services_untranslated(&case.service, case.decided);
+    if running == Some(false) || rules == Some(false) || elsewhere {
+        return Some(no_proxy(case, running, rules, elsewhere));
+    }
+    if rule == Some(Rule::Forwards) {
+        return Some(before_the_rule(case));
+    }
+    let confidence = if rule == Some(Rule::Missing) { Confidence::High } else { Confidence::Medium };
+    let mut finding = Finding::new(
+        "C5",
+        Domain::IptablesSync,
+        format!("no rule on this node translates {}, although it has {} usable endpoints", case.name(), case.usable.count),
+    )
+    .confidence(confidence)
+    .severity(Severity::High)
+    .api(Some(case.usable.since), format!("{} usable endpoints for {}", case.usable.count, case.name()))
+    .action(
+        format!("read kube-proxy's log: {}; if it shows no progress, save the log and restart it", logs(case)),
+        "alert on kube-proxy's sync latency and restore failures; nftables mode syncs faster where there are many Services",
+        Safety::Disruptive,
+    )
+    .see(&["C5", "C4"]);
+    finding = match rule {
+        Some(Rule::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.service.asked)),
+        Some(Rule::Refuses | Rule::Drops) => finding.against(
+            EvidenceType::Node,
+            node.read_at(),
+            format!("a rule for {} stood when the node was read: it refuses or drops", case.service.asked),
+        ),
+        _ => finding.unseen(format!("whether a rule for {} stands now", case.service.asked)),
+    };
+    Some(finding)
+}
+
+fn no_proxy(case: &Case<'_>, running: Option<bool>, rules: Option<bool>, elsewhere: bool) -> Finding {
+    let detail = match (running, rules) {
+        (_, Some(false)) => "none of kube-proxy's rules stand on this node",
+        (Some(false), _) => "kube-proxy is not running on this node, and its rules lack this Service",
+        _ => "no Service is translated on this node any more",
+    };
+    let certain = running == Some(false) || rules == Some(false);
+    let mut finding = Finding::new("C1", Domain::PodCrash, format!("{detail}: {} is not translated", case.name()))
+        .confidence(if certain { Confidence::High } else { Confidence::Medium })
+        .severity(Severity::Critical)
+        .api(Some(case.usable.since), format!("{} usable endpoints for {}", case.usable.count, case.name()))
+        .action(
+            format!(
+                "kubectl -n kube-system get pods -o wide --field-selector spec.nodeName={}; read what the crashed container \
+                 said before it is restarted: {} --previous",
+                word(case.ctx.node_name.unwrap_or("NODE")),
+                logs(case)
+            ),
+            "mend what stops kube-proxy (configuration, RBAC, memory, kernel modules); alert on its DaemonSet not being ready",
+            Safety::Disruptive,
+        )
+        .see(&["C1", "C5e"]);
+    if running == Some(false) {
+        finding = finding.node(case.ctx.node.read_at(), "no kube-proxy process");
+    }
+    if rules == Some(false) {
+        finding = finding.node(case.ctx.node.read_at(), "no KUBE-SERVICES rules, or nothing leads to them");
+    }
+    if elsewhere {
+        finding = finding.node(
+            Some(case.decided),
+            "connections to other Services were not translated either, and none was lately",
+        );
+    }
+    if running == Some(true) {
+        finding = finding.against(
+            EvidenceType::Node,
+            case.ctx.node.read_at(),
+            "kube-proxy runs: it may just be starting, or something else flushed its rules (C5e)",
+        );
+    }
+    if running.is_none() && rules.is_none() {
+        finding = finding.unseen("whether kube-proxy runs and which rules stand");
+    }
+    finding
+}
+
+/// C5b (kubernetes/kubernetes#48719).
+fn before_the_rule(case: &Case<'_>) -> Finding {
+    let vip = case.service.asked;
+    Finding::new(
+        "C5b",
+        Domain::IptablesSync,
+        format!(
+            "the connection is older than the rule for {}: it stays untranslated, new ones work",
+            case.name()
+        ),
+    )
+    .confidence(Confidence::Medium)
+    .severity(Severity::Low)
+    .node(case.ctx.node.read_at(), format!("a rule translates {vip} now"))
+    .action(
+        format!(
+            "let the client connect anew; for a sender that never stops delete the entry: conntrack -D -d {}",
+            vip.ip()
+        ),
+        "start clients after kube-proxy has synced (readiness of the node's network)",
+        Safety::Disruptive,
+    )
+    .see(&["C5b", "kubernetes/kubernetes#48719"])
+}
+
+/// C5 within the grace: passes by itself.
+pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
+    Finding::new("C5", Domain::IptablesSync, format!("{what}: kube-proxy has not caught up"))
+        .confidence(Confidence::Medium)
+        .severity(Severity::Low)
+        .api(Some(case.usable.since), format!("{} usable endpoints for {}", case.usable.count, case.name()))
+        .unseen("kube-proxy's network programming latency")
+        .action(
+            "nothing at once: it should cease within seconds; if it does not, read kube-proxy's log"
+                .to_owned(),
+            "retry in the client; alert on kubeproxy_network_programming_duration_seconds",
+            Safety::ReadOnly,
+        )
+        .see(&["C5"])
+}
+
+pub(super) fn logs(case: &Case<'_>) -> String {
+    match case.ctx.node_name {
+        Some(node) => format!(
+            "kubectl -n kube-system logs $(kubectl -n kube-system get pods -l k8s-app=kube-proxy -o name --field-selector \
+             spec.nodeName={})",
+            word(node)
+        ),
+        None => "kubectl -n kube-system logs -l k8s-app=kube-proxy".to_owned(),
+    }
+}
+
+/// What an untranslated connection that was answered tells against its health.
+pub(super) fn answered_elsewhere(case: &Case<'_>) -> Option<&'static str> {
+    (case.untranslated()
+        && matches!(case.outcome, Outcome::Closed | Outcome::Established | Outcome::Reset(_)))
+    .then_some("this node's rules did not translate the address, yet it answered: something else serves it")
+}

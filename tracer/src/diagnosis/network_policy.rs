@@ -1,0 +1,61 @@
+//! C30: a rule that is not kube-proxy's stopped the packet.
+
+use super::{Case, Finding};
+use crate::{
+    flow::{Outcome, RefusalKind, Stage},
+    verdict::{Confidence, Domain, Safety, Severity},
+};
+
+/// Mechanism: a network policy or host firewall refuses, behind NAT or with a code that kube-proxy never uses
+/// (9, 10, 13: administratively prohibited; a forged RST where endpoints exist).
+/// For: the refusal and where it happened. Against: the CNI's own rules were not read.
+pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
+    let refusal = case.trouble()?.refusal?;
+    let foreign = match refusal.kind {
+        RefusalKind::Unreachable { code } => matches!(code, Some(9 | 10 | 13)),
+        RefusalKind::Reset => case.usable.count > 0,
+    };
+    let elsewhere = case.ctx.node_netns.is_some_and(|netns| refusal.netns != netns && refusal.netns.0 != 0);
+    if case.outcome != Outcome::Rejected || !(foreign || refusal.stage == Stage::After || elsewhere) {
+        return None;
+    }
+    let place = if elsewhere {
+        format!("in netns {}, which is not the node's", refusal.netns.0)
+    } else {
+        "on this node".to_owned()
+    };
+    Some(finding(
+        case,
+        format!("a rule {place} that is not kube-proxy's refuses {}", case.name()),
+        Confidence::Medium,
+    ))
+}
+
+/// Mechanism: a policy drops the packet after kube-proxy chose an endpoint that is current.
+/// For: `NETFILTER_DROP` behind NAT. Against: an INVALID packet dropped by KUBE-FORWARD looks alike (C18b).
+pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
+    let drop = case.rule_drop()?;
+    case.endpoint?;
+    if !drop.opening || !matches!(case.outcome, Outcome::Dropped | Outcome::Stalled) {
+        return None;
+    }
+    let what =
+        format!("a rule drops packets to endpoint {} of {}, after NAT", case.endpoint_name(), case.name());
+    Some(finding(case, what, Confidence::Medium))
+}
+
+fn finding(case: &Case<'_>, detail: String, confidence: Confidence) -> Finding {
+    let namespace = super::text::word(&case.service.namespace);
+    Finding::new("C30", Domain::NetworkPolicy, detail)
+        .confidence(confidence)
+        .severity(Severity::Medium)
+        .unseen("which chain or table stopped it")
+        .action(
+            format!(
+                "list the policies that select the endpoint's Pod: kubectl -n {namespace} get networkpolicies"
+            ),
+            "hand it to the owner of the CNI or of the host firewall; kube-proxy is exonerated",
+            Safety::ReadOnly,
+        )
+        .see(&["C30"])
+}

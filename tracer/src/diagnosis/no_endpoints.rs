@@ -1,0 +1,68 @@
+//! C20: the Service has no endpoint to send to.
+
+use super::{Case, Finding, text::word};
+use crate::{
+    flow::{RefusalKind, Stage},
+    sighting::Hook,
+    verdict::{Confidence, Domain, Safety, Severity},
+};
+
+/// Mechanism: kube-proxy writes a rule that refuses (ICMP port unreachable) for a Service port without usable
+/// endpoints. Not kube-proxy's fault: the API has none to give.
+/// For: the refusal, before any endpoint was chosen; no usable endpoint in the API at that moment.
+/// Against: nothing, where both were seen. Scaled to zero on purpose it is meant (N19).
+pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
+    let refusal = case.trouble()?.refusal?;
+    if refusal.stage != Stage::Before || case.endpoint.is_some() || case.usable.count > 0 || !case.failed() {
+        return None;
+    }
+    let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. }) {
+        Confidence::High
+    } else {
+        Confidence::Medium
+    };
+    Some(finding(case, confidence))
+}
+
+/// The same where the refusal itself was not seen: the address was not translated and the connection failed.
+pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
+    let untranslated = case.untranslated() || (case.decision.is_none() && case.flow.decisions.is_empty());
+    if case.endpoint.is_some() || case.usable.count > 0 || !case.failed() || !untranslated {
+        return None;
+    }
+    let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };
+    let mut finding = finding(case, confidence);
+    if case.has_hook(Hook::SendUnreach) {
+        finding =
+            finding.unseen("the rule's refusal: none was seen, so the packet may have taken another way");
+    }
+    Some(finding)
+}
+
+fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
+    let reason = case.ctx.cluster.no_endpoints_reason(&case.service, case.decided);
+    let detail = reason.as_ref().map_or_else(
+        || format!("{} has no usable endpoint", case.name()),
+        |reason| format!("{} has no usable endpoint: {reason}", case.name()),
+    );
+    let (namespace, name) = (word(&case.service.namespace), word(&case.service.service));
+    let mut finding = Finding::new("C20", Domain::NoEndpoints, detail)
+        .confidence(confidence)
+        .severity(Severity::High)
+        .api(Some(case.usable.since), format!("no usable endpoint for {} at that moment", case.name()))
+        .action(
+            format!(
+                "{}; compare the selector with the Pods' labels and the port's name with the slices': kubectl -n \
+                 {namespace} describe service {name}",
+                case.get_slices()
+            ),
+            "make the Pods ready, or correct the Service's selector or port name; alert on Services without endpoints",
+            Safety::ReadOnly,
+        )
+        .see(&["C20", "K9"]);
+    match reason {
+        Some(reason) => finding = finding.api(None, reason),
+        None => finding = finding.unseen("why there is none"),
+    }
+    finding
+}

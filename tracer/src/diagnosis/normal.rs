@@ -1,0 +1,194 @@
+//! What is healthy, and what only looks broken: probes (N1), client aborts (N4), terminating endpoints (N8).
+
+use super::{Case, Context, Finding, Membership, Probe, iptables_sync::answered_elsewhere, text::length};
+use crate::{
+    flow::{Decision, Flow, Outcome, ResetBy},
+    sighting::{Hook, Task},
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// Programs that the kubelet runs in.
+const KUBELETS: [&str; 8] =
+    ["kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "k0s", "rke2", "microk8s"];
+/// Kernel threads in whose time a packet may be handled: they say nothing of its sender.
+const SOFTIRQ: [&str; 5] = ["swapper", "ksoftirqd", "kworker", "rcu_", "idle"];
+
+/// N1.
+/// Mechanism: the kubelet connects to the Pod from its node, and closes as it likes: a reset or a refusal is the
+/// probe's result, not the dataplane's.
+/// For: from an address of this node, straight to a Pod's probe port, by the kubelet.
+/// Against: a port number alone is no proof: another program on the node may ask there.
+pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
+    let decision = flow.decision(ctx.node_netns);
+    if decision.and_then(Decision::endpoint).is_some() || !flow.is_tcp() {
+        return None;
+    }
+    let probe = ctx.cluster.probe(flow.orig.dst.ip(), flow.orig.dst.port(), flow.first_seen)?;
+    let source = flow.orig.src.ip();
+    let by_address = ctx.node.is_own_address(source);
+    let by_node = ctx.cluster.node_by_ip(source, flow.first_seen).map(|node| Some(&*node) == ctx.node_name);
+    let by_netns = (flow.client.is_seen() && ctx.node_netns.is_some())
+        .then(|| Some(flow.client.netns) == ctx.node_netns);
+    let from_node = by_address.or(by_node).or(by_netns)?;
+    let pod_here = probe.pod.node.as_deref().is_none_or(|node| ctx.node_name.is_none_or(|here| here == node));
+    if !from_node || !pod_here {
+        return None;
+    }
+    let task = sender(flow.client.task.as_ref()).or_else(|| sender(flow.confirm_task.as_ref()));
+    if task.is_some_and(|task| !KUBELETS.contains(&&*task.comm)) {
+        return None;
+    }
+    Some(probe_finding(flow, &probe, task))
+}
+
+fn probe_finding(flow: &Flow, probe: &Probe, task: Option<&Task>) -> Finding {
+    let pod = probe.pod.key();
+    let how = match flow.outcome() {
+        Outcome::Closed | Outcome::Established => "and was answered".to_owned(),
+        Outcome::Reset(_) => "and ended by a RST, which is how such a connection may close".to_owned(),
+        Outcome::Refused => "and was refused: the Pod does not listen there (yet)".to_owned(),
+        Outcome::Pending => "and its end was not seen".to_owned(),
+        _ => "and was not answered".to_owned(),
+    };
+    let failed = !matches!(
+        flow.outcome(),
+        Outcome::Closed | Outcome::Established | Outcome::Reset(_) | Outcome::Pending
+    );
+    let mut finding = Finding::new(
+        "N1",
+        Domain::Normal,
+        format!("the kubelet's {} probe of {pod} connected {how}", probe.kind),
+    )
+    .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::None)
+    .api(None, format!("Pod {pod} has a {} probe on port {}", probe.kind, flow.orig.dst.port()))
+    .see(&["N1", "kubernetes/kubernetes#115143"]);
+    match task {
+        Some(task) => finding = finding.node(None, format!("the sender is {} (pid {})", task.comm, task.pid)),
+        None => finding = finding.unseen("which program sent it"),
+    }
+    if failed {
+        finding = finding.action(
+            format!(
+                "the probe failed; the kubelet acts on it: kubectl -n {} describe pod {}",
+                super::text::word(&probe.pod.namespace),
+                super::text::word(&probe.pod.name)
+            ),
+            "",
+            Safety::ReadOnly,
+        );
+    }
+    finding
+}
+
+/// The task, unless it is a kernel thread that happened to run.
+fn sender(task: Option<&Task>) -> Option<&Task> {
+    task.filter(|task| task.pid != 0 && !SOFTIRQ.iter().any(|thread| task.comm.starts_with(thread)))
+}
+
+/// Healthy, or broken by one of its ends. `None` where the flow failed and nothing here explains it.
+pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
+    let finding = match case.outcome {
+        Outcome::Closed | Outcome::Established | Outcome::Pending => healthy(case),
+        Outcome::Reset(ResetBy::Client) => {
+            client_abort(case, "the client ended an answered connection with a RST")
+        }
+        Outcome::Abandoned => {
+            client_abort(case, "the client gave up before an answer came and before it asked again")
+        }
+        // The dataplane carried it to the endpoint and back; what the RST means, the application knows.
+        Outcome::Reset(by) => {
+            let reset =
+                case.flow.client.reset_received().or(case.flow.server.reset_sent()).map(|reset| reset.time);
+            let who = if by == ResetBy::Endpoint { "the endpoint" } else { "an end that was not seen" };
+            healthy(case).against(
+                EvidenceType::Kernel,
+                reset,
+                format!(
+                    "after it was answered the connection was reset by {who}: look at the application there"
+                ),
+            )
+        }
+        _ => return None,
+    };
+    Some(finding)
+}
+
+fn healthy(case: &Case<'_>) -> Finding {
+    let endpoint = case.endpoint_name();
+    let pending = case.outcome == Outcome::Pending;
+    let terminating = case.usable.terminating
+        && matches!(case.membership, Some(Membership::Member { ready: false, serving: true, .. }));
+    let mut finding = if terminating {
+        Finding::new(
+            "N8",
+            Domain::Normal,
+            format!("{} has no ready endpoint; {endpoint} serves while it terminates", case.name()),
+        )
+        .see(&["N8"])
+    } else {
+        let detail = match (case.endpoint, pending) {
+            (Some(_), false) => format!("{} was served by {endpoint}", case.name()),
+            (Some(_), true) => {
+                format!("{} was sent to {endpoint}, and nothing went wrong that could be seen", case.name())
+            }
+            (None, false) => format!("{} answered; which endpoint it was, was not seen", case.name()),
+            (None, true) => {
+                format!("nothing went wrong with a connection to {} that could be seen", case.name())
+            }
+        };
+        Finding::new("ok", Domain::Normal, detail)
+    };
+    finding = finding.severity(Severity::None).confidence(match (case.endpoint, pending) {
+        (Some(_), false) => Confidence::High,
+        (None, false) => Confidence::Medium,
+        (_, true) => Confidence::Low,
+    });
+    if pending {
+        finding = finding.unseen(if case.flow.is_tcp() && !case.has_hook(Hook::SockState) {
+            "the answer: this trace does not follow socket states"
+        } else if case.flow.is_tcp() {
+            "the answer: neither end's socket was seen on this node"
+        } else {
+            "whether anybody answered: one-way datagrams look the same"
+        });
+    }
+    if matches!(case.membership, Some(Membership::Unknown)) {
+        finding = finding.unseen("whether the endpoint was listed then");
+    }
+    if let Some(Membership::Left { at, .. }) = case.membership {
+        finding = finding.against(
+            EvidenceType::Api,
+            Some(at),
+            format!(
+                "the endpoint had left {} before: within the time that kube-proxy is given",
+                length(case.age(at))
+            ),
+        );
+    }
+    if let Some(what) = answered_elsewhere(case) {
+        finding = finding.against(EvidenceType::Kernel, None, what);
+    }
+    let repeats = case.flow.client.syn_retransmits();
+    if repeats.is_seen() {
+        finding = finding.against(
+            EvidenceType::Kernel,
+            Some(repeats.first),
+            format!(
+                "the client had to repeat its SYN: the connection began {} late",
+                length(case.ended().min(repeats.last).since(case.flow.first_seen))
+            ),
+        );
+    }
+    finding
+}
+
+/// N4.
+fn client_abort(case: &Case<'_>, what: &str) -> Finding {
+    let reason = case.flow.client.reset_sent().and_then(|reset| reset.reason.as_deref());
+    let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+    Finding::new("N4", Domain::Normal, format!("{what}{reason}"))
+        .severity(Severity::None)
+        .confidence(if case.outcome == Outcome::Abandoned { Confidence::Medium } else { Confidence::High })
+        .see(&["N4"])
+}

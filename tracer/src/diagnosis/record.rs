@@ -1,0 +1,164 @@
+//! From a finding to the record of the verdict.
+//!
+//! Owns what every verdict has alike: who the flow was, the kernel's evidence, gaps, losses, and clean texts.
+
+use super::{
+    Context, Membership,
+    case::{Case, Finding, lower},
+    text::clean,
+    timeline::kernel_evidence,
+    verdict_time,
+};
+use crate::{
+    flow::{Decision, Flow},
+    sighting::Hook,
+    verdict::{Confidence, Domain, Evidence, FlowRef, Mitigation, ServiceRef, Severity, Verdict},
+};
+
+/// Metadata older than this, in seconds, may miss what explains the flow.
+const OLD_METADATA_SECS: f64 = 30.0;
+
+pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
+    let broken = !matches!(finding.domain, Domain::Normal);
+    if finding.class != "ok" || case.decision.is_none() {
+        add_gaps(case, &mut finding);
+    }
+    if broken && case.flow.partial && case.decision.is_none() {
+        finding.confidence = lower(finding.confidence);
+    }
+    let service = ServiceRef {
+        namespace: clean(&case.service.namespace),
+        name: clean(&case.service.service),
+        port: clean(&case.service.label()),
+    };
+    let endpoint_pod = match &case.membership {
+        Some(Membership::Member { pod, .. } | Membership::Left { pod, .. }) => pod.as_deref().map(clean),
+        _ => None,
+    };
+    let endpoint_pod = endpoint_pod.or_else(|| {
+        let endpoint = case.endpoint?;
+        case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided).map(|pod| clean(&pod.key()))
+    });
+    let reference = FlowRef {
+        vip: Some(case.flow.orig.dst),
+        endpoint: case.endpoint,
+        endpoint_pod,
+        ..reference(case.flow, case.ctx)
+    };
+    build(case.flow, case.ctx, case.decision, Some(service), reference, finding)
+}
+
+pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) -> Verdict {
+    let decision = flow.decision(ctx.node_netns);
+    let probe = finding.class == "N1";
+    let endpoint = if probe { Some(flow.orig.dst) } else { decision.and_then(Decision::endpoint) };
+    let reference = FlowRef {
+        vip: (!probe).then_some(flow.orig.dst),
+        endpoint,
+        endpoint_pod: endpoint
+            .and_then(|endpoint| ctx.cluster.pod_by_ip(endpoint.ip(), flow.first_seen))
+            .map(|pod| clean(&pod.key())),
+        ..reference(flow, ctx)
+    };
+    build(flow, ctx, decision.filter(|_| !probe), None, reference, finding)
+}
+
+fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
+    FlowRef {
+        protocol: flow.orig.protocol.to_string(),
+        client: flow.orig.src,
+        vip: None,
+        endpoint: None,
+        client_pod: ctx.cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(&pod.key())),
+        endpoint_pod: None,
+        node: ctx.node_name.map(clean),
+        started: flow.first_seen,
+    }
+}
+
+fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
+    let mut gap = |hook: Hook, cost: &str| {
+        if !case.has_hook(hook) {
+            finding.unseen.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
+        }
+    };
+    gap(Hook::Confirm, "what NAT decided");
+    if case.failed() {
+        gap(Hook::KfreeSkb, "where a packet was dropped");
+        gap(Hook::SendUnreach, "whether a rule refused it");
+        gap(Hook::TcpSendReset, "who sent a RST");
+        gap(Hook::TcpReceiveReset, "whether the client received a RST");
+        gap(Hook::TcpRetransmit, "repeated SYNs");
+    }
+    gap(Hook::SockState, "when the sockets were established and closed");
+    if case.flow.partial {
+        finding
+            .unseen
+            .push("the beginning of the flow: the trace began later, or its event was lost".to_owned());
+    }
+}
+
+fn build(
+    flow: &Flow,
+    ctx: &Context<'_>,
+    decision: Option<&Decision>,
+    service: Option<ServiceRef>,
+    reference: FlowRef,
+    mut finding: Finding,
+) -> Verdict {
+    let healthy = matches!(finding.class, "ok" | "N8");
+    if flow.lost > 0 {
+        let lost = format!("{} events were lost while this flow was watched", flow.lost);
+        if healthy {
+            finding.class = "unknown";
+            finding.domain = Domain::Unknown;
+            finding.severity = Severity::None;
+            finding.detail = format!("{lost}; what is left looks healthy: {}", finding.detail);
+            finding.confidence = Confidence::Low;
+        } else {
+            finding.confidence = lower(finding.confidence);
+        }
+        finding.unseen.push(lost);
+    }
+    if let Some(age) = ctx.metadata_age.filter(|age| *age > OLD_METADATA_SECS) {
+        finding
+            .unseen
+            .push(format!("changes of the last {age:.0} s: the API server was not heard from since"));
+        if !healthy {
+            finding.confidence = lower(finding.confidence);
+        }
+    }
+    if ctx.metadata_age.is_none() {
+        finding.unseen.push("how fresh the cluster's metadata is".to_owned());
+    }
+    let mut evidence = kernel_evidence(flow, decision);
+    evidence.append(&mut finding.evidence);
+    evidence.sort_by_key(|evidence| evidence.time);
+    Verdict {
+        time: verdict_time(flow),
+        class: finding.class.to_owned(),
+        root_cause: clean(&format!("{} — {}", finding.domain, finding.detail)),
+        domain: finding.domain,
+        confidence: finding.confidence,
+        severity: finding.severity,
+        service,
+        flow: reference,
+        evidence: evidence.into_iter().map(|evidence| cleaned(&evidence)).collect(),
+        against: finding.against.into_iter().map(|evidence| cleaned(&evidence)).collect(),
+        unseen: finding.unseen.iter().map(|text| clean(text)).collect(),
+        lost_events: flow.lost,
+        kube_proxy_mode: ctx.node.kube_proxy_mode().map(clean),
+        kube_proxy_version: ctx.node.kube_proxy_version().map(clean),
+        metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
+        mitigation: Mitigation {
+            immediate: clean(&finding.mitigation.immediate),
+            long_term: clean(&finding.mitigation.long_term),
+            safety: finding.mitigation.safety,
+        },
+        cross_reference: finding.cross_reference.into_iter().map(str::to_owned).collect(),
+    }
+}
+
+fn cleaned(evidence: &Evidence) -> Evidence {
+    Evidence { r#type: evidence.r#type, time: evidence.time, content: clean(&evidence.content) }
+}

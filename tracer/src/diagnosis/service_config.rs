@@ -1,0 +1,179 @@
+//! The Service is not what the client takes it for: wrong port (C5c), another proxy (C5d), a Local policy without a
+//! local endpoint (C21, C22).
+
+use super::{
+    Case, Context, Finding,
+    text::{length, word},
+    view::Via,
+};
+use crate::{
+    flow::{Decision, Flow, Outcome},
+    time::Timestamp,
+    verdict::{Confidence, Domain, Safety, Severity},
+};
+
+/// C5c.
+/// Mechanism: kube-proxy translates only the ports that the Service lists. In iptables mode the packet leaves
+/// untranslated and nothing answers, nftables and ipvs refuse it.
+/// For: the address is a Service's, the port is none of its ports, and the connection failed.
+pub(super) fn unknown_port(
+    flow: &Flow,
+    ctx: &Context<'_>,
+    namespace: &str,
+    service: &str,
+) -> Option<Finding> {
+    let translated = flow.decision(ctx.node_netns).and_then(Decision::endpoint);
+    if flow.outcome().is_success() || flow.outcome() == Outcome::Pending || translated.is_some() {
+        return None;
+    }
+    let port = flow.orig.dst.port();
+    let get = format!("kubectl -n {} get service {} -o wide", word(namespace), word(service));
+    Some(
+        Finding::new(
+            "C5c",
+            Domain::ServiceConfig,
+            format!("{namespace}/{service} has no port {port}/{}", flow.orig.protocol),
+        )
+        .severity(Severity::Medium)
+        .api(
+            None,
+            format!(
+                "{} is an address of {namespace}/{service}, which does not list port {port}",
+                flow.orig.dst.ip()
+            ),
+        )
+        .action(
+            format!("{get}; correct the client's port or the Service's ports"),
+            "take ports from the Service's names rather than from numbers",
+            Safety::ReadOnly,
+        )
+        .see(&["C5c"]),
+    )
+}
+
+/// The Service was deleted, or gave the address up: C6 where a rule still translated it, else C5c.
+pub(super) fn gone(
+    flow: &Flow,
+    ctx: &Context<'_>,
+    namespace: &str,
+    service: &str,
+    since: Timestamp,
+) -> Option<Finding> {
+    let decision = flow.decision(ctx.node_netns);
+    let decided = decision.map_or(flow.first_seen, |decision| decision.time);
+    if decided <= since.saturating_add(ctx.grace) {
+        return None;
+    }
+    let ago = length(decided.since(since));
+    let past = format!("{} was an address of {namespace}/{service} until then", flow.orig.dst.ip());
+    if let Some(endpoint) = decision.and_then(Decision::endpoint) {
+        return Some(
+            Finding::new(
+                "C6",
+                Domain::StaleEndpoints,
+                format!("the rules still send {} to {endpoint}, {ago} after {namespace}/{service} gave the address up", flow.orig.dst),
+            )
+            .confidence(Confidence::Medium)
+            .severity(Severity::Medium)
+            .api(Some(since), past)
+            .unseen("why kube-proxy did not take the rule away: its log and metrics")
+            .action(
+                "kubectl -n kube-system logs -l k8s-app=kube-proxy: look for \"Failed to watch\" and failed syncs",
+                "alert on kube-proxy's sync and watch failures",
+                Safety::ReadOnly,
+            )
+            .see(&["C6"]),
+        );
+    }
+    let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;
+    failed.then(|| {
+        Finding::new(
+            "C5c",
+            Domain::ServiceConfig,
+            format!("the client asks for an address that {namespace}/{service} gave up {ago} before"),
+        )
+        .severity(Severity::Low)
+        .api(Some(since), past)
+        .action(
+            "find out where the client has the address from: a cached name, or its configuration",
+            "resolve the Service's name for each connection",
+            Safety::ReadOnly,
+        )
+        .see(&["C5c"])
+    })
+}
+
+/// C5d.
+/// Mechanism: the label `service.kubernetes.io/service-proxy-name` tells kube-proxy to leave the Service alone.
+/// For: the label, and no translation. Against: nothing here; the other proxy may be at fault.
+pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
+    let proxy = case.service.proxy_name.as_ref()?;
+    if case.endpoint.is_some() || !(case.failed() || case.outcome == Outcome::Pending && case.untranslated())
+    {
+        return None;
+    }
+    Some(
+        Finding::new(
+            "C5d",
+            Domain::ServiceConfig,
+            format!("kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it here", case.name()),
+        )
+        .severity(Severity::Medium)
+        .api(None, format!("the Service has the label service.kubernetes.io/service-proxy-name={proxy}"))
+        .action(
+            format!(
+                "check that the proxy \"{proxy}\" runs on this node, or remove the label: kubectl -n {} get service {} \
+                 --show-labels",
+                word(&case.service.namespace),
+                word(&case.service.service)
+            ),
+            "label only Services whose proxy runs on every node",
+            Safety::ReadOnly,
+        )
+        .see(&["C5d"]),
+    )
+}
+
+/// C21 (external), C22 (internal).
+/// Mechanism: under a Local policy kube-proxy drops what arrives on a node without a local endpoint: a timeout, not a
+/// refusal (kubernetes/kubernetes#121371).
+/// For: a rule's drop before any endpoint was chosen, a Local policy, and no endpoint on this node.
+/// Against: a load balancer that respects the health check port never sends here.
+pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
+    if !case.service.local_only || case.endpoint.is_some() || !case.failed() {
+        return None;
+    }
+    let drop = case.rule_drop()?;
+    let local = case.usable.local;
+    if local.is_some_and(|local| local > 0) {
+        return None;
+    }
+    let external = case.service.via != Via::ClusterIp;
+    let (class, policy) =
+        if external { ("C21", "externalTrafficPolicy") } else { ("C22", "internalTrafficPolicy") };
+    let mut finding = Finding::new(
+        class,
+        Domain::ServiceConfig,
+        format!("{policy} is Local and {} has no endpoint on this node: its packets are dropped", case.name()),
+    )
+    .confidence(if local == Some(0) { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::High)
+    .api(None, format!("{} usable endpoints in the cluster, none of them on this node", case.usable.count))
+    .action(
+        if external {
+            "have the load balancer follow the Service's healthCheckNodePort, or send to a node with an endpoint"
+        } else {
+            "run an endpoint on this node, or use internalTrafficPolicy: Cluster"
+        },
+        "spread the endpoints over the nodes that get traffic, or use the policy Cluster",
+        Safety::ReadOnly,
+    )
+    .see(&[class, "kubernetes/kubernetes#121371"]);
+    if drop.reason.is_none() {
+        finding = finding.unseen("the drop's reason");
+    }
+    if local.is_none() {
+        finding = finding.unseen("which endpoints are on this node: its name is not known");
+    }
+    Some(finding)
+}

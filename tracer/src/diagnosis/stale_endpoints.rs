@@ -1,0 +1,179 @@
+//! Endpoints that are no more: chosen although they had left (C6), or left while the flow lived (N9, C7).
+
+use std::time::Duration;
+
+use super::{
+    Case, Finding, Membership,
+    iptables_sync::{lag, logs},
+    text::length,
+};
+use crate::{
+    flow::Outcome,
+    sighting::Protocol,
+    time::Timestamp,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// A Pod's default terminationGracePeriodSeconds.
+const DEFAULT_TERMINATION_GRACE: Duration = Duration::from_secs(30);
+/// Metadata older than this, in seconds, may have missed that the endpoint came back.
+const OLD_METADATA_SECS: f64 = 30.0;
+
+/// C6; within the grace C5.
+/// Mechanism: kube-proxy's rules still name an endpoint that the API took away: it lost the API (C2), its sync fails
+/// (C4), or it is not there (C1). Whoever has the address now answers, or nobody.
+/// For: NAT chose it for a new connection, later than its removal and the grace.
+/// Against: an answer all the same (the Pod still runs, or another got its address); a terminating endpoint that
+/// serves is no stale one (N8); a flow older than the removal is a drain (N9, C7).
+pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let name = case.endpoint_name();
+    // A decision that was taken before the trace began has no time: the flow may be older than the removal.
+    if case.flow.partial && case.decision.is_some_and(|decision| decision.confirmed.is_none()) {
+        return None;
+    }
+    let (what, since, certain) = match case.membership.as_ref()? {
+        Membership::Left { at, .. } => {
+            if case.decided <= *at {
+                return None;
+            }
+            (
+                format!("{name} left the endpoints of {} {} before", case.name(), length(case.age(*at))),
+                Some(*at),
+                true,
+            )
+        }
+        Membership::Member { ready: false, serving: false, since, .. } => {
+            let how_long = if *since > Timestamp::MIN {
+                format!("for {}", length(case.age(*since)))
+            } else {
+                "for longer than is known".to_owned()
+            };
+            (
+                format!("{name} of {} was neither ready nor serving {how_long}", case.name()),
+                Some(*since),
+                true,
+            )
+        }
+        Membership::NeverSeen { since } => {
+            let how_long = if *since > Timestamp::MIN {
+                format!("in the {} that are known", length(case.age(*since)))
+            } else {
+                "in all that is known; when it left, if ever it was one, is not".to_owned()
+            };
+            (format!("no EndpointSlice of {} listed {endpoint} {how_long}", case.name()), None, false)
+        }
+        Membership::Member { .. } | Membership::Unknown => return None,
+    };
+    if since.is_some_and(|since| case.within_grace(since)) {
+        // Kube-proxy may still be writing it. A connection that came through broke nothing.
+        return case
+            .failed()
+            .then(|| lag(case, &format!("NAT still chose an endpoint that had just gone: {what}")));
+    }
+    let answered = case.flow.was_answered();
+    let mut finding = Finding::new("C6", Domain::StaleEndpoints, format!("NAT chose a stale endpoint: {what}"))
+        .confidence(if certain { Confidence::High } else { Confidence::Medium })
+        .severity(if case.failed() { Severity::High } else { Severity::Medium })
+        .api(since, what)
+        .unseen("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
+        .action(
+            format!(
+                "{}; see which rules name it: iptables-save -t nat | grep {endpoint}; read kube-proxy's log for \"Failed \
+                 to watch\" or failed syncs: {}; restart it after the log is saved",
+                case.get_slices(),
+                logs(case)
+            ),
+            "alert on kube-proxy's watch and sync failures: its /healthz stays 200 while it cannot reach the API",
+            Safety::Disruptive,
+        )
+        .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
+    if since.is_none_or(|since| since == Timestamp::MIN) {
+        finding = finding.unseen("when the endpoint was removed");
+    }
+    if answered {
+        let by = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
+        let who = by.map_or_else(|| "something".to_owned(), |pod| format!("Pod {}", pod.key()));
+        finding = finding.against(
+            EvidenceType::Kernel,
+            case.flow.client.established,
+            format!("the connection was answered: {who} has the address {} now", endpoint.ip()),
+        );
+    } else if let Some((pod, until)) = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), case.decided) {
+        finding =
+            finding.api(Some(until), format!("Pod {} gave the address {} up", pod.key(), endpoint.ip()));
+    }
+    if case.ctx.metadata_age.is_some_and(|age| age > OLD_METADATA_SECS) {
+        finding =
+            finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
+    }
+    Some(finding)
+}
+
+/// N9 or C7.
+/// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never cleans TCP entries
+/// (kubernetes/kubernetes#100698). In a rolling update the Pod ends its connections within its termination grace: N9.
+/// Broken later than that, the client was left with a dead peer: C7. Neither is kube-proxy's fault.
+/// For: NAT was decided while the endpoint was listed; it left before the flow ended.
+pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let ended = case.ended();
+    let removed = match case.ctx.cluster.membership(&case.service, endpoint, ended) {
+        Membership::Left { at, .. } => at,
+        Membership::Member { ready: false, terminating, serving, since, .. } if terminating || !serving => {
+            since
+        }
+        _ => return None,
+    };
+    let old_enough = case.decided <= removed || case.flow.partial;
+    if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
+        return None;
+    }
+    let pod = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
+    let grace = pod.and_then(|pod| pod.termination_grace).unwrap_or(DEFAULT_TERMINATION_GRACE);
+    let after = ended.since(removed);
+    let drained = case.outcome.is_success();
+    let name = case.endpoint_name();
+    let left = format!("{name} left the usable endpoints of {}", case.name());
+    if drained || after <= grace {
+        let how = if drained { "ended well" } else { "broke" };
+        return Some(
+            Finding::new(
+                "N9",
+                Domain::Normal,
+                format!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
+            )
+            .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
+            .severity(if drained { Severity::None } else { Severity::Low })
+            .api(Some(removed), left)
+            .action(
+                "",
+                if drained {
+                    ""
+                } else {
+                    "have the Pod end its connections in its preStop hook or on SIGTERM, and the client connect anew"
+                },
+                Safety::ReadOnly,
+            )
+            .see(&["N9"]),
+        );
+    }
+    let mut finding = Finding::new(
+        "C7",
+        Domain::StaleEndpoints,
+        format!("an established flow broke {} after its endpoint was removed", length(after)),
+    )
+    .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
+    .severity(Severity::Low)
+    .api(Some(removed), left)
+    .action(
+        "let the client connect anew; kube-proxy never cleans entries of established TCP connections",
+        "set timeouts or keepalive in the client, so that it notices a dead peer",
+        Safety::ReadOnly,
+    )
+    .see(&["C7", "kubernetes/kubernetes#100698"]);
+    if case.flow.orig.protocol == Protocol::UDP {
+        finding = finding.see(&["C8"]);
+    }
+    Some(finding)
+}

@@ -1,0 +1,157 @@
+//! The end of a trace: verdicts counted, and the cause that a person should look at first.
+//!
+//! Counts the last verdict of each flow. The ranking is the triage order of the runbooks (K13): no endpoints, then
+//! kube-proxy not running, then rules, then conntrack, then the path; within a rank, the more frequent.
+
+use std::collections::BTreeMap;
+
+use crate::verdict::{Domain, ServiceRef, Severity, Verdict};
+
+/// Causes kept apart; more are counted by class only.
+const MAX_CAUSES: usize = 10_000;
+/// Services counted apart.
+const MAX_SERVICES: usize = 20_000;
+
+/// How many flows ended in one class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassCount {
+    pub class: String,
+    pub domain: Domain,
+    pub count: u64,
+}
+
+/// One cause, with the first verdict that named it and the gravest severity that any of its flows had.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankedCause {
+    pub verdict: Verdict,
+    pub severity: Severity,
+    pub count: u64,
+}
+
+/// Verdicts so far. Bounded: the number of classes is fixed, causes and Services are capped.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    classes: BTreeMap<String, (Domain, u64)>,
+    services: BTreeMap<ServiceRef, BTreeMap<String, u64>>,
+    causes: BTreeMap<(String, Option<ServiceRef>), RankedCause>,
+    /// Flows judged.
+    pub judged: u64,
+    /// Flows that were none of ours.
+    pub ignored: u64,
+}
+
+impl Summary {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Counts a flow's verdict. A flow that is judged again gives its verdict before, which is taken back.
+    pub fn add(&mut self, verdict: &Verdict, before: Option<&Verdict>) {
+        if let Some(before) = before {
+            self.take_back(before);
+        }
+        self.judged += 1;
+        self.classes.entry(verdict.class.clone()).or_insert((verdict.domain, 0)).1 += 1;
+        if let Some(service) = &verdict.service
+            && (self.services.len() < MAX_SERVICES || self.services.contains_key(service))
+        {
+            *self.services.entry(service.clone()).or_default().entry(verdict.class.clone()).or_default() += 1;
+        }
+        if !verdict.is_fault() && !verdict.is_unexplained() {
+            return;
+        }
+        let key = (verdict.class.clone(), verdict.service.clone());
+        if let Some(known) = self.causes.get_mut(&key) {
+            known.count += 1;
+            known.severity = known.severity.max(verdict.severity);
+        } else if self.causes.len() < MAX_CAUSES {
+            let cause = RankedCause { verdict: verdict.clone(), severity: verdict.severity, count: 1 };
+            self.causes.insert(key, cause);
+        }
+    }
+
+    /// A flow for which there is no verdict.
+    pub fn add_ignored(&mut self) {
+        self.ignored += 1;
+    }
+
+    fn take_back(&mut self, verdict: &Verdict) {
+        self.judged = self.judged.saturating_sub(1);
+        if let Some((_, count)) = self.classes.get_mut(&verdict.class) {
+            *count = count.saturating_sub(1);
+        }
+        self.classes.retain(|_, (_, count)| *count > 0);
+        if let Some(service) = &verdict.service
+            && let Some(count) =
+                self.services.get_mut(service).and_then(|classes| classes.get_mut(&verdict.class))
+        {
+            *count = count.saturating_sub(1);
+        }
+        let key = (verdict.class.clone(), verdict.service.clone());
+        if let Some(known) = self.causes.get_mut(&key) {
+            known.count = known.count.saturating_sub(1);
+            if known.count == 0 {
+                self.causes.remove(&key);
+            }
+        }
+    }
+
+    /// The most frequent first.
+    pub fn classes(&self) -> Vec<ClassCount> {
+        let mut out: Vec<_> = self
+            .classes
+            .iter()
+            .map(|(class, (domain, count))| ClassCount {
+                class: class.clone(),
+                domain: *domain,
+                count: *count,
+            })
+            .collect();
+        out.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.class.cmp(&b.class)));
+        out
+    }
+
+    /// For each Service port the number of flows by class.
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceRef, &BTreeMap<String, u64>)> {
+        self.services.iter()
+    }
+
+    /// What to look at, the first cause first.
+    pub fn causes(&self) -> Vec<&RankedCause> {
+        let mut out: Vec<_> = self.causes.values().collect();
+        out.sort_by(|a, b| {
+            rank(a)
+                .cmp(&rank(b))
+                .then_with(|| b.count.cmp(&a.count))
+                .then_with(|| a.verdict.root_cause.cmp(&b.verdict.root_cause))
+        });
+        out
+    }
+
+    pub fn first_cause(&self) -> Option<&RankedCause> {
+        self.causes().into_iter().next()
+    }
+
+    /// Whether a person has to act.
+    pub fn has_faults(&self) -> bool {
+        self.classes.keys().any(|class| class.starts_with('C'))
+    }
+}
+
+/// Position in the triage order (K13). What passes by itself and what nothing explains come last.
+fn rank(cause: &RankedCause) -> u8 {
+    let order = match cause.verdict.domain {
+        Domain::NoEndpoints => 0,
+        Domain::PodCrash | Domain::ApiConnectivity | Domain::VersionSkew => 1,
+        Domain::IptablesSync | Domain::IpvsModules | Domain::StaleEndpoints => 2,
+        Domain::ServiceConfig => 3,
+        Domain::Conntrack | Domain::HostKernel => 4,
+        Domain::BackendRefused
+        | Domain::NetworkPolicy
+        | Domain::NetworkPath
+        | Domain::Hairpin
+        | Domain::Mtu => 5,
+        Domain::Normal | Domain::Unknown => 7,
+    };
+    if order < 6 && cause.severity <= Severity::Low { 6 } else { order }
+}

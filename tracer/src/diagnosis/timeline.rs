@@ -1,0 +1,191 @@
+//! What the kernel was seen to do with a flow, in words, in the order of time.
+
+use super::text::{length, times};
+use crate::{
+    flow::{Decision, End, Flow, Mark, RefusalKind, SocketEnd, Stage},
+    sighting::{Status, TcpState},
+    time::Timestamp,
+    verdict::{Evidence, EvidenceType},
+};
+
+pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<Evidence> {
+    let mut out = Vec::new();
+    let mut say = |time: Timestamp, content: String| {
+        out.push(Evidence { r#type: EvidenceType::Kernel, time: Some(time), content });
+    };
+    if let Some(decision) = decision {
+        say(decision.time, decided(decision));
+    }
+    ends(flow, &mut say);
+    if let Some(trouble) = &flow.trouble {
+        if trouble.table_full.is_seen() {
+            say(
+                trouble.table_full.first,
+                format!("no conntrack entry could be made: dropped {}", repeated(trouble.table_full)),
+            );
+        }
+        if trouble.clashes.is_seen() {
+            say(trouble.clashes.first, "two entries raced for one tuple (nf_ct_resolve_clash)".to_owned());
+        }
+        for drop in &trouble.drops {
+            let reason = drop.reason.as_deref().unwrap_or("no reason given by this kernel");
+            let entry = if drop.unconfirmed { ", before its entry was confirmed" } else { "" };
+            say(
+                drop.mark.first,
+                format!(
+                    "dropped {} {}{entry}: {reason}, in netns {}",
+                    repeated(drop.mark),
+                    on_the_way(drop.stage),
+                    drop.netns.0
+                ),
+            );
+        }
+        if let Some(refusal) = &trouble.refusal {
+            let how = match refusal.kind {
+                RefusalKind::Unreachable { code } => format!("ICMP {}", icmp(code)),
+                RefusalKind::Reset => "a forged RST".to_owned(),
+            };
+            let hook = match refusal.nf_hook {
+                Some(1) => " at LOCAL_IN",
+                Some(2) => " at FORWARD",
+                Some(3) => " at LOCAL_OUT",
+                _ => "",
+            };
+            say(
+                refusal.mark.first,
+                format!(
+                    "a rule refused it {} with {how}{hook}, {}, in netns {}",
+                    times(refusal.mark.count),
+                    on_the_way(refusal.stage),
+                    refusal.netns.0
+                ),
+            );
+        }
+        for reset in &trouble.stack_resets {
+            let by = match reset.by {
+                End::Client => "the client's stack",
+                End::Vip => "the stack that got the untranslated packet",
+                End::Endpoint => "the endpoint's stack",
+            };
+            let what =
+                if reset.to_syn { "the SYN" } else { "a packet of a connection that it does not have" };
+            let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            say(
+                reset.mark.first,
+                format!("{by} answered {what} with a RST{reason}, in netns {}", reset.netns.0),
+            );
+        }
+        if let Some(killed) = trouble.killed {
+            say(killed.time, "the RST ended the conntrack entry (nf_ct_kill_acct)".to_owned());
+        }
+    }
+    if let Some(deleted) = flow.deleted {
+        let replied = if deleted.status.has(Status::SEEN_REPLY) { "after" } else { "without" };
+        say(deleted.time, format!("the conntrack entry ended {replied} a reply (nf_ct_delete)"));
+    }
+    out.sort_by_key(|evidence| evidence.time);
+    out
+}
+
+fn decided(decision: &Decision) -> String {
+    let ct = &decision.ct;
+    let what = match ct.endpoint() {
+        Some(endpoint) => format!("NAT chose endpoint {endpoint} for {}", ct.orig.dst),
+        None => format!("{} was not translated: the reply tuple still names it", ct.orig.dst),
+    };
+    let source = if ct.masqueraded() && ct.endpoint().is_some() {
+        format!(", source masqueraded as {}", ct.reply.dst.ip())
+    } else {
+        String::new()
+    };
+    let entry = match (decision.confirmed, decision.attempts) {
+        (Some(_), 1) => String::new(),
+        (Some(_), n) => format!("; confirmed at entry {n}"),
+        (None, 1) => "; the entry was never confirmed".to_owned(),
+        (None, n) => format!("; {n} entries were made and none was confirmed"),
+    };
+    format!("{what}{source}{entry}")
+}
+
+fn ends(flow: &Flow, say: &mut impl FnMut(Timestamp, String)) {
+    for (who, end) in [("client", &flow.client), ("endpoint", &flow.server)] {
+        if let Some(time) = end.established {
+            say(time, format!("the {who}'s socket was established"));
+        }
+        let repeats = end.syn_retransmits();
+        if repeats.is_seen() {
+            let what = if who == "client" { "SYN" } else { "SYN-ACK" };
+            say(repeats.first, format!("the {who} repeated its {what} {}", repeated(repeats)));
+        }
+        let repeats = end.retransmits();
+        if repeats.is_seen() {
+            say(repeats.first, format!("the {who} repeated data {}", repeated(repeats)));
+        }
+        if let Some(reset) = end.reset_sent() {
+            let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            say(reset.time, format!("the {who}'s socket sent a RST in state {}{reason}", state(reset.state)));
+        }
+        if let Some(reset) = end.reset_received() {
+            say(reset.time, format!("the {who}'s socket received a RST in state {}", state(reset.state)));
+        }
+        if let Some(closed) = end.closed {
+            say(closed.time, ending(who, end, closed.from));
+        }
+    }
+}
+
+fn ending(who: &str, end: &SocketEnd, from: TcpState) -> String {
+    if from == TcpState::SynSent {
+        return format!("the {who}'s connect failed");
+    }
+    format!(
+        "the {who}'s socket ended from {}: {} bytes sent and acknowledged, {} received",
+        state(from),
+        end.bytes_acked,
+        end.bytes_received
+    )
+}
+
+fn repeated(mark: Mark) -> String {
+    if mark.count > 1 {
+        format!("{} within {}", times(mark.count), length(mark.last.since(mark.first)))
+    } else {
+        times(mark.count)
+    }
+}
+
+const fn on_the_way(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Before => "on the way to the address asked for",
+        Stage::After => "on the way to the endpoint",
+        Stage::Reply => "on the way back",
+    }
+}
+
+fn icmp(code: Option<u8>) -> String {
+    match code {
+        Some(0) => "network unreachable".to_owned(),
+        Some(1) => "host unreachable".to_owned(),
+        Some(3) => "port unreachable".to_owned(),
+        Some(9 | 10 | 13) => "administratively prohibited".to_owned(),
+        Some(code) => format!("unreachable, code {code}"),
+        None => "unreachable".to_owned(),
+    }
+}
+
+fn state(state: TcpState) -> String {
+    match state {
+        TcpState::Established => "ESTABLISHED".to_owned(),
+        TcpState::SynSent => "SYN_SENT".to_owned(),
+        TcpState::SynRecv | TcpState::NewSynRecv => "SYN_RECV".to_owned(),
+        TcpState::FinWait1 => "FIN_WAIT1".to_owned(),
+        TcpState::FinWait2 => "FIN_WAIT2".to_owned(),
+        TcpState::TimeWait => "TIME_WAIT".to_owned(),
+        TcpState::Close => "CLOSE".to_owned(),
+        TcpState::CloseWait => "CLOSE_WAIT".to_owned(),
+        TcpState::LastAck => "LAST_ACK".to_owned(),
+        TcpState::Listen => "LISTEN".to_owned(),
+        TcpState::Closing => "CLOSING".to_owned(),
+        TcpState::Other(number) => format!("state {number}"),
+    }
+}

@@ -1,0 +1,60 @@
+//! Which Services this node translated lately, and which not: one Service without a rule is its own trouble, several
+//! at once are kube-proxy's.
+//!
+//! Owns a bounded memory across flows. The trace notes each flow here before it judges it.
+
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
+
+use super::{Address, Context, ServicePort, Via};
+use crate::{
+    flow::{Decision, Flow},
+    time::Timestamp,
+};
+
+/// Service addresses remembered; older ones are forgotten at once when there are more.
+const MAX_SERVICES: usize = 4096;
+/// How far back "lately" reaches: two of kube-proxy's sync periods (30 s).
+const LATELY: Duration = Duration::from_mins(1);
+
+#[derive(Debug, Default)]
+pub struct Translations {
+    untranslated: HashMap<SocketAddr, Timestamp>,
+    last_translated: Option<Timestamp>,
+}
+
+impl Translations {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes what NAT decided for this flow, if it was meant for a cluster IP.
+    pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
+        let Some(decision) = flow.decision(ctx.node_netns) else { return };
+        match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
+            Address::Service(service) if service.via == Via::ClusterIp => {
+                let usable = ctx.cluster.usable(&service, ctx.node_name, decision.time).count > 0;
+                self.note_decision(&service, decision, usable);
+            }
+            _ => {}
+        }
+    }
+
+    fn note_decision(&mut self, service: &ServicePort, decision: &Decision, usable: bool) {
+        if decision.endpoint().is_some() {
+            self.last_translated = self.last_translated.max(Some(decision.time));
+            self.untranslated.remove(&service.asked);
+        } else if usable && decision.confirmed.is_some() && service.proxy_name.is_none() {
+            if self.untranslated.len() >= MAX_SERVICES {
+                self.untranslated.clear();
+            }
+            self.untranslated.insert(service.asked, decision.time);
+        }
+    }
+
+    /// Whether other Services went untranslated around `at` too, and none was translated.
+    pub(super) fn other_services_untranslated(&self, service: &ServicePort, at: Timestamp) -> bool {
+        let lately = at.saturating_sub(LATELY);
+        self.last_translated.is_none_or(|time| time < lately)
+            && self.untranslated.iter().any(|(asked, time)| *asked != service.asked && *time >= lately)
+    }
+}

@@ -1,0 +1,315 @@
+//! A flow and the evidence kept for it: of each sort the first, the last and how many.
+//!
+//! Owns plain data with a fixed bound on its size, whatever a kernel or a peer does. What the evidence amounts to is
+//! in `outcome.rs`; why, in `diagnosis`.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use super::Outcome;
+use crate::{
+    sighting::{Conntrack, Netns, Protocol, Status, Task, TcpState, Tuple},
+    time::Timestamp,
+};
+
+/// NAT decisions kept for one flow: the node's, and those of the namespaces before and behind it.
+pub(super) const MAX_DECISIONS: usize = 4;
+/// Sorts of drops kept for one flow.
+pub(super) const MAX_DROPS: usize = 8;
+/// Sorts of RSTs without a socket kept for one flow.
+pub(super) const MAX_STACK_RESETS: usize = 4;
+
+/// One connection, or one attempt at one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flow {
+    /// Unique in its table, in the order of first sightings, from 1.
+    pub id: u64,
+    /// How many times it was handed out, this time included; 0 before.
+    pub revision: u32,
+    /// Its beginning was not seen: the trace began later, or the event was lost.
+    pub partial: bool,
+    pub first_seen: Timestamp,
+    pub last_seen: Timestamp,
+    /// When the event came that ended it; `None` while it is open or only silent.
+    pub ended: Option<Timestamp>,
+    /// When it was handed out last, in the sightings' time.
+    pub settled: Option<Timestamp>,
+    /// The namespace of its first sighting.
+    pub netns: Netns,
+    /// Client to the address that it asked for.
+    pub orig: Tuple,
+    /// The task on whose CPU time its entry was confirmed: its sender only where that is local.
+    pub confirm_task: Option<Task>,
+    /// What NAT decided, in each namespace and zone where it was seen; at most four.
+    pub decisions: Vec<Decision>,
+    /// The socket that connects.
+    pub client: SocketEnd,
+    /// The socket that accepts.
+    pub server: SocketEnd,
+    /// What went wrong on the way; a healthy flow has none.
+    pub trouble: Option<Box<Trouble>>,
+    /// `nf_ct_delete` saw its entry end.
+    pub deleted: Option<Ended>,
+    /// How many sightings were folded into it.
+    pub sightings: u32,
+    /// Events lost by the tracer while this flow was watched.
+    pub lost: u64,
+    pub(super) handed: Option<Outcome>,
+}
+
+/// What NAT decided for one conntrack entry, at the last time it was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// When it was first seen.
+    pub time: Timestamp,
+    pub netns: Netns,
+    pub ct: Conntrack,
+    /// Whether `__nf_conntrack_confirm` was entered for it (which can still fail: a clash).
+    pub confirmed: Option<Timestamp>,
+    /// Entries made for it; above 1 where each retransmit met a drop before its entry could be confirmed.
+    pub attempts: u32,
+}
+
+impl Decision {
+    /// The chosen endpoint, where the destination was translated.
+    pub fn endpoint(&self) -> Option<SocketAddr> {
+        self.ct.endpoint()
+    }
+}
+
+/// How often something was seen, first and last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    pub count: u32,
+    pub first: Timestamp,
+    pub last: Timestamp,
+}
+
+impl Mark {
+    pub(super) fn hit(&mut self, time: Timestamp) {
+        if self.count == 0 || time < self.first {
+            self.first = time;
+        }
+        self.last = self.last.max(time);
+        self.count = self.count.saturating_add(1);
+    }
+
+    pub(super) fn once(time: Timestamp) -> Self {
+        Self { count: 1, first: time, last: time }
+    }
+
+    pub fn is_seen(&self) -> bool {
+        self.count > 0
+    }
+}
+
+/// One of the two sockets, as far as it lives on this node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SocketEnd {
+    /// Address of its `struct sock`; 0 where it was never seen.
+    pub sk: u64,
+    pub netns: Netns,
+    pub task: Option<Task>,
+    pub established: Option<Timestamp>,
+    pub closed: Option<Closed>,
+    pub bytes_acked: u64,
+    pub bytes_received: u64,
+    pub trouble: Option<Box<EndTrouble>>,
+}
+
+impl SocketEnd {
+    pub fn is_seen(&self) -> bool {
+        self.sk != 0
+    }
+
+    pub fn syn_retransmits(&self) -> Mark {
+        self.trouble.as_ref().map(|trouble| trouble.syn_retransmits).unwrap_or_default()
+    }
+
+    pub fn retransmits(&self) -> Mark {
+        self.trouble.as_ref().map(|trouble| trouble.retransmits).unwrap_or_default()
+    }
+
+    pub fn reset_sent(&self) -> Option<&ResetEvent> {
+        self.trouble.as_ref()?.reset_sent.as_ref()
+    }
+
+    pub fn reset_received(&self) -> Option<&ResetEvent> {
+        self.trouble.as_ref()?.reset_received.as_ref()
+    }
+}
+
+/// The end of a socket and the state that it ended in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed {
+    pub time: Timestamp,
+    pub from: TcpState,
+}
+
+/// What a healthy socket has none of.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EndTrouble {
+    /// SYN or SYN-ACK.
+    pub syn_retransmits: Mark,
+    /// Data or FIN.
+    pub retransmits: Mark,
+    /// Data retransmits in a row whose distance grew by more than half: exponential backoff, which an answer ends.
+    pub backoff: u32,
+    pub(super) last_gap: Duration,
+    pub reset_sent: Option<ResetEvent>,
+    pub reset_received: Option<ResetEvent>,
+}
+
+/// The first RST that a socket sent or received.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResetEvent {
+    pub time: Timestamp,
+    pub state: TcpState,
+    /// `enum sk_rst_reason` by name, on kernels that have it.
+    pub reason: Option<Arc<str>>,
+}
+
+/// Where on its way a packet was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// To the address that the client asked for: not translated (yet).
+    Before,
+    /// To the endpoint.
+    After,
+    /// On the way back to the client.
+    Reply,
+}
+
+/// One of the places a RST can come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Client,
+    /// The address that the client asked for, untranslated.
+    Vip,
+    Endpoint,
+}
+
+/// What went wrong with a flow's packets.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trouble {
+    /// Dropped packets, by reason and stage; at most eight sorts.
+    pub drops: Vec<Dropped>,
+    /// A rule refused it.
+    pub refusal: Option<Refusal>,
+    /// RSTs by a stack that has no socket for the packet; at most four sorts.
+    pub stack_resets: Vec<StackReset>,
+    /// `nf_ct_kill_acct`: a RST answered the SYN, or the entry was reopened.
+    pub killed: Option<Ended>,
+    /// `nf_ct_resolve_clash`.
+    pub clashes: Mark,
+    /// Dropped because no conntrack entry could be made.
+    pub table_full: Mark,
+}
+
+/// The end of a conntrack entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub time: Timestamp,
+    pub status: Status,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dropped {
+    /// The kernel's name; `None` on kernels without drop reasons.
+    pub reason: Option<Arc<str>>,
+    pub stage: Stage,
+    pub netns: Netns,
+    /// Whether the packet's entry was not confirmed yet: the drop ended it.
+    pub unconfirmed: bool,
+    /// Whether it was the first packet of a connection (a SYN; any datagram).
+    pub opening: bool,
+    pub mark: Mark,
+}
+
+impl Dropped {
+    pub fn is(&self, reason: &str) -> bool {
+        self.reason.as_deref() == Some(reason)
+    }
+}
+
+/// A rule's refusal: an ICMP error or a forged RST.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub kind: RefusalKind,
+    pub stage: Stage,
+    pub netns: Netns,
+    /// `enum nf_inet_hooks`: 1 local in, 2 forward, 3 local out.
+    pub nf_hook: Option<u8>,
+    pub mark: Mark,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// `nf_send_unreach` with this ICMP code (3 = port unreachable).
+    Unreachable { code: Option<u8> },
+    /// `nf_send_reset`.
+    Reset,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackReset {
+    pub by: End,
+    pub netns: Netns,
+    pub reason: Option<Arc<str>>,
+    /// Whether it answered a SYN.
+    pub to_syn: bool,
+    pub mark: Mark,
+}
+
+impl Flow {
+    pub(super) fn new(id: u64, orig: Tuple, netns: Netns, time: Timestamp, partial: bool) -> Self {
+        Self {
+            id,
+            revision: 0,
+            partial,
+            first_seen: time,
+            last_seen: time,
+            ended: None,
+            settled: None,
+            netns,
+            orig,
+            confirm_task: None,
+            decisions: Vec::new(),
+            client: SocketEnd::default(),
+            server: SocketEnd::default(),
+            trouble: None,
+            deleted: None,
+            sightings: 0,
+            lost: 0,
+            handed: None,
+        }
+    }
+
+    pub fn is_tcp(&self) -> bool {
+        self.orig.protocol == Protocol::TCP
+    }
+
+    /// The decision taken in this namespace; a translating one first, then the earliest. With `None`, in any.
+    pub fn decision(&self, netns: Option<Netns>) -> Option<&Decision> {
+        let here = |decision: &&Decision| {
+            netns.is_none_or(|netns| decision.netns == netns || decision.netns == Netns::default())
+        };
+        let asked = |decision: &&Decision| decision.ct.orig == self.orig;
+        self.decisions
+            .iter()
+            .filter(here)
+            .filter(asked)
+            .find(|decision| decision.endpoint().is_some())
+            .or_else(|| self.decisions.iter().filter(here).find(asked))
+    }
+
+    /// The time from the first sighting to the client's handshake being complete; `None` where either was not seen.
+    pub fn connect_time(&self) -> Option<Duration> {
+        let established = self.client.established?;
+        let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen);
+        (!self.partial && from_the_start).then(|| established.since(self.first_seen))
+    }
+
+    pub(super) fn trouble_mut(&mut self) -> &mut Trouble {
+        self.trouble.get_or_insert_default()
+    }
+}

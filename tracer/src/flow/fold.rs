@@ -1,0 +1,283 @@
+//! Folding one sighting's facts into the flow that it belongs to.
+//!
+//! Owns which field a fact goes to and the bounds on what is kept. Which flow it belongs to is decided in `table.rs`.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Closed, Decision, Dropped, End, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent, SocketEnd,
+    StackReset, Stage,
+    evidence::{MAX_DECISIONS, MAX_DROPS, MAX_STACK_RESETS},
+};
+use crate::{
+    sighting::{Conntrack, Hook, Netns, PacketFact, SocketEvent, SocketFact, Status, TcpState, Tuple},
+    time::Timestamp,
+};
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+/// Where and when a fact was seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) time: Timestamp,
+    pub(super) netns: Netns,
+    pub(super) hook: Hook,
+}
+
+impl Flow {
+    /// Notes a sighting of any sort.
+    pub(super) fn touch(&mut self, time: Timestamp) {
+        self.sightings = self.sightings.saturating_add(1);
+        self.first_seen = self.first_seen.min(time);
+        self.last_seen = self.last_seen.max(time);
+    }
+
+    /// The decision of this entry or, where retransmits made several entries, of this namespace and zone.
+    pub(super) fn decision_for(&self, ct: &Conntrack, netns: Netns) -> Option<&Decision> {
+        self.decisions.iter().find(|decision| {
+            decision.netns == netns && decision.ct.zone == ct.zone && decision.ct.orig == ct.orig
+        })
+    }
+
+    pub(super) fn fold_decision(&mut self, ct: Conntrack, place: Place) {
+        let confirmed = (place.hook == Hook::Confirm).then_some(place.time);
+        let room = self.decisions.len() < MAX_DECISIONS;
+        let known = self.decisions.iter_mut().find(|decision| {
+            decision.netns == place.netns && decision.ct.zone == ct.zone && decision.ct.orig == ct.orig
+        });
+        match known {
+            Some(decision) => {
+                if decision.ct.id != ct.id {
+                    decision.attempts = decision.attempts.saturating_add(1);
+                }
+                // The confirmed entry's tuples are final; those of an attempt are the latest that were seen.
+                if confirmed.is_some() || decision.confirmed.is_none() {
+                    decision.ct = ct;
+                }
+                decision.confirmed = match (decision.confirmed, confirmed) {
+                    (Some(known), Some(new)) => Some(known.min(new)),
+                    (known, new) => known.or(new),
+                };
+                decision.time = decision.time.min(place.time);
+            }
+            None if room => {
+                self.decisions.push(Decision {
+                    time: place.time,
+                    netns: place.netns,
+                    ct,
+                    confirmed,
+                    attempts: 1,
+                });
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn fold_end_of_entry(&mut self, ct: &Conntrack, place: Place) {
+        let ended = Ended { time: place.time, status: ct.status };
+        match place.hook {
+            Hook::KillAcct => {
+                self.trouble_mut().killed.get_or_insert(ended);
+            }
+            Hook::ResolveClash => self.trouble_mut().clashes.hit(place.time),
+            Hook::Delete => {
+                self.deleted.get_or_insert(ended);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn fold_packet(&mut self, packet: &PacketFact, place: Place) {
+        let stage = self.stage(packet);
+        let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
+        match place.hook {
+            Hook::SendUnreach => {
+                self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
+            }
+            Hook::NfSendReset => self.fold_refusal(RefusalKind::Reset, stage, packet, place),
+            Hook::TcpSendReset | Hook::TcpV4SendReset => {
+                let by = match stage {
+                    Stage::Reply => End::Client,
+                    Stage::After => End::Endpoint,
+                    Stage::Before => End::Vip,
+                };
+                self.fold_stack_reset(by, opening, packet.reason.clone(), place);
+            }
+            _ => {
+                if packet.table_full {
+                    self.trouble_mut().table_full.hit(place.time);
+                } else {
+                    self.fold_drop(stage, opening, packet, place);
+                }
+            }
+        }
+    }
+
+    /// Where on its way the packet was, told from its own addresses, else from its entry.
+    fn stage(&self, packet: &PacketFact) -> Stage {
+        if packet.original_direction == Some(false) {
+            return Stage::Reply;
+        }
+        let Some(tuple) = packet.tuple else {
+            return if packet.ct.is_some_and(|ct| ct.endpoint().is_some()) {
+                Stage::After
+            } else {
+                Stage::Before
+            };
+        };
+        if tuple.src == self.orig.dst && tuple.dst == self.orig.src {
+            return Stage::Reply;
+        }
+        for decision in &self.decisions {
+            let reply = decision.ct.reply;
+            if tuple.src == reply.src && tuple.dst == reply.dst {
+                return Stage::Reply;
+            }
+            if decision.endpoint() == Some(tuple.dst) {
+                return Stage::After;
+            }
+        }
+        Stage::Before
+    }
+
+    fn fold_refusal(&mut self, kind: RefusalKind, stage: Stage, packet: &PacketFact, place: Place) {
+        let refusal =
+            Refusal { kind, stage, netns: place.netns, nf_hook: packet.nf_hook, mark: Mark::default() };
+        self.trouble_mut().refusal.get_or_insert(refusal).mark.hit(place.time);
+    }
+
+    fn fold_stack_reset(&mut self, by: End, to_syn: bool, reason: Option<Arc<str>>, place: Place) {
+        let resets = &mut self.trouble_mut().stack_resets;
+        if let Some(known) = resets.iter_mut().find(|known| known.by == by && known.to_syn == to_syn) {
+            known.mark.hit(place.time);
+            known.reason = known.reason.take().or(reason);
+        } else if resets.len() < MAX_STACK_RESETS {
+            resets.push(StackReset { by, netns: place.netns, reason, to_syn, mark: Mark::once(place.time) });
+        }
+    }
+
+    fn fold_drop(&mut self, stage: Stage, opening: bool, packet: &PacketFact, place: Place) {
+        let unconfirmed = packet.ct.is_some_and(|ct| !ct.status.has(Status::CONFIRMED));
+        let drops = &mut self.trouble_mut().drops;
+        let same = |known: &&mut Dropped| {
+            known.stage == stage
+                && known.reason == packet.reason
+                && known.opening == opening
+                && known.netns == place.netns
+        };
+        if let Some(known) = drops.iter_mut().find(same) {
+            known.mark.hit(place.time);
+            known.unconfirmed |= unconfirmed;
+        } else if drops.len() < MAX_DROPS {
+            drops.push(Dropped {
+                reason: packet.reason.clone(),
+                stage,
+                netns: place.netns,
+                unconfirmed,
+                opening,
+                mark: Mark::once(place.time),
+            });
+        }
+    }
+
+    /// Which of the two sockets this is, if it is one of them.
+    pub(super) fn end_of(&self, tuple: &Tuple) -> Option<End> {
+        if *tuple == self.orig {
+            return Some(End::Client);
+        }
+        let accepts = |ct: &Conntrack| tuple.src == ct.reply.src && tuple.dst == ct.reply.dst;
+        if *tuple == self.orig.reversed() || self.decisions.iter().any(|decision| accepts(&decision.ct)) {
+            return Some(End::Endpoint);
+        }
+        None
+    }
+
+    /// Whether the fact belonged to one of the flow's two sockets.
+    pub(super) fn fold_socket(&mut self, socket: &SocketFact, place: Place) -> bool {
+        let Some(side) = self.end_of(&socket.tuple) else { return false };
+        let end = if side == End::Client { &mut self.client } else { &mut self.server };
+        if !end.is_seen() {
+            end.sk = socket.sk;
+            end.netns = place.netns;
+        }
+        if end.task.is_none() && matches!(socket.event, SocketEvent::State { .. }) {
+            // Read from the socket's own task only on the way down; in softirq it is whoever was running.
+            end.task.clone_from(&socket.task);
+        }
+        end.bytes_acked = end.bytes_acked.max(socket.bytes_acked);
+        end.bytes_received = end.bytes_received.max(socket.bytes_received);
+        fold_event(end, &socket.event, place.time);
+        true
+    }
+}
+
+fn fold_event(end: &mut SocketEnd, event: &SocketEvent, time: Timestamp) {
+    match event {
+        SocketEvent::State { old, new: TcpState::Close } => {
+            let closed = Closed { time, from: *old };
+            if end.closed.is_none_or(|known| known.time > time) {
+                end.closed = Some(closed);
+            }
+        }
+        SocketEvent::State { new: TcpState::Established, .. } => {
+            end.established = Some(end.established.map_or(time, |known| known.min(time)));
+        }
+        SocketEvent::State { .. } => {}
+        SocketEvent::Retransmit { state } => {
+            let trouble = end.trouble.get_or_insert_default();
+            if matches!(state, TcpState::SynSent | TcpState::SynRecv | TcpState::NewSynRecv) {
+                if trouble.syn_retransmits.last != time {
+                    trouble.syn_retransmits.hit(time);
+                }
+                return;
+            }
+            if trouble.retransmits.is_seen() {
+                let gap = time.since(trouble.retransmits.last);
+                if gap == Duration::ZERO {
+                    return;
+                }
+                let grew = trouble.last_gap > Duration::ZERO && gap > trouble.last_gap + trouble.last_gap / 2;
+                trouble.backoff = if grew { trouble.backoff.saturating_add(1) } else { 0 };
+                trouble.last_gap = gap;
+            }
+            trouble.retransmits.hit(time);
+        }
+        SocketEvent::SendReset { state, reason } => {
+            let reset = ResetEvent { time, state: *state, reason: reason.clone() };
+            end.trouble.get_or_insert_default().reset_sent.get_or_insert(reset);
+        }
+        SocketEvent::ReceiveReset { state } => {
+            let reset = ResetEvent { time, state: *state, reason: None };
+            end.trouble.get_or_insert_default().reset_received.get_or_insert(reset);
+        }
+    }
+}
+
+/// Whether the fact tells that a socket begins, not that one goes on or ends.
+pub(super) const fn begins(event: &SocketEvent) -> bool {
+    matches!(
+        event,
+        SocketEvent::State { old: TcpState::SynSent | TcpState::SynRecv, new: TcpState::Established }
+            | SocketEvent::Retransmit { state: TcpState::SynSent }
+    )
+}
+
+/// Whether the fact can only come from the accepting socket.
+pub(super) const fn accepts(event: &SocketEvent) -> bool {
+    matches!(
+        event,
+        SocketEvent::State { old: TcpState::SynRecv | TcpState::NewSynRecv, .. }
+            | SocketEvent::Retransmit { state: TcpState::SynRecv | TcpState::NewSynRecv }
+    )
+}
+
+/// Whether the packet can be the first of a connection.
+pub(super) const fn may_open(packet: &PacketFact) -> bool {
+    packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0
+}
+
+/// The addresses with which a flow can be looked up, besides the client's own.
+pub(super) fn behind(decision: &Decision) -> [Tuple; 2] {
+    [decision.ct.reply, decision.ct.orig]
+}

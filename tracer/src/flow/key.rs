@@ -1,0 +1,108 @@
+//! The index key of a flow: a connection's two ends, whichever way a packet of it travels.
+//!
+//! Owns normal forms of addresses only. It decides nothing about what belongs together in time.
+
+use std::{
+    hash::{Hash, Hasher},
+    net::{IpAddr, SocketAddr, SocketAddrV6},
+};
+
+use crate::sighting::{Conntrack, Netns, Tuple};
+
+/// The two ends of a connection, unordered: a packet and its answer have the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    low: u128,
+    high: u128,
+    ports: u32,
+    /// Loopback addresses mean another host in each namespace; all others mean the same everywhere on a node.
+    scope: u32,
+    protocol: u8,
+}
+
+impl Key {
+    pub(super) fn new(tuple: &Tuple, netns: Netns) -> Self {
+        let (src, dst) = (end(&tuple.src), end(&tuple.dst));
+        let (low, high) = if src <= dst { (src, dst) } else { (dst, src) };
+        let loopback = tuple.src.ip().is_loopback() || tuple.dst.ip().is_loopback();
+        Self {
+            low: low.0,
+            high: high.0,
+            ports: u32::from(low.1) << 16 | u32::from(high.1),
+            scope: if loopback { netns.0 } else { 0 },
+            protocol: tuple.protocol.0,
+        }
+    }
+}
+
+impl Hash for Key {
+    /// Feeds the keyed hash three words for IPv4, seven for IPv6: this runs for every sighting.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(u64::from(self.ports) << 32 | u64::from(self.scope ^ u32::from(self.protocol)));
+        for word in [self.low, self.high] {
+            let upper = (word >> 64) as u64;
+            state.write_u64(word as u64);
+            if upper != 0 {
+                state.write_u64(upper);
+            }
+        }
+    }
+}
+
+fn end(addr: &SocketAddr) -> (u128, u16) {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) => u128::from(ip.to_ipv6_mapped()),
+        IpAddr::V6(ip) => u128::from(ip),
+    };
+    (ip, addr.port())
+}
+
+/// Addresses in their plain form: a dual-stack socket names an IPv4 peer as `::ffff:a.b.c.d`, conntrack as `a.b.c.d`.
+/// Flow labels and scope ids are dropped: conntrack has neither.
+pub(super) fn plain(tuple: Tuple) -> Tuple {
+    Tuple { protocol: tuple.protocol, src: plain_addr(tuple.src), dst: plain_addr(tuple.dst) }
+}
+
+pub(super) fn plain_conntrack(ct: Conntrack) -> Conntrack {
+    Conntrack { orig: plain(ct.orig), reply: plain(ct.reply), ..ct }
+}
+
+fn plain_addr(addr: SocketAddr) -> SocketAddr {
+    match addr {
+        SocketAddr::V4(_) => addr,
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(ip) => SocketAddr::new(IpAddr::V4(ip), v6.port()),
+            None => SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, 0)),
+        },
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::sighting::Protocol;
+
+    fn tuple(src: &str, dst: &str) -> Tuple {
+        Tuple::new(Protocol::TCP, src.parse().unwrap(), dst.parse().unwrap())
+    }
+
+    #[test]
+    fn both_directions_have_one_key() {
+        let t = tuple("10.0.0.1:1000", "10.0.0.2:80");
+        assert_eq!(Key::new(&t, Netns(1)), Key::new(&t.reversed(), Netns(2)));
+        assert_ne!(Key::new(&t, Netns(1)), Key::new(&tuple("10.0.0.1:80", "10.0.0.2:1000"), Netns(1)));
+    }
+
+    #[test]
+    fn loopback_is_per_namespace() {
+        let t = tuple("127.0.0.1:1000", "127.0.0.1:30080");
+        assert_ne!(Key::new(&t, Netns(1)), Key::new(&t, Netns(2)));
+    }
+
+    #[test]
+    fn a_dual_stack_socket_names_the_same_connection() {
+        let mapped = plain(tuple("[::ffff:10.0.0.1]:1000", "[::ffff:10.0.0.2]:80"));
+        assert_eq!(mapped, tuple("10.0.0.1:1000", "10.0.0.2:80"));
+    }
+}

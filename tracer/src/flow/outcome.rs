@@ -1,0 +1,205 @@
+//! What the evidence of a flow amounts to.
+//!
+//! A function of the evidence alone, so that it cannot depend on the order in which the evidence came. It names what
+//! happened, never why.
+
+use super::{End, Flow};
+use crate::sighting::{Status, TcpState};
+
+/// What became of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Neither an answer nor a failure was seen.
+    Pending,
+    /// Answered and still open.
+    Established,
+    /// Answered and ended without a RST.
+    Closed,
+    /// Answered, then ended by a RST.
+    Reset(ResetBy),
+    /// Answered, then one end heard nothing more: its retransmits backed off.
+    Silent,
+    /// A RST (or for datagrams "no socket") answered the first packet.
+    Refused,
+    /// A rule on the way refused it with an ICMP error or a forged RST.
+    Rejected,
+    /// Its first packets were dropped.
+    Dropped,
+    /// The next hop could not be resolved, or there is no route.
+    Unreachable,
+    /// The SYN was repeated and not answered.
+    Stalled,
+    /// The client gave up before an answer, and before it repeated its SYN.
+    Abandoned,
+}
+
+/// Who reset an answered flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ResetBy {
+    Client,
+    Endpoint,
+    /// A RST was received and no sender was seen.
+    Unknown,
+}
+
+impl Outcome {
+    /// Whether the client got its connection or datagram through, and it did not break.
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Established | Self::Closed)
+    }
+}
+
+/// Drop reasons that mean "no way to the next hop", by the kernel's names.
+const NO_WAY: [&str; 6] =
+    ["NEIGH_FAILED", "NEIGH_DEAD", "NEIGH_CREATEFAIL", "NEIGH_QUEUEFULL", "IP_OUTNOROUTES", "IP_INNOROUTES"];
+
+/// Data retransmits in a growing distance after which an end is held to hear nothing: about 3 s from the first.
+const SILENT_BACKOFF: u32 = 3;
+
+impl Flow {
+    pub fn outcome(&self) -> Outcome {
+        if self.was_answered() { self.answered_outcome() } else { self.opening_outcome() }
+    }
+
+    /// Whether the other end answered, as far as anything showed it.
+    pub fn was_answered(&self) -> bool {
+        let replied = |status: Status| status.has(Status::SEEN_REPLY) || status.has(Status::ASSURED);
+        let ends = [&self.client, &self.server];
+        ends.iter().any(|end| {
+            end.established.is_some()
+                || end.closed.is_some_and(|closed| is_answered(closed.from))
+                || end.retransmits().is_seen()
+                || end.reset_sent().is_some_and(|reset| is_answered(reset.state))
+                || end.reset_received().is_some_and(|reset| is_answered(reset.state))
+        }) || self.deleted.is_some_and(|ended| replied(ended.status))
+            || self.trouble.as_ref().is_some_and(|trouble| {
+                trouble.killed.is_some_and(|ended| replied(ended.status))
+                    || trouble.stack_resets.iter().any(|reset| reset.by != End::Client && !reset.to_syn)
+            })
+    }
+
+    fn answered_outcome(&self) -> Outcome {
+        if let Some(by) = self.reset_by() {
+            return Outcome::Reset(by);
+        }
+        let silent = [&self.client, &self.server].iter().any(|end| {
+            end.trouble.as_ref().is_some_and(|trouble| trouble.backoff >= SILENT_BACKOFF)
+                && end.closed.is_none_or(|closed| {
+                    matches!(closed.from, TcpState::Established | TcpState::FinWait1 | TcpState::CloseWait)
+                })
+        });
+        if silent {
+            return Outcome::Silent;
+        }
+        let over = self.client.closed.is_some()
+            || self.server.closed.is_some()
+            || self.deleted.is_some()
+            || self.trouble.as_ref().is_some_and(|trouble| trouble.killed.is_some());
+        if over { Outcome::Closed } else { Outcome::Established }
+    }
+
+    /// Who broke an answered flow with a RST. A RST after both ends said goodbye (FIN) breaks nothing.
+    fn reset_by(&self) -> Option<ResetBy> {
+        let counts = |state: TcpState| {
+            matches!(state, TcpState::Established | TcpState::CloseWait | TcpState::FinWait1)
+        };
+        let sent = |end: &super::SocketEnd| end.reset_sent().is_some_and(|reset| counts(reset.state));
+        let received = |end: &super::SocketEnd| end.reset_received().is_some_and(|reset| counts(reset.state));
+        let stack = |by: End| {
+            self.trouble.as_ref().is_some_and(|trouble| {
+                trouble.stack_resets.iter().any(|reset| reset.by == by && !reset.to_syn)
+            })
+        };
+        // tcp_send_active_reset closes the socket first on some paths: a state of CLOSE still is the sender's RST.
+        let active = |end: &super::SocketEnd| {
+            end.reset_sent().is_some()
+                && end.closed.is_some_and(|closed| closed.from == TcpState::Established)
+        };
+        if sent(&self.server) || active(&self.server) {
+            Some(ResetBy::Endpoint)
+        } else if sent(&self.client) || active(&self.client) {
+            Some(ResetBy::Client)
+        } else if received(&self.client) {
+            Some(if stack(End::Endpoint) || stack(End::Vip) { ResetBy::Endpoint } else { ResetBy::Unknown })
+        } else if received(&self.server) {
+            Some(if stack(End::Client) { ResetBy::Client } else { ResetBy::Unknown })
+        } else {
+            None
+        }
+    }
+
+    fn opening_outcome(&self) -> Outcome {
+        if let Some(trouble) = &self.trouble {
+            // A later confirmed entry means that a retransmit got through what stopped the first packet.
+            let passed = self.decisions.iter().filter_map(|decision| decision.confirmed).max();
+            let stands = |last| passed.is_none_or(|passed| last >= passed);
+            let on_the_way = || {
+                trouble.drops.iter().filter(|drop| {
+                    drop.opening && drop.stage != super::Stage::Reply && stands(drop.mark.last)
+                })
+            };
+            if trouble.refusal.is_some_and(|refusal| stands(refusal.mark.last)) {
+                return Outcome::Rejected;
+            }
+            if trouble.stack_resets.iter().any(|reset| reset.by != End::Client && stands(reset.mark.last))
+                || on_the_way().any(|drop| drop.is("NO_SOCKET"))
+                || trouble.killed.is_some_and(|ended| stands(ended.time))
+                || self.client.reset_received().is_some()
+            {
+                return Outcome::Refused;
+            }
+            if on_the_way().any(|drop| NO_WAY.iter().any(|reason| drop.is(reason))) {
+                return Outcome::Unreachable;
+            }
+            if (trouble.table_full.is_seen() && stands(trouble.table_full.last))
+                || on_the_way().next().is_some()
+            {
+                return Outcome::Dropped;
+            }
+        }
+        if self.client.reset_received().is_some() {
+            return Outcome::Refused;
+        }
+        let repeats = self.client.syn_retransmits().count;
+        if repeats >= 2 || (repeats >= 1 && self.client.closed.is_some()) {
+            return Outcome::Stalled;
+        }
+        if self.client.closed.is_some() {
+            return Outcome::Abandoned;
+        }
+        if self.deleted.is_some() && self.is_tcp() {
+            return Outcome::Stalled;
+        }
+        Outcome::Pending
+    }
+
+    /// Whether nothing but late evidence can follow.
+    pub(super) fn is_over(&self, outcome: Outcome) -> bool {
+        match outcome {
+            Outcome::Closed
+            | Outcome::Reset(_)
+            | Outcome::Refused
+            | Outcome::Rejected
+            | Outcome::Unreachable
+            | Outcome::Abandoned => true,
+            Outcome::Stalled | Outcome::Dropped | Outcome::Pending | Outcome::Silent => {
+                self.client.closed.is_some() || self.deleted.is_some()
+            }
+            Outcome::Established => false,
+        }
+    }
+}
+
+/// States that a socket reaches only after an answer.
+const fn is_answered(state: TcpState) -> bool {
+    matches!(
+        state,
+        TcpState::Established
+            | TcpState::FinWait1
+            | TcpState::FinWait2
+            | TcpState::TimeWait
+            | TcpState::CloseWait
+            | TcpState::LastAck
+            | TcpState::Closing
+    )
+}

@@ -1,0 +1,141 @@
+//! Storage of flows: slots that are reused, each in exactly one queue, all operations in constant time.
+//!
+//! A queue is a doubly linked list through the slots, ordered by deadline because each queue has one timeout: its
+//! head is the next to expire and the first to evict. Owns no meaning of the queues beyond their names.
+
+use super::Flow;
+use crate::time::Timestamp;
+
+/// Which wait a flow is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// Waiting for an answer.
+    Opening,
+    /// Datagrams (and SCTP), of which no socket tells the end: waiting for silence.
+    Datagram,
+    /// Answered and open; no deadline, ordered by activity.
+    Live,
+    /// Its outcome is known; waiting for the other CPUs' and the other end's evidence.
+    Settling,
+    /// Handed out; kept for what comes late.
+    Lingering,
+    /// Handed out as unanswered; kept longer, for an answer may still come.
+    Waiting,
+}
+
+pub(super) const QUEUES: [Queue; 6] =
+    [Queue::Opening, Queue::Datagram, Queue::Live, Queue::Settling, Queue::Lingering, Queue::Waiting];
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Slot {
+    flow: Option<Flow>,
+    queue: Queue,
+    deadline: Timestamp,
+    previous: u32,
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    head: u32,
+    tail: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Slots {
+    all: Vec<Slot>,
+    free: Vec<u32>,
+    queues: [Ends; QUEUES.len()],
+}
+
+impl Slots {
+    pub(super) fn new() -> Self {
+        Self { all: Vec::new(), free: Vec::new(), queues: [Ends { head: NONE, tail: NONE }; QUEUES.len()] }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len() - self.free.len()
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&Flow> {
+        self.all.get(index as usize)?.flow.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Flow> {
+        self.all.get_mut(index as usize)?.flow.as_mut()
+    }
+
+    pub(super) fn queue_of(&self, index: u32) -> Option<Queue> {
+        let slot = self.all.get(index as usize)?;
+        slot.flow.is_some().then_some(slot.queue)
+    }
+
+    pub(super) fn insert(&mut self, flow: Flow, queue: Queue, deadline: Timestamp) -> u32 {
+        let slot = Slot { flow: Some(flow), queue, deadline, previous: NONE, next: NONE };
+        let index = if let Some(index) = self.free.pop() {
+            self.all[index as usize] = slot;
+            index
+        } else {
+            self.all.push(slot);
+            (self.all.len() - 1) as u32
+        };
+        self.link(index);
+        index
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<Flow> {
+        let flow = self.all.get_mut(index as usize)?.flow.take()?;
+        self.unlink(index);
+        self.free.push(index);
+        Some(flow)
+    }
+
+    /// Moves the flow to the end of `queue`.
+    pub(super) fn enqueue(&mut self, index: u32, queue: Queue, deadline: Timestamp) {
+        if self.get(index).is_none() {
+            return;
+        }
+        self.unlink(index);
+        let slot = &mut self.all[index as usize];
+        slot.queue = queue;
+        slot.deadline = deadline;
+        self.link(index);
+    }
+
+    pub(super) fn head(&self, queue: Queue) -> Option<(u32, Timestamp)> {
+        let head = self.queues[queue as usize].head;
+        self.all.get(head as usize).map(|slot| (head, slot.deadline))
+    }
+
+    fn link(&mut self, index: u32) {
+        let queue = self.all[index as usize].queue as usize;
+        let tail = self.queues[queue].tail;
+        self.all[index as usize].previous = tail;
+        self.all[index as usize].next = NONE;
+        if tail == NONE {
+            self.queues[queue].head = index;
+        } else {
+            self.all[tail as usize].next = index;
+        }
+        self.queues[queue].tail = index;
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Slot { queue, previous, next, .. } = self.all[index as usize];
+        let ends = &mut self.queues[queue as usize];
+        if previous == NONE {
+            ends.head = next;
+        }
+        if next == NONE {
+            ends.tail = previous;
+        }
+        if previous != NONE {
+            self.all[previous as usize].next = next;
+        }
+        if next != NONE {
+            self.all[next as usize].previous = previous;
+        }
+    }
+}

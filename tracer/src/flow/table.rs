@@ -1,0 +1,614 @@
+//! The table of flows: which sighting belongs to which flow, when a flow is over, and who has to go when it is full.
+//!
+//! Every operation is in constant time but `finish`. Owns identity and time; what a fact means is in `fold.rs`, what
+//! the evidence amounts to in `outcome.rs`.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use super::{
+    End, Flow, Outcome, SocketEnd,
+    fold::{Place, accepts, begins, behind, may_open},
+    key::{Key, plain, plain_conntrack},
+    reorder::Reorder,
+    slots::{QUEUES, Queue, Slots},
+};
+use crate::{
+    sighting::{
+        Conntrack, ConntrackFact, Fact, Hook, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
+        Status, TcpState, Tuple,
+    },
+    time::Timestamp,
+};
+
+/// Losses remembered apart; older ones are joined.
+const MAX_LOSSES: usize = 64;
+/// A fact that beats its flow's first entry by no more than this was reordered, not left over from an older flow.
+const OVERTAKEN: Duration = Duration::from_millis(100);
+/// The initial retransmission timeout (RFC 6298) less its tolerance: a SYN sooner than this after a refusal is another
+/// connection's.
+const FIRST_RETRANSMIT: Duration = Duration::from_millis(900);
+/// Facts about a flow's last packets may come this long after its end.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Bounds on memory and waiting.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Flows held at once, about 1 KiB each; at least 1. Half-open ones make room first.
+    pub max_flows: usize,
+    /// How long sightings are held to be sorted by time.
+    pub reorder: Duration,
+    /// How long a flow that is over waits for the other end's evidence.
+    pub settle: Duration,
+    /// How long a TCP flow may go without a sign of an answer until it is handed out. SYN retransmits come after
+    /// 1 s and 3 s (after 1, 2, 3 s since Linux 6.5) and an unresolved neighbour fails after 3 s: 4 s see both.
+    pub answer: Duration,
+    /// How long a flow of datagrams must be silent to be handed out (conntrack's own timeout for one-way UDP).
+    pub silence: Duration,
+    /// How long a flow that was handed out is kept for late evidence.
+    pub linger: Duration,
+    /// The same for an unanswered one: the client repeats its SYN for about 130 s.
+    pub unanswered: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_flows: 65_536,
+            reorder: Duration::from_millis(30),
+            settle: Duration::from_millis(200),
+            answer: Duration::from_secs(4),
+            silence: Duration::from_secs(30),
+            linger: Duration::from_secs(3),
+            unanswered: Duration::from_secs(135),
+        }
+    }
+}
+
+/// Counts since the table was made, except `open`. `seen` is the sum of `settled`, `evicted`, `absorbed` and `open`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub sightings: u64,
+    /// Flows begun.
+    pub seen: u64,
+    /// Flows handed out at least once.
+    pub settled: u64,
+    /// Flows that are held and not handed out yet.
+    pub open: u64,
+    /// Flows forgotten before they could be handed out, for want of room.
+    pub evicted: u64,
+    /// Those of them that were half-open.
+    pub evicted_half_open: u64,
+    /// Flows that turned out to be the other end of another.
+    pub absorbed: u64,
+    /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows long gone.
+    pub unmatched: u64,
+    /// Times that the conntrack table was found full.
+    pub table_full: u64,
+    /// Times that a full table made room by evicting an unassured entry (N7).
+    pub table_full_freed: u64,
+}
+
+/// All flows of a trace. See the module for the contract.
+///
+/// Time comes from sightings and [`advance`](Self::advance): a live caller reads all waiting records before it
+/// advances to the wall clock, so that a flow is not given up while its answer waits to be read. What is
+/// [drained](Self::drain_settled) is owned by the caller, who should drain after each batch.
+#[derive(Debug)]
+pub struct FlowTable {
+    limits: Limits,
+    slots: Slots,
+    index: HashMap<Key, u32>,
+    reorder: Reorder,
+    settled: VecDeque<Flow>,
+    losses: VecDeque<Loss>,
+    counters: Counters,
+    /// The latest time known. Never goes back.
+    clock: Timestamp,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    count: u64,
+    from: Timestamp,
+    to: Timestamp,
+}
+
+impl FlowTable {
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            slots: Slots::new(),
+            index: HashMap::new(),
+            reorder: Reorder::new(limits.reorder),
+            settled: VecDeque::new(),
+            losses: VecDeque::new(),
+            counters: Counters::default(),
+            clock: Timestamp::MIN,
+        }
+    }
+
+    /// Takes one sighting. It is folded once nothing can overtake it any more.
+    pub fn observe(&mut self, sighting: Sighting) {
+        self.counters.sightings += 1;
+        self.reorder.push(sighting);
+        while let Some(next) = self.reorder.pop() {
+            self.fold(next);
+        }
+    }
+
+    /// Time has passed: nothing that was seen before `now` less the reorder window is still to come.
+    pub fn advance(&mut self, now: Timestamp) {
+        self.reorder.advance(now);
+        while let Some(next) = self.reorder.pop() {
+            self.fold(next);
+        }
+        // What is still held back may belong to a flow that would expire now.
+        let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
+        self.expire(certain);
+    }
+
+    /// When [`advance`](Self::advance) will next have something to do; `None` while nothing waits.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        QUEUES
+            .iter()
+            .filter(|queue| **queue != Queue::Live)
+            .filter_map(|queue| self.slots.head(*queue).map(|(_, deadline)| deadline))
+            .chain(self.reorder.next_deadline())
+            .min()
+    }
+
+    /// Flows whose outcome became known, or changed, since the last call.
+    pub fn drain_settled(&mut self) -> impl Iterator<Item = Flow> + '_ {
+        self.settled.drain(..)
+    }
+
+    /// The trace is over: all that is open is handed out as it stands, in the order of its beginning.
+    pub fn finish(&mut self, now: Timestamp) {
+        while let Some(next) = self.reorder.pop_any() {
+            self.fold(next);
+        }
+        self.clock = self.clock.max(now);
+        let mut rest = Vec::new();
+        for queue in QUEUES {
+            while let Some((index, _)) = self.slots.head(queue) {
+                let Some(flow) = self.forget(index) else { break };
+                let outcome = flow.outcome();
+                if flow.handed.is_none_or(|handed| is_news(handed, outcome)) {
+                    rest.push(flow);
+                }
+            }
+        }
+        rest.sort_unstable_by_key(|flow| flow.id);
+        for mut flow in rest {
+            self.hand_out(&mut flow, now);
+            self.settled.push_back(flow);
+        }
+        self.index.clear();
+    }
+
+    /// The kernel half lost `count` records between `from` and `to`: flows that were alive then carry the count.
+    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
+        if count == 0 {
+            return;
+        }
+        if self.losses.len() >= MAX_LOSSES
+            && let (Some(oldest), Some(next)) = (self.losses.pop_front(), self.losses.front_mut())
+        {
+            next.count = next.count.saturating_add(oldest.count);
+            next.from = next.from.min(oldest.from);
+            next.to = next.to.max(oldest.to);
+        }
+        self.losses.push_back(Loss { count, from, to });
+    }
+
+    pub fn counters(&self) -> Counters {
+        let Counters { seen, settled, evicted, absorbed, .. } = self.counters;
+        Counters { open: seen - settled - evicted - absorbed, ..self.counters }
+    }
+
+    /// Flows held, those already handed out included.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn fold(&mut self, sighting: Sighting) {
+        self.expire(sighting.time);
+        let place = Place { time: sighting.time, netns: sighting.netns, hook: sighting.hook };
+        let index = match sighting.fact {
+            Fact::Conntrack(fact) => self.fold_conntrack(fact, place),
+            Fact::Packet(fact) => self.fold_packet(fact, place),
+            Fact::Socket(fact) => self.fold_socket(fact, place),
+            Fact::TableFull { freed } => {
+                self.counters.table_full += 1;
+                self.counters.table_full_freed += u64::from(freed);
+                return;
+            }
+        };
+        match index {
+            Some(index) => self.place(index),
+            None => self.counters.unmatched += 1,
+        }
+    }
+
+    fn fold_conntrack(&mut self, fact: ConntrackFact, place: Place) -> Option<u32> {
+        let ct = plain_conntrack(fact.ct);
+        if !is_tracked(ct.orig.protocol) || place.hook == Hook::NatSetup {
+            // NAT is still being decided at nf_nat_setup_info: its tuples are not final, the confirmed entry's are.
+            return None;
+        }
+        let index = match place.hook {
+            Hook::Confirm => self.entry_to_confirm(&ct, place),
+            Hook::Delete | Hook::KillAcct => self.entry_to_end(&ct, place)?,
+            _ => self.entry_unconfirmed(&ct, place, false),
+        };
+        let flow = self.slots.get_mut(index)?;
+        flow.touch(place.time);
+        if place.hook == Hook::Confirm {
+            flow.fold_decision(ct, place);
+            if flow.confirm_task.is_none() {
+                flow.confirm_task = fact.task;
+            }
+        } else {
+            if flow.decisions.is_empty() {
+                flow.fold_decision(ct, place);
+            }
+            flow.fold_end_of_entry(&ct, place);
+        }
+        self.link(index, &ct, place);
+        Some(index)
+    }
+
+    fn fold_packet(&mut self, mut fact: PacketFact, place: Place) -> Option<u32> {
+        fact.tuple = fact.tuple.map(plain);
+        fact.ct = fact.ct.map(plain_conntrack).filter(|ct| is_tracked(ct.orig.protocol));
+        let opening = may_open(&fact);
+        let index = if let Some(ct) = &fact.ct {
+            let index = self.entry_unconfirmed(ct, place, opening);
+            let confirmed = ct.status.has(Status::CONFIRMED);
+            let flow = self.slots.get_mut(index)?;
+            if flow.decision_for(ct, place.netns).is_none_or(|known| known.confirmed.is_none() && !confirmed)
+            {
+                flow.fold_decision(*ct, place);
+            }
+            self.link(index, ct, place);
+            index
+        } else {
+            let tuple = fact.tuple.filter(|tuple| is_tracked(tuple.protocol))?;
+            let known = self.index.get(&Key::new(&tuple, place.netns)).copied();
+            let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
+                opening
+                    && flow.orig == tuple
+                    && flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time)
+            });
+            match known {
+                Some(index) if !reused => index,
+                _ => self.begin(tuple, place, !opening),
+            }
+        };
+        let flow = self.slots.get_mut(index)?;
+        flow.touch(place.time);
+        flow.fold_packet(&fact, place);
+        Some(index)
+    }
+
+    fn fold_socket(&mut self, mut fact: SocketFact, place: Place) -> Option<u32> {
+        fact.tuple = plain(fact.tuple);
+        if !is_tracked(fact.tuple.protocol) {
+            return None;
+        }
+        let known = self.index.get(&Key::new(&fact.tuple, place.netns)).copied();
+        let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
+            let end = match flow.end_of(&fact.tuple) {
+                Some(End::Client) => &flow.client,
+                Some(_) => &flow.server,
+                None => return true,
+            };
+            let another = end.is_seen() && end.sk != fact.sk && end.closed.is_some();
+            begins(&fact.event)
+                && (another || flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time))
+        });
+        let index = match known {
+            Some(index) if !reused => index,
+            _ => {
+                let orig = if accepts(&fact.event) { fact.tuple.reversed() } else { fact.tuple };
+                // A repeated SYN is still the beginning; every other event comes later in a connection's life.
+                self.begin(
+                    orig,
+                    place,
+                    !matches!(fact.event, SocketEvent::Retransmit { state: TcpState::SynSent }),
+                )
+            }
+        };
+        let flow = self.slots.get_mut(index)?;
+        flow.touch(place.time);
+        flow.fold_socket(&fact, place).then_some(index)
+    }
+
+    /// The flow of an entry that is being confirmed, a new one where the known flow's entry is another.
+    fn entry_to_confirm(&mut self, ct: &Conntrack, place: Place) -> u32 {
+        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
+            && let Some(flow) = self.slots.get(index)
+        {
+            let over = flow.ended.is_some_and(|ended| place.time > ended);
+            let same = match flow.decision_for(ct, place.netns) {
+                Some(known) => match known.confirmed {
+                    // A second copy of the sighting, or one that came late.
+                    Some(confirmed) if place.time <= confirmed => true,
+                    // Two datagrams of one socket raced for one entry (C17, N10).
+                    Some(confirmed) => !flow.is_tcp() && !over && place.time.since(confirmed) < LATE,
+                    // A retransmit got through what dropped the first packet.
+                    None => !over,
+                },
+                None if flow.decisions.is_empty() => {
+                    !over && (!flow.was_answered() || flow.first_seen.saturating_add(OVERTAKEN) >= place.time)
+                }
+                // Another namespace's or zone's entry of the same connection.
+                None => !over && (!flow.was_answered() || flow.first_seen.saturating_add(LATE) >= place.time),
+            };
+            if same
+                && (flow.orig == ct.orig
+                    || flow.decisions.iter().any(|known| known.ct.reply.reversed() == ct.orig))
+            {
+                return index;
+            }
+        }
+        self.begin(ct.orig, place, false)
+    }
+
+    /// The flow of an entry that was seen before it was confirmed.
+    fn entry_unconfirmed(&mut self, ct: &Conntrack, place: Place, opening: bool) -> u32 {
+        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
+            && let Some(flow) = self.slots.get(index)
+        {
+            let known = flow.decision_for(ct, place.netns);
+            let again = flow.ended.is_some_and(|ended| {
+                let since = place.time.since(ended);
+                let refused = matches!(place.hook, Hook::SendUnreach | Hook::NfSendReset);
+                let soon =
+                    refused && flow.is_tcp() && since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
+                let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
+                opening && (since > LATE || soon || (another && since > Duration::from_millis(1)))
+            });
+            if !again {
+                return index;
+            }
+        }
+        let partial = ct.status.has(Status::CONFIRMED);
+        self.begin(ct.orig, place, partial)
+    }
+
+    /// The flow whose entry ends. An entry that ended without ever being seen tells nothing of a flow, unless a RST
+    /// killed it: then its SYN was refused.
+    fn entry_to_end(&mut self, ct: &Conntrack, place: Place) -> Option<u32> {
+        let known = self.index.get(&Key::new(&ct.orig, place.netns)).copied();
+        if let Some(index) = known
+            && let Some(flow) = self.slots.get(index)
+            && flow.decision_for(ct, place.netns).is_none_or(|decision| decision.ct.id == ct.id)
+        {
+            return Some(index);
+        }
+        let refused = place.hook == Hook::KillAcct && known.is_none() && !ct.status.has(Status::SEEN_REPLY);
+        refused.then(|| self.begin(ct.orig, place, true))
+    }
+
+    /// A new flow. What had its addresses until now is over.
+    fn begin(&mut self, orig: Tuple, place: Place, partial: bool) -> u32 {
+        while self.slots.len() >= self.limits.max_flows.max(1) {
+            self.evict();
+        }
+        self.counters.seen += 1;
+        let flow = Flow::new(self.counters.seen, orig, place.netns, place.time, partial);
+        let (queue, wait) = self.first_queue(orig.protocol);
+        let index = self.slots.insert(flow, queue, self.clock.saturating_add(wait));
+        if let Some(before) = self.index.insert(Key::new(&orig, place.netns), index) {
+            self.supersede(before, place.time);
+        }
+        index
+    }
+
+    fn first_queue(&self, protocol: Protocol) -> (Queue, Duration) {
+        if protocol == Protocol::TCP {
+            (Queue::Opening, self.limits.answer)
+        } else {
+            (Queue::Datagram, self.limits.silence)
+        }
+    }
+
+    /// Its addresses belong to a newer flow: no more evidence can come.
+    fn supersede(&mut self, index: u32, time: Timestamp) {
+        let Some(flow) = self.slots.get_mut(index) else { return };
+        flow.ended.get_or_insert(time);
+        if flow.handed.is_none() {
+            self.slots.enqueue(index, Queue::Settling, self.clock.saturating_add(self.limits.settle));
+        }
+    }
+
+    /// Makes the flow known by the addresses behind NAT, and takes in what was seen there before.
+    fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
+        let orig_key = Key::new(&ct.orig, place.netns);
+        let reply_key = Key::new(&ct.reply, place.netns);
+        for key in [orig_key, reply_key] {
+            match self.index.insert(key, index) {
+                Some(before) if before != index => self.absorb(before, index, place.time),
+                _ => {}
+            }
+        }
+    }
+
+    /// `other` was seen at the addresses that now turn out to be `index`'s: part of it if it had just begun without an
+    /// entry of its own, else an older flow.
+    fn absorb(&mut self, other: u32, index: u32, time: Timestamp) {
+        let fresh = self.slots.get(other).is_some_and(|flow| {
+            flow.decisions.is_empty()
+                && flow.handed.is_none()
+                && flow.first_seen.saturating_add(OVERTAKEN) >= time
+        });
+        if !fresh {
+            self.supersede(other, time);
+            return;
+        }
+        let Some(part) = self.forget(other) else { return };
+        self.counters.absorbed += 1;
+        let Some(flow) = self.slots.get_mut(index) else { return };
+        flow.sightings = flow.sightings.saturating_add(part.sightings);
+        flow.last_seen = flow.last_seen.max(part.last_seen);
+        for end in [part.client, part.server].into_iter().filter(SocketEnd::is_seen) {
+            // Behind NAT only the accepting socket is to be found.
+            if !flow.server.is_seen() {
+                flow.server = end;
+            }
+        }
+        if flow.trouble.is_none() {
+            flow.trouble = part.trouble;
+        }
+    }
+
+    /// Puts a flow into the queue that its evidence asks for.
+    fn place(&mut self, index: u32) {
+        let Some(flow) = self.slots.get_mut(index) else { return };
+        let outcome = flow.outcome();
+        let over = flow.is_over(outcome);
+        if over && flow.ended.is_none() {
+            flow.ended = Some(flow.last_seen);
+        }
+        let tcp = flow.is_tcp();
+        let handed = flow.handed;
+        let now = self.slots.queue_of(index);
+        if now == Some(Queue::Settling) {
+            return;
+        }
+        let news = handed.map_or(over || outcome == Outcome::Silent, |handed| is_news(handed, outcome));
+        let (queue, wait) = if news {
+            (Queue::Settling, self.limits.settle)
+        } else if over {
+            (Queue::Lingering, self.limits.linger)
+        } else if handed.is_some() && !outcome.is_success() {
+            (Queue::Waiting, self.limits.unanswered)
+        } else if outcome == Outcome::Established {
+            (Queue::Live, Duration::ZERO)
+        } else if tcp || outcome != Outcome::Pending {
+            if now == Some(Queue::Opening) {
+                return;
+            }
+            (Queue::Opening, self.limits.answer)
+        } else {
+            (Queue::Datagram, self.limits.silence)
+        };
+        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
+    }
+
+    fn expire(&mut self, now: Timestamp) {
+        self.clock = self.clock.max(now);
+        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram] {
+            while let Some((index, deadline)) = self.slots.head(queue)
+                && deadline <= self.clock
+            {
+                self.settle(index, deadline);
+            }
+        }
+        for queue in [Queue::Lingering, Queue::Waiting] {
+            while let Some((index, deadline)) = self.slots.head(queue)
+                && deadline <= self.clock
+            {
+                self.forget(index);
+            }
+        }
+    }
+
+    /// Hands the flow out and keeps it for what may still come.
+    fn settle(&mut self, index: u32, time: Timestamp) {
+        let Some(mut flow) = self.slots.get(index).cloned() else { return };
+        let outcome = flow.outcome();
+        let (queue, wait) = if flow.ended.is_some() {
+            (Queue::Lingering, self.limits.linger)
+        } else if outcome == Outcome::Established {
+            (Queue::Live, Duration::ZERO)
+        } else {
+            (Queue::Waiting, self.limits.unanswered)
+        };
+        self.hand_out(&mut flow, time);
+        if let Some(kept) = self.slots.get_mut(index) {
+            kept.handed = flow.handed;
+            kept.revision = flow.revision;
+            kept.settled = flow.settled;
+        }
+        self.settled.push_back(flow);
+        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
+    }
+
+    fn hand_out(&mut self, flow: &mut Flow, time: Timestamp) {
+        if flow.handed.is_none() {
+            self.counters.settled += 1;
+        }
+        flow.handed = Some(flow.outcome());
+        flow.revision = flow.revision.saturating_add(1);
+        flow.settled = Some(time.max(flow.last_seen));
+        let until = flow.ended.unwrap_or(time).max(flow.last_seen);
+        flow.lost = self
+            .losses
+            .iter()
+            .filter(|loss| loss.from <= until && loss.to >= flow.first_seen)
+            .fold(0, |sum: u64, loss| sum.saturating_add(loss.count));
+    }
+
+    /// Makes room for one flow: first what was handed out already, then half-open ones, then idle ones.
+    fn evict(&mut self) {
+        for queue in
+            [Queue::Lingering, Queue::Waiting, Queue::Opening, Queue::Datagram, Queue::Live, Queue::Settling]
+        {
+            let Some((index, _)) = self.slots.head(queue) else { continue };
+            if queue == Queue::Settling {
+                self.settle(index, self.clock);
+                self.forget(index);
+                return;
+            }
+            if self.slots.get(index).is_some_and(|flow| flow.handed.is_none()) {
+                self.counters.evicted += 1;
+                self.counters.evicted_half_open +=
+                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram));
+            }
+            self.forget(index);
+            return;
+        }
+    }
+
+    fn forget(&mut self, index: u32) -> Option<Flow> {
+        let flow = self.slots.remove(index)?;
+        let mut unlink = |key: Key| {
+            if self.index.get(&key) == Some(&index) {
+                self.index.remove(&key);
+            }
+        };
+        unlink(Key::new(&flow.orig, flow.netns));
+        for decision in &flow.decisions {
+            for tuple in behind(decision) {
+                unlink(Key::new(&tuple, decision.netns));
+            }
+        }
+        Some(flow)
+    }
+}
+
+/// Whether a flow that was handed out as `before` has to be handed out again.
+fn is_news(before: Outcome, after: Outcome) -> bool {
+    match before {
+        // An entry's end tells a little more about a quiet flow, nothing that changes what was said.
+        Outcome::Pending => !matches!(after, Outcome::Pending | Outcome::Closed | Outcome::Abandoned),
+        Outcome::Stalled | Outcome::Dropped | Outcome::Silent => {
+            before != after && !(matches!(before, Outcome::Silent) && after == Outcome::Closed)
+        }
+        Outcome::Established => !after.is_success(),
+        _ => false,
+    }
+}
+
+const fn is_tracked(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::TCP | Protocol::UDP | Protocol::SCTP)
+}

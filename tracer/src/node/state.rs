@@ -1,0 +1,292 @@
+//! The node's state at one moment, gathered from all readers.
+//!
+//! A reader that fails leaves its field empty and a line in `gaps`; gathering as a whole cannot fail.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{
+    node::{
+        Limits, command, http,
+        kube_proxy::{self, Health, ProxyMode},
+        now, procfs,
+        rules::{self, RulesReader},
+    },
+    time::Timestamp,
+};
+
+/// A fact and when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observed<T> {
+    pub time: Timestamp,
+    pub value: T,
+}
+
+/// What the node says. An empty field was not found out; `gaps` says why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    pub kube_proxy_mode: Option<Observed<ProxyMode>>,
+    /// `v1.30.5`, from kube-proxy's metrics.
+    pub kube_proxy_version: Option<Observed<String>>,
+    pub kube_proxy_running: Option<Observed<bool>>,
+    pub kube_proxy_health: Option<Observed<Health>>,
+    pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
+    pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
+    /// Addresses of this network namespace, without loopback.
+    pub addresses: Option<Observed<BTreeSet<IpAddr>>>,
+    /// What could not be read, each with the reason.
+    pub gaps: Vec<String>,
+}
+
+/// Where and how the node is read.
+#[derive(Clone, Debug)]
+pub struct NodeReader {
+    /// `/proc`.
+    pub proc: PathBuf,
+    /// kube-proxy's metrics server.
+    pub metrics: SocketAddr,
+    /// kube-proxy's health server.
+    pub health: SocketAddr,
+    /// For one request or command.
+    pub limits: Limits,
+}
+
+impl Default for NodeReader {
+    /// kube-proxy's default ports on this node, 2 s and 8 MiB a read.
+    fn default() -> Self {
+        let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Self {
+            proc: PathBuf::from("/proc"),
+            metrics: local(10249),
+            health: local(10256),
+            limits: Limits { time: Duration::from_secs(2), bytes: 8 << 20 },
+        }
+    }
+}
+
+impl NodeReader {
+    /// Reads everything, the slow readers at the same time.
+    pub async fn read(&self) -> NodeState {
+        let mut state = NodeState::default();
+        let reader = self.clone();
+        let files = tokio::task::spawn_blocking(move || reader.read_files());
+        let (mode, metrics, health, files) = tokio::join!(
+            http::get(self.metrics, "/proxyMode", self.limits),
+            http::get(self.metrics, "/metrics", self.limits),
+            http::get(self.health, "/healthz", self.limits),
+            files,
+        );
+        let time = now();
+        match files {
+            Ok(facts) => state = facts,
+            Err(error) => state.gaps.push(format!("the node's files: {error}")),
+        }
+        let answers = mode.is_ok() || metrics.is_ok() || health.is_ok();
+
+        match mode
+            .map(|response| (response.status, ProxyMode::parse(&String::from_utf8_lossy(&response.body))))
+        {
+            Ok((200, Some(mode))) => state.kube_proxy_mode = Some(Observed { time, value: mode }),
+            Ok((status, _)) => state.gaps.push(format!(
+                "kube-proxy's mode: {}/proxyMode answered {status} and no mode that is known here",
+                self.metrics
+            )),
+            Err(error) => state.gaps.push(format!("kube-proxy's mode from its own port: {error}")),
+        }
+        if state.kube_proxy_mode.is_none() {
+            self.mode_from_rules(&mut state).await;
+        }
+        match metrics {
+            Ok(response) => match kube_proxy::version(&String::from_utf8_lossy(&response.body)) {
+                Some(version) => state.kube_proxy_version = Some(Observed { time, value: version }),
+                None => state.gaps.push(format!(
+                    "kube-proxy's version: {}/metrics has no kubernetes_build_info",
+                    self.metrics
+                )),
+            },
+            Err(error) => state.gaps.push(format!("kube-proxy's version: {error}")),
+        }
+        match health {
+            Ok(response) => {
+                let value = Health::parse(response.status, &response.body);
+                state.kube_proxy_health = Some(Observed { time, value });
+            }
+            Err(error) => state.gaps.push(format!("kube-proxy's health: {error}")),
+        }
+        // A port that answers is better proof than a process list seen from inside a container.
+        if answers && state.kube_proxy_running.is_none_or(|running| !running.value) {
+            state.kube_proxy_running = Some(Observed { time, value: true });
+            state.gaps.retain(|gap| !gap.starts_with(PROCESS_GAP));
+        }
+        state
+    }
+
+    /// The mode by what is found in the kernel, where kube-proxy does not say it.
+    async fn mode_from_rules(&self, state: &mut NodeState) {
+        let proc = self.proc.clone();
+        let limits = self.limits;
+        let found = tokio::task::spawn_blocking(move || -> Result<_, String> {
+            let devices = procfs::read_text(&proc.join("net/dev")).unwrap_or_default();
+            if procfs::has_interface(&devices, "kube-ipvs0") {
+                return Ok(Some(ProxyMode::Ipvs));
+            }
+            let tables = || command::run("nft", &["list", "tables", "ip"], limits);
+            if rules::has_nf_tables(Path::new("/"))
+                && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
+            {
+                return Ok(Some(ProxyMode::Nftables));
+            }
+            let mut reader = RulesReader::new(limits, Duration::ZERO);
+            let rules = reader.read(IpAddr::V4(Ipv4Addr::UNSPECIFIED))?;
+            Ok(rules.value.has_kube_chains().then_some(ProxyMode::Iptables))
+        });
+        match found.await {
+            Ok(Ok(Some(mode))) => state.kube_proxy_mode = Some(Observed { time: now(), value: mode }),
+            Ok(Ok(None)) => state.gaps.push(
+                "kube-proxy's mode from the kernel: no rules of kube-proxy found (no kube-ipvs0, no nftables \
+                 table kube-proxy, no chain KUBE-SERVICES)"
+                    .into(),
+            ),
+            Ok(Err(gap)) => state.gaps.push(format!("kube-proxy's mode from the kernel: {gap}")),
+            Err(error) => state.gaps.push(format!("kube-proxy's mode from the kernel: {error}")),
+        }
+    }
+
+    /// Everything below `/proc`. Blocks shortly.
+    fn read_files(&self) -> NodeState {
+        let mut state = NodeState::default();
+        let gaps = &mut state.gaps;
+        let net = |name: &str| procfs::read_text(&self.proc.join("net").join(name));
+
+        match procfs::conntrack_use(&self.proc) {
+            Ok(value) => state.conntrack_use = Some(Observed { time: now(), value }),
+            Err(error) => gaps.push(format!(
+                "conntrack's use: {}/sys/net/netfilter/nf_conntrack_count and _max: {error}",
+                self.proc.display()
+            )),
+        }
+        match net("stat/nf_conntrack") {
+            Ok(text) => match procfs::parse_conntrack_counters(&text) {
+                Some(value) => state.conntrack_counters = Some(Observed { time: now(), value }),
+                None => {
+                    gaps.push("conntrack's counters: /proc/net/stat/nf_conntrack has another shape".into());
+                }
+            },
+            Err(error) => gaps.push(format!("conntrack's counters: /proc/net/stat/nf_conntrack: {error}")),
+        }
+        match net("fib_trie") {
+            Ok(trie) => {
+                let value = procfs::parse_addresses(&trie, &net("if_inet6").unwrap_or_default());
+                state.addresses = Some(Observed { time: now(), value });
+            }
+            Err(error) => gaps.push(format!("the node's addresses: /proc/net/fib_trie: {error}")),
+        }
+        match procfs::find_kube_proxy(&self.proc) {
+            Ok(procfs::Processes::Runs(_)) => {
+                state.kube_proxy_running = Some(Observed { time: now(), value: true });
+            }
+            Ok(procfs::Processes::Absent) => {
+                state.kube_proxy_running = Some(Observed { time: now(), value: false });
+            }
+            Ok(procfs::Processes::Partial) => {
+                gaps.push(format!("{PROCESS_GAP}: not all of the node's processes are visible from here"));
+            }
+            Err(error) => gaps.push(format!("{PROCESS_GAP}: {}: {error}", self.proc.display())),
+        }
+        state
+    }
+}
+
+/// Whether `nft list tables ip` names the table that kube-proxy owns in nftables mode.
+fn has_kube_proxy_table(tables: &str) -> bool {
+    tables.lines().any(|line| line.trim() == "table ip kube-proxy")
+}
+
+const PROCESS_GAP: &str = "whether kube-proxy runs";
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::fs;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// kube-proxy's servers as one: answers by path.
+    async fn kube_proxy() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = vec![0; 1024];
+                let read = stream.read(&mut request).await.unwrap();
+                let request = String::from_utf8_lossy(request.get(..read).unwrap()).into_owned();
+                let body = match request.split(' ').nth(1).unwrap() {
+                    "/proxyMode" => "iptables",
+                    "/metrics" => "kubernetes_build_info{git_version=\"v1.30.5\"} 1\n",
+                    _ => "{\"lastUpdated\": \"now\"}",
+                };
+                stream.write_all(format!("HTTP/1.0 200 OK\r\n\r\n{body}").as_bytes()).await.unwrap();
+            }
+        });
+        addr
+    }
+
+    fn proc() -> tempfile::TempDir {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir_all(proc.path().join("net")).unwrap();
+        fs::write(proc.path().join("net/fib_trie"), "|-- 192.0.2.11\n /32 host LOCAL\n").unwrap();
+        proc
+    }
+
+    #[test]
+    fn the_nftables_table_is_known_by_its_whole_name() {
+        assert!(has_kube_proxy_table("table ip filter\ntable ip kube-proxy\n"));
+        assert!(!has_kube_proxy_table("table ip kube-proxy-old\ntable ip6 kube-proxy\n"));
+    }
+
+    #[tokio::test]
+    async fn a_node_with_kube_proxy() {
+        let proc = proc();
+        let addr = kube_proxy().await;
+        let reader =
+            NodeReader { proc: proc.path().into(), metrics: addr, health: addr, ..NodeReader::default() };
+        let state = reader.read().await;
+        assert_eq!(state.kube_proxy_mode.unwrap().value, ProxyMode::Iptables);
+        assert_eq!(state.kube_proxy_version.unwrap().value, "v1.30.5");
+        assert!(state.kube_proxy_health.unwrap().value.is_healthy());
+        // The process list is empty here, but its ports answer.
+        assert!(state.kube_proxy_running.unwrap().value);
+        assert_eq!(state.addresses.unwrap().value.len(), 1);
+        // Conntrack's two files are missing, and nothing else.
+        assert_eq!(state.gaps.len(), 2, "{:?}", state.gaps);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_says_nothing_leaves_named_gaps() {
+        let proc = proc();
+        fs::write(proc.path().join("net/dev"), "kube-ipvs0: 0\n").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let closed = listener.local_addr().unwrap();
+        drop(listener);
+        let reader =
+            NodeReader { proc: proc.path().into(), metrics: closed, health: closed, ..NodeReader::default() };
+        let state = reader.read().await;
+        assert_eq!(state.kube_proxy_mode.unwrap().value, ProxyMode::Ipvs);
+        assert_eq!(state.kube_proxy_version, None);
+        assert_eq!(state.kube_proxy_running, None);
+        for topic in
+            ["mode from its own port", "version", "health", "whether kube-proxy runs", "conntrack's use"]
+        {
+            assert!(state.gaps.iter().any(|gap| gap.contains(topic)), "{topic}: {:?}", state.gaps);
+        }
+    }
+}

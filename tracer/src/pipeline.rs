@@ -1,0 +1,213 @@
+//! From sightings to verdicts: the one path that a live trace, a sampling agent and a replay share.
+//!
+//! Owns the order of things: sightings are folded into flows, settled flows are joined with the cluster's history
+//! and the node's state, verdicts come out. Does no I/O and knows no clock but what it is told; who owns it reads
+//! the node when [`Pipeline::wants_node`] says so.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use crate::{
+    cluster::Cluster,
+    diagnosis::{self, Address, ClusterView as _, Context, Translations},
+    flow::{Counters, Flow, FlowTable, Limits},
+    node::Snapshot,
+    sighting::{Hook, Netns, Sighting},
+    time::Timestamp,
+    verdict::Verdict,
+};
+
+/// How old the node's state may be to judge a broken flow with.
+const SNAPSHOT_AGE: Duration = Duration::from_secs(5);
+/// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
+const MAX_WAITING: usize = 16_384;
+/// Verdicts remembered of flows that are not over and may be judged again.
+const MAX_BEFORE: usize = 65_536;
+
+/// What stays the same for a whole trace.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub limits: Limits,
+    /// This node's name in Kubernetes.
+    pub node_name: Option<String>,
+    /// The namespace in which kube-proxy writes its rules.
+    pub node_netns: Option<Netns>,
+    pub missing_hooks: Vec<Hook>,
+    pub grace: Duration,
+}
+
+/// A flow's verdict and what else a report wants of it.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    pub verdict: Verdict,
+    /// The verdict that this one replaces.
+    pub before: Option<Verdict>,
+    /// From the flow's beginning to its client's established socket.
+    pub connect_time: Option<Duration>,
+}
+
+/// Flows in the making, and all that they are judged with.
+#[derive(Debug)]
+pub struct Pipeline {
+    settings: Settings,
+    flows: FlowTable,
+    cluster: Cluster,
+    node: Snapshot,
+    node_read: Option<Timestamp>,
+    translations: Translations,
+    waiting: VecDeque<Flow>,
+    before: HashMap<u64, Verdict>,
+    lost: u64,
+}
+
+impl Pipeline {
+    pub fn new(settings: Settings, cluster: Cluster) -> Self {
+        Self {
+            flows: FlowTable::new(settings.limits),
+            settings,
+            cluster,
+            node: Snapshot::default(),
+            node_read: None,
+            translations: Translations::new(),
+            waiting: VecDeque::new(),
+            before: HashMap::new(),
+            lost: 0,
+        }
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Updates of the metadata go here.
+    pub fn cluster_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// The hooks that turned out not to be there.
+    pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
+        self.settings.missing_hooks = missing;
+    }
+
+    pub fn node(&self) -> &Snapshot {
+        &self.node
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.flows.counters()
+    }
+
+    /// Events that were lost so far, in the kernel or on the way.
+    pub fn lost_events(&self) -> u64 {
+        self.lost
+    }
+
+    pub fn observe(&mut self, sightings: impl IntoIterator<Item = Sighting>) {
+        for sighting in sightings {
+            self.flows.observe(sighting);
+        }
+    }
+
+    /// `count` events were lost between `from` and `to`: flows alive then carry it.
+    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
+        if count > 0 {
+            self.lost += count;
+            self.flows.lost(count, from, to);
+        }
+    }
+
+    /// Time has passed and all that was seen until `now` has been observed: judges what is settled. Flows that broke
+    /// wait for a fresh look at the node ([`Self::wants_node`]).
+    pub fn advance(&mut self, now: Timestamp) -> Vec<Judged> {
+        self.flows.advance(now);
+        self.judge_settled(now)
+    }
+
+    /// The trace is over: everything is judged as it stands, with the node as it was last read.
+    pub fn finish(&mut self, now: Timestamp) -> Vec<Judged> {
+        self.flows.advance(now);
+        self.flows.finish(now);
+        let mut judged = self.judge_settled(now);
+        judged.extend(self.judge_waiting(now));
+        judged
+    }
+
+    /// When [`Self::advance`] has something to do again, without any sighting coming.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        self.flows.next_deadline()
+    }
+
+    /// Whether flows wait for the node to be read.
+    pub fn wants_node(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The node was read at `now`: judges the flows that waited for it.
+    pub fn node_read(&mut self, snapshot: Snapshot, now: Timestamp) -> Vec<Judged> {
+        self.node = snapshot;
+        self.node_read = Some(now);
+        self.judge_waiting(now)
+    }
+
+    fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
+        let settled: Vec<Flow> = self.flows.drain_settled().collect();
+        let fresh = self.node_read.is_some_and(|read| now.since(read) <= SNAPSHOT_AGE);
+        let mut judged = Vec::new();
+        for flow in settled {
+            self.note(&flow, now);
+            if fresh || !self.is_suspicious(&flow) {
+                judged.extend(self.judge(&flow, now));
+                continue;
+            }
+            if self.waiting.len() >= MAX_WAITING
+                && let Some(oldest) = self.waiting.pop_front()
+            {
+                judged.extend(self.judge(&oldest, now));
+            }
+            self.waiting.push_back(flow);
+        }
+        judged
+    }
+
+    fn judge_waiting(&mut self, now: Timestamp) -> Vec<Judged> {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.iter().filter_map(|flow| self.judge(flow, now)).collect()
+    }
+
+    /// Whether what the node says can matter: a flow to a Service that did not simply work.
+    fn is_suspicious(&self, flow: &Flow) -> bool {
+        !flow.outcome().is_success()
+            && self.cluster.history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen)
+                != Address::Other
+    }
+
+    fn note(&mut self, flow: &Flow, now: Timestamp) {
+        let mut translations = std::mem::take(&mut self.translations);
+        translations.note(flow, &self.context(now));
+        self.translations = translations;
+    }
+
+    fn judge(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
+        let verdict = diagnosis::judge(flow, &self.context(now))?;
+        let before = self.before.remove(&flow.id);
+        if flow.ended.is_none() && self.before.len() < MAX_BEFORE {
+            self.before.insert(flow.id, verdict.clone());
+        }
+        Some(Judged { verdict, before, connect_time: flow.connect_time() })
+    }
+
+    fn context(&self, now: Timestamp) -> Context<'_> {
+        Context {
+            cluster: &self.cluster.history,
+            node: &self.node,
+            node_name: self.settings.node_name.as_deref(),
+            node_netns: self.settings.node_netns,
+            missing_hooks: &self.settings.missing_hooks,
+            translations: &self.translations,
+            grace: self.settings.grace,
+            metadata_age: self.cluster.metadata_age(now),
+        }
+    }
+}

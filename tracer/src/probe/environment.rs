@@ -1,0 +1,225 @@
+//! What this host lets a tracer do: privileges, kernel features, modules and symbols, and what to do about what is
+//! missing.
+//!
+//! It only reads files below a root that tests replace by a made-up tree. It loads and attaches nothing: which
+//! hooks that leaves is the plan's to say.
+
+mod gaps;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, BufRead, BufReader},
+    path::{Path, PathBuf},
+};
+
+pub use gaps::{Gap, Severity};
+
+/// A capability that tracing may need, by its number (`include/uapi/linux/capability.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Capability {
+    NetAdmin = 12,
+    SysPtrace = 19,
+    SysAdmin = 21,
+    SysResource = 24,
+    Syslog = 34,
+    Perfmon = 38,
+    Bpf = 39,
+}
+
+/// Effective capabilities, as `CapEff` of `/proc/self/status` gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities(u64);
+
+impl Capabilities {
+    /// Whether the capability is held itself.
+    pub fn has(self, capability: Capability) -> bool {
+        self.0 >> (capability as u8) & 1 == 1
+    }
+
+    /// Whether BPF programs and maps may be loaded: `CAP_BPF`, or before it was split off (5.8) `CAP_SYS_ADMIN`.
+    pub fn may_load_bpf(self) -> bool {
+        self.has(Capability::Bpf) || self.has(Capability::SysAdmin)
+    }
+
+    /// Whether tracing programs may be attached: `CAP_PERFMON` or `CAP_SYS_ADMIN`.
+    pub fn may_trace(self) -> bool {
+        self.has(Capability::Perfmon) || self.has(Capability::SysAdmin)
+    }
+}
+
+/// A file that is needed, and whether it can be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    Readable,
+    Absent,
+    /// It is there, or may be, but reading it was denied or failed.
+    Unreadable(io::ErrorKind),
+}
+
+/// Kernel lockdown (`/sys/kernel/security/lockdown`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lockdown {
+    None,
+    /// BPF may trace.
+    Integrity,
+    /// BPF may not read kernel memory: no probe can work.
+    Confidentiality,
+    /// The file is absent, as without the lockdown module, or unreadable, as without securityfs.
+    Unknown,
+}
+
+/// Whether a module's code is in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Module {
+    Loaded,
+    BuiltIn,
+    Absent,
+}
+
+/// What this host is found to allow. Fields are facts; [`Environment::gaps`] says what follows.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    root: PathBuf,
+    /// As `uname -r` prints it; empty if /proc is not readable. For people: nothing is decided by it.
+    pub kernel_release: String,
+    /// `/sys/kernel/btf/vmlinux`.
+    pub vmlinux_btf: Presence,
+    pub lockdown: Lockdown,
+    /// None if `/proc/self/status` could not be read.
+    pub capabilities: Option<Capabilities>,
+    /// The type number for `perf_event_open` of kprobes; none without `CONFIG_KPROBE_EVENTS` or sysfs.
+    pub kprobe_type: Option<u32>,
+    /// `kernel.perf_event_paranoid`. From 3 on, some distributions deny perf events without `CAP_SYS_ADMIN`.
+    pub perf_event_paranoid: Option<i32>,
+    /// `kernel.unprivileged_bpf_disabled`: 0, 1 or 2.
+    pub unprivileged_bpf_disabled: Option<i32>,
+    /// `kernel.kptr_restrict`: with 1, addresses of symbols need `CAP_SYSLOG`; with 2 nobody gets them.
+    pub kptr_restrict: Option<i32>,
+    /// Whether this process is in the network namespace of process 1; none if that cannot be compared. Process 1
+    /// is the node's only if the PID namespace is the node's.
+    pub in_init_netns: Option<bool>,
+}
+
+impl Environment {
+    /// Looks at the running host.
+    pub fn inspect() -> Self {
+        Self::inspect_at(Path::new("/"))
+    }
+
+    /// Looks at the tree below `root`, which holds `proc` and `sys`.
+    pub fn inspect_at(root: &Path) -> Self {
+        let number = |path: &str| read_line(&root.join(path)).and_then(|line| line.parse().ok());
+        Self {
+            kernel_release: read_line(&root.join("proc/sys/kernel/osrelease")).unwrap_or_default(),
+            vmlinux_btf: presence(&root.join("sys/kernel/btf/vmlinux")),
+            lockdown: lockdown(read_line(&root.join("sys/kernel/security/lockdown")).as_deref()),
+            capabilities: capabilities(&root.join("proc/self/status")),
+            kprobe_type: read_line(&root.join("sys/bus/event_source/devices/kprobe/type"))
+                .and_then(|line| line.parse().ok()),
+            perf_event_paranoid: number("proc/sys/kernel/perf_event_paranoid"),
+            unprivileged_bpf_disabled: number("proc/sys/kernel/unprivileged_bpf_disabled"),
+            kptr_restrict: number("proc/sys/kernel/kptr_restrict"),
+            in_init_netns: same_link(&root.join("proc/self/ns/net"), &root.join("proc/1/ns/net")),
+            root: root.to_owned(),
+        }
+    }
+
+    /// Whether the module is in the kernel, under either spelling of its name.
+    ///
+    /// Built-in code without parameters leaves no trace in `/sys/module`: a feature that such a module provides is
+    /// better judged by its symbols.
+    pub fn module(&self, name: &str) -> Module {
+        let name = name.replace('-', "_");
+        // Loaded modules have this file, built-in ones do not.
+        let folder = self.root.join("sys/module").join(&name);
+        let listed = || {
+            let modules = fs::read_to_string(self.root.join("proc/modules")).unwrap_or_default();
+            modules.lines().any(|line| line.split(' ').next() == Some(name.as_str()))
+        };
+        if folder.join("initstate").exists() || listed() {
+            Module::Loaded
+        } else if folder.exists() {
+            Module::BuiltIn
+        } else {
+            Module::Absent
+        }
+    }
+
+    /// The module's own BTF; absent also where the module is not loaded, or built in (it is in vmlinux's then).
+    pub fn module_btf(&self, name: &str) -> Presence {
+        presence(&self.btf_path(name))
+    }
+
+    /// Where the BTF of a module, or `vmlinux`, is read.
+    pub fn btf_path(&self, name: &str) -> PathBuf {
+        self.root.join("sys/kernel/btf").join(name.replace('-', "_"))
+    }
+
+    /// Those of `wanted` that the kernel has as symbols of exactly this name.
+    ///
+    /// `NAME.isra.0`, `NAME.constprop.0` and the like are other functions, with other arguments, and do not count.
+    /// Addresses are not looked at, so this works under `kptr_restrict`.
+    ///
+    /// # Errors
+    ///
+    /// If `/proc/kallsyms` cannot be read.
+    pub fn symbols<'a>(&self, wanted: &[&'a str]) -> io::Result<BTreeSet<&'a str>> {
+        let wanted: BTreeSet<&'a str> = wanted.iter().copied().collect();
+        let mut found = BTreeSet::new();
+        let mut file = BufReader::with_capacity(64 << 10, File::open(self.root.join("proc/kallsyms"))?);
+        let mut line = Vec::new();
+        while found.len() < wanted.len() {
+            line.clear();
+            if file.read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            // "ffffffff81000000 T name\t[module]"
+            let name = line.splitn(3, |byte| *byte == b' ').nth(2).unwrap_or_default();
+            let end = name.iter().position(|byte| matches!(byte, b'\t' | b' ' | b'\n')).unwrap_or(name.len());
+            if let Some(name) = name.get(..end).and_then(|name| std::str::from_utf8(name).ok())
+                && let Some(name) = wanted.get(name)
+            {
+                found.insert(*name);
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn read_line(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// Opens the file, as permissions alone do not say whether policy lets it be read.
+fn presence(path: &Path) -> Presence {
+    match File::open(path) {
+        Ok(_) => Presence::Readable,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Presence::Absent,
+        Err(error) => Presence::Unreadable(error.kind()),
+    }
+}
+
+/// The file lists all levels, with the one in force in brackets.
+fn lockdown(line: Option<&str>) -> Lockdown {
+    let in_force = line.and_then(|line| line.split_once('[')).and_then(|(_, rest)| rest.split_once(']'));
+    match in_force {
+        Some(("none", _)) => Lockdown::None,
+        Some(("integrity", _)) => Lockdown::Integrity,
+        Some(("confidentiality", _)) => Lockdown::Confidentiality,
+        _ => Lockdown::Unknown,
+    }
+}
+
+fn capabilities(status: &Path) -> Option<Capabilities> {
+    let status = fs::read_to_string(status).ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok().map(Capabilities)
+}
+
+fn same_link(one: &Path, other: &Path) -> Option<bool> {
+    Some(fs::read_link(one).ok()? == fs::read_link(other).ok()?)
+}

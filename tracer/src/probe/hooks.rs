@@ -1,0 +1,226 @@
+//! The hooks, as reviewable data: what each attaches to, what it needs, and what its absence costs.
+
+use tracer_ebpf::Hook;
+
+/// How a program reaches its hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// At a function's entry. Distributions ship conntrack and NAT as modules, which aya's fentry does not reach.
+    Kprobe,
+    /// At a function's entry and return, joined by CPU and nesting depth.
+    KprobePair,
+    /// A tracepoint's arguments as the kernel passes them; needs no tracefs.
+    RawTracepoint,
+}
+
+impl Attach {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Kprobe => "kprobe",
+            Self::KprobePair => "kprobe+kretprobe",
+            Self::RawTracepoint => "raw tracepoint",
+        }
+    }
+}
+
+/// Which traces attach a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Tracing is pointless without it.
+    Essential,
+    /// On a path that only failures take, so in every trace.
+    Failure,
+    /// On the path of healthy connections, so only in a full trace.
+    Full,
+    /// Each decision as it is taken: only where a target narrows the trace.
+    Targeted,
+}
+
+/// One hook of the plan.
+#[derive(Clone, Copy, Debug)]
+pub struct HookSpec {
+    pub hook: Hook,
+    /// Names of the programs in the BPF object, in the order of attaching.
+    pub programs: &'static [&'static str],
+    pub attach: Attach,
+    pub need: Need,
+    /// The module that brings the function, where it usually is one.
+    pub module: Option<&'static str>,
+    /// Parameters by name and position that the program relies on, checked against BTF where it has the function.
+    pub arguments: &'static [(&'static str, usize)],
+    /// Fields of [`super::layout::FIELDS`] without which the records could not be told apart.
+    pub fields: &'static [&'static str],
+    /// What its absence costs, in words for an operator.
+    pub cost: &'static str,
+}
+
+const CT: &[&str] = &[
+    "CT_ORIG",
+    "CT_REPLY",
+    "OFF_CT_STATUS",
+    "TUPLE_SRC",
+    "TUPLE_SRC_PORT",
+    "TUPLE_L3NUM",
+    "TUPLE_DST",
+    "TUPLE_DST_PORT",
+    "TUPLE_PROTONUM",
+];
+const SKB_CT: &[&str] = &[
+    "OFF_SKB_NFCT",
+    "CT_ORIG",
+    "CT_REPLY",
+    "OFF_CT_STATUS",
+    "TUPLE_SRC",
+    "TUPLE_SRC_PORT",
+    "TUPLE_L3NUM",
+    "TUPLE_DST",
+    "TUPLE_DST_PORT",
+    "TUPLE_PROTONUM",
+];
+const PACKET: &[&str] = &["OFF_SKB_NFCT", "OFF_SKB_HEAD", "OFF_SKB_NETWORK_HEADER"];
+const SOCKET: &[&str] =
+    &["OFF_SK_FAMILY", "OFF_SK_STATE", "OFF_SK_DADDR", "OFF_SK_SADDR", "SK_DPORT", "SK_NUM"];
+
+/// Every hook, the essential ones first.
+pub const HOOKS: &[HookSpec] = &[
+    HookSpec {
+        hook: Hook::Confirm,
+        programs: &["confirm"],
+        attach: Attach::Kprobe,
+        need: Need::Essential,
+        module: Some("nf_conntrack"),
+        arguments: &[("skb", 0)],
+        fields: SKB_CT,
+        cost: "no NAT decision is seen: which endpoint a flow got, or that it got none, stays unknown",
+    },
+    HookSpec {
+        hook: Hook::KfreeSkb,
+        programs: &["kfree_skb"],
+        attach: Attach::RawTracepoint,
+        need: Need::Failure,
+        module: None,
+        arguments: &[("skb", 0)],
+        fields: PACKET,
+        cost: "dropped packets are not seen: rule drops, a full table and dead next hops look like silence",
+    },
+    HookSpec {
+        hook: Hook::SendUnreach,
+        programs: &["send_unreach"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_reject_ipv4"),
+        arguments: &[("skb_in", 0), ("code", 1), ("hook", 2)],
+        fields: PACKET,
+        cost: "a REJECT can't be told from a DROP: a Service without endpoints is not named (C20)",
+    },
+    HookSpec {
+        hook: Hook::NfSendReset,
+        programs: &["nf_send_reset"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_reject_ipv4"),
+        arguments: &[("oldskb", 2), ("hook", 3)],
+        fields: PACKET,
+        cost: "a RST forged by a rule looks like the backend's own",
+    },
+    HookSpec {
+        hook: Hook::EarlyDrop,
+        programs: &["early_drop", "early_drop_return"],
+        attach: Attach::KprobePair,
+        need: Need::Failure,
+        module: Some("nf_conntrack"),
+        arguments: &[("net", 0)],
+        fields: &["OFF_NET_INUM"],
+        cost: "a full conntrack table is not seen (C16): its victims look like rule drops",
+    },
+    HookSpec {
+        hook: Hook::ResolveClash,
+        programs: &["resolve_clash"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_conntrack"),
+        arguments: &[("skb", 0)],
+        fields: SKB_CT,
+        cost: "two packets racing for one conntrack entry are not seen (C17)",
+    },
+    HookSpec {
+        hook: Hook::KillAcct,
+        programs: &["kill_acct"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_conntrack"),
+        arguments: &[("ct", 0)],
+        fields: CT,
+        cost: "a refused connection is seen only where its client or its backend runs on this node (C28)",
+    },
+    HookSpec {
+        hook: Hook::TcpReceiveReset,
+        programs: &["tcp_receive_reset"],
+        attach: Attach::RawTracepoint,
+        need: Need::Failure,
+        module: None,
+        arguments: &[("sk", 0)],
+        fields: SOCKET,
+        cost: "whether a RST reached the client is not seen",
+    },
+    HookSpec {
+        hook: Hook::TcpSendReset,
+        programs: &["tcp_send_reset"],
+        attach: Attach::RawTracepoint,
+        need: Need::Failure,
+        module: None,
+        arguments: &[("sk", 0), ("skb", 1)],
+        fields: SOCKET,
+        cost: "who sent a RST is not seen",
+    },
+    HookSpec {
+        hook: Hook::TcpV4SendReset,
+        programs: &["tcp_v4_send_reset"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: None,
+        arguments: &[("sk", 0), ("skb", 1)],
+        fields: PACKET,
+        cost: "a RST from a port without a listener is seen only at the client (C28)",
+    },
+    HookSpec {
+        hook: Hook::TcpRetransmit,
+        programs: &["tcp_retransmit"],
+        attach: Attach::RawTracepoint,
+        need: Need::Failure,
+        module: None,
+        arguments: &[("sk", 0)],
+        fields: SOCKET,
+        cost: "a silent backend is noticed only when its client gives up (C29)",
+    },
+    HookSpec {
+        hook: Hook::SockState,
+        programs: &["sock_state"],
+        attach: Attach::RawTracepoint,
+        need: Need::Full,
+        module: None,
+        arguments: &[("sk", 0), ("oldstate", 1), ("newstate", 2)],
+        fields: SOCKET,
+        cost: "that a connection was established and closed is not seen: a healthy flow is one of which nothing bad was seen",
+    },
+    HookSpec {
+        hook: Hook::Delete,
+        programs: &["delete"],
+        attach: Attach::Kprobe,
+        need: Need::Full,
+        module: Some("nf_conntrack"),
+        arguments: &[("ct", 0)],
+        fields: CT,
+        cost: "the end of a flow whose sockets are elsewhere is not seen",
+    },
+    HookSpec {
+        hook: Hook::NatSetup,
+        programs: &["nat_setup"],
+        attach: Attach::Kprobe,
+        need: Need::Targeted,
+        module: Some("nf_nat"),
+        arguments: &[("ct", 0), ("maniptype", 2)],
+        fields: CT,
+        cost: "decisions are seen only once their packet leaves the node",
+    },
+];

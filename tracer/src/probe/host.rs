@@ -1,0 +1,145 @@
+//! This host as the hook plan sees it: vmlinux BTF, the modules' BTF, and the symbols where BTF has none.
+
+use std::{
+    cell::{OnceCell, RefCell},
+    collections::{BTreeSet, HashMap},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    btf::{Btf, BtfError, Prototype},
+    environment::{Environment, Module},
+    hooks::HOOKS,
+    plan::KernelFacts,
+};
+
+/// The largest BTF that is read, bytes: six times that of a distribution's kernel.
+const MAX_BTF_BYTES: u64 = 64 << 20;
+
+/// Why this host's kernel can't be described.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    #[error(
+        "cannot read {path}: {error}\nhint: viptrace needs a kernel with CONFIG_DEBUG_INFO_BTF=y (any distribution's since 2021) and root"
+    )]
+    Read { path: PathBuf, error: io::Error },
+    #[error("cannot use {path}: {error}\nhint: the kernel may be newer than this viptrace")]
+    Btf { path: PathBuf, error: BtfError },
+}
+
+/// The running kernel. Module BTF and symbols are read when first asked for, and once.
+#[derive(Debug)]
+pub struct Host {
+    environment: Environment,
+    vmlinux: Arc<Btf>,
+    modules: RefCell<HashMap<&'static str, Option<Arc<Btf>>>>,
+    symbols: OnceCell<BTreeSet<&'static str>>,
+}
+
+impl Host {
+    /// Reads vmlinux BTF, without which nothing can be decided.
+    pub fn open(environment: Environment) -> Result<Self, HostError> {
+        let path = environment.btf_path("vmlinux");
+        let bytes = read_bounded(&path).map_err(|error| HostError::Read { path: path.clone(), error })?;
+        let vmlinux = Btf::parse(bytes).map_err(|error| HostError::Btf { path, error })?;
+        Ok(Self {
+            environment,
+            vmlinux: Arc::new(vmlinux),
+            modules: RefCell::default(),
+            symbols: OnceCell::new(),
+        })
+    }
+
+    pub fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    pub fn vmlinux(&self) -> &Btf {
+        &self.vmlinux
+    }
+
+    /// A module's BTF; `None` where the module is not loaded, is built in, or carries none.
+    fn module(&self, name: &'static str) -> Option<Arc<Btf>> {
+        if let Some(known) = self.modules.borrow().get(name) {
+            return known.clone();
+        }
+        let path = self.environment.btf_path(name);
+        let btf = read_bounded(&path).ok().and_then(|bytes| match Btf::parse_split(&self.vmlinux, bytes) {
+            Ok(btf) => Some(Arc::new(btf)),
+            Err(error) => {
+                tracing::warn!("{} is left out: {error}", path.display());
+                None
+            }
+        });
+        self.modules.borrow_mut().insert(name, btf.clone());
+        btf
+    }
+
+    fn in_kallsyms(&self, name: &str) -> bool {
+        let symbols = self.symbols.get_or_init(|| {
+            let wanted: Vec<&'static str> = HOOKS.iter().map(|spec| spec.hook.symbol()).collect();
+            self.environment.symbols(&wanted).unwrap_or_else(|error| {
+                tracing::warn!(
+                    "/proc/kallsyms cannot be read, so functions without BTF count as missing: {error}"
+                );
+                BTreeSet::new()
+            })
+        });
+        symbols.contains(name)
+    }
+}
+
+impl KernelFacts for Host {
+    /// A function that BTF describes has a symbol. Where BTF is silent (a kernel before 5.11 gives modules none)
+    /// kallsyms decides; asking it first would cost a few hundred million instructions.
+    fn has_symbol(&self, name: &str) -> bool {
+        if self.function(name).is_some() {
+            return true;
+        }
+        let module = HOOKS.iter().find(|spec| spec.hook.symbol() == name).and_then(|spec| spec.module);
+        // BTF is silent about a loaded module's functions only where the module carries none.
+        let may_be_there = match module {
+            Some(module) => {
+                self.environment.module(module) == Module::Loaded && self.module(module).is_none()
+            }
+            None => true,
+        };
+        may_be_there && self.in_kallsyms(name)
+    }
+
+    fn function(&self, name: &str) -> Option<Prototype> {
+        let module = HOOKS.iter().find(|spec| spec.hook.symbol() == name).and_then(|spec| spec.module);
+        if let Some(btf) = module.and_then(|module| self.module(module)) {
+            return btf.function(name).ok();
+        }
+        self.vmlinux.function(name).ok()
+    }
+
+    fn tracepoint(&self, name: &str) -> Option<Prototype> {
+        self.vmlinux.raw_tracepoint(name).ok()
+    }
+
+    fn has_module(&self, name: &str) -> bool {
+        self.environment.module(name) != Module::Absent
+    }
+
+    fn kprobes(&self) -> Result<(), String> {
+        match self.environment.kprobe_type {
+            Some(_) => Ok(()),
+            None => {
+                Err("this kernel has no kprobes (CONFIG_KPROBE_EVENTS is off, or /sys is not mounted)"
+                    .to_owned())
+            }
+        }
+    }
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let size = fs::metadata(path)?.len();
+    if size > MAX_BTF_BYTES {
+        return Err(io::Error::other(format!("{size} bytes are more than {MAX_BTF_BYTES}")));
+    }
+    fs::read(path)
+}

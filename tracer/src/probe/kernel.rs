@@ -1,0 +1,317 @@
+//! The live kernel: loads the object, attaches the plan's hooks, reads records and counts the lost ones.
+
+use std::{fmt, io, net::IpAddr, sync::Arc, time::Duration};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{HashMap, MapData, MapError, PerCpuArray, RingBuf},
+    programs::{KProbe, Program, ProgramError, RawTracePoint},
+};
+use tokio::io::unix::AsyncFd;
+use tracer_ebpf::{HOOK_SLOTS, Hook, MISSING, map};
+use tracing::{debug, warn};
+
+use super::{
+    clock,
+    decode::Decoder,
+    hooks::{Attach, HookSpec},
+    layout::{FIELDS, Layout},
+    plan::HookPlan,
+};
+use crate::{sighting::Sighting, time::Timestamp};
+
+#[cfg(not(viptrace_without_bpf))]
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
+#[cfg(viptrace_without_bpf)]
+static OBJECT: &[u8] = &[];
+
+/// How long the reader lets records gather after the first one. The kernel wakes it once a batch, not once a record.
+const BATCH: Duration = Duration::from_millis(50);
+
+/// What a trace wants of the kernel.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of the ring buffer; rounded up to a power of two of at least a page.
+    pub buffer_bytes: u32,
+    /// Addresses that narrow the trace; `None` lets everything through.
+    pub targets: Option<Vec<IpAddr>>,
+    /// Report one healthy flow in 2^n and count all of them in the kernel.
+    pub sample_shift: u32,
+}
+
+/// Why tracing could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error(
+        "this viptrace was built without its eBPF object\nhint: run `cargo xtask setup`, then build again"
+    )]
+    NoObject,
+    #[error(
+        "the kernel refused the eBPF object: {0}\nhint: `viptrace check --kernel` says what this kernel allows"
+    )]
+    Load(#[source] Box<EbpfError>),
+    #[error(
+        "the kernel refused the program `{program}` for {symbol}: {error}\nhint: `viptrace check --kernel` says what this kernel allows"
+    )]
+    Program { program: &'static str, symbol: &'static str, error: String },
+    #[error(
+        "the eBPF object lacks the map {name}; it was built from other sources\nhint: build viptrace again"
+    )]
+    Map { name: &'static str },
+    #[error("cannot watch the ring buffer: {0}")]
+    Ring(#[source] io::Error),
+}
+
+/// A hook that was planned and then could not be attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachGap {
+    pub spec_index: usize,
+    pub reason: String,
+}
+
+/// An attached tracer. Dropping it detaches every hook.
+pub struct Probe {
+    // Owns the programs and their links.
+    ebpf: Ebpf,
+    ring: AsyncFd<RingBuf<MapData>>,
+    lost: PerCpuArray<MapData, u64>,
+    lost_before: [u64; HOOK_SLOTS],
+    attached: Vec<Hook>,
+    gaps: Vec<AttachGap>,
+    decoder: Decoder,
+    armed_at: Timestamp,
+    counters: Counters,
+}
+
+/// What the reader did, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub records: u64,
+    /// Records from before the last hook was attached: half a picture, so left out.
+    pub before_armed: u64,
+    /// Records that could not be decoded; counted as lost.
+    pub undecodable: u64,
+}
+
+impl Probe {
+    /// Loads the object with this kernel's layout and attaches every hook of the plan.
+    ///
+    /// A hook that the kernel refuses becomes a gap ([`Self::gaps`]), unless it is essential.
+    pub fn attach(plan: &HookPlan, layout: Arc<Layout>, options: &Options) -> Result<Self, AttachError> {
+        if OBJECT.is_empty() {
+            return Err(AttachError::NoObject);
+        }
+        let mut ebpf = load(plan, &layout, options).map_err(|error| AttachError::Load(Box::new(error)))?;
+        if let Some(targets) = &options.targets {
+            set_targets(&mut ebpf, targets)?;
+        }
+        let mut attached = Vec::new();
+        let mut gaps = Vec::new();
+        for (spec_index, spec) in plan.planned() {
+            match attach_hook(&mut ebpf, spec) {
+                Ok(()) => attached.push(spec.hook),
+                Err(error) if plan.is_essential(spec) => return Err(error),
+                Err(error) => gaps.push(AttachGap { spec_index, reason: error.to_string() }),
+            }
+        }
+        let map = |ebpf: &mut Ebpf, name| ebpf.take_map(name).ok_or(AttachError::Map { name });
+        let ring = RingBuf::try_from(map(&mut ebpf, map::EVENTS)?)
+            .map_err(|_| AttachError::Map { name: map::EVENTS })?;
+        let lost = PerCpuArray::try_from(map(&mut ebpf, map::LOST)?)
+            .map_err(|_| AttachError::Map { name: map::LOST })?;
+        #[expect(unsafe_code, reason = "tokio asks for a promise about the file descriptor")]
+        // SAFETY: the ring buffer owns its descriptor, returns the same one as long as it lives, and the AsyncFd
+        // owns the ring buffer.
+        let ring = unsafe { AsyncFd::register_with_interest(ring, tokio::io::Interest::READABLE) }
+            .map_err(|error| AttachError::Ring(error.into()))?;
+        // Hooks attach one after the other; what was seen before the last of them is half a picture.
+        let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
+        Ok(Self {
+            ebpf,
+            ring,
+            lost,
+            lost_before: [0; HOOK_SLOTS],
+            attached,
+            gaps,
+            decoder: Decoder::new(layout, clock::monotonic_to_unix_ns()),
+            armed_at,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Hooks that were planned and that the kernel then refused.
+    pub fn gaps(&self) -> &[AttachGap] {
+        &self.gaps
+    }
+
+    pub fn attached(&self) -> &[Hook] {
+        &self.attached
+    }
+
+    /// When the last hook was attached.
+    pub fn armed_at(&self) -> Timestamp {
+        self.armed_at
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Waits until there is something to read, and a little longer, so that a busy node is read in batches and an
+    /// idle one not at all.
+    pub async fn readable(&mut self) -> io::Result<()> {
+        self.ring.readable_mut().await?.retain_ready();
+        tokio::time::sleep(BATCH).await;
+        Ok(())
+    }
+
+    /// Reads what is there, at most `limit` records. The order is that of the ring buffer: CPUs may differ by the
+    /// time between taking the time and reserving the room.
+    pub fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>) -> usize {
+        let mut read = 0;
+        let ring = self.ring.get_mut();
+        while read < limit {
+            let Some(record) = ring.next() else { break };
+            read += 1;
+            self.counters.records += 1;
+            match self.decoder.decode(&record) {
+                Ok(sighting) if sighting.time >= self.armed_at => into.push(sighting),
+                Ok(_) => self.counters.before_armed += 1,
+                Err(error) => {
+                    self.counters.undecodable += 1;
+                    // Once is enough to know; the count goes on.
+                    if self.counters.undecodable == 1 {
+                        warn!("a record from the kernel could not be read, and is counted as lost: {error}");
+                    }
+                }
+            }
+        }
+        read
+    }
+
+    /// To be called once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for
+    /// new records.
+    pub fn caught_up(&mut self) {
+        // The kernel notifies again for the next record, because the reader has reached the producer.
+        if let Some(Ok(mut guard)) = futures::FutureExt::now_or_never(self.ring.readable_mut()) {
+            guard.clear_ready();
+        }
+    }
+
+    /// Records lost in the kernel since the last call, by hook.
+    pub fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
+        let mut losses = Vec::new();
+        for hook in &self.attached {
+            let slot = *hook as usize;
+            let total: u64 = self.lost.get(&(slot as u32), 0)?.iter().sum();
+            let before = &mut self.lost_before[slot];
+            if total > *before {
+                losses.push((*hook, total - *before));
+                *before = total;
+            }
+        }
+        Ok(losses)
+    }
+
+    /// Replaces the addresses of a targeted trace.
+    pub fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
+        set_targets(&mut self.ebpf, targets)
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Probe")
+            .field("attached", &self.attached)
+            .field("gaps", &self.gaps)
+            .finish_non_exhaustive()
+    }
+}
+
+fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, EbpfError> {
+    let offsets: Vec<(&str, u32)> = FIELDS
+        .iter()
+        .filter(|field| field.global)
+        .map(|field| (field.name, layout.offset(field.name).unwrap_or(MISSING)))
+        .chain(plan.arguments())
+        .chain([
+            ("REASON_NETFILTER_DROP", layout.drop_reason_number("NETFILTER_DROP").unwrap_or(MISSING)),
+            ("TARGETED", u32::from(options.targets.is_some())),
+            ("SAMPLE_SHIFT", options.sample_shift),
+        ])
+        .collect();
+    let wanted = layout.wanted_reasons();
+    let log_level = 0_u8;
+    let mut loader = EbpfLoader::new();
+    // No CO-RE relocations to apply: spare the seconds that parsing all of vmlinux BTF takes on a slow machine.
+    loader.btf(None);
+    for (name, value) in &offsets {
+        loader.override_global(name, value, true);
+    }
+    loader.override_global("WANTED_REASONS", &wanted, true);
+    loader.override_global(aya_log::LEVEL, &log_level, false);
+    loader.map_max_entries(map::EVENTS, options.buffer_bytes.max(4096).next_power_of_two());
+    loader.load(OBJECT)
+}
+
+fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec) -> Result<(), AttachError> {
+    let symbol = spec.hook.symbol();
+    for program in spec.programs {
+        let refused = |error: &ProgramError| AttachError::Program { program, symbol, error: chain(error) };
+        let loaded = ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
+        match (loaded, spec.attach) {
+            (Program::KProbe(kprobe), Attach::Kprobe | Attach::KprobePair) => {
+                let kprobe: &mut KProbe = kprobe;
+                kprobe.load().map_err(|error| refused(&error))?;
+                kprobe.attach(symbol, 0).map_err(|error| refused(&error))?;
+            }
+            (Program::RawTracePoint(tracepoint), Attach::RawTracepoint) => {
+                let tracepoint: &mut RawTracePoint = tracepoint;
+                tracepoint.load().map_err(|error| refused(&error))?;
+                tracepoint.attach(symbol).map_err(|error| refused(&error))?;
+            }
+            _ => return Err(AttachError::Map { name: program }),
+        }
+        debug!(symbol, program, "attached");
+    }
+    Ok(())
+}
+
+fn set_targets(ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<(), AttachError> {
+    let missing = AttachError::Map { name: map::TARGETS };
+    let Some(targets_map) = ebpf.map_mut(map::TARGETS) else { return Err(missing) };
+    let Ok(mut set) = HashMap::<_, [u8; 16], u8>::try_from(targets_map) else { return Err(missing) };
+    let wanted: std::collections::HashSet<[u8; 16]> = targets.iter().map(key).collect();
+    let present: Vec<[u8; 16]> = set.keys().filter_map(Result::ok).collect();
+    for address in wanted.iter().filter(|address| !present.contains(address)) {
+        // A set that is full leaves the rest out; `check` and the summary name what was not seen.
+        let _ = set.insert(address, 1, 0);
+    }
+    for address in present.iter().filter(|address| !wanted.contains(*address)) {
+        let _ = set.remove(address);
+    }
+    Ok(())
+}
+
+/// An address as the kernel half's key: IPv4 in the first four bytes.
+fn key(address: &IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// An error with its causes in one line; the verifier's log in full is for a developer's eyes (`-vv`).
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,198 @@
+//! Where this kernel keeps the fields that viptrace reads, resolved from BTF once at start-up.
+//!
+//! One table names every field by the kernel's own words. A field that is not there becomes a named gap in the
+//! hook plan, never a guess: nothing here looks at a kernel version.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::btf::Btf;
+
+/// A field that the kernel half reads through a global of the same name, or that the decoder reads from a
+/// record's copy of the structure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FieldSpec {
+    /// The kernel half's global, or the decoder's name for it.
+    pub name: &'static str,
+    pub structure: &'static str,
+    pub path: &'static str,
+    /// Accepted sizes in bytes; another size would be read wrongly and counts as missing.
+    pub sizes: &'static [u32],
+    /// Whether the kernel half has a global of this name.
+    pub global: bool,
+}
+
+const fn global(
+    name: &'static str,
+    structure: &'static str,
+    path: &'static str,
+    sizes: &'static [u32],
+) -> FieldSpec {
+    FieldSpec { name, structure, path, sizes, global: true }
+}
+
+const fn decoded(
+    name: &'static str,
+    structure: &'static str,
+    path: &'static str,
+    sizes: &'static [u32],
+) -> FieldSpec {
+    FieldSpec { name, structure, path, sizes, global: false }
+}
+
+/// Every field, in the order in which `check --kernel` prints them.
+pub const FIELDS: &[FieldSpec] = &[
+    global("OFF_SKB_NFCT", "sk_buff", "_nfct", &[8]),
+    global("OFF_SKB_HEAD", "sk_buff", "head", &[8]),
+    global("OFF_SKB_NETWORK_HEADER", "sk_buff", "network_header", &[2]),
+    global("OFF_SKB_DEV", "sk_buff", "dev", &[8]),
+    global("OFF_DEV_NET", "net_device", "nd_net.net", &[8]),
+    global("OFF_CT_NET", "nf_conn", "ct_net.net", &[8]),
+    global("OFF_CT_STATUS", "nf_conn", "status", &[4, 8]),
+    global("OFF_CT_ORIG_SRC", "nf_conn", "tuplehash[0].tuple.src.u3", &[16]),
+    global("OFF_CT_ORIG_DST", "nf_conn", "tuplehash[0].tuple.dst.u3", &[16]),
+    global("OFF_CT_REPLY_SRC", "nf_conn", "tuplehash[1].tuple.src.u3", &[16]),
+    decoded("CT_ORIG", "nf_conn", "tuplehash[0].tuple", &[40]),
+    decoded("CT_REPLY", "nf_conn", "tuplehash[1].tuple", &[40]),
+    decoded("CT_ZONE", "nf_conn", "zone.id", &[2]),
+    decoded("TUPLE_SRC", "nf_conntrack_tuple", "src.u3", &[16]),
+    decoded("TUPLE_SRC_PORT", "nf_conntrack_tuple", "src.u", &[2]),
+    decoded("TUPLE_L3NUM", "nf_conntrack_tuple", "src.l3num", &[2]),
+    decoded("TUPLE_DST", "nf_conntrack_tuple", "dst.u3", &[16]),
+    decoded("TUPLE_DST_PORT", "nf_conntrack_tuple", "dst.u", &[2]),
+    decoded("TUPLE_PROTONUM", "nf_conntrack_tuple", "dst.protonum", &[1]),
+    global("OFF_NET_INUM", "net", "ns.inum", &[4]),
+    global("OFF_SK_NET", "sock_common", "skc_net.net", &[8]),
+    global("OFF_SK_FAMILY", "sock_common", "skc_family", &[2]),
+    global("OFF_SK_STATE", "sock_common", "skc_state", &[1]),
+    global("OFF_SK_DADDR", "sock_common", "skc_daddr", &[4]),
+    global("OFF_SK_SADDR", "sock_common", "skc_rcv_saddr", &[4]),
+    global("OFF_SK_V6_DADDR", "sock_common", "skc_v6_daddr", &[16]),
+    global("OFF_SK_V6_SADDR", "sock_common", "skc_v6_rcv_saddr", &[16]),
+    decoded("SK_DPORT", "sock_common", "skc_dport", &[2]),
+    decoded("SK_NUM", "sock_common", "skc_num", &[2]),
+    global("OFF_INET_SPORT", "inet_sock", "inet_sport", &[2]),
+    global("OFF_TCP_BYTES_ACKED", "tcp_sock", "bytes_acked", &[8]),
+    global("OFF_TCP_BYTES_RECEIVED", "tcp_sock", "bytes_received", &[8]),
+];
+
+/// The drop reasons that are reported whatever the packet, by the kernel's names without their prefix.
+/// All of them lie on failure paths; the noisy ones (`NOT_SPECIFIED`, `QUEUE_PURGE`, TCP's own) are left out.
+pub const WANTED_REASONS: &[&str] = &[
+    "NETFILTER_DROP",
+    "NO_SOCKET",
+    "NEIGH_FAILED",
+    "NEIGH_QUEUEFULL",
+    "NEIGH_DEAD",
+    "IP_RPFILTER",
+    "IP_OUTNOROUTES",
+    "IP_INNOROUTES",
+    "IP_NOPROTO",
+    "PKT_TOO_BIG",
+    "UNICAST_IN_L2_MULTICAST",
+];
+
+const DROP_REASONS: (&str, &str) = ("skb_drop_reason", "SKB_DROP_REASON_");
+const RESET_REASONS: (&str, &str) = ("sk_rst_reason", "SK_RST_REASON_");
+
+/// This kernel's layout, as far as viptrace needs it.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    offsets: HashMap<&'static str, u32>,
+    gaps: Vec<FieldGap>,
+    drop_reasons: HashMap<u32, Arc<str>>,
+    reset_reasons: HashMap<u32, Arc<str>>,
+}
+
+/// A field that this kernel does not have, or not as expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldGap {
+    pub field: FieldSpec,
+    pub reason: String,
+}
+
+impl Layout {
+    /// Resolves every field of [`FIELDS`] and the reason names; what is missing is a gap, not an error.
+    pub fn resolve(btf: &Btf) -> Self {
+        let mut layout = Self::default();
+        for spec in FIELDS {
+            match btf.member(spec.structure, spec.path) {
+                Ok(field) if spec.sizes.contains(&field.size_bytes) && field.bits.is_none() => {
+                    layout.offsets.insert(spec.name, field.offset_bytes);
+                }
+                Ok(field) => {
+                    let reason =
+                        format!("has {} bytes where {:?} were expected", field.size_bytes, spec.sizes);
+                    layout.gaps.push(FieldGap { field: *spec, reason });
+                }
+                Err(error) => layout.gaps.push(FieldGap { field: *spec, reason: error.to_string() }),
+            }
+        }
+        layout.drop_reasons = names(btf, DROP_REASONS);
+        layout.reset_reasons = names(btf, RESET_REASONS);
+        layout
+    }
+
+    /// A layout with these offsets: for tests and for recordings, which carry theirs.
+    pub fn from_parts(
+        offsets: impl IntoIterator<Item = (&'static str, u32)>,
+        drop_reasons: impl IntoIterator<Item = (u32, Arc<str>)>,
+        reset_reasons: impl IntoIterator<Item = (u32, Arc<str>)>,
+    ) -> Self {
+        Self {
+            offsets: offsets.into_iter().collect(),
+            gaps: Vec::new(),
+            drop_reasons: drop_reasons.into_iter().collect(),
+            reset_reasons: reset_reasons.into_iter().collect(),
+        }
+    }
+
+    /// The offset of a field of [`FIELDS`] in bytes.
+    pub fn offset(&self, name: &str) -> Option<u32> {
+        self.offsets.get(name).copied()
+    }
+
+    pub fn gaps(&self) -> &[FieldGap] {
+        &self.gaps
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.offsets.contains_key(name)
+    }
+
+    /// The kernel's name of a drop reason, without its prefix.
+    pub fn drop_reason(&self, number: u32) -> Option<&Arc<str>> {
+        self.drop_reasons.get(&number)
+    }
+
+    /// The kernel's name of a reset reason, without its prefix; kernels before 6.10 have none.
+    pub fn reset_reason(&self, number: u32) -> Option<&Arc<str>> {
+        self.reset_reasons.get(&number)
+    }
+
+    /// The number of a drop reason.
+    pub fn drop_reason_number(&self, name: &str) -> Option<u32> {
+        self.drop_reasons.iter().find_map(|(number, known)| (&**known == name).then_some(*number))
+    }
+
+    /// [`WANTED_REASONS`] as the kernel half's bit set.
+    pub fn wanted_reasons(&self) -> [u64; 4] {
+        let mut set = [0_u64; 4];
+        for number in WANTED_REASONS.iter().filter_map(|name| self.drop_reason_number(name)) {
+            if let Some(word) = set.get_mut(number as usize / 64) {
+                *word |= 1 << (number % 64);
+            }
+        }
+        set
+    }
+}
+
+fn names(btf: &Btf, (enumeration, prefix): (&str, &str)) -> HashMap<u32, Arc<str>> {
+    btf.enum_variants(enumeration)
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|(name, value)| {
+            let name = name.strip_prefix(prefix)?;
+            Some((u32::try_from(value).ok()?, Arc::from(name)))
+        })
+        .collect()
+}

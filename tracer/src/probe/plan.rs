@@ -1,0 +1,198 @@
+//! The hook plan: what this kernel offers, hook by hook, before anything is attached.
+//!
+//! Decided from symbols, BTF signatures and fields; never from a version. What is missing is a named gap with
+//! its cost, which `viptrace check --kernel` prints and verdicts respect.
+
+use super::{
+    btf::Prototype,
+    hooks::{Attach, HOOKS, HookSpec, Need},
+    layout::Layout,
+};
+
+/// What the plan asks of a kernel: the answers come from BTF and kallsyms, or from a test.
+pub trait KernelFacts {
+    /// Whether a function of exactly this name can be probed.
+    fn has_symbol(&self, name: &str) -> bool;
+    /// A function's signature, from vmlinux or module BTF; `None` where BTF does not have it.
+    fn function(&self, name: &str) -> Option<Prototype>;
+    /// A tracepoint's `TP_PROTO`, from BTF.
+    fn tracepoint(&self, name: &str) -> Option<Prototype>;
+    /// Whether a module is loaded or built in.
+    fn has_module(&self, name: &str) -> bool;
+    /// Whether kprobes exist and may be used.
+    fn kprobes(&self) -> Result<(), String>;
+}
+
+/// Which hooks a trace asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HookSet {
+    /// Failures and `__nf_conntrack_confirm`: what an agent keeps running.
+    Lean,
+    /// Socket states and the end of entries besides.
+    #[default]
+    Full,
+    /// Every decision as it is taken, for a trace of one target.
+    Targeted,
+}
+
+impl HookSet {
+    const fn asks_for(self, need: Need) -> bool {
+        match need {
+            Need::Essential | Need::Failure => true,
+            Need::Full => matches!(self, Self::Full | Self::Targeted),
+            Need::Targeted => matches!(self, Self::Targeted),
+        }
+    }
+}
+
+/// What becomes of one hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    Planned,
+    /// This kernel does not need it (another hook sees the same), or this trace did not ask for it.
+    NotNeeded(String),
+    Missing(String),
+}
+
+/// One hook of [`HOOKS`] and what becomes of it.
+#[derive(Clone, Debug)]
+pub struct PlanLine {
+    pub spec: &'static HookSpec,
+    pub state: State,
+}
+
+/// The hooks of one trace on one kernel.
+#[derive(Clone, Debug)]
+pub struct HookPlan {
+    lines: Vec<PlanLine>,
+    kfree_reason: Option<usize>,
+    send_reset_reason: Option<usize>,
+}
+
+impl HookPlan {
+    pub fn new(set: HookSet, layout: &Layout, kernel: &impl KernelFacts) -> Self {
+        let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
+        let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
+        let lines = HOOKS
+            .iter()
+            .map(|spec| PlanLine {
+                spec,
+                state: state(spec, set, layout, kernel, send_reset_reason.is_some()),
+            })
+            .collect();
+        Self { lines, kfree_reason, send_reset_reason }
+    }
+
+    pub fn lines(&self) -> &[PlanLine] {
+        &self.lines
+    }
+
+    /// The hooks to attach, with their index in [`Self::lines`].
+    pub fn planned(&self) -> impl Iterator<Item = (usize, &'static HookSpec)> {
+        self.lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| line.state == State::Planned)
+            .map(|(index, line)| (index, line.spec))
+    }
+
+    /// A hook that was planned turned out to be refused by the kernel.
+    pub fn refuse(&mut self, index: usize, reason: String) {
+        if let Some(line) = self.lines.get_mut(index) {
+            line.state = State::Missing(reason);
+        }
+    }
+
+    pub fn is_essential(&self, spec: &HookSpec) -> bool {
+        spec.need == Need::Essential
+    }
+
+    /// The hooks that are missing, each with its reason: what verdicts must not rely on.
+    pub fn gaps(&self) -> impl Iterator<Item = (&'static HookSpec, &str)> {
+        self.lines.iter().filter_map(|line| match &line.state {
+            State::Missing(reason) => Some((line.spec, reason.as_str())),
+            State::Planned | State::NotNeeded(_) => None,
+        })
+    }
+
+    /// Why tracing cannot run at all: an essential hook that is missing.
+    pub fn fatal(&self) -> Option<(&'static HookSpec, &str)> {
+        self.gaps().find(|(spec, _)| spec.need == Need::Essential)
+    }
+
+    /// Positions of arguments that move between kernels, as the kernel half's globals.
+    pub(super) fn arguments(&self) -> [(&'static str, u32); 2] {
+        let number = |position: Option<usize>| {
+            position.and_then(|position| u32::try_from(position).ok()).unwrap_or(tracer_ebpf::MISSING)
+        };
+        [
+            ("ARG_KFREE_REASON", number(self.kfree_reason)),
+            ("ARG_SEND_RESET_REASON", number(self.send_reset_reason)),
+        ]
+    }
+}
+
+fn position(prototype: Option<&Prototype>, name: &str) -> Option<usize> {
+    prototype?.position(name)
+}
+
+fn state(
+    spec: &HookSpec,
+    set: HookSet,
+    layout: &Layout,
+    kernel: &impl KernelFacts,
+    send_reset_tells_all: bool,
+) -> State {
+    if !set.asks_for(spec.need) {
+        return State::NotNeeded(
+            match spec.need {
+                Need::Targeted => "only where a target narrows the trace",
+                _ => "left out of a lean trace",
+            }
+            .to_owned(),
+        );
+    }
+    // From 6.10 the tracepoint has a reason, and with it tells of RSTs without a full socket (kernel commit
+    // "tcp: rstreason: let it work finally in tcp_send_reset()").
+    if spec.hook == tracer_ebpf::Hook::TcpV4SendReset && send_reset_tells_all {
+        return State::NotNeeded("tcp:tcp_send_reset tells of these RSTs on this kernel".to_owned());
+    }
+    let missing: Vec<&str> = spec.fields.iter().filter(|field| !layout.has(field)).copied().collect();
+    if !missing.is_empty() {
+        return State::Missing(format!("this kernel's BTF lacks the fields {}", missing.join(", ")));
+    }
+    let symbol = spec.hook.symbol();
+    let prototype = match spec.attach {
+        Attach::RawTracepoint => match kernel.tracepoint(symbol) {
+            Some(prototype) => Some(prototype),
+            None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
+        },
+        Attach::Kprobe | Attach::KprobePair => {
+            if let Err(reason) = kernel.kprobes() {
+                return State::Missing(reason);
+            }
+            if !kernel.has_symbol(symbol) {
+                return State::Missing(match spec.module {
+                    Some(module) if !kernel.has_module(module) => {
+                        format!("the module {module} is not loaded: no rule that would use it exists yet")
+                    }
+                    _ => format!("this kernel has no function {symbol} (renamed, inlined or left out)"),
+                });
+            }
+            kernel.function(symbol)
+        }
+    };
+    if let Some(prototype) = prototype {
+        for (name, expected) in spec.arguments {
+            // A tracepoint's parameters may have other names, or none, but never another order up to here.
+            if let Some(found) = prototype.position(name)
+                && found != *expected
+            {
+                return State::Missing(format!(
+                    "{symbol} takes `{name}` as argument {found} here, where {expected} was expected"
+                ));
+            }
+        }
+    }
+    State::Planned
+}

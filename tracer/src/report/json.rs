@@ -1,0 +1,55 @@
+//! One JSON object a line.
+//!
+//! Strings hold exactly what the record holds; characters that could trick a terminal are written as `\u` escapes,
+//! which every JSON reader turns back.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde_json::{Serializer, ser::Formatter};
+
+use crate::{report::escape::is_unsafe, verdict::Verdict};
+
+/// The record, without a line end.
+pub(super) fn line(verdict: &Verdict) -> io::Result<String> {
+    let mut out = Vec::new();
+    verdict.serialize(&mut Serializer::with_formatter(&mut out, Safe))?;
+    String::from_utf8(out).map_err(io::Error::other)
+}
+
+struct Safe;
+
+impl Formatter for Safe {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some((at, character)) = rest.char_indices().find(|(_, character)| is_unsafe(*character)) {
+            let (before, from) = rest.split_at(at);
+            writer.write_all(before.as_bytes())?;
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+            rest = from.get(character.len_utf8()..).unwrap_or_default();
+        }
+        writer.write_all(rest.as_bytes())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::report::sink::fixture;
+
+    #[test]
+    fn hostile_text_is_escaped_and_comes_back_whole() {
+        let mut verdict = fixture::fault();
+        let hostile = "a\u{1b}[2J\u{202e}b\u{e0041}\"\\\n価\u{9b}";
+        verdict.flow.client_pod = Some(hostile.into());
+        let line = line(&verdict).unwrap();
+        assert!(!line.contains(is_unsafe), "{line}");
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(value["flow"]["client_pod"], hostile);
+        assert_eq!(value["flow"]["vip"], "10.96.10.20:80");
+        assert_eq!(value["flow"]["endpoint"], serde_json::Value::Null);
+    }
+}

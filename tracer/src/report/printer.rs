@@ -1,0 +1,241 @@
+//! Decides what is quiet, what is data (standard output) and what is talk (standard error), and in which colours.
+//!
+//! Colour only repeats what the words say, so that everything is legible without it.
+
+use std::{
+    env,
+    io::{self, IsTerminal, Write},
+};
+
+use clap::ValueEnum;
+use thiserror::Error;
+
+use crate::report::escape::safe;
+
+/// Why standard output takes no more.
+#[derive(Debug, Error)]
+pub enum OutputError {
+    /// The reader went away (`viptrace … | head`): not a failure.
+    #[error("the reader of standard output went away")]
+    Closed,
+    #[error("writing to standard output failed: {0}")]
+    Io(io::Error),
+}
+
+impl From<io::Error> for OutputError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// How much is said on standard error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Errors only.
+    Quiet,
+    #[default]
+    Normal,
+    /// What is being done, too.
+    Verbose,
+    /// And the libraries' own messages.
+    Debug,
+}
+
+/// When colours are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ColorChoice {
+    /// On a terminal, unless `NO_COLOR` is set
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl ColorChoice {
+    fn resolve(self, is_terminal: bool) -> Paint {
+        let on = match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto => {
+                let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+                is_terminal && !set("NO_COLOR") && !is_dumb()
+            }
+        };
+        Paint(on)
+    }
+}
+
+/// Whether the terminal cannot move its cursor.
+fn is_dumb() -> bool {
+    env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
+/// Puts colours on, or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Paint(pub bool);
+
+/// What a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    Plain,
+    Heading,
+    Fault,
+    Unknown,
+    Good,
+    Faint,
+}
+
+impl Paint {
+    pub fn start(self, style: Style) -> &'static str {
+        if !self.0 {
+            return "";
+        }
+        match style {
+            Style::Plain => "",
+            Style::Heading => "\x1b[1m",
+            Style::Fault => "\x1b[1;31m",
+            Style::Unknown => "\x1b[1;33m",
+            Style::Good => "\x1b[32m",
+            Style::Faint => "\x1b[2m",
+        }
+    }
+
+    pub fn end(self, style: Style) -> &'static str {
+        if self.start(style).is_empty() { "" } else { "\x1b[0m" }
+    }
+
+    pub fn text(self, style: Style, text: &str) -> String {
+        format!("{}{text}{}", self.start(style), self.end(style))
+    }
+}
+
+/// The two streams, and how they are used.
+pub struct Printer {
+    verbosity: Verbosity,
+    out: Box<dyn Write + Send>,
+    err: Box<dyn Write + Send>,
+    out_paint: Paint,
+    err_paint: Paint,
+    out_is_terminal: bool,
+    err_is_terminal: bool,
+}
+
+impl std::fmt::Debug for Printer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Printer").field("verbosity", &self.verbosity).finish_non_exhaustive()
+    }
+}
+
+impl Printer {
+    /// On the process's own streams.
+    pub fn new(verbosity: Verbosity, color: ColorChoice) -> Self {
+        let out_is_terminal = io::stdout().is_terminal();
+        let err_is_terminal = io::stderr().is_terminal();
+        Self {
+            verbosity,
+            out: Box::new(io::BufWriter::with_capacity(1 << 16, io::stdout())),
+            err: Box::new(io::stderr()),
+            out_paint: color.resolve(out_is_terminal),
+            err_paint: color.resolve(err_is_terminal),
+            out_is_terminal: out_is_terminal && !is_dumb(),
+            err_is_terminal,
+        }
+    }
+
+    /// On other streams, without colour and as if they were pipes.
+    pub fn to(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, verbosity: Verbosity) -> Self {
+        Self {
+            verbosity,
+            out,
+            err,
+            out_paint: Paint(false),
+            err_paint: Paint(false),
+            out_is_terminal: false,
+            err_is_terminal: false,
+        }
+    }
+
+    pub fn verbosity(&self) -> Verbosity {
+        self.verbosity
+    }
+
+    /// Colours for what goes to standard output.
+    pub fn paint(&self) -> Paint {
+        self.out_paint
+    }
+
+    /// Whether a table can be updated in place: standard output is a terminal that can move its cursor, and no log
+    /// lines get into it.
+    pub fn can_update_in_place(&self) -> bool {
+        self.out_is_terminal && !(self.err_is_terminal && self.verbosity >= Verbosity::Verbose)
+    }
+
+    /// Whether talk and data meet on one screen.
+    pub(super) fn shares_screen(&self) -> bool {
+        self.out_is_terminal && self.err_is_terminal
+    }
+
+    /// Data, to standard output.
+    pub fn data(&mut self, text: &str) -> Result<(), OutputError> {
+        Ok(self.out.write_all(text.as_bytes())?)
+    }
+
+    /// Hands on what was written so far.
+    pub fn flush(&mut self) -> Result<(), OutputError> {
+        Ok(self.out.flush()?)
+    }
+
+    /// Talk, to standard error, unless quiet.
+    pub fn note(&mut self, text: &str) {
+        if self.verbosity >= Verbosity::Normal {
+            self.talk("", Style::Plain, text);
+        }
+    }
+
+    /// Something that a person should know although the program goes on.
+    pub fn warn(&mut self, text: &str) {
+        if self.verbosity >= Verbosity::Normal {
+            self.talk("warning: ", Style::Unknown, text);
+        }
+    }
+
+    /// Talk for those who asked for more.
+    pub fn detail(&mut self, text: &str) {
+        if self.verbosity >= Verbosity::Verbose {
+            self.talk("", Style::Faint, text);
+        }
+    }
+
+    /// Why the program ends; said even when quiet.
+    pub fn error(&mut self, text: &str, hint: Option<&str>) {
+        self.talk("error: ", Style::Fault, text);
+        if let Some(hint) = hint {
+            self.talk("hint: ", Style::Heading, hint);
+        }
+    }
+
+    /// Several prepared lines to standard error, unless quiet (the summary beside records).
+    pub(super) fn talk_block(&mut self, text: &str) {
+        if self.verbosity >= Verbosity::Normal {
+            let _ = self.err.write_all(text.as_bytes());
+        }
+    }
+
+    pub(super) fn talk_paint(&self) -> Paint {
+        self.err_paint
+    }
+
+    /// A closed standard error is nobody's failure: there is nowhere left to say it.
+    fn talk(&mut self, label: &str, style: Style, text: &str) {
+        let paint = self.err_paint;
+        for (number, line) in text.lines().enumerate() {
+            let label = if number == 0 { label } else { "" };
+            let line = safe(line);
+            let line = if label.is_empty() { paint.text(style, &line) } else { line.into_owned() };
+            let _ = writeln!(self.err, "{}{line}", paint.text(style, label));
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! One line of a table, made from a verdict: safe text in named cells.
+
+use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+
+use crate::{
+    report::{
+        Item,
+        class::{self, Kind},
+        escape::safe,
+        printer::Style,
+    },
+    time::Timestamp,
+    verdict::{Confidence, Evidence, FlowRef, Verdict},
+};
+
+/// The cells of a line. Every text is safe for a terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    /// `03:04:05.123`, UTC.
+    pub time: String,
+    pub verdict: String,
+    pub style: Style,
+    pub service: String,
+    pub client: String,
+    pub vip: String,
+    pub endpoint: String,
+    pub what: String,
+    pub wide: Wide,
+}
+
+/// What only the wide table has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wide {
+    pub node: String,
+    pub protocol: String,
+    pub confidence: String,
+    /// Whole lines below the row.
+    pub below: Vec<String>,
+}
+
+impl Row {
+    /// `with_addresses` adds `ip:port` to the names of Pods.
+    pub(super) fn new(item: Item<'_>, with_addresses: bool) -> Self {
+        let verdict = item.verdict;
+        let flow = &verdict.flow;
+        let end = |pod: Option<&str>, addr: Option<SocketAddr>| match (pod, addr) {
+            (Some(pod), Some(addr)) if with_addresses => format!("{} ({addr})", safe(pod)),
+            (Some(pod), _) => safe(pod).into_owned(),
+            (None, Some(addr)) => addr.to_string(),
+            (None, None) => "-".into(),
+        };
+        Self {
+            time: clock(verdict.time),
+            verdict: tag(&verdict.class),
+            style: style(&verdict.class),
+            service: verdict
+                .service
+                .as_ref()
+                .map_or_else(|| "-".into(), |it| safe(&it.to_string()).into_owned()),
+            client: end(flow.client_pod.as_deref(), Some(flow.client)),
+            vip: flow.vip.map_or_else(|| "-".into(), |vip| vip.to_string()),
+            endpoint: end(flow.endpoint_pod.as_deref(), flow.endpoint),
+            what: what(item),
+            wide: if with_addresses { wide(verdict) } else { Wide::default() },
+        }
+    }
+}
+
+/// `FAULT C20`, `unknown`, `normal N1`, `ok`.
+fn tag(class: &str) -> String {
+    let class_text = safe(class);
+    match class::kind(class) {
+        Kind::Fault => format!("FAULT {class_text}"),
+        Kind::Normal => format!("normal {class_text}"),
+        Kind::Ok => "ok".into(),
+        Kind::Unknown => "unknown".into(),
+    }
+}
+
+fn style(class: &str) -> Style {
+    match class::kind(class) {
+        Kind::Fault => Style::Fault,
+        Kind::Unknown => Style::Unknown,
+        Kind::Normal => Style::Faint,
+        Kind::Ok => Style::Good,
+    }
+}
+
+/// The detail of the root cause; for a healthy flow how long its connect took.
+fn what(item: Item<'_>) -> String {
+    match item.connect_time {
+        Some(time) if item.verdict.class == class::OK => format!("connected in {}", milliseconds(time)),
+        _ => detail(&item.verdict.root_cause),
+    }
+}
+
+/// What follows `domain — `.
+pub(super) fn detail(root_cause: &str) -> String {
+    let detail = root_cause.split_once(" — ").map_or(root_cause, |(_, detail)| detail);
+    safe(detail).into_owned()
+}
+
+fn wide(verdict: &Verdict) -> Wide {
+    let mut below = Vec::new();
+    let mut add = |label: &str, evidence: &[Evidence]| {
+        for piece in evidence {
+            let time = piece.time.map(|time| clock(time) + " ").unwrap_or_default();
+            below.push(format!("{label}: {time}{}", safe(&piece.content)));
+        }
+    };
+    // A healthy flow needs no proof on the screen.
+    if verdict.class != class::OK {
+        add("evidence", &verdict.evidence);
+        add("against", &verdict.against);
+        below.extend(verdict.unseen.iter().map(|unseen| format!("not seen: {}", safe(unseen))));
+        if !verdict.mitigation.immediate.is_empty() {
+            below.push(format!("do: {}", safe(&verdict.mitigation.immediate)));
+        }
+    }
+    Wide {
+        node: verdict.flow.node.as_deref().map_or_else(|| "-".into(), |node| safe(node).into_owned()),
+        protocol: safe(&verdict.flow.protocol).into_owned(),
+        confidence: confidence(verdict.confidence).into(),
+        below,
+    }
+}
+
+pub(super) const fn confidence(confidence: Confidence) -> &'static str {
+    match confidence {
+        Confidence::Low => "low",
+        Confidence::Medium => "medium",
+        Confidence::High => "high",
+    }
+}
+
+/// The time of day in UTC, to the millisecond.
+pub(super) fn clock(time: Timestamp) -> String {
+    let whole = time.to_string();
+    match whole.split_once('T').map(|(_, clock)| clock) {
+        Some(clock) => clock.chars().take(12).collect(),
+        None => whole,
+    }
+}
+
+/// `1.23 ms`, or seconds from 10 s on.
+pub(super) fn milliseconds(time: Duration) -> String {
+    let mut out = String::new();
+    let ms = time.as_secs_f64() * 1e3;
+    let _ = match ms {
+        ms if ms < 10.0 => write!(out, "{ms:.2} ms"),
+        ms if ms < 10_000.0 => write!(out, "{ms:.0} ms"),
+        ms => write!(out, "{:.1} s", ms / 1e3),
+    };
+    out
+}
+
+/// What makes two verdicts verdicts on the same flow.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FlowKey(String, SocketAddr, Option<SocketAddr>, Timestamp);
+
+impl FlowKey {
+    pub(super) fn new(flow: &FlowRef) -> Self {
+        Self(flow.protocol.clone(), flow.client, flow.vip, flow.started)
+    }
+}

@@ -1,0 +1,21 @@
+//! The JSON Schema of a record, made from the type that is written, so that the two cannot differ.
+
+use schemars::{
+    Schema,
+    generate::{SchemaGenerator, SchemaSettings},
+};
+
+use crate::verdict::Verdict;
+
+/// JSON Schema (draft 2020-12) of one line of `-o json`.
+pub fn schema() -> Schema {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<Verdict>();
+    let about = "One record of `viptrace trace -o json` (one object a line) or `-o yaml` (one document): the \
+        verdict on one flow. Every property is always present; what was not observed is null or empty. A flow \
+        whose outcome changes later has a second record with the same `flow.client`, `flow.vip` and \
+        `flow.started`; the later one holds.";
+    schema.insert("title".into(), "viptrace verdict".into());
+    schema.insert("description".into(), about.into());
+    schema
+}

@@ -1,0 +1,168 @@
+//! Debian packages: what the build and the guests need, which of it is missing, and installing exactly that.
+//!
+//! When nothing is missing, apt is not called. Kernels are not installed; `kernels` downloads and unpacks them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use crate::call::Call;
+use crate::printer::Outcome;
+
+/// To link Rust programs, and to build bpf-linker against Debian's LLVM.
+pub(crate) const BUILD: &[&str] =
+    &["gcc", "libc6-dev", "llvm-22-dev", "libpolly-22-dev", "zlib1g-dev", "libzstd-dev", "libxml2-dev"];
+/// To build for the BPF target where rustup has no nightly with rust-src.
+pub(crate) const BPF_COMPILER: &[&str] = &["rustc-web", "rust-web-src"];
+/// To start guests, and what goes into their image. `xz-utils` unpacks Debian's kernel modules.
+pub(crate) const GUEST: &[&str] = &[
+    "qemu-system-x86",
+    "xz-utils",
+    "busybox-static",
+    "kmod",
+    "iproute2",
+    "iptables",
+    "nftables",
+    "conntrack",
+];
+/// The tools that the benchmark compares with.
+pub(crate) const BENCH: &[&str] = &["tcpdump", "bpftrace"];
+
+/// Installs those of `packages` that are missing.
+pub(crate) fn ensure(packages: &[&str]) -> Result<Outcome> {
+    let missing = missing(packages)?;
+    if missing.is_empty() {
+        return Ok(Outcome::Skipped(format!("all {} packages are installed", packages.len())));
+    }
+    let install = format!("apt-get install -y --no-install-recommends {}", missing.join(" "));
+    if let Some(problem) =
+        cannot_install(&read_or_empty("/etc/os-release"), &read_or_empty("/proc/self/status"))
+    {
+        bail!("packages are missing ({}) and {problem}\nhint: {}", missing.join(" "), by_hand(&install));
+    }
+    refresh()?;
+    Call::new("install packages", "apt-get")
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        // Another apt at work (unattended upgrades, on a fresh machine) is waited for, in seconds.
+        .args(["--option", "DPkg::Lock::Timeout=120"])
+        .args(["install", "-y", "--no-install-recommends"])
+        .args(&missing)
+        .hint(install_hint(&missing))
+        .read()?;
+    Ok(Outcome::Done(format!("installed {}", missing.join(" "))))
+}
+
+/// Fetches the package lists. Needs root.
+pub(crate) fn refresh() -> Result<()> {
+    Call::new("fetch Debian's package lists", "apt-get")
+        .args(["update"])
+        .hint("check the network and the addresses in /etc/apt/sources.list, then type: apt-get update")
+        .read()
+        .map(drop)
+}
+
+/// Whether this process may call apt-get to install or update.
+pub(crate) fn is_root() -> bool {
+    effective_uid(&read_or_empty("/proc/self/status")) == Some(0)
+}
+
+fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
+    let output = Call::new("list the installed packages", "dpkg-query")
+        .args(["--show", "--showformat=${Package} ${db:Status-Abbrev}\\n"])
+        .args(packages)
+        .hint(by_hand(&format!("apt-get install -y --no-install-recommends {}", packages.join(" "))))
+        .output()?;
+    // It ends with 1 when any of them is unknown; what it printed is right either way.
+    let installed = installed(&String::from_utf8_lossy(&output.stdout));
+    Ok(packages.iter().copied().filter(|package| !installed.contains(*package)).collect())
+}
+
+/// Reads `dpkg-query`'s lines "package status", where "ii" is "wanted, and installed".
+fn installed(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.filter(|(_, status)| status.trim() == "ii").map(|(name, _)| name.to_owned()).collect()
+}
+
+/// Why packages cannot be installed here, if so.
+fn cannot_install(os_release: &str, status: &str) -> Option<&'static str> {
+    if !is_debian(os_release) {
+        return Some("this is not Debian, where they could be installed from");
+    }
+    (effective_uid(status) != Some(0)).then_some("installing them needs root")
+}
+
+fn by_hand(install: &str) -> String {
+    format!("as root on Debian 12, type: apt-get update && {install}")
+}
+
+fn install_hint(missing: &[&str]) -> String {
+    let mut hint = String::from("check the network, the disk and /etc/apt/sources.list");
+    if missing.iter().any(|package| BPF_COMPILER.contains(package)) {
+        hint.push_str(
+            "; rustc-web comes from bookworm-security, and is not needed at all after: \
+             rustup toolchain install nightly --component rust-src",
+        );
+    } else if missing.iter().any(|package| package.contains("-22-dev")) {
+        hint.push_str("; LLVM 22 comes from bookworm-security");
+    }
+    hint
+}
+
+fn is_debian(os_release: &str) -> bool {
+    let values = os_release.lines().filter_map(|line| line.split_once('='));
+    values
+        .filter(|(name, _)| matches!(*name, "ID" | "ID_LIKE"))
+        .any(|(_, value)| value.trim_matches('"').split_whitespace().any(|id| id == "debian"))
+}
+
+/// The second number of `Uid:` in /proc/PID/status (see `proc_pid_status(5)`).
+fn effective_uid(status: &str) -> Option<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn read_or_empty(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_wanted_and_installed_counts() {
+        let text = "gcc ii \nlibc6-dev ii \nkmod rc \nnftables un \nconntrack iU \n";
+        assert_eq!(installed(text).into_iter().collect::<Vec<_>>(), ["gcc", "libc6-dev"]);
+    }
+
+    #[test]
+    fn debian_and_its_kin_are_known() {
+        assert!(is_debian("PRETTY_NAME=\"Debian GNU/Linux 12\"\nID=debian\n"));
+        assert!(is_debian("ID=ubuntu\nID_LIKE=\"debian\"\n"));
+        assert!(!is_debian("ID=fedora\nNAME=debian\n"));
+        assert!(!is_debian(""));
+    }
+
+    #[test]
+    fn the_effective_user_counts() {
+        assert_eq!(effective_uid("Name:\tx\nUid:\t1000\t0\t0\t0\n"), Some(0));
+        assert_eq!(effective_uid("Uid:\tx\n"), None);
+    }
+
+    #[test]
+    fn who_cannot_install_is_told_why() {
+        let (root, user) = ("Uid:\t0\t0\t0\t0\n", "Uid:\t1000\t1000\t1000\t1000\n");
+        assert_eq!(cannot_install("ID=debian\n", root), None);
+        assert_eq!(cannot_install("ID=debian\n", user), Some("installing them needs root"));
+        assert!(cannot_install("ID=alpine\n", root).unwrap().contains("not Debian"));
+    }
+
+    #[test]
+    fn hints_say_where_the_compiler_comes_from() {
+        assert!(install_hint(&["rustc-web"]).contains("rustup toolchain install nightly"));
+        assert!(!install_hint(&["gcc"]).contains("rustup"));
+    }
+}

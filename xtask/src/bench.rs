@@ -1,0 +1,264 @@
+//! `cargo xtask bench kernel`: what tracing costs a Service, in guest instructions, viptrace beside its peers.
+//!
+//! The guest measures and sends metrics; this file runs it on a virtual clock that counts instructions and prints
+//! medians, ranges and ratios. A ratio is one round's value with the tool over the same round's without.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+
+use crate::apt;
+use crate::event::Metric;
+use crate::image::Flavour;
+use crate::kernels::{self, Series};
+use crate::place::Place;
+use crate::printer::{Printer, seconds};
+use crate::setup;
+use crate::vm::{self, Console, Ending, Guest};
+
+/// Counting instructions takes one processor and several times as long.
+const LIMIT: Duration = Duration::from_hours(2);
+const SILENCE: Duration = Duration::from_mins(20);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum What {
+    /// Cost on connections and on bulk transfer, with viptrace and its peers attached in turn
+    Kernel(Options),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// How often each tool is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// The guest's kernel
+    #[arg(long, value_name = "SERIES", value_parser = kernels::parse, default_value = kernels::DEFAULT)]
+    kernel: &'static Series,
+}
+
+/// Measures and prints. False when the guest says that something was not measured.
+pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
+    let What::Kernel(options) = what;
+    let place = Place::find()?;
+    let series = options.kernel;
+    setup::tools(printer, &place, &[apt::GUEST, apt::BENCH])?;
+    setup::kernels(printer, &place, &[series])?;
+    setup::binaries(printer, &place)?;
+    let (kernel, image) = setup::guest_image(printer, &place, series, Flavour::Bench)?;
+    let release = kernel.release.clone();
+    printer.say(&format!(
+        "==> bench on {release}, {} rounds (instructions are counted, which is slow)",
+        options.rounds
+    ));
+    let guest = Guest {
+        kernel,
+        image,
+        emulator: vm::QEMU.into(),
+        parameters: vec!["lab.mode=bench".to_owned(), format!("lab.rounds={}", options.rounds)],
+        counted: true,
+        console: Console::Prefixed(format!("{:>5} | ", series.name)),
+        limit: LIMIT,
+        silence: SILENCE,
+        output: place.guest_output(&format!("{}-bench", series.name)),
+    };
+    let run = vm::run(printer, &guest, |_| {})?;
+    for line in table(&run.metrics) {
+        printer.data(&line);
+    }
+    for problem in &run.unread {
+        printer.say(&format!("    {problem}"));
+    }
+    printer.data(&format!(
+        "kernel {release}; command: cargo xtask bench kernel --kernel {} --rounds {}",
+        series.name, options.rounds
+    ));
+    match run.ending {
+        Ending::Done(0) if run.metrics.is_empty() => bail!("the guest measured nothing"),
+        Ending::Done(exit) => {
+            printer.say(&format!(
+                "    took {}; raw values: {}",
+                seconds(run.took),
+                guest.output.join("machine.log").display()
+            ));
+            Ok(exit == 0 && run.unread.is_empty())
+        }
+        Ending::Died(_) | Ending::Stopped(_) => {
+            let tail = run.last_words();
+            bail!("the bench's guest failed: {}; the last lines of its console:{tail}", run.ending)
+        }
+    }
+}
+
+/// What one tool came to in one measure.
+#[derive(Debug, Default)]
+struct Measured {
+    /// By round.
+    bare: BTreeMap<String, Vec<f64>>,
+    with: BTreeMap<String, Vec<f64>>,
+    unit: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Spread {
+    median: f64,
+    low: f64,
+    high: f64,
+}
+
+fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+    let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (*values.first()?, *values.last()?);
+    let middle = values.len() / 2;
+    let median = if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
+    };
+    Some(Spread { median, low, high })
+}
+
+/// The results as lines: a heading, then one line for each measure and tool.
+fn table(metrics: &[Metric]) -> Vec<String> {
+    let mut groups: BTreeMap<(String, String), Measured> = BTreeMap::new();
+    for metric in metrics {
+        let tool = metric.label("tool").unwrap_or_else(|| "-".to_owned());
+        let round = metric.label("round").unwrap_or_default();
+        let group = groups.entry((metric.name.clone(), tool)).or_default();
+        group.unit.clone_from(&metric.unit);
+        let side =
+            if metric.label("side").as_deref() == Some("bare") { &mut group.bare } else { &mut group.with };
+        side.entry(round).or_default().push(metric.value);
+    }
+    let heading = ["measure", "tool", "bare", "with", "with: range", "ratio", "ratio: range", "rounds"];
+    let mut rows = vec![heading.map(str::to_owned)];
+    rows.extend(groups.iter().map(|((name, tool), group)| row(name, tool, group)));
+    aligned(&rows)
+}
+
+fn row(name: &str, tool: &str, group: &Measured) -> [String; 8] {
+    let medians = |side: &BTreeMap<String, Vec<f64>>| -> BTreeMap<String, f64> {
+        side.iter()
+            .filter_map(|(round, values)| Some((round.clone(), spread(values.iter().copied())?.median)))
+            .collect()
+    };
+    let (bare, with) = (medians(&group.bare), medians(&group.with));
+    let ratios = spread(with.iter().filter_map(|(round, value)| Some(value / bare.get(round)?)));
+    let dash = || "-".to_owned();
+    let value = |spread: Option<Spread>| {
+        spread.map_or_else(dash, |s| format!("{} {}", grouped(s.median), group.unit))
+    };
+    let range = |spread: Option<Spread>| {
+        spread.map_or_else(dash, |s| format!("{}–{}", grouped(s.low), grouped(s.high)))
+    };
+    let with_spread = spread(with.values().copied());
+    [
+        name.to_owned(),
+        tool.to_owned(),
+        value(spread(bare.values().copied())),
+        value(with_spread),
+        range(with_spread),
+        ratios.map_or_else(dash, |s| format!("{:.3}", s.median)),
+        ratios.map_or_else(dash, |s| format!("{:.3}–{:.3}", s.low, s.high)),
+        with.len().to_string(),
+    ]
+}
+
+/// A number with its thousands grouped, without a fraction.
+fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if value < 0.0 { format!("-{text}") } else { text }
+}
+
+fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).enumerate().map(|(index, (cell, width))| {
+            // Names to the left, numbers to the right.
+            if index < 2 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::event::{self, Event};
+
+    fn metric(tool: &str, round: u32, side: &str, value: u32) -> Metric {
+        let line = format!(
+            r#"{{"event":"metric","name":"crr_ns","value":{value},"unit":"ns","labels":{{"tool":"{tool}","round":{round},"side":"{side}"}}}}"#
+        );
+        let Event::Metric(metric) = event::parse(&line).unwrap().unwrap() else { panic!("not a metric") };
+        metric
+    }
+
+    #[test]
+    fn medians_and_ranges() {
+        assert_eq!(spread([3.0, 1.0, 2.0]), Some(Spread { median: 2.0, low: 1.0, high: 3.0 }));
+        assert_eq!(spread([4.0, 1.0]), Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
+        assert_eq!(spread([f64::NAN]), None);
+        assert_eq!(spread([]), None);
+    }
+
+    #[test]
+    fn ratios_pair_the_rounds() {
+        let metrics = [
+            metric("lean", 1, "bare", 200_000),
+            metric("lean", 1, "with", 202_000),
+            metric("lean", 2, "bare", 100_000),
+            metric("lean", 2, "with", 103_000),
+            metric("lean", 3, "with", 9_000_000),
+        ];
+        let lines = table(&metrics);
+        assert_eq!(lines.len(), 2);
+        let words: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(
+            words,
+            [
+                "crr_ns",
+                "lean",
+                "150,000",
+                "ns",
+                "202,000",
+                "ns",
+                "103,000–9,000,000",
+                "1.020",
+                "1.010–1.030",
+                "3"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_measure_without_a_bare_side_has_no_ratio() {
+        let lines = table(&[metric("full", 1, "with", 1_234_567)]);
+        assert!(lines[1].contains("1,234,567 ns") && lines[1].contains(" - "), "{lines:?}");
+        assert_eq!(table(&[]).len(), 1);
+    }
+
+    #[test]
+    fn thousands_are_grouped() {
+        assert_eq!(
+            ["0", "999", "1,000", "-12,345"],
+            [0.0, 999.0, 1e3, -12_345.0].map(grouped).each_ref().map(String::as_str)
+        );
+    }
+}

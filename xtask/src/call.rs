@@ -1,0 +1,213 @@
+//! Starting another program, with an error that says what was tried, how it ended and what to do.
+//!
+//! Only short-lived programs are run here; the guest has its own file, `vm`.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::{self, BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Output, Stdio};
+
+use anyhow::Result;
+
+use crate::printer::indented;
+
+/// How many of a failed program's last lines an error repeats.
+const TAIL_LINES: usize = 12;
+
+/// Why a program's work is missing.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    what: String,
+    command: String,
+    why: String,
+    hint: Option<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "could not {}: `{}` {}", self.what, self.command, self.why)?;
+        if let Some(hint) = &self.hint {
+            write!(f, "\nhint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A program about to be started.
+#[derive(Debug)]
+pub(crate) struct Call {
+    what: String,
+    hint: Option<String>,
+    command: Command,
+}
+
+impl Call {
+    /// `what` completes the sentence "could not …".
+    pub(crate) fn new(what: impl Into<String>, program: impl AsRef<OsStr>) -> Self {
+        let mut command = Command::new(program);
+        command.stdin(Stdio::null());
+        Self { what: what.into(), hint: None, command }
+    }
+
+    pub(crate) fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.arg(argument);
+        self
+    }
+
+    pub(crate) fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn without_env(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
+        self
+    }
+
+    pub(crate) fn directory(mut self, directory: &Path) -> Self {
+        self.command.current_dir(directory);
+        self
+    }
+
+    /// What the reader of an error should do; a command that can be typed, where there is one.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The command as a shell would take it.
+    pub(crate) fn command_line(&self) -> String {
+        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        words.map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Runs to the end with the program's output on our stderr, and fails unless it succeeded.
+    pub(crate) fn stream(mut self) -> Result<()> {
+        let status = self.command.stdout(Stdio::from(io::stderr())).status();
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(self.failure(&ended(status))),
+            Err(error) => Err(self.not_started(&error)),
+        }
+    }
+
+    /// Runs to the end quietly and returns what it wrote to stdout; an error repeats the last lines it wrote.
+    pub(crate) fn read(mut self) -> Result<String> {
+        let output = match self.command.output() {
+            Ok(output) => output,
+            Err(error) => return Err(self.not_started(&error)),
+        };
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let text = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+        let tail = tail(&String::from_utf8_lossy(&text));
+        Err(self.failure(&format!("{}{tail}", ended(output.status))))
+    }
+
+    /// Runs to the end quietly and returns all of it, whatever the exit status was.
+    pub(crate) fn output(mut self) -> Result<Output> {
+        match self.command.output() {
+            Ok(output) => Ok(output),
+            Err(error) => Err(self.not_started(&error)),
+        }
+    }
+
+    /// Runs to the end, handing each line of stdout to `line` as it comes; stderr goes to ours.
+    pub(crate) fn lines(mut self, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
+        let mut child = match self.command.stdout(Stdio::piped()).spawn() {
+            Ok(child) => child,
+            Err(error) => return Err(self.not_started(&error)),
+        };
+        if let Some(stdout) = child.stdout.take() {
+            for bytes in BufReader::new(stdout).split(b'\n') {
+                match bytes {
+                    Ok(bytes) => line(&String::from_utf8_lossy(&bytes)),
+                    Err(_) => break,
+                }
+            }
+        }
+        child.wait().map_err(|error| self.failure(&format!("could not be waited for: {error}")))
+    }
+
+    fn not_started(&self, error: &io::Error) -> anyhow::Error {
+        self.failure(&format!("could not be started: {error}"))
+    }
+
+    fn failure(&self, why: &str) -> anyhow::Error {
+        let failure = Failure {
+            what: self.what.clone(),
+            command: self.command_line(),
+            why: why.to_owned(),
+            hint: self.hint.clone(),
+        };
+        anyhow::Error::new(failure)
+    }
+}
+
+fn ended(status: ExitStatus) -> String {
+    match status.code() {
+        Some(code) => format!("ended with status {code}"),
+        None => format!("was stopped ({status})"),
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let first = lines.len().saturating_sub(TAIL_LINES);
+    indented(lines.into_iter().skip(first))
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{word}'") }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_the_command_its_last_words_and_the_way_out() {
+        let call =
+            Call::new("make tea", "sh").args(["-c", "echo no water >&2; exit 3"]).hint("fill the kettle");
+        let message = call.read().unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "could not make tea: `sh -c 'echo no water >&2; exit 3'` ended with status 3\n    no water\nhint: fill the kettle"
+        );
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let message = Call::new("go", "/nonexistent/tool").read().unwrap_err().to_string();
+        assert!(message.starts_with("could not go: `/nonexistent/tool` could not be started"), "{message}");
+    }
+
+    #[test]
+    fn lines_come_one_by_one() {
+        let mut seen = Vec::new();
+        let status = Call::new("count", "printf")
+            .arg("one\\ntwo\\n")
+            .lines(|line| seen.push(line.to_owned()))
+            .unwrap();
+        assert!(status.success());
+        assert_eq!(seen, ["one", "two"]);
+    }
+
+    #[test]
+    fn only_the_last_lines_are_repeated() {
+        let text: String = (0..100).map(|n| n.to_string()).collect::<Vec<_>>().join("\n");
+        let tail = tail(&text);
+        assert!(tail.starts_with("\n    88\n") && tail.ends_with("\n    99"), "{tail}");
+    }
+}

@@ -1,0 +1,117 @@
+//! The machine lines that a guest writes to its second serial port, one JSON object a line.
+//!
+//! This file knows their shape and nothing of where they come from.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// One machine line.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub(crate) enum Event {
+    Scenario(Scenario),
+    /// A file to keep: its name and its text.
+    File {
+        name: String,
+        data: String,
+    },
+    Metric(Metric),
+    /// The guest is about to power off; 0 means that all went well.
+    Done {
+        exit: i64,
+    },
+}
+
+/// How one scenario went.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Scenario {
+    pub(crate) name: String,
+    pub(crate) result: Verdict,
+    #[serde(default)]
+    pub(crate) detail: String,
+    #[serde(default)]
+    pub(crate) seconds: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// One measured value.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Metric {
+    pub(crate) name: String,
+    pub(crate) value: f64,
+    #[serde(default)]
+    pub(crate) unit: String,
+    #[serde(default)]
+    labels: BTreeMap<String, Value>,
+}
+
+impl Metric {
+    /// A label as text, whether it was sent as text or as a number.
+    pub(crate) fn label(&self, name: &str) -> Option<String> {
+        match self.labels.get(name)? {
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        }
+    }
+}
+
+/// Reads one line; empty lines are nothing. The error says what is wrong with the line.
+pub(crate) fn parse(line: &str) -> Result<Option<Event>, String> {
+    let line = line.trim();
+    if line.is_empty() {
+        return Ok(None);
+    }
+    serde_json::from_str(line).map(Some).map_err(|error| {
+        let start: String = line.chars().take(120).collect();
+        format!("machine line not understood ({error}): {start}")
+    })
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_read() {
+        let scenario =
+            r#"{"event":"scenario","name":"healthy","result":"skipped","detail":"no BTF","seconds":1.2}"#;
+        let expected = Scenario {
+            name: "healthy".into(),
+            result: Verdict::Skipped,
+            detail: "no BTF".into(),
+            seconds: 1.2,
+        };
+        assert_eq!(parse(scenario), Ok(Some(Event::Scenario(expected))));
+        let file = "{\"event\":\"file\",\"name\":\"a.jsonl\",\"data\":\"x\\ny\"}\r";
+        assert_eq!(parse(file), Ok(Some(Event::File { name: "a.jsonl".into(), data: "x\ny".into() })));
+        assert_eq!(parse(r#"{"event":"done","exit":0}"#), Ok(Some(Event::Done { exit: 0 })));
+        assert_eq!(parse("  "), Ok(None));
+    }
+
+    #[test]
+    fn labels_may_be_numbers() {
+        let line = r#"{"event":"metric","name":"crr_ns","value":231000,"unit":"ns","labels":{"tool":"lean","round":3}}"#;
+        let Event::Metric(metric) = parse(line).unwrap().unwrap() else { panic!("not a metric") };
+        assert_eq!(metric.label("tool").unwrap(), "lean");
+        assert_eq!(metric.label("round").unwrap(), "3");
+        assert_eq!(metric.label("side"), None);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_an_error_and_short() {
+        for line in ["{", "{\"event\":\"dance\"}", "null", "[]", "{\"event\":\"done\"}", "\u{0}\u{fffd}"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        assert!(parse(&"x".repeat(100_000)).unwrap_err().len() < 400);
+    }
+}

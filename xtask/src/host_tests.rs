@@ -1,0 +1,107 @@
+//! Runs cargo's checks on the host and counts them: each named check is one test, `cargo test` is as many as it ran.
+
+use anyhow::Result;
+
+use crate::event::Verdict;
+use crate::place::{Place, cargo};
+use crate::printer::Printer;
+use crate::tally::Tally;
+
+/// A check that passes or fails as a whole, and the cargo subcommand whose absence skips it.
+struct Check {
+    name: &'static str,
+    needs: &'static str,
+    arguments: &'static [&'static str],
+}
+
+const CHECKS: &[Check] = &[
+    Check { name: "formatting", needs: "fmt", arguments: &["fmt", "--all", "--check"] },
+    Check {
+        name: "lints",
+        needs: "clippy",
+        arguments: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+    },
+];
+
+/// Formatting and lints.
+pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
+    let mut tally = Tally::default();
+    for check in CHECKS {
+        let present = cargo("ask cargo for a subcommand").args([check.needs, "--version"]).output()?;
+        if !present.status.success() {
+            printer
+                .data(&format!("skipped  host  {}: this cargo has no `cargo {}`", check.name, check.needs));
+            tally.count(Verdict::Skipped);
+            continue;
+        }
+        let call = cargo(format!("check {}", check.name));
+        match call.args(check.arguments).directory(&place.repository).stream() {
+            Ok(()) => {
+                printer.data(&format!("passed   host  {}", check.name));
+                tally.count(Verdict::Passed);
+            }
+            Err(error) => {
+                printer.data(&format!("failed   host  {}: {error:#}", check.name));
+                tally.count(Verdict::Failed);
+            }
+        }
+    }
+    Ok(tally)
+}
+
+/// `cargo test` of the whole workspace, its output shown as talk.
+pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let call = cargo("run the host's tests");
+    let command =
+        call.args(["test", "--workspace", "--locked", "--no-fail-fast"]).directory(&place.repository);
+    let status = command.lines(|line| {
+        printer.say(line);
+        if let Some(counts) = parse(line) {
+            tally.add(counts);
+        }
+    })?;
+    if !status.success() && tally.failed == 0 {
+        // It did not compile, or a test binary died before it could count.
+        printer.data(&format!("failed   host  cargo test ended with {status} and counted no failure"));
+        tally.failed += 1;
+    }
+    printer.data(&format!("{}  host  cargo test: {}", verb(tally), tally.line()));
+    Ok(tally)
+}
+
+fn verb(tally: Tally) -> &'static str {
+    if tally.failed == 0 { "passed " } else { "failed " }
+}
+
+/// Reads "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; …". Ignored tests are skipped ones.
+fn parse(line: &str) -> Option<Tally> {
+    let counts = line.trim().strip_prefix("test result: ")?.split_once(". ")?.1;
+    let count = |name: &str| {
+        counts.split("; ").find_map(|part| part.strip_suffix(name)?.strip_suffix(' ')?.parse::<u64>().ok())
+    };
+    Some(Tally { passed: count("passed")?, failed: count("failed")?, skipped: count("ignored")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read() {
+        let good =
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s";
+        assert_eq!(parse(good), Some(Tally { passed: 12, failed: 0, skipped: 1 }));
+        let bad = "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.50s";
+        assert_eq!(parse(bad), Some(Tally { passed: 1, failed: 2, skipped: 0 }));
+    }
+
+    #[test]
+    fn other_lines_are_not_counts() {
+        for line in
+            ["", "test a::b ... ok", "test result: ok", "test result: ok. many passed; 0 failed; 0 ignored"]
+        {
+            assert_eq!(parse(line), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Guest kernels: Debian's cloud kernels, downloaded as packages and unpacked below the target folder, never installed.
+//!
+//! Which kernels there are is the table `SERIES`. What goes into the image from them is `modules`'s matter.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::apt;
+use crate::call::Call;
+use crate::place::Place;
+use crate::printer::Outcome;
+
+/// One kernel series that the guests can run.
+#[derive(Debug)]
+pub(crate) struct Series {
+    /// What is typed after `--kernel`.
+    pub(crate) name: &'static str,
+    /// The package that depends on the newest build of the series.
+    metapackage: &'static str,
+    /// How the names of the builds begin.
+    build_prefix: &'static str,
+}
+
+/// Debian 12's own kernel, and the one that its security archive offers beside it.
+pub(crate) const SERIES: &[Series] = &[
+    Series { name: "6.1", metapackage: "linux-image-cloud-amd64", build_prefix: "linux-image-6.1." },
+    Series { name: "6.12", metapackage: "linux-image-6.12-cloud-amd64", build_prefix: "linux-image-6.12." },
+];
+
+/// The series that the demo and the benchmark use where none is given.
+pub(crate) const DEFAULT: &str = "6.12";
+
+/// Packages that newer Debian kernels split off from the image, by how their names begin.
+const SPLIT_OFF: &[&str] = &["linux-modules-", "linux-binary-"];
+
+/// A kernel that is unpacked and can be started.
+#[derive(Debug, Clone)]
+pub(crate) struct Kernel {
+    pub(crate) series: &'static str,
+    /// As `uname -r` prints it.
+    pub(crate) release: String,
+    pub(crate) image: PathBuf,
+    /// The folder that has `kernel/`, `modules.order` and so on.
+    pub(crate) modules: PathBuf,
+}
+
+/// Reads what was typed after `--kernel`.
+pub(crate) fn parse(name: &str) -> Result<&'static Series, String> {
+    let names = || SERIES.iter().map(|series| series.name).collect::<Vec<_>>().join(", ");
+    SERIES.iter().find(|series| series.name == name).ok_or_else(|| format!("known kernels are {}", names()))
+}
+
+impl Kernel {
+    /// A kernel that `ensure` has unpacked.
+    pub(crate) fn find(place: &Place, series: &Series) -> Result<Self> {
+        Self::unpacked(&directory(place, series), series)
+            .with_context(|| format!("kernel {} is not unpacked\nhint: type: cargo xtask setup", series.name))
+    }
+
+    fn unpacked(directory: &Path, series: &Series) -> Option<Self> {
+        // Written last, so that a download that was cut off is not taken for a kernel.
+        let release = fs::read_to_string(directory.join("release")).ok()?.trim().to_owned();
+        let image = directory.join("boot").join(format!("vmlinuz-{release}"));
+        let modules = modules_folder(directory)?.join(&release);
+        (image.is_file() && modules.is_dir()).then_some(Self { series: series.name, release, image, modules })
+    }
+}
+
+/// Downloads and unpacks the newest build of the series, unless one is there.
+pub(crate) fn ensure(place: &Place, series: &Series) -> Result<Outcome> {
+    let directory = directory(place, series);
+    if let Some(kernel) = Kernel::unpacked(&directory, series) {
+        return Ok(Outcome::Skipped(format!("{} is unpacked", kernel.release)));
+    }
+    if directory.exists() {
+        fs::remove_dir_all(&directory).with_context(|| format!("could not clear {}", directory.display()))?;
+    }
+    fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;
+    // Package lists older than the archive name files that are gone: fetch them and try once more.
+    let packages =
+        match resolve(series).and_then(|packages| download(&packages, &directory).map(|()| packages)) {
+            Ok(packages) => packages,
+            Err(error) if !apt::is_root() => {
+                return Err(
+                    error.context("the package lists may be too old\nhint: as root, type: apt-get update")
+                );
+            }
+            Err(_) => {
+                apt::refresh()?;
+                let packages = resolve(series)?;
+                download(&packages, &directory)?;
+                packages
+            }
+        };
+    unpack(&directory)?;
+    let release = release(&directory)?;
+    let record = directory.join("release");
+    fs::write(&record, &release).with_context(|| format!("could not write {}", record.display()))?;
+    Kernel::unpacked(&directory, series)
+        .with_context(|| format!("{} hold no bootable kernel", packages.join(" and ")))?;
+    Ok(Outcome::Done(format!("unpacked {release}")))
+}
+
+fn directory(place: &Place, series: &Series) -> PathBuf {
+    place.guest().join("kernels").join(series.name)
+}
+
+/// The packages that make up the newest build of the series.
+fn resolve(series: &Series) -> Result<Vec<String>> {
+    let wanted = |name: &String| name.starts_with(series.build_prefix);
+    let Some(image) = depends(series.metapackage)?.into_iter().find(wanted) else {
+        bail!(
+            "`apt-cache depends {}` names no {}*, so kernel {} cannot be fetched\nhint: on Debian 12 with \
+             bookworm-security in /etc/apt/sources.list, type: apt-get update",
+            series.metapackage,
+            series.build_prefix,
+            series.name
+        );
+    };
+    let parts = depends(&image)?;
+    let parts = parts.into_iter().filter(|name| SPLIT_OFF.iter().any(|prefix| name.starts_with(prefix)));
+    Ok(std::iter::once(image.clone()).chain(parts).collect())
+}
+
+fn depends(package: &str) -> Result<Vec<String>> {
+    let text = Call::new("look a kernel package up", "apt-cache")
+        .args(["depends", "--important", package])
+        .hint("on Debian 12 with bookworm-security in /etc/apt/sources.list, type: apt-get update")
+        .read()?;
+    Ok(parse_depends(&text))
+}
+
+/// Reads the "Depends: NAME" lines of `apt-cache depends`.
+fn parse_depends(text: &str) -> Vec<String> {
+    let names = text.lines().filter_map(|line| line.trim().trim_start_matches('|').strip_prefix("Depends: "));
+    names.map(|name| name.trim().to_owned()).filter(|name| !name.starts_with('<')).collect()
+}
+
+fn download(packages: &[String], directory: &Path) -> Result<()> {
+    Call::new("download kernel packages", "apt-get")
+        // Without its sandbox user, who often may not write below the target folder.
+        .args(["--option", "APT::Sandbox::User=root", "download"])
+        .args(packages)
+        .directory(directory)
+        .hint("check the network, the disk and /etc/apt/sources.list, then type: apt-get update")
+        .read()
+        .map(drop)
+}
+
+fn unpack(directory: &Path) -> Result<()> {
+    for package in
+        listing(directory)?.iter().filter(|path| path.extension().is_some_and(|kind| kind == "deb"))
+    {
+        Call::new("unpack a kernel package", "dpkg-deb")
+            .arg("--extract")
+            .arg(package)
+            .arg(directory)
+            .hint("check that the disk is not full")
+            .read()?;
+        fs::remove_file(package).with_context(|| format!("could not remove {}", package.display()))?;
+    }
+    Ok(())
+}
+
+fn release(directory: &Path) -> Result<String> {
+    let boot = directory.join("boot");
+    let name = listing(&boot)?
+        .into_iter()
+        .find_map(|path| path.file_name()?.to_str()?.strip_prefix("vmlinuz-").map(str::to_owned));
+    name.with_context(|| format!("no vmlinuz-* in {}", boot.display()))
+}
+
+/// /lib/modules, or /usr/lib/modules since Debian merged the two.
+fn modules_folder(directory: &Path) -> Option<PathBuf> {
+    ["lib/modules", "usr/lib/modules"].map(|path| directory.join(path)).into_iter().find(|path| path.is_dir())
+}
+
+fn listing(directory: &Path) -> Result<Vec<PathBuf>> {
+    let read =
+        || fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = read().with_context(|| format!("could not list {}", directory.display()))?;
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_build_is_read_from_the_dependencies() {
+        let text = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n |Depends: a\n  Depends: <virtual>\n  Suggests: b\n";
+        assert_eq!(parse_depends(text), ["linux-image-6.1.0-56-cloud-amd64", "a"]);
+        assert!(parse_depends("").is_empty());
+    }
+
+    #[test]
+    fn prefixes_tell_the_series_apart() {
+        let of = |name: &str| SERIES.iter().filter(|series| name.starts_with(series.build_prefix)).count();
+        assert_eq!(of("linux-image-6.1.0-56-cloud-amd64"), 1);
+        assert_eq!(of("linux-image-6.12.117+deb12-cloud-amd64"), 1);
+    }
+
+    #[test]
+    fn only_known_kernels_are_taken() {
+        assert_eq!(parse("6.12").unwrap().name, "6.12");
+        assert_eq!(parse("6").unwrap_err(), "known kernels are 6.1, 6.12");
+        assert!(parse(DEFAULT).is_ok());
+    }
+
+    #[test]
+    fn a_download_that_was_cut_off_is_no_kernel() {
+        let here = tempfile::tempdir().unwrap();
+        let series = &SERIES[0];
+        let put = |path: &str| {
+            let path = here.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "6.1.0-1-cloud-amd64\n").unwrap();
+        };
+        put("boot/vmlinuz-6.1.0-1-cloud-amd64");
+        assert_eq!(release(here.path()).unwrap(), "6.1.0-1-cloud-amd64");
+        put("lib/modules/6.1.0-1-cloud-amd64/modules.order");
+        assert!(Kernel::unpacked(here.path(), series).is_none());
+        put("release");
+        assert_eq!(Kernel::unpacked(here.path(), series).unwrap().release, "6.1.0-1-cloud-amd64");
+    }
+}

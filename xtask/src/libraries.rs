@@ -1,0 +1,81 @@
+//! Which shared libraries a program needs, and where a file of the host goes in the image.
+//!
+//! The image has a merged /usr whatever the host has, so every path has exactly one place.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::call::Call;
+
+/// The shared libraries of all `programs`, each once, the dynamic loader among them.
+pub(crate) fn of(programs: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let output = Call::new("list shared libraries", "ldd").env("LC_ALL", "C").args(programs).output()?;
+    // Its exit status is 1 as soon as one program is static, so only the text tells.
+    parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn parse(text: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for line in text.lines().map(str::trim) {
+        let path = match line.split_once(" => ") {
+            Some((name, "not found")) => {
+                bail!(
+                    "`ldd` does not find {name}\nhint: a package is broken; type: apt-get install --reinstall -y libc6"
+                )
+            }
+            Some((_, path)) => path,
+            // The loader has no arrow; the kernel's own vdso has no path.
+            None if line.starts_with('/') && !line.ends_with(':') => line,
+            None => continue,
+        };
+        if let Some((path, _address)) = path.rsplit_once(" (") {
+            found.push(PathBuf::from(path));
+        }
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// Where a file of the host goes, without the leading slash: `/bin/ip` and `/usr/bin/ip` are both `usr/bin/ip`.
+pub(crate) fn place(path: &Path) -> Result<String> {
+    let text = path.to_str().with_context(|| format!("{} is not text", path.display()))?;
+    let text = text.trim_start_matches('/');
+    Ok(if text.starts_with("usr/") { text.to_owned() } else { format!("usr/{text}") })
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_ldd_for_several_programs() {
+        let text = "/usr/sbin/nft:\n\tlinux-vdso.so.1 (0x00007f4f5218b000)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x1)\n\
+            \t/lib64/ld-linux-x86-64.so.2 (0x2)\n/bin/busybox:\n\tnot a dynamic executable\n/bin/x:\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x9)\n";
+        let paths = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
+        assert_eq!(parse(text).unwrap(), paths);
+    }
+
+    #[test]
+    fn a_library_that_is_missing_is_an_error() {
+        let error = parse("\tlibgone.so.1 => not found\n").unwrap_err().to_string();
+        assert!(error.contains("libgone.so.1"), "{error}");
+    }
+
+    #[test]
+    fn usr_is_merged() {
+        assert_eq!(
+            place(Path::new("/lib64/ld-linux-x86-64.so.2")).unwrap(),
+            "usr/lib64/ld-linux-x86-64.so.2"
+        );
+        assert_eq!(place(Path::new("/usr/sbin/nft")).unwrap(), "usr/sbin/nft");
+    }
+
+    #[test]
+    fn a_real_program_needs_a_libc() {
+        let found = of(&[PathBuf::from("/bin/sh")]).unwrap();
+        assert!(found.iter().any(|path| path.to_string_lossy().contains("libc.so")), "{found:?}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Who prints what: talk (steps, errors) goes to stderr, data (results, the guest's console, tables) to stdout.
+//!
+//! Nothing else in this package writes to the terminal. A closed pipe is not an error worth a message.
+
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+/// What a step came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Work was done; the text says what, and may be empty.
+    Done(String),
+    /// Nothing needed doing; the text says why.
+    Skipped(String),
+}
+
+/// The only writer to stdout and stderr.
+#[derive(Debug)]
+pub(crate) struct Printer {
+    data: io::Stdout,
+    talk: io::Stderr,
+    quiet: bool,
+}
+
+impl Printer {
+    pub(crate) fn new() -> Self {
+        Self { data: io::stdout(), talk: io::stderr(), quiet: false }
+    }
+
+    /// One that prints nothing.
+    #[cfg(test)]
+    pub(crate) fn quiet() -> Self {
+        Self { quiet: true, ..Self::new() }
+    }
+
+    /// One line of talk.
+    pub(crate) fn say(&self, text: &str) {
+        if !self.quiet {
+            let _ = writeln!(self.talk.lock(), "{text}");
+        }
+    }
+
+    /// One line of data.
+    pub(crate) fn data(&self, text: &str) {
+        self.raw(format!("{text}\n").as_bytes());
+    }
+
+    /// Bytes of data as they are, with no line ending added.
+    pub(crate) fn raw(&self, bytes: &[u8]) {
+        if self.quiet {
+            return;
+        }
+        let mut stdout = self.data.lock();
+        let _ = stdout.write_all(bytes);
+        let _ = stdout.flush();
+    }
+
+    /// An error with all its causes, and no backtrace.
+    pub(crate) fn error(&self, error: &anyhow::Error) {
+        self.say(&format!("error: {error:#}"));
+    }
+
+    /// Runs one step: says what it is about, then what came of it and how long it took.
+    pub(crate) fn step(&self, name: &str, work: impl FnOnce() -> Result<Outcome>) -> Result<()> {
+        self.say(&format!("==> {name}"));
+        let started = Instant::now();
+        let outcome = work();
+        let took = seconds(started.elapsed());
+        match outcome {
+            Ok(Outcome::Done(text)) if text.is_empty() => self.say(&format!("    done in {took}")),
+            Ok(Outcome::Done(text)) => self.say(&format!("    {text} ({took})")),
+            Ok(Outcome::Skipped(why)) => self.say(&format!("    nothing to do: {why} ({took})")),
+            Err(error) => {
+                self.say(&format!("    failed after {took}"));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lines to be put under a message, each on its own line and indented.
+pub(crate) fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
+    lines.into_iter().fold(String::new(), |text, line| text + "\n    " + line)
+}
+
+/// A duration as people read it: tenths of a second below a minute, minutes and seconds above.
+pub(crate) fn seconds(duration: Duration) -> String {
+    let whole = duration.as_secs();
+    if whole < 60 {
+        format!("{:.1} s", duration.as_secs_f64())
+    } else {
+        format!("{} min {:02} s", whole / 60, whole % 60)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_naturally() {
+        assert_eq!(seconds(Duration::from_millis(1_240)), "1.2 s");
+        assert_eq!(seconds(Duration::from_secs(125)), "2 min 05 s");
+    }
+}

@@ -1,0 +1,61 @@
+//! Counting what passed, failed and was skipped, and the last line that says so.
+
+use crate::event::Verdict;
+
+/// The counts of one run.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+impl Tally {
+    pub(crate) fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Passed => self.passed += 1,
+            Verdict::Failed => self.failed += 1,
+            Verdict::Skipped => self.skipped += 1,
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
+    /// Something ran and nothing failed.
+    pub(crate) fn is_good(self) -> bool {
+        self.failed == 0 && self.passed > 0
+    }
+
+    /// The line that ends a test run.
+    pub(crate) fn line(self) -> String {
+        let Self { passed, failed, skipped } = self;
+        if skipped == 0 {
+            format!("{passed} passed, {failed} failed")
+        } else {
+            format!("{passed} passed, {failed} failed, {skipped} skipped")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_has_a_fixed_form() {
+        let mut tally = Tally::default();
+        assert!(!tally.is_good(), "a run of nothing is not good");
+        tally.count(Verdict::Passed);
+        assert_eq!(tally.line(), "1 passed, 0 failed");
+        assert!(tally.is_good());
+        tally.count(Verdict::Skipped);
+        tally.count(Verdict::Failed);
+        tally.add(tally);
+        assert_eq!(tally.line(), "2 passed, 2 failed, 2 skipped");
+        assert!(!tally.is_good());
+    }
+}

@@ -1,0 +1,196 @@
+//! `cargo xtask test`: set-up, checks, the host's tests, then every scenario in a guest of each kernel.
+//!
+//! The last line of stdout is the tally; whatever went wrong before it is counted in it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::apt;
+use crate::event::{Event, Scenario, Verdict};
+use crate::host_tests;
+use crate::image::Flavour;
+use crate::kernels::{self, SERIES, Series};
+use crate::place::Place;
+use crate::printer::{Printer, indented, seconds};
+use crate::setup;
+use crate::tally::Tally;
+use crate::vm::{self, Console, Ending, Guest, Run};
+
+/// The longest a guest may take for all its scenarios.
+const LIMIT: Duration = Duration::from_mins(25);
+/// The longest it may say nothing: the mixed run of 5,000 connections under emulation on a busy machine.
+const SILENCE: Duration = Duration::from_mins(5);
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Only guests of this kernel; may be given more than once
+    #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse)]
+    kernels: Vec<&'static Series>,
+    /// Only scenarios whose name contains this, and no tests on the host
+    #[arg(long, value_name = "FILTER", value_parser = parameter, conflicts_with = "host_only")]
+    scenario: Option<String>,
+    /// No guests
+    #[arg(long, conflicts_with = "kernels")]
+    host_only: bool,
+}
+
+/// Runs all that was asked for. False when something failed or nothing ran.
+pub(crate) fn run(printer: &Printer, options: &Options) -> bool {
+    let mut tally = Tally::default();
+    if let Err(error) = run_all(printer, options, &mut tally) {
+        printer.error(&error);
+        tally.failed += 1;
+    }
+    printer.data(&tally.line());
+    tally.is_good()
+}
+
+fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()> {
+    let place = Place::find()?;
+    let guests: Vec<&Series> = match (options.host_only, options.kernels.as_slice()) {
+        (true, _) => Vec::new(),
+        (false, []) => SERIES.iter().collect(),
+        (false, some) => some.to_vec(),
+    };
+    let packages: &[&[&str]] = if guests.is_empty() { &[] } else { &[apt::GUEST] };
+    setup::tools(printer, &place, packages)?;
+    setup::kernels(printer, &place, &guests)?;
+    if options.scenario.is_none() {
+        printer.say("==> checks");
+        tally.add(host_tests::checks(&place, printer)?);
+        printer.say("==> tests on the host");
+        tally.add(host_tests::cargo_test(&place, printer)?);
+    }
+    if guests.is_empty() {
+        return Ok(());
+    }
+    setup::binaries(printer, &place)?;
+    for series in guests {
+        let (kernel, image) = setup::guest_image(printer, &place, series, Flavour::Lab)?;
+        let filter = options.scenario.iter().map(|filter| format!("lab.filter={filter}"));
+        let guest = Guest {
+            kernel,
+            image,
+            emulator: vm::QEMU.into(),
+            parameters: std::iter::once("lab.mode=test".to_owned()).chain(filter).collect(),
+            counted: false,
+            console: Console::Prefixed(format!("{:>5} | ", series.name)),
+            limit: LIMIT,
+            silence: SILENCE,
+            output: place.guest_output(series.name),
+        };
+        tally.add(scenarios(printer, &guest)?);
+    }
+    Ok(())
+}
+
+/// Runs one guest, prints a line for each of its scenarios, and one more if the guest itself failed.
+fn scenarios(printer: &Printer, guest: &Guest) -> Result<Tally> {
+    let series = guest.kernel.series;
+    printer.say(&format!("==> guest {} ({})", series, guest.kernel.release));
+    let mut tally = Tally::default();
+    let run = vm::run(printer, guest, |event| {
+        if let Event::Scenario(scenario) = event {
+            tally.count(scenario.result);
+            printer.data(&scenario_line(series, scenario));
+        }
+    })?;
+    for problem in problems(&run, tally) {
+        tally.count(Verdict::Failed);
+        printer.data(&format!("failed   {series}  guest: {problem}"));
+    }
+    if tally.failed > 0 {
+        printer.say(&format!("    logs and files of this guest: {}", guest.output.display()));
+    }
+    printer.say(&format!("    {} ({})", tally.line(), seconds(run.took)));
+    Ok(tally)
+}
+
+/// What is wrong with a run beyond its scenarios. Empty when the scenarios tell all.
+fn problems(run: &Run, tally: Tally) -> Vec<String> {
+    let mut problems = run.unread.clone();
+    match &run.ending {
+        Ending::Done(0) if tally == Tally::default() => problems.push("no scenario ran".to_owned()),
+        Ending::Done(0) => {}
+        Ending::Done(exit) if tally.failed == 0 => {
+            problems.push(format!("it ended with exit status {exit} and reported no failed scenario"));
+        }
+        Ending::Done(_) => {}
+        Ending::Died(_) | Ending::Stopped(_) => {
+            let tail = run.last_words();
+            problems.push(format!("{}; the last lines of its console:{tail}", run.ending));
+        }
+    }
+    problems
+}
+
+fn scenario_line(series: &str, scenario: &Scenario) -> String {
+    let Scenario { name, result, detail, seconds } = scenario;
+    let verdict = match result {
+        Verdict::Passed => "passed ",
+        Verdict::Failed => "failed ",
+        Verdict::Skipped => "skipped",
+    };
+    let mut lines = detail.lines();
+    let first = lines.next().map_or(String::new(), |line| format!(": {line}"));
+    let detail = first + &indented(lines);
+    format!("{verdict}  {series}  {name} ({seconds:.1} s){detail}")
+}
+
+/// A value that can stand on the kernel's command line.
+pub(crate) fn parameter(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("may hold letters, digits and -_.,:/ only, since it goes on the kernel's command line".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(ending: Ending, unread: &[&str]) -> Run {
+        Run::for_test(ending, unread, &["[    1.0] Kernel panic", "last words"])
+    }
+
+    #[test]
+    fn scenarios_read_in_one_line() {
+        let scenario = Scenario {
+            name: "c6".into(),
+            result: Verdict::Failed,
+            detail: "no verdict".into(),
+            seconds: 2.34,
+        };
+        assert_eq!(scenario_line("6.12", &scenario), "failed   6.12  c6 (2.3 s): no verdict");
+        let scenario = Scenario { result: Verdict::Passed, detail: String::new(), ..scenario };
+        assert_eq!(scenario_line("6.1", &scenario), "passed   6.1  c6 (2.3 s)");
+        let scenario = Scenario { detail: "one\ntwo".into(), ..scenario };
+        assert_eq!(scenario_line("6.1", &scenario), "passed   6.1  c6 (2.3 s): one\n    two");
+    }
+
+    #[test]
+    fn a_guest_that_says_nothing_is_a_failure() {
+        let (none, good) = (Tally::default(), Tally { passed: 3, ..Tally::default() });
+        let bad = Tally { failed: 1, ..good };
+        assert!(problems(&after(Ending::Done(0), &[]), good).is_empty());
+        assert_eq!(problems(&after(Ending::Done(0), &[]), none), ["no scenario ran"]);
+        assert_eq!(problems(&after(Ending::Done(1), &[]), good).len(), 1);
+        assert!(problems(&after(Ending::Done(1), &[]), bad).is_empty(), "told by the scenario already");
+        assert_eq!(problems(&after(Ending::Done(0), &["odd"]), good), ["odd"]);
+        let died = problems(&after(Ending::Died("gone".into()), &[]), good);
+        assert_eq!(died.len(), 1);
+        assert!(died[0].contains("gone") && died[0].ends_with("last words"), "{died:?}");
+    }
+
+    #[test]
+    fn filters_cannot_change_the_command_line() {
+        assert!(parameter("c6-stale,n1").is_ok());
+        for text in ["", "a b", "a\"b", "a\nb"] {
+            assert!(parameter(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The tools that build BPF, and the build of the binaries that go into the guests.
+//!
+//! The BPF object itself is built by the tracer's build script, which looks for the same two things as this file:
+//! `bpf-linker` below the target folder, and a compiler that may use unstable features with core's source beside it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use crate::apt;
+use crate::call::Call;
+use crate::disk;
+use crate::place::{Place, cargo};
+use crate::printer::Outcome;
+
+/// bpf-linker reads the bitcode of rustc, so its LLVM must be at least as new: 22 serves rustc 1.95 to 1.97.
+const BPF_LINKER_VERSION: &str = "0.13.0";
+const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
+
+/// The packages to build with, here. rustup's nightly with rust-src takes the place of Debian's compiler.
+pub(crate) fn packages() -> Vec<&'static str> {
+    let mut packages = apt::BUILD.to_vec();
+    if !has_nightly_with_source() {
+        packages.extend_from_slice(apt::BPF_COMPILER);
+    }
+    packages
+}
+
+fn has_nightly_with_source() -> bool {
+    let sysroot = Call::new("ask rustup for a nightly toolchain", "rustup")
+        .args(["run", "nightly", "rustc", "--print", "sysroot"])
+        .read();
+    sysroot.is_ok_and(|path| Path::new(path.trim()).join("lib/rustlib/src/rust/library/Cargo.lock").is_file())
+}
+
+/// Builds bpf-linker once and keeps it below the target folder.
+pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
+    let root = place.toolchain();
+    let binary = root.join("bin/bpf-linker");
+    if let Some(version) = linker_version(&binary) {
+        return Ok(Outcome::Skipped(format!("{version} is built")));
+    }
+    disk::require(&place.target, disk::COLD_BYTES)?;
+    // Its own target folder, so that it neither waits for nor crowds the project's; not kept.
+    let build = root.join("build");
+    cargo("build bpf-linker")
+        .args(["install", "bpf-linker", "--version", BPF_LINKER_VERSION, "--locked", "--force"])
+        .args(["--no-default-features", "--features", "llvm-22", "--root"])
+        .arg(&root)
+        .arg("--target-dir")
+        .arg(&build)
+        .env("LLVM_PREFIX", LLVM_PREFIX)
+        // The linker's own speed does not matter, that of its build does.
+        .env("CARGO_PROFILE_RELEASE_LTO", "false")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
+        .hint("check that crates.io can be reached and that the disk is not full, then try again")
+        .stream()?;
+    if build.exists() {
+        fs::remove_dir_all(&build).with_context(|| format!("could not remove {}", build.display()))?;
+    }
+    Ok(Outcome::Done(format!("built bpf-linker {BPF_LINKER_VERSION}")))
+}
+
+fn linker_version(binary: &Path) -> Option<String> {
+    if !binary.is_file() {
+        return None;
+    }
+    let text = Call::new("start bpf-linker", binary).arg("--version").read().ok()?;
+    let text = text.trim();
+    text.ends_with(BPF_LINKER_VERSION).then(|| text.to_owned())
+}
+
+/// The binaries that go into the guests, in the release profile.
+pub(crate) fn build_binaries(place: &Place) -> Result<Outcome> {
+    cargo("build viptrace and the lab")
+        .args(["build", "--release", "--locked", "-p", "viptrace", "-p", "viptrace-lab"])
+        .directory(&place.repository)
+        .hint("the compiler's message above says why; for a missing BPF toolchain type: cargo xtask setup")
+        .stream()?;
+    Ok(Outcome::Done("built viptrace and viptrace-lab".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_linker_that_does_not_answer_is_built_anew() {
+        assert_eq!(linker_version(Path::new("/nonexistent/bpf-linker")), None);
+        assert_eq!(linker_version(Path::new("/bin/false")), None);
+        assert_eq!(linker_version(Path::new("/bin/true")), None);
+    }
+
+    #[test]
+    fn the_build_packages_are_always_wanted() {
+        let packages = packages();
+        assert!(apt::BUILD.iter().all(|package| packages.contains(package)));
+    }
+}

@@ -1,0 +1,345 @@
+//! Running a guest: QEMU under plain emulation, its console on the first serial port, its machine lines on the second.
+//!
+//! Hardware virtualisation is never asked for, so that a run means the same on every machine. What the lines mean is
+//! `event`'s matter; what is in the image is `image`'s.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use crate::event::{Event, Metric};
+use crate::kernels::Kernel;
+use crate::printer::{Printer, indented, seconds};
+use crate::watch::{MachineLines, Watch};
+
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// How often the machine lines are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a guest may take to power off after it said that it was done.
+const POWER_OFF: Duration = Duration::from_mins(1);
+
+/// How the guest's console is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Console {
+    /// Line by line, after a prefix.
+    Prefixed(String),
+    /// As it comes, for a person who watches.
+    Raw,
+}
+
+/// A guest to be run.
+#[derive(Debug, Clone)]
+pub(crate) struct Guest {
+    pub(crate) kernel: Kernel,
+    pub(crate) image: PathBuf,
+    /// The emulator: `QEMU`, but for tests.
+    pub(crate) emulator: PathBuf,
+    /// The kernel parameters that the lab reads: `lab.mode=test` and so on.
+    pub(crate) parameters: Vec<String>,
+    /// Time is counted in instructions, on one processor, the same in each run. Slower.
+    pub(crate) counted: bool,
+    pub(crate) console: Console,
+    /// The longest that the whole run may take.
+    pub(crate) limit: Duration,
+    /// The longest that neither port may write anything.
+    pub(crate) silence: Duration,
+    /// Where logs and the files that the guest sends are kept.
+    pub(crate) output: PathBuf,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The guest said that it was done, with this exit status.
+    Done(i64),
+    /// It went down without saying so; the text says how.
+    Died(String),
+    /// It had to be stopped; the text says why.
+    Stopped(String),
+}
+
+/// What a run left.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) ending: Ending,
+    pub(crate) metrics: Vec<Metric>,
+    /// What was wrong with machine lines that could not be used; each hides something that the guest said.
+    pub(crate) unread: Vec<String>,
+    pub(crate) console_tail: Vec<String>,
+    pub(crate) took: Duration,
+    pub(crate) reached_init: bool,
+}
+
+impl Run {
+    /// The end of the console, to be put under a message.
+    pub(crate) fn last_words(&self) -> String {
+        indented(self.console_tail.iter().map(String::as_str))
+    }
+}
+
+#[cfg(test)]
+impl Run {
+    /// A run that ended this way, for tests of what is made of it.
+    pub(crate) fn for_test(ending: Ending, unread: &[&str], console: &[&str]) -> Self {
+        let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+        Self {
+            ending,
+            metrics: Vec::new(),
+            unread: owned(unread),
+            console_tail: owned(console),
+            took: Duration::ZERO,
+            reached_init: true,
+        }
+    }
+}
+
+/// Runs the guest to its end, handing over each event as it comes. A guest that did not get as far as its init is
+/// started once more: under emulation a boot is lost now and then to a timer that the host delayed.
+pub(crate) fn run(printer: &Printer, guest: &Guest, mut on_event: impl FnMut(&Event)) -> Result<Run> {
+    let first = run_once(printer, guest, &mut on_event)?;
+    if first.reached_init {
+        return Ok(first);
+    }
+    printer.say(&format!(
+        "    guest {} did not reach its init ({}); starting it once more",
+        guest.kernel.series, first.ending
+    ));
+    run_once(printer, guest, &mut on_event)
+}
+
+/// QEMU's arguments for this guest; `serial` is the two serial ports.
+pub(crate) fn arguments(guest: &Guest, serial: [OsString; 2]) -> Vec<OsString> {
+    let mut command_line = vec!["console=ttyS0", "quiet", "panic=-1", "noapic"];
+    let mut arguments: Vec<OsString> = Vec::new();
+    let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
+    add(&["-machine", "q35,accel=tcg", "-cpu", "max"]);
+    if guest.counted {
+        add(&["-smp", "1", "-m", "3072M", "-icount", "shift=0,sleep=off"]);
+        add(&["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
+        // The same addresses in each run, so that the same instructions are run.
+        command_line.push("nokaslr");
+    } else {
+        add(&["-smp", "2", "-m", "2048M"]);
+    }
+    add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-net", "none"]);
+    command_line.extend(guest.parameters.iter().map(String::as_str));
+    for port in serial {
+        arguments.extend([OsString::from("-serial"), port]);
+    }
+    arguments.extend([OsString::from("-kernel"), guest.kernel.image.clone().into_os_string()]);
+    arguments.extend([OsString::from("-initrd"), guest.image.clone().into_os_string()]);
+    arguments.extend([OsString::from("-append"), OsString::from(command_line.join(" "))]);
+    arguments
+}
+
+/// Stops QEMU when it goes out of scope.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event)) -> Result<Run> {
+    let output = &guest.output;
+    if output.exists() {
+        fs::remove_dir_all(output).with_context(|| format!("could not clear {}", output.display()))?;
+    }
+    fs::create_dir_all(output).with_context(|| format!("could not create {}", output.display()))?;
+    let machine_log = output.join("machine.log");
+    let qemu_log = output.join("qemu.log");
+    let create =
+        |path: &Path| File::create(path).with_context(|| format!("could not create {}", path.display()));
+    create(&machine_log)?;
+    let started = Instant::now();
+    // Relative to the folder below, since a comma in a path would end QEMU's option.
+    let serial = [OsString::from("stdio"), OsString::from("file:machine.log")];
+    // With `setpriv`, the guest is killed with this process, however that ends: a CI's time limit leaves no guest behind.
+    let mut child = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(&guest.emulator)
+        .args(arguments(guest, serial))
+        .current_dir(output)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(create(&qemu_log)?)
+        .spawn()
+        .with_context(|| {
+            let emulator = guest.emulator.display();
+            format!("could not start `setpriv --pdeathsig KILL -- {emulator}` (setpriv is of the package util-linux)")
+        })?;
+    let stdout = child.stdout.take().context("QEMU has no stdout")?;
+    let mut qemu = Running(child);
+    let chunks = read_in_background(stdout);
+    let mut console_log = create(&output.join("console.log"))?;
+    let mut watch = Watch::new(printer, guest, MachineLines::open(&machine_log)?);
+
+    let ending = loop {
+        let received = chunks.recv_timeout(LOOK);
+        if let Ok(chunk) = &received {
+            let _ = std::io::Write::write_all(&mut console_log, chunk);
+            watch.console(chunk);
+        }
+        watch.machine(on_event)?;
+        let closed = matches!(received, Err(RecvTimeoutError::Disconnected));
+        if closed {
+            let status = qemu.0.wait().context("could not wait for QEMU")?;
+            watch.machine(on_event)?;
+            break watch
+                .done
+                .map_or_else(|| Ending::Died(watch.death(status)), |(exit, _)| Ending::Done(exit));
+        }
+        if let Some((exit, since)) = watch.done {
+            if since.elapsed() > POWER_OFF {
+                break Ending::Done(exit);
+            }
+        } else if started.elapsed() > guest.limit {
+            break Ending::Stopped(format!("it was not done after {}", seconds(guest.limit)));
+        } else if watch.last_sign.elapsed() > guest.silence {
+            break Ending::Stopped(format!("it wrote nothing for {}", seconds(guest.silence)));
+        }
+    };
+    drop(qemu);
+    watch.end_line();
+    let mut run = watch.into_run(ending, started.elapsed());
+    if !run.reached_init {
+        let complaint = fs::read_to_string(&qemu_log).unwrap_or_default();
+        run.console_tail.extend(complaint.lines().map(|line| format!("QEMU: {line}")));
+    }
+    Ok(run)
+}
+
+fn read_in_background(mut input: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut buffer = [0_u8; 8192];
+        while let Ok(length @ 1..) = input.read(&mut buffer) {
+            if sender.send(buffer[..length].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Done(exit) => write!(f, "it was done, with exit status {exit}"),
+            Self::Died(why) | Self::Stopped(why) => f.write_str(why),
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::call::Call;
+
+    fn guest(counted: bool) -> Guest {
+        let kernel = Kernel { series: "6.1", release: "r".into(), image: "/k".into(), modules: "/m".into() };
+        let parameters = vec!["lab.mode=test".into(), "lab.filter=c6".into()];
+        Guest {
+            kernel,
+            image: "/i".into(),
+            emulator: QEMU.into(),
+            parameters,
+            counted,
+            console: Console::Raw,
+            limit: Duration::from_secs(1),
+            silence: Duration::from_secs(1),
+            output: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn emulation_is_plain_and_counting_is_reproducible() {
+        for counted in [false, true] {
+            let arguments = arguments(&guest(counted), ["stdio".into(), "file:x".into()]);
+            let text = arguments.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+            assert!(text.contains("accel=tcg") && !text.contains("kvm"), "{text}");
+            assert!(text.contains("-serial stdio -serial file:x"), "{text}");
+            assert_eq!(text.contains("-icount shift=0,sleep=off"), counted, "{text}");
+            assert_eq!(text.contains(" nokaslr "), counted, "{text}");
+            assert!(text.ends_with("lab.mode=test lab.filter=c6"), "{text}");
+        }
+    }
+
+    /// Runs a shell script in QEMU's place, in a folder below `here`.
+    fn run_script(here: &Path, script: &str, silence: Duration) -> (Run, Vec<Event>) {
+        let emulator = here.join("qemu");
+        // Written by a child: were the file open for writing here while another test starts a program, that program
+        // would hold it open and "text file busy" would be the answer.
+        Call::new("write a script", "sh")
+            .args([
+                "-c",
+                r#"printf '#!/bin/sh\necho started >>../starts\n%s\n' "$1" >"$0" && chmod 755 "$0""#,
+            ])
+            .arg(&emulator)
+            .arg(script)
+            .read()
+            .unwrap();
+        let limit = Duration::from_mins(1);
+        let guest = Guest { emulator, silence, limit, output: here.join("out"), ..guest(false) };
+        let mut events = Vec::new();
+        let run = run(&Printer::quiet(), &guest, |event| events.push(event.clone())).unwrap();
+        (run, events)
+    }
+
+    fn starts(here: &Path) -> usize {
+        fs::read_to_string(here.join("starts")).unwrap().lines().count()
+    }
+
+    #[test]
+    fn a_guest_that_is_done_leaves_its_events_and_files() {
+        let here = tempfile::tempdir().unwrap();
+        let script = r#"echo hello
+echo '{"event":"file","name":"../a.txt","data":"text"}' >>machine.log
+echo 'not json' >>machine.log
+echo '{"event":"done","exit":3}' >>machine.log"#;
+        let (run, events) = run_script(here.path(), script, Duration::from_mins(1));
+        assert_eq!(run.ending, Ending::Done(3));
+        assert_eq!(events.len(), 2);
+        assert_eq!(run.unread.len(), 1);
+        assert_eq!(fs::read_to_string(here.path().join("out/files/_a.txt")).unwrap(), "text");
+        assert_eq!(fs::read_to_string(here.path().join("out/console.log")).unwrap(), "hello\n");
+        assert_eq!(starts(here.path()), 1);
+    }
+
+    #[test]
+    fn a_guest_that_never_got_to_init_is_started_once_more() {
+        let here = tempfile::tempdir().unwrap();
+        let script = "echo '[    0.5] Kernel panic - not syncing: timer'; echo 'no such device' >&2; exit 1";
+        let (run, _) = run_script(here.path(), script, Duration::from_mins(1));
+        assert_eq!(starts(here.path()), 2);
+        let Ending::Died(why) = &run.ending else { panic!("{:?}", run.ending) };
+        assert!(why.contains("not syncing: timer") && why.contains("exit status: 1"), "{why}");
+        assert!(run.last_words().ends_with("QEMU: no such device"), "{}", run.last_words());
+    }
+
+    #[test]
+    fn a_guest_that_dies_after_init_is_not_started_again() {
+        let here = tempfile::tempdir().unwrap();
+        let (run, _) = run_script(here.path(), "echo working", Duration::from_mins(1));
+        assert!(matches!(run.ending, Ending::Died(_)));
+        assert_eq!(starts(here.path()), 1);
+    }
+
+    #[test]
+    fn a_guest_that_hangs_is_stopped() {
+        let here = tempfile::tempdir().unwrap();
+        let (run, _) = run_script(here.path(), "echo working; exec sleep 1000", Duration::from_millis(300));
+        let Ending::Stopped(why) = &run.ending else { panic!("{:?}", run.ending) };
+        assert!(why.contains("wrote nothing"), "{why}");
+    }
+}
