@@ -125,7 +125,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The ClusterIP and port of a Service port, `service` as `namespace/name`.
+    /// The `clusterIP` and port of a Service port, `service` as `namespace/name`.
     pub fn vip(&self, service: &str, port: &str) -> Result<SocketAddrV4> {
         let find = || {
             let object = self.services.iter().find(|object| key(object) == service)?;
@@ -138,7 +138,7 @@ impl Cluster {
             .with_context(|| format!("the cluster has no Service {service} with a ClusterIP and port {port}"))
     }
 
-    /// The EndpointSlice of a Service, to be changed and applied again.
+    /// The `EndpointSlice` of a Service, to be changed and applied again.
     pub fn slice_of(&self, service: &str) -> Result<Value> {
         let (namespace, name) = service.split_once('/').context("a Service is named namespace/name")?;
         self.endpoint_slices
@@ -152,7 +152,7 @@ impl Cluster {
             .with_context(|| format!("the cluster has no EndpointSlice of Service {service}"))
     }
 
-    /// The same EndpointSlice without the endpoint at `address`.
+    /// The same `EndpointSlice` without the endpoint at `address`.
     pub fn slice_without(&self, service: &str, address: Ipv4Addr) -> Result<Value> {
         let mut slice = self.slice_of(service)?;
         let gone = address.to_string();

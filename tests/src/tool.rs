@@ -20,7 +20,7 @@ const PROGRAM: &str = "/bin/viptrace";
 /// Loading, attaching and the first lists, on an emulated machine.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 /// Detaching some 20 probes takes seconds.
-const STOP_LIMIT: Duration = Duration::from_secs(60);
+const STOP_LIMIT: Duration = Duration::from_mins(1);
 
 /// Whether the guest has it at all: a run of the lab alone does not need it.
 pub fn is_present() -> bool {

@@ -148,7 +148,7 @@ fn build_fabric(nodes: &[NodeInfo], node: &NodeInfo) -> Result<Netns> {
 
 /// The last address of the nodes' /24.
 fn fabric_gateway(node: &NodeInfo) -> Ipv4Addr {
-    Ipv4Addr::from_bits((node.address.to_bits() & 0xffff_ff00) | 254)
+    Ipv4Addr::from_bits((node.address.to_bits() & 0xffff_ff00) | 0xfe)
 }
 
 fn attach_to_fabric(netns: &Netns, fabric: &Netns, member: &NodeInfo, node: &NodeInfo) -> Result<()> {

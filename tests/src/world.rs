@@ -280,36 +280,39 @@ impl<'w> Stage<'w> {
             });
         let ended = tool.stop()?;
         let records = ended.records();
-        let mut found = expect::disagreements(&self.expected, &records);
+        let mut found = Vec::new();
         if !complete {
-            found = format!(
-                "after {} s, {} of {} flows had no record yet\n{found}",
+            found.push(format!(
+                "after {} s, {} of {} flows had no record yet",
                 VERDICT_LIMIT.as_secs(),
                 missing.len(),
                 self.expected.len()
-            );
+            ));
         }
+        found.push(expect::disagreements(&self.expected, &records));
         let faults = self.expected.iter().any(|expected| expected.class.is_fault());
         let status = if faults { 3 } else { 0 };
         if ended.status != status {
-            found.push_str(&format!("\nviptrace's exit status is {}, expected {status}", ended.status));
+            found.push(format!("viptrace's exit status is {}, expected {status}", ended.status));
         }
         for check in self.checks.drain(..) {
-            if let Err(error) = check(&records, &ended) {
-                found.push_str(&format!("\n{error:#}"));
-            }
+            found.extend(check(&records, &ended).err().map(|error| format!("{error:#}")));
         }
-        let found = found.trim();
+        found.retain(|disagreement| !disagreement.is_empty());
         if found.is_empty() {
             return Ok(());
         }
-        console::file(&format!("{name}.jsonl"), &(ended.stdout.join("\n") + "\n"));
-        console::file(&format!("{name}.stderr"), &ended.stderr);
-        bail!("{found}")
+        hand_over(name, &ended);
+        bail!("{}", found.join("\n"))
+    }
+
+    /// Ends viptrace as Ctrl-C does, for a mode that judges for itself.
+    pub fn stop_watching(&mut self) -> Result<Ended> {
+        self.tool.take().context("nobody watches")?.stop()
     }
 
     /// Mends what was broken, in the reverse order.
-    fn mend(&mut self) -> Result<()> {
+    pub fn mend(&mut self) -> Result<()> {
         let mut result = Ok(());
         while let Some(mending) = self.mendings.pop() {
             if let Err(error) = mending(self.world) {
@@ -322,15 +325,19 @@ impl<'w> Stage<'w> {
     /// Plays a scenario: the story, the judgement, the mending.
     pub fn play(mut self, name: &str, story: fn(&mut Stage) -> Result<()>) -> Result<()> {
         let told = story(&mut self).and_then(|()| self.judge(name));
-        if told.is_err() {
-            if let Some(tool) = self.tool.take().and_then(|tool| tool.stop().ok()) {
-                console::file(&format!("{name}.jsonl"), &(tool.stdout.join("\n") + "\n"));
-                console::file(&format!("{name}.stderr"), &tool.stderr);
-            }
+        // A story that broke off leaves its viptrace running: what it recorded may say why.
+        if let Some(ended) = self.tool.take().and_then(|tool| tool.stop().ok()) {
+            hand_over(name, &ended);
         }
         let mended = self.mend();
         told.and(mended)
     }
+}
+
+/// Gives the host what viptrace wrote, for whoever looks into the failure.
+fn hand_over(name: &str, ended: &Ended) {
+    console::file(&format!("{name}.jsonl"), &(ended.stdout.join("\n") + "\n"));
+    console::file(&format!("{name}.stderr"), &ended.stderr);
 }
 
 /// A server that knows who reached it.

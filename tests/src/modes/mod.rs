@@ -1,12 +1,15 @@
 //! What the guest is there for, by `lab.mode` of the kernel's command line: `test` (the default), `traffic`
 //! (the scenarios without viptrace: only what the clients see), `demo`, `bench`, `shell`.
 
+mod bench;
+mod demo;
 mod test;
 
 use std::{
     panic::{self, AssertUnwindSafe},
     path::Path,
     process::{Command, ExitCode},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -32,7 +35,7 @@ pub fn run() -> ExitCode {
             console::scenario(
                 &format!("lab {mode}"),
                 &console::Outcome::Failed(format!("{error:#}")),
-                std::time::Duration::ZERO,
+                Duration::ZERO,
             );
             ExitCode::FAILURE
         }
@@ -46,6 +49,8 @@ fn run_mode(mode: &str, filter: &str) -> Result<bool> {
     match mode {
         "test" => test::run(&build()?, filter, Watch::Json),
         "traffic" => test::run(&build()?, filter, Watch::Nobody),
+        "demo" => demo::run(&build()?),
+        "bench" => bench::run(&build()?, filter),
         "shell" => {
             let _world = build()?;
             Command::new("/bin/sh").status().context("running /bin/sh")?;

@@ -28,6 +28,9 @@ const NO_ENDPOINTS: usize = 700;
 const PROBES: usize = 300;
 const ALL: usize = 5_000;
 
+/// One kind of traffic, ready to be sent.
+type Kind<'k> = Box<dyn FnOnce() -> Result<Vec<Attempt>> + Send + 'k>;
+
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let world = stage.world;
     let cart_1 = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
@@ -54,7 +57,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let client = &world.pod("shop/client-1")?.place;
     let other = &world.pod("shop/slow-1")?.place;
     let node = &world.topology.gateway;
-    let probed = SocketAddrV4::new(client.address, 8080);
+    let probe_target = SocketAddrV4::new(client.address, 8080);
     let usual = Script::exchange();
     let by_reset = Script::touch().ending(Ending::CloseUnread);
     let (cart, front) = (vip("shop/cart", "http")?, vip("shop/frontend", "http")?);
@@ -63,7 +66,6 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let (checkout, slow) = (vip("shop/checkout", "http")?, vip("shop/slow", "http")?);
 
     // All kinds at once, each from its own threads.
-    type Kind<'k> = Box<dyn FnOnce() -> Result<Vec<Attempt>> + Send + 'k>;
     let kinds: [Kind; 9] = [
         Box::new(|| client::connect(client, cart, CART, 3, usual)),
         Box::new(|| client::connect(other, front, FRONTEND, 2, usual)),
@@ -73,7 +75,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         Box::new(|| client::connect(other, api, REFUSED, 1, usual)),
         Box::new(|| client::connect(client, checkout, NO_ENDPOINTS / 2, 1, usual)),
         Box::new(|| client::connect(other, slow, NO_ENDPOINTS / 2, 1, usual)),
-        Box::new(|| client::probe(node, probed, PROBES, by_reset)),
+        Box::new(|| client::probe(node, probe_target, PROBES, by_reset)),
     ];
     let made = thread::scope(|scope| {
         let threads: Vec<_> = kinds.into_iter().map(|kind| scope.spawn(kind)).collect();
@@ -83,8 +85,17 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
             .collect::<Result<Vec<_>>>()
     })?;
     let total: usize = made.iter().map(Vec::len).sum();
-    let [to_cart, to_front, to_payments, to_dns, to_dns_tcp, to_api, to_checkout, to_slow, probes] =
-        made.as_slice()
+    let [
+        cart_made,
+        front_made,
+        payments_made,
+        dns_made,
+        dns_tcp_made,
+        api_made,
+        checkout_made,
+        slow_made,
+        probes,
+    ] = made.as_slice()
     else {
         bail!("a kind of traffic is missing");
     };
@@ -92,22 +103,22 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         bail!("{total} connections were made, not {ALL}");
     }
 
-    for served in [to_cart, to_front, to_payments, to_dns, to_dns_tcp, probes] {
+    for served in [cart_made, front_made, payments_made, dns_made, dns_tcp_made, probes] {
         all_ended(served, &Outcome::Done)?;
     }
-    for refused in [to_api, to_checkout, to_slow] {
+    for refused in [api_made, checkout_made, slow_made] {
         all_ended(refused, &Outcome::Refused)?;
     }
-    let (ok, stale) = (Class::Ok, Class::C6);
-    stage.expect_by_server(to_cart, "shop/cart", &[(&cart_1, ok), (&cart_2, stale), (&cart_3, ok)])?;
-    stage.expect_by_server(to_front, "shop/frontend", &[(&frontend, ok)])?;
-    stage.expect_by_server(to_payments, "shop/payments", &[(&payments_1, ok), (&payments_2, ok)])?;
-    stage.expect_by_server(to_dns, "kube-system/kube-dns", &[(&dns_udp_1, ok), (&dns_udp_2, ok)])?;
-    stage.expect_by_server(to_dns_tcp, "kube-system/kube-dns", &[(&dns_1, ok), (&dns_2, ok)])?;
+    let ok = Class::Ok;
+    stage.expect_by_server(cart_made, "shop/cart", &[(&cart_1, ok), (&cart_2, Class::C6), (&cart_3, ok)])?;
+    stage.expect_by_server(front_made, "shop/frontend", &[(&frontend, ok)])?;
+    stage.expect_by_server(payments_made, "shop/payments", &[(&payments_1, ok), (&payments_2, ok)])?;
+    stage.expect_by_server(dns_made, "kube-system/kube-dns", &[(&dns_udp_1, ok), (&dns_udp_2, ok)])?;
+    stage.expect_by_server(dns_tcp_made, "kube-system/kube-dns", &[(&dns_1, ok), (&dns_2, ok)])?;
     let refusing = SocketAddrV4::new(world.pod("shop/api-1")?.place.address, 8443);
-    stage.expect(to_api, "shop/api", Class::C28, &Endpoint::Is(refusing));
-    stage.expect(to_checkout, "shop/checkout", Class::C20, &Endpoint::Null);
-    stage.expect(to_slow, "shop/slow", Class::C20, &Endpoint::Null);
+    stage.expect(api_made, "shop/api", Class::C28, &Endpoint::Is(refusing));
+    stage.expect(checkout_made, "shop/checkout", Class::C20, &Endpoint::Null);
+    stage.expect(slow_made, "shop/slow", Class::C20, &Endpoint::Null);
     stage.expect_direct(probes, Class::N1);
     Ok(())
 }

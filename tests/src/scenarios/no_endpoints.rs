@@ -17,7 +17,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let from = &stage.world.pod("shop/client-1")?.place;
     for service in ["shop/checkout", "shop/slow"] {
         let vip = stage.world.cluster.vip(service, "http")?;
-        let attempts = client::connect(from, vip, 5, 1, Script::exchange())?;
+        let attempts = client::connect(from, vip, 4, 1, Script::exchange())?;
         all_ended(&attempts, &Outcome::Refused)?;
         stage.expect(&attempts, service, Class::C20, &Endpoint::Null);
     }

@@ -1,9 +1,9 @@
 //! C1 and C5: a Service address that no rule translates. Packets keep the address, leave by the default route
 //! and vanish. Once all of kube-proxy's rules are gone and it with them; once those of one Service only.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use crate::{
     expect::{Class, Endpoint},
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Two retransmissions of the SYN fit in.
-const PATIENCE: Duration = Duration::from_secs(6);
+const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(super) fn all(stage: &mut Stage) -> Result<()> {
     let _here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
@@ -26,10 +26,14 @@ pub(super) fn all(stage: &mut Stage) -> Result<()> {
     stage.break_rules(&flushed)?;
 
     let from = &stage.world.pod("shop/client-1")?.place;
+    let script = Script::exchange().connect_limit(PATIENCE);
+    let mut waiting = Vec::new();
     for (service, port) in [("shop/cart", "http"), ("shop/frontend", "http"), ("shop/api", "https")] {
-        let vip = stage.world.cluster.vip(service, port)?;
-        let script = Script::exchange().connect_limit(PATIENCE);
-        let attempts = client::connect(from, vip, 4, 4, script)?;
+        let (from, vip) = (from.clone(), stage.world.cluster.vip(service, port)?);
+        waiting.push((service, thread::spawn(move || client::connect(&from, vip, 4, 4, script))));
+    }
+    for (service, clients) in waiting {
+        let attempts = clients.join().map_err(|_| anyhow!("the clients of {service} panicked"))??;
         all_ended(&attempts, &Outcome::ConnectTimedOut)?;
         stage.expect(&attempts, service, Class::C1, &Endpoint::Null);
     }

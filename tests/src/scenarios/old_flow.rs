@@ -22,19 +22,19 @@ const TRIES: usize = 60;
 pub(super) fn reset(stage: &mut Stage) -> Result<()> {
     let once = server::Script::ServeOnceThenReset { request: client::REQUEST, response: client::RESPONSE };
     let leaving = stage.serve("shop/cart-2", 8080, once)?;
-    break_old_flow(stage, &leaving, Outcome::Reset, |_| Ok(()))
+    break_old_flow(stage, &leaving, &Outcome::Reset, |_| Ok(()))
 }
 
 pub(super) fn stalls(stage: &mut Stage) -> Result<()> {
     let chat = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
     let leaving = stage.serve("shop/cart-2", 8080, chat)?;
-    break_old_flow(stage, &leaving, Outcome::Silent, |stage| stale::unplug(stage, "shop/cart-2"))
+    break_old_flow(stage, &leaving, &Outcome::Silent, |stage| stale::unplug(stage, "shop/cart-2"))
 }
 
 fn break_old_flow(
     stage: &mut Stage,
     leaving: &server::Server,
-    outcome: Outcome,
+    outcome: &Outcome,
     unplug: fn(&mut Stage) -> Result<()>,
 ) -> Result<()> {
     let here = stage.serve("shop/cart-1", 8080, server::EXCHANGE)?;
@@ -46,7 +46,7 @@ fn break_old_flow(
     unplug(stage)?;
     stage.after_grace();
     let seen = held.exchange(&Script::exchange().response_limit(Duration::from_secs(4)));
-    if seen != outcome {
+    if seen != *outcome {
         bail!("the old connection was expected to end as {outcome:?} and ended as {seen:?}");
     }
     let attempt = held.end(Ending::Close, seen);

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Two retransmissions of the SYN fit in.
-const PATIENCE: Duration = Duration::from_secs(6);
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The Pod's own firewall drops what comes in.
 pub(super) fn same_node(stage: &mut Stage) -> Result<()> {

@@ -61,7 +61,7 @@ pub(super) fn gone(stage: &mut Stage) -> Result<()> {
     let here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
     let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
     stage.watch()?;
-    let stale = remove_cart_2(stage)?;
+    let gone = remove_cart_2(stage)?;
     unplug(stage, "shop/cart-2")?;
     stage.after_grace();
 
@@ -71,7 +71,7 @@ pub(super) fn gone(stage: &mut Stage) -> Result<()> {
     let (served, failed) = split(attempts, &Outcome::Done);
     all_ended(&failed, &Outcome::HostUnreachable)?;
     stage.expect_by_server(&served, "shop/cart", &[(&here, Class::Ok), (&there, Class::Ok)])?;
-    stage.expect(&failed, "shop/cart", Class::C6, &Endpoint::Is(stale));
+    stage.expect(&failed, "shop/cart", Class::C6, &Endpoint::Is(gone));
     check_that_the_age_is_told(stage);
     Ok(())
 }

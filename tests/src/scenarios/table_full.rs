@@ -36,7 +36,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         |world| world.topology.host.sysctl(max, CONNTRACK_MAX),
     )?;
     let cart = stage.world.cluster.vip("shop/cart", "http")?;
-    let script = Script::exchange().connect_limit(Duration::from_secs(5));
+    let script = Script::exchange().connect_limit(Duration::from_secs(4));
     let refused_entry = client::connect(from, cart, 5, 5, script)?;
     all_ended(&refused_entry, &Outcome::ConnectTimedOut)?;
     stage.expect(&refused_entry, "shop/cart", Class::C16, &Endpoint::Null);

@@ -43,7 +43,7 @@ pub const EXCHANGE: Script =
     Script::Serve { request: super::client::REQUEST, response: super::client::RESPONSE };
 
 /// How long a connection may stand still before the server gives it up.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Enough for the few calls that a connection's thread makes.
 const STACK_BYTES: usize = 64 * 1024;

@@ -1,0 +1,156 @@
+//! What watching costs: the same connections and the same transfer, bare and with each tool attached, in turn.
+//! On a guest whose clock counts instructions (QEMU's `-icount`) a nanosecond is an instruction, whatever else
+//! the machine does. It owns the method; the figures are put together by whoever reads the metric lines.
+
+mod watcher;
+mod workload;
+
+use std::{fs, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use self::{
+    watcher::{Ready, Watcher},
+    workload::Workload,
+};
+use crate::{
+    boot, console, rules,
+    world::{NODE, Stage, Watch, World},
+};
+
+/// Rounds, unless `lab.rounds` says otherwise.
+const ROUNDS: usize = 5;
+const KUBECONFIG: &str = "/run/lab/kubeconfig";
+const READY_FILE: &str = "/run/bench.ready";
+
+/// A tool, how it is started and how it says that it watches.
+struct Tool {
+    name: &'static str,
+    command: &'static [&'static str],
+    ready: Ready,
+}
+
+const fn viptrace(name: &'static str, command: &'static [&'static str]) -> Tool {
+    Tool { name, command, ready: Ready::File(READY_FILE) }
+}
+
+const TRACE: [&str; 8] =
+    ["/bin/viptrace", "trace", "--node", NODE, "--kubeconfig", KUBECONFIG, "--ready-file", READY_FILE];
+
+/// In the order in which each round takes them. `none` attaches nothing: its ratio is the method's noise.
+const TOOLS: &[Tool] = &[
+    Tool { name: "none", command: &[], ready: Ready::Settled },
+    viptrace(
+        "lean",
+        &[TRACE[0], TRACE[1], TRACE[2], TRACE[3], TRACE[4], TRACE[5], TRACE[6], TRACE[7], "--hooks", "lean"],
+    ),
+    viptrace("full", &TRACE),
+    viptrace(
+        "full-json-all",
+        &[
+            TRACE[0], TRACE[1], TRACE[2], TRACE[3], TRACE[4], TRACE[5], TRACE[6], TRACE[7], "-o", "json",
+            "--all",
+        ],
+    ),
+    Tool {
+        name: "tcpdump",
+        command: &["tcpdump", "-i", "any", "-w", "/dev/null", "host", "10.96.10.10"],
+        ready: Ready::Said("listening on"),
+    },
+    Tool { name: "conntrack", command: &["conntrack", "-E", "-o", "timestamp"], ready: Ready::Settled },
+    Tool {
+        name: "bpftrace",
+        command: &[
+            "bpftrace",
+            "-e",
+            "kprobe:nf_nat_setup_info { @a = count(); } kprobe:__nf_conntrack_confirm { @b = count(); }",
+        ],
+        ready: Ready::Settled,
+    },
+];
+
+/// Measures all tools whose name holds `filter`. Returns true: a figure is no failure, a tool that does not
+/// start is told and left out.
+pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
+    let rounds = match boot::kernel_argument("lab.rounds") {
+        Some(rounds) => rounds.parse().with_context(|| format!("lab.rounds={rounds} is no number"))?,
+        None => ROUNDS,
+    };
+    let stage = Stage::set(world, Watch::Nobody)?;
+    fs::create_dir_all("/run/lab").context("making /run/lab")?;
+    fs::write(KUBECONFIG, stage.api.kubeconfig()).with_context(|| format!("writing {KUBECONFIG}"))?;
+    let workload = Workload::start(world)?;
+    // Whatever endpoint the rules draw, the same Pod serves: the two others' addresses are replaced.
+    let serving = world.pod("shop/cart-1")?.place.address;
+    let mut same_pod = world.rules.clone();
+    for other in ["shop/cart-2", "shop/cart-3"] {
+        same_pod = same_pod.with_endpoint_moved(world.pod(other)?.place.address, serving);
+    }
+    same_pod.restore(&world.topology.host)?;
+    workload.connections()?;
+    workload.transfer()?;
+
+    let mut failed = Vec::new();
+    for round in 1..=rounds {
+        for tool in TOOLS.iter().filter(|tool| tool.name.contains(filter)) {
+            if failed.contains(&tool.name) {
+                continue;
+            }
+            if let Err(error) = measure(world, &workload, tool, round) {
+                console::say(format!("bench: {}: {error:#}", tool.name));
+                failed.push(tool.name);
+            }
+        }
+        console::say(format!("bench: round {round} of {rounds} done"));
+    }
+    if failed.len() == TOOLS.len() {
+        bail!("no tool could be measured");
+    }
+    Ok(true)
+}
+
+fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Result<()> {
+    rules::flush_conntrack(&world.topology.host)?;
+    workload.connections()?;
+    sample(workload, tool, round, "bare")?;
+    rules::flush_conntrack(&world.topology.host)?;
+
+    let started = Instant::now();
+    let watcher = match tool.command.split_first() {
+        Some((program, arguments)) => Some(Watcher::start(program, arguments, &tool.ready)?),
+        None => None,
+    };
+    let labels = json!({"tool": tool.name, "round": round.to_string()});
+    if let Some(watcher) = &watcher {
+        emit("attach_ns", watcher.ready_at.duration_since(started).as_nanos(), &labels);
+        emit("idle_cpu_ns", watcher.idle_cpu_ns()?, &labels);
+    }
+    // The first run after attaching pays for what is made on first use.
+    workload.connections()?;
+    let before = watcher.as_ref().map_or(Ok(0), Watcher::cpu_ns)?;
+    sample(workload, tool, round, "with")?;
+    if let Some(watcher) = watcher {
+        emit("tool_cpu_ns", u128::from(watcher.cpu_ns()?.saturating_sub(before)), &labels);
+        emit("rss_bytes", u128::from(watcher.rss_bytes()?), &labels);
+        let stopping = Instant::now();
+        watcher.stop()?;
+        emit("detach_ns", stopping.elapsed().as_nanos(), &labels);
+    }
+    Ok(())
+}
+
+/// One measured run of both workloads.
+fn sample(workload: &Workload, tool: &Tool, round: usize, side: &str) -> Result<()> {
+    let labels = json!({"tool": tool.name, "round": round.to_string(), "side": side});
+    let run = workload.connections()?;
+    emit("crr_ns", run.mean_ns, &labels);
+    emit("crr_median_ns", run.median_ns, &labels);
+    emit("bulk_ns", workload.transfer()?.as_nanos(), &labels);
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "durations of a bench fit in 53 bits")]
+fn emit(name: &str, value: u128, labels: &serde_json::Value) {
+    console::metric(name, value as f64, if name == "rss_bytes" { "bytes" } else { "ns" }, labels);
+}

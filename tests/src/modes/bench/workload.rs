@@ -1,0 +1,109 @@
+//! The two workloads: sequential connect, request, response, close through a Service address; and one transfer.
+//! The server takes one connection after the other on one thread: a thread for each would cost more than what
+//! is measured.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddrV4, TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{netns::Netns, world::World};
+
+const CONNECTIONS: usize = 100;
+const TRANSFER_BYTES: usize = 20_000_000;
+/// The first byte of a connection says which workload it is.
+const EXCHANGE: u8 = b'x';
+const TRANSFER: u8 = b't';
+
+pub(super) struct Workload {
+    client: Netns,
+    vip: SocketAddrV4,
+}
+
+/// One run of the connections, each a cycle.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) mean_ns: u128,
+    pub(super) median_ns: u128,
+}
+
+impl Workload {
+    /// Starts the server in `shop/cart-1`; the client is `shop/client-1`.
+    pub(super) fn start(world: &World) -> Result<Self> {
+        let server = &world.pod("shop/cart-1")?.place;
+        let address = SocketAddrV4::new(server.address, 8080);
+        let listener = server
+            .netns
+            .run(move || TcpListener::bind(address))?
+            .with_context(|| format!("listening on {address}"))?;
+        server
+            .netns
+            .spawn("server", move || {
+                for connection in listener.incoming().flatten() {
+                    // The client's side reports what goes wrong.
+                    let _reported = serve(connection);
+                }
+            })
+            .context("starting the server's thread")?;
+        let client = world.pod("shop/client-1")?.place.netns.clone();
+        Ok(Self { client, vip: world.cluster.vip("shop/cart", "http")? })
+    }
+
+    pub(super) fn connections(&self) -> Result<Run> {
+        let vip = self.vip;
+        let run = self.client.run(move || -> io::Result<Run> {
+            let mut cycles = Vec::with_capacity(CONNECTIONS);
+            let started = Instant::now();
+            let mut last = started;
+            for _ in 0..CONNECTIONS {
+                let mut connection = TcpStream::connect(vip)?;
+                connection.write_all(&[EXCHANGE])?;
+                connection.read_exact(&mut [0])?;
+                drop(connection);
+                let now = Instant::now();
+                cycles.push((now - last).as_nanos());
+                last = now;
+            }
+            cycles.sort_unstable();
+            Ok(Run {
+                mean_ns: (last - started).as_nanos() / CONNECTIONS as u128,
+                median_ns: cycles.get(CONNECTIONS / 2).copied().unwrap_or_default(),
+            })
+        })?;
+        run.with_context(|| format!("connecting to {vip}"))
+    }
+
+    pub(super) fn transfer(&self) -> Result<Duration> {
+        let vip = self.vip;
+        let took = self.client.run(move || -> io::Result<Duration> {
+            let block = vec![TRANSFER; 64 * 1024];
+            let started = Instant::now();
+            let mut connection = TcpStream::connect(vip)?;
+            let mut left = TRANSFER_BYTES;
+            while left > 0 {
+                left -= connection.write(&block[..left.min(block.len())])?;
+            }
+            connection.shutdown(Shutdown::Write)?;
+            connection.read_exact(&mut [0])?;
+            Ok(started.elapsed())
+        })?;
+        took.with_context(|| format!("sending {TRANSFER_BYTES} bytes to {vip}"))
+    }
+}
+
+fn serve(mut connection: TcpStream) -> io::Result<()> {
+    let mut kind = [0];
+    connection.read_exact(&mut kind)?;
+    let mut block = vec![0; if kind == [TRANSFER] { 64 * 1024 } else { 16 }];
+    if kind == [EXCHANGE] {
+        connection.write_all(&kind)?;
+    }
+    while connection.read(&mut block)? > 0 {}
+    if kind == [TRANSFER] {
+        connection.write_all(&kind)?;
+    }
+    Ok(())
+}

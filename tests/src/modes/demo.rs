@@ -1,0 +1,296 @@
+//! The demo: one `viptrace trace` as a user types it, over a healthy Service and one fault after the other, with
+//! a heading that says what is broken and what to expect. It ends well only if every expected verdict was shown.
+
+use std::{net::SocketAddrV4, time::Duration};
+
+use anyhow::Result;
+
+use crate::{
+    console,
+    expect::Class,
+    tool::Tool,
+    traffic::{
+        client::{self, Ending, Script},
+        server::{self, EXCHANGE, Server},
+        udp::{self, Answer, UdpServer},
+    },
+    wait,
+    world::{Stage, Watch, World},
+};
+
+/// From a step's traffic to the line that shows its verdict.
+const SHOWN_WITHIN: Duration = Duration::from_mins(1);
+/// How long a client waits that gets no answer: two retransmissions of its SYN fit in.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// One step: what is done, and the line that viptrace must show for it.
+struct Step {
+    title: &'static str,
+    expect: &'static str,
+    class: Class,
+    /// Words that the line must hold besides the class.
+    words: &'static [&'static str],
+    play: fn(&mut Stage, &mut Actors) -> Result<()>,
+}
+
+/// The applications that live through all steps.
+struct Actors {
+    cart: Vec<Server>,
+    frontend: Option<Server>,
+    dns: Vec<UdpServer>,
+    held: Vec<client::Held>,
+}
+
+const STEPS: &[Step] = &[
+    Step {
+        title: "A healthy Service: 12 connections to shop/cart, whose three Pods run on two nodes",
+        expect: "ok, folded into a line for each endpoint",
+        class: Class::Ok,
+        words: &["shop/cart"],
+        play: healthy,
+    },
+    Step {
+        title: "A healthy UDP Service: 4 questions to kube-system/kube-dns",
+        expect: "ok",
+        class: Class::Ok,
+        words: &["shop/cart"],
+        play: healthy_udp,
+    },
+    Step {
+        title: "kubelet probes a Pod, and resets the connection because the server speaks first",
+        expect: "N1, a normal look-alike, and no fault",
+        class: Class::N1,
+        words: &[],
+        play: probes,
+    },
+    Step {
+        title: "shop/checkout has a selector that matches no Pod",
+        expect: "C20 no endpoints, with that reason",
+        class: Class::C20,
+        words: &["shop/checkout"],
+        play: no_endpoints,
+    },
+    Step {
+        title: "shop/api-1 runs, but nothing listens on its port",
+        expect: "C28, the backend refuses",
+        class: Class::C28,
+        words: &["shop/api"],
+        play: refused,
+    },
+    Step {
+        title: "shop/payments' Pods drop what comes in, as a network policy or a hung node does",
+        expect: "C29, the backend is silent",
+        class: Class::C29,
+        words: &["shop/payments"],
+        play: silent,
+    },
+    Step {
+        title: "shop/cart-2 leaves its EndpointSlice, kube-proxy's rules keep it, and its Pod still answers",
+        expect: "C6 stale endpoint, although the clients notice nothing; the connection from before is N9",
+        class: Class::C6,
+        words: &["shop/cart"],
+        play: stale,
+    },
+    Step {
+        title: "The conntrack table is full",
+        expect: "C16: new connections fail, standing ones live on",
+        class: Class::C16,
+        words: &[],
+        play: table_full,
+    },
+    Step {
+        title: "The rules of shop/cart are gone, those of the other Services are there",
+        expect: "C5, no rule translates this address",
+        class: Class::C5,
+        words: &["shop/cart"],
+        play: one_without_rules,
+    },
+    Step {
+        title: "kube-proxy is dead and all its rules are gone",
+        expect: "C1, no rule translates any address",
+        class: Class::C1,
+        words: &[],
+        play: all_without_rules,
+    },
+];
+
+/// Plays all steps; returns whether every expected verdict came.
+pub(super) fn run(world: &World) -> Result<bool> {
+    let mut stage = Stage::set(world, Watch::Table)?;
+    let chat = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
+    let mut actors = Actors {
+        cart: vec![
+            stage.serve("shop/cart-1", 8080, EXCHANGE)?,
+            stage.serve(
+                "shop/cart-2",
+                8080,
+                server::Script::ServeOnceThenReset { request: client::REQUEST, response: client::RESPONSE },
+            )?,
+            stage.serve("shop/cart-3", 8080, EXCHANGE)?,
+        ],
+        frontend: Some(stage.serve("shop/frontend-1", 8080, chat)?),
+        dns: vec![
+            UdpServer::start(&world.pod("kube-system/coredns-1")?.place, 53, Answer::Echo)?,
+            UdpServer::start(&world.pod("kube-system/coredns-2")?.place, 53, Answer::Echo)?,
+        ],
+        held: Vec::new(),
+    };
+    console::say("");
+    console::say("# viptrace trace --all");
+    stage.watch_with(&["--all"])?;
+    let mut missing = Vec::new();
+    for (number, step) in STEPS.iter().enumerate() {
+        console::say("");
+        console::say(format!("── {}. {}", number + 1, step.title));
+        console::say(format!("   expected: {}", step.expect));
+        let before = stage.tool().map_or(0, Tool::line_count);
+        (step.play)(&mut stage, &mut actors)?;
+        let shown = wait::until("the verdict to be shown", SHOWN_WITHIN, || {
+            let tool = stage.tool()?;
+            tool.lines_from(before).iter().any(|line| shows(line, step)).then_some(())
+        });
+        if shown.is_err() {
+            console::say(format!(
+                "   MISSING: no line shows {} within {SHOWN_WITHIN:?}",
+                step.class.as_str()
+            ));
+            missing.push(step.class.as_str());
+        }
+        stage.mend()?;
+    }
+    drop(actors);
+    console::say("");
+    console::say("── Ctrl-C: the summary");
+    console::say("");
+    let ended = stage.stop_watching()?;
+    console::say("");
+    if ended.status != 3 {
+        console::say(format!("viptrace's exit status is {}, expected 3 (faults found)", ended.status));
+        missing.push("exit status 3");
+    }
+    if missing.is_empty() {
+        console::say("Every expected verdict came.");
+    } else {
+        console::say(format!("Expected and not shown: {}", missing.join(", ")));
+    }
+    Ok(missing.is_empty())
+}
+
+/// Whether a table line shows the step's class as a word of its own, and its other words.
+fn shows(line: &str, step: &Step) -> bool {
+    line.split_whitespace().any(|word| word == step.class.as_str())
+        && step.words.iter().all(|word| line.contains(word))
+}
+
+fn send(stage: &Stage, service: &str, port: &str, count: usize, script: Script) -> Result<()> {
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let vip = stage.world.cluster.vip(service, port)?;
+    let attempts = client::connect(from, vip, count, count.min(4), script)?;
+    let mut outcomes: Vec<_> = crate::traffic::count(&attempts).into_iter().collect();
+    outcomes.sort();
+    let told: Vec<String> = outcomes.iter().map(|(outcome, times)| format!("{outcome:?} {times}×")).collect();
+    console::say(format!("   the clients of {service} saw: {}", told.join(", ")));
+    Ok(())
+}
+
+fn healthy(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
+    // One of them stays open on the endpoint that will leave later.
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    for _ in 0..60 {
+        let held = client::hold(from, cart, Script::exchange())?;
+        if actors.cart.get(1).is_some_and(|leaving| leaving.accepted(held.client)) {
+            actors.held.push(held);
+            break;
+        }
+    }
+    send(stage, "shop/cart", "http", 12, Script::exchange())
+}
+
+fn healthy_udp(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let dns = stage.world.cluster.vip("kube-system/kube-dns", "dns")?;
+    let attempts = udp::ask(from, dns, 4, Duration::from_secs(10))?;
+    let answered = attempts
+        .iter()
+        .filter(|attempt| actors.dns.iter().any(|server| server.heard(attempt.client)))
+        .count();
+    console::say(format!("   {answered} of 4 questions reached a DNS Pod"));
+    // A UDP flow ends by silence, and its verdict is in the summary; the next line needs an end that is seen.
+    send(stage, "shop/cart", "http", 1, Script::exchange())
+}
+
+fn probes(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
+    let _talkative = stage.serve("shop/client-1", 8080, server::Script::Banner { bytes: 32 })?;
+    let target = SocketAddrV4::new(stage.world.pod("shop/client-1")?.place.address, 8080);
+    let script = Script::touch().ending(Ending::CloseUnread);
+    client::probe(&stage.world.topology.gateway, target, 3, script).map(drop)
+}
+
+fn no_endpoints(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
+    send(stage, "shop/checkout", "http", 3, Script::exchange())
+}
+
+fn refused(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
+    send(stage, "shop/api", "https", 3, Script::exchange())
+}
+
+fn silent(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
+    for pod in ["shop/payments-1", "shop/payments-2"] {
+        let netns = stage.world.pod(pod)?.place.netns.clone();
+        let (add, delete) = (netns.clone(), netns);
+        stage.break_with(
+            move |_| add.command("iptables", &["-A", "INPUT", "-j", "DROP"]).map(drop),
+            move |_| delete.command("iptables", &["-D", "INPUT", "-j", "DROP"]).map(drop),
+        )?;
+    }
+    send(stage, "shop/payments", "grpc", 2, Script::exchange().connect_limit(PATIENCE))
+}
+
+fn stale(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
+    let address = stage.world.pod("shop/cart-2")?.place.address;
+    let slice = stage.world.cluster.slice_without("shop/cart", address)?;
+    stage.apply(slice)?;
+    stage.after_grace();
+    for mut held in actors.held.drain(..) {
+        let outcome = held.exchange(&Script::exchange());
+        held.end(Ending::Close, outcome);
+    }
+    send(stage, "shop/cart", "http", 16, Script::exchange())
+}
+
+fn table_full(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let mut standing = Vec::new();
+    for _ in 0..12 {
+        standing.push(client::hold(from, frontend, Script::exchange())?);
+    }
+    let max = "net.netfilter.nf_conntrack_max";
+    stage.break_with(
+        |world| world.topology.host.sysctl(max, "8"),
+        |world| world.topology.host.sysctl(max, crate::world::CONNTRACK_MAX),
+    )?;
+    send(stage, "shop/cart", "http", 2, Script::exchange().connect_limit(PATIENCE))?;
+    let alive = standing.iter_mut().map(|held| held.exchange(&Script::exchange()));
+    let alive = alive.filter(|outcome| *outcome == crate::traffic::Outcome::Done).count();
+    console::say(format!("   {alive} of 12 standing connections still work"));
+    Ok(())
+}
+
+fn one_without_rules(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let cut = stage.world.rules.without_service(cart);
+    stage.break_rules(&cut)?;
+    send(stage, "shop/frontend", "http", 2, Script::exchange())?;
+    send(stage, "shop/cart", "http", 2, Script::exchange().connect_limit(PATIENCE))
+}
+
+fn all_without_rules(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
+    stage.kube_proxy.kill();
+    let flushed = stage.world.rules.without_kube_proxy();
+    stage.break_rules(&flushed)?;
+    actors.frontend = None;
+    send(stage, "shop/cart", "http", 2, Script::exchange().connect_limit(PATIENCE))?;
+    send(stage, "shop/frontend", "http", 2, Script::exchange().connect_limit(PATIENCE))
+}
