@@ -11,6 +11,13 @@ use anyhow::{Context, Result};
 
 use crate::{command, netns::Netns};
 
+/// What the `portmap` CNI plugin keeps in the nat table of a node without host ports.
+const HOST_PORTS: [&str; 3] = [
+    ":CNI-HOSTPORT-DNAT - [0:0]",
+    "-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
+    "-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
+];
+
 /// One `iptables-save` dump.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -24,10 +31,24 @@ impl Rules {
         Ok(Self { text })
     }
 
-    /// Without any rule or chain of kube-proxy's: as after a flush that nobody repaired.
+    /// Without any rule or chain of kube-proxy's: as after a flush that nobody repaired. What other software has in
+    /// the tables stays, here a CNI plugin's chain for host ports; with nothing at all in them the kernel would
+    /// stop tracking connections in this namespace.
     #[must_use]
     pub fn without_kube_proxy(&self) -> Self {
-        self.without(|line| line.contains("KUBE-"))
+        let cut = self.without(|line| line.contains("KUBE-"));
+        let mut lines = Vec::new();
+        let mut table = "";
+        for line in cut.text.lines() {
+            if line.starts_with('*') {
+                table = line;
+            }
+            if line == "COMMIT" && table == "*nat" {
+                lines.extend(HOST_PORTS);
+            }
+            lines.push(line);
+        }
+        Self { text: lines.join("\n") + "\n" }
     }
 
     /// Without the rules that lead to one Service address, whatever they would do with it.

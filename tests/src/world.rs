@@ -23,7 +23,7 @@ use crate::{
     tool::{Ended, Options, Tool},
     topology::{Pod, Topology},
     traffic::{
-        Attempt, Outcome, Transport,
+        Attempt, Transport,
         server::{Script, Server},
         udp::UdpServer,
     },
@@ -196,8 +196,13 @@ impl<'w> Stage<'w> {
     /// Applies an object to the API server.
     pub fn apply(&mut self, object: serde_json::Value) -> Result<()> {
         self.api.apply(object).context("applying an object to the lab's API server")?;
-        self.changed = Some(Instant::now());
+        self.changed_now();
         Ok(())
+    }
+
+    /// Objects change now, as viptrace sees them.
+    pub fn changed_now(&mut self) {
+        self.changed = Some(Instant::now());
     }
 
     pub fn delete(&mut self, kind: &str, key: &str) -> Result<()> {
@@ -205,7 +210,7 @@ impl<'w> Stage<'w> {
         if !self.api.delete(kind, namespace, name) {
             bail!("the lab's API server has no {kind} {key}");
         }
-        self.changed = Some(Instant::now());
+        self.changed_now();
         Ok(())
     }
 
@@ -364,9 +369,4 @@ impl Reached for UdpServer {
     fn reached_by(&self, client: SocketAddrV4) -> bool {
         self.heard(client)
     }
-}
-
-/// The attempts that ended one way, and the others.
-pub fn split(attempts: Vec<Attempt>, outcome: &Outcome) -> (Vec<Attempt>, Vec<Attempt>) {
-    attempts.into_iter().partition(|attempt| attempt.outcome == *outcome)
 }

@@ -8,6 +8,7 @@ use anyhow::Result;
 use crate::{
     console,
     expect::Class,
+    scenarios::silent,
     tool::Tool,
     traffic::{
         client::{self, Ending, Script},
@@ -78,11 +79,11 @@ const STEPS: &[Step] = &[
         play: refused,
     },
     Step {
-        title: "shop/payments' Pods drop what comes in, as a network policy or a hung node does",
+        title: "What is sent to shop/payments' Pods is delivered to nobody, as with a wrong neighbour entry or a lost tunnel",
         expect: "C29, the backend is silent",
         class: Class::C29,
         words: &["shop/payments"],
-        play: silent,
+        play: silence,
     },
     Step {
         title: "shop/cart-2 leaves its EndpointSlice, kube-proxy's rules keep it, and its Pod still answers",
@@ -235,14 +236,9 @@ fn refused(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
     send(stage, "shop/api", "https", 3, Script::exchange())
 }
 
-fn silent(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
+fn silence(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
     for pod in ["shop/payments-1", "shop/payments-2"] {
-        let netns = stage.world.pod(pod)?.place.netns.clone();
-        let (add, delete) = (netns.clone(), netns);
-        stage.break_with(
-            move |_| add.command("iptables", &["-A", "INPUT", "-j", "DROP"]).map(drop),
-            move |_| delete.command("iptables", &["-D", "INPUT", "-j", "DROP"]).map(drop),
-        )?;
+        silent::misdeliver(stage, stage.world.pod(pod)?)?;
     }
     send(stage, "shop/payments", "grpc", 2, Script::exchange().connect_limit(PATIENCE))
 }

@@ -68,6 +68,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
             _ => break,
         }
     }
+    // What it learned only now is in force from now on.
+    stage.changed_now();
     stage.after_grace();
     let cart = stage.world.cluster.vip("shop/cart", "http")?;
     let attempts = client::connect(&from, cart, 30, 2, Script::exchange())?;

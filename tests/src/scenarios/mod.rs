@@ -9,7 +9,7 @@ mod no_rules;
 mod old_flow;
 mod probes;
 mod refused;
-mod silent;
+pub(crate) mod silent;
 mod stale;
 mod table_full;
 mod translated_twice;

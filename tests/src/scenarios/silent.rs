@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use crate::{
     expect::{Class, Endpoint},
+    topology::Pod,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},
@@ -18,20 +19,26 @@ use crate::{
 /// Two retransmissions of the SYN fit in.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// The Pod's own firewall drops what comes in.
+/// The node has a wrong neighbour entry for the Pod: what it sends is delivered to nobody. (A rule that drops
+/// would be another class.)
 pub(super) fn same_node(stage: &mut Stage) -> Result<()> {
     let _unreached = stage.serve("shop/api-1", 8443, EXCHANGE)?;
     stage.watch()?;
     let pod = stage.world.pod("shop/api-1")?;
-    let drop_all = |verb: &'static str| {
-        move || pod.place.netns.command("iptables", &[verb, "INPUT", "-p", "tcp", "-j", "DROP"]).map(drop)
-    };
-    let (add, delete) = (drop_all("-A"), drop_all("-D"));
-    stage.break_with(move |_| add(), move |_| delete())?;
+    misdeliver(stage, pod)?;
 
     let vip = stage.world.cluster.vip("shop/api", "https")?;
     let endpoint = SocketAddrV4::new(pod.place.address, 8443);
     expect_silence(stage, "shop/api", vip, endpoint, &Outcome::ConnectTimedOut)
+}
+
+/// Gives the Pod's node a neighbour entry that leads nowhere.
+pub(crate) fn misdeliver(stage: &mut Stage, pod: &Pod) -> Result<()> {
+    let address = pod.place.address;
+    let wrong = [format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev cni0 nud permanent")];
+    let none = [format!("neigh del {address} dev cni0")];
+    let (there, here) = (pod.node.clone(), pod.node.clone());
+    stage.break_with(move |_| there.ip_batch(&wrong), move |_| here.ip_batch(&none))
 }
 
 /// The other node loses what goes to the Pod.

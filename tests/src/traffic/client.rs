@@ -142,7 +142,8 @@ pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held>
         .run(move || {
             let (mut socket, client) = bound_socket(&there, Transport::Tcp)?;
             socket
-                .connect_timeout(&SocketAddr::V4(target).into(), script.connect_limit)
+                .set_write_timeout(Some(script.connect_limit))
+                .and_then(|()| socket.connect(&SocketAddr::V4(target).into()))
                 .and_then(|()| converse(&mut socket, &script))
                 .with_context(|| format!("holding a connection from {client} to {target}"))?;
             Ok(Held { client, target, socket })
@@ -152,7 +153,11 @@ pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held>
 
 fn attempt(place: &Place, target: SocketAddrV4, script: &Script) -> Result<Attempt> {
     let (mut socket, client) = bound_socket(place, Transport::Tcp)?;
-    let outcome = match socket.connect_timeout(&SocketAddr::V4(target).into(), script.connect_limit) {
+    // A blocking connect ends with the send timeout; polling for its end loses some errors.
+    let connected = socket
+        .set_write_timeout(Some(script.connect_limit))
+        .and_then(|()| socket.connect(&SocketAddr::V4(target).into()));
+    let outcome = match connected {
         Err(error) => Outcome::of_connect(&error),
         Ok(()) => match converse(&mut socket, script).and_then(|()| finish(socket, script.ending)) {
             Ok(()) => Outcome::Done,
@@ -199,7 +204,8 @@ pub fn bulk(place: &Place, target: SocketAddrV4, bytes: usize) -> Result<Attempt
             let (mut socket, client) = bound_socket(&there, Transport::Tcp)?;
             let script = Script::exchange();
             let sent = socket
-                .connect_timeout(&SocketAddr::V4(target).into(), script.connect_limit)
+                .set_write_timeout(Some(script.connect_limit))
+                .and_then(|()| socket.connect(&SocketAddr::V4(target).into()))
                 .and_then(|()| push(&mut socket, bytes));
             let outcome = sent.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
             Ok(Attempt { protocol: Transport::Tcp, client, target, outcome })
