@@ -138,7 +138,8 @@ impl<'a> Trace<'a> {
             Some(false) => None,
             Some(true) | None => own_netns(),
         };
-        let (plan, layout) = kernel.into_plan()?;
+        let (mut plan, layout) = kernel.into_plan()?;
+        options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
             limits: Limits { max_flows: options.max_flows, ..Limits::default() },
             node_name: options.node.clone(),
