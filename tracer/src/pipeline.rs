@@ -13,7 +13,7 @@ use crate::{
     cluster::Cluster,
     diagnosis::{self, Address, ClusterView as _, Context, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
-    node::Snapshot,
+    node::NodeFacts,
     sighting::{Hook, Netns, Sighting},
     time::Timestamp,
     verdict::Verdict,
@@ -54,7 +54,7 @@ pub struct Pipeline {
     settings: Settings,
     flows: FlowTable,
     cluster: Cluster,
-    node: Snapshot,
+    node: NodeFacts,
     node_read: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
@@ -68,7 +68,7 @@ impl Pipeline {
             flows: FlowTable::new(settings.limits),
             settings,
             cluster,
-            node: Snapshot::default(),
+            node: NodeFacts::default(),
             node_read: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
@@ -91,7 +91,7 @@ impl Pipeline {
         self.settings.missing_hooks = missing;
     }
 
-    pub fn node(&self) -> &Snapshot {
+    pub fn node(&self) -> &NodeFacts {
         &self.node
     }
 
@@ -145,7 +145,7 @@ impl Pipeline {
     }
 
     /// The node was read at `now`: judges the flows that waited for it.
-    pub fn node_read(&mut self, snapshot: Snapshot, now: Timestamp) -> Vec<Judged> {
+    pub fn node_read(&mut self, snapshot: NodeFacts, now: Timestamp) -> Vec<Judged> {
         self.node = snapshot;
         self.node_read = Some(now);
         self.judge_waiting(now)
@@ -194,6 +194,10 @@ impl Pipeline {
         let before = self.before.remove(&flow.id);
         if flow.ended.is_none() && self.before.len() < MAX_BEFORE {
             self.before.insert(flow.id, verdict.clone());
+        }
+        // More of the same is no news.
+        if before.as_ref().is_some_and(|before| before.class == verdict.class) {
+            return None;
         }
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
     }

@@ -250,6 +250,39 @@ fn a_refusal_again_from_the_same_port_is_another_flow_and_a_retransmit_is_not() 
     assert_eq!(last_words(fold(repeated.out, 60_000).0).len(), 1);
 }
 
+/// Seen on 6.1 and 6.12: the ICMP error finds the client's socket busy and is ignored; the SYN is repeated, refused
+/// again, and then the connect fails.
+#[test]
+fn a_refusal_that_the_client_did_not_hear_is_the_same_attempt() {
+    let script = Script::new(CLIENT, VIP, None)
+        .unreach(10_000, 3)
+        .retransmit(11_020, TcpState::SynSent)
+        .with_ct(0xffff_8880_1000_2000)
+        .unreach(11_021, 3)
+        .connect_failed(11_023);
+    let (flows, table) = fold(script.out, 20_000);
+    assert_eq!(table.counters().seen, 1);
+    assert_eq!(last_words(flows).pop().unwrap().outcome(), Outcome::Rejected);
+}
+
+/// Seen on 6.12: the first SYN waits for a dead endpoint's address, the repeated one gets another endpoint and is
+/// served; two seconds later the first is thrown away.
+#[test]
+fn a_packet_that_waited_belongs_to_the_connection_that_was_under_way() {
+    let served = Script::new(CLIENT, VIP, Some(EP))
+        .retransmit(11_000, TcpState::SynSent)
+        .established(11_001)
+        .closed(11_010);
+    let waited = Script::new(CLIENT, VIP, Some("10.244.1.12:8080"))
+        .with_ct(0xffff_8880_1000_2000)
+        .drop_syn(13_100, "NEIGH_FAILED");
+    let (flows, table) = fold(served.out.into_iter().chain(waited.out), 20_000);
+    assert_eq!(table.counters().seen, 1);
+    let flow = last_words(flows).pop().unwrap();
+    assert_eq!(flow.outcome(), Outcome::Closed);
+    assert_eq!(flow.decision(None).and_then(viptrace::flow::Decision::endpoint), Some(addr(EP)));
+}
+
 #[test]
 fn a_reused_entry_address_does_not_join_two_clients() {
     let mut script = to_cart().healthy(10_000);

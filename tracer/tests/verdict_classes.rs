@@ -7,7 +7,7 @@ mod flow_support;
 use flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words};
 use viptrace::{
     diagnosis::{Address, ClusterView, Membership, Rule, Summary, Usable, Via},
-    sighting::{Hook, Protocol, Status, TcpState},
+    sighting::{Fact, Hook, Protocol, Status, TcpState},
     verdict::{Confidence, Domain, Severity},
 };
 
@@ -157,6 +157,22 @@ fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C1");
 }
 
+/// Seen on a guest without a single rule: no conntrack hook is registered, so no entry and no decision exist.
+#[test]
+fn c1_on_a_node_that_tracks_nothing() {
+    let mut world = World::new();
+    world.rule = None;
+    world.rules = Some(false);
+    let mut script = untranslated().silent(60_000);
+    script.out.retain(|sighting| !matches!(sighting.fact, Fact::Conntrack(_)));
+    let verdict = world.verdict(script.clone(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C1", Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|gap| gap.contains("no conntrack entry")), "{:?}", verdict.unseen);
+    // Without knowing that all rules are gone, the same flow proves nothing.
+    world.rules = None;
+    assert_eq!(world.verdict(script, 70_000).class, "unknown");
+}
+
 #[test]
 fn c1_when_no_service_is_translated_any_more() {
     let mut world = World::new();
@@ -290,6 +306,8 @@ fn c28_behind_a_masquerade() {
 fn c29_the_backend_is_silent_or_dead() {
     let verdict = World::new().verdict(to_cart().silent(10_000), 20_000);
     assert_eq!((verdict.class.as_str(), verdict.domain), ("C29", Domain::NetworkPath));
+    let impatient = to_cart().confirm(10_000).connect_failed(10_500);
+    assert_eq!(World::new().verdict(impatient, 20_000).class, "C29");
     let verdict = World::new().verdict(to_cart().dead_pod(10_000), 20_000);
     assert_eq!((verdict.class.as_str(), verdict.confidence), ("C29", Confidence::High));
     assert!(verdict.root_cause.contains("NEIGH_FAILED"), "{}", verdict.root_cause);
@@ -378,6 +396,11 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
     assert_eq!(world.verdict(reset(100_000), 140_000).class, "C7");
     assert_eq!(world.verdict(to_cart().established(10_000).closed(100_000), 140_000).class, "N9");
     assert_eq!(world.verdict(reset(15_000), 19_000).class, "ok");
+    let abort = to_cart()
+        .established(10_000)
+        .send_reset(100_000, false, TcpState::Established, "TCP_ABORT_ON_DATA")
+        .state(100_000, false, TcpState::Established, TcpState::Close);
+    assert_eq!(world.verdict(abort, 140_000).class, "N4");
 
     let silent = to_cart()
         .established(10_000)
@@ -387,6 +410,16 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
         .retransmit(62_800, TcpState::Established)
         .retransmit(66_000, TcpState::Established);
     assert_eq!(world.verdict(silent, 80_000).class, "C7");
+    // The client loses patience after 4 s, within the Pod's grace.
+    let impatient = to_cart()
+        .established(10_000)
+        .retransmit(30_200, TcpState::Established)
+        .retransmit(30_600, TcpState::Established)
+        .retransmit(31_400, TcpState::Established)
+        .retransmit(33_000, TcpState::Established);
+    let verdict = world.verdict(impatient, 34_500);
+    assert_eq!(verdict.class, "N9");
+    assert!(verdict.root_cause.contains("broke"), "{}", verdict.root_cause);
 }
 
 #[test]
@@ -412,6 +445,14 @@ fn a_lean_trace_calls_a_quiet_flow_well_with_little_confidence() {
     let verdict = world.verdict(to_cart().confirm(10_000), 20_000);
     assert_eq!((verdict.class.as_str(), verdict.confidence), ("ok", Confidence::Low));
     assert!(verdict.unseen.iter().any(|u| u.contains("socket states")));
+}
+
+#[test]
+fn a_flooded_copy_is_no_drop() {
+    let mut world = World::new();
+    world.missing = vec![Hook::SockState, Hook::Delete];
+    let script = to_cart().confirm(10_000).drop_syn(10_000, "OTHERHOST");
+    assert_eq!(world.verdict(script, 20_000).class, "ok");
 }
 
 #[test]
@@ -465,7 +506,7 @@ fn the_summary_ranks_as_a_person_would_look() {
     // A flow judged again is counted once.
     summary.add(&refused, Some(&ok));
     assert_eq!(summary.judged, 7);
-    assert_eq!(summary.causes()[1].count, 6);
+    assert_eq!(summary.causes()[1].flows, 6);
     assert!(summary.classes().iter().all(|class| class.class != "ok"));
 }
 

@@ -29,7 +29,7 @@ use crate::{
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
-    node::{NodeReader, RulesReader, Snapshot},
+    node::{NodeFacts, NodeReader, RulesReader},
     pipeline::{Judged, Pipeline, Settings},
     probe::{
         self,
@@ -138,7 +138,8 @@ impl<'a> Trace<'a> {
             Some(false) => None,
             Some(true) | None => own_netns(),
         };
-        let (plan, layout) = kernel.into_plan()?;
+        let (mut plan, layout) = kernel.into_plan()?;
+        options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
             limits: Limits { max_flows: options.max_flows, ..Limits::default() },
             node_name: options.node.clone(),
@@ -364,7 +365,7 @@ async fn sleep_until(deadline: Option<Instant>) {
 #[derive(Debug, Default)]
 struct NodeAsker {
     rules: Option<RulesReader>,
-    asked: Option<oneshot::Receiver<(Snapshot, RulesReader)>>,
+    asked: Option<oneshot::Receiver<(NodeFacts, RulesReader)>>,
 }
 
 impl NodeAsker {
@@ -376,30 +377,36 @@ impl NodeAsker {
     }
 
     /// The node without its rules: its mode, version and addresses, which every verdict wants.
-    async fn ask(&mut self) -> Snapshot {
+    async fn ask(&mut self) -> NodeFacts {
         self.asked = Some(self.start(false));
         self.answer().await
     }
 
-    fn start(&mut self, with_rules: bool) -> oneshot::Receiver<(Snapshot, RulesReader)> {
+    fn start(&mut self, with_rules: bool) -> oneshot::Receiver<(NodeFacts, RulesReader)> {
         let mut rules = self.rules.take().unwrap_or_default();
         let (answer, asked) = oneshot::channel();
         tokio::spawn(async move {
-            let state = NodeReader::default().read().await;
+            let mut state = NodeReader::default().read().await;
             let read = tokio::task::spawn_blocking(move || {
                 let listing = with_rules.then(|| rules.read(IpAddr::from([0, 0, 0, 0])));
                 (listing, rules)
             });
-            if let Ok((rules, reader)) = read.await {
-                // Nobody waits any more where the trace is over.
-                let _ = answer.send((Snapshot { state, rules }, reader));
-            }
+            let Ok((listing, reader)) = read.await else { return };
+            let ipv4_rules = match listing.transpose() {
+                Ok(rules) => rules,
+                Err(gap) => {
+                    state.gaps.push(gap);
+                    None
+                }
+            };
+            // Nobody waits any more where the trace is over.
+            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, reader));
         });
         asked
     }
 
     /// The snapshot that was asked for; waits for ever where none was.
-    async fn answer(&mut self) -> Snapshot {
+    async fn answer(&mut self) -> NodeFacts {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;
         self.asked = None;
@@ -409,7 +416,7 @@ impl NodeAsker {
                 snapshot
             }
             // The reader died; what it would have said is unknown.
-            Err(_) => Snapshot::default(),
+            Err(_) => NodeFacts::default(),
         }
     }
 }

@@ -1,146 +1,191 @@
-//! The history, as diagnosis asks for it.
+//! The cluster's history as diagnosis asks for it.
 //!
-//! Owns the translation from the history's answers to diagnosis's plain ones, and no judgement.
+//! Owns the translation of questions and answers. What could not be read (a kind that RBAC forbids) is answered with
+//! "not known", never with "there is none".
 
-use std::{net::IpAddr, net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use super::{
-    history::{self, History, Lookup, PortMatch},
-    model::{AddressType, Key, Pod as ModelPod, ServicePort as ModelPort, TrafficPolicy},
+    History, Kind, Lookup, Membership, Via,
+    model::{AddressType, Key, Pod, PodRef, ProbeKind, Service, TrafficPolicy},
 };
-use crate::{
-    diagnosis::{Address, ClusterView, Membership, Pod, Probe, ServicePort, Usable, Via},
-    sighting::Protocol,
-    time::Timestamp,
-};
+use crate::{diagnosis, sighting::Protocol, time::Timestamp};
 
-impl ClusterView for History {
-    fn address(&self, addr: SocketAddr, protocol: Protocol, at: Timestamp) -> Address {
+/// Endpoints asked for their age, at most: the answer is the oldest of them.
+const MAX_AGED: usize = 32;
+
+impl diagnosis::ClusterView for History {
+    fn address(&self, addr: SocketAddr, protocol: Protocol, at: Timestamp) -> diagnosis::Address {
         match self.service_for(addr.ip(), addr.port(), protocol, at) {
-            Lookup::Port(found) => Address::Service(service_port(found, addr)),
-            Lookup::UnknownPort { service, .. } => Address::UnknownPort {
+            Lookup::Port(found) => {
+                let local_only = policy(&found.service, found.via) == TrafficPolicy::Local;
+                diagnosis::Address::Service(diagnosis::ServicePort {
+                    namespace: Arc::clone(&found.service.key.namespace),
+                    service: Arc::clone(&found.service.key.name),
+                    port_name: Arc::clone(&found.port.name),
+                    port: found.port.port,
+                    protocol: found.port.protocol,
+                    asked: addr,
+                    via: via(found.via),
+                    target: found.port.target.to_string().into(),
+                    local_only,
+                    proxy_name: found.service.proxy_name.clone(),
+                })
+            }
+            Lookup::UnknownPort { service, .. } => diagnosis::Address::UnknownPort {
                 namespace: Arc::clone(&service.key.namespace),
                 service: Arc::clone(&service.key.name),
             },
-            Lookup::Gone { service, since } => Address::Gone {
+            Lookup::Gone { service, since } => diagnosis::Address::Gone {
                 namespace: Arc::clone(&service.key.namespace),
                 service: Arc::clone(&service.key.name),
                 since,
             },
-            Lookup::NotService => Address::Other,
+            Lookup::NotService => diagnosis::Address::Other,
         }
     }
 
-    fn membership(&self, service: &ServicePort, endpoint: SocketAddr, at: Timestamp) -> Membership {
-        let Some((key, port)) = self.port_of(service, at) else { return Membership::Unknown };
-        match self.membership(&key, &port, endpoint, at) {
-            history::Membership::Member { state, state_since, .. } => Membership::Member {
+    fn membership(
+        &self,
+        service: &diagnosis::ServicePort,
+        endpoint: SocketAddr,
+        at: Timestamp,
+    ) -> diagnosis::Membership {
+        let Some((found, port)) = self.port_of(service, at) else { return diagnosis::Membership::Unknown };
+        if !self.knows(Kind::EndpointSlice) {
+            return diagnosis::Membership::Unknown;
+        }
+        match Self::membership(self, &found.key, &port, endpoint, at) {
+            Membership::Member { state, state_since, .. } => diagnosis::Membership::Member {
                 ready: state.conditions.ready,
                 serving: state.conditions.serving,
                 terminating: state.conditions.terminating,
                 since: state_since,
                 node: state.node,
-                pod: state.pod.map(|pod| name(&pod.key)),
+                pod: state.pod.as_ref().map(name),
             },
-            history::Membership::Left { at, last } => {
-                Membership::Left { at, pod: last.pod.map(|pod| name(&pod.key)) }
+            Membership::Left { at, last } => {
+                diagnosis::Membership::Left { at, pod: last.pod.as_ref().map(name) }
             }
-            history::Membership::NeverSeen { since } => Membership::NeverSeen { since },
-            history::Membership::Unknown { .. } => Membership::Unknown,
+            Membership::NeverSeen { since } => diagnosis::Membership::NeverSeen { since },
+            Membership::Unknown { .. } => diagnosis::Membership::Unknown,
         }
     }
 
-    fn usable(&self, service: &ServicePort, node: Option<&str>, at: Timestamp) -> Usable {
-        let Some((key, port)) = self.port_of(service, at) else { return Usable::default() };
-        let family = AddressType::of(service.asked.ip());
-        let all = self.usable(&key, &port, family, None, at);
-        let local = node.map(|node| self.usable(&key, &port, family, Some(node), at).len());
-        Usable {
-            count: all.len(),
-            local,
-            since: self.usable_since(&key, &port, family, at),
-            terminating: !all.is_empty() && all.iter().all(|endpoint| !endpoint.conditions.ready),
+    fn usable(
+        &self,
+        service: &diagnosis::ServicePort,
+        node: Option<&str>,
+        at: Timestamp,
+    ) -> Option<diagnosis::Usable> {
+        if !self.knows(Kind::EndpointSlice) {
+            return None;
         }
-    }
-
-    fn no_endpoints_reason(&self, service: &ServicePort, at: Timestamp) -> Option<String> {
-        let (key, port) = self.port_of(service, at)?;
-        let service_at = self.service(&key, at)?;
+        let (found, port) = self.port_of(service, at)?;
         let family = AddressType::of(service.asked.ip());
-        Some(self.no_endpoints_reason(&service_at, &port, family, at)?.to_string())
+        let all = Self::usable(self, &found.key, &port, family, None, at);
+        let age = |endpoint: &super::EndpointState| match Self::membership(
+            self,
+            &found.key,
+            &port,
+            endpoint.addr,
+            at,
+        ) {
+            Membership::Member { state_since, .. } => state_since,
+            _ => at,
+        };
+        let since = if all.is_empty() {
+            self.endpoints_changed(&found.key, at).unwrap_or(Timestamp::MIN)
+        } else {
+            all.iter().take(MAX_AGED).map(age).min().unwrap_or(at)
+        };
+        let local = node.map(|node| Self::usable(self, &found.key, &port, family, Some(node), at).len());
+        let terminating = !all.is_empty() && all.iter().all(|endpoint| !endpoint.conditions.ready);
+        Some(diagnosis::Usable { count: all.len(), local, since, terminating })
     }
 
-    fn pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<Pod> {
-        self.pod_by_ip(ip, at).map(|pod| plain(&pod))
+    fn no_endpoints_reason(&self, service: &diagnosis::ServicePort, at: Timestamp) -> Option<String> {
+        let (found, port) = self.port_of(service, at)?;
+        let reason = Self::no_endpoints_reason(self, &found, &port, AddressType::of(service.asked.ip()), at)?;
+        (!matches!(reason, super::NoEndpointsReason::Unexplained)).then(|| reason.to_string())
     }
 
-    fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(Pod, Timestamp)> {
-        self.last_pod_by_ip(ip, at).map(|(pod, since)| (plain(&pod), since))
+    fn pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<diagnosis::Pod> {
+        Self::pod_by_ip(self, ip, at).map(|found| pod(&found))
+    }
+
+    fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(diagnosis::Pod, Timestamp)> {
+        Self::last_pod_by_ip(self, ip, at).map(|(found, until)| (pod(&found), until))
     }
 
     fn node_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<Arc<str>> {
-        self.node_by_ip(ip, at).map(|node| Arc::clone(&node.key.name))
+        Self::node_by_ip(self, ip, at).map(|node| Arc::clone(&node.key.name))
     }
 
     fn node_ready(&self, node: &str, at: Timestamp) -> Option<bool> {
         self.node(node, at)?.ready
     }
 
-    fn probe(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<Probe> {
-        let (pod, probe) = self.is_probe_target(ip, port, at)?;
-        Some(Probe { pod: plain(&pod), kind: Arc::from(probe.kind.as_str()), timeout: Some(probe.timeout) })
+    fn probe(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<diagnosis::Probe> {
+        let (found, probe) = self.is_probe_target(ip, port, at)?;
+        let kind = match probe.kind {
+            ProbeKind::Liveness => "liveness",
+            ProbeKind::Readiness => "readiness",
+            ProbeKind::Startup => "startup",
+        };
+        Some(diagnosis::Probe { pod: pod(&found), kind: kind.into(), timeout: Some(probe.timeout) })
     }
 }
 
 impl History {
-    /// The Service port that diagnosis means, in the words of the history.
-    fn port_of(&self, service: &ServicePort, at: Timestamp) -> Option<(Key, ModelPort)> {
+    /// The objects that a Service port was made from.
+    fn port_of(
+        &self,
+        service: &diagnosis::ServicePort,
+        at: Timestamp,
+    ) -> Option<(Arc<Service>, super::model::ServicePort)> {
         let key = Key { namespace: Arc::clone(&service.namespace), name: Arc::clone(&service.service) };
-        let object = self.service(&key, at)?;
-        let port = object.port(service.port, service.protocol)?.clone();
-        Some((key, port))
+        let asked = || match self.service_for(service.asked.ip(), service.asked.port(), service.protocol, at)
+        {
+            Lookup::Port(found) => Some((found.service, found.port)),
+            _ => None,
+        };
+        let Some(found) = self.service(&key, at) else { return asked() };
+        let same = |port: &&super::model::ServicePort| {
+            port.name == service.port_name && port.protocol == service.protocol && port.port == service.port
+        };
+        let port = found.ports.iter().find(same).cloned();
+        port.map(|port| (found, port)).or_else(asked)
     }
 }
 
-fn service_port(found: PortMatch, asked: SocketAddr) -> ServicePort {
-    let PortMatch { service, port, via } = found;
-    let policy = match via {
-        history::Via::ClusterIp => service.internal_traffic_policy,
-        history::Via::ExternalIp | history::Via::LoadBalancerIp | history::Via::NodePort => {
-            service.external_traffic_policy
-        }
-    };
-    ServicePort {
-        namespace: Arc::clone(&service.key.namespace),
-        service: Arc::clone(&service.key.name),
-        port_name: Arc::clone(&port.name),
-        port: port.port,
-        protocol: port.protocol,
-        asked,
-        via: match via {
-            history::Via::ClusterIp => Via::ClusterIp,
-            history::Via::ExternalIp => Via::ExternalIp,
-            history::Via::LoadBalancerIp => Via::LoadBalancerIp,
-            history::Via::NodePort => Via::NodePort,
-        },
-        target: Arc::from(port.target.to_string()),
-        local_only: policy == TrafficPolicy::Local,
-        proxy_name: service.proxy_name.clone(),
+fn policy(service: &Service, via: Via) -> TrafficPolicy {
+    if via == Via::ClusterIp { service.internal_traffic_policy } else { service.external_traffic_policy }
+}
+
+const fn via(via: Via) -> diagnosis::Via {
+    match via {
+        Via::ClusterIp => diagnosis::Via::ClusterIp,
+        Via::ExternalIp => diagnosis::Via::ExternalIp,
+        Via::LoadBalancerIp => diagnosis::Via::LoadBalancerIp,
+        Via::NodePort => diagnosis::Via::NodePort,
     }
 }
 
-fn plain(pod: &ModelPod) -> Pod {
-    Pod {
+fn name(pod: &PodRef) -> Arc<str> {
+    pod.key.to_string().into()
+}
+
+fn pod(pod: &Pod) -> diagnosis::Pod {
+    diagnosis::Pod {
         namespace: Arc::clone(&pod.key.namespace),
         name: Arc::clone(&pod.key.name),
         node: pod.node.clone(),
         ready: Some(pod.ready),
-        // The object says when the Pod is to be gone: the request was its grace period earlier.
         deleted: pod.deletion.map(|gone| gone.saturating_sub(pod.termination_grace)),
         termination_grace: Some(pod.termination_grace),
     }
-}
-
-fn name(key: &Key) -> Arc<str> {
-    Arc::from(key.to_string())
 }

@@ -132,6 +132,10 @@ impl Access {
         // Silence is noticed by `Limits::silence`, which knows what to do about it.
         config.read_timeout = None;
         config.write_timeout = Some(self.limits.request);
+        // Without TLS no certificate is checked; the system's store, which a bare machine may lack, is not asked for.
+        if config.cluster_url.scheme_str() == Some("http") && config.root_cert.is_none() {
+            config.root_cert = Some(Vec::new());
+        }
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config)
             .map_err(|source| AccessError::Client { server: server.clone(), source: Box::new(source) })?;

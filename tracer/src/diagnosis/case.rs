@@ -24,7 +24,8 @@ pub(super) struct Case<'a> {
     pub(super) endpoint: Option<SocketAddr>,
     /// What the endpoint was when it was chosen.
     pub(super) membership: Option<Membership>,
-    pub(super) usable: Usable,
+    /// What kube-proxy should have chosen from; `None` where the endpoints are not known.
+    pub(super) usable: Option<Usable>,
 }
 
 impl<'a> Case<'a> {
@@ -69,6 +70,11 @@ impl<'a> Case<'a> {
 
     pub(super) fn has_hook(&self, hook: Hook) -> bool {
         !self.ctx.missing_hooks.contains(&hook)
+    }
+
+    /// Whether the API has endpoints to send to; `None` where that is not known.
+    pub(super) fn has_usable(&self) -> Option<bool> {
+        self.usable.map(|usable| usable.count > 0)
     }
 
     /// Whether something happened so short before the decision that kube-proxy may still have been at it.

@@ -3,11 +3,12 @@
 //! Named after the domain; it holds for every proxy mode.
 
 use super::{
-    Case, Finding, Rule,
+    Case, Finding, Rule, Usable,
     text::{length, word},
 };
 use crate::{
     flow::{Outcome, Stage},
+    sighting::Hook,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
 };
 
@@ -17,17 +18,18 @@ use crate::{
 /// Against: endpoints younger than the grace: then it is lag, which passes.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
-    if refusal.stage != Stage::Before || case.endpoint.is_some() || case.usable.count == 0 || !case.failed() {
+    if refusal.stage != Stage::Before || case.endpoint.is_some() || !case.failed() {
         return None;
     }
-    let count = case.usable.count;
-    if case.within_grace(case.usable.since) {
+    let usable = case.usable.filter(|usable| usable.count > 0)?;
+    let count = usable.count;
+    if case.within_grace(usable.since) {
         return Some(lag(
             case,
             &format!(
                 "the rules still refuse {}, which has had endpoints for {}",
                 case.name(),
-                length(case.age(case.usable.since))
+                length(case.age(usable.since))
             ),
         ));
     }
@@ -39,7 +41,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         )
         .confidence(Confidence::Medium)
         .severity(Severity::High)
-        .api(Some(case.usable.since), format!("{count} usable endpoints for {}", case.name()))
+        .api(Some(usable.since), format!("{count} usable endpoints for {}", case.name()))
         .unseen("kube-proxy's log and its sync metrics")
         .action(
             format!(
@@ -58,27 +60,37 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// Mechanism: the packet passed the node's NAT rules and none translated its VIP (a null binding), which is decided
 /// once for the connection: it goes to an address that no host has.
 /// For: the reply tuple still names the VIP, in the namespace of kube-proxy's rules, while the API has endpoints.
+/// Or no entry at all on a node without any rule of kube-proxy's: where nothing asks for conntrack, the kernel does
+/// not track (`nf_ct_netns_get` is called for rules), so a node that kube-proxy never reached shows no decision.
 /// Which of them: C1 where kube-proxy or all of its rules are missing, or no Service is translated any more; C5b where
 /// the rule stands by now; else C5.
 /// Against: an answer all the same: then something else serves the address.
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
-    if !case.untranslated() || case.usable.count == 0 || case.flow.was_answered() {
-        return None;
-    }
     let node = case.ctx.node;
     let (running, rules) = (node.kube_proxy_running(), node.has_proxy_rules());
+    let untracked = case.decision.is_none()
+        && rules == Some(false)
+        && case.has_hook(Hook::Confirm)
+        && matches!(
+            case.outcome,
+            Outcome::Stalled | Outcome::Abandoned | Outcome::Unreachable | Outcome::Dropped
+        );
+    if !(case.untranslated() || untracked) || case.flow.was_answered() {
+        return None;
+    }
+    let usable = case.usable.filter(|usable| usable.count > 0)?;
     let rule = node.rule(case.service.asked, case.service.protocol);
-    if case.within_grace(case.usable.since) {
+    if case.within_grace(usable.since) {
         let what = format!(
             "no rule translates {} yet: it has had endpoints for {}",
             case.name(),
-            length(case.age(case.usable.since))
+            length(case.age(usable.since))
         );
         return Some(lag(case, &what));
     }
     let elsewhere = case.ctx.translations.other_services_untranslated(&case.service, case.decided);
     if running == Some(false) || rules == Some(false) || elsewhere {
-        return Some(no_proxy(case, running, rules, elsewhere));
+        return Some(no_proxy(case, usable, running, rules, elsewhere));
     }
     if rule == Some(Rule::Forwards) {
         return Some(before_the_rule(case));
@@ -87,11 +99,11 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let mut finding = Finding::new(
         "C5",
         Domain::IptablesSync,
-        format!("no rule on this node translates {}, although it has {} usable endpoints", case.name(), case.usable.count),
+        format!("no rule on this node translates {}, although it has {} usable endpoints", case.name(), usable.count),
     )
     .confidence(confidence)
     .severity(Severity::High)
-    .api(Some(case.usable.since), format!("{} usable endpoints for {}", case.usable.count, case.name()))
+    .api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()))
     .action(
         format!("read kube-proxy's log: {}; if it shows no progress, save the log and restart it", logs(case)),
         "alert on kube-proxy's sync latency and restore failures; nftables mode syncs faster where there are many Services",
@@ -110,17 +122,23 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-fn no_proxy(case: &Case<'_>, running: Option<bool>, rules: Option<bool>, elsewhere: bool) -> Finding {
+fn no_proxy(
+    case: &Case<'_>,
+    usable: Usable,
+    running: Option<bool>,
+    rules: Option<bool>,
+    elsewhere: bool,
+) -> Finding {
     let detail = match (running, rules) {
         (_, Some(false)) => "none of kube-proxy's rules stand on this node",
         (Some(false), _) => "kube-proxy is not running on this node, and its rules lack this Service",
         _ => "no Service is translated on this node any more",
     };
-    let certain = running == Some(false) || rules == Some(false);
+    let certain = (running == Some(false) || rules == Some(false)) && case.decision.is_some();
     let mut finding = Finding::new("C1", Domain::PodCrash, format!("{detail}: {} is not translated", case.name()))
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
         .severity(Severity::Critical)
-        .api(Some(case.usable.since), format!("{} usable endpoints for {}", case.usable.count, case.name()))
+        .api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()))
         .action(
             format!(
                 "kubectl -n kube-system get pods -o wide --field-selector spec.nodeName={}; read what the crashed container \
@@ -150,6 +168,10 @@ fn no_proxy(case: &Case<'_>, running: Option<bool>, rules: Option<bool>, elsewhe
             case.ctx.node.read_at(),
             "kube-proxy runs: it may just be starting, or something else flushed its rules (C5e)",
         );
+    }
+    if case.decision.is_none() {
+        finding = finding
+            .unseen("a NAT decision: no conntrack entry was made, for nothing on this node asks for one");
     }
     if running.is_none() && rules.is_none() {
         finding = finding.unseen("whether kube-proxy runs and which rules stand");
@@ -184,18 +206,23 @@ fn before_the_rule(case: &Case<'_>) -> Finding {
 
 /// C5 within the grace: passes by itself.
 pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
-    Finding::new("C5", Domain::IptablesSync, format!("{what}: kube-proxy has not caught up"))
-        .confidence(Confidence::Medium)
-        .severity(Severity::Low)
-        .api(Some(case.usable.since), format!("{} usable endpoints for {}", case.usable.count, case.name()))
-        .unseen("kube-proxy's network programming latency")
-        .action(
-            "nothing at once: it should cease within seconds; if it does not, read kube-proxy's log"
-                .to_owned(),
-            "retry in the client; alert on kubeproxy_network_programming_duration_seconds",
-            Safety::ReadOnly,
-        )
-        .see(&["C5"])
+    let mut finding =
+        Finding::new("C5", Domain::IptablesSync, format!("{what}: kube-proxy has not caught up"))
+            .confidence(Confidence::Medium)
+            .severity(Severity::Low)
+            .unseen("kube-proxy's network programming latency")
+            .action(
+                "nothing at once: it should cease within seconds; if it does not, read kube-proxy's log"
+                    .to_owned(),
+                "retry in the client; alert on kubeproxy_network_programming_duration_seconds",
+                Safety::ReadOnly,
+            )
+            .see(&["C5"]);
+    if let Some(usable) = case.usable {
+        finding =
+            finding.api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()));
+    }
+    finding
 }
 
 pub(super) fn logs(case: &Case<'_>) -> String {

@@ -140,6 +140,9 @@ fn unexplained(case: &Case<'_>) -> Finding {
                                   namespace, or its event was not seen",
         );
     }
+    if case.usable.is_none() {
+        finding = finding.unseen("the Service's endpoints: EndpointSlices could not be read");
+    }
     if case.membership == Some(Membership::Unknown) {
         finding = finding
             .unseen("whether the endpoint was listed then: the cluster's history does not reach that far");

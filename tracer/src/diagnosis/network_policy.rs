@@ -13,7 +13,7 @@ pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
     let foreign = match refusal.kind {
         RefusalKind::Unreachable { code } => matches!(code, Some(9 | 10 | 13)),
-        RefusalKind::Reset => case.usable.count > 0,
+        RefusalKind::Reset => case.has_usable() == Some(true),
     };
     let elsewhere = case.ctx.node_netns.is_some_and(|netns| refusal.netns != netns && refusal.netns.0 != 0);
     if case.outcome != Outcome::Rejected || !(foreign || refusal.stage == Stage::After || elsewhere) {

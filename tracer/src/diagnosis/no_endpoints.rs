@@ -13,7 +13,11 @@ use crate::{
 /// Against: nothing, where both were seen. Scaled to zero on purpose it is meant (N19).
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
-    if refusal.stage != Stage::Before || case.endpoint.is_some() || case.usable.count > 0 || !case.failed() {
+    if refusal.stage != Stage::Before
+        || case.endpoint.is_some()
+        || case.has_usable() != Some(false)
+        || !case.failed()
+    {
         return None;
     }
     let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. }) {
@@ -27,7 +31,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// The same where the refusal itself was not seen: the address was not translated and the connection failed.
 pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     let untranslated = case.untranslated() || (case.decision.is_none() && case.flow.decisions.is_empty());
-    if case.endpoint.is_some() || case.usable.count > 0 || !case.failed() || !untranslated {
+    if case.endpoint.is_some() || case.has_usable() != Some(false) || !case.failed() || !untranslated {
         return None;
     }
     let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };
@@ -49,7 +53,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     let mut finding = Finding::new("C20", Domain::NoEndpoints, detail)
         .confidence(confidence)
         .severity(Severity::High)
-        .api(Some(case.usable.since), format!("no usable endpoint for {} at that moment", case.name()))
+        .api(case.usable.map(|usable| usable.since), format!("no usable endpoint for {} at that moment", case.name()))
         .action(
             format!(
                 "{}; compare the selector with the Pods' labels and the port's name with the slices': kubectl -n \

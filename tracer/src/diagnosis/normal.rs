@@ -93,8 +93,9 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
         Outcome::Reset(ResetBy::Client) => {
             client_abort(case, "the client ended an answered connection with a RST")
         }
-        Outcome::Abandoned => {
-            client_abort(case, "the client gave up before an answer came and before it asked again")
+        Outcome::Abandoned if case.decision.is_some() && !case.flow.partial => {
+            client_abort(case, "the connect ended within a moment, before an answer came")
+                .unseen("whether the client gave up or an ICMP error from another host ended it")
         }
         // The dataplane carried it to the endpoint and back; what the RST means, the application knows.
         Outcome::Reset(by) => {
@@ -117,7 +118,7 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
 fn healthy(case: &Case<'_>) -> Finding {
     let endpoint = case.endpoint_name();
     let pending = case.outcome == Outcome::Pending;
-    let terminating = case.usable.terminating
+    let terminating = case.usable.is_some_and(|usable| usable.terminating)
         && matches!(case.membership, Some(Membership::Member { ready: false, serving: true, .. }));
     let mut finding = if terminating {
         Finding::new(
@@ -189,6 +190,6 @@ fn client_abort(case: &Case<'_>, what: &str) -> Finding {
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
     Finding::new("N4", Domain::Normal, format!("{what}{reason}"))
         .severity(Severity::None)
-        .confidence(if case.outcome == Outcome::Abandoned { Confidence::Medium } else { Confidence::High })
+        .confidence(if case.outcome == Outcome::Abandoned { Confidence::Low } else { Confidence::High })
         .see(&["N4"])
 }

@@ -8,7 +8,7 @@ use super::{
     text::length,
 };
 use crate::{
-    flow::Outcome,
+    flow::{Outcome, ResetBy},
     sighting::Protocol,
     time::Timestamp,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
@@ -55,14 +55,21 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                 true,
             )
         }
-        Membership::NeverSeen { since } => {
-            let how_long = if *since > Timestamp::MIN {
-                format!("in the {} that are known", length(case.age(*since)))
-            } else {
-                "in all that is known; when it left, if ever it was one, is not".to_owned()
-            };
-            (format!("no EndpointSlice of {} listed {endpoint} {how_long}", case.name()), None, false)
-        }
+        // The slices are known since their last change: what they do not list now may have left then, or before.
+        Membership::NeverSeen { since } if *since > Timestamp::MIN => (
+            format!(
+                "no EndpointSlice of {} has listed {endpoint} for at least {}",
+                case.name(),
+                length(case.age(*since))
+            ),
+            Some(*since),
+            false,
+        ),
+        Membership::NeverSeen { .. } => (
+            format!("no EndpointSlice of {} lists {endpoint}, as far back as is known", case.name()),
+            None,
+            false,
+        ),
         Membership::Member { .. } | Membership::Unknown => return None,
     };
     if since.is_some_and(|since| case.within_grace(since)) {
@@ -88,7 +95,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             Safety::Disruptive,
         )
         .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
-    if since.is_none_or(|since| since == Timestamp::MIN) {
+    if !certain || since.is_none_or(|since| since == Timestamp::MIN) {
         finding = finding.unseen("when the endpoint was removed");
     }
     if answered {
@@ -129,6 +136,10 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
         return None;
     }
+    if case.outcome == Outcome::Reset(ResetBy::Client) && !case.flow.client.retransmits().is_seen() {
+        // The client's own abort (N4): it had not lost its peer.
+        return None;
+    }
     let pod = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
     let grace = pod.and_then(|pod| pod.termination_grace).unwrap_or(DEFAULT_TERMINATION_GRACE);
     let after = ended.since(removed);
@@ -136,7 +147,11 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let name = case.endpoint_name();
     let left = format!("{name} left the usable endpoints of {}", case.name());
     if drained || after <= grace {
-        let how = if drained { "ended well" } else { "broke" };
+        let how = match case.outcome {
+            Outcome::Established => "was still open",
+            Outcome::Closed => "ended well",
+            _ => "broke",
+        };
         return Some(
             Finding::new(
                 "N9",

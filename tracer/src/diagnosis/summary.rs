@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use crate::verdict::{Domain, ServiceRef, Severity, Verdict};
 
-/// Causes kept apart; more are counted by class only.
-const MAX_CAUSES: usize = 10_000;
+/// Causes kept apart, each with a verdict of a few KiB; more are counted by class only.
+const MAX_CAUSES: usize = 1000;
 /// Services counted apart.
 const MAX_SERVICES: usize = 20_000;
 
@@ -20,12 +20,13 @@ pub struct ClassCount {
     pub count: u64,
 }
 
-/// One cause, with the first verdict that named it and the gravest severity that any of its flows had.
+/// One cause of one Service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankedCause {
+    /// The verdict that shows it best: the surest, of these the first.
     pub verdict: Verdict,
-    pub severity: Severity,
-    pub count: u64,
+    /// How many flows it explains.
+    pub flows: u64,
 }
 
 /// Verdicts so far. Bounded: the number of classes is fixed, causes and Services are capped.
@@ -62,11 +63,13 @@ impl Summary {
         }
         let key = (verdict.class.clone(), verdict.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
-            known.count += 1;
-            known.severity = known.severity.max(verdict.severity);
+            known.flows += 1;
+            let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
+            if weight(verdict) > weight(&known.verdict) {
+                known.verdict = verdict.clone();
+            }
         } else if self.causes.len() < MAX_CAUSES {
-            let cause = RankedCause { verdict: verdict.clone(), severity: verdict.severity, count: 1 };
-            self.causes.insert(key, cause);
+            self.causes.insert(key, RankedCause { verdict: verdict.clone(), flows: 1 });
         }
     }
 
@@ -89,8 +92,8 @@ impl Summary {
         }
         let key = (verdict.class.clone(), verdict.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
-            known.count = known.count.saturating_sub(1);
-            if known.count == 0 {
+            known.flows = known.flows.saturating_sub(1);
+            if known.flows == 0 {
                 self.causes.remove(&key);
             }
         }
@@ -120,9 +123,9 @@ impl Summary {
     pub fn causes(&self) -> Vec<&RankedCause> {
         let mut out: Vec<_> = self.causes.values().collect();
         out.sort_by(|a, b| {
-            rank(a)
-                .cmp(&rank(b))
-                .then_with(|| b.count.cmp(&a.count))
+            rank(&a.verdict)
+                .cmp(&rank(&b.verdict))
+                .then_with(|| b.flows.cmp(&a.flows))
                 .then_with(|| a.verdict.root_cause.cmp(&b.verdict.root_cause))
         });
         out
@@ -139,8 +142,8 @@ impl Summary {
 }
 
 /// Position in the triage order (K13). What passes by itself and what nothing explains come last.
-fn rank(cause: &RankedCause) -> u8 {
-    let order = match cause.verdict.domain {
+fn rank(verdict: &Verdict) -> u8 {
+    let order = match verdict.domain {
         Domain::NoEndpoints => 0,
         Domain::PodCrash | Domain::ApiConnectivity | Domain::VersionSkew => 1,
         Domain::IptablesSync | Domain::IpvsModules | Domain::StaleEndpoints => 2,
@@ -153,5 +156,5 @@ fn rank(cause: &RankedCause) -> u8 {
         | Domain::Mtu => 5,
         Domain::Normal | Domain::Unknown => 7,
     };
-    if order < 6 && cause.severity <= Severity::Low { 6 } else { order }
+    if order < 6 && verdict.severity <= Severity::Low { 6 } else { order }
 }

@@ -32,7 +32,10 @@ impl Translations {
         let Some(decision) = flow.decision(ctx.node_netns) else { return };
         match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
             Address::Service(service) if service.via == Via::ClusterIp => {
-                let usable = ctx.cluster.usable(&service, ctx.node_name, decision.time).count > 0;
+                let usable = ctx
+                    .cluster
+                    .usable(&service, ctx.node_name, decision.time)
+                    .is_some_and(|usable| usable.count > 0);
                 self.note_decision(&service, decision, usable);
             }
             _ => {}

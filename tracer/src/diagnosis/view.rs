@@ -17,8 +17,8 @@ pub trait ClusterView {
     /// What `endpoint` was to this Service port.
     fn membership(&self, service: &ServicePort, endpoint: SocketAddr, at: Timestamp) -> Membership;
     /// The endpoints that kube-proxy should send to, of the family of the address asked for; `node` is where the
-    /// traffic arrived.
-    fn usable(&self, service: &ServicePort, node: Option<&str>, at: Timestamp) -> Usable;
+    /// traffic arrived. `None` where the endpoints are not known at all.
+    fn usable(&self, service: &ServicePort, node: Option<&str>, at: Timestamp) -> Option<Usable>;
     /// Why there is no usable endpoint, in one sentence without a full stop; `None` where it cannot be told.
     fn no_endpoints_reason(&self, service: &ServicePort, at: Timestamp) -> Option<String>;
     /// The Pod that had this address, not one on the host's network.

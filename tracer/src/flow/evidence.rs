@@ -152,7 +152,7 @@ pub struct EndTrouble {
     pub syn_retransmits: Mark,
     /// Data or FIN.
     pub retransmits: Mark,
-    /// Data retransmits in a row whose distance grew by more than half: exponential backoff, which an answer ends.
+    /// Data retransmits in a row whose distance about doubled: exponential backoff, which an answer ends.
     pub backoff: u32,
     pub(super) last_gap: Duration,
     pub reset_sent: Option<ResetEvent>,

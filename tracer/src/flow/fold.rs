@@ -237,7 +237,9 @@ fn fold_event(end: &mut SocketEnd, event: &SocketEvent, time: Timestamp) {
                 if gap == Duration::ZERO {
                     return;
                 }
-                let grew = trouble.last_gap > Duration::ZERO && gap > trouble.last_gap + trouble.last_gap / 2;
+                // The timer doubles; losses far apart keep no such measure.
+                let last = trouble.last_gap;
+                let grew = last > Duration::ZERO && gap > last + last / 2 && gap < last.saturating_mul(3);
                 trouble.backoff = if grew { trouble.backoff.saturating_add(1) } else { 0 };
                 trouble.last_gap = gap;
             }
@@ -275,6 +277,12 @@ pub(super) const fn accepts(event: &SocketEvent) -> bool {
 /// Whether the packet can be the first of a connection.
 pub(super) const fn may_open(packet: &PacketFact) -> bool {
     packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0
+}
+
+/// Whether a dropped packet had waited for its next hop's address, for up to three seconds by default
+/// (`mcast_solicit` times `retrans_time_ms`): it belongs to what was under way then.
+pub(super) fn waited(packet: &PacketFact) -> bool {
+    packet.reason.as_deref().is_some_and(|reason| reason.starts_with("NEIGH_"))
 }
 
 /// The addresses with which a flow can be looked up, besides the client's own.

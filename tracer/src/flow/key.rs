@@ -3,7 +3,7 @@
 //! Owns normal forms of addresses only. It decides nothing about what belongs together in time.
 
 use std::{
-    hash::{Hash, Hasher},
+    hash::{BuildHasher, Hash, Hasher, RandomState},
     net::{IpAddr, SocketAddr, SocketAddrV6},
 };
 
@@ -49,6 +49,54 @@ impl Hash for Key {
     }
 }
 
+/// A keyed hash of a few words, each folded in by one wide multiplication: `SipHash` would cost more than all the rest
+/// of a sighting's way. The secrets come from the operating system, so that whoever chooses addresses and ports
+/// cannot choose collisions.
+#[derive(Clone, Debug)]
+pub(super) struct KeyHash {
+    seed: u64,
+    factor: u64,
+}
+
+impl Default for KeyHash {
+    fn default() -> Self {
+        let random = RandomState::new();
+        Self { seed: random.hash_one(1_u8), factor: random.hash_one(2_u8) | 1 }
+    }
+}
+
+impl BuildHasher for KeyHash {
+    type Hasher = KeyHasher;
+
+    fn build_hasher(&self) -> KeyHasher {
+        KeyHasher { state: self.seed, factor: self.factor }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct KeyHasher {
+    state: u64,
+    factor: u64,
+}
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        let wide = u128::from(self.state ^ word) * u128::from(self.factor);
+        // The seed comes in again, lest a product of zero forget all that went before.
+        self.state = (wide as u64 ^ (wide >> 64) as u64).rotate_left(23).wrapping_add(self.factor);
+    }
+
+    fn finish(&self) -> u64 {
+        self.state
+    }
+}
+
 fn end(addr: &SocketAddr) -> (u128, u16) {
     let ip = match addr.ip() {
         IpAddr::V4(ip) => u128::from(ip.to_ipv6_mapped()),
@@ -59,21 +107,22 @@ fn end(addr: &SocketAddr) -> (u128, u16) {
 
 /// Addresses in their plain form: a dual-stack socket names an IPv4 peer as `::ffff:a.b.c.d`, conntrack as `a.b.c.d`.
 /// Flow labels and scope ids are dropped: conntrack has neither.
-pub(super) fn plain(tuple: Tuple) -> Tuple {
-    Tuple { protocol: tuple.protocol, src: plain_addr(tuple.src), dst: plain_addr(tuple.dst) }
+pub(super) fn make_plain(tuple: &mut Tuple) {
+    make_plain_addr(&mut tuple.src);
+    make_plain_addr(&mut tuple.dst);
 }
 
-pub(super) fn plain_conntrack(ct: Conntrack) -> Conntrack {
-    Conntrack { orig: plain(ct.orig), reply: plain(ct.reply), ..ct }
+pub(super) fn make_plain_entry(ct: &mut Conntrack) {
+    make_plain(&mut ct.orig);
+    make_plain(&mut ct.reply);
 }
 
-fn plain_addr(addr: SocketAddr) -> SocketAddr {
-    match addr {
-        SocketAddr::V4(_) => addr,
-        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+fn make_plain_addr(addr: &mut SocketAddr) {
+    if let SocketAddr::V6(v6) = *addr {
+        *addr = match v6.ip().to_ipv4_mapped() {
             Some(ip) => SocketAddr::new(IpAddr::V4(ip), v6.port()),
             None => SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, 0)),
-        },
+        };
     }
 }
 
@@ -101,8 +150,20 @@ mod tests {
     }
 
     #[test]
+    fn neighbouring_connections_spread_over_the_table() {
+        let hash = KeyHash::default();
+        let mut buckets = [0_u32; 256];
+        for port in 0..25_600_u16 {
+            let key = Key::new(&tuple(&format!("10.0.0.1:{port}"), "10.0.0.2:80"), Netns(1));
+            buckets[(hash.hash_one(key) % 256) as usize] += 1;
+        }
+        assert!(buckets.iter().all(|n| (40..200).contains(n)), "{buckets:?}");
+    }
+
+    #[test]
     fn a_dual_stack_socket_names_the_same_connection() {
-        let mapped = plain(tuple("[::ffff:10.0.0.1]:1000", "[::ffff:10.0.0.2]:80"));
+        let mut mapped = tuple("[::ffff:10.0.0.1]:1000", "[::ffff:10.0.0.2]:80");
+        make_plain(&mut mapped);
         assert_eq!(mapped, tuple("10.0.0.1:1000", "10.0.0.2:80"));
     }
 }

@@ -6,7 +6,9 @@
 
 mod evidence;
 mod fold;
+mod identity;
 mod key;
+mod limits;
 mod outcome;
 mod reorder;
 mod slots;
@@ -16,5 +18,6 @@ pub use evidence::{
     Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent,
     SocketEnd, StackReset, Stage, Trouble,
 };
+pub use limits::{Counters, Limits};
 pub use outcome::{Outcome, ResetBy};
-pub use table::{Counters, FlowTable, Limits};
+pub use table::FlowTable;

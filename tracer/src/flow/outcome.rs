@@ -3,6 +3,8 @@
 //! A function of the evidence alone, so that it cannot depend on the order in which the evidence came. It names what
 //! happened, never why.
 
+use std::time::Duration;
+
 use super::{End, Flow};
 use crate::sighting::{Status, TcpState};
 
@@ -27,9 +29,9 @@ pub enum Outcome {
     Dropped,
     /// The next hop could not be resolved, or there is no route.
     Unreachable,
-    /// The SYN was repeated and not answered.
+    /// The SYN was not answered, though it was repeated or the client waited for a while.
     Stalled,
-    /// The client gave up before an answer, and before it repeated its SYN.
+    /// The connect ended within a moment and without an answer: the client gave up, or got an ICMP error from afar.
     Abandoned,
 }
 
@@ -53,8 +55,16 @@ impl Outcome {
 const NO_WAY: [&str; 6] =
     ["NEIGH_FAILED", "NEIGH_DEAD", "NEIGH_CREATEFAIL", "NEIGH_QUEUEFULL", "IP_OUTNOROUTES", "IP_INNOROUTES"];
 
-/// Data retransmits in a growing distance after which an end is held to hear nothing: about 3 s from the first.
-const SILENT_BACKOFF: u32 = 3;
+/// Reasons by which copies and leftovers are let go: a bridge's flooded frame at another Pod, a closed socket's queue.
+const NOISE: [&str; 4] = ["OTHERHOST", "QUEUE_PURGE", "SKB_CONSUMED", "CONSUMED"];
+
+/// A client that waits no longer than this did not wait for the dataplane: an answer within a cluster takes
+/// milliseconds, happy eyeballs give the loser up within 250 ms (RFC 8305).
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Doublings of the distance between data retransmits after which an end is held to hear nothing: four retransmits,
+/// about 3 s from the first (initial timeout 200 ms).
+const SILENT_BACKOFF: u32 = 2;
 
 impl Flow {
     pub fn outcome(&self) -> Outcome {
@@ -135,7 +145,10 @@ impl Flow {
             let stands = |last| passed.is_none_or(|passed| last >= passed);
             let on_the_way = || {
                 trouble.drops.iter().filter(|drop| {
-                    drop.opening && drop.stage != super::Stage::Reply && stands(drop.mark.last)
+                    drop.opening
+                        && !NOISE.iter().any(|reason| drop.is(reason))
+                        && drop.stage != super::Stage::Reply
+                        && stands(drop.mark.last)
                 })
             };
             if trouble.refusal.is_some_and(|refusal| stands(refusal.mark.last)) {
@@ -164,13 +177,20 @@ impl Flow {
         if repeats >= 2 || (repeats >= 1 && self.client.closed.is_some()) {
             return Outcome::Stalled;
         }
-        if self.client.closed.is_some() {
-            return Outcome::Abandoned;
+        if let Some(closed) = self.client.closed {
+            let waited = closed.time.since(self.first_seen);
+            return if waited > PATIENCE { Outcome::Stalled } else { Outcome::Abandoned };
         }
         if self.deleted.is_some() && self.is_tcp() {
             return Outcome::Stalled;
         }
         Outcome::Pending
+    }
+
+    /// Whether the client may still repeat its SYN: a socket that is busy when the refusal comes ignores it
+    /// (`tcp_v4_err` keeps it as a soft error), and tries again a second later.
+    pub(super) fn is_still_trying(&self) -> bool {
+        self.is_tcp() && self.client.closed.is_none() && self.deleted.is_none() && !self.was_answered()
     }
 
     /// Whether nothing but late evidence can follow.

@@ -92,6 +92,16 @@ impl Slots {
         Some(flow)
     }
 
+    /// Removes the flow where it is.
+    pub(super) fn clear(&mut self, index: u32) {
+        if self.get(index).is_none() {
+            return;
+        }
+        self.unlink(index);
+        self.all[index as usize].flow = None;
+        self.free.push(index);
+    }
+
     /// Moves the flow to the end of `queue`.
     pub(super) fn enqueue(&mut self, index: u32, queue: Queue, deadline: Timestamp) {
         if self.get(index).is_none() {

@@ -1,17 +1,18 @@
 //! The table of flows: which sighting belongs to which flow, when a flow is over, and who has to go when it is full.
 //!
-//! Every operation is in constant time but `finish`. Owns identity and time; what a fact means is in `fold.rs`, what
-//! the evidence amounts to in `outcome.rs`.
+//! Every operation is in constant time but `finish`. Owns the index, the queues and time. Which entry is which flow is
+//! in `identity.rs`, what a fact means in `fold.rs`, what the evidence amounts to in `outcome.rs`.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     time::Duration,
 };
 
 use super::{
-    End, Flow, Outcome, SocketEnd,
-    fold::{Place, accepts, begins, behind, may_open},
-    key::{Key, plain, plain_conntrack},
+    Counters, End, Flow, Limits, Outcome, SocketEnd,
+    fold::{Place, accepts, begins, behind, may_open, waited},
+    identity::{LATE, OVERTAKEN},
+    key::{Key, KeyHash, make_plain, make_plain_entry},
     reorder::Reorder,
     slots::{QUEUES, Queue, Slots},
 };
@@ -25,71 +26,6 @@ use crate::{
 
 /// Losses remembered apart; older ones are joined.
 const MAX_LOSSES: usize = 64;
-/// A fact that beats its flow's first entry by no more than this was reordered, not left over from an older flow.
-const OVERTAKEN: Duration = Duration::from_millis(100);
-/// The initial retransmission timeout (RFC 6298) less its tolerance: a SYN sooner than this after a refusal is another
-/// connection's.
-const FIRST_RETRANSMIT: Duration = Duration::from_millis(900);
-/// Facts about a flow's last packets may come this long after its end.
-const LATE: Duration = Duration::from_secs(1);
-
-/// Bounds on memory and waiting.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Flows held at once, about 1 KiB each; at least 1. Half-open ones make room first.
-    pub max_flows: usize,
-    /// How long sightings are held to be sorted by time.
-    pub reorder: Duration,
-    /// How long a flow that is over waits for the other end's evidence.
-    pub settle: Duration,
-    /// How long a TCP flow may go without a sign of an answer until it is handed out. SYN retransmits come after
-    /// 1 s and 3 s (after 1, 2, 3 s since Linux 6.5) and an unresolved neighbour fails after 3 s: 4 s see both.
-    pub answer: Duration,
-    /// How long a flow of datagrams must be silent to be handed out (conntrack's own timeout for one-way UDP).
-    pub silence: Duration,
-    /// How long a flow that was handed out is kept for late evidence.
-    pub linger: Duration,
-    /// The same for an unanswered one: the client repeats its SYN for about 130 s.
-    pub unanswered: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_flows: 65_536,
-            reorder: Duration::from_millis(30),
-            settle: Duration::from_millis(200),
-            answer: Duration::from_secs(4),
-            silence: Duration::from_secs(30),
-            linger: Duration::from_secs(3),
-            unanswered: Duration::from_secs(135),
-        }
-    }
-}
-
-/// Counts since the table was made, except `open`. `seen` is the sum of `settled`, `evicted`, `absorbed` and `open`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    pub sightings: u64,
-    /// Flows begun.
-    pub seen: u64,
-    /// Flows handed out at least once.
-    pub settled: u64,
-    /// Flows that are held and not handed out yet.
-    pub open: u64,
-    /// Flows forgotten before they could be handed out, for want of room.
-    pub evicted: u64,
-    /// Those of them that were half-open.
-    pub evicted_half_open: u64,
-    /// Flows that turned out to be the other end of another.
-    pub absorbed: u64,
-    /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows long gone.
-    pub unmatched: u64,
-    /// Times that the conntrack table was found full.
-    pub table_full: u64,
-    /// Times that a full table made room by evicting an unassured entry (N7).
-    pub table_full_freed: u64,
-}
 
 /// All flows of a trace. See the module for the contract.
 ///
@@ -99,8 +35,8 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct FlowTable {
     limits: Limits,
-    slots: Slots,
-    index: HashMap<Key, u32>,
+    pub(super) slots: Slots,
+    pub(super) index: HashMap<Key, u32, KeyHash>,
     reorder: Reorder,
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,
@@ -121,7 +57,7 @@ impl FlowTable {
         Self {
             limits,
             slots: Slots::new(),
-            index: HashMap::new(),
+            index: HashMap::default(),
             reorder: Reorder::new(limits.reorder),
             settled: VecDeque::new(),
             losses: VecDeque::new(),
@@ -134,16 +70,16 @@ impl FlowTable {
     pub fn observe(&mut self, sighting: Sighting) {
         self.counters.sightings += 1;
         self.reorder.push(sighting);
-        while let Some(next) = self.reorder.pop() {
-            self.fold(next);
+        while let Some(mut next) = self.reorder.pop() {
+            self.fold(&mut next);
         }
     }
 
     /// Time has passed: nothing that was seen before `now` less the reorder window is still to come.
     pub fn advance(&mut self, now: Timestamp) {
         self.reorder.advance(now);
-        while let Some(next) = self.reorder.pop() {
-            self.fold(next);
+        while let Some(mut next) = self.reorder.pop() {
+            self.fold(&mut next);
         }
         // What is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
@@ -167,14 +103,14 @@ impl FlowTable {
 
     /// The trace is over: all that is open is handed out as it stands, in the order of its beginning.
     pub fn finish(&mut self, now: Timestamp) {
-        while let Some(next) = self.reorder.pop_any() {
-            self.fold(next);
+        while let Some(mut next) = self.reorder.pop_any() {
+            self.fold(&mut next);
         }
         self.clock = self.clock.max(now);
         let mut rest = Vec::new();
         for queue in QUEUES {
             while let Some((index, _)) = self.slots.head(queue) {
-                let Some(flow) = self.forget(index) else { break };
+                let Some(flow) = self.take(index) else { break };
                 let outcome = flow.outcome();
                 if flow.handed.is_none_or(|handed| is_news(handed, outcome)) {
                     rest.push(flow);
@@ -218,16 +154,16 @@ impl FlowTable {
         self.len() == 0
     }
 
-    fn fold(&mut self, sighting: Sighting) {
+    fn fold(&mut self, sighting: &mut Sighting) {
         self.expire(sighting.time);
         let place = Place { time: sighting.time, netns: sighting.netns, hook: sighting.hook };
-        let index = match sighting.fact {
+        let index = match &mut sighting.fact {
             Fact::Conntrack(fact) => self.fold_conntrack(fact, place),
             Fact::Packet(fact) => self.fold_packet(fact, place),
             Fact::Socket(fact) => self.fold_socket(fact, place),
             Fact::TableFull { freed } => {
                 self.counters.table_full += 1;
-                self.counters.table_full_freed += u64::from(freed);
+                self.counters.table_full_freed += u64::from(*freed);
                 return;
             }
         };
@@ -237,40 +173,42 @@ impl FlowTable {
         }
     }
 
-    fn fold_conntrack(&mut self, fact: ConntrackFact, place: Place) -> Option<u32> {
-        let ct = plain_conntrack(fact.ct);
+    fn fold_conntrack(&mut self, fact: &mut ConntrackFact, place: Place) -> Option<u32> {
+        make_plain_entry(&mut fact.ct);
+        let ct = &fact.ct;
         if !is_tracked(ct.orig.protocol) || place.hook == Hook::NatSetup {
             // NAT is still being decided at nf_nat_setup_info: its tuples are not final, the confirmed entry's are.
             return None;
         }
         let index = match place.hook {
-            Hook::Confirm => self.entry_to_confirm(&ct, place),
-            Hook::Delete | Hook::KillAcct => self.entry_to_end(&ct, place)?,
-            _ => self.entry_unconfirmed(&ct, place, false),
+            Hook::Confirm => self.entry_to_confirm(ct, place),
+            Hook::Delete | Hook::KillAcct => self.entry_to_end(ct, place)?,
+            _ => self.entry_unconfirmed(ct, place, false, false),
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
         if place.hook == Hook::Confirm {
-            flow.fold_decision(ct, place);
+            flow.fold_decision(*ct, place);
             if flow.confirm_task.is_none() {
-                flow.confirm_task = fact.task;
+                flow.confirm_task = fact.task.take();
             }
         } else {
             if flow.decisions.is_empty() {
-                flow.fold_decision(ct, place);
+                flow.fold_decision(*ct, place);
             }
-            flow.fold_end_of_entry(&ct, place);
+            flow.fold_end_of_entry(ct, place);
         }
-        self.link(index, &ct, place);
+        self.link(index, ct, place);
         Some(index)
     }
 
-    fn fold_packet(&mut self, mut fact: PacketFact, place: Place) -> Option<u32> {
-        fact.tuple = fact.tuple.map(plain);
-        fact.ct = fact.ct.map(plain_conntrack).filter(|ct| is_tracked(ct.orig.protocol));
-        let opening = may_open(&fact);
+    fn fold_packet(&mut self, fact: &mut PacketFact, place: Place) -> Option<u32> {
+        fact.tuple.iter_mut().for_each(make_plain);
+        fact.ct.iter_mut().for_each(make_plain_entry);
+        fact.ct = fact.ct.filter(|ct| is_tracked(ct.orig.protocol));
+        let opening = may_open(fact);
         let index = if let Some(ct) = &fact.ct {
-            let index = self.entry_unconfirmed(ct, place, opening);
+            let index = self.entry_unconfirmed(ct, place, opening, waited(fact));
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
             if flow.decision_for(ct, place.netns).is_none_or(|known| known.confirmed.is_none() && !confirmed)
@@ -294,12 +232,12 @@ impl FlowTable {
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
-        flow.fold_packet(&fact, place);
+        flow.fold_packet(fact, place);
         Some(index)
     }
 
-    fn fold_socket(&mut self, mut fact: SocketFact, place: Place) -> Option<u32> {
-        fact.tuple = plain(fact.tuple);
+    fn fold_socket(&mut self, fact: &mut SocketFact, place: Place) -> Option<u32> {
+        make_plain(&mut fact.tuple);
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }
@@ -311,8 +249,9 @@ impl FlowTable {
                 None => return true,
             };
             let another = end.is_seen() && end.sk != fact.sk && end.closed.is_some();
-            begins(&fact.event)
-                && (another || flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time))
+            let repeats = matches!(fact.event, SocketEvent::Retransmit { .. }) && flow.is_still_trying();
+            let over = flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time);
+            begins(&fact.event) && (another || (over && !repeats))
         });
         let index = match known {
             Some(index) if !reused => index,
@@ -328,78 +267,11 @@ impl FlowTable {
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
-        flow.fold_socket(&fact, place).then_some(index)
-    }
-
-    /// The flow of an entry that is being confirmed, a new one where the known flow's entry is another.
-    fn entry_to_confirm(&mut self, ct: &Conntrack, place: Place) -> u32 {
-        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
-            && let Some(flow) = self.slots.get(index)
-        {
-            let over = flow.ended.is_some_and(|ended| place.time > ended);
-            let same = match flow.decision_for(ct, place.netns) {
-                Some(known) => match known.confirmed {
-                    // A second copy of the sighting, or one that came late.
-                    Some(confirmed) if place.time <= confirmed => true,
-                    // Two datagrams of one socket raced for one entry (C17, N10).
-                    Some(confirmed) => !flow.is_tcp() && !over && place.time.since(confirmed) < LATE,
-                    // A retransmit got through what dropped the first packet.
-                    None => !over,
-                },
-                None if flow.decisions.is_empty() => {
-                    !over && (!flow.was_answered() || flow.first_seen.saturating_add(OVERTAKEN) >= place.time)
-                }
-                // Another namespace's or zone's entry of the same connection.
-                None => !over && (!flow.was_answered() || flow.first_seen.saturating_add(LATE) >= place.time),
-            };
-            if same
-                && (flow.orig == ct.orig
-                    || flow.decisions.iter().any(|known| known.ct.reply.reversed() == ct.orig))
-            {
-                return index;
-            }
-        }
-        self.begin(ct.orig, place, false)
-    }
-
-    /// The flow of an entry that was seen before it was confirmed.
-    fn entry_unconfirmed(&mut self, ct: &Conntrack, place: Place, opening: bool) -> u32 {
-        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
-            && let Some(flow) = self.slots.get(index)
-        {
-            let known = flow.decision_for(ct, place.netns);
-            let again = flow.ended.is_some_and(|ended| {
-                let since = place.time.since(ended);
-                let refused = matches!(place.hook, Hook::SendUnreach | Hook::NfSendReset);
-                let soon =
-                    refused && flow.is_tcp() && since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
-                let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
-                opening && (since > LATE || soon || (another && since > Duration::from_millis(1)))
-            });
-            if !again {
-                return index;
-            }
-        }
-        let partial = ct.status.has(Status::CONFIRMED);
-        self.begin(ct.orig, place, partial)
-    }
-
-    /// The flow whose entry ends. An entry that ended without ever being seen tells nothing of a flow, unless a RST
-    /// killed it: then its SYN was refused.
-    fn entry_to_end(&mut self, ct: &Conntrack, place: Place) -> Option<u32> {
-        let known = self.index.get(&Key::new(&ct.orig, place.netns)).copied();
-        if let Some(index) = known
-            && let Some(flow) = self.slots.get(index)
-            && flow.decision_for(ct, place.netns).is_none_or(|decision| decision.ct.id == ct.id)
-        {
-            return Some(index);
-        }
-        let refused = place.hook == Hook::KillAcct && known.is_none() && !ct.status.has(Status::SEEN_REPLY);
-        refused.then(|| self.begin(ct.orig, place, true))
+        flow.fold_socket(fact, place).then_some(index)
     }
 
     /// A new flow. What had its addresses until now is over.
-    fn begin(&mut self, orig: Tuple, place: Place, partial: bool) -> u32 {
+    pub(super) fn begin(&mut self, orig: Tuple, place: Place, partial: bool) -> u32 {
         while self.slots.len() >= self.limits.max_flows.max(1) {
             self.evict();
         }
@@ -432,13 +304,14 @@ impl FlowTable {
 
     /// Makes the flow known by the addresses behind NAT, and takes in what was seen there before.
     fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
-        let orig_key = Key::new(&ct.orig, place.netns);
-        let reply_key = Key::new(&ct.reply, place.netns);
-        for key in [orig_key, reply_key] {
-            match self.index.insert(key, index) {
-                Some(before) if before != index => self.absorb(before, index, place.time),
-                _ => {}
-            }
+        // By the original tuple it was found, or begun.
+        let reply = Key::new(&ct.reply, place.netns);
+        if ct.endpoint().is_none() && !ct.masqueraded() {
+            return;
+        }
+        match self.index.insert(reply, index) {
+            Some(before) if before != index => self.absorb(before, index, place.time),
+            _ => {}
         }
     }
 
@@ -454,7 +327,7 @@ impl FlowTable {
             self.supersede(other, time);
             return;
         }
-        let Some(part) = self.forget(other) else { return };
+        let Some(part) = self.take(other) else { return };
         self.counters.absorbed += 1;
         let Some(flow) = self.slots.get_mut(index) else { return };
         flow.sightings = flow.sightings.saturating_add(part.sightings);
@@ -579,20 +452,35 @@ impl FlowTable {
         }
     }
 
-    fn forget(&mut self, index: u32) -> Option<Flow> {
-        let flow = self.slots.remove(index)?;
+    /// Removes the flow and gives it back.
+    fn take(&mut self, index: u32) -> Option<Flow> {
+        self.unlink(index);
+        self.slots.remove(index)
+    }
+
+    fn forget(&mut self, index: u32) {
+        self.unlink(index);
+        self.slots.clear(index);
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Some(flow) = self.slots.get(index) else { return };
+        let table = &mut self.index;
         let mut unlink = |key: Key| {
-            if self.index.get(&key) == Some(&index) {
-                self.index.remove(&key);
+            if let Entry::Occupied(entry) = table.entry(key)
+                && *entry.get() == index
+            {
+                entry.remove();
             }
         };
         unlink(Key::new(&flow.orig, flow.netns));
         for decision in &flow.decisions {
             for tuple in behind(decision) {
-                unlink(Key::new(&tuple, decision.netns));
+                if tuple != flow.orig {
+                    unlink(Key::new(&tuple, decision.netns));
+                }
             }
         }
-        Some(flow)
     }
 }
 

@@ -18,7 +18,7 @@ pub use kube_proxy::{Health, ProxyMode};
 pub use procfs::{ConntrackCounters, ConntrackUse};
 pub use rules::{Rules, RulesReader, VipRule};
 pub use state::{NodeReader, NodeState, Observed};
-pub use view::Snapshot;
+pub use view::NodeFacts;
 
 use crate::time::Timestamp;
 

@@ -32,6 +32,9 @@ pub struct NodeState {
     pub kube_proxy_mode: Option<Observed<ProxyMode>>,
     /// `v1.30.5`, from kube-proxy's metrics.
     pub kube_proxy_version: Option<Observed<String>>,
+    /// Whether rules of kube-proxy, of any mode, were found in the kernel; looked for only where kube-proxy does not
+    /// say its mode.
+    pub proxy_rules: Option<Observed<bool>>,
     pub kube_proxy_running: Option<Observed<bool>>,
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
@@ -145,12 +148,18 @@ impl NodeReader {
             Ok(rules.value.has_kube_chains().then_some(ProxyMode::Iptables))
         });
         match found.await {
-            Ok(Ok(Some(mode))) => state.kube_proxy_mode = Some(Observed { time: now(), value: mode }),
-            Ok(Ok(None)) => state.gaps.push(
-                "kube-proxy's mode from the kernel: no rules of kube-proxy found (no kube-ipvs0, no nftables \
-                 table kube-proxy, no chain KUBE-SERVICES)"
-                    .into(),
-            ),
+            Ok(Ok(Some(mode))) => {
+                state.kube_proxy_mode = Some(Observed { time: now(), value: mode });
+                state.proxy_rules = Some(Observed { time: now(), value: true });
+            }
+            Ok(Ok(None)) => {
+                state.proxy_rules = Some(Observed { time: now(), value: false });
+                state.gaps.push(
+                    "kube-proxy's mode from the kernel: no rules of kube-proxy found (no kube-ipvs0, no nftables \
+                     table kube-proxy, no chain KUBE-SERVICES)"
+                        .into(),
+                );
+            }
             Ok(Err(gap)) => state.gaps.push(format!("kube-proxy's mode from the kernel: {gap}")),
             Err(error) => state.gaps.push(format!("kube-proxy's mode from the kernel: {error}")),
         }

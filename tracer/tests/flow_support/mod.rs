@@ -447,8 +447,8 @@ impl ClusterView for World {
         now.map_or(Membership::NeverSeen { since: self::at(0) }, |(_, membership)| membership.clone())
     }
 
-    fn usable(&self, service: &ServicePort, _: Option<&str>, _: Timestamp) -> Usable {
-        self.usable.get(&service.asked).copied().unwrap_or_default()
+    fn usable(&self, service: &ServicePort, _: Option<&str>, _: Timestamp) -> Option<Usable> {
+        self.usable.get(&service.asked).copied()
     }
 
     fn no_endpoints_reason(&self, _: &ServicePort, _: Timestamp) -> Option<String> {

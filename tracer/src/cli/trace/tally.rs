@@ -60,7 +60,7 @@ impl Tally {
         mut gaps: Vec<String>,
     ) -> report::Summary {
         gaps.extend(pipeline.cluster().status.gaps(ended));
-        gaps.extend(pipeline.node().gaps());
+        gaps.extend(pipeline.node().state.gaps.iter().cloned());
         let counters = pipeline.counters();
         report::Summary {
             started,
@@ -83,7 +83,7 @@ impl Tally {
                 .summary
                 .causes()
                 .into_iter()
-                .map(|cause| Cause { verdict: Verdict::clone(&cause.verdict), flows: cause.count })
+                .map(|cause| Cause { verdict: Verdict::clone(&cause.verdict), flows: cause.flows })
                 .collect(),
             latencies: self.latencies.summarize(),
             gaps,

@@ -1,0 +1,93 @@
+//! Which flow a conntrack entry belongs to: the same 5-tuple and even the same `struct nf_conn` come again.
+//!
+//! Owns the rules of identity in time; the table owns the index and the queues.
+
+use std::time::Duration;
+
+use super::{FlowTable, fold::Place, key::Key};
+use crate::sighting::{Conntrack, Hook, Status};
+
+/// A fact that beats its flow's first entry by no more than this was reordered, not left over from an older flow.
+pub(super) const OVERTAKEN: Duration = Duration::from_millis(100);
+/// The initial retransmission timeout (RFC 6298) less its tolerance: a SYN sooner than this after a refusal is another
+/// connection's.
+const FIRST_RETRANSMIT: Duration = Duration::from_millis(900);
+/// Facts about a flow's last packets may come this long after its end.
+pub(super) const LATE: Duration = Duration::from_secs(1);
+
+impl FlowTable {
+    /// The flow of an entry that is being confirmed, a new one where the known flow's entry is another.
+    pub(super) fn entry_to_confirm(&mut self, ct: &Conntrack, place: Place) -> u32 {
+        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
+            && let Some(flow) = self.slots.get(index)
+        {
+            let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
+            let same = match flow.decision_for(ct, place.netns) {
+                Some(known) => match known.confirmed {
+                    // A second copy of the sighting, or one that came late.
+                    Some(confirmed) if place.time <= confirmed => true,
+                    // Two datagrams of one socket raced for one entry (C17, N10).
+                    Some(confirmed) => !flow.is_tcp() && !over && place.time.since(confirmed) < LATE,
+                    // A retransmit got through what dropped the first packet.
+                    None => !over,
+                },
+                None if flow.decisions.is_empty() => {
+                    !over && (!flow.was_answered() || flow.first_seen.saturating_add(OVERTAKEN) >= place.time)
+                }
+                // Another namespace's or zone's entry of the same connection.
+                None => !over && (!flow.was_answered() || flow.first_seen.saturating_add(LATE) >= place.time),
+            };
+            if same
+                && (flow.orig == ct.orig
+                    || flow.decisions.iter().any(|known| known.ct.reply.reversed() == ct.orig))
+            {
+                return index;
+            }
+        }
+        self.begin(ct.orig, place, false)
+    }
+
+    /// The flow of an entry that was seen before it was confirmed. `waited`: its packet was held back for seconds.
+    pub(super) fn entry_unconfirmed(
+        &mut self,
+        ct: &Conntrack,
+        place: Place,
+        opening: bool,
+        waited: bool,
+    ) -> u32 {
+        if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
+            && let Some(flow) = self.slots.get(index)
+        {
+            let known = flow.decision_for(ct, place.netns);
+            let again = flow.ended.is_some_and(|ended| {
+                let since = place.time.since(ended);
+                let refused = matches!(place.hook, Hook::SendUnreach | Hook::NfSendReset);
+                let soon = since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
+                let closed = flow.client.closed.is_some_and(|closed| closed.time < place.time);
+                let soon = refused && flow.is_tcp() && (soon || closed);
+                let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
+                let late = since > LATE && !flow.is_still_trying();
+                opening && !waited && (late || soon || (another && since > Duration::from_millis(1)))
+            });
+            if !again {
+                return index;
+            }
+        }
+        let partial = ct.status.has(Status::CONFIRMED);
+        self.begin(ct.orig, place, partial)
+    }
+
+    /// The flow whose entry ends. An entry that ended without ever being seen tells nothing of a flow, unless a RST
+    /// killed it: then its SYN was refused.
+    pub(super) fn entry_to_end(&mut self, ct: &Conntrack, place: Place) -> Option<u32> {
+        let known = self.index.get(&Key::new(&ct.orig, place.netns)).copied();
+        if let Some(index) = known
+            && let Some(flow) = self.slots.get(index)
+            && flow.decision_for(ct, place.netns).is_none_or(|decision| decision.ct.id == ct.id)
+        {
+            return Some(index);
+        }
+        let refused = place.hook == Hook::KillAcct && known.is_none() && !ct.status.has(Status::SEEN_REPLY);
+        refused.then(|| self.begin(ct.orig, place, true))
+    }
+}

@@ -1,0 +1,61 @@
+//! The bounds of a flow table, and what it counted.
+
+use std::time::Duration;
+
+/// Bounds on memory and waiting.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Flows held at once, about 1 KiB each; at least 1. Half-open ones make room first.
+    pub max_flows: usize,
+    /// How long sightings are held to be sorted by time.
+    pub reorder: Duration,
+    /// How long a flow that is over waits for the other end's evidence.
+    pub settle: Duration,
+    /// How long a TCP flow may go without a sign of an answer until it is handed out. SYN retransmits come after
+    /// 1 s and 3 s (after 1, 2, 3 s since Linux 6.5) and an unresolved neighbour fails after 3 s: 4 s see both.
+    pub answer: Duration,
+    /// How long a flow of datagrams must be silent to be handed out (conntrack's own timeout for one-way UDP).
+    pub silence: Duration,
+    /// How long a flow that was handed out is kept for late evidence.
+    pub linger: Duration,
+    /// The same for an unanswered one: the client repeats its SYN for about 130 s.
+    pub unanswered: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_flows: 65_536,
+            reorder: Duration::from_millis(30),
+            settle: Duration::from_millis(200),
+            answer: Duration::from_secs(4),
+            silence: Duration::from_secs(30),
+            linger: Duration::from_secs(3),
+            unanswered: Duration::from_secs(135),
+        }
+    }
+}
+
+/// Counts since the table was made, except `open`. `seen` is the sum of `settled`, `evicted`, `absorbed` and `open`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub sightings: u64,
+    /// Flows begun.
+    pub seen: u64,
+    /// Flows handed out at least once.
+    pub settled: u64,
+    /// Flows that are held and not handed out yet.
+    pub open: u64,
+    /// Flows forgotten before they could be handed out, for want of room.
+    pub evicted: u64,
+    /// Those of them that were half-open.
+    pub evicted_half_open: u64,
+    /// Flows that turned out to be the other end of another.
+    pub absorbed: u64,
+    /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows long gone.
+    pub unmatched: u64,
+    /// Times that the conntrack table was found full.
+    pub table_full: u64,
+    /// Times that a full table made room by evicting an unassured entry (N7).
+    pub table_full_freed: u64,
+}

@@ -1,0 +1,152 @@
+//! The same verdicts, asked of the real history of the fixture cluster's kind of objects.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod flow_support;
+
+use std::{fs, time::Duration};
+
+use flow_support::{NODE, Script, addr, at, fold, last_words};
+use serde_json::{Value, json};
+use viptrace::{
+    cluster::{Cluster, Source},
+    diagnosis::{ClusterView, Context, Membership, Translations, UnreadNode, judge},
+    sighting::{Netns, Protocol, TcpState},
+    time::Timestamp,
+    verdict::Verdict,
+};
+
+const CART: &str = "10.96.0.10:80";
+const EMPTY: &str = "10.96.0.20:80";
+const EP: &str = "10.244.1.7:8080";
+const GONE: &str = "10.244.1.8:8080";
+
+fn list(kind: &str, items: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": format!("{kind}List"), "metadata": {"resourceVersion": "1"}, "items": items})
+}
+
+fn service(name: &str, ip: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "shop", "uid": name},
+        "spec": {"type": "ClusterIP", "clusterIP": ip, "clusterIPs": [ip], "selector": {"app": name},
+            "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]}})
+}
+
+/// Service cart with one endpoint, Service empty without any; slice last changed at the start of the test's day.
+fn cluster() -> Cluster {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, value: &Value| fs::write(dir.path().join(name), value.to_string()).unwrap();
+    write(
+        "services.json",
+        &list("Service", &json!([service("cart", "10.96.0.10"), service("empty", "10.96.0.20")])),
+    );
+    write(
+        "endpointslices.json",
+        &list(
+            "EndpointSlice",
+            &json!([{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+                "metadata": {"name": "cart-1", "namespace": "shop", "uid": "s",
+                    "labels": {"kubernetes.io/service-name": "cart"},
+                    "managedFields": [{"manager": "m", "operation": "Update", "apiVersion": "discovery.k8s.io/v1",
+                        "time": "2023-11-14T22:13:20Z", "fieldsType": "FieldsV1", "fieldsV1": {}}]},
+                "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+                "endpoints": [{"addresses": ["10.244.1.7"], "nodeName": "worker-1",
+                    "conditions": {"ready": true, "serving": true, "terminating": false},
+                    "targetRef": {"kind": "Pod", "namespace": "shop", "name": "cart-0", "uid": "p"}}]}]),
+        ),
+    );
+    write(
+        "pods.json",
+        &list(
+            "Pod",
+            &json!([{"apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "cart-0", "namespace": "shop", "uid": "p", "labels": {"app": "cart"}},
+                "spec": {"nodeName": "worker-1", "containers": [{"name": "c", "image": "i",
+                    "ports": [{"containerPort": 8080}],
+                    "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 10, "timeoutSeconds": 1}}]},
+                "status": {"phase": "Running", "podIP": "10.244.1.7", "podIPs": [{"ip": "10.244.1.7"}],
+                    "conditions": [{"type": "Ready", "status": "True"}]}}]),
+        ),
+    );
+    write(
+        "nodes.json",
+        &list(
+            "Node",
+            &json!([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-1", "uid": "n"},
+                "status": {"addresses": [{"type": "InternalIP", "address": "192.168.1.2"}],
+                    "conditions": [{"type": "Ready", "status": "True"}]}}]),
+        ),
+    );
+    let opened = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(Source::Folder(dir.path().to_owned()).open(Duration::from_mins(10)))
+        .unwrap();
+    assert!(opened.warnings.is_empty(), "{:?}", opened.warnings);
+    opened.cluster
+}
+
+fn verdict(cluster: &Cluster, script: Script) -> Verdict {
+    let translations = Translations::new();
+    let ctx = Context {
+        cluster: &cluster.history,
+        node: &UnreadNode,
+        node_name: Some("worker-1"),
+        node_netns: Some(NODE),
+        missing_hooks: &[],
+        translations: &translations,
+        grace: Duration::from_secs(5),
+        metadata_age: Some(0.0),
+    };
+    let flows = last_words(fold(script.out, 200_000).0);
+    assert_eq!(flows.len(), 1, "{flows:#?}");
+    judge(&flows[0], &ctx).unwrap()
+}
+
+#[test]
+fn the_real_history_gives_the_same_verdicts() {
+    let cluster = cluster();
+    let client = "10.244.1.100:40000";
+    let to_cart = || Script::new(client, CART, Some(EP));
+    let ok = verdict(&cluster, to_cart().healthy(60_000));
+    assert_eq!(ok.class, "ok", "{ok:#?}");
+    assert_eq!(ok.flow.endpoint_pod.as_deref(), Some("shop/cart-0"));
+    assert_eq!(ok.service.unwrap().to_string(), "shop/cart:http");
+    assert_eq!(verdict(&cluster, to_cart().refused(60_000)).class, "C28");
+    assert_eq!(verdict(&cluster, to_cart().dead_pod(60_000)).class, "C29");
+
+    let stale = verdict(&cluster, Script::new(client, CART, Some(GONE)).dead_pod(60_000));
+    assert_eq!(stale.class, "C6", "{stale:#?}");
+    assert!(stale.root_cause.contains("for at least"), "{}", stale.root_cause);
+
+    let none = verdict(&cluster, Script::new(client, EMPTY, None).unreach(60_000, 3).connect_failed(60_001));
+    assert_eq!(none.class, "C20", "{none:#?}");
+    assert!(none.root_cause.contains("app=empty"), "{}", none.root_cause);
+
+    let missing = verdict(&cluster, Script::new(client, CART, None).silent(60_000));
+    assert_eq!(missing.class, "C5");
+    let port = verdict(&cluster, Script::new(client, "10.96.0.10:81", None).silent(60_000));
+    assert_eq!(port.class, "C5c");
+
+    let probe = verdict(&cluster, Script::new("192.168.1.2:50000", EP, None).refused(60_000));
+    assert_eq!(probe.class, "N1");
+}
+
+#[test]
+fn what_was_never_read_is_not_known() {
+    let history = viptrace::cluster::History::new(Duration::from_mins(1));
+    let cluster = cluster();
+    let viptrace::diagnosis::Address::Service(cart) =
+        cluster.history.address(addr(CART), Protocol::TCP, at(1000))
+    else {
+        panic!("cart is a Service")
+    };
+    assert_eq!(ClusterView::membership(&history, &cart, addr(EP), at(1000)), Membership::Unknown);
+    assert_eq!(ClusterView::usable(&history, &cart, None, at(1000)), None);
+    assert!(
+        ClusterView::usable(&cluster.history, &cart, Some("worker-1"), at(60_000)).unwrap().since
+            > Timestamp::MIN
+    );
+    assert_ne!(NODE, Netns(0));
+    assert_ne!(TcpState::Listen, TcpState::Close);
+}
