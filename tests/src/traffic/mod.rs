@@ -42,6 +42,7 @@ pub enum Outcome {
 impl Outcome {
     fn of_connect(error: &io::Error) -> Self {
         match error.raw_os_error() {
+            None if error.kind() == io::ErrorKind::TimedOut => Self::ConnectTimedOut,
             Some(libc::ETIMEDOUT) => Self::ConnectTimedOut,
             _ => Self::of(error),
         }
