@@ -4,20 +4,26 @@
 //! and the node's state, verdicts come out. Does no I/O and knows no clock but what it is told; who owns it reads
 //! the node when [`Pipeline::wants_node`] says so.
 
+mod likes;
+
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
 use crate::{
     cluster::Cluster,
     diagnosis::{self, Address, ClusterView as _, Context, Translations},
-    flow::{Counters, Flow, FlowTable, Limits},
+    flow::{Counters, Decision, Flow, FlowTable, Limits, Outcome},
     node::NodeFacts,
     sighting::{Hook, Netns, Sighting},
     time::Timestamp,
     verdict::Verdict,
 };
+use likes::Likes;
+
+pub use likes::{Clients, Folded};
 
 /// How old the node's state may be to judge a broken flow with.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(5);
@@ -25,6 +31,16 @@ const SNAPSHOT_AGE: Duration = Duration::from_secs(5);
 const MAX_WAITING: usize = 16_384;
 /// Verdicts remembered of flows that are not over and may be judged again.
 const MAX_BEFORE: usize = 65_536;
+
+/// How much is made of a healthy flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// Flows that are healthy for the same reasons share one verdict and are counted: see [`Folded`].
+    Faults,
+    /// Every flow has a verdict of its own.
+    #[default]
+    All,
+}
 
 /// What stays the same for a whole trace.
 #[derive(Clone, Debug)]
@@ -36,6 +52,7 @@ pub struct Settings {
     pub node_netns: Option<Netns>,
     pub missing_hooks: Vec<Hook>,
     pub grace: Duration,
+    pub detail: Detail,
 }
 
 /// A flow's verdict and what else a report wants of it.
@@ -48,6 +65,14 @@ pub struct Judged {
     pub connect_time: Option<Duration>,
 }
 
+/// What came out at once.
+#[derive(Clone, Debug, Default)]
+pub struct Judgements {
+    pub judged: Vec<Judged>,
+    /// Further healthy flows, like one that was among the judged ones here or before. None with [`Detail::All`].
+    pub folded: Vec<Folded>,
+}
+
 /// Flows in the making, and all that they are judged with.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -58,7 +83,9 @@ pub struct Pipeline {
     node_read: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
-    before: HashMap<u64, Verdict>,
+    /// By the flow's number, so that the oldest goes first where there are too many.
+    before: BTreeMap<u64, Arc<Verdict>>,
+    likes: Likes,
     lost: u64,
 }
 
@@ -72,7 +99,8 @@ impl Pipeline {
             node_read: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
-            before: HashMap::new(),
+            before: BTreeMap::new(),
+            likes: Likes::default(),
             lost: 0,
         }
     }
@@ -89,6 +117,7 @@ impl Pipeline {
     /// The hooks that turned out not to be there.
     pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
         self.settings.missing_hooks = missing;
+        self.likes.clear();
     }
 
     pub fn node(&self) -> &NodeFacts {
@@ -120,18 +149,19 @@ impl Pipeline {
 
     /// Time has passed and all that was seen until `now` has been observed: judges what is settled. Flows that broke
     /// wait for a fresh look at the node ([`Self::wants_node`]).
-    pub fn advance(&mut self, now: Timestamp) -> Vec<Judged> {
+    pub fn advance(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
-        self.judge_settled(now)
+        let judged = self.judge_settled(now);
+        self.out(judged)
     }
 
     /// The trace is over: everything is judged as it stands, with the node as it was last read.
-    pub fn finish(&mut self, now: Timestamp) -> Vec<Judged> {
+    pub fn finish(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         self.flows.finish(now);
         let mut judged = self.judge_settled(now);
         judged.extend(self.judge_waiting(now));
-        judged
+        self.out(judged)
     }
 
     /// When [`Self::advance`] has something to do again, without any sighting coming.
@@ -145,17 +175,25 @@ impl Pipeline {
     }
 
     /// The node was read at `now`: judges the flows that waited for it.
-    pub fn node_read(&mut self, snapshot: NodeFacts, now: Timestamp) -> Vec<Judged> {
+    pub fn node_read(&mut self, snapshot: NodeFacts, now: Timestamp) -> Judgements {
         self.node = snapshot;
         self.node_read = Some(now);
-        self.judge_waiting(now)
+        self.likes.clear();
+        let judged = self.judge_waiting(now);
+        self.out(judged)
+    }
+
+    fn out(&mut self, judged: Vec<Judged>) -> Judgements {
+        Judgements { judged, folded: self.likes.take() }
     }
 
     fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
-        let settled: Vec<Flow> = self.flows.drain_settled().collect();
         let fresh = self.node_read.is_some_and(|read| now.since(read) <= SNAPSHOT_AGE);
         let mut judged = Vec::new();
-        for flow in settled {
+        while let Some(flow) = self.flows.next_settled() {
+            if self.fold(&flow) {
+                continue;
+            }
             self.note(&flow, now);
             if fresh || !self.is_suspicious(&flow) {
                 judged.extend(self.judge(&flow, now));
@@ -176,9 +214,31 @@ impl Pipeline {
         waiting.iter().filter_map(|flow| self.judge(flow, now)).collect()
     }
 
+    /// Counts the flow where one like it was found healthy, and all that was asked for that would be answered the same.
+    fn fold(&mut self, flow: &Flow) -> bool {
+        if self.settings.detail == Detail::All || flow.revision > 1 {
+            return false;
+        }
+        let Some(decision) = flow.decision(self.settings.node_netns) else { return false };
+        let Some(endpoint) = decision.endpoint() else { return false };
+        let Some(found) = self.likes.fold(flow, endpoint, &self.cluster.history) else { return false };
+        if found.is_cluster_ip {
+            self.translations.translated(flow.orig.dst, decision.time);
+        }
+        if flow.ended.is_none() {
+            let verdict = Arc::clone(found.verdict);
+            self.remember(flow.id, verdict);
+        }
+        true
+    }
+
     /// Whether what the node says can matter: a flow to a Service that did not simply work.
     fn is_suspicious(&self, flow: &Flow) -> bool {
+        let endpoint = || flow.decision(self.settings.node_netns).and_then(Decision::endpoint);
+        let quiet =
+            || flow.outcome() == Outcome::Pending && diagnosis::is_plain(flow) && endpoint().is_some();
         !flow.outcome().is_success()
+            && !quiet()
             && self.cluster.history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen)
                 != Address::Other
     }
@@ -190,16 +250,34 @@ impl Pipeline {
     }
 
     fn judge(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
-        let verdict = diagnosis::judge(flow, &self.context(now))?;
+        let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
         let before = self.before.remove(&flow.id);
-        if flow.ended.is_none() && self.before.len() < MAX_BEFORE {
-            self.before.insert(flow.id, verdict.clone());
+        let verdict = judgement.verdict;
+        let lasting =
+            judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
+        if lasting.is_some() || flow.ended.is_none() {
+            let kept = Arc::new(verdict.clone());
+            if flow.ended.is_none() {
+                self.remember(flow.id, Arc::clone(&kept));
+            }
+            if let Some(service) = lasting {
+                self.likes.keep(flow, &service, kept, &self.cluster.history);
+            }
         }
         // More of the same is no news.
         if before.as_ref().is_some_and(|before| before.class == verdict.class) {
             return None;
         }
+        let before = before.map(Arc::unwrap_or_clone);
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
+    }
+
+    /// Keeps what was said of a flow that is not over.
+    fn remember(&mut self, id: u64, verdict: Arc<Verdict>) {
+        if self.before.len() >= MAX_BEFORE {
+            self.before.pop_first();
+        }
+        self.before.insert(id, verdict);
     }
 
     fn context(&self, now: Timestamp) -> Context<'_> {
