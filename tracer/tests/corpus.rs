@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 use viptrace::{
     cluster::{LOOK_BACK, Source},
     flow::Limits,
-    pipeline::{Pipeline, Settings},
+    pipeline::{Detail, Pipeline, Settings},
     probe::{
         decode::Decoder,
         layout::{FIELDS, Layout},
@@ -66,15 +66,21 @@ fn verdicts(sightings: Vec<Sighting>) -> BTreeMap<u16, Verdict> {
         node_netns: Some(NODE),
         missing_hooks: Vec::new(),
         grace: Duration::from_secs(5),
+        detail: Detail::All,
     };
     let mut pipeline = Pipeline::new(settings, opened.cluster);
     let end = sightings.iter().map(|sighting| sighting.time).max().unwrap_or(Timestamp::MIN);
-    let end = end.saturating_add(Duration::from_secs(60));
+    let end = end.saturating_add(Duration::from_mins(1));
     pipeline.observe(sightings);
-    let mut judged = pipeline.advance(end);
-    judged.extend(pipeline.finish(end));
-    judged.extend(pipeline.node_read(viptrace::node::NodeFacts::default(), end, end));
-    judged.into_iter().map(|judged| (judged.verdict.flow.client.port(), judged.verdict)).collect()
+    let all = [
+        pipeline.advance(end),
+        pipeline.finish(end),
+        pipeline.node_read(viptrace::node::NodeFacts::default(), end, end),
+    ];
+    all.into_iter()
+        .flat_map(|judgements| judgements.judged)
+        .map(|judged| (judged.verdict.flow.client.port(), judged.verdict))
+        .collect()
 }
 
 /// Class, Service, VIP and endpoint of each flow, in the order of their beginnings.
