@@ -34,6 +34,9 @@ impl Latencies {
 
     /// Counts several connects of one Service.
     pub fn record_all(&mut self, service: &str, connect_times: &[Duration]) {
+        if connect_times.is_empty() {
+            return;
+        }
         let known = self.0.contains_key(service);
         let name = if known || self.0.len() < MAX_SERVICES { service } else { REST };
         if !self.0.contains_key(name) {

@@ -33,9 +33,7 @@ impl Tally {
 
     pub(super) fn add_folded(&mut self, folded: &Folded) {
         self.summary.add_healthy(&folded.verdict, folded.count);
-        if let Some(service) = &folded.verdict.service
-            && !folded.connect_times.is_empty()
-        {
+        if let Some(service) = &folded.verdict.service {
             self.latencies.record_all(&service.to_string(), &folded.connect_times);
         }
     }
