@@ -61,7 +61,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// once for the connection: it goes to an address that no host has.
 /// For: the reply tuple still names the VIP, in the namespace of kube-proxy's rules, while the API has endpoints.
 /// Or no entry at all on a node without any rule of kube-proxy's: where nothing asks for conntrack, the kernel does
-/// not track (nf_ct_netns_get is called for rules), so a node that kube-proxy never reached shows no decision.
+/// not track (`nf_ct_netns_get` is called for rules), so a node that kube-proxy never reached shows no decision.
 /// Which of them: C1 where kube-proxy or all of its rules are missing, or no Service is translated any more; C5b where
 /// the rule stands by now; else C5.
 /// Against: an answer all the same: then something else serves the address.
