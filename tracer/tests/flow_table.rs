@@ -280,7 +280,7 @@ fn a_packet_that_waited_belongs_to_the_connection_that_was_under_way() {
     assert_eq!(table.counters().seen, 1);
     let flow = last_words(flows).pop().unwrap();
     assert_eq!(flow.outcome(), Outcome::Closed);
-    assert_eq!(flow.decision(None).and_then(|decision| decision.endpoint()), Some(addr(EP)));
+    assert_eq!(flow.decision(None).and_then(viptrace::flow::Decision::endpoint), Some(addr(EP)));
 }
 
 #[test]
