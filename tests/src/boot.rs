@@ -38,6 +38,12 @@ pub fn as_init() -> ExitCode {
     }
     // iptables keeps its lock there.
     let _exists = fs::create_dir_all("/run/lock");
+    // tcpdump looks its user up.
+    let passwd = Path::new("/etc/passwd");
+    if !passwd.exists() {
+        let _tcpdump_reports =
+            fs::create_dir_all("/etc").and_then(|()| fs::write(passwd, "root:x:0:0::/root:/bin/sh\n"));
+    }
     let exit = match start_lab() {
         Ok(pid) => wait_for(pid),
         Err(error) => {

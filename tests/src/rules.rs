@@ -11,12 +11,8 @@ use anyhow::{Context, Result};
 
 use crate::{command, netns::Netns};
 
-/// What the `portmap` CNI plugin keeps in the nat table of a node without host ports.
-const HOST_PORTS: [&str; 3] = [
-    ":CNI-HOSTPORT-DNAT - [0:0]",
-    "-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
-    "-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
-];
+/// What a host's own firewall has in the filter table.
+const HOST_FIREWALL: &str = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
 
 /// One `iptables-save` dump.
 #[derive(Clone, Debug)]
@@ -32,8 +28,8 @@ impl Rules {
     }
 
     /// Without any rule or chain of kube-proxy's: as after a flush that nobody repaired. What other software has in
-    /// the tables stays, here a CNI plugin's chain for host ports; with nothing at all in them the kernel would
-    /// stop tracking connections in this namespace.
+    /// the tables stays, here a rule of the host's firewall: with no rule left that asks for connection states or
+    /// NAT, the kernel would stop tracking connections in this namespace.
     #[must_use]
     pub fn without_kube_proxy(&self) -> Self {
         let cut = self.without(|line| line.contains("KUBE-"));
@@ -43,8 +39,8 @@ impl Rules {
             if line.starts_with('*') {
                 table = line;
             }
-            if line == "COMMIT" && table == "*nat" {
-                lines.extend(HOST_PORTS);
+            if line == "COMMIT" && table == "*filter" {
+                lines.push(HOST_FIREWALL);
             }
             lines.push(line);
         }

@@ -15,7 +15,7 @@ use std::{
 use crate::{
     cluster::Cluster,
     diagnosis::{self, Address, ClusterView as _, Context, Translations},
-    flow::{Counters, Decision, Flow, FlowTable, Limits, Outcome},
+    flow::{Counters, Flow, FlowTable, Limits},
     node::NodeFacts,
     sighting::{Hook, Netns, Sighting},
     time::Timestamp,
@@ -25,8 +25,6 @@ use likes::Likes;
 
 pub use likes::{Clients, Folded};
 
-/// How old the node's state may be to judge a broken flow with.
-const SNAPSHOT_AGE: Duration = Duration::from_secs(5);
 /// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
 const MAX_WAITING: usize = 16_384;
 /// Verdicts remembered of flows that are not over and may be judged again.
@@ -80,7 +78,8 @@ pub struct Pipeline {
     flows: FlowTable,
     cluster: Cluster,
     node: NodeFacts,
-    node_read: Option<Timestamp>,
+    /// When the reading of `node` began: it says nothing of what was decided later.
+    node_asked: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
     /// By the flow's number, so that the oldest goes first where there are too many.
@@ -96,7 +95,7 @@ impl Pipeline {
             settings,
             cluster,
             node: NodeFacts::default(),
-            node_read: None,
+            node_asked: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
             before: BTreeMap::new(),
@@ -147,20 +146,21 @@ impl Pipeline {
         }
     }
 
-    /// Time has passed and all that was seen until `now` has been observed: judges what is settled. Flows that broke
-    /// wait for a fresh look at the node ([`Self::wants_node`]).
+    /// Time has passed and all that was seen until `now` has been observed: judges what is settled. Flows whose cause
+    /// the node's rules or counters tell wait for a look at the node that is younger than they are
+    /// ([`Self::wants_node`]): older rules say nothing of their decision.
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         let judged = self.judge_settled(now);
         self.out(judged)
     }
 
-    /// The trace is over: everything is judged as it stands, with the node as it was last read.
+    /// The trace is over: everything is handed out as it stands. What then still waits for the node is judged by a last
+    /// [`Self::node_read`].
     pub fn finish(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         self.flows.finish(now);
-        let mut judged = self.judge_settled(now);
-        judged.extend(self.judge_waiting(now));
+        let judged = self.judge_settled(now);
         self.out(judged)
     }
 
@@ -174,12 +174,15 @@ impl Pipeline {
         !self.waiting.is_empty()
     }
 
-    /// The node was read at `now`: judges the flows that waited for it.
-    pub fn node_read(&mut self, snapshot: NodeFacts, now: Timestamp) -> Judgements {
-        self.node = snapshot;
-        self.node_read = Some(now);
+    /// The node was read, beginning at `asked`: judges the flows that waited for it.
+    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) -> Judgements {
+        self.node = facts;
+        self.node_asked = Some(asked);
         self.likes.clear();
-        let judged = self.judge_waiting(now);
+        let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= asked);
+        self.waiting = waiting;
+        let judged = ready.iter().filter_map(|flow| self.judge(flow, now)).collect();
         self.out(judged)
     }
 
@@ -188,14 +191,14 @@ impl Pipeline {
     }
 
     fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
-        let fresh = self.node_read.is_some_and(|read| now.since(read) <= SNAPSHOT_AGE);
         let mut judged = Vec::new();
         while let Some(flow) = self.flows.next_settled() {
             if self.fold(&flow) {
                 continue;
             }
             self.note(&flow, now);
-            if fresh || !self.is_suspicious(&flow) {
+            let fresh = self.node_asked.is_some_and(|asked| asked >= flow.first_seen);
+            if fresh || !self.asks_node(&flow) {
                 judged.extend(self.judge(&flow, now));
                 continue;
             }
@@ -207,11 +210,6 @@ impl Pipeline {
             self.waiting.push_back(flow);
         }
         judged
-    }
-
-    fn judge_waiting(&mut self, now: Timestamp) -> Vec<Judged> {
-        let waiting = std::mem::take(&mut self.waiting);
-        waiting.iter().filter_map(|flow| self.judge(flow, now)).collect()
     }
 
     /// Counts the flow where one like it was found healthy, and all that was asked for that would be answered the same.
@@ -232,13 +230,15 @@ impl Pipeline {
         true
     }
 
-    /// Whether what the node says can matter: a flow to a Service that did not simply work.
-    fn is_suspicious(&self, flow: &Flow) -> bool {
-        let endpoint = || flow.decision(self.settings.node_netns).and_then(Decision::endpoint);
-        let quiet =
-            || flow.outcome() == Outcome::Pending && diagnosis::is_plain(flow) && endpoint().is_some();
-        !flow.outcome().is_success()
-            && !quiet()
+    /// Whether what the node says can matter: a flow to a Service that got no endpoint and was not refused, or found the
+    /// conntrack table full.
+    fn asks_node(&self, flow: &Flow) -> bool {
+        let translated =
+            flow.decision(self.settings.node_netns).is_some_and(|decision| decision.endpoint().is_some());
+        let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
+        !translated
+            && !refused
+            && !flow.outcome().is_success()
             && self.cluster.history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen)
                 != Address::Other
     }

@@ -229,7 +229,7 @@ impl Trace {
         let judgements = self.pipeline.advance(at(ms));
         self.take(&judgements);
         if self.pipeline.wants_node() {
-            let judgements = self.pipeline.node_read(NodeFacts::default(), at(ms));
+            let judgements = self.pipeline.node_read(NodeFacts::default(), at(ms), at(ms));
             self.take(&judgements);
         }
     }

@@ -55,7 +55,7 @@ const TOOLS: &[Tool] = &[
     ),
     Tool {
         name: "tcpdump",
-        command: &["tcpdump", "-i", "any", "-w", "/dev/null", "host", "10.96.10.10"],
+        command: &["tcpdump", "-Z", "root", "-i", "any", "-w", "/dev/null", "host", "10.96.10.10"],
         ready: Ready::Said("listening on"),
     },
     Tool { name: "conntrack", command: &["conntrack", "-E", "-o", "timestamp"], ready: Ready::Settled },
@@ -113,7 +113,7 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
 fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Result<()> {
     rules::flush_conntrack(&world.topology.host)?;
     workload.connections()?;
-    sample(workload, tool, round, "bare")?;
+    sample(workload, tool, round, Side::Bare)?;
     rules::flush_conntrack(&world.topology.host)?;
 
     let started = Instant::now();
@@ -123,15 +123,17 @@ fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Res
     };
     let labels = json!({"tool": tool.name, "round": round.to_string()});
     if let Some(watcher) = &watcher {
-        emit("attach_ns", watcher.ready_at.duration_since(started).as_nanos(), &labels);
-        emit("idle_cpu_ns", watcher.idle_cpu_ns()?, &labels);
+        if tool.ready != Ready::Settled {
+            emit("attach_ns", watcher.ready_at.duration_since(started).as_nanos(), &labels);
+        }
+        // What it still does after it is ready is not idleness.
+        watcher.cpu_with_idle_ns(0)?;
+        emit("idle_cpu_ns", watcher.cpu_with_idle_ns(watcher.cpu_ns()?)?, &labels);
     }
     // The first run after attaching pays for what is made on first use.
     workload.connections()?;
-    let before = watcher.as_ref().map_or(Ok(0), Watcher::cpu_ns)?;
-    sample(workload, tool, round, "with")?;
+    sample(workload, tool, round, Side::With(watcher.as_ref()))?;
     if let Some(watcher) = watcher {
-        emit("tool_cpu_ns", u128::from(watcher.cpu_ns()?.saturating_sub(before)), &labels);
         emit("rss_bytes", u128::from(watcher.rss_bytes()?), &labels);
         let stopping = Instant::now();
         watcher.stop()?;
@@ -140,13 +142,39 @@ fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Res
     Ok(())
 }
 
-/// One measured run of both workloads.
-fn sample(workload: &Workload, tool: &Tool, round: usize, side: &str) -> Result<()> {
+/// Whether a run is the base or the one with the tool, which for `none` is nothing.
+#[derive(Clone, Copy)]
+enum Side<'w> {
+    Bare,
+    With(Option<&'w Watcher>),
+}
+
+/// One measured run of both workloads. The ratio of `crr_ns` is what a client
+/// lives to see; the tool's own work for it, much of which comes later, is `crr_tool_cpu_ns`, for each connection.
+fn sample(workload: &Workload, tool: &Tool, round: usize, side: Side) -> Result<()> {
+    let (side, watcher) = match side {
+        Side::Bare => ("bare", None),
+        Side::With(watcher) => ("with", watcher),
+    };
+    let cpu_ns = || watcher.map_or(Ok(0), Watcher::cpu_ns);
+    let put_off = |before| watcher.map_or(Ok(0), |watcher| watcher.cpu_with_idle_ns(before));
     let labels = json!({"tool": tool.name, "round": round.to_string(), "side": side});
+
+    // What the last run left to do must not count for this one.
+    put_off(0)?;
+    let before = cpu_ns()?;
     let run = workload.connections()?;
+    let connections_cpu = put_off(before)? / workload::CONNECTIONS as u128;
+    let before = cpu_ns()?;
+    let transfer = workload.transfer()?;
+    let transfer_cpu = put_off(before)?;
     emit("crr_ns", run.mean_ns, &labels);
     emit("crr_median_ns", run.median_ns, &labels);
-    emit("bulk_ns", workload.transfer()?.as_nanos(), &labels);
+    emit("bulk_ns", transfer.as_nanos(), &labels);
+    if watcher.is_some() {
+        emit("crr_tool_cpu_ns", connections_cpu, &labels);
+        emit("bulk_tool_cpu_ns", transfer_cpu, &labels);
+    }
     Ok(())
 }
 

@@ -1,7 +1,10 @@
 //! The demo: one `viptrace trace` as a user types it, over a healthy Service and one fault after the other, with
 //! a heading that says what is broken and what to expect. It ends well only if every expected verdict was shown.
 
-use std::{net::SocketAddrV4, time::Duration};
+use std::{
+    net::SocketAddrV4,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 
@@ -21,6 +24,8 @@ use crate::{
 
 /// From a step's traffic to the line that shows its verdict.
 const SHOWN_WITHIN: Duration = Duration::from_mins(1);
+/// A step's lines have ended when none came for so long.
+const QUIET: Duration = Duration::from_millis(600);
 /// How long a client waits that gets no answer: two retransmissions of its SYN fit in.
 const PATIENCE: Duration = Duration::from_secs(4);
 
@@ -45,7 +50,7 @@ struct Actors {
 const STEPS: &[Step] = &[
     Step {
         title: "A healthy Service: 12 connections to shop/cart, whose three Pods run on two nodes",
-        expect: "ok, folded into a line for each endpoint",
+        expect: "ok, and which endpoint served each",
         class: Class::Ok,
         words: &["shop/cart"],
         play: healthy,
@@ -157,6 +162,7 @@ pub(super) fn run(world: &World) -> Result<bool> {
             ));
             missing.push(step.class.as_str());
         }
+        settle(&stage);
         stage.mend()?;
     }
     drop(actors);
@@ -175,6 +181,19 @@ pub(super) fn run(world: &World) -> Result<bool> {
         console::say(format!("Expected and not shown: {}", missing.join(", ")));
     }
     Ok(missing.is_empty())
+}
+
+/// Lets the lines of a step come to an end before the next heading.
+fn settle(stage: &Stage) {
+    let Some(tool) = stage.tool() else { return };
+    let (mut lines, mut since) = (tool.line_count(), Instant::now());
+    // Lines that never end are no reason to stop.
+    let _ended = wait::until("the lines to end", SHOWN_WITHIN, || {
+        if tool.line_count() != lines {
+            (lines, since) = (tool.line_count(), Instant::now());
+        }
+        (since.elapsed() > QUIET).then_some(())
+    });
 }
 
 /// Whether a table line shows the step's class as a word of its own, and its other words.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use socket2::Socket;
 
 use super::{Attempt, Outcome, Transport, bound_socket, server};
-use crate::topology::Place;
+use crate::{topology::Place, wait};
 
 /// Bytes of the usual exchange.
 pub const REQUEST: usize = 16;
@@ -141,9 +141,7 @@ pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held>
         .netns
         .run(move || {
             let (mut socket, client) = bound_socket(&there, Transport::Tcp)?;
-            socket
-                .set_write_timeout(Some(script.connect_limit))
-                .and_then(|()| socket.connect(&SocketAddr::V4(target).into()))
+            connect_within(&socket, target, script.connect_limit)
                 .and_then(|()| converse(&mut socket, &script))
                 .with_context(|| format!("holding a connection from {client} to {target}"))?;
             Ok(Held { client, target, socket })
@@ -151,13 +149,25 @@ pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held>
         .and_then(|held| held)
 }
 
+/// Connects as event-driven programs do: without blocking, then waiting for the outcome. (A blocking connect
+/// holds the socket while a refusal by this very node comes in, and learns of it only a second later.)
+fn connect_within(socket: &Socket, target: SocketAddrV4, limit: Duration) -> io::Result<()> {
+    let connected = socket.connect_timeout(&SocketAddr::V4(target).into(), limit);
+    match connected {
+        // Hung up without an error yet: the state of the socket changes before its error is set.
+        Err(error) if error.raw_os_error().is_none() && error.kind() != io::ErrorKind::TimedOut => {
+            let late = wait::until("the error of a failed connect", Duration::from_secs(2), || {
+                socket.take_error().ok().flatten()
+            });
+            Err(late.unwrap_or(error))
+        }
+        other => other,
+    }
+}
+
 fn attempt(place: &Place, target: SocketAddrV4, script: &Script) -> Result<Attempt> {
     let (mut socket, client) = bound_socket(place, Transport::Tcp)?;
-    // A blocking connect ends with the send timeout; polling for its end loses some errors.
-    let connected = socket
-        .set_write_timeout(Some(script.connect_limit))
-        .and_then(|()| socket.connect(&SocketAddr::V4(target).into()));
-    let outcome = match connected {
+    let outcome = match connect_within(&socket, target, script.connect_limit) {
         Err(error) => Outcome::of_connect(&error),
         Ok(()) => match converse(&mut socket, script).and_then(|()| finish(socket, script.ending)) {
             Ok(()) => Outcome::Done,
@@ -203,10 +213,8 @@ pub fn bulk(place: &Place, target: SocketAddrV4, bytes: usize) -> Result<Attempt
         .run(move || {
             let (mut socket, client) = bound_socket(&there, Transport::Tcp)?;
             let script = Script::exchange();
-            let sent = socket
-                .set_write_timeout(Some(script.connect_limit))
-                .and_then(|()| socket.connect(&SocketAddr::V4(target).into()))
-                .and_then(|()| push(&mut socket, bytes));
+            let sent =
+                connect_within(&socket, target, script.connect_limit).and_then(|()| push(&mut socket, bytes));
             let outcome = sent.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
             Ok(Attempt { protocol: Transport::Tcp, client, target, outcome })
         })

@@ -42,8 +42,8 @@ pub enum Outcome {
 impl Outcome {
     fn of_connect(error: &io::Error) -> Self {
         match error.raw_os_error() {
-            // A connect that ran into the socket's send timeout is still "in progress".
-            Some(libc::ETIMEDOUT | libc::EINPROGRESS | libc::EAGAIN) => Self::ConnectTimedOut,
+            None if error.kind() == io::ErrorKind::TimedOut => Self::ConnectTimedOut,
+            Some(libc::ETIMEDOUT) => Self::ConnectTimedOut,
             _ => Self::of(error),
         }
     }

@@ -7,6 +7,7 @@ use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error
 use crate::{
     cli::{target::Target, units},
     report::{Output, Verbosity, View, printer::ColorChoice},
+    sighting::Hook,
 };
 
 const EXIT_STATUS: &str = "Exit status:
@@ -122,6 +123,10 @@ pub struct TraceArgs {
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
     hooks: Hooks,
+    /// Leave out one kernel hook, by the name that `viptrace check --kernel` prints; verdicts that need it say so. Can be
+    /// repeated
+    #[arg(long, value_name = "HOOK", value_parser = hook, help_heading = "Kernel")]
+    without_hook: Vec<Hook>,
     /// Flows kept in memory; beyond it the oldest half-open ones are given up and counted
     #[arg(long, value_name = "COUNT", default_value = "65536", value_parser = clap::value_parser!(u32).range(16..=16_777_216), help_heading = "Kernel")]
     max_flows: u32,
@@ -167,6 +172,7 @@ pub struct TraceOptions {
     pub node: Option<String>,
     pub grace: Duration,
     pub hooks: Hooks,
+    pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
     /// Bytes, not yet rounded to what the kernel accepts.
     pub buffer_bytes: usize,
@@ -205,10 +211,19 @@ impl TraceArgs {
             node: self.node.filter(|name| !name.is_empty()).or_else(host_name),
             grace: self.grace,
             hooks: self.hooks,
+            without_hooks: self.without_hook,
             max_flows: usize::try_from(self.max_flows).unwrap_or(usize::MAX),
             buffer_bytes: self.buffer,
         })
     }
+}
+
+/// A hook by its kernel name.
+fn hook(name: &str) -> Result<Hook, String> {
+    Hook::ALL.into_iter().find(|hook| hook.symbol() == name).ok_or_else(|| {
+        let names: Vec<_> = Hook::ALL.iter().map(|hook| hook.symbol()).collect();
+        format!("there is no such hook: {}", names.join(", "))
+    })
 }
 
 /// This host's name as kubelet would register it: in lower case.

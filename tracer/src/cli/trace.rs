@@ -93,7 +93,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         trace.attach(options, &mut report)?;
         trace.watch(options, &mut report, &mut stop).await?;
     }
-    trace.finish(&mut report)
+    trace.finish(&mut report).await
 }
 
 fn source(source: &ClusterSource) -> Source {
@@ -139,7 +139,8 @@ impl<'a> Trace<'a> {
             Some(false) => None,
             Some(true) | None => own_netns(),
         };
-        let (plan, layout) = kernel.into_plan()?;
+        let (mut plan, layout) = kernel.into_plan()?;
+        options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
             limits: Limits { max_flows: options.max_flows, ..Limits::default() },
             node_name: options.node.clone(),
@@ -150,7 +151,8 @@ impl<'a> Trace<'a> {
         };
         let mut pipeline = Pipeline::new(settings, cluster);
         let mut node = NodeAsker::default();
-        pipeline.node_read(node.ask().await, now());
+        let (facts, asked) = node.ask().await;
+        pipeline.node_read(facts, asked, now());
         Ok(Self {
             options,
             plan,
@@ -233,8 +235,8 @@ impl<'a> Trace<'a> {
                 biased;
                 () = stop.wanted() => break,
                 update = self.feed.next() => self.absorb(update).await,
-                snapshot = self.node.answer() => {
-                    let judged = self.pipeline.node_read(snapshot, now());
+                (facts, asked) = self.node.answer() => {
+                    let judged = self.pipeline.node_read(facts, asked, now());
                     self.show(report, judged)?;
                 }
                 ready = probe.readable() => ready.context("cannot wait for the kernel's events")?,
@@ -351,11 +353,16 @@ impl<'a> Trace<'a> {
     }
 
     /// Judges what is still open, detaches and prints the summary.
-    fn finish(mut self, report: &mut Report) -> anyhow::Result<Outcome> {
+    async fn finish(mut self, report: &mut Report) -> anyhow::Result<Outcome> {
         self.read()?;
         let ended = now();
         let judged = self.pipeline.finish(ended);
         self.show(report, judged)?;
+        if self.pipeline.wants_node() {
+            let (facts, asked) = NodeAsker::default().read().await;
+            let judged = self.pipeline.node_read(facts, asked, now());
+            self.show(report, judged)?;
+        }
         let gaps = std::mem::take(&mut self.gaps);
         let summary = self.tally.summary(&self.pipeline, self.started, ended, gaps);
         report.finish(&summary)?;
@@ -388,37 +395,56 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
+/// Between two readings of the node at least so long, and nine times as long as the last one took: listing the rules
+/// of a large cluster takes seconds, and a broken node is not to be burdened by who looks at it.
+const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_FACTOR: u32 = 9;
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
 /// Reads the node beside the event loop, one read at a time.
 #[derive(Debug, Default)]
 struct NodeAsker {
-    rules: Option<RulesReader>,
-    asked: Option<oneshot::Receiver<(NodeFacts, RulesReader)>>,
+    asked: Option<oneshot::Receiver<(NodeFacts, Timestamp)>>,
+    last: Option<(Instant, Instant)>,
 }
 
 impl NodeAsker {
-    /// Asks for a snapshot with the rules, unless one is on its way.
+    /// Asks for the node's state with its rules, unless that is under way.
     fn want(&mut self) {
         if self.asked.is_none() {
-            self.asked = Some(self.start(true));
+            let pause = self.last.map(|(begun, ended)| {
+                let pause = (ended.duration_since(begun) * PAUSE_FACTOR).clamp(PAUSE, PAUSE_MAX);
+                pause.saturating_sub(ended.elapsed())
+            });
+            self.start(true, pause.unwrap_or_default());
         }
     }
 
     /// The node without its rules: its mode, version and addresses, which every verdict wants.
-    async fn ask(&mut self) -> NodeFacts {
-        self.asked = Some(self.start(false));
+    async fn ask(&mut self) -> (NodeFacts, Timestamp) {
+        self.start(false, Duration::ZERO);
         self.answer().await
     }
 
-    fn start(&mut self, with_rules: bool) -> oneshot::Receiver<(NodeFacts, RulesReader)> {
-        let mut rules = self.rules.take().unwrap_or_default();
+    /// Everything, at once.
+    async fn read(&mut self) -> (NodeFacts, Timestamp) {
+        self.start(true, Duration::ZERO);
+        self.answer().await
+    }
+
+    fn start(&mut self, with_rules: bool, pause: Duration) {
         let (answer, asked) = oneshot::channel();
         tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            let begun = now();
             let mut state = NodeReader::default().read().await;
-            let read = tokio::task::spawn_blocking(move || {
-                let listing = with_rules.then(|| rules.read(IpAddr::from([0, 0, 0, 0])));
-                (listing, rules)
-            });
-            let Ok((listing, reader)) = read.await else { return };
+            let listing = if with_rules {
+                tokio::task::spawn_blocking(|| RulesReader::default().read(IpAddr::from([0, 0, 0, 0])))
+                    .await
+                    .ok()
+            } else {
+                None
+            };
             let ipv4_rules = match listing.transpose() {
                 Ok(rules) => rules,
                 Err(gap) => {
@@ -427,24 +453,23 @@ impl NodeAsker {
                 }
             };
             // Nobody waits any more where the trace is over.
-            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, reader));
+            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, begun));
         });
-        asked
+        self.asked = Some(asked);
+        let at = Instant::now() + pause;
+        self.last = Some((at, at));
     }
 
-    /// The snapshot that was asked for; waits for ever where none was.
-    async fn answer(&mut self) -> NodeFacts {
+    /// What was asked for, and when its reading began; waits for ever where nothing was.
+    async fn answer(&mut self) -> (NodeFacts, Timestamp) {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;
         self.asked = None;
-        match answer {
-            Ok((snapshot, rules)) => {
-                self.rules = Some(rules);
-                snapshot
-            }
-            // The reader died; what it would have said is unknown.
-            Err(_) => NodeFacts::default(),
+        if let Some((_, ended)) = &mut self.last {
+            *ended = Instant::now();
         }
+        // Where the reader died, what it would have said is unknown.
+        answer.unwrap_or_else(|_| (NodeFacts::default(), now()))
     }
 }
 

@@ -3,6 +3,8 @@
 //! Decided from symbols, BTF signatures and fields; never from a version. What is missing is a named gap with
 //! its cost, which `viptrace check --kernel` prints and verdicts respect.
 
+use tracer_ebpf::Hook;
+
 use super::{
     btf::Prototype,
     hooks::{Attach, HOOKS, HookSpec, Need},
@@ -103,6 +105,13 @@ impl HookPlan {
         }
     }
 
+    /// Leaves a hook out because the user says so.
+    pub fn leave_out(&mut self, hook: Hook) {
+        for line in self.lines.iter_mut().filter(|line| line.spec.hook == hook) {
+            line.state = State::Missing("left out by --without-hook".to_owned());
+        }
+    }
+
     pub fn is_essential(&self, spec: &HookSpec) -> bool {
         spec.need == Need::Essential
     }
@@ -154,7 +163,7 @@ fn state(
     }
     // From 6.10 the tracepoint has a reason, and with it tells of RSTs without a full socket (kernel commit
     // "tcp: rstreason: let it work finally in tcp_send_reset()").
-    if spec.hook == tracer_ebpf::Hook::TcpV4SendReset && send_reset_tells_all {
+    if spec.hook == Hook::TcpV4SendReset && send_reset_tells_all {
         return State::NotNeeded("tcp:tcp_send_reset tells of these RSTs on this kernel".to_owned());
     }
     let missing: Vec<&str> = spec.fields.iter().filter(|field| !layout.has(field)).copied().collect();

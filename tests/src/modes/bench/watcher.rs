@@ -15,14 +15,15 @@ use crate::{sys, wait};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 const STOP_LIMIT: Duration = Duration::from_mins(1);
-/// A tool that says nothing is ready when it used no CPU for this long.
+/// A tool that says nothing is ready when it used hardly any CPU for this long; some poll now and then.
 const STILL: Duration = Duration::from_millis(500);
+const HARDLY_ANY_NS: u64 = 4_000_000;
 /// How long an idle tool is looked at.
 const IDLE: Duration = Duration::from_secs(1);
 const STDERR: &str = "/tmp/bench.stderr";
 
 /// How a tool says that it watches.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
     /// It writes this file.
     File(&'static str),
@@ -69,7 +70,7 @@ impl Watcher {
                 Ready::Said(words) => fs::read_to_string(STDERR).is_ok_and(|said| said.contains(words)),
                 Ready::Settled => {
                     let now = self.cpu_ns().unwrap_or_default();
-                    if now != used {
+                    if now.saturating_sub(used) > HARDLY_ANY_NS {
                         used = now;
                         self.ready_at = Instant::now();
                     }
@@ -103,10 +104,10 @@ impl Watcher {
         Ok(total)
     }
 
-    /// CPU time that it uses in a second in which nothing happens.
-    pub(super) fn idle_cpu_ns(&self) -> Result<u128> {
-        let (before, started) = (self.cpu_ns()?, Instant::now());
-        wait::until_older_than(started, IDLE);
+    /// CPU time that it used since it had used `before`, with the second after now in which nothing happens: what a
+    /// tool puts off counts too.
+    pub(super) fn cpu_with_idle_ns(&self, before: u64) -> Result<u128> {
+        wait::until_older_than(Instant::now(), IDLE);
         Ok(u128::from(self.cpu_ns()?.saturating_sub(before)))
     }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::{netns::Netns, world::World};
 
-const CONNECTIONS: usize = 100;
+pub(super) const CONNECTIONS: usize = 100;
 const TRANSFER_BYTES: usize = 20_000_000;
 /// The first byte of a connection says which workload it is.
 const EXCHANGE: u8 = b'x';

@@ -39,6 +39,10 @@ const WATCH_SECONDS: u32 = 290;
 /// A kind that is refused is asked for again so often: somebody may grant it.
 const DENIED_RETRY: Duration = Duration::from_mins(1);
 
+/// A server that has forgotten the version (410 Gone) says so as the first event of a watch that it opened. Only one
+/// that says nothing for so long counts as heard from.
+const FIRST_WORD: Duration = Duration::from_secs(1);
+
 /// Why a list or a watch ended.
 enum End {
     /// The resourceVersion is too old (410): list again.
@@ -81,7 +85,9 @@ pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: 
             Err(End::Again) if lasted => continue,
             Err(End::Again) => None,
             Err(End::Gone) => {
+                // The server is there and has told what to do: what changed meanwhile is not to wait for a back-off.
                 follower.version = None;
+                failures = 0;
                 None
             }
             Err(End::Lost(why)) => {
@@ -176,9 +182,16 @@ impl Follower {
         let request = self.request().watch(&params, version).map_err(|error| End::Lost(error.to_string()))?;
         let stream = self.within(self.client.request_events::<Value>(request)).await?;
         let mut stream = pin!(stream);
-        self.send(Event::Heard).await?;
+        let mut heard = false;
         loop {
-            let event = match timeout(self.limits.silence, stream.next()).await {
+            let patience = if heard { self.limits.silence } else { FIRST_WORD };
+            let event = match timeout(patience, stream.next()).await {
+                // A quiet watch is a good one.
+                Err(_) if !heard => {
+                    heard = true;
+                    self.send(Event::Heard).await?;
+                    continue;
+                }
                 // Silent for too long, or closed by the server: opening it again shows whether the server lives.
                 Err(_) | Ok(None) => return Err(End::Again),
                 Ok(Some(Err(error))) => return Err(self.end_of(&error)),
