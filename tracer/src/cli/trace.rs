@@ -47,6 +47,8 @@ use tally::Tally;
 
 /// Records read before the flows get their turn: bounds the memory between the two.
 const BATCH_RECORDS: usize = 8192;
+/// Flows end one by one; those that settle within this time of each other are judged together.
+const TOGETHER: Duration = Duration::from_millis(50);
 /// Updates of the metadata absorbed at once.
 const BATCH_UPDATES: usize = 512;
 /// How often what is older than the look-back is forgotten.
@@ -268,7 +270,7 @@ impl<'a> Trace<'a> {
     /// Reads all that waits in the ring buffer, and how much was lost meanwhile.
     fn read(&mut self) -> anyhow::Result<()> {
         let Some(probe) = self.probe.as_mut() else { return Ok(()) };
-        let undecodable = probe.counters().undecodable;
+        let before = probe.counters();
         loop {
             let read = probe.drain(BATCH_RECORDS, &mut self.sightings);
             self.pipeline.observe(self.sightings.drain(..));
@@ -277,11 +279,14 @@ impl<'a> Trace<'a> {
             }
         }
         probe.caught_up();
-        let losses = probe.losses().context("cannot read how many events were lost")?;
-        let lost: u64 = losses.iter().map(|(_, count)| count).sum();
-        let lost = lost + (probe.counters().undecodable - undecodable);
         let read_at = now();
-        self.pipeline.lost(lost, self.last_read, read_at);
+        // A record is lost where the buffer is full of others: nothing was read, nothing was lost.
+        if probe.counters().records > before.records {
+            let losses = probe.losses().context("cannot read how many events were lost")?;
+            let lost: u64 = losses.iter().map(|(_, count)| count).sum();
+            let lost = lost + (probe.counters().undecodable - before.undecodable);
+            self.pipeline.lost(lost, self.last_read, read_at);
+        }
         self.last_read = read_at;
         Ok(())
     }
@@ -348,7 +353,7 @@ impl<'a> Trace<'a> {
 
     /// The next moment at which something is due without anything happening.
     fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
-        let flows = self.pipeline.next_deadline().map(|at| Instant::now() + at.since(now()));
+        let flows = self.pipeline.next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         [flows, report.deadline(), end].into_iter().flatten().min()
     }
 
