@@ -83,17 +83,39 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
             .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
     }
 
-    let mut trace = Trace::prepare(options, kernel, cluster, feed).await?;
-    let ran = tokio::select! {
-        synced = trace.sync() => synced.map(|()| true),
-        () = stop.wanted() => Ok(false),
-    }?;
-    let mut report = Report::new(options.output, options.view, printer);
-    if ran {
-        trace.attach(options, &mut report)?;
-        trace.watch(options, &mut report, &mut stop).await?;
+    if let Some(path) = &options.ready_file {
+        forget_ready(path)?;
     }
-    trace.finish(&mut report).await
+    let begin = async {
+        let mut trace = Trace::prepare(options, kernel, cluster, feed).await?;
+        trace.sync().await?;
+        anyhow::Ok(trace)
+    };
+    let mut trace = tokio::select! {
+        trace = begin => trace?,
+        // Nothing was watched: neither "nothing broken" nor an empty summary would be true.
+        () = stop.wanted() => {
+            return Err(anyhow::anyhow!("stopped before the metadata was complete: nothing was watched"))
+                .hint(|| "`kubectl get services -A` shows whether the API server answers".to_owned());
+        }
+    };
+    if let Some(warning) = trace.unknown_node() {
+        printer.warn(&warning);
+    }
+    let mut report = Report::new(options.output, options.view, printer);
+    trace.attach(options, &mut report)?;
+    trace.watch(options, &mut report, &mut stop).await?;
+    trace.finish(&mut report, &mut stop).await
+}
+
+/// Takes an earlier trace's ready file away: who waits for it would take it for this trace's. Only a regular file is
+/// one; a device or a pipe is left alone.
+fn forget_ready(path: &Path) -> anyhow::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) {
+        fs::remove_file(path)
+            .with_context(|| format!("cannot take the old ready file {} away", path.display()))?;
+    }
+    Ok(())
 }
 
 fn source(source: &ClusterSource) -> Source {
@@ -175,6 +197,12 @@ impl<'a> Trace<'a> {
     async fn sync(&mut self) -> anyhow::Result<()> {
         self.pipeline.cluster_mut().sync(&mut self.feed).await?;
         let history = &self.pipeline.cluster().history;
+        if !history.knows(cluster::Kind::Service) {
+            return Err(anyhow::anyhow!(
+                "there is no list of Services: no flow can be told to be one of theirs"
+            ))
+            .hint(|| "`kubectl get services -A -o json > DIR/services.json` makes it".to_owned());
+        }
         if let Some(target) = &self.options.target
             && !targets::exists(target, history, now())
         {
@@ -182,6 +210,18 @@ impl<'a> Trace<'a> {
                 .hint(|| "`kubectl get services,pods -A` lists what there is".to_owned());
         }
         Ok(())
+    }
+
+    /// What to say where no Node bears the name that this node is taken for: what is local to it cannot be told then.
+    fn unknown_node(&self) -> Option<String> {
+        let history = &self.pipeline.cluster().history;
+        let name = self.options.node.as_deref()?;
+        (history.knows(cluster::Kind::Node) && history.node(name, now()).is_none()).then(|| {
+            format!(
+                "the cluster has no Node {name}: probes and Local traffic policies are not judged; give this node's \
+                 name as `kubectl get nodes` lists it with --node"
+            )
+        })
     }
 
     /// Attaches every hook and says that nothing is missed from now on.
@@ -352,14 +392,19 @@ impl<'a> Trace<'a> {
         [flows, report.deadline(), end].into_iter().flatten().min()
     }
 
-    /// Judges what is still open, detaches and prints the summary.
-    async fn finish(mut self, report: &mut Report) -> anyhow::Result<Outcome> {
+    /// Judges what is still open, unless asked to stop once more while the node is read, detaches and prints the summary.
+    async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
         self.read()?;
         let ended = now();
         let judged = self.pipeline.finish(ended);
         self.show(report, judged)?;
         if self.pipeline.wants_node() {
-            let (facts, asked) = NodeAsker::default().read().await;
+            let mut node = NodeAsker::default();
+            let (facts, asked) = tokio::select! {
+                answer = node.read() => answer,
+                // Asked again to stop: what is known has to do.
+                () = stop.wanted() => (self.pipeline.node().clone(), now()),
+            };
             let judged = self.pipeline.node_read(facts, asked, now());
             self.show(report, judged)?;
         }
