@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Case, Finding, Membership,
+    Case, Finding, Membership, Via,
     iptables_sync::{lag, logs},
     text::length,
 };
@@ -72,6 +72,11 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         ),
         Membership::Member { .. } | Membership::Unknown => return None,
     };
+    let confounder = if certain { None } else { unlisted_but_not_stale(case) };
+    if confounder.is_some() && !case.failed() {
+        // It came through, to an endpoint that may well be a good one.
+        return None;
+    }
     if since.is_some_and(|since| case.within_grace(since)) {
         // Kube-proxy may still be writing it. A connection that came through broke nothing.
         return case
@@ -80,7 +85,11 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     }
     let answered = case.flow.was_answered();
     let mut finding = Finding::new("C6", Domain::StaleEndpoints, format!("NAT chose a stale endpoint: {what}"))
-        .confidence(if certain { Confidence::High } else { Confidence::Medium })
+        .confidence(match (certain, confounder) {
+            (true, _) => Confidence::High,
+            (false, None) => Confidence::Medium,
+            (false, Some(_)) => Confidence::Low,
+        })
         .severity(if case.failed() { Severity::High } else { Severity::Medium })
         .api(since, what)
         .unseen("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
@@ -110,11 +119,24 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         finding =
             finding.api(Some(until), format!("Pod {} gave the address {} up", pod.key(), endpoint.ip()));
     }
-    if case.ctx.metadata_age.is_some_and(|age| age > OLD_METADATA_SECS) {
+    if let Some(confounder) = confounder {
+        finding = finding.against(EvidenceType::Api, None, confounder);
+    } else if case.ctx.metadata_age.is_some_and(|age| age > OLD_METADATA_SECS) {
         finding =
             finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
     }
     Some(finding)
+}
+
+/// Why an endpoint that no slice is known to have listed may be a good one all the same.
+fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
+    if case.ctx.metadata_age.is_some_and(|age| age > case.ctx.grace.as_secs_f64()) {
+        return Some("the metadata is old: the endpoint may have been added since");
+    }
+    (case.service.via != Via::ClusterIp).then_some(
+        "others than kube-proxy translate such addresses too: a hostPort (CNI-HOSTPORT-DNAT), a load balancer on the \
+         node (N13)",
+    )
 }
 
 /// N9 or C7.
