@@ -176,6 +176,16 @@ fn unexplained(case: &Case<'_>) -> Finding {
                                   namespace, or its event was not seen",
         );
     }
+    if let Some(node) = case.other_nodes_port() {
+        finding = finding.unseen(format!(
+            "what kube-proxy on node {node} decided: its node port was asked for, which this node does not translate"
+        ));
+    }
+    if case.endpoint.is_none() && case.rule_drop().is_some() {
+        finding = finding.unseen(
+            "which rule dropped it before an endpoint was chosen: loadBalancerSourceRanges (C23), or a firewall",
+        );
+    }
     if case.usable().is_none() {
         finding = finding.unseen("the Service's endpoints: EndpointSlices could not be read");
     }
