@@ -3,6 +3,7 @@
 //! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. A batch of records
 //! is read to its end before time passes for the flows, so that nobody is given up while an answer waits unread.
 
+mod asker;
 mod tally;
 mod targets;
 
@@ -16,10 +17,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::oneshot,
-};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     cli::{
@@ -30,7 +28,6 @@ use crate::{
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
-    node::{NodeFacts, NodeReader, RulesReader},
     pipeline::{Detail, Judgements, Pipeline, Settings},
     probe::{
         self,
@@ -43,6 +40,7 @@ use crate::{
     sighting::{Netns, Sighting},
     time::Timestamp,
 };
+use asker::NodeAsker;
 use tally::Tally;
 
 /// Records read before the flows get their turn: bounds the memory between the two.
@@ -437,84 +435,6 @@ async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Between two readings of the node at least so long, and nine times as long as the last one took: listing the rules
-/// of a large cluster takes seconds, and a broken node is not to be burdened by who looks at it.
-const PAUSE: Duration = Duration::from_millis(200);
-const PAUSE_FACTOR: u32 = 9;
-const PAUSE_MAX: Duration = Duration::from_secs(30);
-
-/// Reads the node beside the event loop, one read at a time.
-#[derive(Debug, Default)]
-struct NodeAsker {
-    asked: Option<oneshot::Receiver<(NodeFacts, Timestamp)>>,
-    last: Option<(Instant, Instant)>,
-}
-
-impl NodeAsker {
-    /// Asks for the node's state with its rules, unless that is under way.
-    fn want(&mut self) {
-        if self.asked.is_none() {
-            let pause = self.last.map(|(begun, ended)| {
-                let pause = (ended.duration_since(begun) * PAUSE_FACTOR).clamp(PAUSE, PAUSE_MAX);
-                pause.saturating_sub(ended.elapsed())
-            });
-            self.start(true, pause.unwrap_or_default());
-        }
-    }
-
-    /// The node without its rules: its mode, version and addresses, which every verdict wants.
-    async fn ask(&mut self) -> (NodeFacts, Timestamp) {
-        self.start(false, Duration::ZERO);
-        self.answer().await
-    }
-
-    /// Everything, at once.
-    async fn read(&mut self) -> (NodeFacts, Timestamp) {
-        self.start(true, Duration::ZERO);
-        self.answer().await
-    }
-
-    fn start(&mut self, with_rules: bool, pause: Duration) {
-        let (answer, asked) = oneshot::channel();
-        tokio::spawn(async move {
-            tokio::time::sleep(pause).await;
-            let begun = now();
-            let mut state = NodeReader::default().read().await;
-            let listing = if with_rules {
-                tokio::task::spawn_blocking(|| RulesReader::default().read(IpAddr::from([0, 0, 0, 0])))
-                    .await
-                    .ok()
-            } else {
-                None
-            };
-            let ipv4_rules = match listing.transpose() {
-                Ok(rules) => rules,
-                Err(gap) => {
-                    state.gaps.push(gap);
-                    None
-                }
-            };
-            // Nobody waits any more where the trace is over.
-            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, begun));
-        });
-        self.asked = Some(asked);
-        let at = Instant::now() + pause;
-        self.last = Some((at, at));
-    }
-
-    /// What was asked for, and when its reading began; waits for ever where nothing was.
-    async fn answer(&mut self) -> (NodeFacts, Timestamp) {
-        let Some(asked) = &mut self.asked else { return std::future::pending().await };
-        let answer = asked.await;
-        self.asked = None;
-        if let Some((_, ended)) = &mut self.last {
-            *ended = Instant::now();
-        }
-        // Where the reader died, what it would have said is unknown.
-        answer.unwrap_or_else(|_| (NodeFacts::default(), now()))
     }
 }
 
