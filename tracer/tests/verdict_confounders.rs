@@ -96,6 +96,31 @@ fn an_unlisted_endpoint_is_not_called_stale_where_the_lists_are_old() {
 }
 
 #[test]
+fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    for (mode, command) in [
+        (Some("iptables"), "iptables-save -t nat | grep 10.244.1.7:8080"),
+        (Some("nftables"), "nft list table ip kube-proxy | grep 10.244.1.7"),
+        (Some("ipvs"), "ipvsadm -Ln | grep -F '10.244.1.7:8080'"),
+    ] {
+        world.mode = mode;
+        let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 70_000);
+        assert_eq!(verdict.class, "C6");
+        assert!(verdict.mitigation.immediate.contains(command), "{}", verdict.mitigation.immediate);
+    }
+}
+
+#[test]
+fn missing_ipv4_rules_tell_nothing_of_an_ipv6_service() {
+    let vip = "[fd00:96::10]:80";
+    let mut world = reached_by(Via::ClusterIp, vip);
+    (world.rules, world.rule) = (Some(false), None);
+    let verdict = world.verdict(Script::new("[fd00:10::9]:40000", vip, None).silent(60_000), 70_000);
+    assert_eq!(verdict.class, "C5", "{}", verdict.root_cause);
+}
+
+#[test]
 fn a_host_port_behind_a_node_address_is_not_stale() {
     let asked = "192.168.1.2:80";
     let mut world = reached_by(Via::LoadBalancerIp, asked);

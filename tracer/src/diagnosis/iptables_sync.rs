@@ -69,7 +69,9 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// translated, though a rule that translates stands (source ranges, C23, or a firewall).
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let node = case.ctx.node;
-    let (running, rules) = (node.kube_proxy_running(), node.has_proxy_rules());
+    // The rules that were looked for are those of IPv4.
+    let rules = node.has_proxy_rules().filter(|_| case.service.asked.is_ipv4());
+    let running = node.kube_proxy_running();
     let untracked = case.decision.is_none()
         && rules == Some(false)
         && case.has_hook(Hook::Confirm)
