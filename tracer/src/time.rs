@@ -47,15 +47,70 @@ impl Timestamp {
 /// RFC 3339 in UTC with nanoseconds: `2026-01-02T03:04:05.000000006Z`.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match jiff::Timestamp::from_nanosecond(i128::from(self.0)) {
-            Ok(time) => write!(f, "{time:.9}"),
-            Err(_) => write!(f, "{}ns", self.0),
-        }
+        let (secs, nanos) = (self.0 / 1_000_000_000, self.0 % 1_000_000_000);
+        let (year, month, day) = date(secs / 86_400);
+        let mut text = *b"0000-00-00T00:00:00.000000000Z";
+        let mut put = |places: std::ops::Range<usize>, mut number: u64| {
+            for place in text.get_mut(places).into_iter().flatten().rev() {
+                *place = b'0' + (number % 10) as u8;
+                number /= 10;
+            }
+        };
+        put(0..4, year);
+        put(5..7, month);
+        put(8..10, day);
+        put(11..13, secs / 3600 % 24);
+        put(14..16, secs / 60 % 60);
+        put(17..19, secs % 60);
+        put(20..29, nanos);
+        f.write_str(str::from_utf8(&text).unwrap_or_default())
     }
+}
+
+/// Year, month and day of the proleptic Gregorian calendar, `days` after 1970-01-01. Counted in years that begin with
+/// March, so that a leap day is the last of its year, and in eras of 400 years, after which all repeats.
+const fn date(days: u64) -> (u64, u64, u64) {
+    // From 0000-03-01.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    // March to July, August to December, January and February: 31, 30, 31, 30, 31 days each.
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (next_year, month) = if month < 10 { (0, month + 3) } else { (1, month - 9) };
+    (era * 400 + year + next_year, month, day)
 }
 
 impl Serialize for Timestamp {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn by_jiff(ns: u64) -> String {
+        format!("{:.9}", jiff::Timestamp::from_nanosecond(i128::from(ns)).unwrap())
+    }
+
+    #[test]
+    fn every_day_has_its_date() {
+        let day = 86_400_000_000_000;
+        for ns in (0..u64::MAX - day).step_by(day as usize).chain([u64::MAX]) {
+            assert_eq!(Timestamp::from_unix_ns(ns).to_string(), by_jiff(ns));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_moment_is_written_as_rfc_3339(ns in any::<u64>()) {
+            prop_assert_eq!(Timestamp::from_unix_ns(ns).to_string(), by_jiff(ns));
+        }
     }
 }

@@ -116,7 +116,9 @@ fn cluster() -> Cluster {
     ] {
         history.apply_listed(at(0), trimmed(object));
     }
-    Kind::ALL.into_iter().for_each(|kind| history.mark_known(kind));
+    for kind in Kind::ALL {
+        history.mark_known(kind);
+    }
     Cluster { history, status: Status::new(Origin::Folder { taken: Some(at(0)) }) }
 }
 
@@ -183,7 +185,7 @@ impl Trace {
         }
     }
 
-    fn take(&mut self, judgements: Judgements) {
+    fn take(&mut self, judgements: &Judgements) {
         for judged in &judgements.judged {
             let verdict = &judged.verdict;
             self.judged += 1;
@@ -225,10 +227,10 @@ impl Trace {
     fn until(&mut self, ms: u64, sightings: Vec<Sighting>) {
         self.pipeline.observe(sightings);
         let judgements = self.pipeline.advance(at(ms));
-        self.take(judgements);
+        self.take(&judgements);
         if self.pipeline.wants_node() {
             let judgements = self.pipeline.node_read(NodeFacts::default(), at(ms), at(ms));
-            self.take(judgements);
+            self.take(&judgements);
         }
     }
 
@@ -239,7 +241,7 @@ impl Trace {
 
     fn story(&mut self, end_ms: u64) -> Story {
         let judgements = self.pipeline.finish(at(end_ms));
-        self.take(judgements);
+        self.take(&judgements);
         let [table, wide] = self.reports.each_mut().map(|(report, text)| {
             report.finish(&report::Summary::default()).unwrap();
             String::from_utf8(text.0.lock().unwrap().clone()).unwrap()
@@ -321,11 +323,10 @@ fn flow(number: usize, ms: u64, client: usize, endpoint: usize, kind: u8) -> Vec
             TcpState::Established,
         ),
         6 => script.established(ms).closed(ms + 4000),
-        7 => script.confirm(ms),
+        7 | 19 => script.confirm(ms),
         8 => script.established(ms).closed(ms + 20).delete(ms + 500, CtStatus::SEEN_REPLY),
         9 => script.state(ms, false, TcpState::Established, TcpState::FinWait1).closed(ms + 1),
         18 => script.confirm(ms).retransmit(ms + 1000, TcpState::SynSent).connect_failed(ms + 3000),
-        19 => script.confirm(ms),
         20 => script.confirm(ms).no_socket(ms + 40_000),
         21 => script.confirm(ms).delete(ms + 31_000, CtStatus::SEEN_REPLY),
         _ => script.healthy(ms),

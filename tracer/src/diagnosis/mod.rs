@@ -101,7 +101,7 @@ pub struct Judgement {
 /// Whether nothing was seen of this flow that could speak against its health: an endpoint can still be the wrong one.
 ///
 /// Of a flow that got an endpoint, and had no trouble, no rule asks for anything but the endpoint: neither for the
-/// node's state nor for other flows. `rules_leave_plain_flows_alone` in the tests holds the rules to that.
+/// node's state nor for other flows. `folding_changes_nothing_but_the_cost` in the tests holds the rules to that.
 pub fn is_plain(flow: &Flow) -> bool {
     flow.trouble.is_none()
         && flow.client.trouble.is_none()

@@ -5,7 +5,7 @@
 use super::{
     ClusterView, Context, Membership,
     case::{Case, Finding, lower},
-    text::clean,
+    text::{clean, cleaned},
     timeline::kernel_evidence,
     verdict_time,
 };
@@ -141,28 +141,28 @@ fn build(
     Verdict {
         time: verdict_time(flow),
         class: finding.class.to_owned(),
-        root_cause: clean(&format!("{} — {}", finding.domain, finding.detail)),
+        root_cause: cleaned(format!("{} — {}", finding.domain, finding.detail)),
         domain: finding.domain,
         confidence: finding.confidence,
         severity: finding.severity,
         service,
         flow: reference,
-        evidence: evidence.into_iter().map(|evidence| cleaned(&evidence)).collect(),
-        against: finding.against.into_iter().map(|evidence| cleaned(&evidence)).collect(),
-        unseen: finding.unseen.iter().map(|text| clean(text)).collect(),
+        evidence: evidence.into_iter().map(cleaned_evidence).collect(),
+        against: finding.against.into_iter().map(cleaned_evidence).collect(),
+        unseen: finding.unseen.into_iter().map(cleaned).collect(),
         lost_events: flow.lost,
         kube_proxy_mode: ctx.node.kube_proxy_mode().map(clean),
         kube_proxy_version: ctx.node.kube_proxy_version().map(clean),
         metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
         mitigation: Mitigation {
-            immediate: clean(&finding.mitigation.immediate),
-            long_term: clean(&finding.mitigation.long_term),
+            immediate: cleaned(finding.mitigation.immediate),
+            long_term: cleaned(finding.mitigation.long_term),
             safety: finding.mitigation.safety,
         },
         cross_reference: finding.cross_reference.into_iter().map(str::to_owned).collect(),
     }
 }
 
-fn cleaned(evidence: &Evidence) -> Evidence {
-    Evidence { r#type: evidence.r#type, time: evidence.time, content: clean(&evidence.content) }
+fn cleaned_evidence(evidence: Evidence) -> Evidence {
+    Evidence { content: cleaned(evidence.content), ..evidence }
 }

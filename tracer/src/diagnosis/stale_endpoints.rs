@@ -30,6 +30,9 @@ const OLD_METADATA_SECS: f64 = 30.0;
 /// serves is no stale one (N8); a flow older than the removal is a drain (N9, C7).
 pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
+    if matches!(case.membership, Some(Membership::Member { ready: true, .. } | Membership::Unknown)) {
+        return None;
+    }
     let name = case.endpoint_name();
     // A decision that was taken before the trace began has no time: the flow may be older than the removal.
     if case.flow.partial && case.decision.is_some_and(|decision| decision.confirmed.is_none()) {

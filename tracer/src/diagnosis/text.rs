@@ -27,9 +27,15 @@ pub(super) fn clean(text: &str) -> String {
     out
 }
 
-/// Whether nothing in it can deceive: printable ASCII, which nearly every name is, is told byte by byte.
+/// As [`clean`], for a text that nobody else needs.
+pub(super) fn cleaned(text: String) -> String {
+    if text.len() < MAX_BYTES && is_plain(&text) { text } else { clean(&text) }
+}
+
+/// Whether nothing in it can deceive: printable ASCII, which nearly every name is, is told without a branch for each byte.
 fn is_plain(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b' '..=b'~')) || !text.chars().any(is_deceptive)
+    let printable = text.bytes().fold(true, |plain, byte| plain & (b' '..=b'~').contains(&byte));
+    printable || !text.chars().any(is_deceptive)
 }
 
 fn is_deceptive(c: char) -> bool {

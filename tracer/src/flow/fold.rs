@@ -62,6 +62,8 @@ impl Flow {
                 decision.time = decision.time.min(place.time);
             }
             None if room => {
+                // Nearly every flow has one decision only.
+                self.decisions.reserve_exact(1);
                 self.decisions.push(Decision {
                     time: place.time,
                     netns: place.netns,

@@ -7,7 +7,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 /// Replaces what would move the cursor, recolour or reorder the line, or stay invisible: control characters, bidi
 /// marks and overrides, line separators, zero-width and tag characters. They become `\u{…}`, which can be read.
 pub fn safe(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_unsafe) {
+    if is_plain(text) || !text.contains(is_unsafe) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 16);
@@ -19,6 +19,11 @@ pub fn safe(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(out)
+}
+
+/// Whether it is printable ASCII alone, as nearly every text is: told without a branch for each byte.
+pub(super) fn is_plain(text: &str) -> bool {
+    text.bytes().fold(true, |plain, byte| plain & (b' '..=b'~').contains(&byte))
 }
 
 /// Whether a terminal must not see this character as it is.

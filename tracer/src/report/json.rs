@@ -8,11 +8,17 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::{Serializer, ser::Formatter};
 
-use crate::{report::escape::is_unsafe, verdict::Verdict};
+use crate::{
+    report::escape::{is_plain, is_unsafe},
+    verdict::Verdict,
+};
+
+/// Room for the record of a healthy flow.
+const USUAL_BYTES: usize = 3072;
 
 /// The record, without a line end.
 pub(super) fn line(verdict: &Verdict) -> io::Result<String> {
-    let mut out = Vec::new();
+    let mut out = Vec::with_capacity(USUAL_BYTES);
     verdict.serialize(&mut Serializer::with_formatter(&mut out, Safe))?;
     String::from_utf8(out).map_err(io::Error::other)
 }
@@ -21,6 +27,9 @@ struct Safe;
 
 impl Formatter for Safe {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        if is_plain(fragment) {
+            return writer.write_all(fragment.as_bytes());
+        }
         let mut rest = fragment;
         while let Some((at, character)) = rest.char_indices().find(|(_, character)| is_unsafe(*character)) {
             let (before, from) = rest.split_at(at);
