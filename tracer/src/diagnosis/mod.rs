@@ -123,11 +123,11 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
         Address::Service(service) => service,
         Address::UnknownPort { namespace, service } => {
             let finding = service_config::unknown_port(flow, ctx, &namespace, &service)?;
-            return alone(record::without_service(flow, ctx, finding));
+            return alone(record::without_port(flow, ctx, finding, &namespace, &service));
         }
         Address::Gone { namespace, service, since } => {
             let finding = service_config::gone(flow, ctx, &namespace, &service, since)?;
-            return alone(record::without_service(flow, ctx, finding));
+            return alone(record::without_port(flow, ctx, finding, &namespace, &service));
         }
         Address::Other => {
             let finding = normal::probe(flow, ctx)?;
