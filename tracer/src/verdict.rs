@@ -140,7 +140,7 @@ pub enum Severity {
 pub struct ServiceRef {
     pub namespace: String,
     pub name: String,
-    /// The Service port's name, or its number where it has none.
+    /// The Service port's name, or its number where it has none; the number asked for where it is no port of the Service.
     pub port: String,
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    fs,
     os::unix::process::CommandExt,
     process::{Command, Output, Stdio},
 };
@@ -76,4 +77,23 @@ fn a_reader_that_goes_away_is_no_failure() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+}
+
+#[test]
+fn a_broken_kubeconfig_is_named_and_not_quoted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    fs::write(&path, "users:\n- name: me\n  user:\n    token: s3cret-token\n   bad: [\n").unwrap();
+    for kubeconfig in [["--kubeconfig", path.to_str().unwrap()].as_slice(), &[]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_viptrace"))
+            .args(["trace", "--duration", "1s"])
+            .args(kubeconfig)
+            .env("KUBECONFIG", &path)
+            .output()
+            .unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said.contains("kubeconfig") && said.contains("line "), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+    }
 }

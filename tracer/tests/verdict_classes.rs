@@ -219,6 +219,8 @@ fn c5c_a_port_that_the_service_does_not_have() {
     world.unknown_ports.push(addr(VIP).ip());
     let verdict = world.verdict(Script::new(CLIENT, "10.96.0.10:81", None).silent(10_000), 20_000);
     assert_eq!((verdict.class.as_str(), verdict.domain), ("C5c", Domain::ServiceConfig));
+    // A trace of this Service shows it.
+    assert_eq!(verdict.service.as_ref().unwrap().to_string(), "shop/cart:81");
     assert!(verdict.root_cause.contains("shop/cart has no port 81/TCP"));
 }
 

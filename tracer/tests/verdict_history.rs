@@ -10,7 +10,7 @@ use flow_support::{NODE, Script, addr, at, fold, last_words};
 use serde_json::{Value, json};
 use viptrace::{
     cluster::{Cluster, Source},
-    diagnosis::{ClusterView, Context, Membership, Translations, UnreadNode, judge},
+    diagnosis::{Address, ClusterView, Context, Membership, Translations, UnreadNode, judge},
     sighting::{Netns, Protocol, TcpState},
     time::Timestamp,
     verdict::Verdict,
@@ -35,9 +35,12 @@ fn service(name: &str, ip: &str) -> Value {
 fn cluster() -> Cluster {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, value: &Value| fs::write(dir.path().join(name), value.to_string()).unwrap();
+    // As k3s publishes a Service: by the addresses of the nodes.
+    let mut on_node = service("edge", "10.96.0.30");
+    on_node["spec"]["externalIPs"] = json!(["192.168.1.2"]);
     write(
         "services.json",
-        &list("Service", &json!([service("cart", "10.96.0.10"), service("empty", "10.96.0.20")])),
+        &list("Service", &json!([service("cart", "10.96.0.10"), service("empty", "10.96.0.20"), on_node])),
     );
     write(
         "endpointslices.json",
@@ -133,12 +136,30 @@ fn the_real_history_gives_the_same_verdicts() {
 }
 
 #[test]
+fn a_nodes_own_address_is_more_than_a_services() {
+    let cluster = cluster();
+    let meant = |addr_text| cluster.history.address(addr(addr_text), Protocol::TCP, at(60_000));
+    assert!(matches!(meant("192.168.1.2:80"), Address::Service(_)));
+    assert_eq!(meant("192.168.1.2:22"), Address::Other);
+    assert!(matches!(meant("10.96.0.30:22"), Address::UnknownPort { .. }));
+}
+
+#[test]
+fn a_name_that_no_node_bears_tells_nothing_of_what_is_local() {
+    let cluster = cluster();
+    let Address::Service(cart) = cluster.history.address(addr(CART), Protocol::TCP, at(60_000)) else {
+        panic!("cart is a Service")
+    };
+    let local = |node| ClusterView::usable(&cluster.history, &cart, Some(node), at(60_000)).unwrap().local;
+    assert_eq!(local("worker-1"), Some(1));
+    assert_eq!(local("worker-1.example.org"), None);
+}
+
+#[test]
 fn what_was_never_read_is_not_known() {
     let history = viptrace::cluster::History::new(Duration::from_mins(1));
     let cluster = cluster();
-    let viptrace::diagnosis::Address::Service(cart) =
-        cluster.history.address(addr(CART), Protocol::TCP, at(1000))
-    else {
+    let Address::Service(cart) = cluster.history.address(addr(CART), Protocol::TCP, at(1000)) else {
         panic!("cart is a Service")
     };
     assert_eq!(ClusterView::membership(&history, &cart, addr(EP), at(1000)), Membership::Unknown);

@@ -3,6 +3,7 @@
 //! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. A batch of records
 //! is read to its end before time passes for the flows, so that nobody is given up while an answer waits unread.
 
+mod asker;
 mod tally;
 mod targets;
 
@@ -16,10 +17,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::oneshot,
-};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     cli::{
@@ -30,7 +28,6 @@ use crate::{
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
-    node::{NodeFacts, NodeReader, RulesReader},
     pipeline::{Detail, Judgements, Pipeline, Settings},
     probe::{
         self,
@@ -43,6 +40,7 @@ use crate::{
     sighting::{Netns, Sighting},
     time::Timestamp,
 };
+use asker::NodeAsker;
 use tally::Tally;
 
 /// Records read before the flows get their turn: bounds the memory between the two.
@@ -85,17 +83,39 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
             .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
     }
 
-    let mut trace = Trace::prepare(options, kernel, cluster, feed).await?;
-    let ran = tokio::select! {
-        synced = trace.sync() => synced.map(|()| true),
-        () = stop.wanted() => Ok(false),
-    }?;
-    let mut report = Report::new(options.output, options.view, printer);
-    if ran {
-        trace.attach(options, &mut report)?;
-        trace.watch(options, &mut report, &mut stop).await?;
+    if let Some(path) = &options.ready_file {
+        forget_ready(path)?;
     }
-    trace.finish(&mut report).await
+    let begin = async {
+        let mut trace = Trace::prepare(options, kernel, cluster, feed).await?;
+        trace.sync().await?;
+        anyhow::Ok(trace)
+    };
+    let mut trace = tokio::select! {
+        trace = begin => trace?,
+        // Nothing was watched: neither "nothing broken" nor an empty summary would be true.
+        () = stop.wanted() => {
+            return Err(anyhow::anyhow!("stopped before the metadata was complete: nothing was watched"))
+                .hint(|| "`kubectl get services -A` shows whether the API server answers".to_owned());
+        }
+    };
+    if let Some(warning) = trace.unknown_node() {
+        printer.warn(&warning);
+    }
+    let mut report = Report::new(options.output, options.view, printer);
+    trace.attach(options, &mut report)?;
+    trace.watch(options, &mut report, &mut stop).await?;
+    trace.finish(&mut report, &mut stop).await
+}
+
+/// Takes an earlier trace's ready file away: who waits for it would take it for this trace's. Only a regular file is
+/// one; a device or a pipe is left alone.
+fn forget_ready(path: &Path) -> anyhow::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) {
+        fs::remove_file(path)
+            .with_context(|| format!("cannot take the old ready file {} away", path.display()))?;
+    }
+    Ok(())
 }
 
 fn source(source: &ClusterSource) -> Source {
@@ -177,6 +197,12 @@ impl<'a> Trace<'a> {
     async fn sync(&mut self) -> anyhow::Result<()> {
         self.pipeline.cluster_mut().sync(&mut self.feed).await?;
         let history = &self.pipeline.cluster().history;
+        if !history.knows(cluster::Kind::Service) {
+            return Err(anyhow::anyhow!(
+                "there is no list of Services: no flow can be told to be one of theirs"
+            ))
+            .hint(|| "`kubectl get services -A -o json > DIR/services.json` makes it".to_owned());
+        }
         if let Some(target) = &self.options.target
             && !targets::exists(target, history, now())
         {
@@ -184,6 +210,18 @@ impl<'a> Trace<'a> {
                 .hint(|| "`kubectl get services,pods -A` lists what there is".to_owned());
         }
         Ok(())
+    }
+
+    /// What to say where no Node bears the name that this node is taken for: what is local to it cannot be told then.
+    fn unknown_node(&self) -> Option<String> {
+        let history = &self.pipeline.cluster().history;
+        let name = self.options.node.as_deref()?;
+        (history.knows(cluster::Kind::Node) && history.node(name, now()).is_none()).then(|| {
+            format!(
+                "the cluster has no Node {name}: probes and Local traffic policies are not judged; give this node's \
+                 name as `kubectl get nodes` lists it with --node"
+            )
+        })
     }
 
     /// Attaches every hook and says that nothing is missed from now on.
@@ -357,14 +395,19 @@ impl<'a> Trace<'a> {
         [flows, report.deadline(), end].into_iter().flatten().min()
     }
 
-    /// Judges what is still open, detaches and prints the summary.
-    async fn finish(mut self, report: &mut Report) -> anyhow::Result<Outcome> {
+    /// Judges what is still open, unless asked to stop once more while the node is read, detaches and prints the summary.
+    async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
         self.read()?;
         let ended = now();
         let judged = self.pipeline.finish(ended);
         self.show(report, judged)?;
         if self.pipeline.wants_node() {
-            let (facts, asked) = NodeAsker::default().read().await;
+            let mut node = NodeAsker::default();
+            let (facts, asked) = tokio::select! {
+                answer = node.read() => answer,
+                // Asked again to stop: what is known has to do.
+                () = stop.wanted() => (self.pipeline.node().clone(), now()),
+            };
             let judged = self.pipeline.node_read(facts, asked, now());
             self.show(report, judged)?;
         }
@@ -397,84 +440,6 @@ async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Between two readings of the node at least so long, and nine times as long as the last one took: listing the rules
-/// of a large cluster takes seconds, and a broken node is not to be burdened by who looks at it.
-const PAUSE: Duration = Duration::from_millis(200);
-const PAUSE_FACTOR: u32 = 9;
-const PAUSE_MAX: Duration = Duration::from_secs(30);
-
-/// Reads the node beside the event loop, one read at a time.
-#[derive(Debug, Default)]
-struct NodeAsker {
-    asked: Option<oneshot::Receiver<(NodeFacts, Timestamp)>>,
-    last: Option<(Instant, Instant)>,
-}
-
-impl NodeAsker {
-    /// Asks for the node's state with its rules, unless that is under way.
-    fn want(&mut self) {
-        if self.asked.is_none() {
-            let pause = self.last.map(|(begun, ended)| {
-                let pause = (ended.duration_since(begun) * PAUSE_FACTOR).clamp(PAUSE, PAUSE_MAX);
-                pause.saturating_sub(ended.elapsed())
-            });
-            self.start(true, pause.unwrap_or_default());
-        }
-    }
-
-    /// The node without its rules: its mode, version and addresses, which every verdict wants.
-    async fn ask(&mut self) -> (NodeFacts, Timestamp) {
-        self.start(false, Duration::ZERO);
-        self.answer().await
-    }
-
-    /// Everything, at once.
-    async fn read(&mut self) -> (NodeFacts, Timestamp) {
-        self.start(true, Duration::ZERO);
-        self.answer().await
-    }
-
-    fn start(&mut self, with_rules: bool, pause: Duration) {
-        let (answer, asked) = oneshot::channel();
-        tokio::spawn(async move {
-            tokio::time::sleep(pause).await;
-            let begun = now();
-            let mut state = NodeReader::default().read().await;
-            let listing = if with_rules {
-                tokio::task::spawn_blocking(|| RulesReader::default().read(IpAddr::from([0, 0, 0, 0])))
-                    .await
-                    .ok()
-            } else {
-                None
-            };
-            let ipv4_rules = match listing.transpose() {
-                Ok(rules) => rules,
-                Err(gap) => {
-                    state.gaps.push(gap);
-                    None
-                }
-            };
-            // Nobody waits any more where the trace is over.
-            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, begun));
-        });
-        self.asked = Some(asked);
-        let at = Instant::now() + pause;
-        self.last = Some((at, at));
-    }
-
-    /// What was asked for, and when its reading began; waits for ever where nothing was.
-    async fn answer(&mut self) -> (NodeFacts, Timestamp) {
-        let Some(asked) = &mut self.asked else { return std::future::pending().await };
-        let answer = asked.await;
-        self.asked = None;
-        if let Some((_, ended)) = &mut self.last {
-            *ended = Instant::now();
-        }
-        // Where the reader died, what it would have said is unknown.
-        answer.unwrap_or_else(|_| (NodeFacts::default(), now()))
     }
 }
 

@@ -45,17 +45,18 @@ pub enum OpenError {
     Folder(#[from] FolderError),
 }
 
-/// The API server did not give the objects in time, or refuses all of them.
+/// The API server did not give the objects in time, or refuses those without which nothing can be judged.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{server} did not give all objects within {} s: {}; check the address and the credentials with `kubectl get \
+    "{server} did not give the objects that are needed{}: {}; check the address and the credentials with `kubectl get \
      services -A`, or use --cluster-from with a folder of object lists",
-    limit.as_secs_f64(),
+    limit.map(|limit| format!(" within {} s", limit.as_secs_f64())).unwrap_or_default(),
     gaps.join("; ")
 )]
 pub struct SyncError {
     pub server: String,
-    pub limit: Duration,
+    /// Where it was waited for in vain.
+    pub limit: Option<Duration>,
     pub gaps: Vec<String>,
 }
 
@@ -150,7 +151,7 @@ impl Cluster {
     }
 
     /// Absorbs updates until every kind has been given or refused. An error after [`Limits::sync`], or at once when
-    /// the server refuses everything. Nothing to wait for without an API server.
+    /// the server refuses the Services. Nothing to wait for without an API server.
     pub async fn sync(&mut self, feed: &mut Feed) -> Result<(), SyncError> {
         let Some(Limits { sync: limit, .. }) = feed.limits() else { return Ok(()) };
         let wait = async {
@@ -167,6 +168,7 @@ impl Cluster {
             Origin::ApiServer(server) => server.clone(),
             Origin::Folder { .. } | Origin::None => String::new(),
         };
+        let limit = (!in_time).then_some(limit);
         Err(SyncError { server, limit, gaps: self.status.gaps(Timestamp::MIN) })
     }
 

@@ -100,9 +100,9 @@ impl Status {
         self.kinds.iter().all(|kind| kind.synced || kind.denied) && self.kinds.iter().any(|kind| kind.synced)
     }
 
-    /// Whether every kind is refused to us.
+    /// Whether so much is refused to us that nothing can be judged: without Services no flow is known to be to one.
     pub fn is_denied(&self) -> bool {
-        self.kinds.iter().all(|kind| kind.denied)
+        self.kind(Kind::Service).denied
     }
 
     /// How old the metadata is at `now`; `None` where there is none.

@@ -35,6 +35,13 @@ impl diagnosis::ClusterView for History {
                     proxy_name: found.service.proxy_name.clone(),
                 })
             }
+            // A node's own address is also an external or load balancer IP in many clusters (k3s, externalIPs): what is
+            // asked for there beyond the Service's ports is the node's business.
+            Lookup::UnknownPort { .. } | Lookup::Gone { .. }
+                if Self::node_by_ip(self, addr.ip(), at).is_some() =>
+            {
+                diagnosis::Address::Other
+            }
             Lookup::UnknownPort { service, .. } => diagnosis::Address::UnknownPort {
                 namespace: Arc::clone(&service.key.namespace),
                 service: Arc::clone(&service.key.name),
@@ -102,6 +109,8 @@ impl diagnosis::ClusterView for History {
         } else {
             all.iter().take(MAX_AGED).map(age).min().unwrap_or(at)
         };
+        // A name that no Node bears (a host's name is not always its Node's) tells nothing of what is local.
+        let node = node.filter(|node| !self.knows(Kind::Node) || self.node(node, at).is_some());
         let local = node.map(|node| Self::usable(self, &found.key, &port, family, Some(node), at).len());
         let terminating = !all.is_empty() && all.iter().all(|endpoint| !endpoint.conditions.ready);
         Some(diagnosis::Usable { count: all.len(), local, since, terminating })

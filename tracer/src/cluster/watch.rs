@@ -11,7 +11,7 @@ use std::{
 
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -70,17 +70,17 @@ impl Default for Limits {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    #[error("cannot use the kubeconfig {path}: {source}; check the file, or give another with --kubeconfig")]
-    Kubeconfig { path: PathBuf, source: kube::config::KubeconfigError },
+    #[error("cannot use the kubeconfig {path}: {reason}; check the file, or give another with --kubeconfig")]
+    Kubeconfig { path: PathBuf, reason: String },
     #[error(
-        "cannot use the context {context:?} of the kubeconfig: {source}; see `kubectl config get-contexts`"
+        "cannot use the context {context:?} of the kubeconfig: {reason}; see `kubectl config get-contexts`"
     )]
-    Context { context: String, source: kube::config::KubeconfigError },
+    Context { context: String, reason: String },
     #[error(
         "no way to the API server: {0}; give --kubeconfig, run inside the cluster with a service account, or use \
          --cluster-from with a folder of object lists"
     )]
-    Nowhere(#[source] kube::config::InferConfigError),
+    Nowhere(String),
     #[error(
         "cannot make a client for {server}: {source}; check the kubeconfig's certificates and credentials"
     )]
@@ -150,15 +150,21 @@ impl Access {
     async fn config(&self) -> Result<Config, AccessError> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(path) = &self.kubeconfig {
-            let broken = |source| AccessError::Kubeconfig { path: path.clone(), source };
+            let broken = |error: KubeconfigError| AccessError::Kubeconfig {
+                path: path.clone(),
+                reason: first_line(&error),
+            };
             let kubeconfig = Kubeconfig::read_from(path).map_err(broken)?;
             return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(broken);
         }
         if let Some(context) = &self.context {
-            let broken = |source| AccessError::Context { context: context.clone(), source };
+            let broken = |error: KubeconfigError| AccessError::Context {
+                context: context.clone(),
+                reason: first_line(&error),
+            };
             return Config::from_kubeconfig(&options).await.map_err(broken);
         }
-        Config::infer().await.map_err(AccessError::Nowhere)
+        Config::infer().await.map_err(|error| AccessError::Nowhere(first_line(&error)))
     }
 }
 
@@ -176,6 +182,12 @@ impl Watcher {
     pub async fn next(&mut self) -> Option<Update> {
         self.updates.recv().await
     }
+}
+
+/// What is wrong with a kubeconfig, without the lines of it that the parser quotes below: tokens and keys stand there.
+fn first_line(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).collect()
 }
 
 /// This machine's clock.

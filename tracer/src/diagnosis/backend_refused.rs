@@ -1,6 +1,6 @@
 //! C28: the endpoint is current and refuses.
 
-use super::{Case, Finding, Membership, text::word};
+use super::{Case, Finding, Membership, case::lower, text::word};
 use crate::{
     flow::{End, Outcome},
     sighting::Hook,
@@ -49,6 +49,21 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         } else {
             finding.unseen("who sent the RST: this trace has no hook where one is sent")
         };
+    }
+    if let Some(Membership::Member { pod: Some(listed), .. }) = &case.membership
+        && let Some(holder) = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided)
+        && holder.key() != **listed
+    {
+        finding.confidence = lower(finding.confidence);
+        finding = finding.against(
+            EvidenceType::Api,
+            None,
+            format!(
+                "Pod {} has the address {} by now: the EndpointSlice may be behind",
+                holder.key(),
+                endpoint.ip()
+            ),
+        );
     }
     if matches!(case.membership, Some(Membership::Member { ready: false, .. })) {
         finding = finding.against(

@@ -4,7 +4,7 @@
 
 use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
-use super::{Context, Membership, ServicePort, Usable, text::word};
+use super::{Context, Membership, ServicePort, Usable, Via, text::word};
 use crate::{
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     sighting::Hook,
@@ -80,6 +80,19 @@ impl<'a> Case<'a> {
             decision.endpoint().is_none()
                 && (decision.confirmed.is_some() || self.ctx.node.kube_proxy_mode() != Some("ipvs"))
         })
+    }
+
+    /// The name of the other node whose node port was asked for. Only its kube-proxy translates that: here the packet
+    /// passes untranslated (KUBE-NODEPORTS is entered for the node's own addresses alone).
+    pub(super) fn other_nodes_port(&self) -> Option<String> {
+        let ip = self.service.asked.ip();
+        if self.service.via != Via::NodePort {
+            return None;
+        }
+        let node = self.ctx.cluster.node_by_ip(ip, self.decided);
+        let own = self.ctx.node.is_own_address(ip);
+        let own = own.or_else(|| Some(node.as_deref()? == self.ctx.node_name?));
+        (own == Some(false)).then(|| node.map_or_else(|| ip.to_string(), |node| node.to_string()))
     }
 
     pub(super) fn has_hook(&self, hook: Hook) -> bool {

@@ -3,7 +3,7 @@
 //! Named after the domain; it holds for every proxy mode.
 
 use super::{
-    Case, Finding, Rule, Usable,
+    Case, Finding, Rule, Usable, Via,
     text::{length, word},
 };
 use crate::{
@@ -64,10 +64,14 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// not track (`nf_ct_netns_get` is called for rules), so a node that kube-proxy never reached shows no decision.
 /// Which of them: C1 where kube-proxy or all of its rules are missing, or no Service is translated any more; C5b where
 /// the rule stands by now; else C5.
-/// Against: an answer all the same: then something else serves the address.
+/// Against: an answer all the same: then something else serves the address. No fault of this node's rules at all, and
+/// none is claimed: a node port asked for on another node's address; a packet that a rule dropped before it could be
+/// translated, though a rule that translates stands (source ranges, C23, or a firewall).
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let node = case.ctx.node;
-    let (running, rules) = (node.kube_proxy_running(), node.has_proxy_rules());
+    // The rules that were looked for are those of IPv4.
+    let rules = node.has_proxy_rules().filter(|_| case.service.asked.is_ipv4());
+    let running = node.kube_proxy_running();
     let untracked = case.decision.is_none()
         && rules == Some(false)
         && case.has_hook(Hook::Confirm)
@@ -75,7 +79,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
             case.outcome,
             Outcome::Stalled | Outcome::Abandoned | Outcome::Unreachable | Outcome::Dropped
         );
-    if !(case.untranslated() || untracked) || case.flow.was_answered() {
+    if !(case.untranslated() || untracked) || case.flow.was_answered() || case.other_nodes_port().is_some() {
         return None;
     }
     let usable = case.usable().filter(|usable| usable.count > 0)?;
@@ -88,9 +92,20 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         );
         return Some(lag(case, &what));
     }
+    if running != Some(true)
+        && rules != Some(true)
+        && let Some(dataplane) = node.other_dataplane()
+    {
+        return Some(out_of_scope(case, dataplane));
+    }
     let elsewhere = case.ctx.translations.other_services_untranslated(&case.service, case.decided);
     if running == Some(false) || rules == Some(false) || elsewhere {
         return Some(no_proxy(case, usable, running, rules, elsewhere));
+    }
+    let dropped = case.rule_drop().is_some();
+    if dropped && (rule.is_some_and(|rule| rule != Rule::Missing) || case.service.via == Via::LoadBalancerIp)
+    {
+        return None;
     }
     if rule == Some(Rule::Forwards) {
         return Some(before_the_rule(case));
@@ -120,6 +135,27 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         _ => finding.unseen(format!("whether a rule for {} stands now", case.service.asked)),
     };
     Some(finding)
+}
+
+/// Another program serves Services here, where netfilter does not see it: nothing follows from a missing translation.
+fn out_of_scope(case: &Case<'_>, dataplane: &str) -> Finding {
+    Finding::new(
+        "unknown",
+        Domain::Unknown,
+        format!(
+            "{} was not served, and on this node {dataplane} may serve Services, not kube-proxy",
+            case.name()
+        ),
+    )
+    .confidence(Confidence::Low)
+    .severity(Severity::Low)
+    .node(case.ctx.node.read_at(), format!("neither kube-proxy nor rules of it; interfaces of {dataplane}"))
+    .unseen(format!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
+    .action(
+        format!("ask {dataplane} for its Service table; {}", case.get_slices()),
+        "",
+        Safety::ReadOnly,
+    )
 }
 
 fn no_proxy(
@@ -182,6 +218,7 @@ fn no_proxy(
 /// C5b (kubernetes/kubernetes#48719).
 fn before_the_rule(case: &Case<'_>) -> Finding {
     let vip = case.service.asked;
+    let orig = &case.flow.orig;
     Finding::new(
         "C5b",
         Domain::IptablesSync,
@@ -195,8 +232,13 @@ fn before_the_rule(case: &Case<'_>) -> Finding {
     .node(case.ctx.node.read_at(), format!("a rule translates {vip} now"))
     .action(
         format!(
-            "let the client connect anew; for a sender that never stops delete the entry: conntrack -D -d {}",
-            vip.ip()
+            "let the client connect anew; for a sender that never stops delete this one entry: conntrack -D -p {} -s {} \
+             --sport {} -d {} --dport {}",
+            orig.protocol.to_string().to_ascii_lowercase(),
+            orig.src.ip(),
+            orig.src.port(),
+            vip.ip(),
+            vip.port()
         ),
         "start clients after kube-proxy has synced (readiness of the node's network)",
         Safety::Disruptive,
@@ -239,6 +281,7 @@ pub(super) fn logs(case: &Case<'_>) -> String {
 /// What an untranslated connection that was answered tells against its health.
 pub(super) fn answered_elsewhere(case: &Case<'_>) -> Option<&'static str> {
     (case.untranslated()
+        && case.other_nodes_port().is_none()
         && matches!(case.outcome, Outcome::Closed | Outcome::Established | Outcome::Reset(_)))
     .then_some("this node's rules did not translate the address, yet it answered: something else serves it")
 }

@@ -123,11 +123,11 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
         Address::Service(service) => service,
         Address::UnknownPort { namespace, service } => {
             let finding = service_config::unknown_port(flow, ctx, &namespace, &service)?;
-            return alone(record::without_service(flow, ctx, finding));
+            return alone(record::without_port(flow, ctx, finding, &namespace, &service));
         }
         Address::Gone { namespace, service, since } => {
             let finding = service_config::gone(flow, ctx, &namespace, &service, since)?;
-            return alone(record::without_service(flow, ctx, finding));
+            return alone(record::without_port(flow, ctx, finding, &namespace, &service));
         }
         Address::Other => {
             let finding = normal::probe(flow, ctx)?;
@@ -174,6 +174,16 @@ fn unexplained(case: &Case<'_>) -> Finding {
         finding = finding.unseen(
             "what NAT decided: the decision was taken before the trace began, in another \
                                   namespace, or its event was not seen",
+        );
+    }
+    if let Some(node) = case.other_nodes_port() {
+        finding = finding.unseen(format!(
+            "what kube-proxy on node {node} decided: its node port was asked for, which this node does not translate"
+        ));
+    }
+    if case.endpoint.is_none() && case.rule_drop().is_some() {
+        finding = finding.unseen(
+            "which rule dropped it before an endpoint was chosen: loadBalancerSourceRanges (C23), or a firewall",
         );
     }
     if case.usable().is_none() {

@@ -17,7 +17,9 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     if !failed || !matches!(case.membership, Some(Membership::Member { .. })) {
         return None;
     }
-    if endpoint.ip() == case.flow.orig.src.ip() {
+    // A program on the host's network that gets an endpoint there never meets a bridge.
+    let on_host = case.ctx.node.is_own_address(endpoint.ip()) == Some(true);
+    if endpoint.ip() == case.flow.orig.src.ip() && !on_host {
         return Some(hairpin(case));
     }
     let node = match &case.membership {

@@ -154,7 +154,7 @@ fn healthy(case: &Case<'_>) -> Finding {
             "whether anybody answered: one-way datagrams look the same"
         });
     }
-    if matches!(case.membership, Some(Membership::Unknown)) {
+    if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
         finding = finding.unseen("whether the endpoint was listed then");
     }
     if let Some(Membership::Left { at, .. }) = case.membership {

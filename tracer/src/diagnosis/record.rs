@@ -48,6 +48,19 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     build(case.flow, case.ctx, case.decision, Some(service), reference, finding)
 }
 
+/// Of a Service that does not have the port that was asked for: it is the one meant, with the port's number.
+pub(super) fn without_port(
+    flow: &Flow,
+    ctx: &Context<'_>,
+    finding: Finding,
+    namespace: &str,
+    name: &str,
+) -> Verdict {
+    let port = flow.orig.dst.port().to_string();
+    let service = ServiceRef { namespace: clean(namespace), name: clean(name), port };
+    Verdict { service: Some(service), ..without_service(flow, ctx, finding) }
+}
+
 pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) -> Verdict {
     let decision = flow.decision(ctx.node_netns);
     let probe = finding.class == "N1";

@@ -1,9 +1,12 @@
 //! Endpoints that are no more: chosen although they had left (C6), or left while the flow lived (N9, C7).
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use super::{
-    Case, Finding, Membership,
+    Case, Finding, Membership, Via,
     iptables_sync::{lag, logs},
     text::length,
 };
@@ -75,6 +78,11 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         ),
         Membership::Member { .. } | Membership::Unknown => return None,
     };
+    let confounder = if certain { None } else { unlisted_but_not_stale(case) };
+    if confounder.is_some() && !case.failed() {
+        // It came through, to an endpoint that may well be a good one.
+        return None;
+    }
     if since.is_some_and(|since| case.within_grace(since)) {
         // Kube-proxy may still be writing it. A connection that came through broke nothing.
         return case
@@ -82,22 +90,31 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             .then(|| lag(case, &format!("NAT still chose an endpoint that had just gone: {what}")));
     }
     let answered = case.flow.was_answered();
-    let mut finding = Finding::new("C6", Domain::StaleEndpoints, format!("NAT chose a stale endpoint: {what}"))
-        .confidence(if certain { Confidence::High } else { Confidence::Medium })
-        .severity(if case.failed() { Severity::High } else { Severity::Medium })
-        .api(since, what)
-        .unseen("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
-        .action(
-            format!(
-                "{}; see which rules name it: iptables-save -t nat | grep {endpoint}; read kube-proxy's log for \"Failed \
+    let mut finding = Finding::new(
+        "C6",
+        Domain::StaleEndpoints,
+        format!("NAT chose a stale endpoint: {what}"),
+    )
+    .confidence(match (certain, confounder) {
+        (true, _) => Confidence::High,
+        (false, None) => Confidence::Medium,
+        (false, Some(_)) => Confidence::Low,
+    })
+    .severity(if case.failed() { Severity::High } else { Severity::Medium })
+    .api(since, what)
+    .unseen("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
+    .action(
+        format!(
+            "{}; see which rules name it: {}; read kube-proxy's log for \"Failed \
                  to watch\" or failed syncs: {}; restart it after the log is saved",
-                case.get_slices(),
-                logs(case)
-            ),
-            "alert on kube-proxy's watch and sync failures: its /healthz stays 200 while it cannot reach the API",
-            Safety::Disruptive,
-        )
-        .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
+            case.get_slices(),
+            rules_that_name(case, endpoint),
+            logs(case)
+        ),
+        "alert on kube-proxy's watch and sync failures: its /healthz stays 200 while it cannot reach the API",
+        Safety::Disruptive,
+    )
+    .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
     if !certain || since.is_none_or(|since| since == Timestamp::MIN) {
         finding = finding.unseen("when the endpoint was removed");
     }
@@ -113,11 +130,35 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         finding =
             finding.api(Some(until), format!("Pod {} gave the address {} up", pod.key(), endpoint.ip()));
     }
-    if case.ctx.metadata_age.is_some_and(|age| age > OLD_METADATA_SECS) {
+    if let Some(confounder) = confounder {
+        finding = finding.against(EvidenceType::Api, None, confounder);
+    } else if case.ctx.metadata_age.is_some_and(|age| age > OLD_METADATA_SECS) {
         finding =
             finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
     }
     Some(finding)
+}
+
+/// The command that shows the endpoint in the rules of kube-proxy's mode.
+fn rules_that_name(case: &Case<'_>, endpoint: SocketAddr) -> String {
+    match (case.ctx.node.kube_proxy_mode(), endpoint.ip()) {
+        (Some("nftables"), IpAddr::V4(ip)) => format!("nft list table ip kube-proxy | grep {ip}"),
+        (Some("nftables"), IpAddr::V6(ip)) => format!("nft list table ip6 kube-proxy | grep {ip}"),
+        (Some("ipvs"), _) => format!("ipvsadm -Ln | grep -F '{endpoint}'"),
+        (_, IpAddr::V4(_)) => format!("iptables-save -t nat | grep {endpoint}"),
+        (_, IpAddr::V6(_)) => format!("ip6tables-save -t nat | grep -F '{endpoint}'"),
+    }
+}
+
+/// Why an endpoint that no slice is known to have listed may be a good one all the same.
+fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
+    if case.ctx.metadata_age.is_some_and(|age| age > case.ctx.grace.as_secs_f64()) {
+        return Some("the metadata is old: the endpoint may have been added since");
+    }
+    (case.service.via != Via::ClusterIp).then_some(
+        "others than kube-proxy translate such addresses too: a hostPort (CNI-HOSTPORT-DNAT), a load balancer on the \
+         node (N13)",
+    )
 }
 
 /// N9 or C7.

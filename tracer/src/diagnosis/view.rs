@@ -172,6 +172,11 @@ pub trait NodeView {
     fn kube_proxy_mode(&self) -> Option<&str>;
     fn kube_proxy_version(&self) -> Option<&str>;
     fn kube_proxy_running(&self) -> Option<bool>;
+    /// Another program than kube-proxy that is known to serve Services where kube-proxy does not, and has its network
+    /// interfaces here.
+    fn other_dataplane(&self) -> Option<&str> {
+        None
+    }
     /// Whether any of kube-proxy's rules stand, and packets get to them.
     fn has_proxy_rules(&self) -> Option<bool>;
     fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule>;

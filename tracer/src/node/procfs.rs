@@ -110,6 +110,21 @@ pub fn has_interface(proc_net_dev: &str, name: &str) -> bool {
     proc_net_dev.lines().any(|line| line.split_once(':').is_some_and(|(device, _)| device.trim() == name))
 }
 
+/// Interfaces of programs that can serve Services in kube-proxy's place, by ways that netfilter's NAT never sees: eBPF,
+/// Open vSwitch, or IPVS of their own. Each also runs beside kube-proxy, so an interface alone proves nothing.
+const DATAPLANES: [(&str, &str); 5] = [
+    ("cilium_host", "Cilium"),
+    ("bpfin.cali", "Calico's eBPF dataplane"),
+    ("kube-dummy-if", "kube-router"),
+    ("antrea-gw0", "Antrea"),
+    ("ovn-k8s-mp0", "OVN-Kubernetes"),
+];
+
+/// The first of them whose interface `/proc/net/dev` lists.
+pub fn other_dataplane(proc_net_dev: &str) -> Option<&'static str> {
+    DATAPLANES.iter().find(|(device, _)| has_interface(proc_net_dev, device)).map(|(_, name)| *name)
+}
+
 /// What the process list says about kube-proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Processes {
@@ -188,6 +203,8 @@ mod tests {
         let dev = "Inter-|   Receive\n face |bytes\n    lo: 0 0\nkube-ipvs0:  0 0\n";
         assert!(has_interface(dev, "kube-ipvs0"));
         assert!(!has_interface(dev, "kube-ipvs"));
+        assert_eq!(other_dataplane(dev), None);
+        assert_eq!(other_dataplane("cilium_host: 0 0\n  eth0: 0 0\n"), Some("Cilium"));
     }
 
     #[test]

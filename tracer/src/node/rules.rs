@@ -376,6 +376,18 @@ mod tests {
     }
 
     #[test]
+    fn accounting_matches_of_newer_releases_are_passed_over() {
+        // As kube-proxy v1.36 writes node ports: a rule of its own for the loopback network, with two blanks in it.
+        let text = "*nat\n-A KUBE-NODEPORTS -d 127.0.0.0/8 -p tcp -m comment --comment \"a/b:c\" -m tcp --dport 30080 \
+            -m nfacct --nfacct-name  localhost_nps_accepted_pkts -j KUBE-EXT-A\n-A KUBE-NODEPORTS -p tcp -m tcp --dport \
+            30080 -j KUBE-EXT-A\n-A KUBE-EXT-A -j KUBE-SEP-A\n-A KUBE-SEP-A -p tcp -j DNAT --to-destination \
+            10.1.0.1:80\nCOMMIT\n";
+        let rule = Rules::parse(text).for_vip("192.0.2.11:30080".parse().unwrap(), Protocol::TCP);
+        let endpoints = vec!["10.1.0.1:80".parse().unwrap()];
+        assert_eq!(rule, VipRule::Dnat { chain: "KUBE-EXT-A".into(), endpoints });
+    }
+
+    #[test]
     fn the_way_into_the_chains_is_seen() {
         let rules = Rules::parse(SAVED);
         assert!(rules.has_kube_chains());

@@ -36,6 +36,8 @@ pub struct NodeState {
     /// say its mode.
     pub proxy_rules: Option<Observed<bool>>,
     pub kube_proxy_running: Option<Observed<bool>>,
+    /// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
+    pub other_dataplane: Option<Observed<&'static str>>,
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
     pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
@@ -194,6 +196,9 @@ impl NodeReader {
             }
             Err(error) => gaps.push(format!("the node's addresses: /proc/net/fib_trie: {error}")),
         }
+        let devices = net("dev").unwrap_or_default();
+        state.other_dataplane =
+            procfs::other_dataplane(&devices).map(|value| Observed { time: now(), value });
         match procfs::find_kube_proxy(&self.proc) {
             Ok(procfs::Processes::Runs(_)) => {
                 state.kube_proxy_running = Some(Observed { time: now(), value: true });

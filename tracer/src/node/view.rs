@@ -52,6 +52,10 @@ impl NodeView for NodeFacts {
         self.state.kube_proxy_running.as_ref().map(|running| running.value)
     }
 
+    fn other_dataplane(&self) -> Option<&str> {
+        self.state.other_dataplane.as_ref().map(|found| found.value)
+    }
+
     fn has_proxy_rules(&self) -> Option<bool> {
         let families = [&self.ipv4_rules, &self.ipv6_rules].into_iter().flatten();
         let stands = |rules: &Arc<Observed<Rules>>| {

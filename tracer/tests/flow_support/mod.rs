@@ -307,6 +307,7 @@ pub(crate) struct World {
     pub(crate) own: Vec<IpAddr>,
     pub(crate) mode: Option<&'static str>,
     pub(crate) running: Option<bool>,
+    pub(crate) dataplane: Option<&'static str>,
     pub(crate) rules: Option<bool>,
     pub(crate) rule: Option<Rule>,
     pub(crate) conntrack: Option<(u64, u64)>,
@@ -348,6 +349,7 @@ impl World {
             own: vec![addr("10.244.1.1:0").ip(), addr("192.168.1.2:0").ip()],
             mode: Some("iptables"),
             running: Some(true),
+            dataplane: None,
             rules: Some(true),
             rule: Some(Rule::Forwards),
             conntrack: Some((1000, 131_072)),
@@ -486,6 +488,9 @@ impl NodeView for World {
     }
     fn kube_proxy_running(&self) -> Option<bool> {
         self.running
+    }
+    fn other_dataplane(&self) -> Option<&str> {
+        self.dataplane
     }
     fn has_proxy_rules(&self) -> Option<bool> {
         self.rules

@@ -117,5 +117,5 @@ fn service_count(service: String, classes: &BTreeMap<String, u64>) -> ServiceCou
 }
 
 fn metadata_age(pipeline: &Pipeline, now: Timestamp) -> Option<Duration> {
-    pipeline.cluster().metadata_age(now).map(Duration::from_secs_f64)
+    pipeline.cluster().metadata_age(now).and_then(|age| Duration::try_from_secs_f64(age).ok())
 }

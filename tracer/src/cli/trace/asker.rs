@@ -1,0 +1,95 @@
+//! The node, read beside the event loop: one read at a time, with pauses between them.
+//!
+//! Owns when the node is read and what a read that fails leaves. Judges nothing.
+
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::oneshot;
+
+use super::now;
+use crate::{
+    node::{NodeFacts, NodeReader, RulesReader},
+    time::Timestamp,
+};
+
+/// Between two readings of the node at least so long, and nine times as long as the last one took: listing the rules
+/// of a large cluster takes seconds, and a broken node is not to be burdened by who looks at it.
+const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_FACTOR: u32 = 9;
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Reads the node beside the event loop, one read at a time.
+#[derive(Debug, Default)]
+pub(super) struct NodeAsker {
+    asked: Option<oneshot::Receiver<(NodeFacts, Timestamp)>>,
+    last: Option<(Instant, Instant)>,
+}
+
+impl NodeAsker {
+    /// Asks for the node's state with its rules, unless that is under way.
+    pub(super) fn want(&mut self) {
+        if self.asked.is_none() {
+            let pause = self.last.map(|(begun, ended)| {
+                let pause = (ended.duration_since(begun) * PAUSE_FACTOR).clamp(PAUSE, PAUSE_MAX);
+                pause.saturating_sub(ended.elapsed())
+            });
+            self.start(true, pause.unwrap_or_default());
+        }
+    }
+
+    /// The node without its rules: its mode, version and addresses, which every verdict wants.
+    pub(super) async fn ask(&mut self) -> (NodeFacts, Timestamp) {
+        self.start(false, Duration::ZERO);
+        self.answer().await
+    }
+
+    /// Everything, at once.
+    pub(super) async fn read(&mut self) -> (NodeFacts, Timestamp) {
+        self.start(true, Duration::ZERO);
+        self.answer().await
+    }
+
+    fn start(&mut self, with_rules: bool, pause: Duration) {
+        let (answer, asked) = oneshot::channel();
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            let begun = now();
+            let mut state = NodeReader::default().read().await;
+            let listing = if with_rules {
+                tokio::task::spawn_blocking(|| RulesReader::default().read(IpAddr::from([0, 0, 0, 0])))
+                    .await
+                    .ok()
+            } else {
+                None
+            };
+            let ipv4_rules = match listing.transpose() {
+                Ok(rules) => rules,
+                Err(gap) => {
+                    state.gaps.push(gap);
+                    None
+                }
+            };
+            // Nobody waits any more where the trace is over.
+            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, begun));
+        });
+        self.asked = Some(asked);
+        let at = Instant::now() + pause;
+        self.last = Some((at, at));
+    }
+
+    /// What was asked for, and when its reading began; waits for ever where nothing was.
+    pub(super) async fn answer(&mut self) -> (NodeFacts, Timestamp) {
+        let Some(asked) = &mut self.asked else { return std::future::pending().await };
+        let answer = asked.await;
+        self.asked = None;
+        if let Some((_, ended)) = &mut self.last {
+            *ended = Instant::now();
+        }
+        // Where the reader died, what it would have said is unknown.
+        answer.unwrap_or_else(|_| (NodeFacts::default(), now()))
+    }
+}
