@@ -358,6 +358,7 @@ impl FlowTable {
         }
         let tcp = flow.is_tcp();
         let handed = flow.handed;
+        let trying = flow.client.is_seen() && flow.is_still_trying();
         let now = self.slots.queue_of(index);
         if now == Some(Queue::Settling) {
             return;
@@ -365,7 +366,7 @@ impl FlowTable {
         let news = handed.map_or(over || outcome == Outcome::Silent, |handed| is_news(handed, outcome));
         let (queue, wait) = if news {
             (Queue::Settling, self.limits.settle)
-        } else if over {
+        } else if over && !trying {
             (Queue::Lingering, self.limits.linger)
         } else if handed.is_some() && !outcome.is_success() {
             (Queue::Waiting, self.limits.unanswered)
@@ -404,7 +405,8 @@ impl FlowTable {
     fn settle(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.slots.get(index).cloned() else { return };
         let outcome = flow.outcome();
-        let (queue, wait) = if flow.ended.is_some() {
+        let trying = flow.client.is_seen() && flow.is_still_trying();
+        let (queue, wait) = if flow.ended.is_some() && !trying {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {
             (Queue::Live, Duration::ZERO)
