@@ -10,9 +10,10 @@ use crate::{
     world::{Stage, Watch, World},
 };
 
-/// Runs those whose name holds `filter`; returns whether all passed.
+/// Runs those whose name holds `filter`, or one of several separated by commas; returns whether all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
-    let chosen: Vec<_> = scenarios::ALL.iter().filter(|scenario| scenario.name.contains(filter)).collect();
+    let is_chosen = |name: &str| filter.split(',').any(|part| name.contains(part));
+    let chosen: Vec<_> = scenarios::ALL.iter().filter(|scenario| is_chosen(scenario.name)).collect();
     if chosen.is_empty() {
         let names: Vec<&str> = scenarios::ALL.iter().map(|scenario| scenario.name).collect();
         bail!("no scenario's name holds {filter:?}; there are {}", names.join(", "));
