@@ -4,8 +4,11 @@
 //! and the node's state, verdicts come out. Does no I/O and knows no clock but what it is told; who owns it reads
 //! the node when [`Pipeline::wants_node`] says so.
 
+mod likes;
+
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,11 +21,24 @@ use crate::{
     time::Timestamp,
     verdict::Verdict,
 };
+use likes::Likes;
+
+pub use likes::{Clients, Folded};
 
 /// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
 const MAX_WAITING: usize = 16_384;
 /// Verdicts remembered of flows that are not over and may be judged again.
 const MAX_BEFORE: usize = 65_536;
+
+/// How much is made of a healthy flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// Flows that are healthy for the same reasons share one verdict and are counted: see [`Folded`].
+    Faults,
+    /// Every flow has a verdict of its own.
+    #[default]
+    All,
+}
 
 /// What stays the same for a whole trace.
 #[derive(Clone, Debug)]
@@ -34,6 +50,7 @@ pub struct Settings {
     pub node_netns: Option<Netns>,
     pub missing_hooks: Vec<Hook>,
     pub grace: Duration,
+    pub detail: Detail,
 }
 
 /// A flow's verdict and what else a report wants of it.
@@ -44,6 +61,14 @@ pub struct Judged {
     pub before: Option<Verdict>,
     /// From the flow's beginning to its client's established socket.
     pub connect_time: Option<Duration>,
+}
+
+/// What came out at once.
+#[derive(Clone, Debug, Default)]
+pub struct Judgements {
+    pub judged: Vec<Judged>,
+    /// Further healthy flows, like one that was among the judged ones here or before. None with [`Detail::All`].
+    pub folded: Vec<Folded>,
 }
 
 /// Flows in the making, and all that they are judged with.
@@ -57,7 +82,9 @@ pub struct Pipeline {
     node_asked: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
-    before: HashMap<u64, Verdict>,
+    /// By the flow's number, so that the oldest goes first where there are too many.
+    before: BTreeMap<u64, Arc<Verdict>>,
+    likes: Likes,
     lost: u64,
 }
 
@@ -71,7 +98,8 @@ impl Pipeline {
             node_asked: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
-            before: HashMap::new(),
+            before: BTreeMap::new(),
+            likes: Likes::default(),
             lost: 0,
         }
     }
@@ -88,6 +116,7 @@ impl Pipeline {
     /// The hooks that turned out not to be there.
     pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
         self.settings.missing_hooks = missing;
+        self.likes.clear();
     }
 
     pub fn node(&self) -> &NodeFacts {
@@ -120,17 +149,19 @@ impl Pipeline {
     /// Time has passed and all that was seen until `now` has been observed: judges what is settled. Flows whose cause
     /// the node's rules or counters tell wait for a look at the node that is younger than they are
     /// ([`Self::wants_node`]): older rules say nothing of their decision.
-    pub fn advance(&mut self, now: Timestamp) -> Vec<Judged> {
+    pub fn advance(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
-        self.judge_settled(now)
+        let judged = self.judge_settled(now);
+        self.out(judged)
     }
 
     /// The trace is over: everything is handed out as it stands. What then still waits for the node is judged by a last
     /// [`Self::node_read`].
-    pub fn finish(&mut self, now: Timestamp) -> Vec<Judged> {
+    pub fn finish(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         self.flows.finish(now);
-        self.judge_settled(now)
+        let judged = self.judge_settled(now);
+        self.out(judged)
     }
 
     /// When [`Self::advance`] has something to do again, without any sighting coming.
@@ -144,19 +175,27 @@ impl Pipeline {
     }
 
     /// The node was read, beginning at `asked`: judges the flows that waited for it.
-    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) -> Vec<Judged> {
+    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) -> Judgements {
         self.node = facts;
         self.node_asked = Some(asked);
+        self.likes.clear();
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= asked);
         self.waiting = waiting;
-        ready.iter().filter_map(|flow| self.judge(flow, now)).collect()
+        let judged = ready.iter().filter_map(|flow| self.judge(flow, now)).collect();
+        self.out(judged)
+    }
+
+    fn out(&mut self, judged: Vec<Judged>) -> Judgements {
+        Judgements { judged, folded: self.likes.take() }
     }
 
     fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
-        let settled: Vec<Flow> = self.flows.drain_settled().collect();
         let mut judged = Vec::new();
-        for flow in settled {
+        while let Some(flow) = self.flows.next_settled() {
+            if self.fold(&flow) {
+                continue;
+            }
             self.note(&flow, now);
             let fresh = self.node_asked.is_some_and(|asked| asked >= flow.first_seen);
             if fresh || !self.asks_node(&flow) {
@@ -171,6 +210,24 @@ impl Pipeline {
             self.waiting.push_back(flow);
         }
         judged
+    }
+
+    /// Counts the flow where one like it was found healthy, and all that was asked for that would be answered the same.
+    fn fold(&mut self, flow: &Flow) -> bool {
+        if self.settings.detail == Detail::All || flow.revision > 1 {
+            return false;
+        }
+        let Some(decision) = flow.decision(self.settings.node_netns) else { return false };
+        let Some(endpoint) = decision.endpoint() else { return false };
+        let Some(found) = self.likes.fold(flow, endpoint, &self.cluster.history) else { return false };
+        if found.is_cluster_ip {
+            self.translations.translated(flow.orig.dst, decision.time);
+        }
+        if flow.ended.is_none() {
+            let verdict = Arc::clone(found.verdict);
+            self.remember(flow.id, verdict);
+        }
+        true
     }
 
     /// Whether what the node says can matter: a flow to a Service that got no endpoint and was not refused, or found the
@@ -193,16 +250,34 @@ impl Pipeline {
     }
 
     fn judge(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
-        let verdict = diagnosis::judge(flow, &self.context(now))?;
+        let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
         let before = self.before.remove(&flow.id);
-        if flow.ended.is_none() && self.before.len() < MAX_BEFORE {
-            self.before.insert(flow.id, verdict.clone());
+        let verdict = judgement.verdict;
+        let lasting =
+            judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
+        if lasting.is_some() || flow.ended.is_none() {
+            let kept = Arc::new(verdict.clone());
+            if flow.ended.is_none() {
+                self.remember(flow.id, Arc::clone(&kept));
+            }
+            if let Some(service) = lasting {
+                self.likes.keep(flow, &service, kept, &self.cluster.history);
+            }
         }
         // More of the same is no news.
         if before.as_ref().is_some_and(|before| before.class == verdict.class) {
             return None;
         }
+        let before = before.map(Arc::unwrap_or_clone);
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
+    }
+
+    /// Keeps what was said of a flow that is not over.
+    fn remember(&mut self, id: u64, verdict: Arc<Verdict>) {
+        if self.before.len() >= MAX_BEFORE {
+            self.before.pop_first();
+        }
+        self.before.insert(id, verdict);
     }
 
     fn context(&self, now: Timestamp) -> Context<'_> {

@@ -13,6 +13,9 @@ impl Timestamp {
     /// Before everything: "it was already so when we began to look".
     pub const MIN: Self = Self(0);
 
+    /// After everything.
+    pub const MAX: Self = Self(u64::MAX);
+
     pub const fn from_unix_ns(ns: u64) -> Self {
         Self(ns)
     }

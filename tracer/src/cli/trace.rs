@@ -26,11 +26,12 @@ use crate::{
         Outcome, ResultExt as _,
         args::{ClusterSource, Hooks, TraceOptions},
         check,
+        target::Target,
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
     node::{NodeFacts, NodeReader, RulesReader},
-    pipeline::{Judged, Pipeline, Settings},
+    pipeline::{Detail, Judgements, Pipeline, Settings},
     probe::{
         self,
         environment::Environment,
@@ -38,7 +39,7 @@ use crate::{
         layout::Layout,
         plan::{HookPlan, HookSet},
     },
-    report::{Item, Output, Printer, Report},
+    report::{FoldedItem, Item, Printer, Report, View},
     sighting::{Netns, Sighting},
     time::Timestamp,
 };
@@ -146,6 +147,7 @@ impl<'a> Trace<'a> {
             node_netns,
             missing_hooks: Vec::new(),
             grace: options.grace,
+            detail: detail(options),
         };
         let mut pipeline = Pipeline::new(settings, cluster);
         let mut node = NodeAsker::default();
@@ -305,9 +307,9 @@ impl<'a> Trace<'a> {
         }
     }
 
-    fn show(&mut self, report: &mut Report, judged: Vec<Judged>) -> anyhow::Result<()> {
+    fn show(&mut self, report: &mut Report, judgements: Judgements) -> anyhow::Result<()> {
         let at = Instant::now();
-        for judged in judged {
+        for judged in judgements.judged {
             if self.options.target.as_ref().is_some_and(|target| !targets::matches(target, &judged.verdict)) {
                 continue;
             }
@@ -319,7 +321,25 @@ impl<'a> Trace<'a> {
             };
             report.show(item, at)?;
         }
-        if self.options.output == Output::Table {
+        for folded in &judgements.folded {
+            // Where flows are folded, a target is a Service: it is meant by all of them or by none.
+            if self.options.target.as_ref().is_some_and(|target| !targets::matches(target, &folded.verdict)) {
+                continue;
+            }
+            self.tally.add_folded(folded);
+            let item = FoldedItem {
+                verdict: &folded.verdict,
+                count: folded.count,
+                slowest: folded.connect_times.iter().max().copied(),
+                last: folded.last,
+                client: folded.clients.address,
+                client_pod: folded.clients.pod.as_deref(),
+                one_address: folded.clients.one_address,
+                one_pod: folded.clients.one_pod,
+            };
+            report.fold(item, at);
+        }
+        if report.shows_status() {
             report.status(self.tally.status(&self.pipeline, now()), at);
         }
         report.tick(at)?;
@@ -352,6 +372,14 @@ impl<'a> Trace<'a> {
 
 fn now() -> Timestamp {
     Timestamp::from_unix_ns(probe::unix_ns())
+}
+
+/// Flows must be judged one by one where each is shown, or where the target is one end of some of them.
+fn detail(options: &TraceOptions) -> Detail {
+    match (options.view, &options.target) {
+        (View::All, _) | (_, Some(Target::Pod { .. } | Target::Address { .. })) => Detail::All,
+        (View::Default | View::FaultsOnly, None | Some(Target::Service { .. })) => Detail::Faults,
+    }
 }
 
 /// The network namespace that this process runs in.

@@ -22,11 +22,15 @@ use crate::{
     time::Timestamp,
 };
 
+mod changes;
 mod endpoints;
 mod reason;
 #[cfg(test)]
 mod tests;
 
+use changes::Changes;
+
+pub use changes::Settled;
 pub use endpoints::{EndpointState, Membership};
 pub use reason::{NoEndpointsReason, UnreadyPod};
 
@@ -99,6 +103,7 @@ pub struct History {
     known: [bool; Kind::ALL.len()],
     forgotten: u64,
     refused: u64,
+    changes: Changes,
 }
 
 impl History {
@@ -116,6 +121,7 @@ impl History {
         if let Some(known) = self.known.get_mut(kind.index()) {
             *known = true;
         }
+        self.changes.addresses(Timestamp::MIN);
     }
 
     pub fn knows(&self, kind: Kind) -> bool {
@@ -130,6 +136,11 @@ impl History {
                 self.put(at, Trimmed { created: told.or(Some(at)), ..trimmed });
             }
             Change::Delete(kind, key) => {
+                match kind {
+                    Kind::Service | Kind::Node => self.changes.addresses(at),
+                    Kind::Pod => self.changes.pods(at),
+                    Kind::EndpointSlice => self.slice_changes(&key),
+                }
                 let forgotten = match kind {
                     Kind::Service => self.services.get_mut(&key).map(|line| line.push(at, None).1),
                     Kind::EndpointSlice => self.slices.get_mut(&key).map(|line| line.push(at, None).1),
@@ -150,17 +161,23 @@ impl History {
 
     fn put(&mut self, from: Timestamp, trimmed: Trimmed) {
         let created = trimmed.created;
+        let latest = created.map_or(from, |created| created.max(from));
         let stored = match trimmed.object {
             Object::Service(service) => {
                 let stored = store(&mut self.services, &service.key, created, from, &service);
                 if stored.is_new() {
+                    self.changes.addresses(latest);
                     self.index_service(&service);
                 }
                 stored
             }
             Object::EndpointSlice(slice) => {
+                let before = self.slices.get(&slice.key).and_then(Timeline::newest).cloned();
                 let stored = store(&mut self.slices, &slice.key, created, from, &slice);
                 if stored.is_new() {
+                    // A slice can move from one Service to another.
+                    self.changes.slices(before.and_then(|before| before.service.clone()).as_ref());
+                    self.changes.slices(slice.service.as_ref());
                     self.index_slice(&slice);
                 }
                 stored
@@ -168,6 +185,7 @@ impl History {
             Object::Pod(pod) => {
                 let stored = store(&mut self.pods, &pod.key, created, from, &pod);
                 if stored.is_new() {
+                    self.changes.pods(latest);
                     index_all(&mut self.pod_ips, &pod.ips, &pod.key);
                 }
                 stored
@@ -175,6 +193,7 @@ impl History {
             Object::Node(node) => {
                 let stored = store(&mut self.nodes, &node.key, created, from, &node);
                 if stored.is_new() {
+                    self.changes.addresses(latest);
                     index_all(&mut self.node_ips, &node.addresses, &node.key);
                 }
                 stored
@@ -227,6 +246,7 @@ impl History {
 
     /// Rebuilds the indexes: an address is findable as long as a version has it.
     fn reindex(&mut self) {
+        self.changes.everything();
         self.service_ips.clear();
         self.node_ports.clear();
         self.slices_of_service.clear();

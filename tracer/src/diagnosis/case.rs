@@ -2,7 +2,7 @@
 //!
 //! Asks each question once, at the moment of the NAT decision. Judges nothing.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
 use super::{Context, Membership, ServicePort, Usable, text::word};
 use crate::{
@@ -24,8 +24,7 @@ pub(super) struct Case<'a> {
     pub(super) endpoint: Option<SocketAddr>,
     /// What the endpoint was when it was chosen.
     pub(super) membership: Option<Membership>,
-    /// What kube-proxy should have chosen from; `None` where the endpoints are not known.
-    pub(super) usable: Option<Usable>,
+    usable: OnceCell<Option<Usable>>,
 }
 
 impl<'a> Case<'a> {
@@ -37,8 +36,23 @@ impl<'a> Case<'a> {
             .map_or(flow.first_seen, |decision| decision.time);
         let endpoint = decision.and_then(Decision::endpoint);
         let membership = endpoint.map(|endpoint| ctx.cluster.membership(&service, endpoint, decided));
-        let usable = ctx.cluster.usable(&service, ctx.node_name, decided);
-        Self { flow, ctx, outcome: flow.outcome(), service, decision, decided, endpoint, membership, usable }
+        Self {
+            flow,
+            ctx,
+            outcome: flow.outcome(),
+            service,
+            decision,
+            decided,
+            endpoint,
+            membership,
+            usable: OnceCell::new(),
+        }
+    }
+
+    /// What kube-proxy should have chosen from; `None` where the endpoints are not known. Asked when a rule needs it:
+    /// it is the dearest question, and a healthy flow raises it only where its endpoint is not ready.
+    pub(super) fn usable(&self) -> Option<Usable> {
+        *self.usable.get_or_init(|| self.ctx.cluster.usable(&self.service, self.ctx.node_name, self.decided))
     }
 
     /// When the flow's story ended, as far as it is known.
@@ -74,7 +88,7 @@ impl<'a> Case<'a> {
 
     /// Whether the API has endpoints to send to; `None` where that is not known.
     pub(super) fn has_usable(&self) -> Option<bool> {
-        self.usable.map(|usable| usable.count > 0)
+        self.usable().map(|usable| usable.count > 0)
     }
 
     /// Whether something happened so short before the decision that kube-proxy may still have been at it.

@@ -21,7 +21,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     if refusal.stage != Stage::Before || case.endpoint.is_some() || !case.failed() {
         return None;
     }
-    let usable = case.usable.filter(|usable| usable.count > 0)?;
+    let usable = case.usable().filter(|usable| usable.count > 0)?;
     let count = usable.count;
     if case.within_grace(usable.since) {
         return Some(lag(
@@ -78,7 +78,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     if !(case.untranslated() || untracked) || case.flow.was_answered() {
         return None;
     }
-    let usable = case.usable.filter(|usable| usable.count > 0)?;
+    let usable = case.usable().filter(|usable| usable.count > 0)?;
     let rule = node.rule(case.service.asked, case.service.protocol);
     if case.within_grace(usable.since) {
         let what = format!(
@@ -218,7 +218,7 @@ pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
                 Safety::ReadOnly,
             )
             .see(&["C5"]);
-    if let Some(usable) = case.usable {
+    if let Some(usable) = case.usable() {
         finding =
             finding.api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()));
     }

@@ -88,20 +88,50 @@ const RULES: [fn(&Case<'_>) -> Option<Finding>; 14] = [
     network_path::silent,
 ];
 
+/// A verdict, and how far it reaches.
+#[derive(Clone, Debug)]
+pub struct Judgement {
+    pub verdict: Verdict,
+    /// The Service port of a flow that is healthy for reasons that do not depend on the moment: every other
+    /// [plain](is_plain) flow of this outcome to this address and endpoint is so as well, as long as the cluster's
+    /// history gives the same answers about its time.
+    pub lasting: Option<ServicePort>,
+}
+
+/// Whether nothing was seen of this flow that could speak against its health: an endpoint can still be the wrong one.
+///
+/// Of a flow that got an endpoint, and had no trouble, no rule asks for anything but the endpoint: neither for the
+/// node's state nor for other flows. `rules_leave_plain_flows_alone` in the tests holds the rules to that.
+pub fn is_plain(flow: &Flow) -> bool {
+    flow.trouble.is_none()
+        && flow.client.trouble.is_none()
+        && flow.server.trouble.is_none()
+        && flow.lost == 0
+        && !flow.partial
+        && matches!(flow.outcome(), Outcome::Established | Outcome::Closed | Outcome::Pending)
+}
+
 /// What happened to this flow. `None` where it is none of ours: neither a Service nor a probe was asked for.
 pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
+    judge_lasting(flow, ctx).map(|judgement| judgement.verdict)
+}
+
+/// As [`judge`], and tells whether the verdict is one that others can share.
+pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
+    let alone = |verdict| Some(Judgement { verdict, lasting: None });
     let service = match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) {
         Address::Service(service) => service,
         Address::UnknownPort { namespace, service } => {
             let finding = service_config::unknown_port(flow, ctx, &namespace, &service)?;
-            return Some(record::without_service(flow, ctx, finding));
+            return alone(record::without_service(flow, ctx, finding));
         }
         Address::Gone { namespace, service, since } => {
             let finding = service_config::gone(flow, ctx, &namespace, &service, since)?;
-            return Some(record::without_service(flow, ctx, finding));
+            return alone(record::without_service(flow, ctx, finding));
         }
         Address::Other => {
-            return normal::probe(flow, ctx).map(|finding| record::without_service(flow, ctx, finding));
+            let finding = normal::probe(flow, ctx)?;
+            return alone(record::without_service(flow, ctx, finding));
         }
     };
     let case = Case::new(flow, ctx, service);
@@ -110,7 +140,13 @@ pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
         .find_map(|rule| rule(&case))
         .or_else(|| normal::judge(&case))
         .unwrap_or_else(|| unexplained(&case));
-    Some(record::of(&case, finding))
+    let lasts = finding.class == "ok"
+        && finding.against.is_empty()
+        && case.endpoint.is_some()
+        && matches!(case.membership, Some(Membership::Member { ready: true, .. } | Membership::Unknown))
+        && is_plain(flow);
+    let verdict = record::of(&case, finding);
+    Some(Judgement { verdict, lasting: lasts.then_some(case.service) })
 }
 
 /// The flow broke and no rule explains it: what was seen is said, and what would have told.
@@ -140,7 +176,7 @@ fn unexplained(case: &Case<'_>) -> Finding {
                                   namespace, or its event was not seen",
         );
     }
-    if case.usable.is_none() {
+    if case.usable().is_none() {
         finding = finding.unseen("the Service's endpoints: EndpointSlices could not be read");
     }
     if case.membership == Some(Membership::Unknown) {
@@ -150,7 +186,12 @@ fn unexplained(case: &Case<'_>) -> Finding {
     finding
 }
 
+/// The client's Pod, as a verdict names it.
+pub(crate) fn client_pod(flow: &Flow, cluster: &dyn ClusterView) -> Option<String> {
+    record::client_pod(flow, cluster)
+}
+
 /// The time that a flow's verdict bears.
-fn verdict_time(flow: &Flow) -> Timestamp {
+pub(crate) fn verdict_time(flow: &Flow) -> Timestamp {
     flow.settled.unwrap_or(flow.last_seen)
 }

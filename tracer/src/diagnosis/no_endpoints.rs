@@ -53,7 +53,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     let mut finding = Finding::new("C20", Domain::NoEndpoints, detail)
         .confidence(confidence)
         .severity(Severity::High)
-        .api(case.usable.map(|usable| usable.since), format!("no usable endpoint for {} at that moment", case.name()))
+        .api(case.usable().map(|usable| usable.since), format!("no usable endpoint for {} at that moment", case.name()))
         .action(
             format!(
                 "{}; compare the selector with the Pods' labels and the port's name with the slices': kubectl -n \

@@ -118,8 +118,8 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
 fn healthy(case: &Case<'_>) -> Finding {
     let endpoint = case.endpoint_name();
     let pending = case.outcome == Outcome::Pending;
-    let terminating = case.usable.is_some_and(|usable| usable.terminating)
-        && matches!(case.membership, Some(Membership::Member { ready: false, serving: true, .. }));
+    let terminating = matches!(case.membership, Some(Membership::Member { ready: false, serving: true, .. }))
+        && case.usable().is_some_and(|usable| usable.terminating);
     let mut finding = if terminating {
         Finding::new(
             "N8",

@@ -3,7 +3,7 @@
 //! Owns what every verdict has alike: who the flow was, the kernel's evidence, gaps, losses, and clean texts.
 
 use super::{
-    Context, Membership,
+    ClusterView, Context, Membership,
     case::{Case, Finding, lower},
     text::clean,
     timeline::kernel_evidence,
@@ -69,11 +69,15 @@ fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
         client: flow.orig.src,
         vip: None,
         endpoint: None,
-        client_pod: ctx.cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(&pod.key())),
+        client_pod: client_pod(flow, ctx.cluster),
         endpoint_pod: None,
         node: ctx.node_name.map(clean),
         started: flow.first_seen,
     }
+}
+
+pub(super) fn client_pod(flow: &Flow, cluster: &dyn ClusterView) -> Option<String> {
+    cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(&pod.key()))
 }
 
 fn add_gaps(case: &Case<'_>, finding: &mut Finding) {

@@ -144,7 +144,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let drop = case.rule_drop()?;
-    let local = case.usable.and_then(|usable| usable.local);
+    let local = case.usable().and_then(|usable| usable.local);
     if local.is_some_and(|local| local > 0) {
         return None;
     }
@@ -158,7 +158,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     )
     .confidence(if local == Some(0) { Confidence::High } else { Confidence::Medium })
     .severity(Severity::High)
-    .api(None, format!("{} usable endpoints in the cluster, none of them on this node", case.usable.map_or(0, |usable| usable.count)))
+    .api(None, format!("{} usable endpoints in the cluster, none of them on this node", case.usable().map_or(0, |usable| usable.count)))
     .action(
         if external {
             "have the load balancer follow the Service's healthCheckNodePort, or send to a node with an endpoint"

@@ -51,13 +51,7 @@ impl Summary {
         if let Some(before) = before {
             self.take_back(before);
         }
-        self.judged += 1;
-        self.classes.entry(verdict.class.clone()).or_insert((verdict.domain, 0)).1 += 1;
-        if let Some(service) = &verdict.service
-            && (self.services.len() < MAX_SERVICES || self.services.contains_key(service))
-        {
-            *self.services.entry(service.clone()).or_default().entry(verdict.class.clone()).or_default() += 1;
-        }
+        self.count_in(verdict, 1);
         if !verdict.is_fault() && !verdict.is_unexplained() {
             return;
         }
@@ -71,6 +65,31 @@ impl Summary {
         } else if self.causes.len() < MAX_CAUSES {
             self.causes.insert(key, RankedCause { verdict: verdict.clone(), flows: 1 });
         }
+    }
+
+    /// Counts `count` flows that all got this verdict, which is neither a fault nor unexplained.
+    pub fn add_healthy(&mut self, verdict: &Verdict, count: u64) {
+        self.count_in(verdict, count);
+    }
+
+    fn count_in(&mut self, verdict: &Verdict, count: u64) {
+        self.judged += count;
+        match self.classes.get_mut(&verdict.class) {
+            Some((_, known)) => *known += count,
+            None => _ = self.classes.insert(verdict.class.clone(), (verdict.domain, count)),
+        }
+        let Some(service) = &verdict.service else { return };
+        if let Some(known) = self.services.get_mut(service).and_then(|known| known.get_mut(&verdict.class)) {
+            *known += count;
+        } else if self.services.len() < MAX_SERVICES || self.services.contains_key(service) {
+            let classes = self.services.entry(service.clone()).or_default();
+            *classes.entry(verdict.class.clone()).or_default() += count;
+        }
+    }
+
+    /// How many flows ended in a class of which `is_meant` is true.
+    pub fn count(&self, is_meant: impl Fn(&str) -> bool) -> u64 {
+        self.classes.iter().filter(|(class, _)| is_meant(class)).map(|(_, (_, count))| count).sum()
     }
 
     /// A flow for which there is no verdict.

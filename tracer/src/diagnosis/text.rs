@@ -9,6 +9,9 @@ const MAX_BYTES: usize = 2048;
 
 /// The text with everything escaped that could move a cursor, reorder or hide letters.
 pub(super) fn clean(text: &str) -> String {
+    if text.len() < MAX_BYTES && is_plain(text) {
+        return text.to_owned();
+    }
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if out.len() >= MAX_BYTES {
@@ -22,6 +25,11 @@ pub(super) fn clean(text: &str) -> String {
         }
     }
     out
+}
+
+/// Whether nothing in it can deceive: printable ASCII, which nearly every name is, is told byte by byte.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~')) || !text.chars().any(is_deceptive)
 }
 
 fn is_deceptive(c: char) -> bool {

@@ -32,21 +32,30 @@ impl Translations {
         let Some(decision) = flow.decision(ctx.node_netns) else { return };
         match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
             Address::Service(service) if service.via == Via::ClusterIp => {
-                let usable = ctx
-                    .cluster
-                    .usable(&service, ctx.node_name, decision.time)
-                    .is_some_and(|usable| usable.count > 0);
-                self.note_decision(&service, decision, usable);
+                if decision.endpoint().is_some() {
+                    self.translated(service.asked, decision.time);
+                } else {
+                    self.note_untranslated(&service, decision, ctx);
+                }
             }
             _ => {}
         }
     }
 
-    fn note_decision(&mut self, service: &ServicePort, decision: &Decision, usable: bool) {
-        if decision.endpoint().is_some() {
-            self.last_translated = self.last_translated.max(Some(decision.time));
-            self.untranslated.remove(&service.asked);
-        } else if usable && decision.confirmed.is_some() && service.proxy_name.is_none() {
+    /// This cluster IP was translated at `time`.
+    pub fn translated(&mut self, asked: SocketAddr, time: Timestamp) {
+        self.last_translated = self.last_translated.max(Some(time));
+        if !self.untranslated.is_empty() {
+            self.untranslated.remove(&asked);
+        }
+    }
+
+    fn note_untranslated(&mut self, service: &ServicePort, decision: &Decision, ctx: &Context<'_>) {
+        let usable = || ctx.cluster.usable(service, ctx.node_name, decision.time);
+        if decision.confirmed.is_some()
+            && service.proxy_name.is_none()
+            && usable().is_some_and(|usable| usable.count > 0)
+        {
             if self.untranslated.len() >= MAX_SERVICES {
                 self.untranslated.clear();
             }

@@ -53,7 +53,7 @@ impl Hash for Key {
 /// of a sighting's way. The secrets come from the operating system, so that whoever chooses addresses and ports
 /// cannot choose collisions.
 #[derive(Clone, Debug)]
-pub(super) struct KeyHash {
+pub(crate) struct KeyHash {
     seed: u64,
     factor: u64,
 }
@@ -74,7 +74,7 @@ impl BuildHasher for KeyHash {
 }
 
 #[derive(Debug)]
-pub(super) struct KeyHasher {
+pub(crate) struct KeyHasher {
     state: u64,
     factor: u64,
 }

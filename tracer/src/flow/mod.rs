@@ -18,6 +18,7 @@ pub use evidence::{
     Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent,
     SocketEnd, StackReset, Stage, Trouble,
 };
+pub(crate) use key::KeyHash;
 pub use limits::{Counters, Limits};
 pub use outcome::{Outcome, ResetBy};
 pub use table::FlowTable;

@@ -101,6 +101,11 @@ impl FlowTable {
         self.settled.drain(..)
     }
 
+    /// The first of them, as [`Self::drain_settled`] would give it.
+    pub fn next_settled(&mut self) -> Option<Flow> {
+        self.settled.pop_front()
+    }
+
     /// The trace is over: all that is open is handed out as it stands, in the order of its beginning.
     pub fn finish(&mut self, now: Timestamp) {
         while let Some(mut next) = self.reorder.pop_any() {

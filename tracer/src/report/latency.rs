@@ -29,6 +29,14 @@ pub struct Latency {
 impl Latencies {
     /// Counts one connect, with microsecond resolution.
     pub fn record(&mut self, service: &str, connect_time: Duration) {
+        self.record_all(service, &[connect_time]);
+    }
+
+    /// Counts several connects of one Service.
+    pub fn record_all(&mut self, service: &str, connect_times: &[Duration]) {
+        if connect_times.is_empty() {
+            return;
+        }
         let known = self.0.contains_key(service);
         let name = if known || self.0.len() < MAX_SERVICES { service } else { REST };
         if !self.0.contains_key(name) {
@@ -37,7 +45,9 @@ impl Latencies {
             self.0.insert(name.to_owned(), histogram);
         }
         if let Some(histogram) = self.0.get_mut(name) {
-            histogram.saturating_record(u64::try_from(connect_time.as_micros()).unwrap_or(u64::MAX));
+            for time in connect_times {
+                histogram.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+            }
         }
     }
 

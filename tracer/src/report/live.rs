@@ -15,7 +15,7 @@ use std::{
 use terminal_size::{Height, Width};
 
 use crate::report::{
-    Item, Status, View,
+    FoldedItem, Item, Status, View,
     columns::Columns,
     escape::{Cut, fit, safe},
     printer::{OutputError, Paint, Printer, Style},
@@ -111,6 +111,13 @@ impl LiveTable {
             return;
         }
         self.dirty = true;
+    }
+
+    pub(super) fn fold(&mut self, item: FoldedItem<'_>) {
+        if self.view.folds(item.verdict) {
+            self.folds.add_folded(item, false);
+            self.dirty = true;
+        }
     }
 
     fn scroll(&mut self, row: Row) {

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::report::{
-    Item, Output, View,
+    FoldedItem, Item, Output, View,
     columns::Columns,
     printer::{OutputError, Printer},
     row::Row,
@@ -58,6 +58,17 @@ impl LogTable {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn fold(&mut self, item: FoldedItem<'_>, now: Instant) {
+        if !self.view.folds(item.verdict) {
+            return;
+        }
+        if self.folds.add_folded(item, self.output == Output::Wide) {
+            self.next_folds = Some(now);
+        } else if self.next_folds.is_none() {
+            self.next_folds = Some(now + FOLD_INTERVAL);
+        }
     }
 
     pub(super) const fn deadline(&self) -> Option<Instant> {

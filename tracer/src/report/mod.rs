@@ -23,11 +23,11 @@ pub use printer::{OutputError, Paint, Printer, Verbosity};
 pub use sink::{Report, Status};
 pub use summary::Summary;
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use clap::ValueEnum;
 
-use crate::verdict::Verdict;
+use crate::{time::Timestamp, verdict::Verdict};
 
 /// How verdicts are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -65,6 +65,24 @@ impl View {
     fn folds(self, verdict: &Verdict) -> bool {
         self == Self::Default && verdict.class == class::OK
     }
+}
+
+/// Healthy flows that share a verdict, as they are counted.
+#[derive(Clone, Copy, Debug)]
+pub struct FoldedItem<'a> {
+    /// The verdict on a flow like them.
+    pub verdict: &'a Verdict,
+    pub count: u64,
+    /// The longest connect time, where any was seen.
+    pub slowest: Option<Duration>,
+    /// The latest time of their verdicts.
+    pub last: Timestamp,
+    /// A client of theirs, and its Pod.
+    pub client: SocketAddr,
+    pub client_pod: Option<&'a str>,
+    /// Whether that address is the only one, and that Pod.
+    pub one_address: bool,
+    pub one_pod: bool,
 }
 
 /// One judged flow, as it is shown.

@@ -43,12 +43,6 @@ impl Row {
     pub(super) fn new(item: Item<'_>, with_addresses: bool) -> Self {
         let verdict = item.verdict;
         let flow = &verdict.flow;
-        let end = |pod: Option<&str>, addr: Option<SocketAddr>| match (pod, addr) {
-            (Some(pod), Some(addr)) if with_addresses => format!("{} ({addr})", safe(pod)),
-            (Some(pod), _) => safe(pod).into_owned(),
-            (None, Some(addr)) => addr.to_string(),
-            (None, None) => "-".into(),
-        };
         Self {
             time: clock(verdict.time),
             verdict: tag(&verdict.class),
@@ -57,12 +51,22 @@ impl Row {
                 .service
                 .as_ref()
                 .map_or_else(|| "-".into(), |it| safe(&it.to_string()).into_owned()),
-            client: end(flow.client_pod.as_deref(), Some(flow.client)),
+            client: end(flow.client_pod.as_deref(), Some(flow.client), with_addresses),
             vip: flow.vip.map_or_else(|| "-".into(), |vip| vip.to_string()),
-            endpoint: end(flow.endpoint_pod.as_deref(), flow.endpoint),
+            endpoint: end(flow.endpoint_pod.as_deref(), flow.endpoint, with_addresses),
             what: what(item),
             wide: if with_addresses { wide(verdict) } else { Wide::default() },
         }
+    }
+}
+
+/// One end of a flow: its Pod where that is known.
+pub(super) fn end(pod: Option<&str>, addr: Option<SocketAddr>, with_addresses: bool) -> String {
+    match (pod, addr) {
+        (Some(pod), Some(addr)) if with_addresses => format!("{} ({addr})", safe(pod)),
+        (Some(pod), _) => safe(pod).into_owned(),
+        (None, Some(addr)) => addr.to_string(),
+        (None, None) => "-".into(),
     }
 }
 

@@ -6,14 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::report::{
-    Item, Output, OutputError, Printer, Summary, View, json,
-    live::LiveTable,
-    log::LogTable,
-    printer::Style,
-    row::{Row, milliseconds},
-    summary::plural,
-    yaml,
+use crate::{
+    report::{
+        FoldedItem, Item, Output, OutputError, Printer, Summary, View,
+        escape::safe,
+        json,
+        live::LiveTable,
+        log::LogTable,
+        printer::Style,
+        row::{Row, clock, end, milliseconds},
+        summary::plural,
+        yaml,
+    },
+    time::Timestamp,
 };
 
 /// What the status line of a live table says.
@@ -84,6 +89,20 @@ impl Report {
             Sink::Yaml if self.view.shows(item.verdict) => self.printer.data(&yaml::document(item.verdict)?),
             Sink::Json | Sink::Yaml => Ok(()),
         }
+    }
+
+    /// Counts healthy flows that share a verdict. A record has each flow or none, so only tables show them.
+    pub fn fold(&mut self, item: FoldedItem<'_>, now: Instant) {
+        match &mut self.sink {
+            Sink::Live(table) => table.fold(item),
+            Sink::Log(table) => table.fold(item, now),
+            Sink::Json | Sink::Yaml => {}
+        }
+    }
+
+    /// Whether [`Report::status`] is of use.
+    pub const fn shows_status(&self) -> bool {
+        matches!(self.sink, Sink::Live(_))
     }
 
     /// Takes the newest counters; only a live table shows them.
@@ -165,6 +184,7 @@ struct Fold {
     count: u64,
     clients: Clients,
     slowest: Option<Duration>,
+    last: Timestamp,
     changed: bool,
 }
 
@@ -187,13 +207,61 @@ impl Folds {
                 fold.clients = Clients::Several;
             }
             fold.slowest = fold.slowest.max(item.connect_time);
-            fold.row.time = row.time;
+            fold.last = fold.last.max(item.verdict.time);
             fold.changed = true;
             return false;
         }
-        let fold = Fold { row, count: 1, clients: Clients::One, slowest: item.connect_time, changed: false };
+        let fold = Fold {
+            row,
+            count: 1,
+            clients: Clients::One,
+            slowest: item.connect_time,
+            last: item.verdict.time,
+            changed: false,
+        };
         self.0.insert(key, fold);
         true
+    }
+
+    /// Counts healthy flows that share a verdict; true if they are the first of their line. `with_addresses` as for
+    /// the rows of this table.
+    pub(super) fn add_folded(&mut self, item: FoldedItem<'_>, with_addresses: bool) -> bool {
+        let service = item.verdict.service.as_ref();
+        let name = service.map_or_else(|| "-".into(), |service| safe(&service.to_string()).into_owned());
+        let mut key = (name, item.verdict.flow.endpoint);
+        if !self.0.contains_key(&key) {
+            let alone = Item { verdict: item.verdict, connect_time: item.slowest, revised: false };
+            let mut row = Row::new(alone, with_addresses);
+            row.client = end(item.client_pod, Some(item.client), with_addresses);
+            if self.0.len() >= MAX_FOLDS {
+                (key, row) = other_fold(row);
+            }
+            self.0.entry(key.clone()).or_insert(Fold {
+                row,
+                count: 0,
+                clients: Clients::One,
+                slowest: None,
+                last: Timestamp::MIN,
+                changed: false,
+            });
+        }
+        let Some(fold) = self.0.get_mut(&key) else { return false };
+        let first = fold.count == 0;
+        let one = if with_addresses {
+            item.one_address
+        } else {
+            item.one_pod && (item.client_pod.is_some() || item.one_address)
+        };
+        if fold.clients == Clients::One
+            && !(one && fold.row.client == end(item.client_pod, Some(item.client), with_addresses))
+        {
+            fold.clients = Clients::Several;
+        }
+        fold.count += item.count;
+        fold.slowest = fold.slowest.max(item.slowest);
+        fold.last = fold.last.max(item.last);
+        fold.changed = true;
+        first
     }
 
     /// The lines that changed since they were last taken.
@@ -204,19 +272,20 @@ impl Folds {
 
     /// The lines that changed last, at most this many, in the order of their names.
     pub(super) fn latest(&self, most: usize) -> Vec<Row> {
-        let mut lines: Vec<_> = self.0.values().map(Fold::line).enumerate().collect();
-        if lines.len() > most {
-            lines.sort_by(|(_, one), (_, other)| other.time.cmp(&one.time));
-            lines.truncate(most);
-            lines.sort_by_key(|(place, _)| *place);
+        let mut folds: Vec<_> = self.0.values().enumerate().collect();
+        if folds.len() > most {
+            folds.sort_by_key(|(_, fold)| std::cmp::Reverse(fold.last));
+            folds.truncate(most);
+            folds.sort_by_key(|(place, _)| *place);
         }
-        lines.into_iter().map(|(_, row)| row).collect()
+        folds.into_iter().map(|(_, fold)| fold.line()).collect()
     }
 }
 
 impl Fold {
     fn line(&self) -> Row {
         let mut row = self.row.clone();
+        row.time = clock(self.last);
         if self.count > 1 {
             row.what = plural(self.count, "flow");
             if let Some(slowest) = self.slowest {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     diagnosis,
-    pipeline::{Judged, Pipeline},
+    pipeline::{Folded, Judged, Pipeline},
     report::{
         self,
         class::{self, Kind},
@@ -28,6 +28,13 @@ impl Tally {
             && let (Some(service), Some(time)) = (&judged.verdict.service, judged.connect_time)
         {
             self.latencies.record(&service.to_string(), time);
+        }
+    }
+
+    pub(super) fn add_folded(&mut self, folded: &Folded) {
+        self.summary.add_healthy(&folded.verdict, folded.count);
+        if let Some(service) = &folded.verdict.service {
+            self.latencies.record_all(&service.to_string(), &folded.connect_times);
         }
     }
 
@@ -93,8 +100,7 @@ impl Tally {
     }
 
     fn counted(&self, kind: Kind) -> u64 {
-        let classes = self.summary.classes();
-        classes.iter().filter(|it| class::kind(&it.class) == kind).map(|it| it.count).sum()
+        self.summary.count(|class| class::kind(class) == kind)
     }
 }
 

@@ -1,0 +1,83 @@
+//! When the history last changed, so that who remembers an answer knows whether it still holds.
+//!
+//! Owns a count of changes and how far each reaches: a slice concerns its Service, a Service or Node any address.
+
+use std::collections::HashMap;
+
+use super::History;
+use crate::{
+    cluster::{model::Key, timeline::Timeline},
+    time::Timestamp,
+};
+
+/// The last change to something: every answer about a moment after `since` is the same until the generation rises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    pub generation: u64,
+    /// The latest moment at which a version of it came into force.
+    pub since: Timestamp,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Rises with every change that an answer can depend on.
+    generation: u64,
+    /// Services, Nodes and what is known at all: each can change what any address means.
+    addresses: Settled,
+    pods: Settled,
+    /// The generation of the last change of a Service's slices.
+    slices: HashMap<Key, u64>,
+}
+
+impl Changes {
+    pub(super) fn addresses(&mut self, at: Timestamp) {
+        self.generation += 1;
+        self.addresses = Settled { generation: self.generation, since: self.addresses.since.max(at) };
+    }
+
+    pub(super) fn pods(&mut self, at: Timestamp) {
+        self.generation += 1;
+        self.pods = Settled { generation: self.generation, since: self.pods.since.max(at) };
+    }
+
+    pub(super) fn slices(&mut self, service: Option<&Key>) {
+        self.generation += 1;
+        if let Some(service) = service {
+            self.slices.insert(service.clone(), self.generation);
+        }
+    }
+
+    /// Old versions were forgotten: what they told is gone, for everything.
+    pub(super) fn everything(&mut self) {
+        self.slices.clear();
+        self.addresses(Timestamp::MIN);
+        self.pods(Timestamp::MIN);
+    }
+}
+
+impl History {
+    /// A number that rises with every change of what the history answers.
+    pub const fn generation(&self) -> u64 {
+        self.changes.generation
+    }
+
+    /// The last change of what can matter to a Service's addresses and endpoints.
+    pub fn settled(&self, service: &Key) -> Settled {
+        let Changes { addresses, slices, .. } = &self.changes;
+        let slices_changed = slices.get(service).copied().unwrap_or(0);
+        let changed = self.endpoints_changed(service, Timestamp::MAX).unwrap_or(Timestamp::MIN);
+        Settled { generation: addresses.generation.max(slices_changed), since: addresses.since.max(changed) }
+    }
+
+    /// The last change of any Pod.
+    pub const fn pods_settled(&self) -> Settled {
+        self.changes.pods
+    }
+
+    /// The slice is about to change: so do the endpoints of the Service that it belongs to until then.
+    pub(super) fn slice_changes(&mut self, slice: &Key) {
+        let service =
+            self.slices.get(slice).and_then(Timeline::newest).and_then(|slice| slice.service.clone());
+        self.changes.slices(service.as_ref());
+    }
+}
