@@ -15,7 +15,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::{boot, console, expect::Record, sys, wait};
 
-const PROGRAM: &str = "/bin/viptrace";
+pub const PROGRAM: &str = "/bin/viptrace";
+
+/// The terminal, where it runs on one.
+const COLUMNS: u16 = 160;
+const ROWS: u16 = 40;
 
 /// Loading, attaching and the first lists, on an emulated machine.
 const READY_LIMIT: Duration = Duration::from_secs(90);
@@ -92,6 +96,8 @@ pub struct Options {
     pub arguments: Vec<String>,
     /// Whether each line is shown on the console as it comes.
     pub show: bool,
+    /// Whether standard output is a terminal.
+    pub terminal: bool,
 }
 
 impl Tool {
@@ -101,6 +107,15 @@ impl Tool {
         if ready_file.exists() {
             fs::remove_file(ready_file).context("removing the last run's ready file")?;
         }
+        let terminal = if options.terminal {
+            Some(sys::open_terminal(COLUMNS, ROWS).context("opening a terminal for viptrace")?)
+        } else {
+            None
+        };
+        let (shown, stdout) = match terminal {
+            Some((shows, runs)) => (Some(shows), Stdio::from(runs)),
+            None => (None, Stdio::piped()),
+        };
         let started = Instant::now();
         let mut child = Command::new(PROGRAM)
             .arg("trace")
@@ -113,12 +128,16 @@ impl Tool {
             .args(without_hooks())
             .env("NODE_NAME", &options.node)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(stdout)
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {PROGRAM}; is it in the guest image?"))?;
         let lines = Lines::default();
-        let stdout = child.stdout.take().context("viptrace has no standard output")?;
+        let stdout: Box<dyn Read + Send> = match (shown, child.stdout.take()) {
+            (Some(shown), _) => Box::new(shown),
+            (None, Some(piped)) => Box::new(piped),
+            (None, None) => bail!("viptrace has no standard output"),
+        };
         let stderr = child.stderr.take().context("viptrace has no standard error")?;
         let (reader, show) = (lines.clone(), options.show);
         thread::spawn(move || read_lines(stdout, &reader, show));
