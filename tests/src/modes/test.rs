@@ -1,8 +1,8 @@
-//! The scenarios, one after the other, each on a mended node.
+//! The scenarios, one after the other, each on a mended node; and beside them those that need no node.
 
-use std::time::Instant;
+use std::{thread, time::Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use crate::{
     console::{self, Outcome},
@@ -14,20 +14,37 @@ use crate::{
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     let is_chosen = |name: &str| filter.split(',').any(|part| name.contains(part));
     let chosen: Vec<_> = scenarios::ALL.iter().filter(|scenario| is_chosen(scenario.name)).collect();
-    if chosen.is_empty() {
-        let names: Vec<&str> = scenarios::ALL.iter().map(|scenario| scenario.name).collect();
+    let watched = watch != Watch::Nobody;
+    let beside: Vec<_> =
+        scenarios::BESIDE.iter().filter(|scenario| watched && is_chosen(scenario.name)).collect();
+    if chosen.is_empty() && beside.is_empty() {
+        let all = scenarios::ALL.iter().map(|scenario| scenario.name);
+        let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
         bail!("no scenario's name holds {filter:?}; there are {}", names.join(", "));
     }
+    let waiting: Vec<_> = beside
+        .into_iter()
+        .map(|scenario| (scenario.name, Instant::now(), thread::spawn(scenario.story)))
+        .collect();
     let mut all_passed = true;
     for scenario in chosen {
         let started = Instant::now();
         let played = Stage::set(world, watch).and_then(|stage| stage.play(scenario.name, scenario.story));
-        let outcome = match played {
-            Ok(()) => Outcome::Passed,
-            Err(error) => Outcome::Failed(format!("{error:#}")),
-        };
-        all_passed &= outcome == Outcome::Passed;
-        console::scenario(scenario.name, &outcome, started.elapsed());
+        all_passed &= told(scenario.name, started, played);
+    }
+    for (name, started, story) in waiting {
+        let played = story.join().unwrap_or_else(|_| Err(anyhow!("its thread panicked")));
+        all_passed &= told(name, started, played);
     }
     Ok(all_passed)
+}
+
+/// Tells how a scenario ended; returns whether it passed.
+fn told(name: &str, started: Instant, played: Result<()>) -> bool {
+    let outcome = match played {
+        Ok(()) => Outcome::Passed,
+        Err(error) => Outcome::Failed(format!("{error:#}")),
+    };
+    console::scenario(name, &outcome, started.elapsed());
+    outcome == Outcome::Passed
 }
