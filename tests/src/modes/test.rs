@@ -1,6 +1,9 @@
 //! The scenarios, one after the other, each on a mended node; and beside them those that need no node.
 
-use std::{thread, time::Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, anyhow, bail};
 
@@ -24,27 +27,35 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     }
     let waiting: Vec<_> = beside
         .into_iter()
-        .map(|scenario| (scenario.name, Instant::now(), thread::spawn(scenario.story)))
+        .map(|scenario| {
+            let started = Instant::now();
+            let play = move || {
+                let played = (scenario.story)();
+                (played, started.elapsed())
+            };
+            (scenario.name, thread::spawn(play))
+        })
         .collect();
     let mut all_passed = true;
     for scenario in chosen {
         let started = Instant::now();
         let played = Stage::set(world, watch).and_then(|stage| stage.play(scenario.name, scenario.story));
-        all_passed &= told(scenario.name, started, played);
+        all_passed &= told(scenario.name, started.elapsed(), played);
     }
-    for (name, started, story) in waiting {
-        let played = story.join().unwrap_or_else(|_| Err(anyhow!("its thread panicked")));
-        all_passed &= told(name, started, played);
+    for (name, story) in waiting {
+        let (played, took) =
+            story.join().unwrap_or_else(|_| (Err(anyhow!("its thread panicked")), Duration::ZERO));
+        all_passed &= told(name, took, played);
     }
     Ok(all_passed)
 }
 
 /// Tells how a scenario ended; returns whether it passed.
-fn told(name: &str, started: Instant, played: Result<()>) -> bool {
+fn told(name: &str, took: Duration, played: Result<()>) -> bool {
     let outcome = match played {
         Ok(()) => Outcome::Passed,
         Err(error) => Outcome::Failed(format!("{error:#}")),
     };
-    console::scenario(name, &outcome, started.elapsed());
+    console::scenario(name, &outcome, took);
     outcome == Outcome::Passed
 }
