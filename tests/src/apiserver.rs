@@ -69,6 +69,14 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
+/// The text of a kubeconfig that leads to `addr`, whoever is there.
+pub fn kubeconfig(addr: SocketAddr) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: lab\n  cluster:\n    server: http://{addr}\ncontexts:\n- name: \
+         lab\n  context:\n    cluster: lab\n    user: lab\nusers:\n- name: lab\n  user: {{}}\ncurrent-context: lab\n"
+    )
+}
+
 impl ApiServer {
     /// Serves `lists` (`ServiceList`, `PodList`… or a `List` of several kinds) on `addr`; port 0 takes a free one.
     pub fn start(addr: SocketAddr, lists: Vec<Value>) -> io::Result<Self> {
@@ -95,11 +103,12 @@ impl ApiServer {
 
     /// The text of a kubeconfig that leads here.
     pub fn kubeconfig(&self) -> String {
-        format!(
-            "apiVersion: v1\nkind: Config\nclusters:\n- name: lab\n  cluster:\n    server: http://{}\ncontexts:\n- name: \
-             lab\n  context:\n    cluster: lab\n    user: lab\nusers:\n- name: lab\n  user: {{}}\ncurrent-context: lab\n",
-            self.addr
-        )
+        kubeconfig(self.addr)
+    }
+
+    /// How many requests are being answered, or wait for it while the server hangs.
+    pub fn waiting(&self) -> usize {
+        self.shared.hung.receiver_count()
     }
 
     /// Adds the object, or replaces the one of its name, and tells the watches. Sets what a real server sets:

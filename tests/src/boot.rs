@@ -16,10 +16,11 @@ pub const RUN: &str = "run";
 /// What the search path of a node's root user holds.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-const MOUNTS: [(&str, &str); 8] = [
+const MOUNTS: [(&str, &str); 9] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
     ("devtmpfs", "/dev"),
+    ("devpts", "/dev/pts"),
     ("tmpfs", "/run"),
     ("tmpfs", "/tmp"),
     ("cgroup2", "/sys/fs/cgroup"),

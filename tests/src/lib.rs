@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod command;
 pub mod console;
 pub mod expect;
+pub mod invocation;
 pub mod kube_proxy;
 pub mod modes;
 pub mod netns;

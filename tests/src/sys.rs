@@ -7,7 +7,10 @@ use std::{
     ffi::CString,
     fs::File,
     io,
-    os::{fd::AsRawFd, unix::ffi::OsStrExt},
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::ffi::OsStrExt,
+    },
     path::Path,
 };
 
@@ -44,6 +47,31 @@ pub fn interrupt(pid: u32) -> io::Result<()> {
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no such process number"))?;
     // SAFETY: no memory is passed; the number is of a child that was not waited for yet.
     done(unsafe { libc::kill(pid, libc::SIGINT) })
+}
+
+/// Takes a capability, by its number, from all programs that the calling thread starts from now on.
+pub fn withhold_capability(capability: u32) -> io::Result<()> {
+    // SAFETY: the call takes numbers only.
+    done(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0, 0, 0) })
+}
+
+/// Lets this process have `count` files open.
+pub fn allow_open_files(count: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: count, rlim_max: count };
+    // SAFETY: `limit` is read only, and outlives the call.
+    done(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
+}
+
+/// A new terminal's two ends, the one that shows and the one that a program runs on.
+pub fn open_terminal(columns: u16, rows: u16) -> io::Result<(File, File)> {
+    let (mut shows, mut runs) = (-1, -1);
+    let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the two numbers are valid places for what the call writes, `size` is read only, the others may be null.
+    done(unsafe {
+        libc::openpty(&raw mut shows, &raw mut runs, std::ptr::null_mut(), std::ptr::null(), &raw const size)
+    })?;
+    // SAFETY: the call succeeded, so both descriptors are open and belong to nobody else.
+    Ok(unsafe { (File::from_raw_fd(shows), File::from_raw_fd(runs)) })
 }
 
 /// Waits for any child and returns its process number and wait status.

@@ -13,9 +13,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{console, expect::Record, sys, wait};
+use crate::{boot, console, expect::Record, sys, wait};
 
-const PROGRAM: &str = "/bin/viptrace";
+pub const PROGRAM: &str = "/bin/viptrace";
+
+/// The terminal, where it runs on one.
+const COLUMNS: u16 = 160;
+const ROWS: u16 = 40;
 
 /// Loading, attaching and the first lists, on an emulated machine.
 const READY_LIMIT: Duration = Duration::from_secs(90);
@@ -25,6 +29,14 @@ const STOP_LIMIT: Duration = Duration::from_mins(1);
 /// Whether the guest has it at all: a run of the lab alone does not need it.
 pub fn is_present() -> bool {
     Path::new(PROGRAM).exists()
+}
+
+/// The flags that leave hooks out, as `lab.without=NAME,NAME` of the kernel's command line asks for: a scenario
+/// that still passes does not prove those hooks.
+fn without_hooks() -> Vec<String> {
+    let left_out = boot::kernel_argument("lab.without").unwrap_or_default();
+    let names = left_out.split(',').filter(|name| !name.is_empty());
+    names.map(|name| format!("--without-hook={name}")).collect()
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +96,8 @@ pub struct Options {
     pub arguments: Vec<String>,
     /// Whether each line is shown on the console as it comes.
     pub show: bool,
+    /// Whether standard output is a terminal.
+    pub terminal: bool,
 }
 
 impl Tool {
@@ -93,6 +107,15 @@ impl Tool {
         if ready_file.exists() {
             fs::remove_file(ready_file).context("removing the last run's ready file")?;
         }
+        let terminal = if options.terminal {
+            Some(sys::open_terminal(COLUMNS, ROWS).context("opening a terminal for viptrace")?)
+        } else {
+            None
+        };
+        let (shown, stdout) = match terminal {
+            Some((shows, runs)) => (Some(shows), Stdio::from(runs)),
+            None => (None, Stdio::piped()),
+        };
         let started = Instant::now();
         let mut child = Command::new(PROGRAM)
             .arg("trace")
@@ -102,14 +125,19 @@ impl Tool {
             .arg("--ready-file")
             .arg(ready_file)
             .args(&options.arguments)
+            .args(without_hooks())
             .env("NODE_NAME", &options.node)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(stdout)
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {PROGRAM}; is it in the guest image?"))?;
         let lines = Lines::default();
-        let stdout = child.stdout.take().context("viptrace has no standard output")?;
+        let stdout: Box<dyn Read + Send> = match (shown, child.stdout.take()) {
+            (Some(shown), _) => Box::new(shown),
+            (None, Some(piped)) => Box::new(piped),
+            (None, None) => bail!("viptrace has no standard output"),
+        };
         let stderr = child.stderr.take().context("viptrace has no standard error")?;
         let (reader, show) = (lines.clone(), options.show);
         thread::spawn(move || read_lines(stdout, &reader, show));

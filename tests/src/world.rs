@@ -107,6 +107,8 @@ pub struct Stage<'w> {
     checks: Vec<Check<'w>>,
     /// The last change of an object, for [`Stage::after_grace`].
     changed: Option<Instant>,
+    /// Whether viptrace sees how healthy TCP flows end.
+    sees_ends: bool,
 }
 
 impl fmt::Debug for Stage<'_> {
@@ -132,6 +134,7 @@ impl<'w> Stage<'w> {
             mendings: Vec::new(),
             checks: Vec::new(),
             changed: None,
+            sees_ends: true,
         })
     }
 
@@ -145,23 +148,43 @@ impl<'w> Stage<'w> {
         if self.watch == Watch::Nobody {
             return Ok(());
         }
-        let kubeconfig = PathBuf::from("/run/lab/kubeconfig");
-        fs::create_dir_all("/run/lab")
-            .and_then(|()| fs::write(&kubeconfig, self.api.kubeconfig()))
-            .with_context(|| format!("writing {}", kubeconfig.display()))?;
         let grace = format!("{}s", GRACE.as_secs());
         let mut all = vec!["--grace", grace.as_str()];
         if self.watch == Watch::Json {
             all.extend(["-o", "json", "--all"]);
         }
         all.extend(arguments);
+        self.start(&all, false)
+    }
+
+    /// Starts viptrace as a user types it, on a terminal.
+    pub fn watch_on_terminal(&mut self) -> Result<()> {
+        if self.watch == Watch::Nobody { Ok(()) } else { self.start(&[], true) }
+    }
+
+    fn start(&mut self, arguments: &[&str], terminal: bool) -> Result<()> {
         self.tool = Some(Tool::start(&Options {
             node: NODE.to_owned(),
-            kubeconfig,
-            arguments: all.into_iter().map(str::to_owned).collect(),
+            kubeconfig: self.kubeconfig()?,
+            arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
             show: self.watch == Watch::Table,
+            terminal,
         })?);
         Ok(())
+    }
+
+    /// A kubeconfig file that leads to the stage's API server.
+    pub fn kubeconfig(&self) -> Result<PathBuf> {
+        let path = PathBuf::from("/run/lab/kubeconfig");
+        fs::create_dir_all("/run/lab")
+            .and_then(|()| fs::write(&path, self.api.kubeconfig()))
+            .with_context(|| format!("writing {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Whether viptrace is there to be run.
+    pub fn is_watched(&self) -> bool {
+        self.watch != Watch::Nobody
     }
 
     pub fn tool(&self) -> Option<&Tool> {
@@ -222,6 +245,11 @@ impl<'w> Stage<'w> {
         }
     }
 
+    /// The trace has no hook for the ends of flows: as with UDP, a healthy one has its record at the end.
+    pub fn ends_are_unseen(&mut self) {
+        self.sees_ends = false;
+    }
+
     /// Expects each of these attempts to get the same verdict.
     pub fn expect(&mut self, attempts: &[Attempt], service: &str, class: Class, endpoint: &Endpoint) {
         self.expected.extend(
@@ -265,6 +293,16 @@ impl<'w> Stage<'w> {
         found.map(Some).with_context(|| format!("no record came for {attempt:?}"))
     }
 
+    /// Expects that these attempts, which go elsewhere than what is traced, have no record.
+    pub fn expect_unrecorded(&mut self, attempts: &[Attempt]) {
+        let keys: HashSet<_> =
+            attempts.iter().map(|attempt| Expected::to_pod(attempt, Class::Ok).key()).collect();
+        self.check(move |records, _| {
+            let recorded = records.iter().find(|record| record.key().is_some_and(|key| keys.contains(&key)));
+            recorded.map_or(Ok(()), |record| bail!("a record of what is not traced: {record}"))
+        });
+    }
+
     /// Something more to be found true of the records at the end.
     pub fn check(&mut self, check: impl FnOnce(&[Record], &Ended) -> Result<()> + 'w) {
         self.checks.push(Box::new(check));
@@ -274,7 +312,8 @@ impl<'w> Stage<'w> {
     fn judge(&mut self, name: &str) -> Result<()> {
         let Some(tool) = self.tool.take() else { return Ok(()) };
         // A healthy UDP flow has no end but silence; the end of the trace brings its record.
-        let has_an_end = |flow: &&Expected| flow.transport == Transport::Tcp || flow.class.is_fault();
+        let ends = |transport| transport == Transport::Tcp && self.sees_ends;
+        let has_an_end = |flow: &&Expected| ends(flow.transport) || flow.class.is_fault();
         let mut missing: HashSet<_> = self.expected.iter().filter(has_an_end).map(Expected::key).collect();
         let complete = missing.is_empty()
             || tool.wait_for(VERDICT_LIMIT, |line| {

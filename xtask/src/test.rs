@@ -28,9 +28,12 @@ pub(crate) struct Options {
     /// Only guests of this kernel; may be given more than once
     #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse)]
     kernels: Vec<&'static Series>,
-    /// Only scenarios whose name contains this, and no tests on the host
+    /// Only scenarios whose name contains this, or one of several separated by commas, and no tests on the host
     #[arg(long, value_name = "FILTER", value_parser = parameter, conflicts_with = "host_only")]
     scenario: Option<String>,
+    /// Let viptrace trace without this kernel hook, to see which scenarios need it; may be given more than once
+    #[arg(long = "without-hook", value_name = "HOOK", value_parser = parameter, conflicts_with = "host_only")]
+    without_hooks: Vec<String>,
     /// No guests
     #[arg(long, conflicts_with = "kernels")]
     host_only: bool,
@@ -69,12 +72,11 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
     setup::binaries(printer, &place)?;
     for series in guests {
         let (kernel, image) = setup::guest_image(printer, &place, series, Flavour::Lab)?;
-        let filter = options.scenario.iter().map(|filter| format!("lab.filter={filter}"));
         let guest = Guest {
             kernel,
             image,
             emulator: vm::QEMU.into(),
-            parameters: std::iter::once("lab.mode=test".to_owned()).chain(filter).collect(),
+            parameters: parameters(options),
             counted: false,
             console: Console::Prefixed(format!("{:>5} | ", series.name)),
             limit: LIMIT,
@@ -84,6 +86,16 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
         tally.add(scenarios(printer, &guest)?);
     }
     Ok(())
+}
+
+/// What the guest's command line tells the lab.
+fn parameters(options: &Options) -> Vec<String> {
+    let mut parameters = vec!["lab.mode=test".to_owned()];
+    parameters.extend(options.scenario.iter().map(|filter| format!("lab.filter={filter}")));
+    if !options.without_hooks.is_empty() {
+        parameters.push(format!("lab.without={}", options.without_hooks.join(",")));
+    }
+    parameters
 }
 
 /// Runs one guest, prints a line for each of its scenarios, and one more if the guest itself failed.
@@ -184,6 +196,22 @@ mod tests {
         let died = problems(&after(Ending::Died("gone".into()), &[]), good);
         assert_eq!(died.len(), 1);
         assert!(died[0].contains("gone") && died[0].ends_with("last words"), "{died:?}");
+    }
+
+    #[test]
+    fn the_lab_is_told_what_to_run_and_what_to_leave_out() {
+        let all =
+            Options { kernels: Vec::new(), scenario: None, without_hooks: Vec::new(), host_only: false };
+        assert_eq!(parameters(&all), ["lab.mode=test"]);
+        let some = Options {
+            scenario: Some("c6,n1".into()),
+            without_hooks: vec!["kfree_skb".into(), "early_drop".into()],
+            ..all
+        };
+        assert_eq!(
+            parameters(&some),
+            ["lab.mode=test", "lab.filter=c6,n1", "lab.without=kfree_skb,early_drop"]
+        );
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::{
 const ROUNDS: usize = 5;
 const KUBECONFIG: &str = "/run/lab/kubeconfig";
 const READY_FILE: &str = "/run/bench.ready";
+/// In a command: the Service address that the workload goes to.
+const VIP: &str = "{vip}";
 
 /// A tool, how it is started and how it says that it watches.
 struct Tool {
@@ -55,7 +57,7 @@ const TOOLS: &[Tool] = &[
     ),
     Tool {
         name: "tcpdump",
-        command: &["tcpdump", "-Z", "root", "-i", "any", "-w", "/dev/null", "host", "10.96.10.10"],
+        command: &["tcpdump", "-Z", "root", "-i", "any", "-w", "/dev/null", "host", VIP],
         ready: Ready::Said("listening on"),
     },
     Tool { name: "conntrack", command: &["conntrack", "-E", "-o", "timestamp"], ready: Ready::Settled },
@@ -118,7 +120,13 @@ fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Res
 
     let started = Instant::now();
     let watcher = match tool.command.split_first() {
-        Some((program, arguments)) => Some(Watcher::start(program, arguments, &tool.ready)?),
+        Some((program, arguments)) => {
+            let vip = workload.vip().to_string();
+            let fill =
+                |argument: &&'static str| if *argument == VIP { vip.clone() } else { (*argument).to_owned() };
+            let arguments: Vec<String> = arguments.iter().map(fill).collect();
+            Some(Watcher::start(program, &arguments, &tool.ready)?)
+        }
         None => None,
     };
     let labels = json!({"tool": tool.name, "round": round.to_string()});

@@ -1,8 +1,11 @@
-//! The scenarios, one after the other, each on a mended node.
+//! The scenarios, one after the other, each on a mended node; and beside them those that need no node.
 
-use std::time::Instant;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use crate::{
     console::{self, Outcome},
@@ -10,23 +13,49 @@ use crate::{
     world::{Stage, Watch, World},
 };
 
-/// Runs those whose name holds `filter`; returns whether all passed.
+/// Runs those whose name holds `filter`, or one of several separated by commas; returns whether all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
-    let chosen: Vec<_> = scenarios::ALL.iter().filter(|scenario| scenario.name.contains(filter)).collect();
-    if chosen.is_empty() {
-        let names: Vec<&str> = scenarios::ALL.iter().map(|scenario| scenario.name).collect();
+    let is_chosen = |name: &str| filter.split(',').any(|part| name.contains(part));
+    let chosen: Vec<_> = scenarios::ALL.iter().filter(|scenario| is_chosen(scenario.name)).collect();
+    let watched = watch != Watch::Nobody;
+    let beside: Vec<_> =
+        scenarios::BESIDE.iter().filter(|scenario| watched && is_chosen(scenario.name)).collect();
+    if chosen.is_empty() && beside.is_empty() {
+        let all = scenarios::ALL.iter().map(|scenario| scenario.name);
+        let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
         bail!("no scenario's name holds {filter:?}; there are {}", names.join(", "));
     }
+    let waiting: Vec<_> = beside
+        .into_iter()
+        .map(|scenario| {
+            let started = Instant::now();
+            let play = move || {
+                let played = (scenario.story)();
+                (played, started.elapsed())
+            };
+            (scenario.name, thread::spawn(play))
+        })
+        .collect();
     let mut all_passed = true;
     for scenario in chosen {
         let started = Instant::now();
         let played = Stage::set(world, watch).and_then(|stage| stage.play(scenario.name, scenario.story));
-        let outcome = match played {
-            Ok(()) => Outcome::Passed,
-            Err(error) => Outcome::Failed(format!("{error:#}")),
-        };
-        all_passed &= outcome == Outcome::Passed;
-        console::scenario(scenario.name, &outcome, started.elapsed());
+        all_passed &= told(scenario.name, started.elapsed(), played);
+    }
+    for (name, story) in waiting {
+        let (played, took) =
+            story.join().unwrap_or_else(|_| (Err(anyhow!("its thread panicked")), Duration::ZERO));
+        all_passed &= told(name, took, played);
     }
     Ok(all_passed)
+}
+
+/// Tells how a scenario ended; returns whether it passed.
+fn told(name: &str, took: Duration, played: Result<()>) -> bool {
+    let outcome = match played {
+        Ok(()) => Outcome::Passed,
+        Err(error) => Outcome::Failed(format!("{error:#}")),
+    };
+    console::scenario(name, &outcome, took);
+    outcome == Outcome::Passed
 }

@@ -2,7 +2,11 @@
 //! clients live to see, what verdict each flow must get. The judging itself is the stage's.
 
 mod api_away;
+mod check_kernel;
+mod exit_status;
+mod flood;
 mod healthy;
+mod lean;
 mod mixed;
 mod no_endpoints;
 mod no_rules;
@@ -12,6 +16,8 @@ mod refused;
 pub(crate) mod silent;
 mod stale;
 mod table_full;
+mod targeted;
+mod terminal;
 mod translated_twice;
 
 use anyhow::Result;
@@ -49,5 +55,23 @@ pub const ALL: &[Scenario] = &[
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
     scenario("api-server-away", api_away::story),
+    scenario("targeted-service", targeted::service),
+    scenario("targeted-pod", targeted::pod),
+    scenario("targeted-address", targeted::address),
+    scenario("lean", lean::story),
+    scenario("terminal", terminal::story),
+    scenario("check-kernel", check_kernel::story),
+    scenario("exit-status", exit_status::story),
+    scenario("flood", flood::story),
     scenario("mixed-5000", mixed::story),
 ];
+
+/// One that needs nothing of the node and mostly waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside {
+    pub name: &'static str,
+    pub story: fn() -> Result<()>,
+}
+
+/// Those that run beside the others, to be told of at the end.
+pub const BESIDE: &[Beside] = &[Beside { name: "exit-status-unanswered", story: exit_status::unanswered }];

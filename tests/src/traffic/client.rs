@@ -149,6 +149,23 @@ pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held>
         .and_then(|held| held)
 }
 
+/// Begins `count` connections and waits for none: each sent its SYN when this returns, and is given up when its
+/// value is dropped.
+pub fn half_open(place: &Place, target: SocketAddrV4, count: usize) -> Result<Vec<Held>> {
+    let there = place.clone();
+    let begin = move || {
+        let (socket, client) = bound_socket(&there, Transport::Tcp)?;
+        socket.set_nonblocking(true).context("making a socket that does not wait")?;
+        match socket.connect(&SocketAddr::V4(target).into()) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+                Err(error).with_context(|| format!("connecting from {client} to {target}"))
+            }
+            _ => Ok(Held { client, target, socket }),
+        }
+    };
+    place.netns.run(move || (0..count).map(|_| begin()).collect()).and_then(|held| held)
+}
+
 /// Connects as event-driven programs do: without blocking, then waiting for the outcome. (A blocking connect
 /// holds the socket while a refusal by this very node comes in, and learns of it only a second later.)
 fn connect_within(socket: &Socket, target: SocketAddrV4, limit: Duration) -> io::Result<()> {

@@ -40,7 +40,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    pub(super) fn start(program: &str, arguments: &[&str], ready: &Ready) -> Result<Self> {
+    pub(super) fn start(program: &str, arguments: &[String], ready: &Ready) -> Result<Self> {
         if let Ready::File(path) = ready
             && Path::new(path).exists()
         {

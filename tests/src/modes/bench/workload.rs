@@ -4,7 +4,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddrV4, TcpListener, TcpStream},
+    net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -50,6 +50,11 @@ impl Workload {
             .context("starting the server's thread")?;
         let client = world.pod("shop/client-1")?.place.netns.clone();
         Ok(Self { client, vip: world.cluster.vip("shop/cart", "http")? })
+    }
+
+    /// The Service address that both workloads go to.
+    pub(super) fn vip(&self) -> Ipv4Addr {
+        *self.vip.ip()
     }
 
     pub(super) fn connections(&self) -> Result<Run> {

@@ -1,0 +1,106 @@
+//! `viptrace check --kernel`: on a node that allows everything, on one that withholds a capability, and on one whose
+//! kernel has a module less.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::{command, console, invocation::Invocation, tool::Ended, world::Stage};
+
+const LIMIT: Duration = Duration::from_secs(90);
+/// Every hook that there may be.
+const HOOKS: [&str; 14] = [
+    "__nf_conntrack_confirm",
+    "kfree_skb",
+    "nf_send_unreach",
+    "nf_send_reset",
+    "early_drop",
+    "nf_ct_resolve_clash",
+    "nf_ct_kill_acct",
+    "tcp_receive_reset",
+    "tcp_send_reset",
+    "tcp_v4_send_reset",
+    "tcp_retransmit_skb",
+    "inet_sock_set_state",
+    "nf_ct_delete",
+    "nf_nat_setup_info",
+];
+
+/// Numbers of `include/uapi/linux/capability.h`.
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    let check = ["check", "--kernel"];
+    let whole = Invocation::start(&check)?.end(LIMIT)?;
+    console::file("check-kernel.txt", &whole.stdout.join("\n"));
+    expect_status(&whole, 0)?;
+    for hook in HOOKS {
+        let line = line_of(&whole, hook)?;
+        ensure!(line.contains(" ready ") || line.contains(" unused "), "{hook} is not ready: {line}");
+    }
+    ensure!(says(&whole, "tracing can run here, with every hook"), "the conclusion is missing: {whole:?}");
+
+    let withheld: [(&[u32], &str); 3] = [
+        (&[], "CAP_BPF"),
+        (&[CAP_SYS_ADMIN, CAP_BPF], "CAP_BPF"),
+        (&[CAP_SYS_ADMIN, CAP_PERFMON], "CAP_PERFMON"),
+    ];
+    for (capabilities, named) in withheld {
+        let refused = Invocation::start_without(capabilities, &check)?.end(LIMIT)?;
+        expect_status(&refused, 1)?;
+        let told = refused.stdout.iter().any(|line| line.contains("cannot run here") && line.contains(named));
+        ensure!(told, "without {capabilities:?}, {named} is not named as missing: {refused:?}");
+    }
+    // A trace says the same instead of starting.
+    let kubeconfig = stage.kubeconfig()?.display().to_string();
+    let trace = ["trace", "--duration", "1s", "--kubeconfig", &kubeconfig];
+    let refused = Invocation::start_without(&[CAP_SYS_ADMIN, CAP_BPF], &trace)?.end(LIMIT)?;
+    expect_status(&refused, 1)?;
+    ensure!(refused.stderr.contains("CAP_BPF"), "a trace does not say why it cannot run: {refused:?}");
+
+    without_reject_module(stage)
+}
+
+/// On a node where no rule rejects, the module that does so need not be loaded.
+fn without_reject_module(stage: &mut Stage) -> Result<()> {
+    let flushed = stage.world.rules.without_kube_proxy();
+    stage.break_rules(&flushed)?;
+    if let Err(error) = command::run("modprobe", &["-r", "ipt_REJECT"]) {
+        console::say(format!("check-kernel: nf_reject_ipv4 stays loaded: {error:#}"));
+        return Ok(());
+    }
+    let less = Invocation::start(&["check", "--kernel"])?.end(LIMIT)?;
+    expect_status(&less, 0)?;
+    for hook in ["nf_send_unreach", "nf_send_reset"] {
+        let line = line_of(&less, hook)?;
+        ensure!(line.contains(" MISSING "), "{hook} is not said to be missing: {line}");
+    }
+    ensure!(says(&less, "nf_reject_ipv4"), "the module is not named: {less:?}");
+    ensure!(says(&less, "without 2 hooks"), "the conclusion does not count what is missing: {less:?}");
+    Ok(())
+}
+
+fn expect_status(ended: &Ended, status: i32) -> Result<()> {
+    if ended.status != status {
+        bail!("the exit status is {}, expected {status}: {ended:?}", ended.status);
+    }
+    Ok(())
+}
+
+fn says(ended: &Ended, words: &str) -> bool {
+    ended.stdout.iter().any(|line| line.contains(words))
+}
+
+/// The line of the plan that begins with the hook's name.
+fn line_of<'e>(ended: &'e Ended, hook: &str) -> Result<&'e str> {
+    let is_its = |line: &&String| line.split_whitespace().next() == Some(hook);
+    match ended.stdout.iter().find(is_its) {
+        Some(line) => Ok(line),
+        None => bail!("the plan has no line of {hook}: {ended:?}"),
+    }
+}

@@ -1,0 +1,130 @@
+//! A flood of half-open connections: far more than viptrace may hold. Its memory stays bounded, what it gave up is
+//! counted, and a healthy connection afterwards has its verdict.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::silent;
+use crate::{
+    console,
+    expect::{Class, Endpoint},
+    sys,
+    tool::Tool,
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    world::Stage,
+};
+
+/// Connections in a wave. After the first one all buffers have their size: what the second one adds would go on.
+const WAVE: usize = 10_000;
+const FLOOD: usize = 2 * WAVE;
+const MAX_FLOWS: usize = 2_000;
+/// Of the second wave; if its flows were kept, at 1 KiB each, it would be 10 MiB.
+const GROWTH_LIMIT_KIB: u64 = 4 * 1024;
+/// In all: the program, its buffer from the kernel (8 MiB, mapped twice) and its flows.
+const TOTAL_LIMIT_KIB: u64 = 96 * 1024;
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    let serving = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    let most = MAX_FLOWS.to_string();
+    stage.watch_with(&["--max-flows", &most])?;
+    sys::allow_open_files(WAVE as u64 + 4_096).context("allowing the flood's sockets")?;
+    // Each gives up after one repetition of its SYN.
+    let place = stage.world.pod("shop/slow-1")?.place.clone();
+    let (netns, same_netns) = (place.netns.clone(), place.netns.clone());
+    let retries = "net.ipv4.tcp_syn_retries";
+    stage.break_with(move |_| netns.sysctl(retries, "1"), move |_| same_netns.sysctl(retries, "6"))?;
+    silent::misdeliver(stage, stage.world.pod("shop/api-1")?)?;
+    let rules = only_cart_1(stage)?;
+    stage.break_rules(&rules)?;
+    let target = stage.world.cluster.vip("shop/api", "https")?;
+
+    let endpoint = Endpoint::Is(serving.address());
+    let mut waves = Vec::new();
+    for _ in 0..FLOOD / WAVE {
+        // Their sockets are closed before the memory is looked at: each close is one more event of a flow.
+        drop(client::half_open(&place, target, WAVE)?);
+        waves.extend(memory_once_caught_up(stage, &endpoint)?);
+    }
+    let [first, second] = waves[..] else { return Ok(()) };
+    console::say(format!("flood: {first:?} after {WAVE} half-open connections, {second:?} after {FLOOD}"));
+    ensure!(
+        second.total_kib <= TOTAL_LIMIT_KIB
+            && second.own_kib.saturating_sub(first.own_kib) <= GROWTH_LIMIT_KIB,
+        "memory went from {first:?} after {WAVE} half-open connections to {second:?} after {FLOOD}"
+    );
+    judge(stage)
+}
+
+/// Makes a healthy connection, and once its verdict is there, and with it all that came before, tells how much memory
+/// viptrace has; `None` if nobody watches.
+fn memory_once_caught_up(stage: &Stage, endpoint: &Endpoint) -> Result<Option<Memory>> {
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let attempts = client::connect(from, cart, 1, 1, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Done)?;
+    for attempt in &attempts {
+        let Some(record) = stage.record_of(attempt)? else { return Ok(None) };
+        let is_at = Endpoint::Is(record.text("/flow/endpoint").parse().context("an endpoint is no address")?);
+        ensure!(record.class() == Class::Ok.as_str() && is_at == *endpoint, "in the flood: {record}");
+    }
+    stage.tool().map(Memory::of).transpose()
+}
+
+/// Rules that send all of `shop/cart` to its first Pod, the only one that serves.
+fn only_cart_1(stage: &Stage) -> Result<crate::rules::Rules> {
+    let serving = stage.world.pod("shop/cart-1")?.place.address;
+    let mut rules = stage.world.rules.clone();
+    for other in ["shop/cart-2", "shop/cart-3"] {
+        rules = rules.with_endpoint_moved(stage.world.pod(other)?.place.address, serving);
+    }
+    Ok(rules)
+}
+
+/// Of the flood, some flows have a verdict and the others are counted.
+fn judge(stage: &mut Stage) -> Result<()> {
+    let ended = stage.stop_watching()?;
+    let records = ended.records();
+    // What comes of a flow that was given up has no beginning any more: it may stay unexplained, but not be explained
+    // by what did not happen.
+    let may_be = |class: &str| class == Class::C29.as_str() || class == "unknown";
+    if let Some(other) = records.iter().find(|record| record.is_trouble() && !may_be(record.class())) {
+        bail!("the flood is silence, and was called otherwise: {other}");
+    }
+    let evicted = ended.stderr.lines().find(|line| line.contains("--max-flows"));
+    let Some(evicted) = evicted.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok()) else {
+        bail!("the summary does not count what was given up: {}", ended.stderr);
+    };
+    let judged = records.iter().filter(|record| may_be(record.class())).count();
+    ensure!(
+        evicted + judged >= FLOOD,
+        "of {FLOOD} half-open connections, {judged} were judged and {evicted} given up"
+    );
+    Ok(())
+}
+
+/// Resident memory of viptrace.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    /// All of it, with what it shares with the kernel.
+    total_kib: u64,
+    /// Its own, where flows are; the buffer from the kernel is not in it, whose pages count as they are first used.
+    own_kib: u64,
+}
+
+impl Memory {
+    fn of(tool: &Tool) -> Result<Self> {
+        let path = format!("/proc/{}/status", tool.pid());
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let kib = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+            kib.with_context(|| format!("{path} has no {name}"))
+        };
+        Ok(Self { total_kib: kib("VmRSS:")?, own_kib: kib("RssAnon:")? })
+    }
+}

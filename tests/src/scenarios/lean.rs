@@ -1,0 +1,56 @@
+//! The agent's set of hooks: new connections and failures, neither socket states nor ends. The faults are still told,
+//! and nothing healthy is called broken.
+
+use std::{net::SocketAddrV4, time::Duration};
+
+use anyhow::Result;
+
+use super::{silent, stale};
+use crate::{
+    expect::{Class, Endpoint},
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    world::Stage,
+};
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    let here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    let leaving = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
+    let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
+    stage.watch_with(&["--hooks", "lean"])?;
+    stage.ends_are_unseen();
+    stale::remove_cart_2(stage)?;
+    for pod in ["shop/payments-1", "shop/payments-2"] {
+        silent::misdeliver(stage, stage.world.pod(pod)?)?;
+    }
+    stage.after_grace();
+
+    let vip = |service, port| stage.world.cluster.vip(service, port);
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let patience = Script::exchange().connect_limit(Duration::from_secs(4));
+    let served = client::connect(from, vip("shop/cart", "http")?, 30, 2, Script::exchange())?;
+    let refused = client::connect(from, vip("shop/api", "https")?, 5, 1, Script::exchange())?;
+    let without = client::connect(from, vip("shop/checkout", "http")?, 3, 1, Script::exchange())?;
+    all_ended(&served, &Outcome::Done)?;
+    all_ended(&refused, &Outcome::Refused)?;
+    all_ended(&without, &Outcome::Refused)?;
+    // One endpoint for all, so that no repeated SYN draws the other one.
+    let silent = stage.world.pod("shop/payments-1")?.place.address;
+    let other = stage.world.pod("shop/payments-2")?.place.address;
+    let rules = stage.world.rules.with_endpoint_moved(other, silent);
+    stage.break_rules(&rules)?;
+    let unanswered = client::connect(from, vip("shop/payments", "grpc")?, 3, 3, patience)?;
+    all_ended(&unanswered, &Outcome::ConnectTimedOut)?;
+
+    let (ok, gone) = (Class::Ok, Class::C6);
+    stage.expect_by_server(&served, "shop/cart", &[(&here, ok), (&leaving, gone), (&there, ok)])?;
+    let refusing = SocketAddrV4::new(stage.world.pod("shop/api-1")?.place.address, 8443);
+    stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
+    stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
+    let endpoint = Endpoint::Is(SocketAddrV4::new(silent, 9090));
+    stage.expect(&unanswered, "shop/payments", Class::C29, &endpoint);
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! A trace of one Service, one Pod or one address: its flows have their verdicts, those of others are not
+//! recorded, and every decision of the target is seen as it is taken.
+
+use std::net::SocketAddrV4;
+
+use anyhow::{Result, bail};
+
+use super::stale;
+use crate::{
+    expect::{Class, Endpoint},
+    traffic::{
+        Attempt, Outcome, all_ended,
+        client::{self, Script},
+        server::{EXCHANGE, Server},
+    },
+    world::Stage,
+};
+
+/// The three Pods behind `shop/cart`.
+fn cart(stage: &Stage) -> Result<[Server; 3]> {
+    let serve = |pod| stage.serve(pod, 8080, EXCHANGE);
+    Ok([serve("shop/cart-1")?, serve("shop/cart-2")?, serve("shop/cart-3")?])
+}
+
+fn connect(stage: &Stage, client: &str, service: &str, port: &str, count: usize) -> Result<Vec<Attempt>> {
+    let vip = stage.world.cluster.vip(service, port)?;
+    client::connect(&stage.world.pod(client)?.place, vip, count, 2, Script::exchange())
+}
+
+/// The summary names every hook that could not be attached; a targeted trace wants one more than others.
+fn check_that_no_hook_is_missing(stage: &mut Stage) {
+    stage.check(|_, ended| {
+        if ended.stderr.contains("nf_nat_setup_info") {
+            bail!("the hook of the NAT decision is missing: {}", ended.stderr);
+        }
+        Ok(())
+    });
+}
+
+pub(super) fn service(stage: &mut Stage) -> Result<()> {
+    let [here, leaving, there] = cart(stage)?;
+    let frontend = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    stage.watch_with(&["shop/cart"])?;
+    stale::remove_cart_2(stage)?;
+    stage.after_grace();
+
+    let attempts = connect(stage, "shop/client-1", "shop/cart", "http", 30)?;
+    all_ended(&attempts, &Outcome::Done)?;
+    let classes: [(&dyn crate::world::Reached, Class); 3] =
+        [(&here, Class::Ok), (&leaving, Class::C6), (&there, Class::Ok)];
+    stage.expect_by_server(&attempts, "shop/cart", &classes)?;
+
+    let served = connect(stage, "shop/client-1", "shop/frontend", "http", 5)?;
+    all_ended(&served, &Outcome::Done)?;
+    let refused = connect(stage, "shop/client-1", "shop/api", "https", 5)?;
+    let without_endpoints = connect(stage, "shop/client-1", "shop/checkout", "http", 3)?;
+    // The Pod serves its Service, and this connection goes past it.
+    let past = SocketAddrV4::new(stage.world.pod("shop/cart-1")?.place.address, 8080);
+    let direct = client::connect(&stage.world.pod("shop/client-1")?.place, past, 2, 1, Script::exchange())?;
+    all_ended(&direct, &Outcome::Done)?;
+    for other in [served, refused, without_endpoints, direct] {
+        stage.expect_unrecorded(&other);
+    }
+    drop(frontend);
+    check_that_no_hook_is_missing(stage);
+    Ok(())
+}
+
+pub(super) fn pod(stage: &mut Stage) -> Result<()> {
+    let [here, beside, there] = cart(stage)?;
+    stage.watch_with(&["pod/shop/client-1"])?;
+
+    let attempts = connect(stage, "shop/client-1", "shop/cart", "http", 9)?;
+    all_ended(&attempts, &Outcome::Done)?;
+    let classes: [(&dyn crate::world::Reached, Class); 3] =
+        [(&here, Class::Ok), (&beside, Class::Ok), (&there, Class::Ok)];
+    stage.expect_by_server(&attempts, "shop/cart", &classes)?;
+    let attempts = connect(stage, "shop/client-1", "shop/checkout", "http", 3)?;
+    all_ended(&attempts, &Outcome::Refused)?;
+    stage.expect(&attempts, "shop/checkout", Class::C20, &Endpoint::Null);
+
+    // Another Pod, the same Services.
+    let others = connect(stage, "shop/slow-1", "shop/cart", "http", 6)?;
+    all_ended(&others, &Outcome::Done)?;
+    stage.expect_unrecorded(&others);
+    let others = connect(stage, "shop/slow-1", "shop/checkout", "http", 3)?;
+    stage.expect_unrecorded(&others);
+    check_that_no_hook_is_missing(stage);
+    Ok(())
+}
+
+/// An endpoint's address: known only once the rules have chosen it.
+pub(super) fn address(stage: &mut Stage) -> Result<()> {
+    let [here, beside, there] = cart(stage)?;
+    let target = here.address().to_string();
+    stage.watch_with(&[&target])?;
+
+    let attempts = connect(stage, "shop/client-1", "shop/cart", "http", 30)?;
+    all_ended(&attempts, &Outcome::Done)?;
+    let (chosen, others): (Vec<_>, Vec<_>) =
+        attempts.into_iter().partition(|attempt| here.accepted(attempt.client));
+    if chosen.is_empty() || others.is_empty() {
+        bail!("of 30 connections, {} came to {target}", chosen.len());
+    }
+    stage.expect_by_server(&chosen, "shop/cart", &[(&here, Class::Ok)])?;
+    stage.expect_unrecorded(&others);
+    drop((beside, there));
+    // Its Pod stops listening: now the address refuses.
+    drop(here);
+    let from = &stage.world.pod("shop/slow-1")?.place;
+    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let only_here = stage.world.rules.clone();
+    let (first, second) = (stage.world.pod("shop/cart-2")?, stage.world.pod("shop/cart-3")?);
+    let endpoint = SocketAddrV4::new(stage.world.pod("shop/cart-1")?.place.address, 8080);
+    let only_here = only_here
+        .with_endpoint_moved(first.place.address, *endpoint.ip())
+        .with_endpoint_moved(second.place.address, *endpoint.ip());
+    stage.break_rules(&only_here)?;
+    let attempts = client::connect(from, cart, 4, 1, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Refused)?;
+    stage.expect(&attempts, "shop/cart", Class::C28, &Endpoint::Is(endpoint));
+    check_that_no_hook_is_missing(stage);
+    Ok(())
+}

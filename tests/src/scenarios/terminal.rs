@@ -1,0 +1,75 @@
+//! On a terminal the table is written in place, with colours, and ends with the summary below it.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::{
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    world::Stage,
+};
+
+/// What starts a terminal's control sequence.
+const ESCAPE: char = '\u{1b}';
+/// A row may not wrap, or going up would miss it; what the terminal shows afterwards must.
+const WITHOUT_WRAPPING: &str = "\u{1b}[?7l";
+const WITH_WRAPPING: &str = "\u{1b}[?7h";
+const RED: &str = "\u{1b}[1;31mFAULT C28";
+const SHOWN_WITHIN: Duration = Duration::from_secs(30);
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    let _serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    stage.watch_on_terminal()?;
+    let from = &stage.world.pod("shop/client-1")?.place;
+    let vip = |service, port| stage.world.cluster.vip(service, port);
+    let served = client::connect(from, vip("shop/frontend", "http")?, 5, 1, Script::exchange())?;
+    all_ended(&served, &Outcome::Done)?;
+    let refused = client::connect(from, vip("shop/api", "https")?, 3, 1, Script::exchange())?;
+    all_ended(&refused, &Outcome::Refused)?;
+
+    let Some(tool) = stage.tool() else { return Ok(()) };
+    let is_row = |line: &str| line.contains("C28") && line.contains("shop/api");
+    if !tool.wait_for(SHOWN_WITHIN, is_row) {
+        bail!("no row shows C28 of shop/api within {SHOWN_WITHIN:?}: {:?}", tool.lines_from(0));
+    }
+    let ended = stage.stop_watching()?;
+    let shown = ended.stdout.join("\n");
+    // Every other scenario writes to a pipe, where none of this may be.
+    for (sequence, what) in [("A\u{1b}[J", "going up and writing anew"), (RED, "colours")] {
+        if !shown.contains(sequence) {
+            bail!("on a terminal, {what} was expected: {shown:?}");
+        }
+    }
+    if shown.rfind(WITHOUT_WRAPPING) > shown.rfind(WITH_WRAPPING) {
+        bail!("the terminal is left without the wrapping of long lines: {shown:?}");
+    }
+    let Some((_, summary)) = shown.rsplit_once("Summary") else { bail!("there is no summary: {shown:?}") };
+    let summary = without_sequences(summary);
+    for words in ["8 flows", "3 faulty flows", "First cause", "C28"] {
+        if !summary.contains(words) {
+            bail!("the summary does not say {words:?}: {summary}");
+        }
+    }
+    if ended.status != 3 {
+        bail!("viptrace's exit status is {}, expected 3", ended.status);
+    }
+    Ok(())
+}
+
+/// The text as a person reads it.
+fn without_sequences(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text.chars();
+    while let Some(character) = rest.next() {
+        if character == ESCAPE {
+            rest.by_ref().find(char::is_ascii_alphabetic);
+        } else {
+            plain.push(character);
+        }
+    }
+    plain
+}
