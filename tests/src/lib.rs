@@ -13,6 +13,7 @@ pub mod console;
 pub mod expect;
 pub mod invocation;
 pub mod kube_proxy;
+pub mod matrix;
 pub mod modes;
 pub mod netns;
 pub mod rules;

@@ -35,6 +35,7 @@ pub fn run() -> ExitCode {
             console::scenario(
                 &format!("lab {mode}"),
                 &console::Outcome::Failed(format!("{error:#}")),
+                &[],
                 Duration::ZERO,
             );
             ExitCode::FAILURE

@@ -9,6 +9,7 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::{
     console::{self, Outcome},
+    matrix::{Cell, Mode, Skip},
     scenarios,
     world::{Stage, Watch, World},
 };
@@ -40,22 +41,27 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     for scenario in chosen {
         let started = Instant::now();
         let played = Stage::set(world, watch).and_then(|stage| stage.play(scenario.name, scenario.story));
-        all_passed &= told(scenario.name, started.elapsed(), played);
+        let cells: Vec<Cell> =
+            scenario.covers.iter().flat_map(|covers| covers.cells(Mode::Iptables)).collect();
+        all_passed &= told(scenario.name, &cells, started.elapsed(), played);
     }
     for (name, story) in waiting {
         let (played, took) =
             story.join().unwrap_or_else(|_| (Err(anyhow!("its thread panicked")), Duration::ZERO));
-        all_passed &= told(name, took, played);
+        all_passed &= told(name, &[], took, played);
     }
     Ok(all_passed)
 }
 
-/// Tells how a scenario ended; returns whether it passed.
-fn told(name: &str, took: Duration, played: Result<()>) -> bool {
+/// Tells how a scenario ended; returns false if it failed.
+fn told(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool {
     let outcome = match played {
         Ok(()) => Outcome::Passed,
-        Err(error) => Outcome::Failed(format!("{error:#}")),
+        Err(error) => match error.downcast::<Skip>() {
+            Ok(Skip(missing)) => Outcome::Skipped(missing),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        },
     };
-    console::scenario(name, &outcome, took);
-    outcome == Outcome::Passed
+    console::scenario(name, &outcome, cells, took);
+    !matches!(outcome, Outcome::Failed(_))
 }

@@ -22,34 +22,45 @@ mod translated_twice;
 
 use anyhow::Result;
 
-use crate::world::Stage;
+use crate::{
+    matrix::{Covers, TCP4, UDP4},
+    world::Stage,
+};
 
 /// One fault, or its absence.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     pub name: &'static str,
     pub story: fn(&mut Stage) -> Result<()>,
+    /// The cells of the matrix that it proves.
+    pub covers: &'static [Covers],
 }
 
 const fn scenario(name: &'static str, story: fn(&mut Stage) -> Result<()>) -> Scenario {
-    Scenario { name, story }
+    Scenario { name, story, covers: &[] }
+}
+
+impl Scenario {
+    const fn covers(self, covers: &'static [Covers]) -> Self {
+        Self { covers, ..self }
+    }
 }
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp),
-    scenario("healthy-udp", healthy::udp),
-    scenario("c6-stale-endpoint-answers", stale::answers),
-    scenario("c6-stale-endpoint-gone", stale::gone),
-    scenario("c20-no-endpoints", no_endpoints::story),
-    scenario("c1-rules-flushed", no_rules::all),
-    scenario("c5-one-service-without-rules", no_rules::one),
-    scenario("c16-conntrack-table-full", table_full::story),
-    scenario("c28-refused-same-node", refused::same_node),
-    scenario("c28-refused-other-node", refused::other_node),
-    scenario("c29-silent-same-node", silent::same_node),
-    scenario("c29-silent-other-node", silent::other_node),
-    scenario("c29-host-unreachable", silent::unreachable),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4),
+    scenario("healthy-udp", healthy::udp).covers(UDP4),
+    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4),
+    scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4),
+    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4),
+    scenario("c1-rules-flushed", no_rules::all).covers(TCP4),
+    scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4),
+    scenario("c16-conntrack-table-full", table_full::story).covers(TCP4),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4),
+    scenario("c28-refused-other-node", refused::other_node).covers(TCP4),
+    scenario("c29-silent-same-node", silent::same_node).covers(TCP4),
+    scenario("c29-silent-other-node", silent::other_node).covers(TCP4),
+    scenario("c29-host-unreachable", silent::unreachable).covers(TCP4),
     scenario("n1-probes", probes::story),
     scenario("n3-one-record-per-connection", translated_twice::story),
     scenario("n9-old-flow-reset", old_flow::reset),
@@ -63,7 +74,7 @@ pub const ALL: &[Scenario] = &[
     scenario("check-kernel", check_kernel::story),
     scenario("exit-status", exit_status::story),
     scenario("flood", flood::story),
-    scenario("mixed-5000", mixed::story),
+    scenario("mixed-5000", mixed::story).covers(TCP4),
 ];
 
 /// One that needs nothing of the node and mostly waits.
