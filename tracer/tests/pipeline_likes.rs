@@ -71,6 +71,9 @@ fn service(name: &str, ip: &str, protocol: Protocol, port: u16) -> Object {
         affinity: None,
         proxy_name: None,
         publish_not_ready_addresses: false,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+        traffic_distribution: None,
     }))
 }
 
@@ -85,6 +88,8 @@ fn slice(name: &str, protocol: Protocol, port: u16, members: &[(&str, Listed)]) 
         node: Some("worker-1".into()),
         pod: Some(PodRef { key: Key::new("shop", &format!("{name}-{ip}")), uid: "p".into() }),
         zone: None,
+        for_zones: Vec::new(),
+        for_nodes: Vec::new(),
     };
     Object::EndpointSlice(Arc::new(EndpointSlice {
         key: Key::new("shop", name),

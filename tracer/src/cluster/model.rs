@@ -135,6 +135,45 @@ pub enum Change {
     Delete(Kind, Key),
 }
 
+/// An address range: an address with its host bits as written, and the length of its prefix in bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cidr {
+    pub base: IpAddr,
+    /// At most 32 for IPv4 and 128 for IPv6.
+    pub prefix: u8,
+}
+
+impl Cidr {
+    /// From `ADDRESS/LENGTH`; `None` for anything else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (base, prefix) = text.trim().split_once('/')?;
+        let (base, prefix) = (base.parse::<IpAddr>().ok()?, prefix.parse::<u8>().ok()?);
+        (prefix <= Self::bits(base)).then_some(Self { base, prefix })
+    }
+
+    /// Whether `ip` lies in it; an address of the other family never does.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let same = |a: u128, b: u128, bits: u8| {
+            (a ^ b).checked_shr(u32::from(bits.saturating_sub(self.prefix))).unwrap_or(0) == 0
+        };
+        match (self.base, ip) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => same(a.to_bits().into(), b.to_bits().into(), 32),
+            (IpAddr::V6(a), IpAddr::V6(b)) => same(a.to_bits(), b.to_bits(), 128),
+            _ => false,
+        }
+    }
+
+    const fn bits(ip: IpAddr) -> u8 {
+        if ip.is_ipv4() { 32 } else { 128 }
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
+    }
+}
+
 /// Whether all endpoints serve, or only those on the node where the traffic arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrafficPolicy {
@@ -186,6 +225,13 @@ pub struct Service {
     /// Label `service.kubernetes.io/service-proxy-name`: another proxy than kube-proxy serves it (C5d).
     pub proxy_name: Option<Arc<str>>,
     pub publish_not_ready_addresses: bool,
+    /// `loadBalancerSourceRanges` that parse, each an address and its prefix length; empty lets everybody in.
+    pub source_ranges: Vec<Cidr>,
+    /// Where kube-proxy answers a load balancer's health checks, for a `Local` external policy.
+    pub health_check_node_port: Option<u16>,
+    /// `trafficDistribution` (`PreferClose`, `PreferSameZone`, `PreferSameNode`), or the value of the older annotation
+    /// `service.kubernetes.io/topology-mode`.
+    pub traffic_distribution: Option<Arc<str>>,
 }
 
 impl Service {
@@ -296,6 +342,10 @@ pub struct Endpoint {
     pub node: Option<Arc<str>>,
     pub pod: Option<PodRef>,
     pub zone: Option<Arc<str>>,
+    /// `hints.forZones`: the zones whose nodes should use this endpoint. Empty without a hint.
+    pub for_zones: Vec<Arc<str>>,
+    /// `hints.forNodes` (1.34): the nodes that should use this endpoint. Empty without a hint.
+    pub for_nodes: Vec<Arc<str>>,
 }
 
 /// An endpoint's conditions with the API's defaults applied: a missing `ready` or `serving` means true, a missing

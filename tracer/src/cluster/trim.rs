@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use crate::{
     cluster::model::{
-        AddressType, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object, Phase, Pod,
-        PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
+        AddressType, Cidr, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object,
+        Phase, Pod, PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
     },
     sighting::Protocol,
     time::Timestamp,
@@ -155,6 +155,14 @@ impl Notes<'_> {
         None
     }
 
+    fn cidr(&mut self, text: &str, field: &str) -> Option<Cidr> {
+        let cidr = Cidr::parse(text);
+        if cidr.is_none() {
+            self.note(format!("{field} {:?} is not an address range, skipped", cut(text)));
+        }
+        cidr
+    }
+
     fn ips<'t>(&mut self, texts: impl IntoIterator<Item = &'t String>, field: &str) -> Vec<IpAddr> {
         texts.into_iter().filter_map(|text| self.ip(text, field)).collect()
     }
@@ -195,12 +203,12 @@ fn seconds(count: i64) -> Duration {
     Duration::from_secs(u64::try_from(count).unwrap_or(0))
 }
 
-/// Names are printed on terminals: what cannot be printed is escaped.
+/// Names are printed on terminals and kept in every version: what cannot be printed is escaped, what no name can be
+/// as long as is cut.
 fn text(value: Option<String>) -> Arc<str> {
-    match value {
-        Some(text) if text.chars().any(char::is_control) => text.escape_default().to_string().into(),
-        text => text.unwrap_or_default().into(),
-    }
+    let mut text = value.unwrap_or_default();
+    text.truncate(text.floor_char_boundary(NAME_MAX_BYTES));
+    if text.chars().any(char::is_control) { text.escape_default().to_string().into() } else { text.into() }
 }
 
 fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
@@ -234,6 +242,12 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
         configured.and_then(|config| config.timeout_seconds).map_or(AFFINITY_DEFAULT, |s| seconds(s.into()))
     });
     let mut labels = parsed.metadata.labels.unwrap_or_default();
+    let mut annotations = parsed.metadata.annotations.unwrap_or_default();
+    // Older than the field, and looked at only where that is empty (pkg/proxy/topology.go, endpointslice/topologycache).
+    let topology = ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"]
+        .into_iter()
+        .find_map(|name| annotations.remove(name))
+        .filter(|mode| mode.eq_ignore_ascii_case("auto"));
     let has_node_ports = matches!(kind, ServiceType::NodePort | ServiceType::LoadBalancer);
     Service {
         key,
@@ -259,6 +273,22 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
         affinity,
         proxy_name: labels.remove("service.kubernetes.io/service-proxy-name").map(Into::into),
         publish_not_ready_addresses: spec.publish_not_ready_addresses.unwrap_or(false),
+        source_ranges: spec
+            .load_balancer_source_ranges
+            .into_iter()
+            .flatten()
+            .filter(|_| kind == ServiceType::LoadBalancer)
+            .filter_map(|range| notes.cidr(&range, "loadBalancerSourceRanges"))
+            .collect(),
+        health_check_node_port: spec
+            .health_check_node_port
+            .filter(|port| *port != 0)
+            .and_then(|port| notes.port(port, "healthCheckNodePort")),
+        traffic_distribution: spec
+            .traffic_distribution
+            .filter(|name| !name.is_empty())
+            .or(topology)
+            .map(|name| text(Some(name))),
     }
 }
 
@@ -339,6 +369,7 @@ fn slice_endpoint(
         Some(PodRef { key: Key { namespace, name: name.into() }, uid: text(target.uid) })
     });
     let ready = conditions.ready.unwrap_or(true);
+    let hints = parsed.hints.unwrap_or_default();
     Some(Endpoint {
         addresses,
         conditions: Conditions {
@@ -349,6 +380,8 @@ fn slice_endpoint(
         node: parsed.node_name.map(|name| text(Some(name))),
         pod,
         zone: parsed.zone.map(|zone| text(Some(zone))),
+        for_zones: hints.for_zones.into_iter().flatten().map(|hint| text(Some(hint.name))).collect(),
+        for_nodes: hints.for_nodes.into_iter().flatten().map(|hint| text(Some(hint.name))).collect(),
     })
 }
 

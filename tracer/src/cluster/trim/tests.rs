@@ -136,3 +136,30 @@ fn a_node_tells_what_it_suffers_from() {
     assert_eq!((node.ready, node.addresses.len(), odd.len()), (None, 1, 0));
     assert_eq!(node.pressure, ["MemoryPressure".into()]);
 }
+
+#[test]
+fn ranges_hints_and_names_are_kept_within_reason() {
+    let spec = json!({
+        "type": "LoadBalancer", "loadBalancerSourceRanges": ["203.0.113.0/24", " 2001:db8::/32", "10.0.0.1/33", "x"],
+        "healthCheckNodePort": 32_000, "ports": [{"port": 80, "name": "p".repeat(100_000)}],
+    });
+    let (service, odd) = service_of(spec, json!({}));
+    let [v4, v6] = service.source_ranges[..] else { panic!("{:?}", service.source_ranges) };
+    assert_eq!(odd.len(), 2, "{odd:?}");
+    let inside = |range: Cidr, ip: &str| range.contains(ip.parse().unwrap());
+    assert!(inside(v4, "203.0.113.255") && !inside(v4, "203.0.114.0") && !inside(v4, "2001:db8::1"));
+    assert!(inside(v6, "2001:db8:ffff::1") && !inside(v6, "2001:db9::"));
+    assert!(inside(Cidr::parse("0.0.0.0/0").unwrap(), "192.0.2.1"));
+    assert!(inside(Cidr::parse("::/0").unwrap(), "ffff::"));
+    assert_eq!((service.health_check_node_port, service.ports[0].name.len()), (Some(32_000), NAME_MAX_BYTES));
+
+    let endpoints = json!([{"addresses": ["10.0.0.1"], "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n"}]}}]);
+    let slice =
+        json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});
+    let (Some(Trimmed { object: Object::EndpointSlice(slice), .. }), _) = trimmed(Kind::EndpointSlice, slice)
+    else {
+        panic!("not trimmed");
+    };
+    let endpoint = &slice.endpoints[0];
+    assert_eq!((&*endpoint.for_zones[0], &*endpoint.for_nodes[0]), ("a", "n"));
+}
