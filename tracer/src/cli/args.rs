@@ -6,6 +6,7 @@ use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error
 
 use crate::{
     cli::{target::Target, units},
+    probe::plan::Tiers,
     report::{Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
 };
@@ -123,6 +124,9 @@ pub struct TraceArgs {
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
     hooks: Hooks,
+    /// How to reach kernel functions
+    #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel")]
+    attach: Attach,
     /// Leave out one kernel hook, by the name that `viptrace check --kernel` prints; verdicts that need it say so. Can be
     /// repeated
     #[arg(long, value_name = "HOOK", value_parser = hook, help_heading = "Kernel")]
@@ -145,11 +149,36 @@ pub enum Hooks {
     Lean,
 }
 
+/// How kernel functions are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Attach {
+    /// Each function by fentry where this kernel allows it, else by a kprobe
+    #[default]
+    Auto,
+    /// By fentry only: a function that it cannot reach is not watched
+    Fentry,
+    /// By kprobes only
+    Kprobe,
+}
+
+impl From<Attach> for Tiers {
+    fn from(attach: Attach) -> Self {
+        match attach {
+            Attach::Auto => Self::Auto,
+            Attach::Fentry => Self::Fentry,
+            Attach::Kprobe => Self::Kprobe,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// Print each kernel hook: how it attaches here, and what its absence costs
     #[arg(long, required = true)]
     pub kernel: bool,
+    /// Check this way to reach kernel functions
+    #[arg(long, value_name = "TIER", default_value = "auto")]
+    pub attach: Attach,
 }
 
 /// Where Kubernetes objects come from.
@@ -172,6 +201,7 @@ pub struct TraceOptions {
     pub node: Option<String>,
     pub grace: Duration,
     pub hooks: Hooks,
+    pub attach: Attach,
     pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
     /// Bytes, not yet rounded to what the kernel accepts.
@@ -211,6 +241,7 @@ impl TraceArgs {
             node: self.node.filter(|name| !name.is_empty()).or_else(host_name),
             grace: self.grace,
             hooks: self.hooks,
+            attach: self.attach,
             without_hooks: self.without_hook,
             max_flows: usize::try_from(self.max_flows).unwrap_or(usize::MAX),
             buffer_bytes: self.buffer,

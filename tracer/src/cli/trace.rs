@@ -77,7 +77,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         (Some(_), Hooks::Full) => HookSet::Targeted,
         (None, Hooks::Full) => HookSet::Full,
     };
-    let kernel = check::Kernel::look(environment, set);
+    let kernel = check::Kernel::look(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
         return Err(anyhow::anyhow!("tracing cannot run here: {obstacle}"))
             .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
@@ -237,6 +237,10 @@ impl<'a> Trace<'a> {
             sample_shift: 0,
         };
         let probe = Probe::attach(&self.plan, Arc::clone(&self.layout), &kernel_options)?;
+        for fallback in probe.fallbacks() {
+            tracing::info!("a kprobe stands in for fentry: {}", fallback.reason);
+            self.plan.fall_back(fallback.spec_index, fallback.reason.clone());
+        }
         for gap in probe.gaps() {
             self.plan.refuse(gap.spec_index, gap.reason.clone());
         }

@@ -14,9 +14,10 @@ use tracing::{debug, warn};
 use super::{
     clock,
     decode::Decoder,
-    hooks::{Attach, HookSpec},
+    fentry::{Link, Loader, Place},
+    hooks::{Attach, HookSpec, Twin, twin},
     layout::{FIELDS, Layout},
-    plan::HookPlan,
+    plan::{FentryTarget, HookPlan, Tier},
 };
 use crate::{sighting::Sighting, time::Timestamp};
 
@@ -71,13 +72,15 @@ pub struct AttachGap {
 
 /// An attached tracer. Dropping it detaches every hook.
 pub struct Probe {
-    // Owns the programs and their links.
+    // Owns the programs and their links, but for those of fentry.
     ebpf: Ebpf,
+    _fentry: Vec<Link>,
     ring: AsyncFd<RingBuf<MapData>>,
     lost: PerCpuArray<MapData, u64>,
     lost_before: [u64; HOOK_SLOTS],
     attached: Vec<Hook>,
     gaps: Vec<AttachGap>,
+    fallbacks: Vec<AttachGap>,
     decoder: Decoder,
     armed_at: Timestamp,
     counters: Counters,
@@ -106,8 +109,18 @@ impl Probe {
             set_targets(&mut ebpf, targets)?;
         }
         let mut attached = Vec::new();
-        let mut gaps = Vec::new();
+        let (mut gaps, mut fallbacks) = (Vec::new(), Vec::new());
+        let mut fentry = Fentry::default();
         for (spec_index, spec) in plan.planned() {
+            if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
+                match fentry.attach(&ebpf, spec, target) {
+                    Ok(()) => {
+                        attached.push(spec.hook);
+                        continue;
+                    }
+                    Err(reason) => fallbacks.push(AttachGap { spec_index, reason }),
+                }
+            }
             match attach_hook(&mut ebpf, spec) {
                 Ok(()) => attached.push(spec.hook),
                 Err(error) if plan.is_essential(spec) => return Err(error),
@@ -133,6 +146,8 @@ impl Probe {
             lost_before: [0; HOOK_SLOTS],
             attached,
             gaps,
+            fallbacks,
+            _fentry: fentry.links,
             decoder: Decoder::new(layout, clock::monotonic_to_unix_ns()),
             armed_at,
             counters: Counters::default(),
@@ -142,6 +157,11 @@ impl Probe {
     /// Hooks that were planned and that the kernel then refused.
     pub fn gaps(&self) -> &[AttachGap] {
         &self.gaps
+    }
+
+    /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
+    pub fn fallbacks(&self) -> &[AttachGap] {
+        &self.fallbacks
     }
 
     pub fn attached(&self) -> &[Hook] {
@@ -254,6 +274,33 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
     loader.load(OBJECT)
 }
 
+/// The programs attached by fentry and fexit.
+#[derive(Default)]
+struct Fentry {
+    /// Made for the first of them; the text is why it could not be.
+    loader: Option<Result<Loader, String>>,
+    links: Vec<Link>,
+}
+
+impl Fentry {
+    fn attach(&mut self, ebpf: &Ebpf, spec: &HookSpec, target: &FentryTarget) -> Result<(), String> {
+        let (name, place) = match twin(spec.hook) {
+            Some(Twin::Entry(name)) => (name, Place::Entry),
+            Some(Twin::Exit(name)) => (name, Place::Exit),
+            None => return Err(format!("{} has no fentry program", spec.hook.symbol())),
+        };
+        let loader = self
+            .loader
+            .get_or_insert_with(|| Loader::new(OBJECT, ebpf).map_err(|error| error.to_string()))
+            .as_mut()
+            .map_err(|error| error.clone())?;
+        let link = loader.attach(name, place, target).map_err(|error| error.to_string())?;
+        self.links.push(link);
+        debug!(symbol = spec.hook.symbol(), program = name, "attached");
+        Ok(())
+    }
+}
+
 fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec) -> Result<(), AttachError> {
     let symbol = spec.hook.symbol();
     for program in spec.programs {
@@ -305,7 +352,7 @@ fn key(address: &IpAddr) -> [u8; 16] {
 }
 
 /// An error with its causes in one line; the verifier's log in full is for a developer's eyes (`-vv`).
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
