@@ -13,6 +13,7 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
@@ -88,7 +89,7 @@ pub enum AccessError {
 }
 
 /// Something about one kind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Update {
     pub kind: Kind,
     /// When it was received, by this machine's clock.
@@ -96,7 +97,7 @@ pub struct Update {
     pub event: Event,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// Found by a list: it may have been so for long.
     Listed(Trimmed),
