@@ -61,6 +61,11 @@ impl Kernel {
         self.environment.in_init_netns
     }
 
+    /// As `uname -r` prints it.
+    pub(super) fn release(&self) -> &str {
+        &self.environment.kernel_release
+    }
+
     /// The plan and the layout, once [`Self::obstacle`] is none.
     pub(super) fn into_plan(self) -> anyhow::Result<(HookPlan, Layout)> {
         self.plan.map_err(anyhow::Error::msg)
