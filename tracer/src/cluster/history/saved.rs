@@ -157,7 +157,7 @@ mod tests {
     fn what_a_file_claims_is_held_to_the_bounds() {
         let key = Key::new("shop", "cart");
         let node = |from| {
-            let object = crate::cluster::model::Node {
+            let object = Node {
                 key: key.clone(),
                 uid: "u".into(),
                 addresses: Vec::new(),
