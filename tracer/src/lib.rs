@@ -15,4 +15,5 @@ pub mod probe;
 pub mod report;
 pub mod sighting;
 pub mod time;
+pub mod triage;
 pub mod verdict;

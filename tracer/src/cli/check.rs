@@ -1,10 +1,12 @@
 //! `viptrace check --kernel`: which hooks this kernel offers, how they would be attached, and what the absence of
-//! one costs.
+//! one costs. Without `--kernel` the node is audited, which [`audit`] owns.
+
+pub(super) mod audit;
 
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
-    cli::{Outcome, args::CheckArgs},
+    cli::Outcome,
     probe::{
         environment::{Environment, Severity},
         host::Host,
@@ -90,7 +92,7 @@ impl From<&PlanLine> for Line {
 
 /// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
 /// an attempt shows what its policy refuses.
-pub(super) fn run(_args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
+pub(super) fn run(mut printer: Printer) -> anyhow::Result<Outcome> {
     let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted);
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
