@@ -9,10 +9,14 @@ pub mod command;
 pub mod conntrack;
 pub mod http;
 pub mod interfaces;
+pub mod ipset;
+pub mod iptables;
+pub mod ipvs;
 pub mod kube_proxy;
 pub mod modules;
+pub mod nftables;
 pub mod procfs;
-pub mod rules;
+pub mod ruleset;
 mod state;
 pub mod sysctl;
 mod view;
@@ -21,7 +25,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use kube_proxy::{Health, ProxyMode};
 pub use procfs::{ConntrackCounters, ConntrackUse};
-pub use rules::{Rules, RulesReader, VipRule};
+pub use ruleset::Ruleset;
 pub use state::{NodeReader, NodeState, Observed};
 pub use view::NodeFacts;
 

@@ -14,7 +14,7 @@ use crate::{
         Limits, command, http,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
-        rules::{self, RulesReader},
+        ruleset::{Family, read},
     },
     time::Timestamp,
 };
@@ -140,14 +140,13 @@ impl NodeReader {
                 return Ok(Some(ProxyMode::Ipvs));
             }
             let tables = || command::run("nft", &["list", "tables", "ip"], limits);
-            if rules::has_nf_tables(Path::new("/"))
+            if read::has_nf_tables(Path::new("/"))
                 && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
             {
                 return Ok(Some(ProxyMode::Nftables));
             }
-            let mut reader = RulesReader::new(limits, Duration::ZERO);
-            let rules = reader.read(IpAddr::V4(Ipv4Addr::UNSPECIFIED))?;
-            Ok(rules.value.has_kube_chains().then_some(ProxyMode::Iptables))
+            let snapshot = read::Reader { limits }.iptables_of(Family::Ipv4)?;
+            Ok(snapshot.rules.has_proxy_rules(Family::Ipv4).then_some(ProxyMode::Iptables))
         });
         match found.await {
             Ok(Ok(Some(mode))) => {

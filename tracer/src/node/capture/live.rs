@@ -20,7 +20,7 @@ use crate::node::{
     conntrack, http,
     interfaces::Interfaces,
     kube_proxy::{config::Config, process::ProcessList},
-    procfs, rules,
+    procfs, ruleset,
     sysctl::Sysctls,
 };
 
@@ -144,56 +144,73 @@ impl LiveReader {
         procfs::read_text(&self.modules.join(release.trim()).join("modules.builtin")).ok()
     }
 
-    /// Everything that can hold rules of kube-proxy. Blocks.
+    /// Everything that can hold rules of kube-proxy. Blocks. A command is run only where its part of the kernel is
+    /// loaded: elsewhere some would load it, and their empty answer would prove nothing.
     fn rules(&self, capture: &mut Capture) {
-        let nf_tables = rules::has_nf_tables(Path::new("/"));
+        let nf_tables = ruleset::read::has_nf_tables(Path::new("/"));
         for (family, names) in [("iptables", "ip_tables_names"), ("ip6tables", "ip6_tables_names")] {
             let legacy = procfs::read_text(&self.proc.join("net").join(names))
                 .is_ok_and(|text| !text.trim().is_empty());
-            let kinds = match family {
-                "iptables" => [Kind::IptablesSave, Kind::IptablesNftSave, Kind::IptablesLegacySave],
-                _ => [Kind::Ip6tablesSave, Kind::Ip6tablesNftSave, Kind::Ip6tablesLegacySave],
-            };
-            let [plain, nft, old] = kinds;
-            let absent = "its backend is not loaded in this kernel, so the command was not run";
-            for (kind, flavour, present) in
-                [(plain, "", nf_tables || legacy), (nft, "-nft", nf_tables), (old, "-legacy", legacy)]
-            {
-                if present {
-                    self.list(capture, kind, &format!("{family}{flavour}-save"), &["-c"]);
-                } else {
-                    capture.miss(kind, absent);
-                }
-            }
+            self.iptables(capture, family, nf_tables, legacy);
         }
-        if nf_tables {
-            self.list(capture, Kind::NftRulesetJson, "nft", &["-j", "list", "ruleset"]);
-        } else {
-            capture.miss(
-                Kind::NftRulesetJson,
-                "nf_tables is not loaded in this kernel, so the command was not run",
-            );
+        if !nf_tables {
+            capture.miss(Kind::NftRulesetJson, not_loaded("nf_tables"));
+        } else if !self.list(capture, Kind::NftRulesetJson, "nft", &["-j", "list", "ruleset"]) {
+            // An nft without JSON prints text all the same.
+            self.list(capture, Kind::NftRuleset, "nft", &["list", "ruleset"]);
         }
-        if self.proc.join("net/ip_vs").exists() {
-            self.list(capture, Kind::IpvsSave, "ipvsadm", &["-Sn"]);
-        } else {
-            capture.miss(Kind::IpvsSave, "IPVS is not loaded in this kernel, so the command was not run");
-        }
+        self.ipvs(capture);
         if self.sys.join("module/ip_set").exists() {
             self.list(capture, Kind::IpsetSave, "ipset", &["save"]);
         } else {
-            capture.miss(Kind::IpsetSave, "ip_set is not loaded in this kernel, so the command was not run");
+            capture.miss(Kind::IpsetSave, not_loaded("ip_set"));
         }
     }
 
-    fn list(&self, capture: &mut Capture, kind: Kind, program: &str, arguments: &[&str]) {
-        match command::run(program, arguments, self.commands) {
-            Ok(output) => capture.put(kind, format!("{program} {}", arguments.join(" ")), text(&output)),
-            Err(error @ CommandError::Missing { .. }) => capture.miss(kind, error.to_string()),
-            Err(error) => {
-                capture.miss(kind, format!("{error}; it needs root, or CAP_NET_ADMIN and CAP_NET_RAW"))
+    /// Each backend by its own name; images with one backend only often have the plain name alone.
+    fn iptables(&self, capture: &mut Capture, family: &str, nf_tables: bool, legacy: bool) {
+        let [plain, nft, old] = match family {
+            "iptables" => [Kind::IptablesSave, Kind::IptablesNftSave, Kind::IptablesLegacySave],
+            _ => [Kind::Ip6tablesSave, Kind::Ip6tablesNftSave, Kind::Ip6tablesLegacySave],
+        };
+        let mut read = false;
+        for (kind, flavour, present) in [(nft, "-nft", nf_tables), (old, "-legacy", legacy)] {
+            read |= present && self.list(capture, kind, &format!("{family}{flavour}-save"), &["-c"]);
+        }
+        if !(nf_tables || legacy) {
+            capture
+                .miss(plain, "neither backend of iptables is loaded in this kernel, so no command was run");
+        } else if !read {
+            self.list(capture, plain, &format!("{family}-save"), &["-c"]);
+        }
+    }
+
+    fn ipvs(&self, capture: &mut Capture) {
+        let path = self.proc.join("net/ip_vs");
+        if !path.exists() {
+            capture.miss(Kind::IpvsSave, not_loaded("IPVS"));
+        } else if !self.list(capture, Kind::IpvsSave, "ipvsadm", &["-Sn"]) {
+            // The kernel's own list says nearly the same, but not how long clients stay with their server.
+            match procfs::read_text(&path) {
+                Ok(text) => capture.put(Kind::IpvsList, path.display().to_string(), text),
+                Err(error) => capture.miss(Kind::IpvsList, format!("{}: {error}", path.display())),
             }
         }
+    }
+
+    /// Runs a command that lists; answers whether it did.
+    fn list(&self, capture: &mut Capture, kind: Kind, program: &str, arguments: &[&str]) -> bool {
+        match command::run(program, arguments, self.commands) {
+            Ok(output) => {
+                capture.put(kind, format!("{program} {}", arguments.join(" ")), text(&output));
+                return true;
+            }
+            Err(error @ CommandError::Missing { .. }) => capture.miss(kind, error.to_string()),
+            Err(error) => {
+                capture.miss(kind, format!("{error}; it needs root, or CAP_NET_ADMIN and CAP_NET_RAW"));
+            }
+        }
+        false
     }
 
     /// kube-proxy's log as the kubelet or the service manager keeps it.
@@ -260,6 +277,10 @@ impl LiveReader {
             }
         }
     }
+}
+
+fn not_loaded(what: &str) -> String {
+    format!("{what} is not loaded in this kernel, so no command was run")
 }
 
 /// Where a server that binds to `text` is asked from this node.
