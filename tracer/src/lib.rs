@@ -16,4 +16,5 @@ pub mod recording;
 pub mod report;
 pub mod sighting;
 pub mod time;
+pub mod triage;
 pub mod verdict;
