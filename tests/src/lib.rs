@@ -10,6 +10,7 @@ pub mod boot;
 pub mod cluster;
 pub mod command;
 pub mod console;
+pub mod dataplane;
 pub mod expect;
 pub mod invocation;
 pub mod kube_proxy;

@@ -9,15 +9,22 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::{
     console::{self, Outcome},
-    matrix::{Cell, Mode, Skip},
-    scenarios,
+    dataplane::Variant,
+    matrix::{Cell, Skip},
+    scenarios::{self, Scenario},
     world::{Stage, Watch, World},
 };
 
 /// Runs those whose name holds `filter`, or one of several separated by commas; returns whether all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     let is_chosen = |name: &str| filter.split(',').any(|part| name.contains(part));
-    let chosen: Vec<_> = scenarios::ALL.iter().filter(|scenario| is_chosen(scenario.name)).collect();
+    // Mode after mode: the node's rules are changed as seldom as can be.
+    let mut chosen: Vec<(&Scenario, Variant)> = scenarios::ALL
+        .iter()
+        .flat_map(|scenario| scenario.variants.iter().map(move |&variant| (scenario, variant)))
+        .filter(|(scenario, variant)| is_chosen(&scenario.name_in(*variant)))
+        .collect();
+    chosen.sort_by_key(|(_, variant)| variant.mode);
     let watched = watch != Watch::Nobody;
     let beside: Vec<_> =
         scenarios::BESIDE.iter().filter(|scenario| watched && is_chosen(scenario.name)).collect();
@@ -38,12 +45,11 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         })
         .collect();
     let mut all_passed = true;
-    for scenario in chosen {
+    for (scenario, variant) in chosen {
+        let name = scenario.name_in(variant);
         let started = Instant::now();
-        let played = Stage::set(world, watch).and_then(|stage| stage.play(scenario.name, scenario.story));
-        let cells: Vec<Cell> =
-            scenario.covers.iter().flat_map(|covers| covers.cells(Mode::Iptables)).collect();
-        all_passed &= told(scenario.name, &cells, started.elapsed(), played);
+        let played = Stage::set(world, watch, variant).and_then(|stage| stage.play(&name, scenario.story));
+        all_passed &= told(&name, &scenario.cells(variant), started.elapsed(), played);
     }
     for (name, story) in waiting {
         let (played, took) =

@@ -12,7 +12,7 @@ use crate::{
 };
 
 const EXIT_STATUS: &str = "Exit status:
-  0  nothing broken
+  0  nothing broken was found; the summary says what could not be judged or was lost
   1  could not run
   2  wrong usage
   3  faults found";
