@@ -11,6 +11,7 @@
 mod conntrack;
 mod filter;
 mod globals;
+mod ipvs;
 mod output;
 mod packet;
 mod tcp;

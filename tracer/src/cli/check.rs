@@ -28,7 +28,7 @@ impl Kernel {
     pub(super) fn look(environment: Environment, set: HookSet) -> Self {
         let plan = match Host::open(environment.clone()) {
             Ok(host) => {
-                let layout = Layout::resolve(host.vmlinux());
+                let layout = host.layout();
                 Ok((HookPlan::new(set, &layout, &host), layout))
             }
             Err(error) => Err(error.to_string()),

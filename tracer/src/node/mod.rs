@@ -6,6 +6,7 @@
 
 pub mod command;
 pub mod http;
+pub mod ipvs;
 pub mod kube_proxy;
 pub mod procfs;
 pub mod rules;

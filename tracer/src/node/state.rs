@@ -10,8 +10,9 @@ use std::{
 };
 
 use crate::{
+    diagnosis::IpvsSettings,
     node::{
-        Limits, command, http,
+        Limits, command, http, ipvs,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
         rules::{self, RulesReader},
@@ -41,6 +42,9 @@ pub struct NodeState {
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
     pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
+    /// Virtual and real servers; empty where IPVS is in the kernel and has none.
+    pub ipvs: Option<Observed<ipvs::Table>>,
+    pub ipvs_settings: Option<Observed<IpvsSettings>>,
     /// Addresses of this network namespace, without loopback.
     pub addresses: Option<Observed<BTreeSet<IpAddr>>>,
     /// What could not be read, each with the reason.
@@ -189,6 +193,11 @@ impl NodeReader {
             },
             Err(error) => gaps.push(format!("conntrack's counters: /proc/net/stat/nf_conntrack: {error}")),
         }
+        match ipvs::read(&self.proc) {
+            Ok(table) => state.ipvs = table.map(|value| Observed { time: now(), value }),
+            Err(gap) => gaps.push(gap),
+        }
+        state.ipvs_settings = ipvs::settings(&self.proc).map(|value| Observed { time: now(), value });
         match net("fib_trie") {
             Ok(trie) => {
                 let value = procfs::parse_addresses(&trie, &net("if_inet6").unwrap_or_default());

@@ -9,7 +9,7 @@ use std::{
 
 use super::{NodeState, Observed, ProxyMode, Rules, VipRule};
 use crate::{
-    diagnosis::{NodeView, Rule},
+    diagnosis::{IpvsSettings, NodeView, Rule},
     sighting::Protocol,
     time::Timestamp,
 };
@@ -69,11 +69,20 @@ impl NodeView for NodeFacts {
                 .proxy_rules
                 .as_ref()
                 .map(|found| found.value)),
-            Some(ProxyMode::Nftables | ProxyMode::Ipvs) => None,
+            Some(ProxyMode::Ipvs) => self.state.ipvs.as_ref().map(|table| !table.value.is_empty()),
+            Some(ProxyMode::Nftables) => None,
         }
     }
 
     fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule> {
+        if self.mode() == Some(ProxyMode::Ipvs) {
+            let table = &self.state.ipvs.as_ref()?.value;
+            return Some(match table.virtual_server(addr, protocol) {
+                Some(server) if server.schedules() => Rule::Forwards,
+                Some(_) => Rule::Refuses,
+                None => Rule::Missing,
+            });
+        }
         Some(match self.rules(addr.ip())?.value.for_vip(addr, protocol) {
             VipRule::Dnat { endpoints, .. } if endpoints.is_empty() => Rule::Missing,
             VipRule::Dnat { .. } => Rule::Forwards,
@@ -89,6 +98,10 @@ impl NodeView for NodeFacts {
 
     fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
         self.state.addresses.as_ref().map(|addresses| addresses.value.contains(&ip) || ip.is_loopback())
+    }
+
+    fn ipvs_settings(&self) -> Option<IpvsSettings> {
+        self.state.ipvs_settings.as_ref().map(|settings| settings.value)
     }
 
     fn read_at(&self) -> Option<Timestamp> {
@@ -108,6 +121,29 @@ mod tests {
             NodeState { kube_proxy_mode: mode.map(|value| Observed { time, value }), ..NodeState::default() };
         let rules = Arc::new(Observed { time, value: Rules::parse(saved) });
         NodeFacts { state: Arc::new(state), ipv4_rules: Some(rules), ipv6_rules: None }
+    }
+
+    #[test]
+    fn virtual_servers_are_the_rules_of_ipvs_mode() {
+        let mut ipvs = facts(Some(ProxyMode::Ipvs), SAVED);
+        let vip: SocketAddr = "10.96.10.10:80".parse().unwrap();
+        assert_eq!((ipvs.has_proxy_rules(), ipvs.rule(vip, Protocol::TCP)), (None, None));
+        let table = "TCP  0A600A0A:0050 rr\n  -> 0AF4010B:1F90 Masq 1 0 0\nTCP  0A600A14:0050 rr\n";
+        for (text, rules, rule) in [(table, true, Rule::Forwards), ("", false, Rule::Missing)] {
+            let value = super::super::ipvs::Table::parse(text);
+            let time = Timestamp::from_unix_secs(1);
+            let state = NodeState { ipvs: Some(Observed { time, value }), ..(*ipvs.state).clone() };
+            ipvs.state = Arc::new(state);
+            assert_eq!((ipvs.has_proxy_rules(), ipvs.rule(vip, Protocol::TCP)), (Some(rules), Some(rule)));
+        }
+        let empty = "TCP  0A600A0A:0050 rr\n";
+        let value = super::super::ipvs::Table::parse(empty);
+        let state = NodeState {
+            ipvs: Some(Observed { time: Timestamp::from_unix_secs(1), value }),
+            ..(*ipvs.state).clone()
+        };
+        ipvs.state = Arc::new(state);
+        assert_eq!(ipvs.rule(vip, Protocol::TCP), Some(Rule::Refuses));
     }
 
     const SAVED: &str = include_str!("../../tests/data/iptables-save.txt");

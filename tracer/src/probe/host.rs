@@ -11,7 +11,8 @@ use std::{
 use super::{
     btf::{Btf, BtfError, Prototype},
     environment::{Environment, Module},
-    hooks::HOOKS,
+    hooks::{HOOKS, IPVS},
+    layout::Layout,
     plan::KernelFacts,
 };
 
@@ -77,6 +78,17 @@ impl Host {
         btf
     }
 
+    /// This kernel's layout, as far as viptrace needs it.
+    pub fn layout(&self) -> Layout {
+        let mut layout = Layout::resolve(&self.vmlinux);
+        match self.environment.module(IPVS) {
+            Module::Loaded => layout.resolve_module(IPVS, self.module(IPVS).as_deref()),
+            Module::BuiltIn => layout.resolve_module(IPVS, Some(&self.vmlinux)),
+            Module::Absent => {}
+        }
+        layout
+    }
+
     fn in_kallsyms(&self, name: &str) -> bool {
         let symbols = self.symbols.get_or_init(|| {
             let wanted: Vec<&'static str> = HOOKS.iter().map(|spec| spec.hook.symbol()).collect();
@@ -133,6 +145,10 @@ impl KernelFacts for Host {
                     .to_owned())
             }
         }
+    }
+
+    fn ipvs_conntrack(&self) -> Option<bool> {
+        self.environment.sysctl("net/ipv4/vs/conntrack").map(|value| value != "0")
     }
 }
 
