@@ -12,6 +12,7 @@ pub mod command;
 pub mod console;
 pub mod expect;
 pub mod invocation;
+pub mod ipvs;
 pub mod kube_proxy;
 pub mod modes;
 pub mod netns;

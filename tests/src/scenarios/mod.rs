@@ -6,6 +6,7 @@ mod check_kernel;
 mod exit_status;
 mod flood;
 mod healthy;
+mod ipvs;
 mod lean;
 mod mixed;
 mod no_endpoints;
@@ -55,6 +56,25 @@ pub const ALL: &[Scenario] = &[
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
     scenario("api-server-away", api_away::story),
+    scenario("ipvs-healthy-tcp", ipvs::healthy_tcp),
+    scenario("ipvs-healthy-udp", ipvs::healthy_udp),
+    scenario("ipvs-n1-probes", ipvs::kubelet_probes),
+    scenario("ipvs-affinity", ipvs::affinity),
+    scenario("ipvs-without-conntrack", ipvs::untracked),
+    scenario("ipvs-c6-stale-endpoint-answers", ipvs::stale_answers),
+    scenario("ipvs-c12-without-servers", ipvs::without_servers),
+    scenario("ipvs-c13-server-removed", ipvs::server_removed),
+    scenario("ipvs-c13-server-removed-in-silence", ipvs::server_removed_in_silence),
+    scenario("ipvs-c14-port-reused", ipvs::port_reused),
+    scenario("ipvs-c15-entry-expires", ipvs::entry_expires),
+    scenario("ipvs-c20-no-endpoints", ipvs::no_endpoints_refused),
+    scenario("ipvs-c21-reply-elsewhere", ipvs::reply_elsewhere),
+    scenario("ipvs-c22-no-local-endpoint", ipvs::no_local_endpoint),
+    scenario("ipvs-c28-refused-same-node", ipvs::refused_same_node),
+    scenario("ipvs-c28-refused-other-node", ipvs::refused_other_node),
+    scenario("ipvs-c29-silent-same-node", ipvs::silent_same_node),
+    scenario("ipvs-c29-host-unreachable", ipvs::host_unreachable),
+    scenario("ipvs-mixed-5000", ipvs::mixed_5000),
     scenario("targeted-service", targeted::service),
     scenario("targeted-pod", targeted::pod),
     scenario("targeted-address", targeted::address),
