@@ -1,6 +1,7 @@
 //! The scenarios, one file a fault. Each reads as a story: who serves, what breaks, what traffic goes, what the
 //! clients live to see, what verdict each flow must get. The judging itself is the stage's.
 
+mod alone;
 mod api_away;
 mod check_kernel;
 mod exit_status;
@@ -23,58 +24,87 @@ mod translated_twice;
 
 use anyhow::Result;
 
-use crate::world::Stage;
+use crate::{
+    dataplane::{DEFAULT, EVERY, IPVS_ONLY, NETFILTER, Variant, WIDE},
+    matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
+    world::Stage,
+};
 
 /// One fault, or its absence.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     pub name: &'static str,
     pub story: fn(&mut Stage) -> Result<()>,
+    /// The cells of the matrix that it proves.
+    pub covers: &'static [Covers],
+    /// The modes and families that it runs in.
+    pub variants: &'static [Variant],
 }
 
 const fn scenario(name: &'static str, story: fn(&mut Stage) -> Result<()>) -> Scenario {
-    Scenario { name, story }
+    Scenario { name, story, covers: &[], variants: DEFAULT }
 }
+
+impl Scenario {
+    const fn covers(self, covers: &'static [Covers]) -> Self {
+        Self { covers, ..self }
+    }
+
+    const fn on(self, variants: &'static [Variant]) -> Self {
+        Self { variants, ..self }
+    }
+
+    /// The cells that it proves in this variant.
+    pub fn cells(&self, variant: Variant) -> Vec<Cell> {
+        let cells = self.covers.iter().flat_map(|covers| covers.cells(variant.mode));
+        let mut cells: Vec<Cell> = if self.variants.iter().any(|other| other.family == Family::V6) {
+            cells.map(|cell| Cell { family: variant.family, ..cell }).collect()
+        } else {
+            cells.collect()
+        };
+        cells.dedup();
+        cells
+    }
+
+    /// Its name in this variant; that of the default says no more than it ever did.
+    pub fn name_in(&self, variant: Variant) -> String {
+        if variant == Variant::DEFAULT { self.name.to_owned() } else { format!("{}@{variant}", self.name) }
+    }
+}
+
+/// TCP over IPv4 through a node port.
+const NODE_PORT4: &[Covers] =
+    &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp),
-    scenario("healthy-udp", healthy::udp),
-    scenario("c6-stale-endpoint-answers", stale::answers),
-    scenario("c6-stale-endpoint-gone", stale::gone),
-    scenario("c20-no-endpoints", no_endpoints::story),
-    scenario("c1-rules-flushed", no_rules::all),
-    scenario("c5-one-service-without-rules", no_rules::one),
-    scenario("c16-conntrack-table-full", table_full::story),
-    scenario("c28-refused-same-node", refused::same_node),
-    scenario("c28-refused-other-node", refused::other_node),
-    scenario("c29-silent-same-node", silent::same_node),
-    scenario("c29-silent-other-node", silent::other_node),
-    scenario("c29-host-unreachable", silent::unreachable),
-    scenario("n1-probes", probes::story),
-    scenario("n3-one-record-per-connection", translated_twice::story),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
+    scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY),
+    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(EVERY),
+    scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE),
+    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(EVERY),
+    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(EVERY),
+    scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER),
+    scenario("c16-conntrack-table-full", table_full::story).covers(TCP4),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY),
+    scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE),
+    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY),
+    scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
+    scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
+    scenario("n1-probes", probes::story).on(WIDE),
+    scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
     scenario("api-server-away", api_away::story),
-    scenario("ipvs-healthy-tcp", ipvs::healthy_tcp),
-    scenario("ipvs-healthy-udp", ipvs::healthy_udp),
-    scenario("ipvs-n1-probes", ipvs::kubelet_probes),
-    scenario("ipvs-affinity", ipvs::affinity),
-    scenario("ipvs-without-conntrack", ipvs::untracked),
-    scenario("ipvs-c6-stale-endpoint-answers", ipvs::stale_answers),
-    scenario("ipvs-c12-without-servers", ipvs::without_servers),
-    scenario("ipvs-c13-server-removed", ipvs::server_removed),
-    scenario("ipvs-c13-server-removed-in-silence", ipvs::server_removed_in_silence),
-    scenario("ipvs-c14-port-reused", ipvs::port_reused),
-    scenario("ipvs-c15-entry-expires", ipvs::entry_expires),
-    scenario("ipvs-c20-no-endpoints", ipvs::no_endpoints_refused),
-    scenario("ipvs-c21-reply-elsewhere", ipvs::reply_elsewhere),
-    scenario("ipvs-c22-no-local-endpoint", ipvs::no_local_endpoint),
-    scenario("ipvs-c28-refused-same-node", ipvs::refused_same_node),
-    scenario("ipvs-c28-refused-other-node", ipvs::refused_other_node),
-    scenario("ipvs-c29-silent-same-node", ipvs::silent_same_node),
-    scenario("ipvs-c29-host-unreachable", ipvs::host_unreachable),
-    scenario("ipvs-mixed-5000", ipvs::mixed_5000),
+    scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
+    scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
+    scenario("c12-without-servers", ipvs::without_servers).covers(TCP4).on(IPVS_ONLY),
+    scenario("c13-server-removed", ipvs::server_removed).on(IPVS_ONLY),
+    scenario("c13-server-removed-in-silence", ipvs::server_removed_in_silence).on(IPVS_ONLY),
+    scenario("c14-port-reused", ipvs::port_reused).on(IPVS_ONLY),
+    scenario("c15-entry-expires", ipvs::entry_expires).on(IPVS_ONLY),
+    scenario("c21-reply-elsewhere", ipvs::reply_elsewhere).covers(NODE_PORT4).on(IPVS_ONLY),
+    scenario("c22-no-local-endpoint", ipvs::no_local_endpoint).covers(TCP4).on(IPVS_ONLY),
     scenario("targeted-service", targeted::service),
     scenario("targeted-pod", targeted::pod),
     scenario("targeted-address", targeted::address),
@@ -83,7 +113,7 @@ pub const ALL: &[Scenario] = &[
     scenario("check-kernel", check_kernel::story),
     scenario("exit-status", exit_status::story),
     scenario("flood", flood::story),
-    scenario("mixed-5000", mixed::story),
+    scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),
 ];
 
 /// One that needs nothing of the node and mostly waits.

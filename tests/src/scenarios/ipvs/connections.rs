@@ -24,8 +24,8 @@ fn cart(stage: &Stage) -> Result<[Server; 3]> {
 }
 
 fn hold(stage: &Stage) -> Result<Held> {
-    let from = &stage.world.pod("shop/client-1")?.place;
-    client::hold(from, stage.world.cluster.vip("shop/cart", "http")?, Script::exchange())
+    let from = stage.place("shop/client-1")?;
+    client::hold(from, stage.vip("shop/cart", "http")?, Script::exchange())
 }
 
 fn expect_outcome(seen: &Outcome, wanted: &Outcome) -> Result<()> {
@@ -39,8 +39,9 @@ fn expect_outcome(seen: &Outcome, wanted: &Outcome) -> Result<()> {
 fn remove_under(stage: &mut Stage, servers: &[Server; 3], held: &Held) -> Result<Endpoint> {
     let server = servers.iter().find(|server| server.accepted(held.client)).context("no Pod was reached")?;
     let endpoint = server.at();
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
-    stage.apply(stage.world.cluster.slice_without("shop/cart", *endpoint.ip())?)?;
+    let cart = stage.vip("shop/cart", "http")?;
+    stage.apply(stage.world.cluster.slice_without("shop/cart", endpoint.ip())?)?;
+    ipvs::breaking(stage)?;
     ipvs::remove_real_server(&stage.world.topology.host, cart, endpoint)?;
     stage.after_grace();
     Ok(Endpoint::Is(endpoint))
@@ -48,7 +49,6 @@ fn remove_under(stage: &mut Stage, servers: &[Server; 3], held: &Held) -> Result
 
 /// `expire_nodest_conn=1`: the next packet is dropped with the entry, its repeat meets the node's own stack.
 pub(in super::super) fn server_removed(stage: &mut Stage) -> Result<()> {
-    ipvs::enter(stage)?;
     let servers = cart(stage)?;
     stage.watch()?;
     let mut held = hold(stage)?;
@@ -62,7 +62,6 @@ pub(in super::super) fn server_removed(stage: &mut Stage) -> Result<()> {
 
 /// `expire_nodest_conn=0`: every packet vanishes.
 pub(in super::super) fn server_removed_in_silence(stage: &mut Stage) -> Result<()> {
-    ipvs::enter(stage)?;
     ipvs::sysctl(stage, "expire_nodest_conn", "0")?;
     let servers = cart(stage)?;
     stage.watch()?;
@@ -77,9 +76,8 @@ pub(in super::super) fn server_removed_in_silence(stage: &mut Stage) -> Result<(
 
 /// The connection is idle for longer than IPVS remembers it; the next request meets the node's own stack.
 pub(in super::super) fn entry_expires(stage: &mut Stage) -> Result<()> {
-    ipvs::enter(stage)?;
     let servers = cart(stage)?;
-    ipvs::set_tcp_timeout(&stage.world.topology.host, 2)?;
+    ipvs::set_tcp_timeout(stage, 2)?;
     stage.watch()?;
     let mut held = hold(stage)?;
     ipvs::wait_until_forgotten(&stage.world.topology.host, held.client, Duration::from_secs(60))?;
@@ -94,7 +92,6 @@ pub(in super::super) fn entry_expires(stage: &mut Stage) -> Result<()> {
 /// The server ends a connection with a reset, the client comes again from the same port: IPVS drops the SYN with the old
 /// entry, and the repeat succeeds. A delay, not a fault.
 pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
-    ipvs::enter(stage)?;
     let resets = server::Script::ServeOnceThenReset { request: client::REQUEST, response: client::RESPONSE };
     let serve = |pod| stage.serve(pod, 8080, resets);
     let _servers = [serve("shop/cart-1")?, serve("shop/cart-2")?, serve("shop/cart-3")?];
@@ -103,7 +100,7 @@ pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
     let seen = held.exchange(&Script::exchange());
     expect_outcome(&seen, &Outcome::Reset)?;
     let first = held.end(Ending::Close, seen);
-    let from = &stage.world.pod("shop/client-1")?.place;
+    let from = stage.place("shop/client-1")?;
     let again = client::reconnect(from, &first, Script::exchange())?;
     expect_outcome(&again.outcome, &Outcome::Done)?;
     stage.check(move |records, _| {
@@ -130,13 +127,12 @@ pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
 
 /// `shop/payments` has ClientIP affinity: every connection follows the first one's template.
 pub(in super::super) fn affinity(stage: &mut Stage) -> Result<()> {
-    ipvs::enter(stage)?;
     let here = stage.serve("shop/payments-1", 9090, server::EXCHANGE)?;
     let there = stage.serve("shop/payments-2", 9090, server::EXCHANGE)?;
     // Every decision is seen as it is taken, the template's too.
     stage.watch_with(&["shop/payments"])?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let payments = stage.world.cluster.vip("shop/payments", "grpc")?;
+    let from = stage.place("shop/client-1")?;
+    let payments = stage.vip("shop/payments", "grpc")?;
     let attempts = client::connect(from, payments, 8, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     let chosen = if here.accepted_count() > 0 { &here } else { &there };
