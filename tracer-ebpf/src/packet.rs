@@ -8,7 +8,7 @@ use tracer_ebpf::{
 use crate::{
     conntrack,
     entry::{Entry, at_entry},
-    filter, globals, output,
+    filter, globals, ipvs, output,
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
@@ -29,15 +29,19 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let nfct = conntrack::nfct(skb);
     let ct = nfct & !7;
     let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
-    let never_confirmed = is_new && status(ct) & IPS_CONFIRMED == 0;
-    if !wanted && !never_confirmed {
+    let confirmed = ct != 0 && status(ct) & IPS_CONFIRMED != 0;
+    let never_confirmed = is_new && !confirmed;
+    let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
+    let expired = confirmed && by_rules && ipvs::take_expired();
+    if !wanted && !never_confirmed && !expired {
         return 0;
     }
     let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
-    let Some(mut entry) = output::reserve::<PacketRecord>(Hook::KfreeSkb) else { return 0 };
+    let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
+    let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
     let record = entry.as_mut_ptr();
     unsafe {
-        packet.fill(record, Hook::KfreeSkb, reason, 0);
+        packet.fill(record, hook, reason, 0);
         if ct == 0
             && reason == globals::REASON_NETFILTER_DROP.load()
             && conntrack::take_table_full((*record).header.time_ns)

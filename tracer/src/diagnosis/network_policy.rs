@@ -14,6 +14,7 @@ pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let foreign = match refusal.kind {
         RefusalKind::Unreachable { code } => matches!(code, Some(9 | 10 | 13)),
         RefusalKind::Reset => case.has_usable() == Some(true),
+        RefusalKind::NoDestination => false,
     };
     let elsewhere = case.ctx.node_netns.is_some_and(|netns| refusal.netns != netns && refusal.netns.0 != 0);
     if case.outcome != Outcome::Rejected || !(foreign || refusal.stage == Stage::After || elsewhere) {

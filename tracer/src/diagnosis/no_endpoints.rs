@@ -20,7 +20,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     {
         return None;
     }
-    let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. }) {
+    let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. } | RefusalKind::NoDestination) {
         Confidence::High
     } else {
         Confidence::Medium
@@ -36,7 +36,7 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     }
     let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };
     let mut finding = finding(case, confidence);
-    if case.has_hook(Hook::SendUnreach) {
+    if case.has_hook(if case.is_ipvs() { Hook::IpVsLeave } else { Hook::SendUnreach }) {
         finding =
             finding.unseen("the rule's refusal: none was seen, so the packet may have taken another way");
     }
