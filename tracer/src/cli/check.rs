@@ -1,10 +1,12 @@
 //! `viptrace check --kernel`: which hooks this kernel offers, how they would be attached, and what the absence of
-//! one costs.
+//! one costs. Without `--kernel` the node is audited, which [`audit`] owns.
+
+pub(super) mod audit;
 
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
-    cli::{Outcome, args::CheckArgs},
+    cli::Outcome,
     probe::{
         environment::{Environment, Severity},
         host::Host,
@@ -61,6 +63,11 @@ impl Kernel {
         self.environment.in_init_netns
     }
 
+    /// As `uname -r` prints it.
+    pub(super) fn release(&self) -> &str {
+        &self.environment.kernel_release
+    }
+
     /// The plan and the layout, once [`Self::obstacle`] is none.
     pub(super) fn into_plan(self) -> anyhow::Result<(HookPlan, Layout)> {
         self.plan.map_err(anyhow::Error::msg)
@@ -96,8 +103,8 @@ impl From<&PlanLine> for Line {
 
 /// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
 /// an attempt shows what its policy refuses.
-pub(super) fn run(args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
-    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, args.attach.into());
+pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, attach);
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
     let release = kernel.environment.kernel_release.clone();

@@ -82,6 +82,7 @@ pub struct Probe {
     gaps: Vec<AttachGap>,
     fallbacks: Vec<AttachGap>,
     decoder: Decoder,
+    clock_offset_ns: u64,
     armed_at: Timestamp,
     counters: Counters,
 }
@@ -139,6 +140,7 @@ impl Probe {
             .map_err(|error| AttachError::Ring(error.into()))?;
         // Hooks attach one after the other; what was seen before the last of them is half a picture.
         let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
+        let clock_offset_ns = clock::monotonic_to_unix_ns();
         Ok(Self {
             ebpf,
             ring,
@@ -148,7 +150,8 @@ impl Probe {
             gaps,
             fallbacks,
             _fentry: fentry.links,
-            decoder: Decoder::new(layout, clock::monotonic_to_unix_ns()),
+            decoder: Decoder::new(layout, clock_offset_ns),
+            clock_offset_ns,
             armed_at,
             counters: Counters::default(),
         })
@@ -173,6 +176,11 @@ impl Probe {
         self.armed_at
     }
 
+    /// Nanoseconds added to the kernel's monotonic times to get Unix time.
+    pub fn clock_offset_ns(&self) -> u64 {
+        self.clock_offset_ns
+    }
+
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -186,8 +194,8 @@ impl Probe {
     }
 
     /// Reads what is there, at most `limit` records. The order is that of the ring buffer: CPUs may differ by the
-    /// time between taking the time and reserving the room.
-    pub fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>) -> usize {
+    /// time between taking the time and reserving the room. `keep` is shown each record that becomes a sighting.
+    pub fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, mut keep: impl FnMut(&[u8])) -> usize {
         let mut read = 0;
         let ring = self.ring.get_mut();
         while read < limit {
@@ -195,7 +203,10 @@ impl Probe {
             read += 1;
             self.counters.records += 1;
             match self.decoder.decode(&record) {
-                Ok(sighting) if sighting.time >= self.armed_at => into.push(sighting),
+                Ok(sighting) if sighting.time >= self.armed_at => {
+                    keep(&record);
+                    into.push(sighting);
+                }
                 Ok(_) => self.counters.before_armed += 1,
                 Err(error) => {
                     self.counters.undecodable += 1;
