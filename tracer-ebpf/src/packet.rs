@@ -1,6 +1,9 @@
 //! Packets that go no further: freed for a reason, rejected by a rule, answered with a RST.
 
-use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
+use aya_ebpf::{
+    macros::{fentry, kprobe, raw_tracepoint},
+    programs::{FEntryContext, ProbeContext, RawTracePointContext},
+};
 use tracer_ebpf::{
     CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE,
 };
@@ -12,7 +15,9 @@ use crate::{
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
-at_entry!(nf_send_reset, nf_send_reset_fentry, on_nf_send_reset);
+
+/// One more than the last of `enum nf_inet_hooks`.
+const NF_INET_NUMHOOKS: u64 = 6;
 
 /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. Reported are the
 /// reasons that concern a Service, and any packet whose conntrack entry was new and never confirmed: that
@@ -33,7 +38,10 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let never_confirmed = is_new && !confirmed;
     let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
     let expired = confirmed && by_rules && ipvs::take_expired();
-    if !wanted && !never_confirmed && !expired {
+    // Where the kernel gives no reasons, the next packet that goes without an entry is taken for the one that got none:
+    // `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.
+    let table_full = ct == 0 && by_rules && conntrack::take_table_full();
+    if !wanted && !never_confirmed && !expired && !table_full {
         return 0;
     }
     let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
@@ -42,10 +50,7 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let record = entry.as_mut_ptr();
     unsafe {
         packet.fill(record, hook, reason, 0);
-        if ct == 0
-            && reason == globals::REASON_NETFILTER_DROP.load()
-            && conntrack::take_table_full((*record).header.time_ns)
-        {
+        if table_full {
             (*record).flags = FLAG_TABLE_FULL;
         }
     }
@@ -59,10 +64,23 @@ fn on_send_unreach(ctx: &impl Entry) {
     report(Hook::SendUnreach, ctx.argument(0), ctx.argument(1) as u32, ctx.argument(2) as u32);
 }
 
-/// `nf_send_reset(net, sk, oldskb, hook)`, the signature since 5.11; the plan leaves older kernels out.
-#[inline(always)]
-fn on_nf_send_reset(ctx: &impl Entry) {
+/// `nf_send_reset(net, sk, oldskb, hook)` since 5.11, `nf_send_reset(net, oldskb, hook)` before (kernel commit
+/// "netfilter: use actual socket sk for REJECT action"), where no module has BTF that tells them
+/// apart. The values do: no packet lies at the number of a netfilter hook.
+#[kprobe]
+pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
+    let third = ctx.argument(2);
+    let (skb, hook) =
+        if third < NF_INET_NUMHOOKS { (ctx.argument(1), third) } else { (third, ctx.argument(3)) };
+    report(Hook::NfSendReset, skb, REASON_NONE, hook as u32);
+    0
+}
+
+/// The same by fentry, where BTF vouches for the order.
+#[fentry]
+pub(crate) fn nf_send_reset_fentry(ctx: FEntryContext) -> i32 {
     report(Hook::NfSendReset, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
+    0
 }
 
 #[inline(always)]

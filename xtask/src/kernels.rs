@@ -68,7 +68,7 @@ pub(crate) const SERIES: &[Series] = &[
 pub(crate) const DEFAULT: &str = "6.12";
 
 /// Packages that newer Debian kernels split off from the image, by how their names begin.
-const SPLIT_OFF: &[&str] = &["linux-modules-", "linux-binary-"];
+const SPLIT_OFF: &[&str] = &["linux-base-", "linux-modules-", "linux-binary-"];
 
 /// A kernel that is unpacked and can be started.
 #[derive(Debug, Clone)]

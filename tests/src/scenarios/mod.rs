@@ -3,6 +3,7 @@
 
 mod alone;
 mod api_away;
+mod attach_tiers;
 mod check_kernel;
 mod exit_status;
 mod flood;
@@ -111,6 +112,7 @@ pub const ALL: &[Scenario] = &[
     scenario("lean", lean::story),
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
+    scenario("attach-tiers", attach_tiers::story),
     scenario("exit-status", exit_status::story),
     scenario("flood", flood::story),
     scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),

@@ -108,7 +108,7 @@ pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
     let release = kernel.environment.kernel_release.clone();
-    let remarks = kernel.degradations();
+    let mut remarks = kernel.degradations();
     let mut missing_fields = Vec::new();
     if let Ok((mut plan, layout)) = kernel.into_plan() {
         missing_fields.extend(
@@ -120,6 +120,7 @@ pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome
         if obstacle.is_none() {
             obstacle = attempt(&mut plan, layout);
         }
+        remarks.extend(plan.limits());
         lines.extend(plan.lines().iter().map(Line::from));
     }
     let text = render(printer.paint(), &release, &lines, &missing_fields, &remarks, obstacle.as_deref());

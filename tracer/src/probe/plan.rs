@@ -192,6 +192,26 @@ impl HookPlan {
         })
     }
 
+    /// What a hook that is there does not tell on this kernel, and what that costs.
+    pub fn limits(&self) -> Vec<String> {
+        let planned = |hook| self.planned().any(|(_, spec)| spec.hook == hook);
+        let mut limits = Vec::new();
+        if self.kfree_reason.is_none() && planned(Hook::KfreeSkb) {
+            limits.push(
+                "kfree_skb gives no reason on this kernel (it does since 5.17): which rule or fault dropped a packet \
+                 cannot be told, and drops of established connections are not seen"
+                    .to_owned(),
+            );
+        }
+        if self.send_reset_reason.is_none() && planned(Hook::TcpSendReset) {
+            limits.push(
+                "tcp_send_reset gives no reason on this kernel (it does since 6.10): who sent a RST is seen, why is not"
+                    .to_owned(),
+            );
+        }
+        limits
+    }
+
     /// Why tracing cannot run at all: an essential hook that is missing.
     pub fn fatal(&self) -> Option<(&'static HookSpec, &str)> {
         self.gaps().find(|(spec, _)| spec.need == Need::Essential)
