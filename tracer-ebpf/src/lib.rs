@@ -55,11 +55,17 @@ pub enum Hook {
     TcpRetransmit = 12,
     /// Tracepoint `sock:inet_sock_set_state`.
     SockState = 13,
+    /// `tcp_v6_send_reset(sk, skb)`: the twin of [`Self::TcpV4SendReset`].
+    TcpV6SendReset = 14,
+    /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an ICMPv6 error.
+    SendUnreach6 = 15,
+    /// `nf_send_reset6(net, sk, oldskb, hook)`: a rule rejects with a forged RST over IPv6.
+    NfSendReset6 = 16,
 }
 
 impl Hook {
     /// Every hook, in the order of its number.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Confirm,
         Self::NatSetup,
         Self::ResolveClash,
@@ -74,6 +80,9 @@ impl Hook {
         Self::TcpReceiveReset,
         Self::TcpRetransmit,
         Self::SockState,
+        Self::TcpV6SendReset,
+        Self::SendUnreach6,
+        Self::NfSendReset6,
     ];
 
     /// The hook with this number, if there is one. The numbering may have gaps.
@@ -98,7 +107,25 @@ impl Hook {
             Self::TcpReceiveReset => "tcp_receive_reset",
             Self::TcpRetransmit => "tcp_retransmit_skb",
             Self::SockState => "inet_sock_set_state",
+            Self::TcpV6SendReset => "tcp_v6_send_reset",
+            Self::SendUnreach6 => "nf_send_unreach6",
+            Self::NfSendReset6 => "nf_send_reset6",
         }
+    }
+
+    /// Whether a rule of netfilter's refuses with an ICMP error here, of either family.
+    pub const fn is_unreach(self) -> bool {
+        matches!(self, Self::SendUnreach | Self::SendUnreach6)
+    }
+
+    /// Whether a rule of netfilter's refuses with a RST of its own here, of either family.
+    pub const fn is_forged_reset(self) -> bool {
+        matches!(self, Self::NfSendReset | Self::NfSendReset6)
+    }
+
+    /// Whether TCP tells here of a RST that it sends, with a socket or without.
+    pub const fn is_sent_reset(self) -> bool {
+        matches!(self, Self::TcpSendReset | Self::TcpV4SendReset | Self::TcpV6SendReset)
     }
 }
 
@@ -157,7 +184,7 @@ pub struct PacketRecord {
     /// `enum ip_conntrack_info` of the packet, or [`CTINFO_NONE`].
     pub ctinfo: u32,
     /// For [`Hook::KfreeSkb`] the drop reason, for the RST hooks the reset reason, by this kernel's numbers;
-    /// for [`Hook::SendUnreach`] the ICMP code. [`REASON_NONE`] where the kernel gives none.
+    /// for [`Hook::SendUnreach`] and [`Hook::SendUnreach6`] the code of their family's ICMP. [`REASON_NONE`] where the kernel gives none.
     pub reason: u32,
     /// `enum nf_inet_hooks` for the reject hooks, otherwise 0.
     pub nf_hook: u32,

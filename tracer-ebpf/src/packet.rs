@@ -56,11 +56,34 @@ pub(crate) fn send_unreach(ctx: ProbeContext) -> u32 {
     0
 }
 
+/// `nf_send_unreach6(net, skb_in, code, hooknum)`.
+#[kprobe]
+pub(crate) fn send_unreach6(ctx: ProbeContext) -> u32 {
+    let (Some(skb), Some(code), Some(hook)) = (ctx.arg::<u64>(1), ctx.arg::<u32>(2), ctx.arg::<u32>(3))
+    else {
+        return 0;
+    };
+    // An `unsigned char`: what else the register holds is undefined.
+    report(Hook::SendUnreach6, skb, code & 0xff, hook);
+    0
+}
+
 /// `nf_send_reset(net, sk, oldskb, hook)`, the signature since 5.11; the plan leaves older kernels out.
 #[kprobe]
 pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
+    forged_reset(&ctx, Hook::NfSendReset)
+}
+
+/// `nf_send_reset6(net, sk, oldskb, hook)`, likewise.
+#[kprobe]
+pub(crate) fn nf_send_reset6(ctx: ProbeContext) -> u32 {
+    forged_reset(&ctx, Hook::NfSendReset6)
+}
+
+#[inline(always)]
+fn forged_reset(ctx: &ProbeContext, from: Hook) -> u32 {
     let (Some(skb), Some(hook)) = (ctx.arg::<u64>(2), ctx.arg::<u32>(3)) else { return 0 };
-    report(Hook::NfSendReset, skb, REASON_NONE, hook);
+    report(from, skb, REASON_NONE, hook);
     0
 }
 

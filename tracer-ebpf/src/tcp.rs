@@ -82,10 +82,21 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
 /// `tcp_v4_send_reset(sk, skb)`, attached only where the tracepoint is blind to RSTs without a full socket.
 #[kprobe]
 pub(crate) fn tcp_v4_send_reset(ctx: ProbeContext) -> u32 {
+    send_reset(&ctx, Hook::TcpV4SendReset)
+}
+
+/// `tcp_v6_send_reset(sk, skb)`, likewise.
+#[kprobe]
+pub(crate) fn tcp_v6_send_reset(ctx: ProbeContext) -> u32 {
+    send_reset(&ctx, Hook::TcpV6SendReset)
+}
+
+#[inline(always)]
+fn send_reset(ctx: &ProbeContext, hook: Hook) -> u32 {
     let (Some(sk), Some(skb)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
     // `sk_fullsock()`: the tracepoint tells of all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
-        packet::report(Hook::TcpV4SendReset, skb, REASON_NONE, 0);
+        packet::report(hook, skb, REASON_NONE, 0);
     }
     0
 }

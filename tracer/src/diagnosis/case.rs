@@ -99,6 +99,11 @@ impl<'a> Case<'a> {
         !self.ctx.missing_hooks.contains(&hook)
     }
 
+    /// The hook that sees a rule refuse a packet of this family.
+    pub(super) fn refusal_hook(&self) -> Hook {
+        if self.flow.orig.dst.is_ipv4() { Hook::SendUnreach } else { Hook::SendUnreach6 }
+    }
+
     /// Whether the API has endpoints to send to; `None` where that is not known.
     pub(super) fn has_usable(&self) -> Option<bool> {
         self.usable().map(|usable| usable.count > 0)
