@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     node::{
         Limits, Observed,
@@ -29,7 +31,8 @@ const MAX_DEPTH: usize = 8;
 const MAX_ENDPOINTS: usize = 1024;
 
 /// The nat and filter tables of one family.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Rules {
     /// Rules by table and chain.
     nat: HashMap<String, Vec<Rule>>,
@@ -49,7 +52,8 @@ pub enum VipRule {
     Missing,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 struct Rule {
     destination: Option<IpAddr>,
     protocol: Option<String>,

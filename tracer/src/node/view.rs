@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{NodeState, Observed, ProxyMode, Rules, VipRule};
 use crate::{
     diagnosis::{NodeView, Rule},
@@ -15,7 +17,8 @@ use crate::{
 };
 
 /// The node as it was last read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NodeFacts {
     pub state: Arc<NodeState>,
     /// A snapshot of the iptables rules of each family, where one was taken.
@@ -53,7 +56,7 @@ impl NodeView for NodeFacts {
     }
 
     fn other_dataplane(&self) -> Option<&str> {
-        self.state.other_dataplane.as_ref().map(|found| found.value)
+        self.state.other_dataplane.as_ref().map(|found| found.value.as_ref())
     }
 
     fn has_proxy_rules(&self) -> Option<bool> {
