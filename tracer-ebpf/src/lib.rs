@@ -55,6 +55,12 @@ pub enum Hook {
     TcpRetransmit = 12,
     /// Tracepoint `sock:inet_sock_set_state`.
     SockState = 13,
+    /// `tcp_v6_send_reset(sk, skb)`: the twin of [`Self::TcpV4SendReset`].
+    TcpV6SendReset = 14,
+    /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an ICMPv6 error.
+    SendUnreach6 = 15,
+    /// `nf_send_reset6(net, sk, oldskb, hook)`: a rule rejects with a forged RST over IPv6.
+    NfSendReset6 = 16,
     /// `ip_vs_conn_new(p, dest_af, daddr, dport, flags, dest, fwmark)`: IPVS chose a real server.
     IpVsConnNew = 17,
     /// `ip_vs_schedule(svc, skb, …)` returned NULL: no real server was chosen for this packet.
@@ -68,7 +74,7 @@ pub enum Hook {
 
 impl Hook {
     /// Every hook, in the order of its number.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::Confirm,
         Self::NatSetup,
         Self::ResolveClash,
@@ -83,6 +89,9 @@ impl Hook {
         Self::TcpReceiveReset,
         Self::TcpRetransmit,
         Self::SockState,
+        Self::TcpV6SendReset,
+        Self::SendUnreach6,
+        Self::NfSendReset6,
         Self::IpVsConnNew,
         Self::IpVsSchedule,
         Self::IpVsLeave,
@@ -111,11 +120,29 @@ impl Hook {
             Self::TcpReceiveReset => "tcp_receive_reset",
             Self::TcpRetransmit => "tcp_retransmit_skb",
             Self::SockState => "inet_sock_set_state",
+            Self::TcpV6SendReset => "tcp_v6_send_reset",
+            Self::SendUnreach6 => "nf_send_unreach6",
+            Self::NfSendReset6 => "nf_send_reset6",
             Self::IpVsConnNew => "ip_vs_conn_new",
             Self::IpVsSchedule => "ip_vs_schedule",
             Self::IpVsLeave => "ip_vs_leave",
             Self::IpVsConnExpire => "ip_vs_conn_expire_now",
         }
+    }
+
+    /// Whether a rule of netfilter's refuses with an ICMP error here, of either family.
+    pub const fn is_unreach(self) -> bool {
+        matches!(self, Self::SendUnreach | Self::SendUnreach6)
+    }
+
+    /// Whether a rule of netfilter's refuses with a RST of its own here, of either family.
+    pub const fn is_forged_reset(self) -> bool {
+        matches!(self, Self::NfSendReset | Self::NfSendReset6)
+    }
+
+    /// Whether TCP tells here of a RST that it sends, with a socket or without.
+    pub const fn is_sent_reset(self) -> bool {
+        matches!(self, Self::TcpSendReset | Self::TcpV4SendReset | Self::TcpV6SendReset)
     }
 }
 
@@ -175,7 +202,7 @@ pub struct PacketRecord {
     /// `enum ip_conntrack_info` of the packet, or [`CTINFO_NONE`].
     pub ctinfo: u32,
     /// For [`Hook::KfreeSkb`] the drop reason, for the RST hooks the reset reason, by this kernel's numbers;
-    /// for [`Hook::SendUnreach`] the ICMP code. [`REASON_NONE`] where the kernel gives none.
+    /// for [`Hook::SendUnreach`] and [`Hook::SendUnreach6`] the code of their family's ICMP. [`REASON_NONE`] where the kernel gives none.
     pub reason: u32,
     /// `enum nf_inet_hooks` for the reject hooks, otherwise 0.
     pub nf_hook: u32,

@@ -15,6 +15,8 @@ use crate::{
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
+at_entry!(send_unreach6, send_unreach6_fentry, on_send_unreach6);
+at_entry!(nf_send_reset6, nf_send_reset6_fentry, on_nf_send_reset6);
 
 /// One more than the last of `enum nf_inet_hooks`.
 const NF_INET_NUMHOOKS: u64 = 6;
@@ -64,6 +66,14 @@ fn on_send_unreach(ctx: &impl Entry) {
     report(Hook::SendUnreach, ctx.argument(0), ctx.argument(1) as u32, ctx.argument(2) as u32);
 }
 
+/// `nf_send_unreach6(net, skb_in, code, hooknum)`.
+#[inline(always)]
+fn on_send_unreach6(ctx: &impl Entry) {
+    // An `unsigned char`: what else the register holds is undefined.
+    let code = ctx.argument(2) as u32 & 0xff;
+    report(Hook::SendUnreach6, ctx.argument(1), code, ctx.argument(3) as u32);
+}
+
 /// `nf_send_reset(net, sk, oldskb, hook)` since 5.11, `nf_send_reset(net, oldskb, hook)` before (kernel commit
 /// "netfilter: use actual socket sk for REJECT action"), where no module has BTF that tells them
 /// apart. The values do: no packet lies at the number of a netfilter hook.
@@ -81,6 +91,12 @@ pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
 pub(crate) fn nf_send_reset_fentry(ctx: FEntryContext) -> i32 {
     report(Hook::NfSendReset, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
     0
+}
+
+/// `nf_send_reset6(net, sk, oldskb, hook)`, likewise.
+#[inline(always)]
+fn on_nf_send_reset6(ctx: &impl Entry) {
+    report(Hook::NfSendReset6, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
 }
 
 #[inline(always)]

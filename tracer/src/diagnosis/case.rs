@@ -110,6 +110,15 @@ impl<'a> Case<'a> {
         !self.ctx.missing_hooks.contains(&hook)
     }
 
+    /// The hook that sees a rule refuse a packet of this family.
+    pub(super) fn refusal_hook(&self) -> Hook {
+        match (self.is_ipvs(), self.flow.orig.dst.is_ipv4()) {
+            (true, _) => Hook::IpVsLeave,
+            (false, true) => Hook::SendUnreach,
+            (false, false) => Hook::SendUnreach6,
+        }
+    }
+
     /// Whether the API has endpoints to send to; `None` where that is not known.
     pub(super) fn has_usable(&self) -> Option<bool> {
         self.usable().map(|usable| usable.count > 0)

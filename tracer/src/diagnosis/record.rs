@@ -102,9 +102,8 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     gap(Hook::Confirm, "what NAT decided");
     if case.failed() {
         gap(Hook::KfreeSkb, "where a packet was dropped");
-        gap(Hook::SendUnreach, "whether a rule refused it");
+        gap(case.refusal_hook(), "whether a rule refused it");
         if case.is_ipvs() {
-            gap(Hook::IpVsLeave, "whether IPVS had no real server");
             gap(Hook::IpVsConnExpire, "whether IPVS dropped it with an old entry");
         }
         gap(Hook::TcpSendReset, "who sent a RST");

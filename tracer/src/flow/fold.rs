@@ -94,13 +94,15 @@ impl Flow {
         let stage = self.stage(packet);
         let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
         match place.hook {
-            Hook::SendUnreach => {
+            Hook::SendUnreach | Hook::SendUnreach6 => {
                 self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
             }
-            Hook::NfSendReset => self.fold_refusal(RefusalKind::Reset, stage, packet, place),
+            Hook::NfSendReset | Hook::NfSendReset6 => {
+                self.fold_refusal(RefusalKind::Reset, stage, packet, place)
+            }
             Hook::IpVsLeave => self.fold_refusal(RefusalKind::NoDestination, stage, packet, place),
             Hook::IpVsSchedule => self.ipvs_mut().unscheduled.hit(place.time),
-            Hook::TcpSendReset | Hook::TcpV4SendReset => {
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
                 let by = match stage {
                     Stage::Reply => End::Client,
                     Stage::After => End::Endpoint,

@@ -66,7 +66,8 @@ impl FlowTable {
             let known = flow.decision_for(ct, place.netns);
             let again = flow.ended.is_some_and(|ended| {
                 let since = place.time.since(ended);
-                let refused = matches!(place.hook, Hook::SendUnreach | Hook::NfSendReset | Hook::IpVsLeave);
+                let refused =
+                    place.hook.is_unreach() || place.hook.is_forged_reset() || place.hook == Hook::IpVsLeave;
                 let soon = since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
                 let closed = flow.client.closed.is_some_and(|closed| closed.time < place.time);
                 let soon = refused && flow.is_tcp() && (soon || closed);

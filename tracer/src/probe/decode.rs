@@ -190,10 +190,12 @@ impl Decoder {
             Some((tuple, flags)) => (Some(tuple), flags),
             None => (None, 0),
         };
-        let rejects = matches!(hook, Hook::SendUnreach | Hook::NfSendReset);
+        let rejects = hook.is_unreach() || hook.is_forged_reset();
         let reason_name = match hook {
             Hook::KfreeSkb | Hook::IpVsConnExpire => self.layout.drop_reason(reason),
-            Hook::TcpSendReset | Hook::TcpV4SendReset => self.layout.reset_reason(reason),
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
+                self.layout.reset_reason(reason)
+            }
             _ => None,
         };
         Ok(PacketFact {
@@ -204,10 +206,10 @@ impl Decoder {
             original_direction: (ctinfo != CTINFO_NONE).then_some(ctinfo < IP_CT_IS_REPLY),
             reason: match reason_name {
                 Some(name) => Some(Arc::clone(name)),
-                None if reason == REASON_NONE || hook == Hook::SendUnreach => None,
+                None if reason == REASON_NONE || hook.is_unreach() => None,
                 None => Some(Arc::from(format!("reason {reason}"))),
             },
-            icmp_code: if hook == Hook::SendUnreach { u8::try_from(reason).ok() } else { None },
+            icmp_code: if hook.is_unreach() { u8::try_from(reason).ok() } else { None },
             nf_hook: if rejects { u8::try_from(nf_hook).ok() } else { None },
             table_full: flags & FLAG_TABLE_FULL != 0,
         })

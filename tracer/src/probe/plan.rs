@@ -275,7 +275,7 @@ fn state(
     }
     // From 6.10 the tracepoint has a reason, and with it tells of RSTs without a full socket (kernel commit
     // "tcp: rstreason: let it work finally in tcp_send_reset()").
-    if spec.hook == Hook::TcpV4SendReset && send_reset_tells_all {
+    if matches!(spec.hook, Hook::TcpV4SendReset | Hook::TcpV6SendReset) && send_reset_tells_all {
         return State::NotNeeded("tcp:tcp_send_reset tells of these RSTs on this kernel".to_owned());
     }
     let missing: Vec<&str> = spec.fields.iter().filter(|field| !layout.has(field)).copied().collect();
@@ -298,6 +298,13 @@ fn state(
                 }
             }
             if !kernel.has_symbol(symbol) {
+                // Most clusters have one family: what the other's rules would need is no gap as long as none stands.
+                if spec.module == Some("nf_reject_ipv6") && !kernel.has_module("nf_reject_ipv6") {
+                    return State::NotNeeded(
+                        "the module nf_reject_ipv6 is not loaded: no rule refuses IPv6 on this node"
+                            .to_owned(),
+                    );
+                }
                 return State::Missing(match spec.module {
                     Some(module) if !kernel.has_module(module) => {
                         format!("the module {module} is not loaded: no rule that would use it exists yet")
