@@ -4,6 +4,7 @@
 mod alone;
 mod api_away;
 mod attach_tiers;
+mod check;
 mod check_kernel;
 mod exit_status;
 mod flood;
@@ -113,6 +114,14 @@ pub const ALL: &[Scenario] = &[
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
     scenario("attach-tiers", attach_tiers::story),
+    scenario("check-healthy", check::node::healthy),
+    scenario("check-rules-flushed", check::node::flushed),
+    scenario("check-conntrack-full", check::node::table_full),
+    scenario("check-settings", check::node::settings),
+    scenario("check-leftovers", check::node::leftovers),
+    scenario("check-kube-proxy-gone", check::proxy::gone),
+    scenario("check-stale-endpoint", check::proxy::stale),
+    scenario("check-offline", check::offline::story),
     scenario("exit-status", exit_status::story),
     scenario("flood", flood::story),
     scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),
