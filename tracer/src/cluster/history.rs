@@ -25,6 +25,7 @@ use crate::{
 mod changes;
 mod endpoints;
 mod reason;
+mod saved;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,7 @@ use changes::Changes;
 pub use changes::Settled;
 pub use endpoints::{EndpointState, Membership};
 pub use reason::{NoEndpointsReason, UnreadyPod};
+pub use saved::{Line, SavedFacts, SavedObject};
 
 /// Objects kept of one kind; more are refused and counted. Well above the largest supported cluster (150,000 Pods).
 const OBJECTS_MAX: usize = 500_000;
@@ -381,6 +383,11 @@ impl History {
             At::Gone | At::NotYet => None,
         });
         pods.filter(move |(pod, _)| pod.holds_addresses() && pod.ips.contains(&ip))
+    }
+
+    /// All Pods that exist by the newest version known.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.values().filter_map(Timeline::newest)
     }
 
     /// All Nodes that exist by the newest version known.

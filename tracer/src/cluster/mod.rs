@@ -10,6 +10,7 @@ use crate::time::Timestamp;
 pub mod folder;
 pub mod history;
 pub mod model;
+pub mod raw;
 pub mod status;
 mod timeline;
 pub mod trim;
@@ -17,7 +18,10 @@ mod view;
 pub mod watch;
 
 pub use folder::FolderError;
-pub use history::{EndpointState, History, Lookup, Membership, NoEndpointsReason, PortMatch, Settled, Via};
+pub use history::{
+    EndpointState, History, Lookup, Membership, NoEndpointsReason, PortMatch, SavedFacts, SavedObject,
+    Settled, Via,
+};
 pub use model::{Key, Kind};
 pub use status::{Origin, Status};
 pub use watch::{Access, AccessError, Event, Limits, Update};

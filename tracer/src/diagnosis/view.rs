@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{sighting::Protocol, time::Timestamp};
 
 /// The cluster as it was at a moment.
@@ -167,7 +169,8 @@ pub enum Rule {
 }
 
 /// How IPVS is set up on the node (`net.ipv4.vs`); what could not be read is `None`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct IpvsSettings {
     /// `conntrack`: IPVS tracks its connections in conntrack; kube-proxy sets it.
     pub conntrack: Option<bool>,

@@ -3,11 +3,14 @@
 //! A reader that fails leaves its field empty and a line in `gaps`; gathering as a whole cannot fail.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     diagnosis::IpvsSettings,
@@ -15,20 +18,21 @@ use crate::{
         Limits, command, http, ipvs,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
-        rules::{self, RulesReader},
+        ruleset::{Family, read},
     },
     time::Timestamp,
 };
 
 /// A fact and when it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed<T> {
     pub time: Timestamp,
     pub value: T,
 }
 
 /// What the node says. An empty field was not found out; `gaps` says why.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NodeState {
     pub kube_proxy_mode: Option<Observed<ProxyMode>>,
     /// `v1.30.5`, from kube-proxy's metrics.
@@ -38,12 +42,10 @@ pub struct NodeState {
     pub proxy_rules: Option<Observed<bool>>,
     pub kube_proxy_running: Option<Observed<bool>>,
     /// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
-    pub other_dataplane: Option<Observed<&'static str>>,
+    pub other_dataplane: Option<Observed<Cow<'static, str>>>,
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
     pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
-    /// Virtual and real servers; empty where IPVS is in the kernel and has none.
-    pub ipvs: Option<Observed<ipvs::Table>>,
     pub ipvs_settings: Option<Observed<IpvsSettings>>,
     /// Addresses of this network namespace, without loopback.
     pub addresses: Option<Observed<BTreeSet<IpAddr>>>,
@@ -144,14 +146,13 @@ impl NodeReader {
                 return Ok(Some(ProxyMode::Ipvs));
             }
             let tables = || command::run("nft", &["list", "tables", "ip"], limits);
-            if rules::has_nf_tables(Path::new("/"))
+            if read::has_nf_tables(Path::new("/"))
                 && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
             {
                 return Ok(Some(ProxyMode::Nftables));
             }
-            let mut reader = RulesReader::new(limits, Duration::ZERO);
-            let rules = reader.read(IpAddr::V4(Ipv4Addr::UNSPECIFIED))?;
-            Ok(rules.value.has_kube_chains().then_some(ProxyMode::Iptables))
+            let snapshot = read::Reader { limits }.iptables_of(Family::Ipv4)?;
+            Ok(snapshot.rules.has_proxy_rules(Family::Ipv4).then_some(ProxyMode::Iptables))
         });
         match found.await {
             Ok(Ok(Some(mode))) => {
@@ -193,10 +194,6 @@ impl NodeReader {
             },
             Err(error) => gaps.push(format!("conntrack's counters: /proc/net/stat/nf_conntrack: {error}")),
         }
-        match ipvs::read(&self.proc) {
-            Ok(table) => state.ipvs = table.map(|value| Observed { time: now(), value }),
-            Err(gap) => gaps.push(gap),
-        }
         state.ipvs_settings = ipvs::settings(&self.proc).map(|value| Observed { time: now(), value });
         match net("fib_trie") {
             Ok(trie) => {
@@ -207,7 +204,7 @@ impl NodeReader {
         }
         let devices = net("dev").unwrap_or_default();
         state.other_dataplane =
-            procfs::other_dataplane(&devices).map(|value| Observed { time: now(), value });
+            procfs::other_dataplane(&devices).map(|name| Observed { time: now(), value: name.into() });
         match procfs::find_kube_proxy(&self.proc) {
             Ok(procfs::Processes::Runs(_)) => {
                 state.kube_proxy_running = Some(Observed { time: now(), value: true });
