@@ -16,8 +16,11 @@ use crate::traffic::{Attempt, Transport};
 pub enum Class {
     Ok,
     C1,
+    C3,
     C5,
+    C5c,
     C6,
+    C10,
     C12,
     C13,
     C15,
@@ -25,9 +28,12 @@ pub enum Class {
     C20,
     C21,
     C22,
+    C23,
     C28,
     C29,
+    C31,
     N1,
+    N8,
     N9,
 }
 
@@ -37,8 +43,11 @@ impl Class {
         match self {
             Self::Ok => "ok",
             Self::C1 => "C1",
+            Self::C3 => "C3",
             Self::C5 => "C5",
+            Self::C5c => "C5c",
             Self::C6 => "C6",
+            Self::C10 => "C10",
             Self::C12 => "C12",
             Self::C13 => "C13",
             Self::C15 => "C15",
@@ -46,9 +55,12 @@ impl Class {
             Self::C20 => "C20",
             Self::C21 => "C21",
             Self::C22 => "C22",
+            Self::C23 => "C23",
             Self::C28 => "C28",
             Self::C29 => "C29",
+            Self::C31 => "C31",
             Self::N1 => "N1",
+            Self::N8 => "N8",
             Self::N9 => "N9",
         }
     }
@@ -56,20 +68,21 @@ impl Class {
     /// The record's `domain`.
     pub const fn domain(self) -> &'static str {
         match self {
-            Self::Ok | Self::N1 | Self::N9 => "normal",
+            Self::Ok | Self::N1 | Self::N8 | Self::N9 => "normal",
             Self::C1 => "pod_crash",
-            Self::C5 | Self::C12 => "iptables_sync",
+            Self::C3 | Self::C5 | Self::C10 | Self::C12 => "iptables_sync",
             Self::C6 | Self::C13 => "stale_endpoints",
             Self::C15 | Self::C16 => "conntrack",
-            Self::C21 | Self::C22 => "service_config",
+            Self::C5c | Self::C21 | Self::C22 | Self::C23 => "service_config",
             Self::C20 => "no_endpoints",
             Self::C28 => "backend_refused",
             Self::C29 => "network_path",
+            Self::C31 => "hairpin",
         }
     }
 
     pub const fn is_fault(self) -> bool {
-        !matches!(self, Self::Ok | Self::N1 | Self::N9)
+        !matches!(self, Self::Ok | Self::N1 | Self::N8 | Self::N9)
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     cluster::Cluster,
-    diagnosis::{self, Address, ClusterView as _, Context, Translations},
+    diagnosis::{self, Address, ClusterView, Context, Membership, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
     node::NodeFacts,
     sighting::{Hook, Netns, Sighting},
@@ -235,15 +235,19 @@ impl Pipeline {
     }
 
     /// Whether what the node says can matter: a flow to a Service that got no endpoint and was not refused, or found the
-    /// conntrack table full.
+    /// conntrack table full; or one whose endpoint no slice lists, while rules of another writer may have chosen it.
     fn asks_node(&self, flow: &Flow) -> bool {
-        let translated = flow.endpoint(self.settings.node_netns).is_some();
+        let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
+        let address = || self.cluster.history.address(dst, protocol, at);
+        if let Some(endpoint) = flow.endpoint(self.settings.node_netns) {
+            return self.node.may_have_leftovers(dst.ip())
+                && matches!(address(), Address::Service(service) if matches!(
+                    ClusterView::membership(&self.cluster.history, &service, endpoint, at),
+                    Membership::Left { .. } | Membership::NeverSeen { .. }
+                ));
+        }
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
-        !translated
-            && !refused
-            && !flow.outcome().is_success()
-            && self.cluster.history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen)
-                != Address::Other
+        !refused && !flow.outcome().is_success() && address() != Address::Other
     }
 
     fn note(&mut self, flow: &Flow, now: Timestamp) {

@@ -8,10 +8,14 @@ mod check;
 mod check_kernel;
 mod exit_status;
 mod flood;
+mod hairpin;
 mod healthy;
 mod ipvs;
+mod kinds;
 mod lean;
+mod leftovers;
 mod mixed;
+mod newer;
 mod no_endpoints;
 mod no_rules;
 mod old_flow;
@@ -27,7 +31,7 @@ mod translated_twice;
 use anyhow::Result;
 
 use crate::{
-    dataplane::{DEFAULT, EVERY, IPVS_ONLY, NETFILTER, Variant, WIDE},
+    dataplane::{BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, Variant, WIDE},
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
 };
@@ -78,6 +82,16 @@ impl Scenario {
 const NODE_PORT4: &[Covers] =
     &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
 
+/// TCP over IPv4 through a load balancer's IP.
+const LOAD_BALANCER4: &[Covers] =
+    &[Covers { kinds: &[Kind::LoadBalancer], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
+/// TCP over IPv4 through every address that is not a cluster IP.
+const OTHER_KINDS4: &[Covers] = &[Covers {
+    kinds: &[Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIps],
+    families: &[Family::V4],
+    protocols: &[Protocol::Tcp],
+}];
+
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
     scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
@@ -93,6 +107,17 @@ pub const ALL: &[Scenario] = &[
     scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY),
     scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
     scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
+    scenario("kinds-addresses", kinds::addresses).covers(OTHER_KINDS4).on(NETFILTER_4),
+    scenario("c23-source-ranges", kinds::source_ranges).covers(LOAD_BALANCER4).on(NETFILTER_4),
+    scenario("c21-no-local-endpoint", kinds::no_local_endpoint_external).covers(NODE_PORT4).on(NETFILTER),
+    scenario("c22-no-local-endpoint-inside", kinds::no_local_endpoint_internal).covers(TCP4).on(NETFILTER),
+    scenario("c5c-wrong-port", kinds::wrong_port).covers(TCP4).on(NETFILTER),
+    scenario("c24-affinity", kinds::affinity).covers(TCP4).on(NETFILTER),
+    scenario("n8-terminating", kinds::terminating).covers(TCP4).on(WIDE),
+    scenario("leftover-rules", leftovers::story).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("c31-to-itself", hairpin::to_itself).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("c31-past-nat", hairpin::past_nat).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("kube-proxy-1.36", newer::story).covers(TCP4).on(NEWER),
     scenario("n1-probes", probes::story).on(WIDE),
     scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
     scenario("n9-old-flow-reset", old_flow::reset),

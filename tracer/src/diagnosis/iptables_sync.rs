@@ -52,7 +52,8 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
             "alert on kubeproxy_sync_proxy_rules_iptables_restore_failures_total and on last_queued being later than last_timestamp",
             Safety::Disruptive,
         )
-        .see(&["C4", "kubernetes/kubernetes#121362"]),
+        .see(&["C4", "kubernetes/kubernetes#121362"])
+        .with_ruling(case, Rule::Refuses),
     )
 }
 
@@ -69,8 +70,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// translated, though a rule that translates stands (source ranges, C23, or a firewall).
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let node = case.ctx.node;
-    // The rules that were looked for are those of IPv4.
-    let rules = node.has_proxy_rules().filter(|_| case.service.asked.is_ipv4());
+    let rules = node.has_proxy_rules();
     let running = node.kube_proxy_running();
     let untracked = case.decision.is_none()
         && case.endpoint.is_none()

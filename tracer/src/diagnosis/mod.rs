@@ -7,6 +7,8 @@
 mod backend_refused;
 mod case;
 mod conntrack;
+mod foreign_rules;
+mod hairpin;
 mod iptables_sync;
 mod ipvs;
 mod network_path;
@@ -30,8 +32,8 @@ pub use self::{
     summary::{ClassCount, RankedCause, Summary},
     translations::Translations,
     view::{
-        Address, ClusterView, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, ServicePort, UnreadNode,
-        Usable, Via,
+        Address, ClusterView, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, Ruling, ServicePort,
+        UnreadNode, Usable, Via,
     },
 };
 use crate::{
@@ -73,24 +75,28 @@ impl std::fmt::Debug for Context<'_> {
 }
 
 /// The first that applies explains the flow.
-const RULES: [fn(&Case<'_>) -> Option<Finding>; 19] = [
+const RULES: [fn(&Case<'_>) -> Option<Finding>; 23] = [
     conntrack::table_full,
     conntrack::insertion_failed,
     network_policy::prohibited,
     service_config::other_proxy,
+    service_config::source_ranges,
     ipvs::no_destination,
     no_endpoints::refused,
     iptables_sync::refused,
     service_config::no_local_endpoint,
     ipvs::not_scheduled,
+    foreign_rules::chose,
     stale_endpoints::stale,
     ipvs::dead_destination,
     ipvs::entry_expired,
     ipvs::reply_elsewhere,
     network_policy::dropped,
     no_endpoints::unanswered,
+    service_config::node_port_not_here,
     iptables_sync::untranslated,
     stale_endpoints::removed_meanwhile,
+    hairpin::bypassed,
     backend_refused::refused,
     network_path::silent,
 ];

@@ -1,6 +1,6 @@
-//! C29: the endpoint is current and silent, or cannot be reached; C31: it is the client itself.
+//! C29: the endpoint is current and silent, or cannot be reached.
 
-use super::{Case, Finding, Membership, text::word};
+use super::{Case, Finding, Membership, hairpin, text::word};
 use crate::{
     flow::Outcome,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
@@ -20,7 +20,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     // A program on the host's network that gets an endpoint there never meets a bridge.
     let on_host = case.ctx.node.is_own_address(endpoint.ip()) == Some(true);
     if endpoint.ip() == case.flow.orig.src.ip() && !on_host {
-        return Some(hairpin(case));
+        return Some(hairpin::itself(case));
     }
     let node = match &case.membership {
         Some(Membership::Member { node: Some(node), .. }) => Some(node.clone()),
@@ -74,27 +74,4 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         );
     }
     Some(finding)
-}
-
-/// C31.
-/// Mechanism: a Pod that reaches itself through its Service needs masquerading and hairpin mode on its bridge port.
-fn hairpin(case: &Case<'_>) -> Finding {
-    Finding::new(
-        "C31",
-        Domain::Hairpin,
-        format!(
-            "{} asked for {} and NAT chose itself: its packets do not come back",
-            case.endpoint_name(),
-            case.name()
-        ),
-    )
-    .confidence(Confidence::Medium)
-    .severity(Severity::Medium)
-    .unseen("the bridge port's hairpin mode and the masquerade rule")
-    .action(
-        "bridge -d link show | grep hairpin; iptables-save -t nat | grep KUBE-MARK-MASQ",
-        "set the kubelet's hairpinMode to hairpin-veth or promiscuous-bridge, as the CNI asks",
-        Safety::ReadOnly,
-    )
-    .see(&["C31"])
 }

@@ -115,6 +115,17 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         Safety::Disruptive,
     )
     .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
+    if case.service.affinity {
+        finding = finding
+            .api(
+                None,
+                format!(
+                    "{} has sessionAffinity ClientIP: clients pinned to this endpoint keep it",
+                    case.name()
+                ),
+            )
+            .see(&["C24"]);
+    }
     if !certain || since.is_none_or(|since| since == Timestamp::MIN) {
         finding = finding.unseen("when the endpoint was removed");
     }

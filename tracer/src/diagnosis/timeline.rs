@@ -56,7 +56,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             );
         } else if let Some(refusal) = &trouble.refusal {
             let how = match refusal.kind {
-                RefusalKind::Unreachable { code } => format!("ICMP {}", icmp(code)),
+                RefusalKind::Unreachable { code } => format!("ICMP {}", icmp(code, flow.orig.dst.is_ipv4())),
                 RefusalKind::Reset => "a forged RST".to_owned(),
                 RefusalKind::NoDestination => "ICMP port unreachable".to_owned(),
             };
@@ -125,7 +125,10 @@ fn decided(decision: &Decision) -> String {
         None => format!("{} was not translated: the reply tuple still names it", ct.orig.dst),
     };
     let source = if ct.masqueraded() && ct.endpoint().is_some() {
-        format!(", source masqueraded as {}", ct.reply.dst.ip())
+        format!(
+            ", source masqueraded as {}: the endpoint sees that address, not the client's (N14)",
+            ct.reply.dst.ip()
+        )
     } else {
         String::new()
     };
@@ -232,7 +235,23 @@ const fn on_the_way(stage: Stage) -> &'static str {
     }
 }
 
-fn icmp(code: Option<u8>) -> String {
+fn icmp(code: Option<u8>, ipv4: bool) -> String {
+    if ipv4 { icmp4(code) } else { icmp6(code) }
+}
+
+/// RFC 4443, destination unreachable.
+fn icmp6(code: Option<u8>) -> String {
+    match code {
+        Some(0) => "no route".to_owned(),
+        Some(1) => "administratively prohibited".to_owned(),
+        Some(3) => "address unreachable".to_owned(),
+        Some(4) => "port unreachable".to_owned(),
+        Some(code) => format!("unreachable, code {code}"),
+        None => "unreachable".to_owned(),
+    }
+}
+
+fn icmp4(code: Option<u8>) -> String {
     match code {
         Some(0) => "network unreachable".to_owned(),
         Some(1) => "host unreachable".to_owned(),

@@ -52,6 +52,9 @@ pub const fn twin(hook: Hook) -> Option<Twin> {
         Hook::SendUnreach => Twin::Entry("send_unreach_fentry"),
         Hook::NfSendReset => Twin::Entry("nf_send_reset_fentry"),
         Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
+        Hook::TcpV6SendReset => Twin::Entry("tcp_v6_send_reset_fentry"),
+        Hook::SendUnreach6 => Twin::Entry("send_unreach6_fentry"),
+        Hook::NfSendReset6 => Twin::Entry("nf_send_reset6_fentry"),
         _ => return None,
     })
 }

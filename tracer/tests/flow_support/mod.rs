@@ -12,8 +12,8 @@ use std::{
 
 use viptrace::{
     diagnosis::{
-        Address, ClusterView, Context, Membership, NodeView, Pod, Probe, Rule, ServicePort, Translations,
-        Usable, Via, judge,
+        Address, ClusterView, Context, Membership, NodeView, Pod, Probe, Rule, Ruling, ServicePort,
+        Translations, Usable, Via, judge,
     },
     flow::{Flow, FlowTable, Limits},
     sighting::{
@@ -172,6 +172,23 @@ impl Script {
         self.push(ms, Hook::SendUnreach, NODE, Fact::Packet(packet)).drop_syn(ms, "NETFILTER_DROP")
     }
 
+    /// nftables mode drops the SYN before NAT: no decision was taken.
+    pub(crate) fn drop_before_nat(self, ms: u64) -> Self {
+        let mut ct = self.entry(0);
+        (ct.status, ct.reply) = (Status(0), self.orig().reversed());
+        let mut packet = self.packet(self.orig(), 2, Some(ct));
+        packet.reason = Some("NETFILTER_DROP".into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
+    /// The client's stack resets the SYN-ACK that came straight from the endpoint.
+    pub(crate) fn client_resets_answer(self, ms: u64) -> Self {
+        let tuple = Tuple::new(self.protocol, self.endpoint.unwrap(), self.client);
+        let mut packet = self.packet(tuple, 0x12, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
+    }
+
     /// The endpoint's stack has no socket: as 6.12 shows it (tracepoint and function), in the endpoint's namespace.
     pub(crate) fn no_socket(self, ms: u64) -> Self {
         let mut packet = self.packet(self.behind(), 2, None);
@@ -310,6 +327,8 @@ pub(crate) struct World {
     pub(crate) dataplane: Option<&'static str>,
     pub(crate) rules: Option<bool>,
     pub(crate) rule: Option<Rule>,
+    pub(crate) rulings: Vec<Ruling>,
+    pub(crate) served_at: Option<IpAddr>,
     pub(crate) conntrack: Option<(u64, u64)>,
     pub(crate) missing: Vec<Hook>,
     pub(crate) translations: Translations,
@@ -334,6 +353,8 @@ impl World {
             target: "8080".into(),
             local_only: false,
             proxy_name: None,
+            source_ranges: Vec::new(),
+            affinity: false,
         };
         let mut world = Self {
             services: HashMap::from([(addr(VIP), service)]),
@@ -352,6 +373,8 @@ impl World {
             dataplane: None,
             rules: Some(true),
             rule: Some(Rule::Forwards),
+            rulings: Vec::new(),
+            served_at: None,
             conntrack: Some((1000, 131_072)),
             missing: Vec::new(),
             translations: Translations::new(),
@@ -497,6 +520,12 @@ impl NodeView for World {
     }
     fn rule(&self, _: SocketAddr, _: Protocol) -> Option<Rule> {
         self.rule
+    }
+    fn rulings(&self, _: SocketAddr, _: Protocol, _: IpAddr) -> Vec<Ruling> {
+        self.rulings.clone()
+    }
+    fn serves_node_port_at(&self, _: u16, _: Protocol) -> Option<IpAddr> {
+        self.served_at
     }
     fn conntrack_use(&self) -> Option<(u64, u64)> {
         self.conntrack
