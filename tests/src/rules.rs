@@ -57,6 +57,55 @@ impl Rules {
         })
     }
 
+    /// Without the rules that contain `text`.
+    #[must_use]
+    pub fn without_line(&self, text: &str) -> Self {
+        self.without(|line| line.contains("-A ") && line.contains(text))
+    }
+
+    /// With a Service of one endpoint, or none, as kube-proxy writes it. The chains' names are hashes in a real one.
+    #[must_use]
+    pub fn with_service(
+        &self,
+        name: &str,
+        protocol: &str,
+        vip: SocketAddrV4,
+        endpoint: Option<SocketAddrV4>,
+    ) -> Self {
+        let matched = format!("-d {}/32 -p {protocol} -m comment --comment \"{name}", vip.ip());
+        let port = format!("-m {protocol} --dport {}", vip.port());
+        let (service, sep) = ("KUBE-SVC-LABSIGNALAAAAAAA", "KUBE-SEP-LABSIGNALAAAAAAA");
+        let (mut nat, mut filter) = (Vec::new(), Vec::new());
+        if let Some(endpoint) = endpoint {
+            nat.push(format!(":{service} - [0:0]"));
+            nat.push(format!(":{sep} - [0:0]"));
+            nat.push(format!("-A KUBE-SERVICES {matched} cluster IP\" {port} -j {service}"));
+            nat.push(format!("-A {service} -m comment --comment \"{name} -> {endpoint}\" -j {sep}"));
+            nat.push(format!(
+                "-A {sep} -p {protocol} -m comment --comment \"{name}\" -m {protocol} -j DNAT --to-destination {endpoint}"
+            ));
+        } else {
+            filter.push(format!(
+                "-A KUBE-SERVICES {matched} has no endpoints\" {port} -j REJECT --reject-with icmp-port-unreachable"
+            ));
+        }
+        let mut lines = Vec::new();
+        let mut table = "";
+        for line in self.text.lines() {
+            if line.starts_with('*') {
+                table = line;
+            }
+            if line == "COMMIT" {
+                let added = if table == "*nat" { &nat } else { &filter };
+                if table != "*mangle" {
+                    lines.extend(added.iter().map(String::as_str));
+                }
+            }
+            lines.push(line);
+        }
+        Self { text: lines.join("\n") + "\n" }
+    }
+
     /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it.
     #[must_use]
     pub fn with_endpoint_moved(&self, from: Ipv4Addr, to: Ipv4Addr) -> Self {

@@ -1,11 +1,11 @@
 //! Conntrack and NAT: entries that enter the table, race, are killed or deleted, and a table that is full.
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext,
     helpers::bpf_get_current_pid_tgid,
-    macros::{kprobe, kretprobe, map},
+    macros::{kprobe, kretprobe, map, raw_tracepoint},
     maps::{LruPerCpuHashMap, PerCpuArray},
-    programs::{ProbeContext, RetProbeContext},
+    programs::{ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use aya_log_ebpf::debug;
 use tracer_ebpf::{
@@ -23,6 +23,14 @@ struct Note {
     ctinfo: u32,
     detail: u32,
     with_task: bool,
+    with_tcp_state: bool,
+}
+
+impl Note {
+    #[inline(always)]
+    fn of(ctinfo: u32, detail: u32) -> Self {
+        Self { ctinfo, detail, with_task: false, with_tcp_state: false }
+    }
 }
 
 /// `__nf_conntrack_confirm(skb)`, at entry: the tuples are final, POSTROUTING's NAT included. It also runs for
@@ -34,7 +42,8 @@ pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
     if nfct & 7 != u64::from(IP_CT_NEW) {
         return 0;
     }
-    report(&ctx, Hook::Confirm, nfct & !7, &Note { ctinfo: IP_CT_NEW, detail: 0, with_task: true });
+    let note = Note { ctinfo: IP_CT_NEW, detail: 0, with_task: true, with_tcp_state: true };
+    report(&ctx, Hook::Confirm, nfct & !7, &note);
     0
 }
 
@@ -42,7 +51,7 @@ pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
 #[kprobe]
 pub(crate) fn nat_setup(ctx: ProbeContext) -> u32 {
     let (Some(ct), Some(maniptype)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(2)) else { return 0 };
-    report(&ctx, Hook::NatSetup, ct, &Note { ctinfo: CTINFO_NONE, detail: maniptype, with_task: false });
+    report(&ctx, Hook::NatSetup, ct, &Note::of(CTINFO_NONE, maniptype));
     0
 }
 
@@ -52,7 +61,7 @@ pub(crate) fn resolve_clash(ctx: ProbeContext) -> u32 {
     let Some(skb) = ctx.arg::<u64>(0) else { return 0 };
     let nfct = nfct(skb);
     let ctinfo = (nfct & 7) as u32;
-    report(&ctx, Hook::ResolveClash, nfct & !7, &Note { ctinfo, detail: 0, with_task: false });
+    report(&ctx, Hook::ResolveClash, nfct & !7, &Note::of(ctinfo, 0));
     0
 }
 
@@ -60,7 +69,7 @@ pub(crate) fn resolve_clash(ctx: ProbeContext) -> u32 {
 #[kprobe]
 pub(crate) fn kill_acct(ctx: ProbeContext) -> u32 {
     let (Some(ct), Some(ctinfo)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1)) else { return 0 };
-    report(&ctx, Hook::KillAcct, ct, &Note { ctinfo, detail: 0, with_task: false });
+    report(&ctx, Hook::KillAcct, ct, &Note::of(ctinfo, 0));
     0
 }
 
@@ -68,7 +77,17 @@ pub(crate) fn kill_acct(ctx: ProbeContext) -> u32 {
 #[kprobe]
 pub(crate) fn delete(ctx: ProbeContext) -> u32 {
     let (Some(ct), Some(portid)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1)) else { return 0 };
-    report(&ctx, Hook::Delete, ct, &Note { ctinfo: CTINFO_NONE, detail: portid, with_task: false });
+    let note = Note { with_tcp_state: true, ..Note::of(CTINFO_NONE, portid) };
+    report(&ctx, Hook::Delete, ct, &note);
+    0
+}
+
+/// Never attached: run by the program with the address of an entry whose confirmation was reported, to read what became
+/// of it. The memory may belong to another entry by now, which its tuples tell. A tracepoint's type, because those can
+/// be run on demand since 5.10.
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+pub(crate) fn look(ctx: RawTracePointContext) -> i32 {
+    report(&ctx, Hook::Look, ctx.arg(0), &Note::of(CTINFO_NONE, 0));
     0
 }
 
@@ -91,8 +110,8 @@ pub(crate) fn netns(ct: u64) -> u32 {
 }
 
 #[inline(always)]
-fn report(ctx: &ProbeContext, hook: Hook, ct: u64, note: &Note) {
-    if ct == 0 || !filter::wants_ct(ct) || sampled_out(hook, ct) {
+fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
+    if ct == 0 || !(matches!(hook, Hook::Look) || filter::wants_ct(ct)) || sampled_out(hook, ct) {
         return;
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
@@ -106,7 +125,12 @@ fn report(ctx: &ProbeContext, hook: Hook, ct: u64, note: &Note) {
         (*record).ct = ct;
         (*record).ctinfo = note.ctinfo;
         (*record).detail = note.detail;
-        (*record).reserved = 0;
+        (*record).tcp_state = match globals::OFF_CT_TCP_STATE.load() {
+            offset if note.with_tcp_state && offset != MISSING => {
+                output::read::<u8>(ct.wrapping_add(u64::from(offset))).map_or(MISSING, u32::from)
+            }
+            _ => MISSING,
+        };
         if note.with_task {
             (*record).pid = ctx.tgid();
             (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);

@@ -5,7 +5,8 @@ use aya_ebpf::{
     programs::{ProbeContext, RawTracePointContext},
 };
 use tracer_ebpf::{
-    CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE,
+    CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, InvalidRecord, Kind, MISSING, PacketRecord,
+    REASON_NONE,
 };
 
 use crate::{conntrack, filter, globals, output};
@@ -61,6 +62,64 @@ pub(crate) fn send_unreach(ctx: ProbeContext) -> u32 {
 pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
     let (Some(skb), Some(hook)) = (ctx.arg::<u64>(2), ctx.arg::<u32>(3)) else { return 0 };
     report(Hook::NfSendReset, skb, REASON_NONE, hook);
+    0
+}
+
+/// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: once for each NAT hook that the error passes.
+#[kprobe]
+pub(crate) fn icmp_error(ctx: ProbeContext) -> u32 {
+    let (Some(skb), Some(hook)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(3)) else { return 0 };
+    report(Hook::IcmpError, skb, REASON_NONE, hook);
+    0
+}
+
+const TCP_FLAGS_BYTE: u64 = 13;
+const TCP_RST: u8 = 4;
+
+/// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)`, entered for every packet, so in targeted traces only:
+/// reports those that carry a RST. `dataoff` counts from `skb->data`, which is the network header here.
+#[kprobe]
+pub(crate) fn tcp_packet(ctx: ProbeContext) -> u32 {
+    let (Some(skb), Some(dataoff)) = (ctx.arg::<u64>(1), ctx.arg::<u32>(2)) else { return 0 };
+    let network = network_header(skb);
+    if network == 0 {
+        return 0;
+    }
+    let flags = network.wrapping_add(u64::from(dataoff)).wrapping_add(TCP_FLAGS_BYTE);
+    if output::read::<u8>(flags).unwrap_or(0) & TCP_RST != 0 {
+        report(Hook::TcpPacket, skb, REASON_NONE, 0);
+    }
+    0
+}
+
+/// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`. Since 5.18 the message of a packet outside its window comes as
+/// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`).
+#[kprobe]
+pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
+    let (Some(skb), Some(ct)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
+    // A constant position in each branch: the registers are loaded by fixed offsets.
+    let (fmt, next) = if globals::ARG_INVALID_FMT.load() == 2 {
+        (ctx.arg::<u64>(2), ctx.arg::<u64>(3))
+    } else {
+        (ctx.arg::<u64>(3), ctx.arg::<u64>(4))
+    };
+    let Some(mut fmt) = fmt else { return 0 };
+    if output::read::<[u8; 4]>(fmt) == Some(*b"%pV\0")
+        && let Some(va_format) = next
+        && let Some(inner) = output::read::<u64>(va_format)
+    {
+        fmt = inner;
+    }
+    let ctinfo = conntrack::nfct(skb) & 7;
+    let Some(packet) = Packet::concerned(skb, ct | ctinfo) else { return 0 };
+    let Some(mut entry) = output::reserve::<InvalidRecord>(Hook::InvalidLog) else { return 0 };
+    let record = entry.as_mut_ptr();
+    unsafe {
+        packet.fill(&raw mut (*record).packet, Hook::InvalidLog, REASON_NONE, 0);
+        (*record).packet.header.kind = Kind::Invalid as u8;
+        output::copy(&raw mut (*record).why, fmt);
+    }
+    output::submit(entry);
     0
 }
 

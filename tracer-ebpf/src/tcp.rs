@@ -28,7 +28,8 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
         CLOSE => old != LISTEN && old != CLOSE,
         _ => false,
     };
-    if tells {
+    // SCTP and MPTCP sockets come here too, with other states and without a peer.
+    if tells && is_tcp(ctx.arg(0)) {
         report(
             &ctx,
             Hook::SockState,
@@ -88,6 +89,17 @@ pub(crate) fn tcp_v4_send_reset(ctx: ProbeContext) -> u32 {
         packet::report(Hook::TcpV4SendReset, skb, REASON_NONE, 0);
     }
     0
+}
+
+const IPPROTO_TCP: u16 = 6;
+
+#[inline(always)]
+fn is_tcp(sk: u64) -> bool {
+    match globals::OFF_SK_PROTOCOL.load() {
+        MISSING => true,
+        offset => output::read::<u16>(sk.wrapping_add(u64::from(offset)))
+            .is_none_or(|protocol| protocol == IPPROTO_TCP),
+    }
 }
 
 /// A listener has no peer, and a half-open or lingering socket is no full one: the packet says more.

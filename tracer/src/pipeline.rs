@@ -14,10 +14,10 @@ use std::{
 
 use crate::{
     cluster::Cluster,
-    diagnosis::{self, Address, ClusterView as _, Context, Translations},
+    diagnosis::{self, Address, ClusterView, Context, Membership, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
-    node::NodeFacts,
-    sighting::{Hook, Netns, Sighting},
+    node::{NodeFacts, entries::OldEntry},
+    sighting::{ConntrackFact, EntryNote, Fact, Hook, Netns, Sighting},
     time::Timestamp,
     verdict::Verdict,
 };
@@ -138,6 +138,37 @@ impl Pipeline {
         }
     }
 
+    /// UDP entries without an answer, older than the trace perhaps, as the node lists them. Those that lead to an
+    /// endpoint that is in use are nobody's business; the others are the stale ones of a sender that goes on (C8).
+    pub fn old_entries(&mut self, entries: &[OldEntry]) {
+        let history: &dyn ClusterView = &self.cluster.history;
+        let gone = |entry: &&OldEntry| {
+            let Some(endpoint) = entry.ct.endpoint() else { return false };
+            let orig = entry.ct.orig;
+            let Address::Service(service) = history.address(orig.dst, orig.protocol, entry.read_at) else {
+                return false;
+            };
+            match history.membership(&service, endpoint, entry.read_at) {
+                Membership::Left { .. } | Membership::NeverSeen { .. } => true,
+                Membership::Member { ready, serving, .. } => !ready && !serving,
+                Membership::Unknown => false,
+            }
+        };
+        let netns = self.settings.node_netns.unwrap_or_default();
+        let stale: Vec<OldEntry> = entries.iter().filter(gone).copied().collect();
+        self.observe(stale.into_iter().map(|entry| Sighting {
+            time: entry.read_at,
+            cpu: 0,
+            hook: Hook::Look,
+            netns,
+            fact: Fact::Conntrack(ConntrackFact {
+                ct: entry.ct,
+                task: None,
+                note: EntryNote { last_packet: entry.last_packet, ..EntryNote::default() },
+            }),
+        }));
+    }
+
     /// `count` events were lost between `from` and `to`: flows alive then carry it.
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         if count > 0 {
@@ -162,6 +193,17 @@ impl Pipeline {
         self.flows.finish(now);
         let judged = self.judge_settled(now);
         self.out(judged)
+    }
+
+    /// Conntrack entries to be read again, by their kernel addresses, for flows that wait to be judged by what they are:
+    /// observed as sightings of [`Hook::Look`]. To be asked for after each [`Self::advance`].
+    pub fn take_looks(&mut self) -> Vec<u64> {
+        self.flows.take_looks()
+    }
+
+    /// The same for all that is still open, before [`Self::finish`].
+    pub fn last_looks(&mut self) -> Vec<u64> {
+        self.flows.last_looks()
     }
 
     /// When [`Self::advance`] has something to do again, without any sighting coming.

@@ -2,6 +2,8 @@
 //! owns sockets and outcomes, and knows nothing of Services, rules or verdicts.
 
 pub mod client;
+pub mod raw;
+pub mod sctp;
 pub mod server;
 pub mod udp;
 
@@ -74,6 +76,7 @@ pub struct Attempt {
 pub enum Transport {
     Tcp,
     Udp,
+    Sctp,
 }
 
 impl Transport {
@@ -82,6 +85,7 @@ impl Transport {
         match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         }
     }
 }
@@ -113,11 +117,12 @@ pub fn all_ended(attempts: &[Attempt], expected: &Outcome) -> Result<()> {
 /// A socket of the calling thread's namespace, bound to the place's address and to a port that no other
 /// attempt of this run had.
 fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddrV4)> {
-    let (kind, protocol) = match transport {
-        Transport::Tcp => (Type::STREAM, Protocol::TCP),
-        Transport::Udp => (Type::DGRAM, Protocol::UDP),
+    let socket = match transport {
+        Transport::Tcp => Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)),
+        Transport::Udp => Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)),
+        Transport::Sctp => sctp::socket(),
     };
-    let socket = Socket::new(Domain::IPV4, kind, Some(protocol)).context("making a socket")?;
+    let socket = socket.context("making a socket")?;
     for _ in FIRST_PORT..=LAST_PORT {
         let port = place.next_port.fetch_add(1, Ordering::Relaxed);
         if port > LAST_PORT {

@@ -27,7 +27,8 @@ use crate::{
         target::Target,
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
-    flow::Limits,
+    flow::{Limits, LookAt},
+    node::entries::OldEntry,
     pipeline::{Detail, Judgements, Pipeline, Settings},
     probe::{
         self,
@@ -37,10 +38,10 @@ use crate::{
         plan::{HookPlan, HookSet},
     },
     report::{FoldedItem, Item, Printer, Report, View},
-    sighting::{Netns, Sighting},
+    sighting::{Hook, Netns, Sighting},
     time::Timestamp,
 };
-use asker::NodeAsker;
+use asker::{EntryLister, NodeAsker};
 use tally::Tally;
 
 /// Records read before the flows get their turn: bounds the memory between the two.
@@ -142,6 +143,8 @@ struct Trace<'a> {
     targets: Vec<IpAddr>,
     tally: Tally,
     node: NodeAsker,
+    lister: EntryLister,
+    list_failed: bool,
     sightings: Vec<Sighting>,
     started: Timestamp,
     last_read: Timestamp,
@@ -164,7 +167,7 @@ impl<'a> Trace<'a> {
         let (mut plan, layout) = kernel.into_plan()?;
         options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
-            limits: Limits { max_flows: options.max_flows, ..Limits::default() },
+            limits: Limits { max_flows: options.max_flows, look: look_at(options), ..Limits::default() },
             node_name: options.node.clone(),
             node_netns,
             missing_hooks: Vec::new(),
@@ -186,6 +189,8 @@ impl<'a> Trace<'a> {
             targets: Vec::new(),
             tally: Tally::default(),
             node,
+            lister: EntryLister::default(),
+            list_failed: false,
             sightings: Vec::new(),
             started: now(),
             last_read: now(),
@@ -268,6 +273,7 @@ impl<'a> Trace<'a> {
         stop: &mut Stop,
     ) -> anyhow::Result<()> {
         let end = options.duration.map(|duration| Instant::now() + duration);
+        self.lister.want();
         loop {
             let deadline = self.deadline(end, report);
             let Some(probe) = self.probe.as_mut() else { return Ok(()) };
@@ -279,6 +285,7 @@ impl<'a> Trace<'a> {
                     let judged = self.pipeline.node_read(facts, asked, now());
                     self.show(report, judged)?;
                 }
+                listed = self.lister.answer() => self.listed(listed),
                 ready = probe.readable() => ready.context("cannot wait for the kernel's events")?,
                 () = sleep_until(deadline) => {}
             }
@@ -295,6 +302,8 @@ impl<'a> Trace<'a> {
         self.read()?;
         let judged = self.pipeline.advance(now());
         self.show(report, judged)?;
+        self.look();
+        self.lister.want();
         if self.pipeline.wants_node() {
             self.node.want();
         }
@@ -327,6 +336,28 @@ impl<'a> Trace<'a> {
         }
         self.last_read = read_at;
         Ok(())
+    }
+
+    /// Takes in the old entries, or says once why there are none.
+    fn listed(&mut self, listed: io::Result<Vec<OldEntry>>) {
+        match listed {
+            Ok(entries) => self.pipeline.old_entries(&entries),
+            Err(error) if !self.list_failed => {
+                self.list_failed = true;
+                self.gaps.push(format!(
+                    "conntrack entries older than the trace could not be listed: {error} (stale UDP entries, C8)"
+                ));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Has the entries of flows without a sign of an answer read again; what they are comes through the ring buffer.
+    fn look(&mut self) {
+        let entries = self.pipeline.take_looks();
+        if let Some(probe) = self.probe.as_mut() {
+            probe.look(&entries);
+        }
     }
 
     /// Takes in an update of the metadata and those that wait behind it.
@@ -392,12 +423,22 @@ impl<'a> Trace<'a> {
     /// The next moment at which something is due without anything happening.
     fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
         let flows = self.pipeline.next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
-        [flows, report.deadline(), end].into_iter().flatten().min()
+        [flows, report.deadline(), self.lister.deadline(), end].into_iter().flatten().min()
     }
 
     /// Judges what is still open, unless asked to stop once more while the node is read, detaches and prints the summary.
     async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
         self.read()?;
+        let entries = self.pipeline.last_looks();
+        if let Some(probe) = self.probe.as_mut() {
+            probe.look(&entries);
+        }
+        self.read()?;
+        let listed = tokio::select! {
+            listed = self.lister.read() => listed,
+            () = stop.wanted() => Ok(Vec::new()),
+        };
+        self.listed(listed);
         let ended = now();
         let judged = self.pipeline.finish(ended);
         self.show(report, judged)?;
@@ -427,6 +468,15 @@ fn detail(options: &TraceOptions) -> Detail {
     match (options.view, &options.target) {
         (View::All, _) | (_, Some(Target::Pod { .. } | Target::Address { .. })) => Detail::All,
         (View::Default | View::FaultsOnly, None | Some(Target::Service { .. })) => Detail::Faults,
+    }
+}
+
+/// Of a lean trace no socket tells that a connection was answered: to ask for each of them would cost more than that.
+fn look_at(options: &TraceOptions) -> LookAt {
+    if options.hooks == Hooks::Lean || options.without_hooks.contains(&Hook::SockState) {
+        LookAt::Datagrams
+    } else {
+        LookAt::All
     }
 }
 

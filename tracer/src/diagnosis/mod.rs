@@ -7,12 +7,14 @@
 mod backend_refused;
 mod case;
 mod conntrack;
+mod datagrams;
 mod iptables_sync;
 mod network_path;
 mod network_policy;
 mod no_endpoints;
 mod normal;
 mod record;
+mod resets;
 mod service_config;
 mod stale_endpoints;
 pub mod summary;
@@ -71,9 +73,13 @@ impl std::fmt::Debug for Context<'_> {
 }
 
 /// The first that applies explains the flow.
-const RULES: [fn(&Case<'_>) -> Option<Finding>; 14] = [
+const RULES: [fn(&Case<'_>) -> Option<Finding>; 21] = [
     conntrack::table_full,
     conntrack::insertion_failed,
+    stale_endpoints::stale_entry,
+    resets::after_invalid,
+    resets::midstream,
+    resets::answered_directly,
     network_policy::prohibited,
     service_config::other_proxy,
     no_endpoints::refused,
@@ -85,7 +91,10 @@ const RULES: [fn(&Case<'_>) -> Option<Finding>; 14] = [
     iptables_sync::untranslated,
     stale_endpoints::removed_meanwhile,
     backend_refused::refused,
+    resets::dropped_as_invalid,
+    network_path::prohibited_there,
     network_path::silent,
+    conntrack::clash_resolved,
 ];
 
 /// A verdict, and how far it reaches.

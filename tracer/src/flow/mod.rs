@@ -9,16 +9,17 @@ mod fold;
 mod identity;
 mod key;
 mod limits;
+mod looks;
 mod outcome;
 mod reorder;
 mod slots;
 mod table;
 
 pub use evidence::{
-    Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent,
-    SocketEnd, StackReset, Stage, Trouble,
+    Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, IcmpError, Invalid, Mark, Previous, Refusal,
+    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset, Trouble,
 };
 pub(crate) use key::KeyHash;
-pub use limits::{Counters, Limits};
-pub use outcome::{Outcome, ResetBy};
+pub use limits::{Counters, Limits, LookAt};
+pub use outcome::{Answer, Outcome, ResetBy};
 pub use table::FlowTable;

@@ -5,6 +5,7 @@
 //! is loaded, no table created. The parsers are pure and take any input. What the facts mean is for `diagnosis`.
 
 pub mod command;
+pub mod entries;
 pub mod http;
 pub mod kube_proxy;
 pub mod procfs;

@@ -5,7 +5,7 @@ use std::{fmt, io, net::IpAddr, sync::Arc, time::Duration};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{HashMap, MapData, MapError, PerCpuArray, RingBuf},
-    programs::{KProbe, Program, ProgramError, RawTracePoint},
+    programs::{KProbe, Program, ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
 use tokio::io::unix::AsyncFd;
 use tracer_ebpf::{HOOK_SLOTS, Hook, MISSING, map};
@@ -213,6 +213,28 @@ impl Probe {
         Ok(losses)
     }
 
+    /// Has these conntrack entries read again, by their kernel addresses: what they are by now comes as sightings of
+    /// [`Hook::Look`]. An address where another entry lies by now tells of that one. Returns how many were asked for
+    /// in vain.
+    pub fn look(&mut self, entries: &[u64]) -> usize {
+        if entries.is_empty() || !self.attached.contains(&Hook::Look) {
+            return entries.len();
+        }
+        let Some(Program::RawTracePoint(program)) = self.ebpf.program_mut("look") else {
+            return entries.len();
+        };
+        let mut failed = 0;
+        for entry in entries {
+            let mut options = RawTracePointRunOptions::new();
+            options.args[0] = *entry;
+            if let Err(error) = program.test_run(options) {
+                failed += 1;
+                debug!(entry, "an entry could not be looked at: {}", chain(&error));
+            }
+        }
+        failed
+    }
+
     /// Replaces the addresses of a targeted trace.
     pub fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
         set_targets(&mut self.ebpf, targets)
@@ -269,6 +291,12 @@ fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec) -> Result<(), AttachError> {
                 let tracepoint: &mut RawTracePoint = tracepoint;
                 tracepoint.load().map_err(|error| refused(&error))?;
                 tracepoint.attach(symbol).map_err(|error| refused(&error))?;
+            }
+            (Program::RawTracePoint(on_demand), Attach::OnDemand) => {
+                let on_demand: &mut RawTracePoint = on_demand;
+                on_demand.load().map_err(|error| refused(&error))?;
+                // No entry lies at this address: nothing is reported, and a kernel that cannot do it says so.
+                on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
             }
             _ => return Err(AttachError::Map { name: program }),
         }

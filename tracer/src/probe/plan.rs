@@ -69,20 +69,31 @@ pub struct HookPlan {
     lines: Vec<PlanLine>,
     kfree_reason: Option<usize>,
     send_reset_reason: Option<usize>,
+    invalid_fmt: Option<usize>,
 }
 
 impl HookPlan {
     pub fn new(set: HookSet, layout: &Layout, kernel: &impl KernelFacts) -> Self {
         let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
-        let lines = HOOKS
+        let invalid_fmt = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt")
+            .filter(|it| matches!(it, 2 | 3));
+        let mut lines: Vec<PlanLine> = HOOKS
             .iter()
             .map(|spec| PlanLine {
                 spec,
                 state: state(spec, set, layout, kernel, send_reset_reason.is_some()),
             })
             .collect();
-        Self { lines, kfree_reason, send_reset_reason }
+        if invalid_fmt.is_none()
+            && let Some(line) = lines.iter_mut().find(|line| line.spec.hook == Hook::InvalidLog)
+            && line.state == State::Planned
+        {
+            line.state = State::Missing(
+                "this kernel's BTF does not say which argument is `fmt`, and it moved in 5.14".to_owned(),
+            );
+        }
+        Self { lines, kfree_reason, send_reset_reason, invalid_fmt }
     }
 
     pub fn lines(&self) -> &[PlanLine] {
@@ -130,13 +141,14 @@ impl HookPlan {
     }
 
     /// Positions of arguments that move between kernels, as the kernel half's globals.
-    pub(super) fn arguments(&self) -> [(&'static str, u32); 2] {
+    pub(super) fn arguments(&self) -> [(&'static str, u32); 3] {
         let number = |position: Option<usize>| {
             position.and_then(|position| u32::try_from(position).ok()).unwrap_or(tracer_ebpf::MISSING)
         };
         [
             ("ARG_KFREE_REASON", number(self.kfree_reason)),
             ("ARG_SEND_RESET_REASON", number(self.send_reset_reason)),
+            ("ARG_INVALID_FMT", number(self.invalid_fmt)),
         ]
     }
 }
@@ -176,6 +188,8 @@ fn state(
             Some(prototype) => Some(prototype),
             None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
         },
+        // Whether the kernel can run a program on demand shows when it is asked to.
+        Attach::OnDemand => None,
         Attach::Kprobe | Attach::KprobePair => {
             if let Err(reason) = kernel.kprobes() {
                 return State::Missing(reason);
