@@ -9,7 +9,16 @@ use tracer_ebpf::{
     REASON_NONE,
 };
 
-use crate::{conntrack, filter, globals, output};
+use crate::{
+    conntrack,
+    entry::{Entry, at_entry},
+    filter, globals, output,
+};
+
+at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
+at_entry!(nf_send_reset, nf_send_reset_fentry, on_nf_send_reset);
+at_entry!(icmp_error, icmp_error_fentry, on_icmp_error);
+at_entry!(tcp_packet, tcp_packet_fentry, on_tcp_packet);
 
 /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. Reported are the
 /// reasons that concern a Service, and any packet whose conntrack entry was new and never confirmed: that
@@ -47,30 +56,21 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
 }
 
 /// `nf_send_unreach(skb_in, code, hook)`.
-#[kprobe]
-pub(crate) fn send_unreach(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(code), Some(hook)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1), ctx.arg::<u32>(2))
-    else {
-        return 0;
-    };
-    report(Hook::SendUnreach, skb, code, hook);
-    0
+#[inline(always)]
+fn on_send_unreach(ctx: &impl Entry) {
+    report(Hook::SendUnreach, ctx.argument(0), ctx.argument(1) as u32, ctx.argument(2) as u32);
 }
 
 /// `nf_send_reset(net, sk, oldskb, hook)`, the signature since 5.11; the plan leaves older kernels out.
-#[kprobe]
-pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(hook)) = (ctx.arg::<u64>(2), ctx.arg::<u32>(3)) else { return 0 };
-    report(Hook::NfSendReset, skb, REASON_NONE, hook);
-    0
+#[inline(always)]
+fn on_nf_send_reset(ctx: &impl Entry) {
+    report(Hook::NfSendReset, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
 }
 
 /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: once for each NAT hook that the error passes.
-#[kprobe]
-pub(crate) fn icmp_error(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(hook)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(3)) else { return 0 };
-    report(Hook::IcmpError, skb, REASON_NONE, hook);
-    0
+#[inline(always)]
+fn on_icmp_error(ctx: &impl Entry) {
+    report(Hook::IcmpError, ctx.argument(0), REASON_NONE, ctx.argument(3) as u32);
 }
 
 const TCP_FLAGS_BYTE: u64 = 13;
@@ -78,22 +78,23 @@ const TCP_RST: u8 = 4;
 
 /// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)`, entered for every packet, so in targeted traces only:
 /// reports those that carry a RST. `dataoff` counts from `skb->data`, which is the network header here.
-#[kprobe]
-pub(crate) fn tcp_packet(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(dataoff)) = (ctx.arg::<u64>(1), ctx.arg::<u32>(2)) else { return 0 };
+#[inline(always)]
+fn on_tcp_packet(ctx: &impl Entry) {
+    let (skb, dataoff) = (ctx.argument(1), ctx.argument(2) as u32);
     let network = network_header(skb);
     if network == 0 {
-        return 0;
+        return;
     }
     let flags = network.wrapping_add(u64::from(dataoff)).wrapping_add(TCP_FLAGS_BYTE);
     if output::read::<u8>(flags).unwrap_or(0) & TCP_RST != 0 {
         report(Hook::TcpPacket, skb, REASON_NONE, 0);
     }
-    0
 }
 
 /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`. Since 5.18 the message of a packet outside its window comes as
 /// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`).
+///
+/// A kprobe only: the verifier refuses fentry on a function with a variable number of arguments.
 #[kprobe]
 pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
     let (Some(skb), Some(ct)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };

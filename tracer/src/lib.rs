@@ -12,6 +12,7 @@ pub mod flow;
 pub mod node;
 pub mod pipeline;
 pub mod probe;
+pub mod recording;
 pub mod report;
 pub mod sighting;
 pub mod time;

@@ -17,7 +17,7 @@ use crate::{
     diagnosis::{self, Address, ClusterView, Context, Membership, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
     node::{NodeFacts, entries::OldEntry},
-    sighting::{ConntrackFact, EntryNote, Fact, Hook, Netns, Sighting},
+    sighting::{Hook, Netns, Sighting},
     time::Timestamp,
     verdict::Verdict,
 };
@@ -104,6 +104,10 @@ impl Pipeline {
         }
     }
 
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
@@ -138,9 +142,10 @@ impl Pipeline {
         }
     }
 
-    /// UDP entries without an answer, older than the trace perhaps, as the node lists them. Those that lead to an
-    /// endpoint that is in use are nobody's business; the others are the stale ones of a sender that goes on (C8).
-    pub fn old_entries(&mut self, entries: &[OldEntry]) {
+    /// Of UDP entries without an answer, older than the trace perhaps, as the node lists them: those that lead to an
+    /// endpoint that is no more, and so may be the stale ones of a sender that goes on (C8). They are to be observed as
+    /// sightings of [`Hook::Look`].
+    pub fn stale_entries(&self, entries: &[OldEntry]) -> Vec<OldEntry> {
         let history: &dyn ClusterView = &self.cluster.history;
         let gone = |entry: &&OldEntry| {
             let Some(endpoint) = entry.ct.endpoint() else { return false };
@@ -154,25 +159,13 @@ impl Pipeline {
                 Membership::Unknown => false,
             }
         };
-        let netns = self.settings.node_netns.unwrap_or_default();
-        let stale: Vec<OldEntry> = entries.iter().filter(gone).copied().collect();
-        self.observe(stale.into_iter().map(|entry| Sighting {
-            time: entry.read_at,
-            cpu: 0,
-            hook: Hook::Look,
-            netns,
-            fact: Fact::Conntrack(ConntrackFact {
-                ct: entry.ct,
-                task: None,
-                note: EntryNote { last_packet: entry.last_packet, ..EntryNote::default() },
-            }),
-        }));
+        entries.iter().filter(gone).copied().collect()
     }
 
     /// `count` events were lost between `from` and `to`: flows alive then carry it.
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         if count > 0 {
-            self.lost += count;
+            self.lost = self.lost.saturating_add(count);
             self.flows.lost(count, from, to);
         }
     }

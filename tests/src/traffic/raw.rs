@@ -5,7 +5,7 @@ use std::{
     net::{SocketAddr, SocketAddrV4},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::topology::Place;
@@ -15,7 +15,10 @@ const PSH_ACK: u8 = 0x18;
 const PAYLOAD: &[u8] = b"too late";
 
 /// Sends one data segment with these sequence and acknowledgement numbers.
-pub fn send_segment(place: &Place, src: SocketAddrV4, dst: SocketAddrV4, seq: u32, ack: u32) -> Result<()> {
+pub fn send_segment(place: &Place, src: SocketAddr, dst: SocketAddr, seq: u32, ack: u32) -> Result<()> {
+    let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (src, dst) else {
+        bail!("a raw segment from {src} to {dst}: only IPv4 is built here");
+    };
     let segment = segment(src, dst, seq, ack);
     let send = move || -> io::Result<()> {
         let socket = Socket::new(Domain::IPV4, Type::from(libc::SOCK_RAW), Some(Protocol::TCP))?;

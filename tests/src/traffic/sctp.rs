@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, SocketAddrV4},
+    net::{Shutdown, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -18,24 +18,24 @@ const IPPROTO_SCTP: i32 = 132;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The socket type that all sockets of this protocol have here.
-pub(super) fn socket() -> io::Result<Socket> {
-    Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::from(IPPROTO_SCTP)))
+pub(super) fn socket(domain: Domain) -> io::Result<Socket> {
+    Socket::new(domain, Type::STREAM, Some(Protocol::from(IPPROTO_SCTP)))
 }
 
 /// A running server; it stops with this value.
 #[derive(Debug)]
 pub struct SctpServer {
-    address: SocketAddrV4,
+    address: SocketAddr,
     listener: Arc<Socket>,
 }
 
 impl SctpServer {
     /// Listens on `port` of the place's address when this returns.
     pub fn start(place: &Place, port: u16) -> Result<Self> {
-        let address = SocketAddrV4::new(place.address, port);
+        let address = SocketAddr::new(place.address, port);
         let listen = move || -> io::Result<Socket> {
-            let listener = socket()?;
-            listener.bind(&SocketAddr::V4(address).into())?;
+            let listener = socket(Domain::for_address(address))?;
+            listener.bind(&address.into())?;
             listener.listen(64)?;
             Ok(listener)
         };
@@ -54,7 +54,7 @@ impl SctpServer {
         Ok(Self { address, listener })
     }
 
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
@@ -66,7 +66,7 @@ impl Drop for SctpServer {
 }
 
 /// Makes `count` associations one after the other, each with one message there and back.
-pub fn connect(place: &Place, target: SocketAddrV4, count: usize) -> Result<Vec<Attempt>> {
+pub fn connect(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Attempt>> {
     let there = place.clone();
     place
         .netns
@@ -77,9 +77,9 @@ pub fn connect(place: &Place, target: SocketAddrV4, count: usize) -> Result<Vec<
         .with_context(|| format!("entering {}", place.netns.name()))?
 }
 
-fn attempt(place: &Place, target: SocketAddrV4) -> Result<Attempt> {
+fn attempt(place: &Place, target: SocketAddr) -> Result<Attempt> {
     let (mut socket, client) = bound_socket(place, Transport::Sctp)?;
-    let outcome = match socket.connect_timeout(&SocketAddr::V4(target).into(), LIMIT) {
+    let outcome = match socket.connect_timeout(&target.into(), LIMIT) {
         Err(error) => Outcome::of_connect(&error),
         Ok(()) => exchange(&mut socket).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done),
     };

@@ -6,6 +6,7 @@ use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error
 
 use crate::{
     cli::{target::Target, units},
+    probe::plan::Tiers,
     report::{Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
 };
@@ -25,7 +26,21 @@ const TRACE_EXAMPLES: &str = "Examples:
   viptrace trace --duration 30s -o json   faults as records, for half a minute
   viptrace trace --cluster-from dump/     without the API server: dump/ holds kubectl get -o json lists
 
+  viptrace trace --record incident.viptrace   keep all that was seen, for `viptrace replay`
+
 To see a Service fail, connect to it while the trace runs: what was decided before it began is not seen.";
+
+const REPLAY_EXAMPLES: &str = "Examples:
+  viptrace replay incident.viptrace                  what the live trace said
+  viptrace replay incident.viptrace shop/cart        of one Service
+  viptrace replay incident.viptrace -o json --all    every flow as a record
+
+Exit status:
+  0  nothing broken
+  1  could not run
+  2  wrong usage
+  3  faults found
+  4  nothing broken in what could be read, and a part of the recording could not be read";
 
 /// Says which hop broke a Kubernetes Service
 ///
@@ -45,6 +60,8 @@ pub struct Cli {
 pub enum Verb {
     /// Watch the flows of Services on this node and judge them
     Trace(Box<TraceArgs>),
+    /// Judge a recording of `viptrace trace --record`, on any machine
+    Replay(Box<ReplayArgs>),
     /// Say whether tracing can run on this node, and what would be missing
     Check(CheckArgs),
     /// Print the JSON Schema of the records that -o json and -o yaml write
@@ -103,6 +120,13 @@ pub struct TraceArgs {
     /// Write this file when every hook is attached and the metadata is complete: from then on nothing is missed
     #[arg(long, value_name = "PATH", help_heading = "Run")]
     ready_file: Option<PathBuf>,
+    /// Store all that the trace sees in this file, for `viptrace replay`. Only its owner may read it: it names Pods and who
+    /// talked to whom
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    record: Option<PathBuf>,
+    /// With --record: overwrite FILE
+    #[arg(long, help_heading = "Run", requires = "record")]
+    force: bool,
 
     /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config, else the Pod's service account]
     #[arg(long, value_name = "PATH", help_heading = "Metadata", conflicts_with = "cluster_from")]
@@ -123,6 +147,9 @@ pub struct TraceArgs {
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
     hooks: Hooks,
+    /// How to reach kernel functions
+    #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel")]
+    attach: Attach,
     /// Leave out one kernel hook, by the name that `viptrace check --kernel` prints; verdicts that need it say so. Can be
     /// repeated
     #[arg(long, value_name = "HOOK", value_parser = hook, help_heading = "Kernel")]
@@ -135,6 +162,77 @@ pub struct TraceArgs {
     buffer: usize,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = REPLAY_EXAMPLES)]
+pub struct ReplayArgs {
+    /// What `viptrace trace --record FILE` wrote
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Only flows of this Service, Pod or address, as for `viptrace trace` [default: what the trace was narrowed to]
+    #[arg(value_name = "TARGET")]
+    target: Option<String>,
+    /// The namespace of TARGET, where TARGET is a bare name
+    #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
+    namespace: Option<String>,
+
+    /// How to write verdicts
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    output: Output,
+    /// Show every flow, healthy and normal ones (N…) too
+    #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
+    all: bool,
+    /// Show only flows that are faulty or not explained
+    #[arg(long, help_heading = "Output")]
+    faults_only: bool,
+}
+
+/// What `viptrace replay` is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayOptions {
+    pub file: PathBuf,
+    pub target: Option<Target>,
+    pub output: Output,
+    pub view: View,
+}
+
+impl ReplayArgs {
+    /// Turns what was typed into options; the error is one of usage.
+    pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
+        let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
+        let view = view(self.all, self.faults_only);
+        Ok(ReplayOptions { file: self.file, target, output: self.output, view })
+    }
+}
+
+fn view(all: bool, faults_only: bool) -> View {
+    match (all, faults_only) {
+        (true, _) => View::All,
+        (_, true) => View::FaultsOnly,
+        _ => View::Default,
+    }
+}
+
+/// The target of a verb, or an error of that verb's usage.
+fn target(verb: &str, text: Option<&str>, namespace: Option<&str>) -> Result<Option<Target>, clap::Error> {
+    let Some(text) = text else { return Ok(None) };
+    Target::parse(text, namespace).map(Some).map_err(|why| {
+        let mut command = Cli::command();
+        command.build();
+        match command.find_subcommand_mut(verb) {
+            Some(verb) => verb.error(ErrorKind::ValueValidation, why),
+            None => command.error(ErrorKind::ValueValidation, why),
+        }
+    })
+}
+
+/// Where a trace is recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordOptions {
+    pub path: PathBuf,
+    /// An existing file is overwritten.
+    pub force: bool,
+}
+
 /// A set of kernel hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Hooks {
@@ -145,11 +243,36 @@ pub enum Hooks {
     Lean,
 }
 
+/// How kernel functions are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Attach {
+    /// Each function by fentry where this kernel allows it, else by a kprobe
+    #[default]
+    Auto,
+    /// By fentry only: a function that it cannot reach is not watched
+    Fentry,
+    /// By kprobes only
+    Kprobe,
+}
+
+impl From<Attach> for Tiers {
+    fn from(attach: Attach) -> Self {
+        match attach {
+            Attach::Auto => Self::Auto,
+            Attach::Fentry => Self::Fentry,
+            Attach::Kprobe => Self::Kprobe,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// Print each kernel hook: how it attaches here, and what its absence costs
     #[arg(long, required = true)]
     pub kernel: bool,
+    /// Check this way to reach kernel functions
+    #[arg(long, value_name = "TIER", default_value = "auto")]
+    pub attach: Attach,
 }
 
 /// Where Kubernetes objects come from.
@@ -167,11 +290,13 @@ pub struct TraceOptions {
     pub view: View,
     pub duration: Option<Duration>,
     pub ready_file: Option<PathBuf>,
+    pub record: Option<RecordOptions>,
     pub cluster: ClusterSource,
     /// This node's name in Kubernetes, as far as it can be known; the object list may show that there is no such node.
     pub node: Option<String>,
     pub grace: Duration,
     pub hooks: Hooks,
+    pub attach: Attach,
     pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
     /// Bytes, not yet rounded to what the kernel accepts.
@@ -181,22 +306,9 @@ pub struct TraceOptions {
 impl TraceArgs {
     /// Turns what was typed into options; the error is one of usage.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
-        let target = match self.target.as_deref() {
-            Some(text) => Some(Target::parse(text, self.namespace.as_deref()).map_err(|why| {
-                let mut command = Cli::command();
-                command.build();
-                match command.find_subcommand_mut("trace") {
-                    Some(trace) => trace.error(ErrorKind::ValueValidation, why),
-                    None => command.error(ErrorKind::ValueValidation, why),
-                }
-            })?),
-            None => None,
-        };
-        let view = match (self.all, self.faults_only) {
-            (true, _) => View::All,
-            (_, true) => View::FaultsOnly,
-            _ => View::Default,
-        };
+        let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
+        let view = view(self.all, self.faults_only);
+        let force = self.force;
         let cluster = match self.cluster_from {
             Some(folder) => ClusterSource::Folder(folder),
             None => ClusterSource::Api { kubeconfig: self.kubeconfig, context: self.context },
@@ -207,10 +319,12 @@ impl TraceArgs {
             view,
             duration: self.duration,
             ready_file: self.ready_file,
+            record: self.record.map(|path| RecordOptions { path, force }),
             cluster,
             node: self.node.filter(|name| !name.is_empty()).or_else(host_name),
             grace: self.grace,
             hooks: self.hooks,
+            attach: self.attach,
             without_hooks: self.without_hook,
             max_flows: usize::try_from(self.max_flows).unwrap_or(usize::MAX),
             buffer_bytes: self.buffer,
@@ -304,6 +418,7 @@ mod tests {
             &["--buffer", "1"],
             &["-q", "-v"],
             &["a", "b"],
+            &["--force"],
         ] {
             let error = options(args).unwrap_err();
             assert!(error.use_stderr(), "{args:?}");

@@ -1,10 +1,12 @@
 //! The command line: one file per verb, and here what they share: parsing, logging, errors and exit statuses.
 //!
-//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found. A reader that goes away is not a failure.
+//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays) nothing broken in what
+//! could be read. A reader that goes away is not a failure.
 
 pub mod args;
 pub mod check;
 mod hint;
+mod replay;
 mod schema;
 pub mod target;
 pub mod trace;
@@ -30,6 +32,8 @@ pub enum Outcome {
     Unable,
     /// Faults were found.
     Faults,
+    /// Nothing is broken in what could be read of a recording, and a part of it could not.
+    Incomplete,
 }
 
 impl From<Outcome> for ExitCode {
@@ -38,6 +42,7 @@ impl From<Outcome> for ExitCode {
             Outcome::Clean => Self::SUCCESS,
             Outcome::Unable => Self::from(1),
             Outcome::Faults => Self::from(3),
+            Outcome::Incomplete => Self::from(4),
         }
     }
 }
@@ -57,6 +62,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match cli.verb {
         Verb::Trace(args) => match args.resolve() {
             Ok(options) => trace::run(&options, printer),
+            Err(error) => return usage(&error),
+        },
+        Verb::Replay(args) => match args.resolve() {
+            Ok(options) => replay::run(&options, printer),
             Err(error) => return usage(&error),
         },
         Verb::Check(args) => check::run(&args, printer),

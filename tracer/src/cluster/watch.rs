@@ -14,6 +14,7 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
@@ -94,7 +95,7 @@ pub enum AccessError {
 }
 
 /// Something about one kind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Update {
     pub kind: Kind,
     /// When it was received, by this machine's clock.
@@ -102,7 +103,7 @@ pub struct Update {
     pub event: Event,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// Found by a list: it may have been so for long.
     Listed(Trimmed),

@@ -373,6 +373,11 @@ impl Flow {
         self.orig.protocol == Protocol::TCP
     }
 
+    /// No socket tells of it, and its client repeats what was not answered.
+    pub(super) fn is_sctp(&self) -> bool {
+        self.orig.protocol == Protocol::SCTP
+    }
+
     /// The decision taken in this namespace; a translating one first, then the earliest. With `None`, in any.
     pub fn decision(&self, netns: Option<Netns>) -> Option<&Decision> {
         let here = |decision: &&Decision| {

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Bounds on memory and waiting.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Limits {
     /// Flows held at once, about 1 KiB each; at least 1. Half-open ones make room first.
     pub max_flows: usize,
@@ -28,7 +31,7 @@ pub struct Limits {
 
 /// The flows whose conntrack entries are read again before they are handed out without a sign of an answer: no hook
 /// tells of an answer as such, only the entry does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LookAt {
     /// None: nobody can look, or somebody else has looked (a recording).
     #[default]

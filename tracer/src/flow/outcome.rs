@@ -270,10 +270,11 @@ impl Flow {
         Outcome::Pending
     }
 
-    /// Whether the client may still repeat its SYN: a socket that is busy when the refusal comes ignores it
+    /// Whether the client may still repeat its SYN, or its INIT: a socket that is busy when the refusal comes ignores it
     /// (`tcp_v4_err` keeps it as a soft error), and tries again a second later.
     pub(super) fn is_still_trying(&self) -> bool {
-        self.is_tcp() && self.client.closed.is_none() && self.deleted.is_none() && !self.was_answered()
+        let repeats = self.is_tcp() || self.orig.protocol == Protocol::SCTP;
+        repeats && self.client.closed.is_none() && self.deleted.is_none() && !self.was_answered()
     }
 
     /// Whether nothing but late evidence can follow.

@@ -372,7 +372,7 @@ impl FlowTable {
         let tcp = flow.is_tcp();
         let handed = flow.handed;
         let after_all = flow.was_answered_after_all();
-        let trying = flow.client.is_seen() && flow.is_still_trying();
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let now = self.slots.queue_of(index);
         if now == Some(Queue::Settling) {
             return;
@@ -423,7 +423,7 @@ impl FlowTable {
     fn settle(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.slots.get(index).cloned() else { return };
         let outcome = flow.outcome();
-        let trying = flow.client.is_seen() && flow.is_still_trying();
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let (queue, wait) = if flow.ended.is_some() && !trying {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {

@@ -7,9 +7,13 @@
 pub mod command;
 pub mod entries;
 pub mod http;
+pub mod ipset;
+pub mod iptables;
+pub mod ipvs;
 pub mod kube_proxy;
+pub mod nftables;
 pub mod procfs;
-pub mod rules;
+pub mod ruleset;
 mod state;
 mod view;
 
@@ -17,7 +21,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use kube_proxy::{Health, ProxyMode};
 pub use procfs::{ConntrackCounters, ConntrackUse};
-pub use rules::{Rules, RulesReader, VipRule};
+pub use ruleset::Ruleset;
 pub use state::{NodeReader, NodeState, Observed};
 pub use view::NodeFacts;
 

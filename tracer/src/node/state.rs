@@ -3,31 +3,35 @@
 //! A reader that fails leaves its field empty and a line in `gaps`; gathering as a whole cannot fail.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     node::{
         Limits, command, http,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
-        rules::{self, RulesReader},
+        ruleset::{Family, read},
     },
     time::Timestamp,
 };
 
 /// A fact and when it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed<T> {
     pub time: Timestamp,
     pub value: T,
 }
 
 /// What the node says. An empty field was not found out; `gaps` says why.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NodeState {
     pub kube_proxy_mode: Option<Observed<ProxyMode>>,
     /// `v1.30.5`, from kube-proxy's metrics.
@@ -37,7 +41,7 @@ pub struct NodeState {
     pub proxy_rules: Option<Observed<bool>>,
     pub kube_proxy_running: Option<Observed<bool>>,
     /// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
-    pub other_dataplane: Option<Observed<&'static str>>,
+    pub other_dataplane: Option<Observed<Cow<'static, str>>>,
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
     pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
@@ -140,14 +144,13 @@ impl NodeReader {
                 return Ok(Some(ProxyMode::Ipvs));
             }
             let tables = || command::run("nft", &["list", "tables", "ip"], limits);
-            if rules::has_nf_tables(Path::new("/"))
+            if read::has_nf_tables(Path::new("/"))
                 && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
             {
                 return Ok(Some(ProxyMode::Nftables));
             }
-            let mut reader = RulesReader::new(limits, Duration::ZERO);
-            let rules = reader.read(IpAddr::V4(Ipv4Addr::UNSPECIFIED))?;
-            Ok(rules.value.has_kube_chains().then_some(ProxyMode::Iptables))
+            let snapshot = read::Reader { limits }.iptables_of(Family::Ipv4)?;
+            Ok(snapshot.rules.has_proxy_rules(Family::Ipv4).then_some(ProxyMode::Iptables))
         });
         match found.await {
             Ok(Ok(Some(mode))) => {
@@ -198,7 +201,7 @@ impl NodeReader {
         }
         let devices = net("dev").unwrap_or_default();
         state.other_dataplane =
-            procfs::other_dataplane(&devices).map(|value| Observed { time: now(), value });
+            procfs::other_dataplane(&devices).map(|name| Observed { time: now(), value: name.into() });
         match procfs::find_kube_proxy(&self.proc) {
             Ok(procfs::Processes::Runs(_)) => {
                 state.kube_proxy_running = Some(Observed { time: now(), value: true });

@@ -8,6 +8,7 @@ use std::{
     mem::offset_of,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Buf;
@@ -18,11 +19,13 @@ use network_types::{
 };
 use tracer_ebpf::{
     COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, FLAG_TABLE_FULL, Hook, InvalidRecord, Kind,
-    PACKET_HEAD_BYTES, PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord, TableFullRecord, WHY_BYTES,
+    MISSING, PACKET_HEAD_BYTES, PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord, TableFullRecord,
+    WHY_BYTES,
 };
 
-use super::layout::Layout;
+use super::{layout::Layout, listed};
 use crate::{
+    node::entries::OldEntry,
     sighting::{
         Conntrack, ConntrackFact, EntryNote, Fact, Netns, PacketFact, Protocol, Sighting, SocketEvent,
         SocketFact, Status, Task, TcpState, Tuple,
@@ -158,31 +161,43 @@ impl Decoder {
         if record.len() != expected {
             return Err(DecodeError::WrongLength { kind, length: record.len(), expected });
         }
+        let time = Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns));
         let fact = match kind {
-            k if k == Kind::Conntrack as u8 => Fact::Conntrack(self.conntrack(hook, rest)?),
+            k if k == Kind::Conntrack as u8 => Fact::Conntrack(self.conntrack(hook, time, rest)?),
             k if k == Kind::Packet as u8 => Fact::Packet(self.packet(hook, rest)?),
             k if k == Kind::Invalid as u8 => Fact::Packet(self.invalid(hook, rest)?),
             k if k == Kind::Socket as u8 => Fact::Socket(self.socket(hook, rest)?),
             _ => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
         };
-        let time = Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns));
         Ok(Sighting { time, cpu, hook, netns, fact })
     }
 
-    fn conntrack(&mut self, hook: Hook, mut rest: &[u8]) -> Result<ConntrackFact, DecodeError> {
-        let ct = rest.get_u64_ne();
+    /// Reads the record of an entry that was listed, not met, with the record's bytes.
+    pub fn listed(&mut self, entry: &OldEntry, netns: Netns) -> Option<(Sighting, impl AsRef<[u8]> + use<>)> {
+        let record = listed::record(entry, netns, &self.layout, self.clock_offset_ns)?;
+        self.decode(&record).ok().map(|sighting| (sighting, record))
+    }
+
+    fn conntrack(
+        &mut self,
+        hook: Hook,
+        time: Timestamp,
+        mut rest: &[u8],
+    ) -> Result<ConntrackFact, DecodeError> {
+        let id = rest.get_u64_ne();
         rest.advance(4); // ctinfo: told by the hook
         let detail = rest.get_u32_ne();
         let pid = rest.get_u32_ne();
         let tcp_state = u8::try_from(rest.get_u32_ne()).ok();
         let (comm, head) = rest.split_at(COMM_BYTES);
-        let ct = self.entry(ct, head)?;
+        let ct = self.entry(id, head)?;
         let note = EntryNote {
             tcp_state: tcp_state.filter(|_| {
                 matches!(hook, Hook::Confirm | Hook::Delete) && ct.orig.protocol == Protocol::TCP
             }),
             deleted_by: (hook == Hook::Delete && detail != 0).then_some(detail),
-            last_packet: None,
+            last_packet: (hook == Hook::Look && id == 0 && detail != MISSING)
+                .then(|| time.saturating_sub(Duration::from_secs(detail.into()))),
         };
         Ok(ConntrackFact { ct, task: self.task(pid, comm), note })
     }

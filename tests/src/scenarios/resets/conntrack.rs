@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     expect::{Class, Endpoint, Expected},
+    matrix::Family,
     rules,
     topology::Place,
     traffic::{
@@ -22,14 +23,14 @@ const CHAT: server::Script = server::Script::Chat { request: client::REQUEST, re
 const FAR: u32 = 500_000_000;
 
 fn hold(stage: &Stage, service: &str, port: &str) -> Result<Held> {
-    let vip = stage.world.cluster.vip(service, port)?;
-    client::hold(&stage.world.pod("shop/client-1")?.place, vip, Script::exchange())
+    let vip = stage.vip(service, port)?;
+    client::hold(stage.place("shop/client-1")?, vip, Script::exchange())
 }
 
 /// The Pod's network sends an answer far outside the window, as one that is late or badly offloaded is.
 fn answer_out_of_window(stage: &Stage, server: &Server, held: &Held) -> Result<()> {
     let (sent, expected) = held.sequences()?;
-    let place = &stage.world.pod("shop/api-1")?.place;
+    let place = stage.place("shop/api-1")?;
     raw::send_segment(place, server.address(), held.client, expected.wrapping_add(FAR), sent)
 }
 
@@ -47,11 +48,11 @@ fn is_connected(place: &Place, port: u16) -> Result<bool> {
 /// The rules of a mode, or a kube-proxy, that does not drop what is invalid.
 pub(in crate::scenarios) fn out_of_window(stage: &mut Stage) -> Result<()> {
     let server = stage.serve("shop/api-1", 8443, CHAT)?;
-    stage.break_rules(&stage.world.rules.clone().without_line("--ctstate INVALID -j DROP"))?;
+    stage.break_rules(&stage.rules()?.clone().without_line("--ctstate INVALID -j DROP"))?;
     stage.watch()?;
     let mut held = hold(stage, "shop/api", "https")?;
     answer_out_of_window(stage, &server, &held)?;
-    let place = &stage.world.pod("shop/api-1")?.place;
+    let place = stage.place("shop/api-1")?;
     crate::wait::until("the client's stack to reset the endpoint", Duration::from_secs(20), || {
         is_connected(place, held.client.port()).is_ok_and(|connected| !connected).then_some(())
     })?;
@@ -92,9 +93,8 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let mut held = hold(stage, "shop/api", "https")?;
     // Another endpoint is as good, so say the API and the rules, before the connection goes on.
-    let (from, to) =
-        (stage.world.pod("shop/api-1")?.place.address, stage.world.pod("shop/payments-1")?.place.address);
-    let mut slice = stage.world.cluster.slice_of("shop/api")?;
+    let (from, to) = (stage.place("shop/api-1")?.address, stage.place("shop/payments-1")?.address);
+    let mut slice = stage.world.cluster.slice_of("shop/api", Family::V4)?;
     let endpoints = slice["endpoints"].as_array_mut().context("the slice has no endpoints")?;
     let mut other = endpoints.first().cloned().context("the slice has no endpoint")?;
     other["addresses"][0] = to.to_string().into();
@@ -104,7 +104,7 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     endpoints.push(other);
     stage.apply(slice)?;
     let second = stage.serve("shop/payments-1", 8443, CHAT)?;
-    stage.break_rules(&stage.world.rules.clone().with_endpoint_moved(from, to))?;
+    stage.break_rules(&stage.rules()?.clone().with_endpoint_moved(from, to))?;
     stage.after_grace();
     rules::flush_conntrack(&stage.world.topology.host)?;
     let seen = held.exchange(&Script::exchange());

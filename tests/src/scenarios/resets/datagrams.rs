@@ -1,7 +1,7 @@
 //! UDP: answered, not answered, refused near and far, an entry that outlives its endpoint (C8), and two datagrams that
 //! race for one entry (N10).
 
-use std::{net::SocketAddrV4, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 
@@ -27,8 +27,8 @@ fn resolvers(stage: &Stage, answer: Answer) -> Result<[UdpServer; 2]> {
 pub(in crate::scenarios) fn unanswered(stage: &mut Stage) -> Result<()> {
     let [here, there] = resolvers(stage, Answer::Nothing)?;
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let dns = stage.world.cluster.vip(DNS, "dns")?;
+    let from = stage.place("shop/client-1")?;
+    let dns = stage.vip(DNS, "dns")?;
     let attempts = udp::ask(from, dns, 2, PATIENCE)?;
     all_ended(&attempts, &Outcome::Silent)?;
     stage.expect_by_server(&attempts, DNS, &[(&here, Class::C29), (&there, Class::C29)])
@@ -38,8 +38,8 @@ pub(in crate::scenarios) fn unanswered(stage: &mut Stage) -> Result<()> {
 pub(in crate::scenarios) fn answered(stage: &mut Stage) -> Result<()> {
     let [here, there] = resolvers(stage, Answer::Echo)?;
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let dns = stage.world.cluster.vip(DNS, "dns")?;
+    let from = stage.place("shop/client-1")?;
+    let dns = stage.vip(DNS, "dns")?;
     let attempts = udp::ask(from, dns, 10, Duration::from_secs(20))?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect_by_server(&attempts, DNS, &[(&here, Class::Ok), (&there, Class::Ok)])?;
@@ -59,14 +59,12 @@ pub(in crate::scenarios) fn answered(stage: &mut Stage) -> Result<()> {
 /// Nothing listens in either Pod. The one on this node says so to its stack, the other by ICMP.
 pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let dns = stage.world.cluster.vip(DNS, "dns")?;
-    let endpoint =
-        |pod| -> Result<SocketAddrV4> { Ok(SocketAddrV4::new(stage.world.pod(pod)?.place.address, 53)) };
+    let from = stage.place("shop/client-1")?;
+    let dns = stage.vip(DNS, "dns")?;
+    let endpoint = |pod| -> Result<SocketAddr> { Ok(SocketAddr::new(stage.place(pod)?.address, 53)) };
     let (here, there) = (endpoint("kube-system/coredns-1")?, endpoint("kube-system/coredns-2")?);
-    let only = |gone: &SocketAddrV4, kept: &SocketAddrV4| {
-        stage.world.rules.clone().with_endpoint_moved(*gone.ip(), *kept.ip())
-    };
+    let rules = stage.rules()?.clone();
+    let only = |gone: &SocketAddr, kept: &SocketAddr| rules.with_endpoint_moved(gone.ip(), kept.ip());
     let (rules_here, rules_there) = (only(&there, &here), only(&here, &there));
     for (rules, endpoint) in [(rules_here, here), (rules_there, there)] {
         stage.break_rules(&rules)?;
@@ -87,23 +85,23 @@ pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
 /// A sender that never hears anything keeps its entry alive beyond its endpoint's life, and no rule helps.
 pub(in crate::scenarios) fn stale_entry(stage: &mut Stage) -> Result<()> {
     let [here, there] = resolvers(stage, Answer::Nothing)?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let dns = stage.world.cluster.vip(DNS, "dns")?;
+    let from = stage.place("shop/client-1")?;
+    let dns = stage.vip(DNS, "dns")?;
     let sender = udp::keep_sending(from, dns)?;
     let chosen = crate::wait::until("the sender's first datagram", Duration::from_secs(20), || {
         [&here, &there].into_iter().find(|server| server.heard(sender.client))
     })?;
     let chosen = chosen.address();
     stage.watch()?;
-    let slice = stage.world.cluster.slice_without(DNS, *chosen.ip())?;
+    let slice = stage.world.cluster.slice_without(DNS, chosen.ip())?;
     stage.apply(slice)?;
     // kube-proxy writes the rules anew, and does not clean the entry.
     let other = if chosen == here.address() { there.address() } else { here.address() };
-    let rules = stage.world.rules.clone().with_endpoint_moved(*chosen.ip(), *other.ip());
+    let rules = stage.rules()?.clone().with_endpoint_moved(chosen.ip(), other.ip());
     stage.break_rules(&rules)?;
     stage.after_grace();
     stage.expect(&[sender.attempt()], DNS, Class::C8, &Endpoint::Is(chosen));
-    stage.keep(sender);
+    stage.keep((sender, here, there));
     Ok(())
 }
 
@@ -111,8 +109,8 @@ pub(in crate::scenarios) fn stale_entry(stage: &mut Stage) -> Result<()> {
 pub(in crate::scenarios) fn race(stage: &mut Stage) -> Result<()> {
     let [_here, _there] = resolvers(stage, Answer::Echo)?;
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let dns = stage.world.cluster.vip(DNS, "dns")?;
+    let from = stage.place("shop/client-1")?;
+    let dns = stage.vip(DNS, "dns")?;
     let asked = udp::ask_in_pairs(from, dns, 150)?;
     let lost = asked.iter().filter(|pair| pair.answers < 2).count();
     stage.check(move |records, _| {

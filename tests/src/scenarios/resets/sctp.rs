@@ -1,7 +1,7 @@
 //! SCTP: a Service port of its own beside the captured ones, in kube-proxy's own form. Accepted, refused, and without
 //! endpoints.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -20,9 +20,9 @@ const SERVICE: &str = "shop/signal";
 const PORT: u16 = 3868;
 
 /// A Service `shop/signal` with this endpoint, or none: in the API and in the rules.
-fn service(stage: &mut Stage, endpoint: Option<SocketAddrV4>) -> Result<SocketAddrV4> {
+fn service(stage: &mut Stage, endpoint: Option<SocketAddr>) -> Result<SocketAddr> {
     command::run("modprobe", &["sctp"])?;
-    let vip = SocketAddrV4::new([10, 96, 10, 70].into(), PORT);
+    let vip = SocketAddr::new([10, 96, 10, 70].into(), PORT);
     let meta = |name: &str| {
         json!({"namespace": "shop", "name": name, "uid": format!("00000000-0000-0000-0000-{PORT:012}"),
             "resourceVersion": "1", "creationTimestamp": "2025-01-01T00:00:00Z",
@@ -44,21 +44,21 @@ fn service(stage: &mut Stage, endpoint: Option<SocketAddrV4>) -> Result<SocketAd
         "addressType": "IPv4", "endpoints": endpoints,
         "ports": [{"name": "diameter", "protocol": "SCTP", "port": PORT}]}),
     )?;
-    let rules = stage.world.rules.clone().with_service("shop/signal:diameter", "sctp", vip, endpoint);
+    let rules = stage.rules()?.clone().with_service("shop/signal:diameter", "sctp", vip, endpoint);
     stage.break_rules(&rules)?;
     Ok(vip)
 }
 
-fn pod(stage: &Stage) -> Result<SocketAddrV4> {
-    Ok(SocketAddrV4::new(stage.world.pod("shop/api-1")?.place.address, PORT))
+fn pod(stage: &Stage) -> Result<SocketAddr> {
+    Ok(SocketAddr::new(stage.place("shop/api-1")?.address, PORT))
 }
 
 pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
     let endpoint = pod(stage)?;
     let vip = service(stage, Some(endpoint))?;
-    let server = SctpServer::start(&stage.world.pod("shop/api-1")?.place, PORT)?;
+    let server = SctpServer::start(stage.place("shop/api-1")?, PORT)?;
     stage.watch()?;
-    let attempts = sctp::connect(&stage.world.pod("shop/client-1")?.place, vip, 3)?;
+    let attempts = sctp::connect(stage.place("shop/client-1")?, vip, 3)?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect(&attempts, SERVICE, Class::Ok, &Endpoint::Is(server.address()));
     Ok(())
@@ -68,7 +68,7 @@ pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
     let endpoint = pod(stage)?;
     let vip = service(stage, Some(endpoint))?;
     stage.watch()?;
-    let attempts = sctp::connect(&stage.world.pod("shop/client-1")?.place, vip, 3)?;
+    let attempts = sctp::connect(stage.place("shop/client-1")?, vip, 3)?;
     all_ended(&attempts, &Outcome::Refused)?;
     stage.expect(&attempts, SERVICE, Class::C28, &Endpoint::Is(endpoint));
     Ok(())
@@ -77,7 +77,7 @@ pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
 pub(in crate::scenarios) fn no_endpoints(stage: &mut Stage) -> Result<()> {
     let vip = service(stage, None)?;
     stage.watch()?;
-    let attempts = sctp::connect(&stage.world.pod("shop/client-1")?.place, vip, 2)?;
+    let attempts = sctp::connect(stage.place("shop/client-1")?, vip, 2)?;
     attempts.first().context("no attempt was made")?;
     stage.expect(&attempts, SERVICE, Class::C20, &Endpoint::Null);
     Ok(())

@@ -1,11 +1,12 @@
 //! Who sends a RST: the client, the endpoint, or one of two hosts whose connection only passes through this node.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::{
     expect::{Class, Endpoint, Record},
+    matrix::Family,
     traffic::{
         Outcome, all_ended,
         client::{self, Ending, Script},
@@ -27,16 +28,16 @@ pub(in crate::scenarios) fn client(stage: &mut Stage) -> Result<()> {
     let server = stage.serve("shop/api-1", 8443, EXCHANGE)?;
     let banner = stage.serve("shop/payments-1", 9090, server::Script::Banner { bytes: 64 })?;
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let api = stage.world.cluster.vip("shop/api", "https")?;
+    let from = stage.place("shop/client-1")?;
+    let api = stage.vip("shop/api", "https")?;
     let attempts = client::connect(from, api, 4, 2, Script::exchange().ending(Ending::Reset))?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect(&attempts, "shop/api", Class::N4, &Endpoint::Is(server.address()));
 
-    let rules = stage.world.rules.clone();
-    let there = stage.world.pod("shop/payments-2")?.place.address;
-    stage.break_rules(&rules.with_endpoint_moved(there, *banner.address().ip()))?;
-    let payments = stage.world.cluster.vip("shop/payments", "grpc")?;
+    let rules = stage.rules()?.clone();
+    let there = stage.place("shop/payments-2")?.address;
+    stage.break_rules(&rules.with_endpoint_moved(there, banner.address().ip()))?;
+    let payments = stage.vip("shop/payments", "grpc")?;
     // A word first: a client that says nothing may have been racing several addresses (N17).
     let script = Script { response: 0, ..Script::exchange() }.ending(Ending::CloseUnread);
     let attempts = client::connect(from, payments, 2, 1, script)?;
@@ -52,8 +53,8 @@ pub(in crate::scenarios) fn endpoint(stage: &mut Stage) -> Result<()> {
     let resets = server::Script::ResetOnRequest { request: client::REQUEST };
     let server = stage.serve("shop/api-1", 8443, resets)?;
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let api = stage.world.cluster.vip("shop/api", "https")?;
+    let from = stage.place("shop/client-1")?;
+    let api = stage.vip("shop/api", "https")?;
     let attempts = client::connect(from, api, 4, 2, Script::exchange())?;
     all_ended(&attempts, &Outcome::Reset)?;
     stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(server.address()));
@@ -68,8 +69,8 @@ pub(in crate::scenarios) fn endpoint(stage: &mut Stage) -> Result<()> {
 pub(in crate::scenarios) fn transit(stage: &mut Stage) -> Result<()> {
     let resets = server::Script::ResetOnRequest { request: client::REQUEST };
     let server = stage.serve("shop/frontend-1", 8443, resets)?;
-    let (from, to) = (stage.world.pod("shop/api-1")?.place.address, *server.address().ip());
-    let mut slice = stage.world.cluster.slice_of("shop/api")?;
+    let (from, to) = (stage.place("shop/api-1")?.address, server.address().ip());
+    let mut slice = stage.world.cluster.slice_of("shop/api", Family::V4)?;
     let endpoint = slice.pointer_mut("/endpoints/0").context("the slice has no endpoint")?;
     endpoint["addresses"][0] = to.to_string().into();
     endpoint["nodeName"] = "worker-2".into();
@@ -77,11 +78,11 @@ pub(in crate::scenarios) fn transit(stage: &mut Stage) -> Result<()> {
         endpoint.remove("targetRef");
     }
     stage.apply(slice)?;
-    stage.break_rules(&stage.world.rules.clone().with_endpoint_moved(from, to))?;
+    stage.break_rules(&stage.rules()?.clone().with_endpoint_moved(from, to))?;
     stage.after_grace();
     stage.watch_with(&["shop/api"])?;
-    let client = &stage.world.pod("shop/cache-1")?.place;
-    let node_port = SocketAddrV4::new(stage.world.topology.node.address, 30443);
+    let client = stage.place("shop/cache-1")?;
+    let node_port = SocketAddr::new(stage.world.topology.node.network(Family::V4)?.address, 30443);
     let attempts = client::connect(client, node_port, 3, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Reset)?;
     stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(server.address()));

@@ -4,7 +4,6 @@
 
 use std::{
     io,
-    net::IpAddr,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -15,8 +14,9 @@ use tokio::sync::oneshot;
 use super::now;
 use crate::{
     node::{
-        NodeFacts, NodeReader, RulesReader,
+        NodeFacts, NodeReader,
         entries::{self, OldEntry},
+        ruleset::Reader,
     },
     time::Timestamp,
 };
@@ -111,22 +111,17 @@ impl NodeAsker {
             tokio::time::sleep(pause).await;
             let begun = now();
             let mut state = NodeReader::default().read().await;
-            let listing = if with_rules {
-                tokio::task::spawn_blocking(|| RulesReader::default().read(IpAddr::from([0, 0, 0, 0])))
-                    .await
-                    .ok()
+            let read = if with_rules {
+                tokio::task::spawn_blocking(|| Reader::default().read()).await.ok()
             } else {
                 None
             };
-            let ipv4_rules = match listing.transpose() {
-                Ok(rules) => rules,
-                Err(gap) => {
-                    state.gaps.push(gap);
-                    None
-                }
-            };
+            let rules = read.map(|mut read| {
+                state.gaps.append(&mut read.value.gaps);
+                Arc::new(read)
+            });
             // Nobody waits any more where the trace is over.
-            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, begun));
+            let _ = answer.send((NodeFacts { state: Arc::new(state), rules }, begun));
         });
         self.asked = Some(asked);
         let at = Instant::now() + pause;

@@ -1,0 +1,169 @@
+//! Reads IPVS: what `ipvsadm -Sn` and `ipvsadm -Ln` print, and the kernel's own list `/proc/net/ip_vs`.
+//!
+//! Parsers are pure and tolerant. The live read needs no `ipvsadm`.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+};
+
+use crate::{
+    node::{
+        Limits, command, procfs,
+        ruleset::{Destination, VirtualServer},
+    },
+    sighting::Protocol,
+};
+
+/// Virtual and real servers read of one list; more are passed over.
+const SERVERS_MAX: usize = 1_000_000;
+
+/// Reads the servers of this network namespace: through `ipvsadm` where it is there (it alone tells how long clients
+/// stay with their server), else from `/proc/net/ip_vs`. Answers what was read as well.
+pub fn read(limits: Limits) -> Result<(Vec<VirtualServer>, String), String> {
+    if let Ok(output) = command::run("ipvsadm", &["-Sn"], limits) {
+        return Ok((parse(&String::from_utf8_lossy(&output)), "ipvsadm -Sn".into()));
+    }
+    let path = "/proc/net/ip_vs";
+    let text = procfs::read_text(Path::new(path)).map_err(|error| format!("{path}: {error}"))?;
+    Ok((parse(&text), path.into()))
+}
+
+/// Parses any of the three formats.
+pub fn parse(text: &str) -> Vec<VirtualServer> {
+    let mut servers: Vec<VirtualServer> = Vec::new();
+    let mut count = 0_usize;
+    // /proc/net/ip_vs writes addresses and ports as hexadecimal digits, ipvsadm never does.
+    for line in text.lines() {
+        if count >= SERVERS_MAX {
+            break;
+        }
+        let words = line.split_ascii_whitespace().collect::<Vec<_>>();
+        match words.as_slice() {
+            ["-A", rest @ ..] => {
+                if let Some(server) = saved_server(rest) {
+                    servers.push(server);
+                    count += 1;
+                }
+            }
+            ["-a", rest @ ..] => {
+                if let Some((protocol, address, destination)) = saved_destination(rest) {
+                    // Real servers follow their virtual server.
+                    let owner =
+                        servers.iter_mut().rev().find(|s| s.protocol == protocol && s.address == address);
+                    if let Some(owner) = owner {
+                        owner.destinations.push(destination);
+                        count += 1;
+                    }
+                }
+            }
+            ["->", address, forward, weight, ..] => {
+                if let (Some(owner), Some(address), Ok(weight)) =
+                    (servers.last_mut(), endpoint(address), weight.parse())
+                {
+                    owner.destinations.push(Destination { address, weight, masquerade: *forward == "Masq" });
+                    count += 1;
+                }
+            }
+            [protocol, address, scheduler, flags @ ..] => {
+                if let (Some(protocol), Some(address)) = (listed_protocol(protocol), endpoint(address)) {
+                    // In /proc the time is in the kernel's own ticks, whose length it does not say.
+                    let in_ticks = is_hexadecimal(words.get(1).copied().unwrap_or_default());
+                    let persistent = flags.iter().position(|flag| *flag == "persistent").map(|position| {
+                        let seconds = flags.get(position + 1).and_then(|text| text.parse().ok());
+                        seconds.filter(|_| !in_ticks).unwrap_or(u32::MAX)
+                    });
+                    servers.push(VirtualServer {
+                        protocol,
+                        address,
+                        scheduler: (*scheduler).into(),
+                        persistent,
+                        destinations: Vec::new(),
+                    });
+                    count += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+    servers
+}
+
+/// Persistent, and for how long is not known.
+pub const UNKNOWN_SECONDS: u32 = u32::MAX;
+
+/// `-t 10.96.10.40:443 -s rr -p 10800`
+fn saved_server(words: &[&str]) -> Option<VirtualServer> {
+    let (protocol, address) = saved_address(words)?;
+    let value = |option: &str| {
+        let position = words.iter().position(|word| *word == option)?;
+        words.get(position + 1).copied()
+    };
+    // Without a number ipvsadm means 300 s.
+    let persistent = words
+        .iter()
+        .any(|word| *word == "-p")
+        .then(|| value("-p").and_then(|s| s.parse().ok()).unwrap_or(300));
+    Some(VirtualServer {
+        protocol,
+        address,
+        scheduler: value("-s").unwrap_or_default().into(),
+        persistent,
+        destinations: Vec::new(),
+    })
+}
+
+/// `-t 10.96.10.40:443 -r 10.244.1.31:9090 -m -w 1`
+fn saved_destination(words: &[&str]) -> Option<(Protocol, SocketAddr, Destination)> {
+    let (protocol, address) = saved_address(words)?;
+    let value = |option: &str| {
+        let position = words.iter().position(|word| *word == option)?;
+        words.get(position + 1).copied()
+    };
+    let destination = Destination {
+        address: endpoint(value("-r")?)?,
+        weight: value("-w").and_then(|text| text.parse().ok()).unwrap_or(1),
+        masquerade: words.contains(&"-m"),
+    };
+    Some((protocol, address, destination))
+}
+
+fn saved_address(words: &[&str]) -> Option<(Protocol, SocketAddr)> {
+    match words {
+        ["-t" | "--tcp-service", address, ..] => Some((Protocol::TCP, endpoint(address)?)),
+        ["-u" | "--udp-service", address, ..] => Some((Protocol::UDP, endpoint(address)?)),
+        ["--sctp-service", address, ..] => Some((Protocol::SCTP, endpoint(address)?)),
+        _ => None,
+    }
+}
+
+fn listed_protocol(text: &str) -> Option<Protocol> {
+    match text {
+        "TCP" => Some(Protocol::TCP),
+        "UDP" => Some(Protocol::UDP),
+        "SCTP" => Some(Protocol::SCTP),
+        _ => None,
+    }
+}
+
+/// `0A600A0A:0050`.
+fn is_hexadecimal(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(address, port)| {
+        let hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        address.len() == 8 && port.len() == 4 && hex(address) && hex(port)
+    }) || text.rsplit_once("]:").is_some_and(|(address, port)| address.len() == 40 && port.len() == 4)
+}
+
+/// `10.96.10.10:80`, `[fd00::1]:80`, or as /proc has it: `0A600A0A:0050`, `[fd00:0000:…:0001]:0050`.
+fn endpoint(text: &str) -> Option<SocketAddr> {
+    if is_hexadecimal(text) {
+        let (address, port) = text.rsplit_once(':')?;
+        let port = u16::from_str_radix(port, 16).ok()?;
+        let ip = match address.strip_prefix('[') {
+            Some(address) => address.trim_end_matches(']').parse().ok()?,
+            None => IpAddr::V4(Ipv4Addr::from_bits(u32::from_str_radix(address, 16).ok()?)),
+        };
+        return Some(SocketAddr::new(ip, port));
+    }
+    text.parse().ok()
+}
