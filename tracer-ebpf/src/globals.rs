@@ -63,8 +63,6 @@ offsets! {
     ARG_KFREE_REASON,
     /// Position of `reason` among the arguments of `tcp:tcp_send_reset`, missing before 6.10.
     ARG_SEND_RESET_REASON,
-    /// Position of `fmt` among the arguments of `nf_ct_l4proto_log_invalid`: 3, and 2 before 5.13.
-    ARG_INVALID_FMT,
     /// `enum skb_drop_reason`: `SKB_DROP_REASON_NETFILTER_DROP`.
     REASON_NETFILTER_DROP,
 }

@@ -92,19 +92,14 @@ fn on_tcp_packet(ctx: &impl Entry) {
 }
 
 /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`. Since 5.18 the message of a packet outside its window comes as
-/// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`).
+/// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`). The
+/// plan leaves kernels out where `fmt` is another argument (before 5.14).
 ///
 /// A kprobe only: the verifier refuses fentry on a function with a variable number of arguments.
 #[kprobe]
 pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
     let (Some(skb), Some(ct)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
-    // A constant position in each branch: the registers are loaded by fixed offsets.
-    let (fmt, next) = if globals::ARG_INVALID_FMT.load() == 2 {
-        (ctx.arg::<u64>(2), ctx.arg::<u64>(3))
-    } else {
-        (ctx.arg::<u64>(3), ctx.arg::<u64>(4))
-    };
-    let Some(mut fmt) = fmt else { return 0 };
+    let (Some(mut fmt), next) = (ctx.arg::<u64>(3), ctx.arg::<u64>(4)) else { return 0 };
     if output::read::<[u8; 4]>(fmt) == Some(*b"%pV\0")
         && let Some(va_format) = next
         && let Some(inner) = output::read::<u64>(va_format)

@@ -115,7 +115,6 @@ pub struct HookPlan {
     lines: Vec<PlanLine>,
     kfree_reason: Option<usize>,
     send_reset_reason: Option<usize>,
-    invalid_fmt: Option<usize>,
 }
 
 impl HookPlan {
@@ -127,8 +126,8 @@ impl HookPlan {
     pub fn with_tiers(set: HookSet, tiers: Tiers, layout: &Layout, kernel: &impl KernelFacts) -> Self {
         let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
-        let invalid_fmt = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt")
-            .filter(|it| matches!(it, 2 | 3));
+        // Variadic: nothing but BTF tells where the format is, which was argument 2 before 5.14.
+        let format_is_third = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt") == Some(3);
         let mut lines: Vec<PlanLine> = HOOKS
             .iter()
             .map(|spec| {
@@ -137,15 +136,16 @@ impl HookPlan {
                 PlanLine { spec, state, tier }
             })
             .collect();
-        if invalid_fmt.is_none()
+        if !format_is_third
             && let Some(line) = lines.iter_mut().find(|line| line.spec.hook == Hook::InvalidLog)
             && line.state == State::Planned
         {
             line.state = State::Missing(
-                "this kernel's BTF does not say which argument is `fmt`, and it moved in 5.14".to_owned(),
+                "this kernel's BTF does not say that `fmt` is argument 3, and it was another before 5.14"
+                    .to_owned(),
             );
         }
-        Self { lines, kfree_reason, send_reset_reason, invalid_fmt }
+        Self { lines, kfree_reason, send_reset_reason }
     }
 
     pub fn lines(&self) -> &[PlanLine] {
@@ -205,14 +205,13 @@ impl HookPlan {
     }
 
     /// Positions of arguments that move between kernels, as the kernel half's globals.
-    pub(super) fn arguments(&self) -> [(&'static str, u32); 3] {
+    pub(super) fn arguments(&self) -> [(&'static str, u32); 2] {
         let number = |position: Option<usize>| {
             position.and_then(|position| u32::try_from(position).ok()).unwrap_or(tracer_ebpf::MISSING)
         };
         [
             ("ARG_KFREE_REASON", number(self.kfree_reason)),
             ("ARG_SEND_RESET_REASON", number(self.send_reset_reason)),
-            ("ARG_INVALID_FMT", number(self.invalid_fmt)),
         ]
     }
 }
