@@ -111,7 +111,7 @@ pub(in crate::scenarios) fn race(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip(DNS, "dns")?;
-    let asked = udp::ask_in_pairs(from, dns, 150)?;
+    let asked = udp::ask_in_pairs(from, dns, 500)?;
     let lost = asked.iter().filter(|pair| pair.answers < 2).count();
     stage.check(move |records, _| {
         let of = |class: &str| records.iter().filter(|record| record.class() == class).count();
