@@ -308,7 +308,7 @@ const FAILED_DROP_NS: u64 = 100_000_000;
 
 /// Whether the packet being dropped on this CPU is the one that found the table full; asked once a failure.
 #[inline(always)]
-pub(crate) fn take_table_full(now_ns: u64) -> bool {
+pub(crate) fn take_table_full() -> bool {
     let Some(state) = EARLY_DROPS.get_ptr_mut(0) else { return false };
     unsafe {
         let failed = (*state).failed;
@@ -317,6 +317,6 @@ pub(crate) fn take_table_full(now_ns: u64) -> bool {
         }
         (*state).failed.net_or_time = 0;
         failed.pid_tgid == bpf_get_current_pid_tgid()
-            && now_ns.wrapping_sub(failed.net_or_time) < FAILED_DROP_NS
+            && bpf_ktime_get_ns().wrapping_sub(failed.net_or_time) < FAILED_DROP_NS
     }
 }

@@ -109,7 +109,7 @@ impl<'a> Watch<'a> {
 
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Scenario(_) => {}
+            Event::Scenario(_) | Event::Matrix { .. } => {}
             Event::Metric(metric) => self.metrics.push(metric),
             Event::Done { exit } => self.done = Some((exit, Instant::now())),
             Event::File { name, data } => {

@@ -275,6 +275,7 @@ impl<'a> Trace<'a> {
                 .gaps()
                 .map(|(spec, reason)| format!("{}: {} ({reason})", spec.hook.symbol(), spec.cost)),
         );
+        self.gaps.extend(self.plan.limits());
         let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
         self.pipeline.set_missing_hooks(missing);
         self.started = probe.armed_at();

@@ -1,12 +1,14 @@
 //! Resets that conntrack brought about: after an invalid packet (C18), by a pick-up in mid-stream (C19); packets that
 //! are dropped as invalid (C18b); and for every reset who sent it and whether it arrived.
 
+use std::net::SocketAddr;
+
 use super::{
     Case, Finding,
     text::{length, times},
 };
 use crate::{
-    flow::{End, Flow, Invalid, Outcome, ResetBy, StackReset},
+    flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, StackReset},
     sighting::Hook,
     time::Timestamp,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
@@ -117,15 +119,35 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     )
 }
 
+/// A connection whose entry was made anew while it lived.
+struct Anew {
+    at: Timestamp,
+    /// Where its packets go since then.
+    chosen: SocketAddr,
+    /// Where they went before, and how the entry of that time ended.
+    before: Option<(SocketAddr, Option<Ended>)>,
+}
+
+fn made_anew(case: &Case<'_>) -> Option<Anew> {
+    // Where the client's socket is on this node, the flow is known to be the same.
+    if let Some(picked_up) = case.trouble().and_then(|trouble| trouble.picked_up) {
+        let before = case.endpoint.map(|endpoint| (endpoint, case.flow.deleted));
+        let chosen = picked_up.ct.endpoint().filter(|chosen| case.endpoint != Some(*chosen))?;
+        return Some(Anew { at: picked_up.time, chosen, before });
+    }
+    let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
+    let before = case.flow.previous.map(|previous| (previous.endpoint, previous.ended));
+    Some(Anew { at: case.decided, chosen: decision.endpoint()?, before })
+}
+
 /// C19.
 /// Mechanism: the entry of a connection went (deleted, flushed, timed out, or the path moved to this node) while the
 /// connection lived. Its next packet makes a new entry in mid-stream (`nf_conntrack_tcp_loose`), NAT chooses anew, and
 /// an endpoint that has no such connection resets it.
-/// For: the entry was confirmed for a segment without SYN; the RST of a stack without a socket.
+/// For: an entry that was confirmed for a segment without SYN; the RST of a stack without a socket.
 /// Against: the same endpoint chosen again: then it knew the connection.
 pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
-    let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
-    let endpoint = decision.endpoint()?;
+    let anew = made_anew(case)?;
     let sender = case.trouble().and_then(|trouble| {
         trouble.stack_resets.iter().find(|reset| reset.by == End::Endpoint && !reset.to_syn)
     });
@@ -140,7 +162,7 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
         format!(
             "the connection to {} went on without its conntrack entry: NAT chose {} in mid-stream, which does not know it",
             case.name(),
-            case.endpoint_name()
+            anew.chosen
         ),
     )
     .confidence(if sender.is_some() { Confidence::High } else { Confidence::Medium })
@@ -152,24 +174,25 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
         Safety::ReadOnly,
     )
     .see(&["C19"]);
-    match case.flow.previous {
-        Some(previous) => {
-            let ended = previous.ended.map_or("whose end was not seen".to_owned(), |ended| {
+    match anew.before {
+        Some((endpoint, ended)) => {
+            let ended = ended.map_or("its end was not seen".to_owned(), |ended| {
                 let how = match ended.deleted_by {
-                    Some(port) => format!("was deleted through netlink (port {port})"),
-                    None => "timed out or was killed by the kernel".to_owned(),
+                    Some(port) => format!("it was deleted through netlink (port {port})"),
+                    None => "it timed out or the kernel killed it".to_owned(),
                 };
-                format!("{how} {} before", length(case.decided.since(ended.time)))
+                format!("{how} {} before", length(anew.at.since(ended.time)))
             });
-            let what = format!("the entry before it led to {}, and {ended}", previous.endpoint);
-            if previous.endpoint == endpoint {
-                finding = finding.against(EvidenceType::Kernel, Some(case.decided), what);
+            let what = format!("the entry before it led to {endpoint}; {ended}");
+            if endpoint == anew.chosen {
+                finding = finding.against(EvidenceType::Kernel, Some(anew.at), what);
             } else {
-                finding = finding.kernel(Some(case.decided), what);
+                finding = finding.kernel(Some(anew.at), what);
             }
         }
         None => {
-            finding = finding.unseen("what became of the entry before: it was gone before this trace knew it")
+            finding =
+                finding.unseen("what became of the entry before: it was gone before this trace knew it");
         }
     }
     Some(finding)

@@ -109,11 +109,15 @@ impl Flow {
         let stage = self.stage(packet);
         let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
         match place.hook {
-            Hook::SendUnreach => {
+            Hook::SendUnreach | Hook::SendUnreach6 => {
                 self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
             }
-            Hook::NfSendReset => self.fold_refusal(RefusalKind::Reset, stage, packet, place),
-            Hook::TcpSendReset | Hook::TcpV4SendReset => {
+            Hook::NfSendReset | Hook::NfSendReset6 => {
+                self.fold_refusal(RefusalKind::Reset, stage, packet, place)
+            }
+            Hook::IpVsLeave => self.fold_refusal(RefusalKind::NoDestination, stage, packet, place),
+            Hook::IpVsSchedule => self.ipvs_mut().unscheduled.hit(place.time),
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
                 let by = match stage {
                     Stage::Reply => End::Client,
                     Stage::After => End::Endpoint,
@@ -125,6 +129,11 @@ impl Flow {
             Hook::IcmpError => self.fold_icmp_error(packet, place),
             Hook::TcpPacket => self.fold_transit_reset(packet, place),
             _ => {
+                if place.hook == Hook::IpVsConnExpire {
+                    let ipvs = self.ipvs_mut();
+                    ipvs.expired.hit(place.time);
+                    ipvs.reused = packet.tcp_flags & (SYN | ACK) == SYN;
+                }
                 if packet.table_full {
                     self.trouble_mut().table_full.hit(place.time);
                 } else {
@@ -149,12 +158,21 @@ impl Flow {
         if tuple.src == self.orig.dst && tuple.dst == self.orig.src {
             return Stage::Reply;
         }
-        for decision in &self.decisions {
-            let reply = decision.ct.reply;
+        if let Some(chosen) = self.chosen_by_ipvs(None) {
+            if tuple == chosen.reply() {
+                return Stage::Reply;
+            }
+            if tuple.dst == chosen.destination {
+                return Stage::After;
+            }
+        }
+        let picked_up = self.trouble.as_ref().and_then(|trouble| trouble.picked_up).map(|anew| anew.ct);
+        for ct in self.decisions.iter().map(|decision| decision.ct).chain(picked_up) {
+            let reply = ct.reply;
             if tuple.src == reply.src && tuple.dst == reply.dst {
                 return Stage::Reply;
             }
-            if decision.endpoint() == Some(tuple.dst) {
+            if ct.endpoint() == Some(tuple.dst) {
                 return Stage::After;
             }
         }
@@ -264,7 +282,11 @@ impl Flow {
             return Some(End::Client);
         }
         let accepts = |ct: &Conntrack| tuple.src == ct.reply.src && tuple.dst == ct.reply.dst;
-        if *tuple == self.orig.reversed() || self.decisions.iter().any(|decision| accepts(&decision.ct)) {
+        let chosen = self.chosen_by_ipvs(None).map(super::Chosen::reply);
+        if *tuple == self.orig.reversed()
+            || chosen == Some(*tuple)
+            || self.decisions.iter().any(|decision| accepts(&decision.ct))
+        {
             return Some(End::Endpoint);
         }
         None

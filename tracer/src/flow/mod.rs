@@ -7,6 +7,7 @@
 mod evidence;
 mod fold;
 mod identity;
+mod ipvs;
 mod key;
 mod limits;
 mod looks;
@@ -16,8 +17,9 @@ mod slots;
 mod table;
 
 pub use evidence::{
-    Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, IcmpError, Invalid, Mark, Previous, Refusal,
-    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset, Trouble,
+    Chosen, Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, IcmpError, Invalid, Ipvs, Mark,
+    PickedUp, Previous, Refusal, RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
+    Trouble,
 };
 pub(crate) use key::KeyHash;
 pub use limits::{Counters, Limits, LookAt};

@@ -5,7 +5,7 @@ use std::{fs, time::Duration};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    expect::{Class, Endpoint, Expected},
+    expect::{Class, Endpoint},
     matrix::Family,
     rules,
     topology::Place,
@@ -112,12 +112,11 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
         bail!("the connection was expected to be reset and ended as {seen:?}");
     }
     let attempt = held.end(Ending::Close, seen);
-    let expected = |class, at| Expected::to_service(&attempt, "shop/api", class, Endpoint::Is(at));
-    stage.expected.push(expected(Class::Ok, first.address()));
-    stage.expected.push(expected(Class::C19, second.address()));
-    stage.check(|records, _| {
+    stage.expect(&[attempt], "shop/api", Class::C19, &Endpoint::Is(first.address()));
+    let chosen = second.address().to_string();
+    stage.check(move |records, _| {
         let said = records.iter().map(crate::expect::Record::said).collect::<String>();
-        for what in ["in mid-stream", "was deleted through netlink"] {
+        for what in ["in mid-stream", "was deleted through netlink", chosen.as_str()] {
             ensure!(said.contains(what), "{what:?} is not said: {said}");
         }
         Ok(())
