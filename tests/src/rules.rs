@@ -8,11 +8,12 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{
     command,
     dataplane::{Family, Mode},
+    ipvs,
     netns::Netns,
     traffic::Transport,
 };
@@ -40,6 +41,8 @@ enum Text {
     Xtables { ipv4: String, ipv6: String },
     /// `nft list ruleset`, and commands that change it after it is loaded.
     Nft { ruleset: String, changes: String },
+    /// Virtual servers, sets and the rules that name them.
+    Ipvs(ipvs::Capture),
 }
 
 impl Rules {
@@ -55,7 +58,7 @@ impl Rules {
                 Text::Xtables { ipv4: read("iptables-save.txt")?, ipv6: read("ip6tables-save.txt")? }
             }
             Mode::Nftables => Text::Nft { ruleset: read("nft-ruleset.txt")?, changes: String::new() },
-            Mode::Ipvs => bail!("this lab does not restore the rules of ipvs mode"),
+            Mode::Ipvs => Text::Ipvs(ipvs::Capture::read(capture)?),
         };
         Ok(Self { mode, text })
     }
@@ -73,6 +76,9 @@ impl Rules {
         let text = match &self.text {
             Text::Xtables { ipv4, ipv6 } => {
                 Text::Xtables { ipv4: with_host_firewall_only(ipv4), ipv6: with_host_firewall_only(ipv6) }
+            }
+            Text::Ipvs(capture) => {
+                Text::Ipvs(ipvs::Capture::without_servers(with_host_firewall_only(&capture.rules)))
             }
             Text::Nft { .. } => Text::Nft { ruleset: HOST_FIREWALL_NFT.to_owned(), changes: String::new() },
         };
@@ -94,6 +100,7 @@ impl Rules {
                     });
                 }
             }
+            Text::Ipvs(capture) => *capture = capture.without_virtual_server(vip),
             Text::Nft { changes, .. } => {
                 let table = nft_table(vip.ip());
                 let key = format!("{} . tcp . {}", vip.ip(), vip.port());
@@ -106,6 +113,9 @@ impl Rules {
     /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it.
     #[must_use]
     pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {
+        if let Text::Ipvs(capture) = &self.text {
+            return Self { mode: self.mode, text: Text::Ipvs(capture.with_endpoint_moved(from, to)) };
+        }
         // The port is left out: with it an address is written in brackets, or not, by its family.
         let at = |address: IpAddr| SocketAddr::new(address, 0).to_string().trim_end_matches('0').to_owned();
         let (from, to) = (at(from), at(to));
@@ -117,6 +127,7 @@ impl Rules {
                         text.replace(&format!("--to-destination {from}"), &format!("--to-destination {to}"));
                 }
             }
+            Text::Ipvs(_) => {}
             Text::Nft { ruleset, .. } => {
                 *ruleset = ruleset.replace(&format!("dnat to {from}"), &format!("dnat to {to}"));
             }
@@ -141,6 +152,12 @@ impl Rules {
                 );
                 *text = with_filter_rule(text, &rule);
             }
+            // Behind IPVS a packet leaves by LOCAL_OUT; nothing forwards it.
+            Text::Ipvs(capture) => {
+                let rule =
+                    format!("-A OUTPUT -d {} -p {protocol} --dport {} -j DROP", target.ip(), target.port());
+                capture.rules = with_filter_rule(&capture.rules, &rule);
+            }
             Text::Nft { ruleset, .. } => {
                 let family = if target.is_ipv4() { "ip" } else { "ip6" };
                 ruleset.push_str(&format!(
@@ -157,6 +174,7 @@ impl Rules {
     /// Replaces all rules of this mode on the node by these. Counters in the dump are not taken over.
     pub fn restore(&self, node: &Netns) -> Result<()> {
         match &self.text {
+            Text::Ipvs(capture) => capture.restore(node)?,
             Text::Xtables { ipv4, ipv6 } => {
                 let backend = if self.mode == Mode::IptablesLegacy { "-legacy" } else { "-nft" };
                 for (tool, text) in [("iptables", ipv4), ("ip6tables", ipv6)] {
@@ -181,7 +199,7 @@ impl Rules {
         match self.mode {
             Mode::Iptables | Mode::Nftables => node.command("nft", &["flush", "ruleset"]).map(drop),
             Mode::IptablesLegacy => clear_legacy(node),
-            Mode::Ipvs => bail!("this lab does not restore the rules of ipvs mode"),
+            Mode::Ipvs => ipvs::clear(node),
         }
     }
 
@@ -266,7 +284,7 @@ mod tests {
     fn xtables(rules: &Rules) -> (&str, &str) {
         match &rules.text {
             Text::Xtables { ipv4, ipv6 } => (ipv4, ipv6),
-            Text::Nft { .. } => panic!("not of iptables"),
+            Text::Nft { .. } | Text::Ipvs(_) => panic!("not of iptables"),
         }
     }
 
@@ -304,6 +322,7 @@ mod tests {
                 let text = match &moved.text {
                     Text::Xtables { ipv4, ipv6 } => format!("{ipv4}{ipv6}"),
                     Text::Nft { ruleset, .. } => ruleset.clone(),
+                    Text::Ipvs(_) => panic!("not of netfilter"),
                 };
                 let to: IpAddr = to.parse().unwrap();
                 let destination = SocketAddr::new(to, 8080).to_string();

@@ -74,7 +74,9 @@ impl World {
 
     /// The folder of what kube-proxy said and wrote on this node in this mode.
     pub fn capture(&self, mode: Mode) -> PathBuf {
-        self.captures.join("kube-proxy").join(NODE).join(mode.capture())
+        // Of ipvs mode there is a capture of the same cluster with IPv4 alone.
+        let single = self.captures.parent().filter(|_| mode == Mode::Ipvs);
+        single.unwrap_or(&self.captures).join("kube-proxy").join(NODE).join(mode.capture())
     }
 
     /// The same of a newer kube-proxy.

@@ -55,6 +55,22 @@ offsets! {
     OFF_TCP_BYTES_ACKED,
     /// `tcp_sock.bytes_received`
     OFF_TCP_BYTES_RECEIVED,
+    /// `ip_vs_conn_param.ipvs`
+    OFF_IPVS_PARAM_IPVS,
+    /// `ip_vs_conn_param.caddr`
+    OFF_IPVS_PARAM_CADDR,
+    /// `ip_vs_conn_param.vaddr`
+    OFF_IPVS_PARAM_VADDR,
+    /// `ip_vs_conn_param.cport`
+    OFF_IPVS_PARAM_CPORT,
+    /// `ip_vs_conn_param.vport`
+    OFF_IPVS_PARAM_VPORT,
+    /// `ip_vs_conn_param.protocol`
+    OFF_IPVS_PARAM_PROTOCOL,
+    /// `ip_vs_conn_param.af`
+    OFF_IPVS_PARAM_AF,
+    /// `netns_ipvs.net`
+    OFF_NETNS_IPVS_NET,
     /// Position of `reason` among the arguments of `skb:kfree_skb`, missing before 5.17.
     ARG_KFREE_REASON,
     /// Position of `reason` among the arguments of `tcp:tcp_send_reset`, missing before 6.10.

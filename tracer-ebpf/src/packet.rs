@@ -11,10 +11,12 @@ use tracer_ebpf::{
 use crate::{
     conntrack,
     entry::{Entry, at_entry},
-    filter, globals, output,
+    filter, globals, ipvs, output,
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
+at_entry!(send_unreach6, send_unreach6_fentry, on_send_unreach6);
+at_entry!(nf_send_reset6, nf_send_reset6_fentry, on_nf_send_reset6);
 
 /// One more than the last of `enum nf_inet_hooks`.
 const NF_INET_NUMHOOKS: u64 = 6;
@@ -34,19 +36,22 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let nfct = conntrack::nfct(skb);
     let ct = nfct & !7;
     let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
-    let never_confirmed = is_new && status(ct) & IPS_CONFIRMED == 0;
+    let confirmed = ct != 0 && status(ct) & IPS_CONFIRMED != 0;
+    let never_confirmed = is_new && !confirmed;
+    let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
+    let expired = confirmed && by_rules && ipvs::take_expired();
     // Where the kernel gives no reasons, the next packet that goes without an entry is taken for the one that got none:
     // `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.
-    let may_be_full = ct == 0 && (reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load());
-    let table_full = may_be_full && conntrack::take_table_full();
-    if !wanted && !never_confirmed && !table_full {
+    let table_full = ct == 0 && by_rules && conntrack::take_table_full();
+    if !wanted && !never_confirmed && !expired && !table_full {
         return 0;
     }
     let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
-    let Some(mut entry) = output::reserve::<PacketRecord>(Hook::KfreeSkb) else { return 0 };
+    let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
+    let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
     let record = entry.as_mut_ptr();
     unsafe {
-        packet.fill(record, Hook::KfreeSkb, reason, 0);
+        packet.fill(record, hook, reason, 0);
         if table_full {
             (*record).flags = FLAG_TABLE_FULL;
         }
@@ -59,6 +64,14 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
 #[inline(always)]
 fn on_send_unreach(ctx: &impl Entry) {
     report(Hook::SendUnreach, ctx.argument(0), ctx.argument(1) as u32, ctx.argument(2) as u32);
+}
+
+/// `nf_send_unreach6(net, skb_in, code, hooknum)`.
+#[inline(always)]
+fn on_send_unreach6(ctx: &impl Entry) {
+    // An `unsigned char`: what else the register holds is undefined.
+    let code = ctx.argument(2) as u32 & 0xff;
+    report(Hook::SendUnreach6, ctx.argument(1), code, ctx.argument(3) as u32);
 }
 
 /// `nf_send_reset(net, sk, oldskb, hook)` since 5.11, `nf_send_reset(net, oldskb, hook)` before (kernel commit
@@ -78,6 +91,12 @@ pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
 pub(crate) fn nf_send_reset_fentry(ctx: FEntryContext) -> i32 {
     report(Hook::NfSendReset, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
     0
+}
+
+/// `nf_send_reset6(net, sk, oldskb, hook)`, likewise.
+#[inline(always)]
+fn on_nf_send_reset6(ctx: &impl Entry) {
+    report(Hook::NfSendReset6, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
 }
 
 #[inline(always)]

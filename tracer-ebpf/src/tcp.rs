@@ -9,6 +9,7 @@ use crate::{
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
+at_entry!(tcp_v6_send_reset, tcp_v6_send_reset_fentry, on_tcp_v6_send_reset);
 
 // include/net/tcp_states.h
 const ESTABLISHED: u8 = 1;
@@ -83,10 +84,21 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
 /// `tcp_v4_send_reset(sk, skb)`, attached only where the tracepoint is blind to RSTs without a full socket.
 #[inline(always)]
 fn on_tcp_v4_send_reset(ctx: &impl Entry) {
+    send_reset(ctx, Hook::TcpV4SendReset);
+}
+
+/// `tcp_v6_send_reset(sk, skb)`, likewise.
+#[inline(always)]
+fn on_tcp_v6_send_reset(ctx: &impl Entry) {
+    send_reset(ctx, Hook::TcpV6SendReset);
+}
+
+#[inline(always)]
+fn send_reset(ctx: &impl Entry, hook: Hook) {
     let (sk, skb) = (ctx.argument(0), ctx.argument(1));
     // `sk_fullsock()`: the tracepoint tells of all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
-        packet::report(Hook::TcpV4SendReset, skb, REASON_NONE, 0);
+        packet::report(hook, skb, REASON_NONE, 0);
     }
 }
 

@@ -237,8 +237,7 @@ impl Pipeline {
     /// Whether what the node says can matter: a flow to a Service that got no endpoint and was not refused, or found the
     /// conntrack table full.
     fn asks_node(&self, flow: &Flow) -> bool {
-        let translated =
-            flow.decision(self.settings.node_netns).is_some_and(|decision| decision.endpoint().is_some());
+        let translated = flow.endpoint(self.settings.node_netns).is_some();
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
         !translated
             && !refused

@@ -26,6 +26,8 @@ pub enum Fact {
     Conntrack(ConntrackFact),
     Packet(PacketFact),
     Socket(SocketFact),
+    /// IPVS makes a connection entry.
+    Ipvs(IpvsFact),
     /// `early_drop` ended: the conntrack table is full; `freed` says whether an entry could be evicted (N7) or not (C16).
     TableFull {
         freed: bool,
@@ -102,6 +104,12 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
+    /// Whether IPVS translated the destination: it alters the reply tuple behind the NAT hooks, which leave no more
+    /// than a null binding, and never sets `IPS_DST_NAT` (`ip_vs_update_conntrack`).
+    pub fn by_ipvs(&self) -> bool {
+        self.endpoint().is_some() && !self.status.has(Status::DST_NAT)
+    }
+
     /// The chosen endpoint, where the destination was translated.
     pub fn endpoint(&self) -> Option<SocketAddr> {
         (self.reply.src != self.orig.dst).then_some(self.reply.src)
@@ -175,6 +183,37 @@ pub struct PacketFact {
     pub nf_hook: Option<u8>,
     /// `early_drop` had just failed on this CPU: the packet found the conntrack table full.
     pub table_full: bool,
+}
+
+/// What `ip_vs_conn_new` was called with: IPVS chose a real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpvsFact {
+    /// Client to virtual server; a client's port 0 is that of a persistence template.
+    pub tuple: Tuple,
+    /// The real server.
+    pub destination: SocketAddr,
+    pub flags: IpvsFlags,
+}
+
+/// `IP_VS_CONN_F_*` bits (`include/uapi/linux/ip_vs.h`).
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct IpvsFlags(pub u32);
+
+impl IpvsFlags {
+    /// The forwarding method is in the low three bits; 0 is masquerading, the only one that kube-proxy uses.
+    pub const FWD_MASK: u32 = 0x7;
+    /// A template of a persistent service (session affinity): no connection, but what the next ones follow.
+    pub const TEMPLATE: u32 = 1 << 12;
+
+    pub const fn has(self, bit: u32) -> bool {
+        self.0 & bit != 0
+    }
+}
+
+impl fmt::Debug for IpvsFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpvsFlags({:#x})", self.0)
+    }
 }
 
 /// TCP states of `include/net/tcp_states.h`.

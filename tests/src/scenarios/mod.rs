@@ -4,10 +4,12 @@
 mod alone;
 mod api_away;
 mod attach_tiers;
+mod check;
 mod check_kernel;
 mod exit_status;
 mod flood;
 mod healthy;
+mod ipvs;
 mod lean;
 mod mixed;
 mod no_endpoints;
@@ -25,8 +27,8 @@ mod translated_twice;
 use anyhow::Result;
 
 use crate::{
-    dataplane::{DEFAULT, NETFILTER, Variant, WIDE},
-    matrix::{Cell, Covers, Family, TCP4, UDP4},
+    dataplane::{DEFAULT, EVERY, IPVS_ONLY, NETFILTER, Variant, WIDE},
+    matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
 };
 
@@ -72,19 +74,23 @@ impl Scenario {
     }
 }
 
+/// TCP over IPv4 through a node port.
+const NODE_PORT4: &[Covers] =
+    &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
+
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(NETFILTER),
-    scenario("healthy-udp", healthy::udp).covers(UDP4).on(NETFILTER),
-    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(NETFILTER),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
+    scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY),
+    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(EVERY),
     scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE),
-    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(NETFILTER),
-    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(NETFILTER),
+    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(EVERY),
+    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(EVERY),
     scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER),
     scenario("c16-conntrack-table-full", table_full::story).covers(TCP4),
-    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(NETFILTER),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY),
     scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE),
-    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(NETFILTER),
+    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY),
     scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
     scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
     scenario("n1-probes", probes::story).on(WIDE),
@@ -92,6 +98,15 @@ pub const ALL: &[Scenario] = &[
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
     scenario("api-server-away", api_away::story),
+    scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
+    scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
+    scenario("c12-without-servers", ipvs::without_servers).covers(TCP4).on(IPVS_ONLY),
+    scenario("c13-server-removed", ipvs::server_removed).on(IPVS_ONLY),
+    scenario("c13-server-removed-in-silence", ipvs::server_removed_in_silence).on(IPVS_ONLY),
+    scenario("c14-port-reused", ipvs::port_reused).on(IPVS_ONLY),
+    scenario("c15-entry-expires", ipvs::entry_expires).on(IPVS_ONLY),
+    scenario("c21-reply-elsewhere", ipvs::reply_elsewhere).covers(NODE_PORT4).on(IPVS_ONLY),
+    scenario("c22-no-local-endpoint", ipvs::no_local_endpoint).covers(TCP4).on(IPVS_ONLY),
     scenario("targeted-service", targeted::service),
     scenario("targeted-pod", targeted::pod),
     scenario("targeted-address", targeted::address),
@@ -99,6 +114,14 @@ pub const ALL: &[Scenario] = &[
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
     scenario("attach-tiers", attach_tiers::story),
+    scenario("check-healthy", check::node::healthy),
+    scenario("check-rules-flushed", check::node::flushed),
+    scenario("check-conntrack-full", check::node::table_full),
+    scenario("check-settings", check::node::settings),
+    scenario("check-leftovers", check::node::leftovers),
+    scenario("check-kube-proxy-gone", check::proxy::gone),
+    scenario("check-stale-endpoint", check::proxy::stale),
+    scenario("check-offline", check::offline::story),
     scenario("exit-status", exit_status::story),
     scenario("flood", flood::story),
     scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),

@@ -333,8 +333,8 @@ struct SourceArgs {
     /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
     #[arg(long, value_name = "DIR", help_heading = "Source")]
     cluster_from: Option<PathBuf>,
-    /// The name of the node in Kubernetes [default: this host's name; of a folder, what it says]
-    #[arg(long, value_name = "NAME", env = "NODE_NAME", help_heading = "Source")]
+    /// The name of the node in Kubernetes [default: NODE_NAME, else this host's name; of a folder, what it says]
+    #[arg(long, value_name = "NAME", help_heading = "Source")]
     node: Option<String>,
 }
 
@@ -384,7 +384,8 @@ impl CheckArgs {
             None => None,
         };
         let (cluster, node) = self.source.resolve();
-        let node = if self.from.is_some() { node } else { node.or_else(host_name) };
+        // What the environment says is of this node, not of the folder's.
+        let node = if self.from.is_some() { node } else { node.or_else(own_name) };
         Ok(CheckOptions {
             service,
             output: self.output,
@@ -418,7 +419,7 @@ pub struct CaptureOptions {
 impl CaptureArgs {
     pub fn resolve(self) -> CaptureOptions {
         let (cluster, node) = self.source.resolve();
-        CaptureOptions { folder: self.folder, cluster, node: node.or_else(host_name) }
+        CaptureOptions { folder: self.folder, cluster, node: node.or_else(own_name) }
     }
 }
 
@@ -502,6 +503,11 @@ fn hook(name: &str) -> Result<Hook, String> {
         let names: Vec<_> = Hook::ALL.iter().map(|hook| hook.symbol()).collect();
         format!("there is no such hook: {}", names.join(", "))
     })
+}
+
+/// This node's name: as its Pod was told, or the host's.
+fn own_name() -> Option<String> {
+    env::var("NODE_NAME").ok().filter(|name| !name.is_empty()).or_else(host_name)
 }
 
 /// This host's name as kubelet would register it: in lower case.

@@ -30,7 +30,7 @@ impl Kernel {
     pub(super) fn look(environment: Environment, set: HookSet, tiers: Tiers) -> Self {
         let plan = match Host::open(environment.clone()) {
             Ok(host) => {
-                let layout = Layout::resolve(host.vmlinux());
+                let layout = host.layout();
                 Ok((HookPlan::with_tiers(set, tiers, &layout, &host), layout))
             }
             Err(error) => Err(error.to_string()),

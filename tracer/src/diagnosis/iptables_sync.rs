@@ -7,7 +7,7 @@ use super::{
     text::{length, word},
 };
 use crate::{
-    flow::{Outcome, Stage},
+    flow::{Outcome, RefusalKind, Stage},
     sighting::Hook,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
 };
@@ -17,7 +17,7 @@ use crate::{
 /// For: a refusal before any endpoint was chosen, and usable endpoints in the API.
 /// Against: endpoints younger than the grace: then it is lag, which passes.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
-    let refusal = case.trouble()?.refusal?;
+    let refusal = case.trouble()?.refusal.filter(|refusal| refusal.kind != RefusalKind::NoDestination)?;
     if refusal.stage != Stage::Before || case.endpoint.is_some() || !case.failed() {
         return None;
     }
@@ -73,6 +73,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let rules = node.has_proxy_rules().filter(|_| case.service.asked.is_ipv4());
     let running = node.kube_proxy_running();
     let untracked = case.decision.is_none()
+        && case.endpoint.is_none()
         && rules == Some(false)
         && case.has_hook(Hook::Confirm)
         && matches!(
@@ -190,7 +191,12 @@ fn no_proxy(
         finding = finding.node(case.ctx.node.read_at(), "no kube-proxy process");
     }
     if rules == Some(false) {
-        finding = finding.node(case.ctx.node.read_at(), "no KUBE-SERVICES rules, or nothing leads to them");
+        let what = if case.is_ipvs() {
+            "no virtual server in IPVS's table"
+        } else {
+            "no KUBE-SERVICES rules, or nothing leads to them"
+        };
+        finding = finding.node(case.ctx.node.read_at(), what);
     }
     if elsewhere {
         finding = finding.node(

@@ -170,6 +170,12 @@ fn healthy(case: &Case<'_>) -> Finding {
     if let Some(what) = answered_elsewhere(case) {
         finding = finding.against(EvidenceType::Kernel, None, what);
     }
+    if let Some((time, what)) = super::ipvs::lost_packet(case) {
+        finding = finding.against(EvidenceType::Kernel, Some(time), what).see(&["C14"]);
+    }
+    if let Some(what) = super::ipvs::endpoint_unseen(case) {
+        finding = finding.unseen(what);
+    }
     let repeats = case.flow.client.syn_retransmits();
     if repeats.is_seen() {
         finding = finding.against(

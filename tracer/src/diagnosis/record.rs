@@ -102,7 +102,10 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     gap(Hook::Confirm, "what NAT decided");
     if case.failed() {
         gap(Hook::KfreeSkb, "where a packet was dropped");
-        gap(Hook::SendUnreach, "whether a rule refused it");
+        gap(case.refusal_hook(), "whether a rule refused it");
+        if case.is_ipvs() {
+            gap(Hook::IpVsConnExpire, "whether IPVS dropped it with an old entry");
+        }
         gap(Hook::TcpSendReset, "who sent a RST");
         gap(Hook::TcpReceiveReset, "whether the client received a RST");
         gap(Hook::TcpRetransmit, "repeated SYNs");

@@ -2,7 +2,7 @@
 
 use super::text::{length, times};
 use crate::{
-    flow::{Decision, End, Flow, Mark, RefusalKind, SocketEnd, Stage},
+    flow::{Decision, End, Flow, Ipvs, Mark, RefusalKind, SocketEnd, Stage},
     sighting::{Status, TcpState},
     time::Timestamp,
     verdict::{Evidence, EvidenceType},
@@ -15,6 +15,9 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
     };
     if let Some(decision) = decision {
         say(decision.time, decided(decision));
+    }
+    if let Some(ipvs) = &flow.ipvs {
+        by_ipvs(flow, ipvs, &mut say);
     }
     ends(flow, &mut say);
     if let Some(trouble) = &flow.trouble {
@@ -40,10 +43,22 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 ),
             );
         }
-        if let Some(refusal) = &trouble.refusal {
+        if let Some(refusal) = &trouble.refusal
+            && refusal.kind == RefusalKind::NoDestination
+        {
+            say(
+                refusal.mark.first,
+                format!(
+                    "IPVS found no real server {} and refused with ICMP port unreachable (ip_vs_leave), in netns {}",
+                    repeated(refusal.mark),
+                    refusal.netns.0
+                ),
+            );
+        } else if let Some(refusal) = &trouble.refusal {
             let how = match refusal.kind {
                 RefusalKind::Unreachable { code } => format!("ICMP {}", icmp(code)),
                 RefusalKind::Reset => "a forged RST".to_owned(),
+                RefusalKind::NoDestination => "ICMP port unreachable".to_owned(),
             };
             let hook = match refusal.nf_hook {
                 Some(1) => " at LOCAL_IN",
@@ -75,6 +90,16 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 format!("{by} answered {what} with a RST{reason}, in netns {}", reset.netns.0),
             );
         }
+        if let Some(picked_up) = trouble.picked_up {
+            let to = picked_up
+                .ct
+                .endpoint()
+                .map_or_else(|| "not translated".to_owned(), |endpoint| format!("sent to {endpoint}"));
+            say(
+                picked_up.time,
+                format!("its packets met no conntrack entry any more; one was made anew and {to}"),
+            );
+        }
         if let Some(killed) = trouble.killed {
             say(killed.time, "the RST ended the conntrack entry (nf_ct_kill_acct)".to_owned());
         }
@@ -90,6 +115,12 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
 fn decided(decision: &Decision) -> String {
     let ct = &decision.ct;
     let what = match ct.endpoint() {
+        Some(endpoint) if ct.by_ipvs() => {
+            format!(
+                "IPVS chose endpoint {endpoint} for {} (the reply tuple is altered without the DNAT bit)",
+                ct.orig.dst
+            )
+        }
         Some(endpoint) => format!("NAT chose endpoint {endpoint} for {}", ct.orig.dst),
         None => format!("{} was not translated: the reply tuple still names it", ct.orig.dst),
     };
@@ -105,6 +136,45 @@ fn decided(decision: &Decision) -> String {
         (None, n) => format!("; {n} entries were made and none was confirmed"),
     };
     format!("{what}{source}{entry}")
+}
+
+/// What IPVS's own functions told. Which endpoint it chose is said here only where no conntrack entry says it.
+fn by_ipvs(flow: &Flow, ipvs: &Ipvs, say: &mut impl FnMut(Timestamp, String)) {
+    if let Some(chosen) = &ipvs.chosen {
+        let affinity = if chosen.first_of_client {
+            "; a persistence template was made, which the client's next connections follow"
+        } else {
+            ""
+        };
+        let tracked = if flow.decision(None).is_some() {
+            ""
+        } else {
+            "; it leaves no conntrack entry (vs/conntrack=0)"
+        };
+        say(
+            chosen.time,
+            format!(
+                "IPVS made an entry for {} with real server {} (ip_vs_conn_new){affinity}{tracked}",
+                chosen.tuple.dst, chosen.destination
+            ),
+        );
+    }
+    if ipvs.unscheduled.is_seen() {
+        say(
+            ipvs.unscheduled.first,
+            format!("IPVS chose no real server {} (ip_vs_schedule)", repeated(ipvs.unscheduled)),
+        );
+    }
+    if ipvs.expired.is_seen() {
+        let what = if ipvs.reused { "SYN" } else { "packet" };
+        say(
+            ipvs.expired.first,
+            format!(
+                "IPVS gave its old entry up and dropped the {what} that met it {} (ip_vs_conn_expire_now)",
+                repeated(ipvs.expired)
+            ),
+        );
+    }
 }
 
 fn ends(flow: &Flow, say: &mut impl FnMut(Timestamp, String)) {

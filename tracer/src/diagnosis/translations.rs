@@ -29,7 +29,18 @@ impl Translations {
 
     /// Notes what NAT decided for this flow, if it was meant for a cluster IP.
     pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
-        let Some(decision) = flow.decision(ctx.node_netns) else { return };
+        let Some(decision) = flow.decision(ctx.node_netns) else {
+            // Where IPVS does not track in conntrack, only its own choice tells.
+            if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
+                && matches!(
+                    ctx.cluster.address(flow.orig.dst, flow.orig.protocol, chosen.time),
+                    Address::Service(service) if service.via == Via::ClusterIp
+                )
+            {
+                self.translated(flow.orig.dst, chosen.time);
+            }
+            return;
+        };
         match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
             Address::Service(service) if service.via == Via::ClusterIp => {
                 if decision.endpoint().is_some() {

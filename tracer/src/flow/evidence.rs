@@ -7,7 +7,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use super::Outcome;
 use crate::{
-    sighting::{Conntrack, Netns, Protocol, Status, Task, TcpState, Tuple},
+    sighting::{Conntrack, IpvsFlags, Netns, Protocol, Status, Task, TcpState, Tuple},
     time::Timestamp,
 };
 
@@ -41,6 +41,8 @@ pub struct Flow {
     pub confirm_task: Option<Task>,
     /// What NAT decided, in each namespace and zone where it was seen; at most four.
     pub decisions: Vec<Decision>,
+    /// What IPVS itself was seen to do; most often nothing, for the entry's reply tuple tells the endpoint.
+    pub ipvs: Option<Box<Ipvs>>,
     /// The socket that connects.
     pub client: SocketEnd,
     /// The socket that accepts.
@@ -74,6 +76,49 @@ impl Decision {
     pub fn endpoint(&self) -> Option<SocketAddr> {
         self.ct.endpoint()
     }
+}
+
+/// What IPVS did with a flow, where its own functions were watched or something went wrong in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ipvs {
+    /// The real server that it chose last.
+    pub chosen: Option<Chosen>,
+    /// It looked for a real server and made no entry: there is none, or no entry could be made.
+    pub unscheduled: Mark,
+    /// It gave its entry up and dropped the packet at hand, which still belonged to the old conntrack entry.
+    pub expired: Mark,
+    /// The last packet so dropped was a SYN: the client reused a port.
+    pub reused: bool,
+    /// The conntrack entry that such a packet belonged to: its end is not this flow's.
+    pub(super) old_entry: u64,
+}
+
+/// A real server that IPVS chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    pub time: Timestamp,
+    pub netns: Netns,
+    /// Client to virtual server, with the ports that IPVS knows the connection by.
+    pub tuple: Tuple,
+    pub destination: SocketAddr,
+    pub flags: IpvsFlags,
+    /// A persistence template was made with it: the first connection of this client for a while.
+    pub first_of_client: bool,
+}
+
+impl Chosen {
+    /// From the real server to the client.
+    pub(super) fn reply(&self) -> Tuple {
+        Tuple::new(self.tuple.protocol, self.destination, self.tuple.src)
+    }
+}
+
+/// An entry that was made anew in the middle of a connection: the one that it had is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PickedUp {
+    pub time: Timestamp,
+    pub netns: Netns,
+    pub ct: Conntrack,
 }
 
 /// How often something was seen, first and last.
@@ -203,6 +248,8 @@ pub struct Trouble {
     pub clashes: Mark,
     /// Dropped because no conntrack entry could be made.
     pub table_full: Mark,
+    /// Its packets met no entry any more, and one was made from the middle of it.
+    pub picked_up: Option<PickedUp>,
 }
 
 /// The end of a conntrack entry.
@@ -248,6 +295,8 @@ pub enum RefusalKind {
     Unreachable { code: Option<u8> },
     /// `nf_send_reset`.
     Reset,
+    /// `ip_vs_leave`: the virtual server has no real server; ICMP port unreachable, for TCP too.
+    NoDestination,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -274,6 +323,7 @@ impl Flow {
             orig,
             confirm_task: None,
             decisions: Vec::new(),
+            ipvs: None,
             client: SocketEnd::default(),
             server: SocketEnd::default(),
             trouble: None,
@@ -302,11 +352,45 @@ impl Flow {
             .or_else(|| self.decisions.iter().filter(here).find(asked))
     }
 
+    /// The endpoint that was chosen in this namespace; with `None`, in any.
+    pub fn endpoint(&self, netns: Option<Netns>) -> Option<SocketAddr> {
+        let decided = self.decision(netns).and_then(Decision::endpoint);
+        decided.or_else(|| self.chosen_by_ipvs(netns).map(|chosen| chosen.destination))
+    }
+
+    /// The real server that IPVS was seen to choose in this namespace; with `None`, in any.
+    pub fn chosen_by_ipvs(&self, netns: Option<Netns>) -> Option<&Chosen> {
+        let chosen = self.ipvs.as_ref()?.chosen.as_ref()?;
+        let here = netns.is_none_or(|netns| {
+            [netns, Netns::default()].contains(&chosen.netns) || netns == Netns::default()
+        });
+        here.then_some(chosen)
+    }
+
+    /// Whether anything shows that IPVS had this flow: a reply tuple altered without the DNAT bit, or its own functions.
+    pub fn met_ipvs(&self) -> bool {
+        self.ipvs.is_some()
+            || self.decisions.iter().any(|decision| decision.ct.by_ipvs())
+            || self.trouble.as_ref().is_some_and(|trouble| {
+                trouble.refusal.is_some_and(|refusal| refusal.kind == RefusalKind::NoDestination)
+            })
+    }
+
+    /// Whether the client's socket is known to be open still: what comes with its addresses belongs to this flow.
+    pub(super) fn is_open(&self) -> bool {
+        self.client.established.is_some() && self.client.closed.is_none()
+    }
+
     /// The time from the first sighting to the client's handshake being complete; `None` where either was not seen.
     pub fn connect_time(&self) -> Option<Duration> {
         let established = self.client.established?;
-        let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen);
+        let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen)
+            || self.chosen_by_ipvs(None).is_some_and(|chosen| chosen.time <= self.first_seen);
         (!self.partial && from_the_start).then(|| established.since(self.first_seen))
+    }
+
+    pub(super) fn ipvs_mut(&mut self) -> &mut Ipvs {
+        self.ipvs.get_or_insert_default()
     }
 
     pub(super) fn trouble_mut(&mut self) -> &mut Trouble {

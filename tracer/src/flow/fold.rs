@@ -94,11 +94,15 @@ impl Flow {
         let stage = self.stage(packet);
         let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
         match place.hook {
-            Hook::SendUnreach => {
+            Hook::SendUnreach | Hook::SendUnreach6 => {
                 self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
             }
-            Hook::NfSendReset => self.fold_refusal(RefusalKind::Reset, stage, packet, place),
-            Hook::TcpSendReset | Hook::TcpV4SendReset => {
+            Hook::NfSendReset | Hook::NfSendReset6 => {
+                self.fold_refusal(RefusalKind::Reset, stage, packet, place)
+            }
+            Hook::IpVsLeave => self.fold_refusal(RefusalKind::NoDestination, stage, packet, place),
+            Hook::IpVsSchedule => self.ipvs_mut().unscheduled.hit(place.time),
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
                 let by = match stage {
                     Stage::Reply => End::Client,
                     Stage::After => End::Endpoint,
@@ -107,6 +111,11 @@ impl Flow {
                 self.fold_stack_reset(by, opening, packet.reason.clone(), place);
             }
             _ => {
+                if place.hook == Hook::IpVsConnExpire {
+                    let ipvs = self.ipvs_mut();
+                    ipvs.expired.hit(place.time);
+                    ipvs.reused = packet.tcp_flags & (SYN | ACK) == SYN;
+                }
                 if packet.table_full {
                     self.trouble_mut().table_full.hit(place.time);
                 } else {
@@ -130,6 +139,14 @@ impl Flow {
         };
         if tuple.src == self.orig.dst && tuple.dst == self.orig.src {
             return Stage::Reply;
+        }
+        if let Some(chosen) = self.chosen_by_ipvs(None) {
+            if tuple == chosen.reply() {
+                return Stage::Reply;
+            }
+            if tuple.dst == chosen.destination {
+                return Stage::After;
+            }
         }
         for decision in &self.decisions {
             let reply = decision.ct.reply;
@@ -189,7 +206,11 @@ impl Flow {
             return Some(End::Client);
         }
         let accepts = |ct: &Conntrack| tuple.src == ct.reply.src && tuple.dst == ct.reply.dst;
-        if *tuple == self.orig.reversed() || self.decisions.iter().any(|decision| accepts(&decision.ct)) {
+        let chosen = self.chosen_by_ipvs(None).map(super::Chosen::reply);
+        if *tuple == self.orig.reversed()
+            || chosen == Some(*tuple)
+            || self.decisions.iter().any(|decision| accepts(&decision.ct))
+        {
             return Some(End::Endpoint);
         }
         None

@@ -7,6 +7,7 @@
 mod evidence;
 mod fold;
 mod identity;
+mod ipvs;
 mod key;
 mod limits;
 mod outcome;
@@ -15,8 +16,8 @@ mod slots;
 mod table;
 
 pub use evidence::{
-    Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent,
-    SocketEnd, StackReset, Stage, Trouble,
+    Chosen, Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, Ipvs, Mark, PickedUp, Refusal,
+    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, Trouble,
 };
 pub(crate) use key::KeyHash;
 pub use limits::{Counters, Limits};

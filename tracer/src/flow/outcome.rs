@@ -101,10 +101,11 @@ impl Flow {
         if silent {
             return Outcome::Silent;
         }
-        let over = self.client.closed.is_some()
-            || self.server.closed.is_some()
-            || self.deleted.is_some()
-            || self.trouble.as_ref().is_some_and(|trouble| trouble.killed.is_some());
+        // An entry can end before its connection: it timed out, or IPVS took it along.
+        let entry_ended =
+            self.deleted.is_some() || self.trouble.as_ref().is_some_and(|trouble| trouble.killed.is_some());
+        let over =
+            self.client.closed.is_some() || self.server.closed.is_some() || (entry_ended && !self.is_open());
         if over { Outcome::Closed } else { Outcome::Established }
     }
 

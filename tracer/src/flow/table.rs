@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     sighting::{
-        Conntrack, ConntrackFact, Fact, Hook, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
-        Status, TcpState, Tuple,
+        Conntrack, ConntrackFact, Fact, Hook, IpvsFact, PacketFact, Protocol, Sighting, SocketEvent,
+        SocketFact, Status, TcpState, Tuple,
     },
     time::Timestamp,
 };
@@ -41,6 +41,8 @@ pub struct FlowTable {
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,
     counters: Counters,
+    /// The last persistence template that IPVS made, and when: the connection that it is made for comes next.
+    pub(super) template: Option<(Timestamp, IpvsFact)>,
     /// The latest time known. Never goes back.
     clock: Timestamp,
 }
@@ -62,6 +64,7 @@ impl FlowTable {
             settled: VecDeque::new(),
             losses: VecDeque::new(),
             counters: Counters::default(),
+            template: None,
             clock: Timestamp::MIN,
         }
     }
@@ -166,6 +169,7 @@ impl FlowTable {
             Fact::Conntrack(fact) => self.fold_conntrack(fact, place),
             Fact::Packet(fact) => self.fold_packet(fact, place),
             Fact::Socket(fact) => self.fold_socket(fact, place),
+            Fact::Ipvs(fact) => self.fold_ipvs(fact, place),
             Fact::TableFull { freed } => {
                 self.counters.table_full += 1;
                 self.counters.table_full_freed += u64::from(*freed);
@@ -193,7 +197,9 @@ impl FlowTable {
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
         if place.hook == Hook::Confirm {
-            flow.fold_decision(*ct, place);
+            if !flow.fold_pick_up(ct, place) {
+                flow.fold_decision(*ct, place);
+            }
             if flow.confirm_task.is_none() {
                 flow.confirm_task = fact.task.take();
             }
@@ -216,7 +222,11 @@ impl FlowTable {
             let index = self.entry_unconfirmed(ct, place, opening, waited(fact));
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
-            if flow.decision_for(ct, place.netns).is_none_or(|known| known.confirmed.is_none() && !confirmed)
+            if opening && confirmed && flow.is_tcp() && place.hook == Hook::IpVsConnExpire {
+                flow.ipvs_mut().old_entry = ct.id;
+            } else if flow
+                .decision_for(ct, place.netns)
+                .is_none_or(|known| known.confirmed.is_none() && !confirmed)
             {
                 flow.fold_decision(*ct, place);
             }
@@ -246,6 +256,7 @@ impl FlowTable {
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }
+        self.split_picked_up(fact, place);
         let known = self.index.get(&Key::new(&fact.tuple, place.netns)).copied();
         let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
             let end = match flow.end_of(&fact.tuple) {
@@ -308,7 +319,7 @@ impl FlowTable {
     }
 
     /// Makes the flow known by the addresses behind NAT, and takes in what was seen there before.
-    fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
+    pub(super) fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
         // By the original tuple it was found, or begun.
         let reply = Key::new(&ct.reply, place.netns);
         if ct.endpoint().is_none() && !ct.masqueraded() {
@@ -322,7 +333,7 @@ impl FlowTable {
 
     /// `other` was seen at the addresses that now turn out to be `index`'s: part of it if it had just begun without an
     /// entry of its own, else an older flow.
-    fn absorb(&mut self, other: u32, index: u32, time: Timestamp) {
+    pub(super) fn absorb(&mut self, other: u32, index: u32, time: Timestamp) {
         let fresh = self.slots.get(other).is_some_and(|flow| {
             flow.decisions.is_empty()
                 && flow.handed.is_none()
@@ -481,6 +492,9 @@ impl FlowTable {
             }
         };
         unlink(Key::new(&flow.orig, flow.netns));
+        if let Some(chosen) = flow.chosen_by_ipvs(None) {
+            unlink(Key::new(&chosen.reply(), chosen.netns));
+        }
         for decision in &flow.decisions {
             for tuple in behind(decision) {
                 if tuple != flow.orig {
@@ -504,6 +518,6 @@ fn is_news(before: Outcome, after: Outcome) -> bool {
     }
 }
 
-const fn is_tracked(protocol: Protocol) -> bool {
+pub(super) const fn is_tracked(protocol: Protocol) -> bool {
     matches!(protocol, Protocol::TCP | Protocol::UDP | Protocol::SCTP)
 }

@@ -17,15 +17,15 @@ use network_types::{
     udp::UdpHdr,
 };
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, FLAG_TABLE_FULL, Hook, Kind, PACKET_HEAD_BYTES,
-    PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord, TableFullRecord,
+    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, FLAG_TABLE_FULL, Hook, IpvsRecord, Kind,
+    PACKET_HEAD_BYTES, PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord, TableFullRecord,
 };
 
 use super::layout::Layout;
 use crate::{
     sighting::{
-        Conntrack, ConntrackFact, Fact, Netns, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
-        Status, Task, TcpState, Tuple,
+        Conntrack, ConntrackFact, Fact, IpvsFact, IpvsFlags, Netns, PacketFact, Protocol, Sighting,
+        SocketEvent, SocketFact, Status, Task, TcpState, Tuple,
     },
     time::Timestamp,
 };
@@ -152,6 +152,7 @@ impl Decoder {
             k if k == Kind::Packet as u8 => size_of::<PacketRecord>(),
             k if k == Kind::Socket as u8 => size_of::<SocketRecord>(),
             k if k == Kind::TableFull as u8 => size_of::<TableFullRecord>(),
+            k if k == Kind::Ipvs as u8 => size_of::<IpvsRecord>(),
             kind => return Err(DecodeError::UnknownKind { kind }),
         };
         if record.len() != expected {
@@ -161,6 +162,7 @@ impl Decoder {
             k if k == Kind::Conntrack as u8 => Fact::Conntrack(self.conntrack(rest)?),
             k if k == Kind::Packet as u8 => Fact::Packet(self.packet(hook, rest)?),
             k if k == Kind::Socket as u8 => Fact::Socket(self.socket(hook, rest)?),
+            k if k == Kind::Ipvs as u8 => Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
             _ => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
         };
         let time = Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns));
@@ -188,10 +190,12 @@ impl Decoder {
             Some((tuple, flags)) => (Some(tuple), flags),
             None => (None, 0),
         };
-        let rejects = matches!(hook, Hook::SendUnreach | Hook::NfSendReset);
+        let rejects = hook.is_unreach() || hook.is_forged_reset();
         let reason_name = match hook {
-            Hook::KfreeSkb => self.layout.drop_reason(reason),
-            Hook::TcpSendReset | Hook::TcpV4SendReset => self.layout.reset_reason(reason),
+            Hook::KfreeSkb | Hook::IpVsConnExpire => self.layout.drop_reason(reason),
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
+                self.layout.reset_reason(reason)
+            }
             _ => None,
         };
         Ok(PacketFact {
@@ -202,10 +206,10 @@ impl Decoder {
             original_direction: (ctinfo != CTINFO_NONE).then_some(ctinfo < IP_CT_IS_REPLY),
             reason: match reason_name {
                 Some(name) => Some(Arc::clone(name)),
-                None if reason == REASON_NONE || hook == Hook::SendUnreach => None,
+                None if reason == REASON_NONE || hook.is_unreach() => None,
                 None => Some(Arc::from(format!("reason {reason}"))),
             },
-            icmp_code: if hook == Hook::SendUnreach { u8::try_from(reason).ok() } else { None },
+            icmp_code: if hook.is_unreach() { u8::try_from(reason).ok() } else { None },
             nf_hook: if rejects { u8::try_from(nf_hook).ok() } else { None },
             table_full: flags & FLAG_TABLE_FULL != 0,
         })
@@ -307,6 +311,25 @@ fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes_at(bytes, at).map(u16::from_ne_bytes)
+}
+
+fn ipvs(mut rest: &[u8]) -> Option<IpvsFact> {
+    let flags = IpvsFlags(rest.try_get_u32_ne().ok()?);
+    let (family, dest_family) = (rest.try_get_u16_ne().ok()?, rest.try_get_u16_ne().ok()?);
+    let (addresses, mut ports) = rest.split_at_checked(48)?;
+    let address = |family: u16, at: usize| -> Option<IpAddr> {
+        match family {
+            AF_INET => Some(Ipv4Addr::from(bytes_at::<4>(addresses, at)?).into()),
+            AF_INET6 => Some(Ipv6Addr::from(bytes_at::<16>(addresses, at)?).into()),
+            _ => None,
+        }
+    };
+    let mut port = || ports.try_get_u16().ok();
+    let client = SocketAddr::new(address(family, 0)?, port()?);
+    let virtual_server = SocketAddr::new(address(family, 16)?, port()?);
+    let destination = SocketAddr::new(address(dest_family, 32)?, port()?);
+    let protocol = Protocol(u8::try_from(ports.try_get_u16_ne().ok()?).ok()?);
+    Some(IpvsFact { tuple: Tuple::new(protocol, client, virtual_server), destination, flags })
 }
 
 fn tuple_at(bytes: &[u8], fields: &TupleFields) -> Option<Tuple> {

@@ -87,6 +87,9 @@ pub struct HookSpec {
     pub cost: &'static str,
 }
 
+/// The module without which there is no virtual server, and nothing to be seen of one.
+pub(super) const IPVS: &str = "ip_vs";
+
 const CT: &[&str] = &[
     "CT_ORIG",
     "CT_REPLY",
@@ -157,6 +160,26 @@ pub const HOOKS: &[HookSpec] = &[
         cost: "a RST forged by a rule looks like the backend's own",
     },
     HookSpec {
+        hook: Hook::SendUnreach6,
+        programs: &["send_unreach6"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_reject_ipv6"),
+        arguments: &[("skb_in", 1), ("code", 2), ("hooknum", 3)],
+        fields: PACKET,
+        cost: "over IPv6 a REJECT can't be told from a DROP: a Service without endpoints is not named (C20)",
+    },
+    HookSpec {
+        hook: Hook::NfSendReset6,
+        programs: &["nf_send_reset6"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_reject_ipv6"),
+        arguments: &[("oldskb", 2), ("hook", 3)],
+        fields: PACKET,
+        cost: "over IPv6 a RST forged by a rule looks like the backend's own",
+    },
+    HookSpec {
         hook: Hook::EarlyDrop,
         programs: &["early_drop", "early_drop_return"],
         attach: Attach::KprobePair,
@@ -217,6 +240,16 @@ pub const HOOKS: &[HookSpec] = &[
         cost: "a RST from a port without a listener is seen only at the client (C28)",
     },
     HookSpec {
+        hook: Hook::TcpV6SendReset,
+        programs: &["tcp_v6_send_reset"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: None,
+        arguments: &[("sk", 0), ("skb", 1)],
+        fields: PACKET,
+        cost: "over IPv6 a RST from a port without a listener is seen only at the client (C28)",
+    },
+    HookSpec {
         hook: Hook::TcpRetransmit,
         programs: &["tcp_retransmit"],
         attach: Attach::RawTracepoint,
@@ -255,5 +288,52 @@ pub const HOOKS: &[HookSpec] = &[
         arguments: &[("ct", 0), ("maniptype", 2)],
         fields: CT,
         cost: "decisions are seen only once their packet leaves the node",
+    },
+    HookSpec {
+        hook: Hook::IpVsLeave,
+        programs: &["ipvs_leave"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some(IPVS),
+        arguments: &[("svc", 0), ("skb", 1)],
+        fields: PACKET,
+        cost: "that IPVS has no real server for a Service is seen as a drop only (C12, C20 in ipvs mode)",
+    },
+    HookSpec {
+        hook: Hook::IpVsConnExpire,
+        programs: &["ipvs_conn_expire"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some(IPVS),
+        arguments: &[("cp", 0)],
+        fields: PACKET,
+        cost: "a packet that IPVS drops with an old entry looks like a rule's drop (C13, C14)",
+    },
+    HookSpec {
+        hook: Hook::IpVsConnNew,
+        programs: &["ipvs_conn_new"],
+        attach: Attach::Kprobe,
+        need: Need::Full,
+        module: Some(IPVS),
+        arguments: &[("p", 0), ("dest_af", 1), ("daddr", 2), ("dport", 3), ("flags", 4)],
+        fields: &[
+            "OFF_IPVS_PARAM_CADDR",
+            "OFF_IPVS_PARAM_VADDR",
+            "OFF_IPVS_PARAM_CPORT",
+            "OFF_IPVS_PARAM_VPORT",
+            "OFF_IPVS_PARAM_PROTOCOL",
+            "OFF_IPVS_PARAM_AF",
+        ],
+        cost: "where IPVS does not track in conntrack (vs/conntrack=0), which endpoint a flow got stays unknown",
+    },
+    HookSpec {
+        hook: Hook::IpVsSchedule,
+        programs: &["ipvs_schedule", "ipvs_schedule_return"],
+        attach: Attach::KprobePair,
+        need: Need::Targeted,
+        module: Some(IPVS),
+        arguments: &[("svc", 0), ("skb", 1)],
+        fields: PACKET,
+        cost: "that IPVS could not make an entry for a packet (memory, overload defence) looks like a rule's drop",
     },
 ];

@@ -7,7 +7,7 @@ use tracer_ebpf::Hook;
 
 use super::{
     btf::Prototype,
-    hooks::{Attach, HOOKS, HookSpec, Need, twin},
+    hooks::{Attach, HOOKS, HookSpec, IPVS, Need, twin},
     layout::Layout,
 };
 
@@ -23,6 +23,10 @@ pub trait KernelFacts {
     fn has_module(&self, name: &str) -> bool;
     /// Whether kprobes exist and may be used.
     fn kprobes(&self) -> Result<(), String>;
+    /// Whether IPVS tracks its connections in conntrack (`net.ipv4.vs.conntrack`); `None` where it does not say.
+    fn ipvs_conntrack(&self) -> Option<bool> {
+        None
+    }
     /// Where fentry and fexit find a function, or why they cannot be used for it.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         Err(format!("nothing is known of fentry on {name}"))
@@ -250,7 +254,8 @@ fn state(
     send_reset_tells_all: bool,
     (tiers, tier): (Tiers, &Tier),
 ) -> State {
-    if !set.asks_for(spec.need) {
+    let only_source = spec.hook == Hook::IpVsConnNew && kernel.ipvs_conntrack() == Some(false);
+    if !set.asks_for(spec.need) && !only_source {
         return State::NotNeeded(
             match spec.need {
                 Need::Targeted => "only where a target narrows the trace",
@@ -259,9 +264,18 @@ fn state(
             .to_owned(),
         );
     }
+    if spec.module == Some(IPVS) && !kernel.has_module(IPVS) && !kernel.has_symbol(spec.hook.symbol()) {
+        return State::NotNeeded("the module ip_vs is not loaded: there is no virtual server".to_owned());
+    }
+    // The confirmed entry's reply tuple tells the same, and of masquerading besides.
+    if spec.hook == Hook::IpVsConnNew && set != HookSet::Targeted && kernel.ipvs_conntrack() == Some(true) {
+        return State::NotNeeded(
+            "IPVS tracks in conntrack here: the confirmed entry names the endpoint".to_owned(),
+        );
+    }
     // From 6.10 the tracepoint has a reason, and with it tells of RSTs without a full socket (kernel commit
     // "tcp: rstreason: let it work finally in tcp_send_reset()").
-    if spec.hook == Hook::TcpV4SendReset && send_reset_tells_all {
+    if matches!(spec.hook, Hook::TcpV4SendReset | Hook::TcpV6SendReset) && send_reset_tells_all {
         return State::NotNeeded("tcp:tcp_send_reset tells of these RSTs on this kernel".to_owned());
     }
     let missing: Vec<&str> = spec.fields.iter().filter(|field| !layout.has(field)).copied().collect();
@@ -284,6 +298,13 @@ fn state(
                 }
             }
             if !kernel.has_symbol(symbol) {
+                // Most clusters have one family: what the other's rules would need is no gap as long as none stands.
+                if spec.module == Some("nf_reject_ipv6") && !kernel.has_module("nf_reject_ipv6") {
+                    return State::NotNeeded(
+                        "the module nf_reject_ipv6 is not loaded: no rule refuses IPv6 on this node"
+                            .to_owned(),
+                    );
+                }
                 return State::Missing(match spec.module {
                     Some(module) if !kernel.has_module(module) => {
                         format!("the module {module} is not loaded: no rule that would use it exists yet")

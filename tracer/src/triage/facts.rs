@@ -2,7 +2,7 @@
 //!
 //! Owns which text is read by whom, and the list of what is missing. Must not judge.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use serde_json::Value;
 
@@ -13,8 +13,11 @@ use crate::{
         capture::{Artifact, Capture, Kind},
         conntrack::{self, Counters, Namespace},
         interfaces::Interfaces,
+        ipset, iptables, ipvs,
         kube_proxy::{config::Config, log::Log, metrics::Metrics, process::ProcessList},
         modules::Modules,
+        nftables,
+        ruleset::{End, Family, Origin, Probe, Ruleset, Writer, walk::Walker},
         sysctl::Sysctls,
     },
     time::Timestamp,
@@ -22,6 +25,8 @@ use crate::{
 
 /// Events kept, at most.
 const EVENTS_MAX: usize = 10_000;
+/// Service ports whose rules are written into the digest, at most.
+const DIGEST_MAX: usize = 5000;
 
 /// A `DaemonSet` that may be kube-proxy's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -105,6 +110,8 @@ pub struct Facts {
     pub daemon_sets: Option<Vec<DaemonSet>>,
     pub events: Option<Vec<Event>>,
     pub rules: RulesSeen,
+    /// The rules themselves, of every writer.
+    pub ruleset: Ruleset,
     /// Kinds of text that are there, and why others are not.
     present: Vec<Kind>,
     why: BTreeMap<Kind, String>,
@@ -138,12 +145,14 @@ impl Facts {
             daemon_sets: text(Kind::DaemonSets).and_then(daemon_sets),
             events: text(Kind::Events).and_then(events),
             rules: rules_seen(capture),
+            ruleset: Ruleset::default(),
             present: capture.artifacts.iter().map(|artifact| artifact.kind).collect(),
             why: capture.gaps.iter().map(|gap| (gap.kind, gap.why.clone())).collect(),
             ..Self::default()
         };
         let drops = |kind| conntrack::netstat(text(kind)?, "TcpExt", "IPReversePathFilter");
         facts.rp_filter_drops = (drops(Kind::Netstat), drops(Kind::NetstatLater));
+        facts.read_rules(capture);
         facts.read_objects(capture);
         if facts.config.is_none()
             && let Some(config) = facts.process.as_ref().and_then(Config::from_flags)
@@ -156,6 +165,48 @@ impl Facts {
         facts.find_node();
         facts.not_understood(capture);
         facts
+    }
+
+    fn read_rules(&mut self, capture: &Capture) {
+        let mut rules = Ruleset::default();
+        for (family, [plain, nft, legacy]) in [
+            (Family::Ipv4, [Kind::IptablesSave, Kind::IptablesNftSave, Kind::IptablesLegacySave]),
+            (Family::Ipv6, [Kind::Ip6tablesSave, Kind::Ip6tablesNftSave, Kind::Ip6tablesLegacySave]),
+        ] {
+            let mut take = |kind, writer| {
+                if let Some(text) = capture.text(kind) {
+                    rules.absorb(iptables::parse(text, iptables::Hint { family: Some(family), writer }));
+                }
+            };
+            take(nft, Some(Writer::IptablesNft));
+            take(legacy, Some(Writer::IptablesLegacy));
+            // The plain name is one of the two backends: beside the other's list it tells something new.
+            let told = |kind| capture.text(kind).map(kube_chains);
+            let plain_is_legacy = told(plain) == told(legacy);
+            if capture.get(nft).is_none() && (capture.get(legacy).is_none() || !plain_is_legacy) {
+                take(plain, capture.get(legacy).map(|_| Writer::IptablesNft));
+            }
+        }
+        let json = capture.text(Kind::NftRulesetJson).map(|text| nftables::parse(text.as_bytes()));
+        let text = || capture.text(Kind::NftRuleset).map(|text| nftables::parse(text.as_bytes()));
+        match json.filter(Result::is_ok).or_else(text) {
+            Some(Ok(read)) => rules.absorb(read),
+            Some(Err(why)) => self.gaps.push(format!("the nftables rules: {why}")),
+            None => {}
+        }
+        let servers = capture.text(Kind::IpvsSave).or_else(|| capture.text(Kind::IpvsList));
+        rules.servers = servers.map(ipvs::parse);
+        if let Some(sets) = capture.text(Kind::IpsetSave) {
+            rules.absorb(ipset::parse(sets));
+        }
+        let known =
+            self.interfaces.as_ref().filter(|list| list.iter().all(|interface| interface.addresses_known));
+        rules.addresses = known.map(|list| {
+            list.iter()
+                .flat_map(|interface| interface.addresses.iter().map(|(address, _)| *address))
+                .collect()
+        });
+        self.ruleset = rules;
     }
 
     fn read_objects(&mut self, capture: &Capture) {
@@ -377,7 +428,51 @@ impl Facts {
                 facts.insert(format!("sysctl: {}", path.replace('/', ".")), value.to_owned());
             }
         }
+        self.digest_rules(&mut facts);
         facts
+    }
+
+    /// Where the rules send a Pod's connections to each ClusterIP: nodes must not differ in it (catalogue C12).
+    fn digest_rules(&self, facts: &mut BTreeMap<String, String>) {
+        let Some(history) = &self.history else { return };
+        if self.rules.any() != Some(true) {
+            return;
+        }
+        let walkers = Family::ALL
+            .map(|family| (Walker::new(&self.ruleset, family), self.ruleset.local_traffic(family)));
+        let ports = history.services().flat_map(|service| {
+            service
+                .cluster_ips
+                .iter()
+                .flat_map(move |ip| service.ports.iter().map(move |port| (service, *ip, port)))
+        });
+        for (service, ip, port) in ports.take(DIGEST_MAX) {
+            let [four, six] = &walkers;
+            let (walker, local) = if ip.is_ipv4() { four } else { six };
+            let (source, interface) = local.example(walker.family());
+            let destination = SocketAddr::new(ip, port.port);
+            let fate = walker.walk(&Probe {
+                origin: Origin::Pod,
+                source,
+                interface,
+                destination,
+                protocol: port.protocol,
+                local: false,
+                hairpin: false,
+            });
+            let endpoints: Vec<String> =
+                fate.endpoints().iter().map(|(endpoint, _)| endpoint.to_string()).collect();
+            let said = match fate.branches.first().map(|branch| branch.end) {
+                _ if !endpoints.is_empty() => endpoints.join(", "),
+                Some(End::Refused) => "refused".to_owned(),
+                Some(End::Dropped) => "dropped".to_owned(),
+                _ => "no rule".to_owned(),
+            };
+            facts.insert(
+                format!("rules: {}:{} {destination}/{}", service.key, port.label(), port.protocol),
+                said,
+            );
+        }
     }
 }
 
