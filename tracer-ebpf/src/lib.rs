@@ -24,6 +24,8 @@ pub const WHY_BYTES: usize = 64;
 pub const COMM_BYTES: usize = 16;
 /// Number of slots in [`Hook`]'s numbering, for per-hook arrays.
 pub const HOOK_SLOTS: usize = 32;
+/// The slot of the count of lost records that counts those of every hook.
+pub const LOST_ANY: usize = HOOK_SLOTS - 1;
 
 /// The kernel function or tracepoint that made a record. The numbers are part of the recording format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

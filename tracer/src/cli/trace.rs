@@ -509,6 +509,7 @@ impl<'a> Trace<'a> {
             self.show(report, judged, now)?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);
+        gaps.extend(self.missed());
         let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
         if let (Some(finished), Some(record)) = (recorded, &self.options.record) {
             let (note, missing) = record::ended(&record.path, &finished);
@@ -518,6 +519,20 @@ impl<'a> Trace<'a> {
         let summary = self.show.summary(self.pipeline.pipeline(), self.started, ended, gaps);
         report.finish(&summary)?;
         Ok(self.show.outcome())
+    }
+}
+
+impl Trace<'_> {
+    /// What the kernel left out without a record that could be counted as lost. Only new connections: of the other hooks
+    /// most runs report nothing, so that nobody could say whether one that was left out would have.
+    fn missed(&self) -> Option<String> {
+        let missed = self.probe.as_ref()?.missed_runs();
+        let (_, count) = missed.into_iter().find(|(hook, _)| *hook == Hook::Confirm)?;
+        Some(format!(
+            "{}: the kernel left its program out {count} times, because an interrupt came while it ran: of that many \
+             packets at most the NAT decision was not seen",
+            Hook::Confirm.symbol()
+        ))
     }
 }
 
