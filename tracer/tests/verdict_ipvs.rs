@@ -254,6 +254,18 @@ fn c13_the_packet_that_ends_a_connection_to_a_removed_server() {
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
 }
 
+/// Since 5.9 the entry goes with the real server, before any packet meets it.
+#[test]
+fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
+    let mut world = world();
+    let script = by_ipvs(to_cart().established(10_000).delete(30_000, Status::SEEN_REPLY | Status::ASSURED));
+    let script = reset_by_the_node(script, 40_000);
+    assert_eq!(world.verdict(script.clone(), 50_000).class, "C15");
+    world.leaves(EP, 29_900);
+    let verdict = world.verdict(script, 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
+}
+
 #[test]
 fn c13_in_silence_and_what_only_looks_like_it() {
     let mut world = world();

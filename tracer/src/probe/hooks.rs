@@ -57,6 +57,9 @@ pub const fn twin(hook: Hook) -> Option<Twin> {
         Hook::IcmpError => Twin::Entry("icmp_error_fentry"),
         Hook::TcpPacket => Twin::Entry("tcp_packet_fentry"),
         Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
+        // `ip_vs_conn_new` has seven arguments, more than a trampoline passes before 6.6.
+        Hook::IpVsLeave => Twin::Entry("ipvs_leave_fentry"),
+        Hook::IpVsConnExpire => Twin::Entry("ipvs_conn_expire_fentry"),
         _ => return None,
     })
 }
