@@ -111,6 +111,64 @@ impl Rules {
         cut
     }
 
+    /// Without the iptables rules that contain `text`.
+    #[must_use]
+    pub fn without_line(&self, unwanted: &str) -> Self {
+        let mut cut = self.clone();
+        if let Text::Xtables { ipv4, ipv6 } = &mut cut.text {
+            for text in [ipv4, ipv6] {
+                *text = without(text, |line| line.contains("-A ") && line.contains(unwanted));
+            }
+        }
+        cut
+    }
+
+    /// With an IPv4 Service of one endpoint, or none, as kube-proxy writes it in iptables mode. The chains' names are
+    /// hashes in a real one.
+    #[must_use]
+    pub fn with_service(
+        &self,
+        name: &str,
+        protocol: &str,
+        vip: SocketAddr,
+        endpoint: Option<SocketAddr>,
+    ) -> Self {
+        let matched = format!("-d {}/32 -p {protocol} -m comment --comment \"{name}", vip.ip());
+        let port = format!("-m {protocol} --dport {}", vip.port());
+        let (service, sep) = ("KUBE-SVC-LABSIGNALAAAAAAA", "KUBE-SEP-LABSIGNALAAAAAAA");
+        let (mut nat, mut filter) = (Vec::new(), Vec::new());
+        if let Some(endpoint) = endpoint {
+            nat.push(format!(":{service} - [0:0]"));
+            nat.push(format!(":{sep} - [0:0]"));
+            nat.push(format!("-A KUBE-SERVICES {matched} cluster IP\" {port} -j {service}"));
+            nat.push(format!("-A {service} -m comment --comment \"{name} -> {endpoint}\" -j {sep}"));
+            nat.push(format!(
+                "-A {sep} -p {protocol} -m comment --comment \"{name}\" -m {protocol} -j DNAT --to-destination {endpoint}"
+            ));
+        } else {
+            filter.push(format!(
+                "-A KUBE-SERVICES {matched} has no endpoints\" {port} -j REJECT --reject-with icmp-port-unreachable"
+            ));
+        }
+        let mut with = self.clone();
+        if let Text::Xtables { ipv4, .. } = &mut with.text {
+            let mut lines = Vec::new();
+            let mut table = "";
+            for line in ipv4.lines() {
+                if line.starts_with('*') {
+                    table = line;
+                }
+                if line == "COMMIT" && table != "*mangle" {
+                    let added = if table == "*nat" { &nat } else { &filter };
+                    lines.extend(added.iter().map(String::as_str));
+                }
+                lines.push(line);
+            }
+            *ipv4 = lines.join("\n") + "\n";
+        }
+        with
+    }
+
     /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it.
     #[must_use]
     pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {

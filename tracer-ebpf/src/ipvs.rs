@@ -12,7 +12,13 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{Hook, IpvsRecord, Kind, MISSING, REASON_NONE};
 
-use crate::{filter, globals, output, packet};
+use crate::{
+    entry::{Entry, at_entry},
+    filter, globals, output, packet,
+};
+
+at_entry!(ipvs_leave, ipvs_leave_fentry, on_ipvs_leave);
+at_entry!(ipvs_conn_expire, ipvs_conn_expire_fentry, on_ipvs_conn_expire);
 
 /// `ip_vs_conn_new(p, dest_af, daddr, dport, flags, dest, fwmark)`, at entry. With persistence it is called for the
 /// template (client port 0) before it is called for the connection.
@@ -58,12 +64,9 @@ pub(crate) fn ipvs_conn_new(ctx: ProbeContext) -> u32 {
 }
 
 /// `ip_vs_leave(svc, skb, pd, iph)`: called only once `ip_vs_schedule` found no real server.
-#[kprobe]
-pub(crate) fn ipvs_leave(ctx: ProbeContext) -> u32 {
-    if let Some(skb) = ctx.arg::<u64>(1) {
-        packet::report(Hook::IpVsLeave, skb, REASON_NONE, 0);
-    }
-    0
+#[inline(always)]
+fn on_ipvs_leave(ctx: &impl Entry) {
+    packet::report(Hook::IpVsLeave, ctx.argument(1), REASON_NONE, 0);
 }
 
 /// How deep `ip_vs_schedule` is nested on a CPU: a task's own packet, and a softirq on top of it.
@@ -136,14 +139,13 @@ pub(crate) fn ipvs_schedule_return(ctx: RetProbeContext) -> u32 {
 
 /// `ip_vs_conn_expire_now(cp)`. It is noted only: where IPVS goes on with another real server nothing is lost. Where
 /// the packet belongs to an old conntrack entry IPVS drops it at once, and the drop tells of the entry.
-#[kprobe]
-pub(crate) fn ipvs_conn_expire(_ctx: ProbeContext) -> u32 {
+#[inline(always)]
+fn on_ipvs_conn_expire(_ctx: &impl Entry) {
     if let Some(calls) = IPVS_CALLS.get_ptr_mut(0) {
         unsafe {
             (*calls).expired = Call { skb_or_time: bpf_ktime_get_ns(), pid_tgid: bpf_get_current_pid_tgid() };
         }
     }
-    0
 }
 
 /// Longest time from an entry's expiry to the drop of its packet: `ip_vs_in_hook` returns `NF_DROP` next. An emulated

@@ -185,12 +185,6 @@ fn an_answer_that_goes_past_nat() {
         "{}",
         verdict.mitigation.immediate
     );
-    // On another node no bridge of this one carried the answer.
-    let mut world = World::new();
-    world.pod(EP, "shop", "cart-0");
-    let pod = world.pods.get_mut(&addr(EP).ip()).unwrap();
-    pod.node = Some("worker-2".into());
-    assert_ne!(world.verdict(script(), 70_000).class, "C31");
 }
 
 #[test]

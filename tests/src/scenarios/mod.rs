@@ -21,6 +21,7 @@ mod no_rules;
 mod old_flow;
 mod probes;
 mod refused;
+mod resets;
 pub(crate) mod silent;
 mod stale;
 mod table_full;
@@ -122,6 +123,20 @@ pub const ALL: &[Scenario] = &[
     scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
+    scenario("udp-answered", resets::datagrams::answered),
+    scenario("c29-udp-unanswered", resets::datagrams::unanswered),
+    scenario("c28-udp-refused", resets::datagrams::refused),
+    scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
+    scenario("n10-udp-race", resets::datagrams::race),
+    scenario("c18-out-of-window", resets::conntrack::out_of_window),
+    scenario("c18-dropped-as-invalid", resets::conntrack::dropped),
+    scenario("c19-table-flushed", resets::conntrack::flushed),
+    scenario("n4-reset-by-client", resets::senders::client),
+    scenario("reset-by-endpoint", resets::senders::endpoint),
+    scenario("reset-in-transit", resets::senders::transit),
+    scenario("sctp-healthy", resets::sctp::healthy),
+    scenario("c28-sctp-refused", resets::sctp::refused),
+    scenario("c20-sctp-no-endpoints", resets::sctp::no_endpoints),
     scenario("api-server-away", api_away::story),
     scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
     scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),

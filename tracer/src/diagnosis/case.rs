@@ -211,6 +211,16 @@ impl Finding {
         self
     }
 
+    /// Beside what [`super::timeline`] says of the flow's own sightings.
+    pub(super) fn kernel(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence.push(Evidence {
+            r#type: EvidenceType::Kernel,
+            time: known(time),
+            content: content.into(),
+        });
+        self
+    }
+
     pub(super) fn node(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
         self.evidence.push(Evidence {
             r#type: EvidenceType::Node,

@@ -1,13 +1,12 @@
-//! C31: a Pod that reaches itself through its Service, and answers that go past the node's NAT.
+//! C31: a Pod that reaches itself through its Service. (Answers that go past the node's NAT are `resets`'.)
 
-use super::{Case, Finding, text::word};
+use super::{Case, Finding};
 use crate::{
-    flow::{End, Outcome},
     sighting::Status,
     verdict::{Confidence, Domain, Safety, Severity},
 };
 
-/// C31 (a).
+/// C31.
 /// Mechanism: NAT chose the client itself. Its packets come back only where the source is masqueraded (else the Pod's
 /// stack meets its own address as a stranger's and drops it as a martian), and where the bridge sends a packet out of
 /// the port that it came from (hairpin mode).
@@ -55,63 +54,4 @@ pub(super) fn itself(case: &Case<'_>) -> Finding {
         Safety::ReadOnly,
     )
     .see(&["C31"])
-}
-
-/// C31 (b).
-/// Mechanism: client and endpoint are on one bridge and the bridge does not hand its packets to iptables
-/// (bridge-nf-call-iptables is 0): the answer goes straight to the client from the endpoint's own address, which the
-/// client never asked.
-/// For: while the connection was being opened, the client's own stack answered the endpoint's packet with a RST, as it
-/// has no socket for that address. An endpoint that answers has been reached: only the way back is wrong.
-/// Against: the same fingerprint on an open connection is an answer that conntrack called invalid (C18).
-pub(super) fn bypassed(case: &Case<'_>) -> Option<Finding> {
-    let endpoint = case.endpoint?;
-    let reset = case.trouble()?.stack_resets.iter().find(|reset| reset.by == End::Client && !reset.to_syn)?;
-    let opening = case.flow.client.established.is_none() && !case.flow.partial;
-    if !opening || matches!(case.outcome, Outcome::Closed | Outcome::Established) {
-        return None;
-    }
-    let same_node = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided).and_then(|pod| pod.node);
-    let local = match (same_node.as_deref(), case.ctx.node_name) {
-        (Some(node), Some(here)) => Some(node == here),
-        _ => None,
-    };
-    if local == Some(false) {
-        return None;
-    }
-    let mut finding = Finding::new(
-        "C31",
-        Domain::Hairpin,
-        format!(
-            "{} answered {} directly, past the node's NAT: the client knows no connection to it and resets",
-            case.endpoint_name(),
-            case.flow.orig.src.ip()
-        ),
-    )
-    .confidence(if local == Some(true) { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::High)
-    .node(
-        Some(reset.mark.first),
-        format!(
-            "the client's stack reset what came from {endpoint}, where it had asked for {}",
-            case.flow.orig.dst
-        ),
-    )
-    .action(
-        if endpoint.is_ipv4() {
-            "sysctl net.bridge.bridge-nf-call-iptables; modprobe br_netfilter and set it to 1"
-        } else {
-            "sysctl net.bridge.bridge-nf-call-ip6tables; modprobe br_netfilter and set it to 1"
-        },
-        "have the node's setup load br_netfilter and set both sysctls at boot, as the CNI plugin asks",
-        Safety::Disruptive,
-    )
-    .see(&["C31"]);
-    if local.is_none() {
-        finding = finding.unseen("whether the endpoint is on this node");
-    }
-    if let Some(pod) = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided) {
-        finding = finding.api(None, format!("{} is Pod {}", endpoint.ip(), word(&pod.key())));
-    }
-    Some(finding)
 }

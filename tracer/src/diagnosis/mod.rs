@@ -7,6 +7,7 @@
 mod backend_refused;
 mod case;
 mod conntrack;
+mod datagrams;
 mod foreign_rules;
 mod hairpin;
 mod iptables_sync;
@@ -16,6 +17,7 @@ mod network_policy;
 mod no_endpoints;
 mod normal;
 mod record;
+mod resets;
 mod service_config;
 mod stale_endpoints;
 pub mod summary;
@@ -75,9 +77,13 @@ impl std::fmt::Debug for Context<'_> {
 }
 
 /// The first that applies explains the flow.
-const RULES: [fn(&Case<'_>) -> Option<Finding>; 23] = [
+const RULES: [fn(&Case<'_>) -> Option<Finding>; 29] = [
     conntrack::table_full,
     conntrack::insertion_failed,
+    stale_endpoints::stale_entry,
+    resets::after_invalid,
+    resets::midstream,
+    resets::answered_directly,
     network_policy::prohibited,
     service_config::other_proxy,
     service_config::source_ranges,
@@ -96,9 +102,11 @@ const RULES: [fn(&Case<'_>) -> Option<Finding>; 23] = [
     service_config::node_port_not_here,
     iptables_sync::untranslated,
     stale_endpoints::removed_meanwhile,
-    hairpin::bypassed,
     backend_refused::refused,
+    resets::dropped_as_invalid,
+    network_path::prohibited_there,
     network_path::silent,
+    conntrack::clash_resolved,
 ];
 
 /// A verdict, and how far it reaches.
