@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    net::{SocketAddr, SocketAddrV4},
+    net::SocketAddr,
 };
 
 use serde_json::Value;
@@ -67,16 +67,16 @@ impl Class {
 pub enum Endpoint {
     /// None was chosen: the record must say `null`.
     Null,
-    Is(SocketAddrV4),
+    Is(SocketAddr),
 }
 
 /// What one flow's record must say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub transport: Transport,
-    pub client: SocketAddrV4,
+    pub client: SocketAddr,
     /// `None` for a flow that goes to a Pod directly.
-    pub vip: Option<SocketAddrV4>,
+    pub vip: Option<SocketAddr>,
     pub endpoint: Endpoint,
     pub class: Class,
     /// `namespace/name`.
@@ -109,7 +109,7 @@ impl Expected {
     }
 
     pub fn key(&self) -> Key {
-        Key { transport: self.transport.as_str().to_owned(), client: SocketAddr::V4(self.client) }
+        Key { transport: self.transport.as_str().to_owned(), client: self.client }
     }
 }
 
@@ -248,7 +248,7 @@ fn describe(want: &Expected) -> String {
 }
 
 fn compare(want: &Expected, record: &Record) -> Vec<String> {
-    let address = |address: Option<SocketAddrV4>| {
+    let address = |address: Option<SocketAddr>| {
         address.map_or(Value::Null, |address| Value::String(address.to_string()))
     };
     let endpoint = match want.endpoint {

@@ -76,9 +76,9 @@ impl Hook {
         Self::SockState,
     ];
 
-    /// The hook with this number, if there is one.
+    /// The hook with this number, if there is one. The numbering may have gaps.
     pub fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(number)).copied()
+        Self::ALL.into_iter().find(|hook| *hook as u8 == number)
     }
 
     /// The kernel's own name of the function or tracepoint.

@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "kernel memory and BPF maps are reached through raw pointers")]
 
 mod conntrack;
+mod entry;
 mod filter;
 mod globals;
 mod output;

@@ -1,14 +1,18 @@
 //! Packets that go no further: freed for a reason, rejected by a rule, answered with a RST.
 
-use aya_ebpf::{
-    macros::{kprobe, raw_tracepoint},
-    programs::{ProbeContext, RawTracePointContext},
-};
+use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use tracer_ebpf::{
     CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE,
 };
 
-use crate::{conntrack, filter, globals, output};
+use crate::{
+    conntrack,
+    entry::{Entry, at_entry},
+    filter, globals, output,
+};
+
+at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
+at_entry!(nf_send_reset, nf_send_reset_fentry, on_nf_send_reset);
 
 /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. Reported are the
 /// reasons that concern a Service, and any packet whose conntrack entry was new and never confirmed: that
@@ -46,22 +50,15 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
 }
 
 /// `nf_send_unreach(skb_in, code, hook)`.
-#[kprobe]
-pub(crate) fn send_unreach(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(code), Some(hook)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1), ctx.arg::<u32>(2))
-    else {
-        return 0;
-    };
-    report(Hook::SendUnreach, skb, code, hook);
-    0
+#[inline(always)]
+fn on_send_unreach(ctx: &impl Entry) {
+    report(Hook::SendUnreach, ctx.argument(0), ctx.argument(1) as u32, ctx.argument(2) as u32);
 }
 
 /// `nf_send_reset(net, sk, oldskb, hook)`, the signature since 5.11; the plan leaves older kernels out.
-#[kprobe]
-pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(hook)) = (ctx.arg::<u64>(2), ctx.arg::<u32>(3)) else { return 0 };
-    report(Hook::NfSendReset, skb, REASON_NONE, hook);
-    0
+#[inline(always)]
+fn on_nf_send_reset(ctx: &impl Entry) {
+    report(Hook::NfSendReset, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
 }
 
 #[inline(always)]

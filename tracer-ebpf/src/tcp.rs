@@ -1,13 +1,14 @@
 //! TCP sockets: their changes of state, the RSTs that they send and receive, their retransmits.
 
-use aya_ebpf::{
-    EbpfContext as _,
-    macros::{kprobe, raw_tracepoint},
-    programs::{ProbeContext, RawTracePointContext},
-};
+use aya_ebpf::{EbpfContext as _, macros::raw_tracepoint, programs::RawTracePointContext};
 use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
-use crate::{filter, globals, output, packet};
+use crate::{
+    entry::{Entry, at_entry},
+    filter, globals, output, packet,
+};
+
+at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
 
 // include/net/tcp_states.h
 const ESTABLISHED: u8 = 1;
@@ -80,14 +81,13 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
 }
 
 /// `tcp_v4_send_reset(sk, skb)`, attached only where the tracepoint is blind to RSTs without a full socket.
-#[kprobe]
-pub(crate) fn tcp_v4_send_reset(ctx: ProbeContext) -> u32 {
-    let (Some(sk), Some(skb)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
+#[inline(always)]
+fn on_tcp_v4_send_reset(ctx: &impl Entry) {
+    let (sk, skb) = (ctx.argument(0), ctx.argument(1));
     // `sk_fullsock()`: the tracepoint tells of all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
         packet::report(Hook::TcpV4SendReset, skb, REASON_NONE, 0);
     }
-    0
 }
 
 /// A listener has no peer, and a half-open or lingering socket is no full one: the packet says more.

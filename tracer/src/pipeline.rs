@@ -104,6 +104,10 @@ impl Pipeline {
         }
     }
 
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
@@ -141,7 +145,7 @@ impl Pipeline {
     /// `count` events were lost between `from` and `to`: flows alive then carry it.
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         if count > 0 {
-            self.lost += count;
+            self.lost = self.lost.saturating_add(count);
             self.flows.lost(count, from, to);
         }
     }

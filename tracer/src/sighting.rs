@@ -4,6 +4,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
+use serde::{Deserialize, Serialize};
 pub use tracer_ebpf::Hook;
 
 use crate::time::Timestamp;
@@ -32,11 +33,11 @@ pub enum Fact {
 }
 
 /// Inode number of a network namespace, as `ls -L /proc/PID/ns/net` shows it; 0 where the hook could not tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Netns(pub u32);
 
 /// Layer-4 protocol number (IANA).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Protocol(pub u8);
 
 impl Protocol {

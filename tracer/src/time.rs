@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Nanoseconds since the Unix epoch (UTC). The kernel's monotonic times are brought to this clock by `probe`,
 /// so that sightings and API objects can be compared.
@@ -42,6 +42,33 @@ impl Timestamp {
     pub fn saturating_sub(self, duration: Duration) -> Self {
         Self(self.0.saturating_sub(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
     }
+}
+
+impl Timestamp {
+    /// What [`fmt::Display`] writes, back into a time.
+    fn parse(text: &str) -> Option<Self> {
+        let bytes = text.as_bytes();
+        let number = |places: std::ops::Range<usize>| -> Option<u64> {
+            bytes.get(places)?.iter().try_fold(0, |number, digit| {
+                digit.is_ascii_digit().then(|| number * 10 + u64::from(digit - b'0'))
+            })
+        };
+        let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
+        let (hours, minutes, seconds) = (number(11..13)?, number(14..16)?, number(17..19)?);
+        let days = days(year, month, day)?;
+        let seconds = ((days * 24 + hours) * 60 + minutes) * 60 + seconds;
+        let time = Self(seconds.checked_mul(1_000_000_000)?.checked_add(number(20..29)?)?);
+        // One way of writing for each time: whatever else is wrong with the text shows here.
+        (time.to_string() == text).then_some(time)
+    }
+}
+
+/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar, the inverse of [`date`].
+fn days(year: u64, month: u64, day: u64) -> Option<u64> {
+    let year = if month <= 2 { year.checked_sub(1)? } else { year };
+    let month = (month + 9) % 12;
+    let day_of_year = (153 * month + 2) / 5 + day.checked_sub(1)?;
+    (year * 365 + year / 4 - year / 100 + year / 400 + day_of_year).checked_sub(719_468)
 }
 
 /// RFC 3339 in UTC with nanoseconds: `2026-01-02T03:04:05.000000006Z`.
@@ -88,6 +115,17 @@ impl Serialize for Timestamp {
     }
 }
 
+/// As it was written; nothing else is taken.
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| {
+            let unexpected = serde::de::Unexpected::Str(&text);
+            serde::de::Error::invalid_value(unexpected, &"a time like 2026-01-02T03:04:05.000000006Z")
+        })
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -110,7 +148,16 @@ mod tests {
     proptest! {
         #[test]
         fn every_moment_is_written_as_rfc_3339(ns in any::<u64>()) {
-            prop_assert_eq!(Timestamp::from_unix_ns(ns).to_string(), by_jiff(ns));
+            let text = Timestamp::from_unix_ns(ns).to_string();
+            prop_assert_eq!(Timestamp::parse(&text), Some(Timestamp::from_unix_ns(ns)));
+            prop_assert_eq!(text, by_jiff(ns));
+        }
+
+        #[test]
+        fn no_text_panics(text in "[0-9:TZ.+-]{0,32}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{9}Z") {
+            if let Some(time) = Timestamp::parse(&text) {
+                prop_assert_eq!(time.to_string(), text);
+            }
         }
     }
 }

@@ -15,7 +15,9 @@ use self::{
     workload::Workload,
 };
 use crate::{
-    boot, console, rules,
+    boot, console,
+    dataplane::{Mode, Variant},
+    rules,
     world::{NODE, Stage, Watch, World},
 };
 
@@ -79,13 +81,13 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
         Some(rounds) => rounds.parse().with_context(|| format!("lab.rounds={rounds} is no number"))?,
         None => ROUNDS,
     };
-    let stage = Stage::set(world, Watch::Nobody)?;
+    let stage = Stage::set(world, Watch::Nobody, Variant::DEFAULT)?;
     fs::create_dir_all("/run/lab").context("making /run/lab")?;
     fs::write(KUBECONFIG, stage.api.kubeconfig()).with_context(|| format!("writing {KUBECONFIG}"))?;
     let workload = Workload::start(world)?;
     // Whatever endpoint the rules draw, the same Pod serves: the two others' addresses are replaced.
     let serving = world.pod("shop/cart-1")?.place.address;
-    let mut same_pod = world.rules.clone();
+    let mut same_pod = world.rules(Mode::Iptables)?.clone();
     for other in ["shop/cart-2", "shop/cart-3"] {
         same_pod = same_pod.with_endpoint_moved(world.pod(other)?.place.address, serving);
     }

@@ -68,7 +68,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
 
 /// On a node where no rule rejects, the module that does so need not be loaded.
 fn without_reject_module(stage: &mut Stage) -> Result<()> {
-    let flushed = stage.world.rules.without_kube_proxy();
+    let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     if let Err(error) = command::run("modprobe", &["-r", "ipt_REJECT"]) {
         console::say(format!("check-kernel: nf_reject_ipv4 stays loaded: {error:#}"));

@@ -1,6 +1,7 @@
 //! The scenarios, one file a fault. Each reads as a story: who serves, what breaks, what traffic goes, what the
 //! clients live to see, what verdict each flow must get. The judging itself is the stage's.
 
+mod alone;
 mod api_away;
 mod check;
 mod check_kernel;
@@ -23,36 +24,71 @@ mod translated_twice;
 
 use anyhow::Result;
 
-use crate::world::Stage;
+use crate::{
+    dataplane::{DEFAULT, NETFILTER, Variant, WIDE},
+    matrix::{Cell, Covers, Family, TCP4, UDP4},
+    world::Stage,
+};
 
 /// One fault, or its absence.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     pub name: &'static str,
     pub story: fn(&mut Stage) -> Result<()>,
+    /// The cells of the matrix that it proves.
+    pub covers: &'static [Covers],
+    /// The modes and families that it runs in.
+    pub variants: &'static [Variant],
 }
 
 const fn scenario(name: &'static str, story: fn(&mut Stage) -> Result<()>) -> Scenario {
-    Scenario { name, story }
+    Scenario { name, story, covers: &[], variants: DEFAULT }
+}
+
+impl Scenario {
+    const fn covers(self, covers: &'static [Covers]) -> Self {
+        Self { covers, ..self }
+    }
+
+    const fn on(self, variants: &'static [Variant]) -> Self {
+        Self { variants, ..self }
+    }
+
+    /// The cells that it proves in this variant.
+    pub fn cells(&self, variant: Variant) -> Vec<Cell> {
+        let cells = self.covers.iter().flat_map(|covers| covers.cells(variant.mode));
+        let mut cells: Vec<Cell> = if self.variants.iter().any(|other| other.family == Family::V6) {
+            cells.map(|cell| Cell { family: variant.family, ..cell }).collect()
+        } else {
+            cells.collect()
+        };
+        cells.dedup();
+        cells
+    }
+
+    /// Its name in this variant; that of the default says no more than it ever did.
+    pub fn name_in(&self, variant: Variant) -> String {
+        if variant == Variant::DEFAULT { self.name.to_owned() } else { format!("{}@{variant}", self.name) }
+    }
 }
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp),
-    scenario("healthy-udp", healthy::udp),
-    scenario("c6-stale-endpoint-answers", stale::answers),
-    scenario("c6-stale-endpoint-gone", stale::gone),
-    scenario("c20-no-endpoints", no_endpoints::story),
-    scenario("c1-rules-flushed", no_rules::all),
-    scenario("c5-one-service-without-rules", no_rules::one),
-    scenario("c16-conntrack-table-full", table_full::story),
-    scenario("c28-refused-same-node", refused::same_node),
-    scenario("c28-refused-other-node", refused::other_node),
-    scenario("c29-silent-same-node", silent::same_node),
-    scenario("c29-silent-other-node", silent::other_node),
-    scenario("c29-host-unreachable", silent::unreachable),
-    scenario("n1-probes", probes::story),
-    scenario("n3-one-record-per-connection", translated_twice::story),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(NETFILTER),
+    scenario("healthy-udp", healthy::udp).covers(UDP4).on(NETFILTER),
+    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(NETFILTER),
+    scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE),
+    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(NETFILTER),
+    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(NETFILTER),
+    scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER),
+    scenario("c16-conntrack-table-full", table_full::story).covers(TCP4),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(NETFILTER),
+    scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE),
+    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(NETFILTER),
+    scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
+    scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
+    scenario("n1-probes", probes::story).on(WIDE),
+    scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
     scenario("api-server-away", api_away::story),
@@ -62,17 +98,17 @@ pub const ALL: &[Scenario] = &[
     scenario("lean", lean::story),
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
-    scenario("check-healthy", check::node::healthy),
-    scenario("check-rules-flushed", check::node::flushed),
+    scenario("check-healthy", check::node::healthy).on(WIDE),
+    scenario("check-rules-flushed", check::node::flushed).on(WIDE),
     scenario("check-conntrack-full", check::node::table_full),
     scenario("check-settings", check::node::settings),
     scenario("check-leftovers", check::node::leftovers),
     scenario("check-kube-proxy-gone", check::proxy::gone),
-    scenario("check-stale-endpoint", check::proxy::stale),
+    scenario("check-stale-endpoint", check::proxy::stale).on(WIDE),
     scenario("check-offline", check::offline::story),
     scenario("exit-status", exit_status::story),
     scenario("flood", flood::story),
-    scenario("mixed-5000", mixed::story),
+    scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),
 ];
 
 /// One that needs nothing of the node and mostly waits.

@@ -5,12 +5,7 @@ pub mod client;
 pub mod server;
 pub mod udp;
 
-use std::{
-    collections::HashMap,
-    io,
-    net::{SocketAddr, SocketAddrV4},
-    sync::atomic::Ordering,
-};
+use std::{collections::HashMap, io, net::SocketAddr, sync::atomic::Ordering};
 
 use anyhow::{Context, Result, bail};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -65,8 +60,8 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     pub protocol: Transport,
-    pub client: SocketAddrV4,
-    pub target: SocketAddrV4,
+    pub client: SocketAddr,
+    pub target: SocketAddr,
     pub outcome: Outcome,
 }
 
@@ -112,19 +107,20 @@ pub fn all_ended(attempts: &[Attempt], expected: &Outcome) -> Result<()> {
 
 /// A socket of the calling thread's namespace, bound to the place's address and to a port that no other
 /// attempt of this run had.
-fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddrV4)> {
+fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddr)> {
     let (kind, protocol) = match transport {
         Transport::Tcp => (Type::STREAM, Protocol::TCP),
         Transport::Udp => (Type::DGRAM, Protocol::UDP),
     };
-    let socket = Socket::new(Domain::IPV4, kind, Some(protocol)).context("making a socket")?;
+    let socket = Socket::new(Domain::for_address(SocketAddr::new(place.address, 0)), kind, Some(protocol))
+        .context("making a socket")?;
     for _ in FIRST_PORT..=LAST_PORT {
         let port = place.next_port.fetch_add(1, Ordering::Relaxed);
         if port > LAST_PORT {
             bail!("all source ports of {} are used up", place.address);
         }
-        let local = SocketAddrV4::new(place.address, port);
-        match socket.bind(&SocketAddr::V4(local).into()) {
+        let local = SocketAddr::new(place.address, port);
+        match socket.bind(&local.into()) {
             Ok(()) => return Ok((socket, local)),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error).with_context(|| format!("binding to {local}")),

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     io,
-    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -28,15 +28,15 @@ pub enum Answer {
 
 #[derive(Debug)]
 pub struct UdpServer {
-    address: SocketAddrV4,
-    heard: Arc<Mutex<HashSet<SocketAddrV4>>>,
+    address: SocketAddr,
+    heard: Arc<Mutex<HashSet<SocketAddr>>>,
     stop: Arc<AtomicBool>,
 }
 
 impl UdpServer {
     /// Is bound to `port` of the place's address when this returns.
     pub fn start(place: &Place, port: u16, answer: Answer) -> Result<Self> {
-        let address = SocketAddrV4::new(place.address, port);
+        let address = SocketAddr::new(place.address, port);
         let socket = place
             .netns
             .run(move || UdpSocket::bind(address))?
@@ -49,7 +49,7 @@ impl UdpServer {
             .spawn("udp-server", move || {
                 let mut datagram = [0; 2048];
                 while !stop.load(Ordering::Relaxed) {
-                    let Ok((length, SocketAddr::V4(peer))) = socket.recv_from(&mut datagram) else {
+                    let Ok((length, peer)) = socket.recv_from(&mut datagram) else {
                         continue;
                     };
                     heard.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
@@ -63,12 +63,12 @@ impl UdpServer {
         Ok(server)
     }
 
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Whether a datagram of this client came here.
-    pub fn heard(&self, client: SocketAddrV4) -> bool {
+    pub fn heard(&self, client: SocketAddr) -> bool {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
     }
 }
@@ -81,7 +81,7 @@ impl Drop for UdpServer {
 
 /// Asks `count` times, each time from a socket of its own, and waits up to `limit` for each echo. A limit of
 /// zero sends and listens to nothing.
-pub fn ask(place: &Place, target: SocketAddrV4, count: usize, limit: Duration) -> Result<Vec<Attempt>> {
+pub fn ask(place: &Place, target: SocketAddr, count: usize, limit: Duration) -> Result<Vec<Attempt>> {
     let there = place.clone();
     place
         .netns
@@ -94,7 +94,7 @@ pub fn ask(place: &Place, target: SocketAddrV4, count: usize, limit: Duration) -
         .with_context(|| format!("entering {}", place.netns.name()))?
 }
 
-fn ask_once(place: &Place, target: SocketAddrV4, limit: Duration) -> Result<Attempt> {
+fn ask_once(place: &Place, target: SocketAddr, limit: Duration) -> Result<Attempt> {
     let (socket, client) = bound_socket(place, Transport::Udp)?;
     let socket = UdpSocket::from(socket);
     let asked = (|| -> io::Result<()> {

@@ -1,17 +1,22 @@
 //! The command line as it is typed, and what it resolves to. Help texts come from here only.
 
+mod check;
+
 use std::{env, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
+pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, Record, SchemaArgs};
+
 use crate::{
     cli::{target::Target, units},
+    probe::plan::Tiers,
     report::{Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
 };
 
 const EXIT_STATUS: &str = "Exit status:
-  0  nothing broken
+  0  nothing broken was found; the summary says what could not be judged or was lost
   1  could not run
   2  wrong usage
   3  faults found";
@@ -25,24 +30,21 @@ const TRACE_EXAMPLES: &str = "Examples:
   viptrace trace --duration 30s -o json   faults as records, for half a minute
   viptrace trace --cluster-from dump/     without the API server: dump/ holds kubectl get -o json lists
 
+  viptrace trace --record incident.viptrace   keep all that was seen, for `viptrace replay`
+
 To see a Service fail, connect to it while the trace runs: what was decided before it began is not seen.";
 
-const CHECK_EXAMPLES: &str = "Examples:
-  viptrace check                          this node: Services, kube-proxy, rules, conntrack, settings
-  viptrace check shop/cart                only what concerns one Service
-  viptrace check -o wide                  with notes and the runbooks' procedures
-  viptrace check --save worker-1.json     and keep it for
-  viptrace check --compare worker-1.json  what differs on another node
-  viptrace check --from must-gather/      a folder taken from a node, anywhere
-  viptrace check --kernel                 whether tracing can run on this node
+const REPLAY_EXAMPLES: &str = "Examples:
+  viptrace replay incident.viptrace                  what the live trace said
+  viptrace replay incident.viptrace shop/cart        of one Service
+  viptrace replay incident.viptrace -o json --all    every flow as a record
 
-Nothing is changed, on the node or in the cluster.";
-
-const CAPTURE_EXAMPLES: &str = "Examples:
-  viptrace capture worker-1/              take everything that a check reads
-  viptrace check --from worker-1/         check it, anywhere
-
-Secrets are not read. Pods' environment values and kubeconfigs are left out.";
+Exit status:
+  0  nothing broken
+  1  could not run
+  2  wrong usage
+  3  faults found
+  4  nothing broken in what could be read, and a part of the recording could not be read";
 
 /// Says which hop broke a Kubernetes Service
 ///
@@ -62,6 +64,8 @@ pub struct Cli {
 pub enum Verb {
     /// Watch the flows of Services on this node and judge them
     Trace(Box<TraceArgs>),
+    /// Judge a recording of `viptrace trace --record`, on any machine
+    Replay(Box<ReplayArgs>),
     /// Say what is wrong with Services on this node, without any traffic; or whether tracing can run here
     Check(Box<CheckArgs>),
     /// Save what a check reads in a folder, to be checked elsewhere with check --from
@@ -122,6 +126,13 @@ pub struct TraceArgs {
     /// Write this file when every hook is attached and the metadata is complete: from then on nothing is missed
     #[arg(long, value_name = "PATH", help_heading = "Run")]
     ready_file: Option<PathBuf>,
+    /// Store all that the trace sees in this file, for `viptrace replay`. Only its owner may read it: it names Pods and who
+    /// talked to whom
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    record: Option<PathBuf>,
+    /// With --record: overwrite FILE
+    #[arg(long, help_heading = "Run", requires = "record")]
+    force: bool,
 
     /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config, else the Pod's service account]
     #[arg(long, value_name = "PATH", help_heading = "Metadata", conflicts_with = "cluster_from")]
@@ -142,6 +153,9 @@ pub struct TraceArgs {
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
     hooks: Hooks,
+    /// How to reach kernel functions
+    #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel")]
+    attach: Attach,
     /// Leave out one kernel hook, by the name that `viptrace check --kernel` prints; verdicts that need it say so. Can be
     /// repeated
     #[arg(long, value_name = "HOOK", value_parser = hook, help_heading = "Kernel")]
@@ -154,6 +168,77 @@ pub struct TraceArgs {
     buffer: usize,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = REPLAY_EXAMPLES)]
+pub struct ReplayArgs {
+    /// What `viptrace trace --record FILE` wrote
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Only flows of this Service, Pod or address, as for `viptrace trace` [default: what the trace was narrowed to]
+    #[arg(value_name = "TARGET")]
+    target: Option<String>,
+    /// The namespace of TARGET, where TARGET is a bare name
+    #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
+    namespace: Option<String>,
+
+    /// How to write verdicts
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    output: Output,
+    /// Show every flow, healthy and normal ones (N…) too
+    #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
+    all: bool,
+    /// Show only flows that are faulty or not explained
+    #[arg(long, help_heading = "Output")]
+    faults_only: bool,
+}
+
+/// What `viptrace replay` is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayOptions {
+    pub file: PathBuf,
+    pub target: Option<Target>,
+    pub output: Output,
+    pub view: View,
+}
+
+impl ReplayArgs {
+    /// Turns what was typed into options; the error is one of usage.
+    pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
+        let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
+        let view = view(self.all, self.faults_only);
+        Ok(ReplayOptions { file: self.file, target, output: self.output, view })
+    }
+}
+
+fn view(all: bool, faults_only: bool) -> View {
+    match (all, faults_only) {
+        (true, _) => View::All,
+        (_, true) => View::FaultsOnly,
+        _ => View::Default,
+    }
+}
+
+/// The target of a verb, or an error of that verb's usage.
+fn target(verb: &str, text: Option<&str>, namespace: Option<&str>) -> Result<Option<Target>, clap::Error> {
+    let Some(text) = text else { return Ok(None) };
+    Target::parse(text, namespace).map(Some).map_err(|why| {
+        let mut command = Cli::command();
+        command.build();
+        match command.find_subcommand_mut(verb) {
+            Some(verb) => verb.error(ErrorKind::ValueValidation, why),
+            None => command.error(ErrorKind::ValueValidation, why),
+        }
+    })
+}
+
+/// Where a trace is recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordOptions {
+    pub path: PathBuf,
+    /// An existing file is overwritten.
+    pub force: bool,
+}
+
 /// A set of kernel hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Hooks {
@@ -164,157 +249,26 @@ pub enum Hooks {
     Lean,
 }
 
-#[derive(Debug, Args)]
-#[command(after_help = CHECK_EXAMPLES, after_long_help = format!("{CHECK_EXAMPLES}\n\n{EXIT_STATUS}"))]
-pub struct CheckArgs {
-    /// Only what concerns this Service: NAMESPACE/SERVICE
-    #[arg(value_name = "SERVICE")]
-    target: Option<String>,
-    /// The same, as a flag
-    #[arg(long, value_name = "SERVICE", conflicts_with = "target")]
-    service: Option<String>,
-    /// The namespace, where the Service is a bare name
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
-
-    /// How to write the findings
-    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
-    output: Output,
-    /// Compare with another node's check, saved by --save or -o json
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    compare: Option<PathBuf>,
-    /// Save the check as JSON in this file as well
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    save: Option<PathBuf>,
-
-    /// Check what was saved in this folder (viptrace capture, a must-gather), not this node
-    #[arg(long, value_name = "DIR", help_heading = "Source", conflicts_with_all = ["kubeconfig", "context", "cluster_from"])]
-    from: Option<PathBuf>,
-    #[command(flatten)]
-    source: SourceArgs,
-
-    /// Print each kernel hook: how it attaches here, and what its absence costs
-    #[arg(long, help_heading = "Kernel", conflicts_with_all = ["target", "service", "namespace", "compare", "save", "from"])]
-    pub kernel: bool,
-}
-
-/// Where a check or a capture gets the cluster's objects.
-#[derive(Debug, Args)]
-struct SourceArgs {
-    /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config, else the Pod's service account]
-    #[arg(long, value_name = "PATH", help_heading = "Source", conflicts_with = "cluster_from")]
-    kubeconfig: Option<PathBuf>,
-    /// The context in the kubeconfig file [default: its current one]
-    #[arg(long, value_name = "NAME", help_heading = "Source", conflicts_with = "cluster_from")]
-    context: Option<String>,
-    /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
-    #[arg(long, value_name = "DIR", help_heading = "Source")]
-    cluster_from: Option<PathBuf>,
-    /// The name of the node in Kubernetes [default: NODE_NAME, else this host's name; of a folder, what it says]
-    #[arg(long, value_name = "NAME", help_heading = "Source")]
-    node: Option<String>,
-}
-
-impl SourceArgs {
-    fn resolve(self) -> (ClusterSource, Option<String>) {
-        let cluster = match self.cluster_from {
-            Some(folder) => ClusterSource::Folder(folder),
-            None => ClusterSource::Api { kubeconfig: self.kubeconfig, context: self.context },
-        };
-        (cluster, self.node.filter(|name| !name.is_empty()))
-    }
-}
-
-/// What `viptrace check` is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckOptions {
-    /// Namespace and name.
-    pub service: Option<(String, String)>,
-    pub output: Output,
-    pub compare: Option<PathBuf>,
-    pub save: Option<PathBuf>,
-    /// A captured folder; without it this node is looked at.
-    pub from: Option<PathBuf>,
-    pub cluster: ClusterSource,
-    pub node: Option<String>,
-}
-
-impl CheckArgs {
-    /// Turns what was typed into options; the error is one of usage.
-    pub fn resolve(self) -> Result<CheckOptions, clap::Error> {
-        let usage = |why: String| {
-            let mut command = Cli::command();
-            command.build();
-            match command.find_subcommand_mut("check") {
-                Some(check) => check.error(ErrorKind::ValueValidation, why),
-                None => command.error(ErrorKind::ValueValidation, why),
-            }
-        };
-        let service = match self.target.or(self.service) {
-            Some(text) => match Target::parse(&text, self.namespace.as_deref()).map_err(usage)? {
-                Target::Service { namespace, name } => Some((namespace, name)),
-                _ => return Err(usage(format!("{text:?} is not a Service: write NAMESPACE/SERVICE"))),
-            },
-            None if self.namespace.is_some() => {
-                return Err(usage("-n NAMESPACE goes with a Service: write NAMESPACE/SERVICE".to_owned()));
-            }
-            None => None,
-        };
-        let (cluster, node) = self.source.resolve();
-        // What the environment says is of this node, not of the folder's.
-        let node = if self.from.is_some() { node } else { node.or_else(own_name) };
-        Ok(CheckOptions {
-            service,
-            output: self.output,
-            compare: self.compare,
-            save: self.save,
-            from: self.from,
-            cluster,
-            node,
-        })
-    }
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = CAPTURE_EXAMPLES)]
-pub struct CaptureArgs {
-    /// The folder: a new or empty one, or an earlier capture, which is replaced
-    #[arg(value_name = "DIR")]
-    folder: PathBuf,
-    #[command(flatten)]
-    source: SourceArgs,
-}
-
-/// What `viptrace capture` is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CaptureOptions {
-    pub folder: PathBuf,
-    pub cluster: ClusterSource,
-    pub node: Option<String>,
-}
-
-impl CaptureArgs {
-    pub fn resolve(self) -> CaptureOptions {
-        let (cluster, node) = self.source.resolve();
-        CaptureOptions { folder: self.folder, cluster, node: node.or_else(own_name) }
-    }
-}
-
-#[derive(Debug, Args)]
-pub struct SchemaArgs {
-    /// The record whose schema is printed
-    #[arg(value_name = "RECORD", default_value = "verdict")]
-    pub record: Record,
-}
-
-/// A kind of record.
+/// How kernel functions are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Record {
-    /// What trace writes, one for each flow
+pub enum Attach {
+    /// Each function by fentry where this kernel allows it, else by a kprobe
     #[default]
-    Verdict,
-    /// What check writes
-    Check,
+    Auto,
+    /// By fentry only: a function that it cannot reach is not watched
+    Fentry,
+    /// By kprobes only
+    Kprobe,
+}
+
+impl From<Attach> for Tiers {
+    fn from(attach: Attach) -> Self {
+        match attach {
+            Attach::Auto => Self::Auto,
+            Attach::Fentry => Self::Fentry,
+            Attach::Kprobe => Self::Kprobe,
+        }
+    }
 }
 
 /// Where Kubernetes objects come from.
@@ -332,11 +286,13 @@ pub struct TraceOptions {
     pub view: View,
     pub duration: Option<Duration>,
     pub ready_file: Option<PathBuf>,
+    pub record: Option<RecordOptions>,
     pub cluster: ClusterSource,
     /// This node's name in Kubernetes, as far as it can be known; the object list may show that there is no such node.
     pub node: Option<String>,
     pub grace: Duration,
     pub hooks: Hooks,
+    pub attach: Attach,
     pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
     /// Bytes, not yet rounded to what the kernel accepts.
@@ -346,22 +302,9 @@ pub struct TraceOptions {
 impl TraceArgs {
     /// Turns what was typed into options; the error is one of usage.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
-        let target = match self.target.as_deref() {
-            Some(text) => Some(Target::parse(text, self.namespace.as_deref()).map_err(|why| {
-                let mut command = Cli::command();
-                command.build();
-                match command.find_subcommand_mut("trace") {
-                    Some(trace) => trace.error(ErrorKind::ValueValidation, why),
-                    None => command.error(ErrorKind::ValueValidation, why),
-                }
-            })?),
-            None => None,
-        };
-        let view = match (self.all, self.faults_only) {
-            (true, _) => View::All,
-            (_, true) => View::FaultsOnly,
-            _ => View::Default,
-        };
+        let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
+        let view = view(self.all, self.faults_only);
+        let force = self.force;
         let cluster = match self.cluster_from {
             Some(folder) => ClusterSource::Folder(folder),
             None => ClusterSource::Api { kubeconfig: self.kubeconfig, context: self.context },
@@ -372,10 +315,12 @@ impl TraceArgs {
             view,
             duration: self.duration,
             ready_file: self.ready_file,
+            record: self.record.map(|path| RecordOptions { path, force }),
             cluster,
             node: self.node.filter(|name| !name.is_empty()).or_else(host_name),
             grace: self.grace,
             hooks: self.hooks,
+            attach: self.attach,
             without_hooks: self.without_hook,
             max_flows: usize::try_from(self.max_flows).unwrap_or(usize::MAX),
             buffer_bytes: self.buffer,
@@ -389,11 +334,6 @@ fn hook(name: &str) -> Result<Hook, String> {
         let names: Vec<_> = Hook::ALL.iter().map(|hook| hook.symbol()).collect();
         format!("there is no such hook: {}", names.join(", "))
     })
-}
-
-/// This node's name: as its Pod was told, or the host's.
-fn own_name() -> Option<String> {
-    env::var("NODE_NAME").ok().filter(|name| !name.is_empty()).or_else(host_name)
 }
 
 /// This host's name as kubelet would register it: in lower case.
@@ -474,6 +414,7 @@ mod tests {
             &["--buffer", "1"],
             &["-q", "-v"],
             &["a", "b"],
+            &["--force"],
         ] {
             let error = options(args).unwrap_err();
             assert!(error.use_stderr(), "{args:?}");

@@ -6,13 +6,13 @@ pub(super) mod audit;
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
-    cli::Outcome,
+    cli::{Outcome, args::CheckArgs},
     probe::{
         environment::{Environment, Severity},
         host::Host,
         kernel::{Options, Probe},
         layout::Layout,
-        plan::{HookPlan, HookSet, PlanLine, State},
+        plan::{HookPlan, HookSet, PlanLine, State, Tier, Tiers},
     },
     report::{Paint, Printer, printer::Style, safe},
 };
@@ -27,11 +27,11 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Decides the hooks of `set` on this host.
-    pub(super) fn look(environment: Environment, set: HookSet) -> Self {
+    pub(super) fn look(environment: Environment, set: HookSet, tiers: Tiers) -> Self {
         let plan = match Host::open(environment.clone()) {
             Ok(host) => {
                 let layout = Layout::resolve(host.vmlinux());
-                Ok((HookPlan::new(set, &layout, &host), layout))
+                Ok((HookPlan::with_tiers(set, tiers, &layout, &host), layout))
             }
             Err(error) => Err(error.to_string()),
         };
@@ -63,6 +63,11 @@ impl Kernel {
         self.environment.in_init_netns
     }
 
+    /// As `uname -r` prints it.
+    pub(super) fn release(&self) -> &str {
+        &self.environment.kernel_release
+    }
+
     /// The plan and the layout, once [`Self::obstacle`] is none.
     pub(super) fn into_plan(self) -> anyhow::Result<(HookPlan, Layout)> {
         self.plan.map_err(anyhow::Error::msg)
@@ -75,6 +80,8 @@ struct Line {
     symbol: String,
     attach: &'static str,
     state: State,
+    /// Why it is not attached in the cheaper way.
+    slower: Option<String>,
     cost: &'static str,
 }
 
@@ -83,8 +90,12 @@ impl From<&PlanLine> for Line {
         let spec = line.spec;
         Self {
             symbol: spec.hook.symbol().to_owned(),
-            attach: spec.attach.as_str(),
+            attach: line.attach(),
             state: line.state.clone(),
+            slower: match &line.tier {
+                Tier::Kprobe(reason) if line.state == State::Planned => Some(reason.clone()),
+                _ => None,
+            },
             cost: spec.cost,
         }
     }
@@ -92,8 +103,8 @@ impl From<&PlanLine> for Line {
 
 /// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
 /// an attempt shows what its policy refuses.
-pub(super) fn run(mut printer: Printer) -> anyhow::Result<Outcome> {
-    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted);
+pub(super) fn run(args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, args.attach.into());
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
     let release = kernel.environment.kernel_release.clone();
@@ -128,6 +139,9 @@ fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<String> {
     let options = Options { buffer_bytes: 4096, targets: None, sample_shift: 0 };
     match Probe::attach(plan, Arc::new(layout), &options) {
         Ok(probe) => {
+            for fallback in probe.fallbacks() {
+                plan.fall_back(fallback.spec_index, fallback.reason.clone());
+            }
             for gap in probe.gaps() {
                 plan.refuse(gap.spec_index, gap.reason.clone());
             }
@@ -162,6 +176,9 @@ fn render(
         let _ = writeln!(out, "{symbol:symbol_width$}  {:16}  {state}  {}", line.attach, line.cost);
         if let Some(reason) = reason {
             let _ = writeln!(out, "{:symbol_width$}  because {}", "", safe(reason));
+        }
+        if let Some(reason) = &line.slower {
+            let _ = writeln!(out, "{:symbol_width$}  not by fentry: {}", "", safe(reason));
         }
     }
     if !missing_fields.is_empty() || !remarks.is_empty() {
@@ -199,12 +216,14 @@ mod tests {
                 symbol: "__nf_conntrack_confirm".into(),
                 attach: "kprobe",
                 state: State::Planned,
+                slower: Some("the module nf_conntrack has no BTF here".into()),
                 cost: "no flow is seen at all",
             },
             Line {
                 symbol: "tcp_send_reset".into(),
                 attach: "raw tracepoint",
                 state: State::Missing("no such tracepoint in this kernel's BTF".into()),
+                slower: None,
                 cost: "who sent a reset is not known",
             },
         ];
@@ -213,6 +232,7 @@ mod tests {
             text.contains("__nf_conntrack_confirm  kprobe            ready     no flow is seen at all"),
             "{text}"
         );
+        assert!(text.contains("not by fentry: the module nf_conntrack has no BTF here"), "{text}");
         assert!(text.contains("note: kprobes are off"), "{text}");
         assert!(text.contains("MISSING   who sent a reset is not known"), "{text}");
         assert!(text.contains("because no such tracepoint"), "{text}");

@@ -1,11 +1,13 @@
 //! The command line: one file per verb, and here what they share: parsing, logging, errors and exit statuses.
 //!
-//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found. A reader that goes away is not a failure.
+//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays) nothing broken in what
+//! could be read. A reader that goes away is not a failure.
 
 pub mod args;
 mod capture;
 pub mod check;
 mod hint;
+mod replay;
 mod schema;
 pub mod target;
 pub mod trace;
@@ -31,6 +33,8 @@ pub enum Outcome {
     Unable,
     /// Faults were found.
     Faults,
+    /// Nothing is broken in what could be read of a recording, and a part of it could not.
+    Incomplete,
 }
 
 impl From<Outcome> for ExitCode {
@@ -39,6 +43,7 @@ impl From<Outcome> for ExitCode {
             Outcome::Clean => Self::SUCCESS,
             Outcome::Unable => Self::from(1),
             Outcome::Faults => Self::from(3),
+            Outcome::Incomplete => Self::from(4),
         }
     }
 }
@@ -60,9 +65,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(options) => trace::run(&options, printer),
             Err(error) => return usage(&error),
         },
-        Verb::Check(args) if args.kernel => check::run(printer),
+        Verb::Check(args) if args.kernel => check::run(&args, printer),
         Verb::Check(args) => match args.resolve() {
             Ok(options) => check::audit::run(&options, printer),
+            Err(error) => return usage(&error),
+        },
+        Verb::Replay(args) => match args.resolve() {
+            Ok(options) => replay::run(&options, printer),
             Err(error) => return usage(&error),
         },
         Verb::Capture(args) => capture::run(&args.resolve(), printer),

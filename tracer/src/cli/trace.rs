@@ -4,6 +4,8 @@
 //! is read to its end before time passes for the flows, so that nobody is given up while an answer waits unread.
 
 mod asker;
+mod record;
+pub(super) mod show;
 mod tally;
 mod targets;
 
@@ -24,24 +26,25 @@ use crate::{
         Outcome, ResultExt as _,
         args::{ClusterSource, Hooks, TraceOptions},
         check,
-        target::Target,
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
-    pipeline::{Detail, Judgements, Pipeline, Settings},
+    pipeline::{Judgements, Pipeline, Settings},
     probe::{
         self,
         environment::Environment,
         kernel::{Options, Probe},
         layout::Layout,
-        plan::{HookPlan, HookSet},
+        plan::{HookPlan, HookSet, State},
     },
-    report::{FoldedItem, Item, Printer, Report, View},
+    recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded, Records},
+    report::{Printer, Report},
     sighting::{Netns, Sighting},
     time::Timestamp,
 };
 use asker::NodeAsker;
-use tally::Tally;
+use record::NewFile;
+use show::{Show, detail};
 
 /// Records read before the flows get their turn: bounds the memory between the two.
 const BATCH_RECORDS: usize = 8192;
@@ -66,6 +69,9 @@ pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Ou
 }
 
 async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    if let Some(record) = &options.record {
+        record::check(record)?;
+    }
     let mut stop = Stop::listen()?;
     let Opened { cluster, feed, warnings } = source(&options.cluster).open(cluster::LOOK_BACK).await?;
     for warning in &warnings {
@@ -77,7 +83,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         (Some(_), Hooks::Full) => HookSet::Targeted,
         (None, Hooks::Full) => HookSet::Full,
     };
-    let kernel = check::Kernel::look(environment, set);
+    let kernel = check::Kernel::look(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
         return Err(anyhow::anyhow!("tracing cannot run here: {obstacle}"))
             .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
@@ -136,13 +142,16 @@ struct Trace<'a> {
     plan: HookPlan,
     layout: Arc<Layout>,
     gaps: Vec<String>,
-    pipeline: Pipeline,
+    kernel_release: String,
+    pipeline: Recorded,
     feed: Feed,
     probe: Option<Probe>,
     targets: Vec<IpAddr>,
-    tally: Tally,
+    show: Show,
     node: NodeAsker,
     sightings: Vec<Sighting>,
+    /// What the sightings were, for the recording.
+    records: Records,
     started: Timestamp,
     last_read: Timestamp,
     pruned: Instant,
@@ -156,6 +165,7 @@ impl<'a> Trace<'a> {
         feed: Feed,
     ) -> anyhow::Result<Self> {
         let gaps = kernel.degradations();
+        let kernel_release = kernel.release().to_owned();
         let node_netns = match kernel.in_init_netns() {
             // In another namespace than the node's, no decision can be told to be kube-proxy's by its place.
             Some(false) => None,
@@ -169,9 +179,9 @@ impl<'a> Trace<'a> {
             node_netns,
             missing_hooks: Vec::new(),
             grace: options.grace,
-            detail: detail(options),
+            detail: detail(options.view, options.target.as_ref()),
         };
-        let mut pipeline = Pipeline::new(settings, cluster);
+        let mut pipeline = Recorded::new(Pipeline::new(settings, cluster));
         let mut node = NodeAsker::default();
         let (facts, asked) = node.ask().await;
         pipeline.node_read(facts, asked, now());
@@ -180,13 +190,15 @@ impl<'a> Trace<'a> {
             plan,
             layout: Arc::new(layout),
             gaps,
+            kernel_release,
             pipeline,
             feed,
             probe: None,
             targets: Vec::new(),
-            tally: Tally::default(),
+            show: Show::new(options.target.clone()),
             node,
             sightings: Vec::new(),
+            records: Records::default(),
             started: now(),
             last_read: now(),
             pruned: Instant::now(),
@@ -195,8 +207,8 @@ impl<'a> Trace<'a> {
 
     /// Waits for the metadata to be complete.
     async fn sync(&mut self) -> anyhow::Result<()> {
-        self.pipeline.cluster_mut().sync(&mut self.feed).await?;
-        let history = &self.pipeline.cluster().history;
+        self.pipeline.cluster_before().sync(&mut self.feed).await?;
+        let history = &self.pipeline.pipeline().cluster().history;
         if !history.knows(cluster::Kind::Service) {
             return Err(anyhow::anyhow!(
                 "there is no list of Services: no flow can be told to be one of theirs"
@@ -214,7 +226,7 @@ impl<'a> Trace<'a> {
 
     /// What to say where no Node bears the name that this node is taken for: what is local to it cannot be told then.
     fn unknown_node(&self) -> Option<String> {
-        let history = &self.pipeline.cluster().history;
+        let history = &self.pipeline.pipeline().cluster().history;
         let name = self.options.node.as_deref()?;
         (history.knows(cluster::Kind::Node) && history.node(name, now()).is_none()).then(|| {
             format!(
@@ -229,14 +241,27 @@ impl<'a> Trace<'a> {
         let targets = options
             .target
             .as_ref()
-            .map(|target| targets::addresses(target, &self.pipeline.cluster().history, now()));
+            .map(|target| targets::addresses(target, &self.pipeline.pipeline().cluster().history, now()));
         self.targets = targets.clone().unwrap_or_default();
         let kernel_options = Options {
             buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31),
             targets,
             sample_shift: 0,
         };
-        let probe = Probe::attach(&self.plan, Arc::clone(&self.layout), &kernel_options)?;
+        let file = options.record.as_ref().map(NewFile::create).transpose()?;
+        let probe = match Probe::attach(&self.plan, Arc::clone(&self.layout), &kernel_options) {
+            Ok(probe) => probe,
+            Err(error) => {
+                if let Some(file) = file {
+                    file.discard();
+                }
+                return Err(error.into());
+            }
+        };
+        for fallback in probe.fallbacks() {
+            tracing::info!("a kprobe stands in for fentry: {}", fallback.reason);
+            self.plan.fall_back(fallback.spec_index, fallback.reason.clone());
+        }
         for gap in probe.gaps() {
             self.plan.refuse(gap.spec_index, gap.reason.clone());
         }
@@ -249,6 +274,10 @@ impl<'a> Trace<'a> {
         self.pipeline.set_missing_hooks(missing);
         self.started = probe.armed_at();
         self.last_read = self.started;
+        if let Some(file) = file {
+            let header = self.header(probe.clock_offset_ns());
+            self.pipeline.begin(file.begin(&header)?);
+        }
         let hooks = probe.attached().len();
         self.probe = Some(probe);
         let what = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
@@ -258,6 +287,39 @@ impl<'a> Trace<'a> {
                 .with_context(|| format!("cannot write the ready file {}", path.display()))?;
         }
         Ok(())
+    }
+
+    /// What a recording begins with.
+    fn header(&self, clock_offset_ns: u64) -> Header {
+        let settings = self.pipeline.pipeline().settings();
+        let hooks = self.plan.lines().iter().map(|line| {
+            let (state, reason) = match &line.state {
+                State::Planned => (HookState::Attached, None),
+                State::NotNeeded(reason) => (HookState::NotNeeded, Some(reason.clone())),
+                State::Missing(reason) => (HookState::Missing, Some(reason.clone())),
+            };
+            let (hook, attach) = (line.spec.hook.symbol().to_owned(), line.spec.attach.as_str().to_owned());
+            HookLine { hook, attach, state, reason }
+        });
+        let names = |(number, name): (u32, &Arc<str>)| (number, Arc::clone(name));
+        Header {
+            format: FORMAT,
+            record_layout: RECORD_LAYOUT,
+            viptrace: env!("CARGO_PKG_VERSION").to_owned(),
+            byte_order: BYTE_ORDER.to_owned(),
+            kernel_release: self.kernel_release.clone(),
+            node_name: settings.node_name.clone(),
+            node_netns: settings.node_netns,
+            target: self.options.target.as_ref().map(ToString::to_string),
+            started: self.started,
+            clock_offset_ns,
+            grace_ns: u64::try_from(settings.grace.as_nanos()).unwrap_or(u64::MAX),
+            limits: settings.limits,
+            hooks: hooks.collect(),
+            offsets: self.layout.offsets().map(|(name, offset)| (name.to_owned(), offset)).collect(),
+            drop_reasons: self.layout.drop_reasons().map(names).collect(),
+            reset_reasons: self.layout.reset_reasons().map(names).collect(),
+        }
     }
 
     /// The event loop.
@@ -276,8 +338,9 @@ impl<'a> Trace<'a> {
                 () = stop.wanted() => break,
                 update = self.feed.next() => self.absorb(update).await,
                 (facts, asked) = self.node.answer() => {
-                    let judged = self.pipeline.node_read(facts, asked, now());
-                    self.show(report, judged)?;
+                    let now = now();
+                    let judged = self.pipeline.node_read(facts, asked, now);
+                    self.show(report, judged, now)?;
                 }
                 ready = probe.readable() => ready.context("cannot wait for the kernel's events")?,
                 () = sleep_until(deadline) => {}
@@ -293,14 +356,18 @@ impl<'a> Trace<'a> {
     /// Reads what the kernel has, lets time pass, prints.
     fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
         self.read()?;
-        let judged = self.pipeline.advance(now());
-        self.show(report, judged)?;
-        if self.pipeline.wants_node() {
+        let now = now();
+        let judged = self.pipeline.advance(now);
+        self.show(report, judged, now)?;
+        if self.pipeline.pipeline().wants_node() {
             self.node.want();
         }
         if self.pruned.elapsed() >= PRUNE {
             self.pruned = Instant::now();
-            self.pipeline.cluster_mut().history.prune(now());
+            self.pipeline.prune(now);
+        }
+        if let (Some(failure), Some(record)) = (self.pipeline.failure(), &self.options.record) {
+            report.warn(&record::failed(&record.path, &failure))?;
         }
         Ok(())
     }
@@ -310,8 +377,13 @@ impl<'a> Trace<'a> {
         let Some(probe) = self.probe.as_mut() else { return Ok(()) };
         let before = probe.counters();
         loop {
-            let read = probe.drain(BATCH_RECORDS, &mut self.sightings);
-            self.pipeline.observe(self.sightings.drain(..));
+            let (records, recording) = (&mut self.records, self.pipeline.is_recording());
+            let read = probe.drain(BATCH_RECORDS, &mut self.sightings, |record| {
+                if recording {
+                    records.push(record);
+                }
+            });
+            self.pipeline.observe(self.sightings.drain(..), &mut self.records);
             if read < BATCH_RECORDS {
                 break;
             }
@@ -331,14 +403,14 @@ impl<'a> Trace<'a> {
 
     /// Takes in an update of the metadata and those that wait behind it.
     async fn absorb(&mut self, update: Update) {
-        self.pipeline.cluster_mut().absorb(update);
+        self.pipeline.absorb(update);
         for _ in 1..BATCH_UPDATES {
             let next = tokio::time::timeout(Duration::ZERO, self.feed.next()).await;
             let Ok(update) = next else { break };
-            self.pipeline.cluster_mut().absorb(update);
+            self.pipeline.absorb(update);
         }
         if let (Some(target), Some(probe)) = (&self.options.target, &mut self.probe) {
-            let wanted = targets::addresses(target, &self.pipeline.cluster().history, now());
+            let wanted = targets::addresses(target, &self.pipeline.pipeline().cluster().history, now());
             // An endpoint that left stays of interest: its old connections end now.
             let more: Vec<IpAddr> = wanted.into_iter().filter(|ip| !self.targets.contains(ip)).collect();
             if !more.is_empty() {
@@ -350,48 +422,14 @@ impl<'a> Trace<'a> {
         }
     }
 
-    fn show(&mut self, report: &mut Report, judgements: Judgements) -> anyhow::Result<()> {
-        let at = Instant::now();
-        for judged in judgements.judged {
-            if self.options.target.as_ref().is_some_and(|target| !targets::matches(target, &judged.verdict)) {
-                continue;
-            }
-            self.tally.add(&judged);
-            let item = Item {
-                verdict: &judged.verdict,
-                connect_time: judged.connect_time,
-                revised: judged.before.is_some(),
-            };
-            report.show(item, at)?;
-        }
-        for folded in &judgements.folded {
-            // Where flows are folded, a target is a Service: it is meant by all of them or by none.
-            if self.options.target.as_ref().is_some_and(|target| !targets::matches(target, &folded.verdict)) {
-                continue;
-            }
-            self.tally.add_folded(folded);
-            let item = FoldedItem {
-                verdict: &folded.verdict,
-                count: folded.count,
-                slowest: folded.connect_times.iter().max().copied(),
-                last: folded.last,
-                client: folded.clients.address,
-                client_pod: folded.clients.pod.as_deref(),
-                one_address: folded.clients.one_address,
-                one_pod: folded.clients.one_pod,
-            };
-            report.fold(item, at);
-        }
-        if report.shows_status() {
-            report.status(self.tally.status(&self.pipeline, now()), at);
-        }
-        report.tick(at)?;
-        Ok(())
+    fn show(&mut self, report: &mut Report, judgements: Judgements, now: Timestamp) -> anyhow::Result<()> {
+        self.show.show(report, judgements, self.pipeline.pipeline(), now)
     }
 
     /// The next moment at which something is due without anything happening.
     fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
-        let flows = self.pipeline.next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
+        let flows =
+            self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         [flows, report.deadline(), end].into_iter().flatten().min()
     }
 
@@ -400,34 +438,33 @@ impl<'a> Trace<'a> {
         self.read()?;
         let ended = now();
         let judged = self.pipeline.finish(ended);
-        self.show(report, judged)?;
-        if self.pipeline.wants_node() {
+        self.show(report, judged, ended)?;
+        if self.pipeline.pipeline().wants_node() {
             let mut node = NodeAsker::default();
             let (facts, asked) = tokio::select! {
                 answer = node.read() => answer,
                 // Asked again to stop: what is known has to do.
-                () = stop.wanted() => (self.pipeline.node().clone(), now()),
+                () = stop.wanted() => (self.pipeline.pipeline().node().clone(), now()),
             };
-            let judged = self.pipeline.node_read(facts, asked, now());
-            self.show(report, judged)?;
+            let now = now();
+            let judged = self.pipeline.node_read(facts, asked, now);
+            self.show(report, judged, now)?;
         }
-        let gaps = std::mem::take(&mut self.gaps);
-        let summary = self.tally.summary(&self.pipeline, self.started, ended, gaps);
+        let mut gaps = std::mem::take(&mut self.gaps);
+        let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
+        if let (Some(finished), Some(record)) = (recorded, &self.options.record) {
+            let (note, missing) = record::ended(&record.path, &finished);
+            report.note(&note)?;
+            gaps.extend(missing);
+        }
+        let summary = self.show.summary(self.pipeline.pipeline(), self.started, ended, gaps);
         report.finish(&summary)?;
-        Ok(if self.tally.has_faults() { Outcome::Faults } else { Outcome::Clean })
+        Ok(self.show.outcome())
     }
 }
 
 fn now() -> Timestamp {
     Timestamp::from_unix_ns(probe::unix_ns())
-}
-
-/// Flows must be judged one by one where each is shown, or where the target is one end of some of them.
-fn detail(options: &TraceOptions) -> Detail {
-    match (options.view, &options.target) {
-        (View::All, _) | (_, Some(Target::Pod { .. } | Target::Address { .. })) => Detail::All,
-        (View::Default | View::FaultsOnly, None | Some(Target::Service { .. })) => Detail::Faults,
-    }
 }
 
 /// The network namespace that this process runs in.

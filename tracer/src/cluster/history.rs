@@ -25,6 +25,7 @@ use crate::{
 mod changes;
 mod endpoints;
 mod reason;
+mod saved;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,7 @@ use changes::Changes;
 pub use changes::Settled;
 pub use endpoints::{EndpointState, Membership};
 pub use reason::{NoEndpointsReason, UnreadyPod};
+pub use saved::{Line, SavedFacts, SavedObject};
 
 /// Objects kept of one kind; more are refused and counted. Well above the largest supported cluster (150,000 Pods).
 const OBJECTS_MAX: usize = 500_000;

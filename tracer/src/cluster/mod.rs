@@ -18,7 +18,10 @@ mod view;
 pub mod watch;
 
 pub use folder::FolderError;
-pub use history::{EndpointState, History, Lookup, Membership, NoEndpointsReason, PortMatch, Settled, Via};
+pub use history::{
+    EndpointState, History, Lookup, Membership, NoEndpointsReason, PortMatch, SavedFacts, SavedObject,
+    Settled, Via,
+};
 pub use model::{Key, Kind};
 pub use status::{Origin, Status};
 pub use watch::{Access, AccessError, Event, Limits, Update};

@@ -1,13 +1,16 @@
 //! What viptrace keeps of a Kubernetes object: own small structs, with only the fields that verdicts read.
 //!
-//! Owns the types. Must not parse (that is `trim`), do I/O or know a time other than what the objects say.
+//! Owns the types, which recordings store as JSON: a field added to one needs `#[serde(default)]`, so that older
+//! recordings are still read. Must not parse (that is `trim`), do I/O or know a time other than what the objects say.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{sighting::Protocol, time::Timestamp};
 
 /// The kinds whose history is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
     Service,
     EndpointSlice,
@@ -66,7 +69,7 @@ impl fmt::Display for Kind {
 }
 
 /// Namespace and name. The namespace of a Node is empty.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
     pub namespace: Arc<str>,
     pub name: Arc<str>,
@@ -90,7 +93,7 @@ impl fmt::Display for Key {
 }
 
 /// One trimmed object of any kind.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Object {
     Service(Arc<Service>),
     EndpointSlice(Arc<EndpointSlice>),
@@ -119,7 +122,7 @@ impl Object {
 }
 
 /// A trimmed object with the times that it tells about itself.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trimmed {
     pub object: Object,
     pub created: Option<Timestamp>,
@@ -128,7 +131,7 @@ pub struct Trimmed {
 }
 
 /// What happened to an object.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Change {
     /// Added or modified.
     Put(Trimmed),
@@ -136,7 +139,7 @@ pub enum Change {
 }
 
 /// An address range: an address with its host bits as written, and the length of its prefix in bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Cidr {
     pub base: IpAddr,
     /// At most 32 for IPv4 and 128 for IPv6.
@@ -175,14 +178,14 @@ impl fmt::Display for Cidr {
 }
 
 /// Whether all endpoints serve, or only those on the node where the traffic arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TrafficPolicy {
     #[default]
     Cluster,
     Local,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServiceType {
     #[default]
     ClusterIp,
@@ -203,7 +206,7 @@ impl ServiceType {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     pub key: Key,
     pub uid: Arc<str>,
@@ -250,7 +253,7 @@ impl Service {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServicePort {
     /// Empty where the Service's only port has no name.
     pub name: Arc<str>,
@@ -267,7 +270,7 @@ impl ServicePort {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetPort {
     Number(u16),
     /// The name of a container port.
@@ -283,7 +286,7 @@ impl fmt::Display for TargetPort {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressType {
     Ipv4,
     Ipv6,
@@ -309,7 +312,7 @@ impl AddressType {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndpointSlice {
     pub key: Key,
     pub uid: Arc<str>,
@@ -327,14 +330,14 @@ impl EndpointSlice {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlicePort {
     pub name: Arc<str>,
     pub protocol: Protocol,
     pub port: u16,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Consumers may use the first only; kube-proxy does.
     pub addresses: Vec<IpAddr>,
@@ -350,7 +353,7 @@ pub struct Endpoint {
 
 /// An endpoint's conditions with the API's defaults applied: a missing `ready` or `serving` means true, a missing
 /// `terminating` false (discovery.k8s.io/v1 `EndpointConditions`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conditions {
     pub ready: bool,
     pub serving: bool,
@@ -370,14 +373,14 @@ impl fmt::Display for Conditions {
 }
 
 /// A Pod as an endpoint names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRef {
     pub key: Key,
     /// Empty where the slice does not say.
     pub uid: Arc<str>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     Pending,
     Running,
@@ -387,7 +390,7 @@ pub enum Phase {
     Unknown,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pod {
     pub key: Key,
     pub uid: Arc<str>,
@@ -421,14 +424,14 @@ impl Pod {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerPort {
     pub name: Arc<str>,
     pub protocol: Protocol,
     pub port: u16,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProbeKind {
     Liveness,
     Readiness,
@@ -445,7 +448,7 @@ impl ProbeKind {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProbeHandler {
     HttpGet,
     TcpSocket,
@@ -454,7 +457,7 @@ pub enum ProbeHandler {
 
 /// A probe that the kubelet makes over the network to the Pod's own address. `exec` probes and those sent to another
 /// host are left out: no packet goes to the Pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     pub kind: ProbeKind,
     pub handler: ProbeHandler,
@@ -465,7 +468,7 @@ pub struct Probe {
     pub initial_delay: Duration,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     pub key: Key,
     pub uid: Arc<str>,

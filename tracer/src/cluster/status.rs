@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     cluster::{model::Kind, trim::Oddity},
     time::Timestamp,
@@ -13,7 +15,7 @@ use crate::{
 const ODDITIES_KEPT: usize = 20;
 
 /// Where the metadata comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// An API server, by its URL.
     ApiServer(String),
@@ -24,7 +26,7 @@ pub enum Origin {
 }
 
 /// What is known about one kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindStatus {
     /// All objects of this kind have been given at least once.
     pub synced: bool,
@@ -38,7 +40,7 @@ pub struct KindStatus {
     pub denied: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub origin: Origin,
     kinds: [KindStatus; Kind::ALL.len()],

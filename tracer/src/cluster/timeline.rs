@@ -61,6 +61,27 @@ pub(super) struct Timeline<T> {
     pub(super) versions: Vec<Version<T>>,
 }
 
+impl<T> Timeline<T> {
+    pub(super) const fn created(&self) -> Option<Timestamp> {
+        self.created
+    }
+
+    /// From stored versions, which may be too many or out of order; `None` where there are none.
+    pub(super) fn restore(
+        created: Option<Timestamp>,
+        mut stored: Vec<(Timestamp, Option<Arc<T>>)>,
+    ) -> Option<Self> {
+        stored.drain(..stored.len().saturating_sub(VERSIONS_MAX));
+        let mut latest = Timestamp::MIN;
+        let versions = stored.into_iter().map(|(from, value)| {
+            latest = latest.max(from);
+            Version { from: latest, value }
+        });
+        let versions: Vec<_> = versions.collect();
+        (!versions.is_empty()).then_some(Self { created, versions })
+    }
+}
+
 impl<T: PartialEq> Timeline<T> {
     pub(super) fn new(created: Option<Timestamp>, from: Timestamp, value: Arc<T>) -> Self {
         // An object cannot have been in force before it was created; a clock ahead of ours does not count.

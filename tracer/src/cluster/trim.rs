@@ -12,7 +12,7 @@ use k8s_openapi::{
         util::intstr::IntOrString,
     },
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
@@ -38,7 +38,7 @@ const AFFINITY_DEFAULT: Duration = Duration::from_hours(3);
 const TERMINATION_GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Something in an object that could not be used; the rest of the object was, unless `what` says otherwise.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Oddity {
     /// `Service shop/cart`, escaped and cut where the name is absurd.
     pub object: String,

@@ -5,6 +5,7 @@
 //! bookmarks and reconnections, and how old the metadata is can be told from these only.
 
 use std::{
+    env,
     path::PathBuf,
     time::{Duration, SystemTime},
 };
@@ -13,6 +14,7 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
@@ -77,10 +79,15 @@ pub enum AccessError {
     )]
     Context { context: String, reason: String },
     #[error(
-        "no way to the API server: {0}; give --kubeconfig, run inside the cluster with a service account, or use \
-         --cluster-from with a folder of object lists"
+        "no way to the API server: {reason}; give --kubeconfig{}, run inside the cluster with a service account, or use \
+         --cluster-from with a folder of object lists",
+        if *.by_sudo { " (sudo leaves KUBECONFIG and the home folder behind: `sudo --preserve-env=KUBECONFIG`)" } else { "" }
     )]
-    Nowhere(String),
+    Nowhere {
+        reason: String,
+        /// The user's own kubeconfig may be out of sight because of sudo.
+        by_sudo: bool,
+    },
     #[error(
         "cannot make a client for {server}: {source}; check the kubeconfig's certificates and credentials"
     )]
@@ -88,7 +95,7 @@ pub enum AccessError {
 }
 
 /// Something about one kind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Update {
     pub kind: Kind,
     /// When it was received, by this machine's clock.
@@ -96,7 +103,7 @@ pub struct Update {
     pub event: Event,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// Found by a list: it may have been so for long.
     Listed(Trimmed),
@@ -170,7 +177,10 @@ impl Access {
             };
             return Config::from_kubeconfig(&options).await.map_err(broken);
         }
-        Config::infer().await.map_err(|error| AccessError::Nowhere(first_line(&error)))
+        Config::infer().await.map_err(|error| AccessError::Nowhere {
+            reason: first_line(&error),
+            by_sudo: env::var_os("SUDO_USER").is_some() && env::var_os("KUBECONFIG").is_none(),
+        })
     }
 }
 
@@ -200,4 +210,16 @@ fn first_line(error: &impl std::fmt::Display) -> String {
 fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix_ns(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sudo_is_named_where_it_hides_the_kubeconfig() {
+        let said = |by_sudo| AccessError::Nowhere { reason: "no file".to_owned(), by_sudo }.to_string();
+        assert!(said(true).contains("--kubeconfig (sudo leaves KUBECONFIG"), "{}", said(true));
+        assert!(!said(false).contains("sudo"), "{}", said(false));
+    }
 }

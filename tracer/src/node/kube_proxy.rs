@@ -10,8 +10,10 @@ pub mod process;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// How kube-proxy programs the kernel on this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProxyMode {
     Iptables,
     Nftables,
@@ -41,7 +43,7 @@ impl fmt::Display for ProxyMode {
 }
 
 /// What `/healthz` answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// The HTTP status: 200 healthy, 503 an update waits unwritten or the node is being deleted.
     pub status: u16,

@@ -11,13 +11,15 @@ use std::{
     path::Path,
 };
 
+use serde::{Deserialize, Serialize};
+
 /// No file that is read here is longer on a sane node: a route table with 100,000 routes stays below.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 /// Processes looked at when kube-proxy is sought.
 const MAX_PROCESSES: usize = 1 << 20;
 
 /// Entries of the conntrack table and their limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConntrackUse {
     pub count: u64,
     pub max: u64,
@@ -30,7 +32,8 @@ impl ConntrackUse {
 }
 
 /// Counters of `/proc/net/stat/nf_conntrack`, summed over CPUs; since boot, so only differences tell anything.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ConntrackCounters {
     /// Packets dropped because no entry could be allocated.
     pub drop: u64,

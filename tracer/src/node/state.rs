@@ -3,11 +3,14 @@
 //! A reader that fails leaves its field empty and a line in `gaps`; gathering as a whole cannot fail.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     node::{
@@ -20,14 +23,15 @@ use crate::{
 };
 
 /// A fact and when it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed<T> {
     pub time: Timestamp,
     pub value: T,
 }
 
 /// What the node says. An empty field was not found out; `gaps` says why.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NodeState {
     pub kube_proxy_mode: Option<Observed<ProxyMode>>,
     /// `v1.30.5`, from kube-proxy's metrics.
@@ -37,7 +41,7 @@ pub struct NodeState {
     pub proxy_rules: Option<Observed<bool>>,
     pub kube_proxy_running: Option<Observed<bool>>,
     /// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
-    pub other_dataplane: Option<Observed<&'static str>>,
+    pub other_dataplane: Option<Observed<Cow<'static, str>>>,
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
     pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
@@ -197,7 +201,7 @@ impl NodeReader {
         }
         let devices = net("dev").unwrap_or_default();
         state.other_dataplane =
-            procfs::other_dataplane(&devices).map(|value| Observed { time: now(), value });
+            procfs::other_dataplane(&devices).map(|name| Observed { time: now(), value: name.into() });
         match procfs::find_kube_proxy(&self.proc) {
             Ok(procfs::Processes::Runs(_)) => {
                 state.kube_proxy_running = Some(Observed { time: now(), value: true });

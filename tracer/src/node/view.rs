@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     NodeState, Observed, ProxyMode,
     ruleset::{End, Family, Fate, Name, Origin, Probe, Ruleset, Snapshot, Writer, sources, walk::Walker},
@@ -18,7 +20,8 @@ use crate::{
 };
 
 /// The node as it was last read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NodeFacts {
     pub state: Arc<NodeState>,
     /// A snapshot of all rules, where one was taken.
@@ -130,7 +133,7 @@ impl NodeView for NodeFacts {
     }
 
     fn other_dataplane(&self) -> Option<&str> {
-        self.state.other_dataplane.as_ref().map(|found| found.value)
+        self.state.other_dataplane.as_ref().map(|found| found.value.as_ref())
     }
 
     fn has_proxy_rules(&self) -> Option<bool> {

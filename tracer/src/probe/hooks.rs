@@ -5,9 +5,10 @@ use tracer_ebpf::Hook;
 /// How a program reaches its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
-    /// At a function's entry. Distributions ship conntrack and NAT as modules, which aya's fentry does not reach.
+    /// At a function's entry: by fentry where [`twin`] names a program for it and the kernel allows it, else by kprobe.
     Kprobe,
-    /// At a function's entry and return, joined by CPU and nesting depth.
+    /// At a function's return with its arguments: by fexit, else by a kprobe and a kretprobe joined by CPU and nesting
+    /// depth.
     KprobePair,
     /// A tracepoint's arguments as the kernel passes them; needs no tracefs.
     RawTracepoint,
@@ -21,6 +22,38 @@ impl Attach {
             Self::RawTracepoint => "raw tracepoint",
         }
     }
+}
+
+/// A program that sees by fentry or fexit what a hook's own programs see by kprobes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twin {
+    Entry(&'static str),
+    Exit(&'static str),
+}
+
+impl Twin {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Entry(_) => "fentry",
+            Self::Exit(_) => "fexit",
+        }
+    }
+}
+
+/// The hook's program for fentry or fexit, if it has one.
+pub const fn twin(hook: Hook) -> Option<Twin> {
+    Some(match hook {
+        Hook::Confirm => Twin::Entry("confirm_fentry"),
+        Hook::NatSetup => Twin::Entry("nat_setup_fentry"),
+        Hook::ResolveClash => Twin::Entry("resolve_clash_fentry"),
+        Hook::KillAcct => Twin::Entry("kill_acct_fentry"),
+        Hook::Delete => Twin::Entry("delete_fentry"),
+        Hook::EarlyDrop => Twin::Exit("early_drop_fexit"),
+        Hook::SendUnreach => Twin::Entry("send_unreach_fentry"),
+        Hook::NfSendReset => Twin::Entry("nf_send_reset_fentry"),
+        Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
+        _ => return None,
+    })
 }
 
 /// Which traces attach a hook.

@@ -10,9 +10,9 @@ use std::{
 
 use super::{
     btf::{Btf, BtfError, Prototype},
-    environment::{Environment, Module},
+    environment::{Capability, Environment, Module},
     hooks::HOOKS,
-    plan::KernelFacts,
+    plan::{FentryTarget, KernelFacts},
 };
 
 /// The largest BTF that is read, bytes: six times that of a distribution's kernel.
@@ -123,6 +123,26 @@ impl KernelFacts for Host {
 
     fn has_module(&self, name: &str) -> bool {
         self.environment.module(name) != Module::Absent
+    }
+
+    /// Static functions can share a name, and may have been changed by the compiler: BTF describes neither.
+    fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
+        let module = HOOKS.iter().find(|spec| spec.hook.symbol() == name).and_then(|spec| spec.module);
+        let Some(module) = module.filter(|module| self.environment.module(module) != Module::BuiltIn) else {
+            let function = self.vmlinux.function_id(name).map_err(|error| error.to_string())?;
+            return Ok(FentryTarget { module: None, function });
+        };
+        let Some(btf) = self.module(module) else {
+            return Err(format!("the module {module} has no BTF here (modules have it since 5.11)"));
+        };
+        let function = btf.function_id(name).map_err(|error| error.to_string())?;
+        // BPF_BTF_GET_FD_BY_ID asks for it (kernel/bpf/syscall.c), and nothing else names a module's BTF.
+        if self.environment.capabilities.is_some_and(|held| !held.has(Capability::SysAdmin)) {
+            return Err(format!(
+                "fentry in a module needs CAP_SYS_ADMIN, to get at the BTF of {module}; kprobes do not"
+            ));
+        }
+        Ok(FentryTarget { module: Some(module), function })
     }
 
     fn kprobes(&self) -> Result<(), String> {

@@ -14,9 +14,10 @@ use tracing::{debug, warn};
 use super::{
     clock,
     decode::Decoder,
-    hooks::{Attach, HookSpec},
+    fentry::{Link, Loader, Place},
+    hooks::{Attach, HookSpec, Twin, twin},
     layout::{FIELDS, Layout},
-    plan::HookPlan,
+    plan::{FentryTarget, HookPlan, Tier},
 };
 use crate::{sighting::Sighting, time::Timestamp};
 
@@ -71,14 +72,17 @@ pub struct AttachGap {
 
 /// An attached tracer. Dropping it detaches every hook.
 pub struct Probe {
-    // Owns the programs and their links.
+    // Owns the programs and their links, but for those of fentry.
     ebpf: Ebpf,
+    _fentry: Vec<Link>,
     ring: AsyncFd<RingBuf<MapData>>,
     lost: PerCpuArray<MapData, u64>,
     lost_before: [u64; HOOK_SLOTS],
     attached: Vec<Hook>,
     gaps: Vec<AttachGap>,
+    fallbacks: Vec<AttachGap>,
     decoder: Decoder,
+    clock_offset_ns: u64,
     armed_at: Timestamp,
     counters: Counters,
 }
@@ -106,8 +110,18 @@ impl Probe {
             set_targets(&mut ebpf, targets)?;
         }
         let mut attached = Vec::new();
-        let mut gaps = Vec::new();
+        let (mut gaps, mut fallbacks) = (Vec::new(), Vec::new());
+        let mut fentry = Fentry::default();
         for (spec_index, spec) in plan.planned() {
+            if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
+                match fentry.attach(&ebpf, spec, target) {
+                    Ok(()) => {
+                        attached.push(spec.hook);
+                        continue;
+                    }
+                    Err(reason) => fallbacks.push(AttachGap { spec_index, reason }),
+                }
+            }
             match attach_hook(&mut ebpf, spec) {
                 Ok(()) => attached.push(spec.hook),
                 Err(error) if plan.is_essential(spec) => return Err(error),
@@ -126,6 +140,7 @@ impl Probe {
             .map_err(|error| AttachError::Ring(error.into()))?;
         // Hooks attach one after the other; what was seen before the last of them is half a picture.
         let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
+        let clock_offset_ns = clock::monotonic_to_unix_ns();
         Ok(Self {
             ebpf,
             ring,
@@ -133,7 +148,10 @@ impl Probe {
             lost_before: [0; HOOK_SLOTS],
             attached,
             gaps,
-            decoder: Decoder::new(layout, clock::monotonic_to_unix_ns()),
+            fallbacks,
+            _fentry: fentry.links,
+            decoder: Decoder::new(layout, clock_offset_ns),
+            clock_offset_ns,
             armed_at,
             counters: Counters::default(),
         })
@@ -144,6 +162,11 @@ impl Probe {
         &self.gaps
     }
 
+    /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
+    pub fn fallbacks(&self) -> &[AttachGap] {
+        &self.fallbacks
+    }
+
     pub fn attached(&self) -> &[Hook] {
         &self.attached
     }
@@ -151,6 +174,11 @@ impl Probe {
     /// When the last hook was attached.
     pub fn armed_at(&self) -> Timestamp {
         self.armed_at
+    }
+
+    /// Nanoseconds added to the kernel's monotonic times to get Unix time.
+    pub fn clock_offset_ns(&self) -> u64 {
+        self.clock_offset_ns
     }
 
     pub fn counters(&self) -> Counters {
@@ -166,8 +194,8 @@ impl Probe {
     }
 
     /// Reads what is there, at most `limit` records. The order is that of the ring buffer: CPUs may differ by the
-    /// time between taking the time and reserving the room.
-    pub fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>) -> usize {
+    /// time between taking the time and reserving the room. `keep` is shown each record that becomes a sighting.
+    pub fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, mut keep: impl FnMut(&[u8])) -> usize {
         let mut read = 0;
         let ring = self.ring.get_mut();
         while read < limit {
@@ -175,7 +203,10 @@ impl Probe {
             read += 1;
             self.counters.records += 1;
             match self.decoder.decode(&record) {
-                Ok(sighting) if sighting.time >= self.armed_at => into.push(sighting),
+                Ok(sighting) if sighting.time >= self.armed_at => {
+                    keep(&record);
+                    into.push(sighting);
+                }
                 Ok(_) => self.counters.before_armed += 1,
                 Err(error) => {
                     self.counters.undecodable += 1;
@@ -254,6 +285,33 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
     loader.load(OBJECT)
 }
 
+/// The programs attached by fentry and fexit.
+#[derive(Default)]
+struct Fentry {
+    /// Made for the first of them; the text is why it could not be.
+    loader: Option<Result<Loader, String>>,
+    links: Vec<Link>,
+}
+
+impl Fentry {
+    fn attach(&mut self, ebpf: &Ebpf, spec: &HookSpec, target: &FentryTarget) -> Result<(), String> {
+        let (name, place) = match twin(spec.hook) {
+            Some(Twin::Entry(name)) => (name, Place::Entry),
+            Some(Twin::Exit(name)) => (name, Place::Exit),
+            None => return Err(format!("{} has no fentry program", spec.hook.symbol())),
+        };
+        let loader = self
+            .loader
+            .get_or_insert_with(|| Loader::new(OBJECT, ebpf).map_err(|error| error.to_string()))
+            .as_mut()
+            .map_err(|error| error.clone())?;
+        let link = loader.attach(name, place, target).map_err(|error| error.to_string())?;
+        self.links.push(link);
+        debug!(symbol = spec.hook.symbol(), program = name, "attached");
+        Ok(())
+    }
+}
+
 fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec) -> Result<(), AttachError> {
     let symbol = spec.hook.symbol();
     for program in spec.programs {
@@ -305,7 +363,7 @@ fn key(address: &IpAddr) -> [u8; 16] {
 }
 
 /// An error with its causes in one line; the verifier's log in full is for a developer's eyes (`-vv`).
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -151,6 +151,21 @@ impl Layout {
         self.offsets.get(name).copied()
     }
 
+    /// All offsets, in bytes.
+    pub fn offsets(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        self.offsets.iter().map(|(name, offset)| (*name, *offset))
+    }
+
+    /// The numbers and names of this kernel's drop reasons.
+    pub fn drop_reasons(&self) -> impl Iterator<Item = (u32, &Arc<str>)> {
+        self.drop_reasons.iter().map(|(number, name)| (*number, name))
+    }
+
+    /// The numbers and names of this kernel's reset reasons.
+    pub fn reset_reasons(&self) -> impl Iterator<Item = (u32, &Arc<str>)> {
+        self.reset_reasons.iter().map(|(number, name)| (*number, name))
+    }
+
     pub fn gaps(&self) -> &[FieldGap] {
         &self.gaps
     }

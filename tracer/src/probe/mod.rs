@@ -7,6 +7,7 @@ pub mod btf;
 mod clock;
 pub mod decode;
 pub mod environment;
+mod fentry;
 pub mod hooks;
 pub mod host;
 pub mod kernel;

@@ -7,7 +7,7 @@ use tracer_ebpf::Hook;
 
 use super::{
     btf::Prototype,
-    hooks::{Attach, HOOKS, HookSpec, Need},
+    hooks::{Attach, HOOKS, HookSpec, Need, twin},
     layout::Layout,
 };
 
@@ -23,6 +23,41 @@ pub trait KernelFacts {
     fn has_module(&self, name: &str) -> bool;
     /// Whether kprobes exist and may be used.
     fn kprobes(&self) -> Result<(), String>;
+    /// Where fentry and fexit find a function, or why they cannot be used for it.
+    fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
+        Err(format!("nothing is known of fentry on {name}"))
+    }
+}
+
+/// A function as fentry and fexit name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FentryTarget {
+    /// The module whose BTF describes it; vmlinux's where there is none.
+    pub module: Option<&'static str>,
+    /// Its id in that BTF.
+    pub function: u32,
+}
+
+/// How functions are to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tiers {
+    /// Each by fentry where that is possible, else by kprobe.
+    #[default]
+    Auto,
+    /// By fentry only.
+    Fentry,
+    /// By kprobe only.
+    Kprobe,
+}
+
+/// How one function is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tier {
+    Fentry(FentryTarget),
+    /// And why not by fentry.
+    Kprobe(String),
+    /// A tracepoint, which has one way only.
+    Tracepoint,
 }
 
 /// Which hooks a trace asks for.
@@ -61,6 +96,17 @@ pub enum State {
 pub struct PlanLine {
     pub spec: &'static HookSpec,
     pub state: State,
+    pub tier: Tier,
+}
+
+impl PlanLine {
+    /// How the hook is attached, in a word.
+    pub fn attach(&self) -> &'static str {
+        match (&self.tier, twin(self.spec.hook)) {
+            (Tier::Fentry(_), Some(twin)) => twin.as_str(),
+            _ => self.spec.attach.as_str(),
+        }
+    }
 }
 
 /// The hooks of one trace on one kernel.
@@ -73,13 +119,19 @@ pub struct HookPlan {
 
 impl HookPlan {
     pub fn new(set: HookSet, layout: &Layout, kernel: &impl KernelFacts) -> Self {
+        Self::with_tiers(set, Tiers::Auto, layout, kernel)
+    }
+
+    /// The same with functions reached as `tiers` says.
+    pub fn with_tiers(set: HookSet, tiers: Tiers, layout: &Layout, kernel: &impl KernelFacts) -> Self {
         let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
         let lines = HOOKS
             .iter()
-            .map(|spec| PlanLine {
-                spec,
-                state: state(spec, set, layout, kernel, send_reset_reason.is_some()),
+            .map(|spec| {
+                let tier = tier(spec, tiers, kernel);
+                let state = state(spec, set, layout, kernel, send_reset_reason.is_some(), (tiers, &tier));
+                PlanLine { spec, state, tier }
             })
             .collect();
         Self { lines, kfree_reason, send_reset_reason }
@@ -98,10 +150,22 @@ impl HookPlan {
             .map(|(index, line)| (index, line.spec))
     }
 
+    /// How the hook with this index is reached.
+    pub fn tier(&self, index: usize) -> Option<&Tier> {
+        self.lines.get(index).map(|line| &line.tier)
+    }
+
     /// A hook that was planned turned out to be refused by the kernel.
     pub fn refuse(&mut self, index: usize, reason: String) {
         if let Some(line) = self.lines.get_mut(index) {
             line.state = State::Missing(reason);
+        }
+    }
+
+    /// A function that fentry was planned for could be reached by a kprobe only.
+    pub fn fall_back(&mut self, index: usize, reason: String) {
+        if let Some(line) = self.lines.get_mut(index) {
+            line.tier = Tier::Kprobe(reason);
         }
     }
 
@@ -145,12 +209,26 @@ fn position(prototype: Option<&Prototype>, name: &str) -> Option<usize> {
     prototype?.position(name)
 }
 
+fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
+    if spec.attach == Attach::RawTracepoint {
+        return Tier::Tracepoint;
+    }
+    if tiers == Tiers::Kprobe {
+        return Tier::Kprobe("kprobes were asked for".to_owned());
+    }
+    if twin(spec.hook).is_none() {
+        return Tier::Kprobe("viptrace has no fentry program for it".to_owned());
+    }
+    kernel.fentry(spec.hook.symbol()).map_or_else(Tier::Kprobe, Tier::Fentry)
+}
+
 fn state(
     spec: &HookSpec,
     set: HookSet,
     layout: &Layout,
     kernel: &impl KernelFacts,
     send_reset_tells_all: bool,
+    (tiers, tier): (Tiers, &Tier),
 ) -> State {
     if !set.asks_for(spec.need) {
         return State::NotNeeded(
@@ -177,8 +255,13 @@ fn state(
             None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
         },
         Attach::Kprobe | Attach::KprobePair => {
-            if let Err(reason) = kernel.kprobes() {
-                return State::Missing(reason);
+            if let Tier::Kprobe(why) = tier {
+                if tiers == Tiers::Fentry {
+                    return State::Missing(why.clone());
+                }
+                if let Err(reason) = kernel.kprobes() {
+                    return State::Missing(reason);
+                }
             }
             if !kernel.has_symbol(symbol) {
                 return State::Missing(match spec.module {

@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use super::expect;
 use crate::{
     command, console,
+    dataplane::Mode,
     traffic::{
         client::{self, Script},
         server,
@@ -35,7 +36,7 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
     }
-    let flushed = stage.world.rules.without_kube_proxy();
+    let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     let checked = super::check(stage, &[])?;
     let first = checked.findings.first().map(|finding| finding.name.as_str());
@@ -50,8 +51,8 @@ pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
     }
     let keeps = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
     let _serving = stage.serve("shop/frontend-1", 8080, keeps)?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
     let mut standing = Vec::new();
     for _ in 0..12 {
         standing.push(client::hold(from, frontend, Script::exchange())?);

@@ -2,7 +2,11 @@
 //!
 //! Owns the reading of `EndpointSlices`: ports by name, conditions, several slices a Service. Must not judge a flow.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+};
 
 use super::History;
 use crate::{
@@ -177,8 +181,28 @@ impl History {
             .max()
     }
 
+    /// Every address and port that a slice of this Service port has listed, in all the time up to `at` that is known.
+    pub fn past_endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> BTreeSet<SocketAddr> {
+        let keys = self.slices_of_service.get(service).into_iter().flatten();
+        let lines = keys.filter_map(|key| self.slices.get(key)).filter(|line| line.versions.len() > 1);
+        let mut found = BTreeSet::new();
+        for version in lines.flat_map(|line| &line.versions).filter(|version| version.from <= at) {
+            let Some(slice) = &version.value else { continue };
+            let Some(number) = slice.port_for(port) else { continue };
+            let first = slice.endpoints.iter().filter_map(|endpoint| endpoint.addresses.first());
+            found.extend(first.map(|ip| SocketAddr::new(*ip, number)));
+        }
+        found
+    }
+
+    /// When this Service itself last changed, up to `at`.
+    pub fn service_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
+        let versions = self.services.get(service)?.versions.iter();
+        versions.map(|version| version.from).filter(|from| *from <= at).max()
+    }
+
     /// The Service's slices in force at `at`.
-    pub(super) fn slices_at<'a>(
+    pub fn slices_at<'a>(
         &'a self,
         service: &'a Key,
         at: Timestamp,

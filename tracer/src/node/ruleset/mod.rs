@@ -13,11 +13,14 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{cluster::model::Cidr, sighting::Protocol};
 
 pub mod frontends;
 mod index;
 pub mod read;
+mod saved;
 pub mod sources;
 pub mod walk;
 
@@ -32,7 +35,8 @@ pub type Name = Arc<str>;
 pub const NFTABLES_TABLE: &str = "kube-proxy";
 
 /// Everything that was read of one network namespace. Tables, sets and servers of both families may be in it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Ruleset {
     pub tables: Vec<Table>,
     pub sets: Vec<Set>,
@@ -135,7 +139,7 @@ impl Ruleset {
 }
 
 /// Who wrote a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Writer {
     /// iptables over the kernel's `ip_tables`.
     IptablesLegacy,
@@ -169,7 +173,7 @@ impl fmt::Display for Writer {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Family {
     Ipv4,
     Ipv6,
@@ -199,7 +203,7 @@ impl fmt::Display for Family {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum HookPoint {
     Prerouting,
     Input,
@@ -208,7 +212,8 @@ pub enum HookPoint {
     Postrouting,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "saved::Table", into = "saved::Table")]
 pub struct Table {
     pub writer: Writer,
     pub family: Family,
@@ -278,16 +283,17 @@ impl Table {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Chain {
     pub name: Name,
     /// Where the kernel enters it, if it does.
     pub base: Option<Base>,
     pub rules: Vec<Rule>,
+    #[serde(skip)]
     index: Option<index::Index>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Base {
     pub nat: bool,
     pub hook: HookPoint,
@@ -297,13 +303,13 @@ pub struct Base {
 }
 
 /// One rule: conditions and statements in their order. A condition that does not hold ends the rule.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
     pub steps: Vec<Step>,
     pub comment: Option<Box<str>>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Step {
     // Conditions.
     Source {
@@ -390,7 +396,7 @@ pub enum Step {
     Harmless,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Verdict {
     Accept,
     Drop,
@@ -406,7 +412,7 @@ pub enum Verdict {
 }
 
 /// First and last address, both included, of one family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AddressRange {
     pub first: IpAddr,
     pub last: IpAddr,
@@ -497,7 +503,7 @@ impl fmt::Display for AddressRange {
 }
 
 /// What of a packet is looked up in a set or map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Field {
     Source,
     Destination,
@@ -506,14 +512,14 @@ pub enum Field {
     Port,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     Source,
     Destination,
 }
 
 /// A dimension of an ipset, as its type names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dimension {
     /// `ip` or `net`.
     Address,
@@ -524,7 +530,7 @@ pub enum Dimension {
 }
 
 /// One part of an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Datum {
     Address(IpAddr),
     Protocol(Protocol),
@@ -549,9 +555,10 @@ impl fmt::Display for Datum {
 pub type Key = Box<[Datum]>;
 
 /// A set, or a map where its elements have verdicts: of nftables, or an ipset.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Set {
     pub name: Name,
+    #[serde(with = "saved::elements")]
     elements: HashMap<Key, Option<Verdict>>,
     /// Elements with a range in them, which are looked through one by one.
     ranges: Vec<(Key, Option<Verdict>)>,
@@ -627,7 +634,7 @@ impl Set {
 }
 
 /// An IPVS virtual server with its real servers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VirtualServer {
     pub protocol: Protocol,
     pub address: SocketAddr,
@@ -637,7 +644,7 @@ pub struct VirtualServer {
     pub destinations: Vec<Destination>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destination {
     pub address: SocketAddr,
     /// 0: takes no new connections; kube-proxy lets a removed endpoint drain so.

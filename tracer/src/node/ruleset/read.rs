@@ -7,6 +7,8 @@
 use std::{fs, path::Path, time::Duration};
 
 use super::{Family, Ruleset, Writer};
+use serde::{Deserialize, Serialize};
+
 use crate::node::{
     Limits, Observed,
     command::{self, CommandError},
@@ -14,7 +16,8 @@ use crate::node::{
 };
 
 /// What was read at one moment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Snapshot {
     pub rules: Ruleset,
     /// What could not be read, each with the reason.

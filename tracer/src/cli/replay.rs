@@ -1,0 +1,169 @@
+//! `viptrace replay`: a recording, judged and printed as a live trace is.
+//!
+//! Owns what is said of a recording that is not whole. The verdicts are the pipeline's, the rows the report's.
+
+use std::{fs::File, path::Path};
+
+use anyhow::Context as _;
+
+use crate::{
+    cli::{
+        Outcome, ResultExt as _,
+        args::ReplayOptions,
+        target::Target,
+        trace::show::{Show, detail},
+    },
+    pipeline::Detail,
+    recording::{Damage, DamageKind, End, Header, OpenError, Player, Step},
+    report::{Printer, Report, safe},
+};
+
+/// Damages named one by one; the rest is counted.
+const NAMED: usize = 5;
+
+/// Plays the file to its end.
+pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let (mut player, target) = open(options)?;
+    let header = player.header().clone();
+    if let Some(warning) = narrowed(&header, options.target.as_ref()) {
+        printer.warn(&warning);
+    }
+    let mut report = Report::new(options.output, options.view, printer);
+    report.note(&describe(&header, target.as_ref()))?;
+    let mut show = Show::new(target);
+    let mut end: Option<End> = None;
+    while let Some(step) = player.step().with_context(|| format!("cannot read {}", options.file.display()))? {
+        match step {
+            Step::Judged { judgements, now } => show.show(&mut report, judgements, player.pipeline(), now)?,
+            Step::Ended(ended) => end = Some(ended),
+        }
+    }
+    if end.is_none() {
+        let judgements = player.cut_off();
+        show.show(&mut report, judgements, player.pipeline(), player.now())?;
+    }
+    let lacks = lacks(&player, end.is_some());
+    for lack in &lacks {
+        report.warn(lack)?;
+    }
+    let mut gaps = end.as_ref().map(|end| end.gaps.clone()).unwrap_or_default();
+    gaps.iter_mut().for_each(|gap| *gap = safe(gap).into_owned());
+    if !lacks.is_empty() {
+        gaps.push(format!("the recording is incomplete: {}", lacks.join("; ")));
+    }
+    let ended = end.map_or(player.now(), |end| end.ended);
+    report.finish(&show.summary(player.pipeline(), header.started, ended, gaps))?;
+    Ok(match show.outcome() {
+        Outcome::Clean if !lacks.is_empty() => Outcome::Incomplete,
+        outcome => outcome,
+    })
+}
+
+/// Opens the recording; what the replay is narrowed to is what the trace was narrowed to, unless said otherwise.
+fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>)> {
+    let path = &options.file;
+    let file = File::open(path)
+        .with_context(|| format!("cannot open the recording {}", path.display()))
+        .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
+    let meta = file.metadata().with_context(|| format!("cannot examine {}", path.display()))?;
+    if !meta.is_file() {
+        return Err(anyhow::anyhow!("{} is not a regular file", path.display()))
+            .hint(|| "store the recording in a file first".to_owned());
+    }
+    // The header has to be read to know how much detail its target asks for.
+    let player = opened(path, file, Detail::All)?;
+    let recorded = player.header().target.as_deref().and_then(|target| Target::parse(target, None).ok());
+    let target = options.target.clone().or(recorded);
+    match detail(options.view, target.as_ref()) {
+        Detail::All => Ok((player, target)),
+        detail => {
+            let file =
+                File::open(path).with_context(|| format!("cannot open the recording {}", path.display()))?;
+            Ok((opened(path, file, detail)?, target))
+        }
+    }
+}
+
+fn opened(path: &Path, file: File, detail: Detail) -> anyhow::Result<Player<File>> {
+    Player::open(file, detail).map_err(|error| {
+        let hint = match error {
+            OpenError::NotARecording => Some("`viptrace trace --record FILE` makes one"),
+            OpenError::Unsuitable(_) => Some("replay it with the viptrace that wrote it, or a later one"),
+            _ => None,
+        };
+        let error = anyhow::anyhow!("{} {error}", path.display());
+        match hint {
+            Some(hint) => match Err::<(), _>(error).hint(|| hint.to_owned()) {
+                Err(error) => error,
+                Ok(()) => anyhow::anyhow!("{}", path.display()),
+            },
+            None => error,
+        }
+    })
+}
+
+fn describe(header: &Header, target: Option<&Target>) -> String {
+    let what = target.map_or("every Service".to_owned(), ToString::to_string);
+    format!(
+        "replaying {what} as recorded on {} (Linux {}) from {} by viptrace {}",
+        safe(header.node_name.as_deref().unwrap_or("an unnamed node")),
+        safe(&header.kernel_release),
+        header.started,
+        safe(&header.viptrace)
+    )
+}
+
+/// What to say where the recording holds less than is asked for.
+fn narrowed(header: &Header, wanted: Option<&Target>) -> Option<String> {
+    let recorded = header.target.as_deref()?;
+    let wanted = wanted?.to_string();
+    (wanted != recorded).then(|| {
+        format!("the recording holds only what concerns {}: flows of {wanted} may be missing", safe(recorded))
+    })
+}
+
+/// What is missing of the recording, each in words.
+fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
+    let mut lacks = Vec::new();
+    let (damages, count) = player.damage();
+    for damage in damages.iter().take(NAMED) {
+        lacks.push(damage_text(damage));
+    }
+    if let Some(more) = count.checked_sub(NAMED as u64).filter(|more| *more > 0) {
+        lacks.push(format!("{more} more damaged parts"));
+    }
+    let missing = player.missing();
+    if missing.beginning {
+        lacks.push("what Kubernetes said before it began is missing".to_owned());
+    }
+    if missing.items > 0 {
+        let why = missing.first_unreadable.as_deref().unwrap_or_default();
+        lacks.push(format!("{} items could not be read: {}", missing.items, safe(why)));
+    }
+    if missing.undecodable > 0 {
+        lacks.push(format!("{} events could not be decoded", missing.undecodable));
+    }
+    let dropped = missing.dropped;
+    if dropped.records > 0 || dropped.others > 0 {
+        lacks.push(format!(
+            "{} events and {} other items from {} to {} were not recorded: the disk was too slow",
+            dropped.records, dropped.others, dropped.from, dropped.to
+        ));
+    }
+    if !ended {
+        lacks.push(format!("it was cut off at {}", player.now()));
+    }
+    lacks
+}
+
+fn damage_text(damage: &Damage) -> String {
+    let Damage { kind, offset, skipped, blocks } = damage;
+    let what = kind.as_str();
+    match (kind, blocks) {
+        (DamageKind::Truncated, _) => format!("at byte {offset}: {what} ({skipped} bytes of it are there)"),
+        (_, 0) => format!("at byte {offset}: {what} ({skipped} bytes passed over)"),
+        (_, blocks) => {
+            format!("at byte {offset}: {what} ({skipped} bytes passed over, {blocks} blocks lost)")
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! `--record`: the recording's file, and what is said of it.
+
+use std::{fs, path::Path};
+
+use crate::{
+    cli::{ResultExt as _, args::RecordOptions},
+    recording::{self, CreateError, Failure, Finished, Header, Recorder},
+};
+
+/// The recording's file before anything is in it.
+#[derive(Debug)]
+pub(super) struct NewFile<'a> {
+    path: &'a Path,
+    file: fs::File,
+}
+
+impl<'a> NewFile<'a> {
+    pub(super) fn create(options: &'a RecordOptions) -> anyhow::Result<Self> {
+        let file = recording::create(&options.path, options.force)?;
+        Ok(Self { path: &options.path, file })
+    }
+
+    pub(super) fn begin(self, header: &Header) -> anyhow::Result<Recorder> {
+        Ok(Recorder::begin(self.path, self.file, header)?)
+    }
+
+    /// The trace cannot begin: an empty file that would be nobody's recording goes away.
+    pub(super) fn discard(self) {
+        if self.file.metadata().is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}
+
+/// Whether the recording may be created, before anything else is done.
+pub(super) fn check(options: &RecordOptions) -> anyhow::Result<()> {
+    if !options.force && fs::symlink_metadata(&options.path).is_ok() {
+        return Err(CreateError::Exists { path: options.path.clone() })
+            .hint(|| "add --force to overwrite it".to_owned());
+    }
+    Ok(())
+}
+
+/// What to say when the file takes no more.
+pub(super) fn failed(path: &Path, failure: &Failure) -> String {
+    format!(
+        "the recording {} ends at {}: {}; the trace goes on without it",
+        path.display(),
+        failure.covered,
+        failure.error
+    )
+}
+
+/// What to say at the end, and what the summary has to name as missing.
+pub(super) fn ended(path: &Path, finished: &Finished) -> (String, Vec<String>) {
+    let Finished { bytes, records, dropped, failure } = finished;
+    let path = path.display();
+    let mut gaps = Vec::new();
+    if let Some(failure) = failure {
+        gaps.push(format!("the recording {path} ends at {}: {}", failure.covered, failure.error));
+    }
+    if dropped.records > 0 || dropped.others > 0 {
+        gaps.push(format!(
+            "the recording {path} lacks {} events and {} other items from {} to {}: the disk was too slow",
+            dropped.records, dropped.others, dropped.from, dropped.to
+        ));
+    }
+    (format!("recorded {records} events in {bytes} bytes; `viptrace replay {path}` shows them"), gaps)
+}

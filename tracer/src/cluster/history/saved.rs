@@ -1,0 +1,185 @@
+//! The history as a recording stores it: object by object, each with its versions.
+//!
+//! Owns the stored shape and how it becomes a history again, with the bounds of a live one whatever the file says. The
+//! shape is part of the recording format: a new field needs a default. Does no I/O.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{History, OBJECTS_MAX};
+use crate::{
+    cluster::{
+        model::{EndpointSlice, Key, Kind, Node, Pod, Service},
+        timeline::Timeline,
+    },
+    time::Timestamp,
+};
+
+/// All versions kept of one object, the oldest first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line<T> {
+    pub key: Key,
+    pub created: Option<Timestamp>,
+    /// From when on each version was in force; `None` is a deletion.
+    pub versions: Vec<(Timestamp, Option<Arc<T>>)>,
+}
+
+/// One object of any kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum SavedObject {
+    Service(Line<Service>),
+    EndpointSlice(Line<EndpointSlice>),
+    Pod(Line<Pod>),
+    Node(Line<Node>),
+}
+
+/// What a history knows besides its objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SavedFacts {
+    /// In seconds.
+    pub look_back: u64,
+    /// In the order of [`Kind::ALL`]: whether all objects of the kind have been given.
+    pub known: [bool; Kind::ALL.len()],
+    /// See [`super::Counts`].
+    pub forgotten: u64,
+    pub refused: u64,
+}
+
+impl History {
+    /// Everything, to be restored by [`Self::restore_object`] and [`Self::restore_facts`]. Objects are shared, not copied.
+    pub fn save(&self) -> (SavedFacts, Vec<SavedObject>) {
+        let services = self.services.iter().map(|(key, line)| SavedObject::Service(save(key, line)));
+        let slices = self.slices.iter().map(|(key, line)| SavedObject::EndpointSlice(save(key, line)));
+        let pods = self.pods.iter().map(|(key, line)| SavedObject::Pod(save(key, line)));
+        let nodes = self.nodes.iter().map(|(key, line)| SavedObject::Node(save(key, line)));
+        let facts = SavedFacts {
+            look_back: self.look_back.as_secs(),
+            known: self.known,
+            forgotten: self.forgotten,
+            refused: self.refused,
+        };
+        (facts, services.chain(slices).chain(pods).chain(nodes).collect())
+    }
+
+    /// Puts an object back, in place of what is there under its key. It can be found by its address once
+    /// [`Self::restore_facts`] has been called.
+    pub fn restore_object(&mut self, object: SavedObject) {
+        let taken = match object {
+            SavedObject::Service(line) => restore(&mut self.services, line),
+            SavedObject::EndpointSlice(line) => restore(&mut self.slices, line),
+            SavedObject::Pod(line) => restore(&mut self.pods, line),
+            SavedObject::Node(line) => restore(&mut self.nodes, line),
+        };
+        self.refused += u64::from(!taken);
+    }
+
+    /// To be called after the objects: puts the rest back and rebuilds the indexes.
+    pub fn restore_facts(&mut self, facts: SavedFacts) {
+        self.look_back = std::time::Duration::from_secs(facts.look_back);
+        self.known = facts.known;
+        self.forgotten = facts.forgotten;
+        self.refused = self.refused.saturating_add(facts.refused);
+        self.reindex();
+    }
+}
+
+fn save<T>(key: &Key, line: &Timeline<T>) -> Line<T> {
+    let versions = line.versions.iter().map(|version| (version.from, version.value.clone()));
+    Line { key: key.clone(), created: line.created(), versions: versions.collect() }
+}
+
+/// False where there is no room, or nothing to put there.
+fn restore<T>(lines: &mut std::collections::BTreeMap<Key, Timeline<T>>, line: Line<T>) -> bool {
+    let Line { key, created, versions } = line;
+    if lines.len() >= OBJECTS_MAX && !lines.contains_key(&key) {
+        return false;
+    }
+    match Timeline::restore(created, versions) {
+        Some(line) => {
+            lines.insert(key, line);
+            true
+        }
+        None => false,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::{net::IpAddr, path::Path};
+
+    use super::*;
+    use crate::{
+        cluster::{LOOK_BACK, folder},
+        sighting::Protocol,
+    };
+
+    /// Through JSON and back.
+    fn restored(history: &History) -> History {
+        let (facts, objects) = history.save();
+        let mut restored = History::default();
+        for object in objects {
+            let json = serde_json::to_string(&object).unwrap();
+            restored.restore_object(serde_json::from_str(&json).unwrap());
+        }
+        let facts: SavedFacts = serde_json::from_str(&serde_json::to_string(&facts).unwrap()).unwrap();
+        restored.restore_facts(facts);
+        restored
+    }
+
+    #[test]
+    fn a_restored_history_answers_as_the_saved_one() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/cluster");
+        let history = folder::read(&dir, LOOK_BACK).unwrap().history;
+        let again = restored(&history);
+        assert_eq!(history.save(), again.save());
+        assert_eq!(history.counts(), again.counts());
+        assert!(again.knows(Kind::Service));
+        let now = Timestamp::from_unix_secs(1_796_083_200);
+        for service in history.services() {
+            for ip in &service.cluster_ips {
+                for port in &service.ports {
+                    let ask = |history: &History| history.service_for(*ip, port.port, Protocol::TCP, now);
+                    assert_eq!(ask(&history), ask(&again));
+                    let ask = |history: &History| history.endpoints(&service.key, port, now);
+                    assert_eq!(ask(&history), ask(&again));
+                }
+            }
+        }
+        let pod: IpAddr = "10.244.1.11".parse().unwrap();
+        assert!(history.pod_by_ip(pod, now).is_some());
+        assert_eq!(history.pod_by_ip(pod, now), again.pod_by_ip(pod, now));
+    }
+
+    #[test]
+    fn what_a_file_claims_is_held_to_the_bounds() {
+        let key = Key::new("shop", "cart");
+        let node = |from| {
+            let object = Node {
+                key: key.clone(),
+                uid: "u".into(),
+                addresses: Vec::new(),
+                pod_cidrs: Vec::new(),
+                ready: None,
+                pressure: Vec::new(),
+                kubelet_version: "".into(),
+                kube_proxy_version: "".into(),
+                zone: None,
+            };
+            (Timestamp::from_unix_secs(from), Some(Arc::new(object)))
+        };
+        let mut history = History::default();
+        // Too many, and backwards in time.
+        let versions = (0..1000).map(|n| node(1000 - n)).collect();
+        history.restore_object(SavedObject::Node(Line { key: key.clone(), created: None, versions }));
+        history.restore_object(SavedObject::Node(Line { key, created: None, versions: Vec::new() }));
+        history.restore_facts(SavedFacts::default());
+        assert_eq!(history.counts().versions, 256);
+        assert_eq!(history.counts().refused, 1);
+        let (_, objects) = history.save();
+        let [SavedObject::Node(line)] = objects.as_slice() else { panic!("one node") };
+        assert!(line.versions.is_sorted_by_key(|version| version.0));
+    }
+}

@@ -1,0 +1,148 @@
+//! The recording's header: all that is needed to read what follows, and to say what it is.
+//!
+//! Owns its JSON. Everything that a verdict depends on and that stays the same for the whole trace is here.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    flow::Limits,
+    pipeline::{Detail, Settings},
+    probe::layout::{FIELDS, Layout},
+    sighting::{Hook, Netns},
+    time::Timestamp,
+};
+
+/// The format's version; another one is not read.
+pub const FORMAT: u32 = 1;
+/// The version of the kernel half's records (`tracer_ebpf`'s structs). To be raised when one of them changes its fields
+/// without changing its kind's number.
+pub const RECORD_LAYOUT: u32 = 1;
+
+/// What a recording begins with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// [`RECORD_LAYOUT`].
+    pub record_layout: u32,
+    /// The program that wrote it.
+    pub viptrace: String,
+    /// Of the records: `little` or `big`.
+    pub byte_order: String,
+    /// As `uname -r` prints it. For people: nothing is decided by it.
+    #[serde(default)]
+    pub kernel_release: String,
+    /// The node's name in Kubernetes.
+    #[serde(default)]
+    pub node_name: Option<String>,
+    /// The namespace in which kube-proxy writes its rules.
+    #[serde(default)]
+    pub node_netns: Option<Netns>,
+    /// What the trace was narrowed to, as `viptrace trace` takes it.
+    #[serde(default)]
+    pub target: Option<String>,
+    /// When the last hook was attached.
+    pub started: Timestamp,
+    /// Nanoseconds to add to a record's time (`CLOCK_MONOTONIC`) to get Unix time.
+    pub clock_offset_ns: u64,
+    /// How long kube-proxy may take to follow a change, in nanoseconds.
+    pub grace_ns: u64,
+    #[serde(default)]
+    pub limits: Limits,
+    /// The plan, hook by hook.
+    #[serde(default)]
+    pub hooks: Vec<HookLine>,
+    /// Where this kernel keeps the fields that records hold, in bytes.
+    pub offsets: BTreeMap<String, u32>,
+    #[serde(default)]
+    pub drop_reasons: BTreeMap<u32, Arc<str>>,
+    #[serde(default)]
+    pub reset_reasons: BTreeMap<u32, Arc<str>>,
+}
+
+/// What became of one hook.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookLine {
+    /// The kernel's name of the function or tracepoint.
+    pub hook: String,
+    pub attach: String,
+    pub state: HookState,
+    /// Why it is not attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HookState {
+    Attached,
+    /// Nothing is missing without it.
+    NotNeeded,
+    /// What it would have shown is not known.
+    Missing,
+}
+
+/// The byte order of this machine.
+pub const BYTE_ORDER: &str = if cfg!(target_endian = "little") { "little" } else { "big" };
+
+/// Why a header that could be read is of no use here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsuitable {
+    #[error("it has format {found} (viptrace {viptrace}), and this viptrace reads format {FORMAT}")]
+    Format { found: u32, viptrace: String },
+    #[error(
+        "its records have layout {found} (viptrace {viptrace}), and this viptrace reads layout {RECORD_LAYOUT}"
+    )]
+    RecordLayout { found: u32, viptrace: String },
+    #[error("its records are {found}-endian, and this machine is {BYTE_ORDER}-endian")]
+    ByteOrder { found: String },
+}
+
+impl Header {
+    /// Whether what follows can be read here.
+    pub fn check(&self) -> Result<(), Unsuitable> {
+        let viptrace = || self.viptrace.chars().take(64).collect();
+        if self.format != FORMAT {
+            return Err(Unsuitable::Format { found: self.format, viptrace: viptrace() });
+        }
+        if self.record_layout != RECORD_LAYOUT {
+            return Err(Unsuitable::RecordLayout { found: self.record_layout, viptrace: viptrace() });
+        }
+        if self.byte_order != BYTE_ORDER {
+            return Err(Unsuitable::ByteOrder { found: self.byte_order.chars().take(16).collect() });
+        }
+        Ok(())
+    }
+
+    /// The recorded kernel's layout, for the fields that this viptrace knows.
+    pub fn layout(&self) -> Layout {
+        let offset = |name| self.offsets.get(name).map(|offset| (name, *offset));
+        let reasons = |names: &BTreeMap<u32, Arc<str>>| {
+            names.iter().map(|(number, name)| (*number, Arc::clone(name))).collect::<Vec<_>>()
+        };
+        Layout::from_parts(
+            FIELDS.iter().filter_map(|field| offset(field.name)),
+            reasons(&self.drop_reasons),
+            reasons(&self.reset_reasons),
+        )
+    }
+
+    /// The live trace's settings; how much is made of healthy flows is for who replays to say.
+    pub fn settings(&self, detail: Detail) -> Settings {
+        Settings {
+            limits: self.limits,
+            node_name: self.node_name.clone(),
+            node_netns: self.node_netns,
+            missing_hooks: self.missing_hooks(),
+            grace: std::time::Duration::from_nanos(self.grace_ns),
+            detail,
+        }
+    }
+
+    fn missing_hooks(&self) -> Vec<Hook> {
+        let missing = self.hooks.iter().filter(|line| line.state == HookState::Missing);
+        missing.filter_map(|line| Hook::ALL.into_iter().find(|hook| hook.symbol() == line.hook)).collect()
+    }
+}

@@ -1,0 +1,239 @@
+//! Replays a recording: tells a pipeline what the live trace's was told, in the same order.
+//!
+//! Owns the way from items to a [`Pipeline`] and what is made of the parts that are missing. Prints nothing.
+
+use std::{
+    io::{self, Read, Seek},
+    sync::Arc,
+};
+
+use super::{
+    header::Header,
+    item::{Assembler, Dropped, End, Item, Unreadable},
+    reader::{Block, Damage, OpenError, Reader},
+};
+use crate::{
+    cluster::{Cluster, History, LOOK_BACK, Origin, Status},
+    pipeline::{Detail, Judgements, Pipeline},
+    probe::decode::Decoder,
+    time::Timestamp,
+};
+
+/// What the replay came to.
+#[derive(Debug)]
+pub enum Step {
+    /// Time went on until `now`.
+    Judged { judgements: Judgements, now: Timestamp },
+    /// The trace's own end. A recording without it was cut off.
+    Ended(End),
+}
+
+/// What could not be replayed, so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Items that could not be read, and why the first could not.
+    pub items: u64,
+    pub first_unreadable: Option<String>,
+    /// Records that could not be decoded; counted as lost.
+    pub undecodable: u64,
+    /// The recorder could not keep up.
+    pub dropped: Dropped,
+    /// The cluster as it was when the recording began.
+    pub beginning: bool,
+}
+
+/// A recording being replayed.
+#[derive(Debug)]
+pub struct Player<R> {
+    reader: Reader<R>,
+    header: Header,
+    detail: Detail,
+    decoder: Decoder,
+    pipeline: Pipeline,
+    started: bool,
+    block: Block,
+    /// How far the block's items and records are read.
+    at: usize,
+    next_record: usize,
+    assembler: Assembler,
+    /// The latest time told.
+    now: Timestamp,
+    /// Since when something is missing that no loss has told of yet.
+    missing_since: Option<Timestamp>,
+    undecodable: u64,
+    missing: Missing,
+}
+
+impl<R: Read + Seek> Player<R> {
+    /// Reads the header.
+    pub fn open(file: R, detail: Detail) -> Result<Self, OpenError> {
+        let (reader, header) = Reader::open(file)?;
+        let cluster = Cluster { history: History::new(LOOK_BACK), status: Status::new(Origin::None) };
+        Ok(Self {
+            reader,
+            decoder: Decoder::new(Arc::new(header.layout()), header.clock_offset_ns),
+            pipeline: Pipeline::new(header.settings(detail), cluster),
+            detail,
+            started: false,
+            block: Block::default(),
+            at: 0,
+            next_record: 0,
+            assembler: Assembler::default(),
+            now: header.started,
+            header,
+            missing_since: None,
+            undecodable: 0,
+            missing: Missing::default(),
+        })
+    }
+
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    /// The latest time that the recording told of.
+    pub fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    pub fn missing(&self) -> &Missing {
+        &self.missing
+    }
+
+    /// The first parts that could not be read, and how many there are in all.
+    pub fn damage(&self) -> (&[Damage], u64) {
+        self.reader.damage()
+    }
+
+    /// Plays on until something comes out; `None` at the end of the file.
+    pub fn step(&mut self) -> io::Result<Option<Step>> {
+        loop {
+            let mut items = self.block.items.get(self.at..).unwrap_or_default();
+            let item = self.assembler.next(&mut items);
+            self.at = self.block.items.len() - items.len();
+            match item {
+                Some(Ok(item)) => {
+                    if let Some(step) = self.play(item) {
+                        return Ok(Some(step));
+                    }
+                }
+                Some(Err(error)) => self.unreadable(&error),
+                None => {
+                    if !self.reader.next_block(&mut self.block)? {
+                        return Ok(None);
+                    }
+                    (self.at, self.next_record) = (0, 0);
+                    if self.block.after_damage {
+                        self.assembler.forget();
+                        self.missing_since.get_or_insert(self.now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is left of a recording that was cut off: judged as it stands.
+    pub fn cut_off(&mut self) -> Judgements {
+        let now = self.now;
+        self.tell_missing(now);
+        let mut judgements = self.pipeline.finish(now);
+        if self.pipeline.wants_node() {
+            let last = self.pipeline.node_read(self.pipeline.node().clone(), now, now);
+            judgements.judged.extend(last.judged);
+            judgements.folded.extend(last.folded);
+        }
+        judgements
+    }
+
+    fn unreadable(&mut self, error: &Unreadable) {
+        self.missing.items += 1;
+        self.missing.first_unreadable.get_or_insert_with(|| error.to_string());
+        self.missing_since.get_or_insert(self.now);
+    }
+
+    fn play(&mut self, item: Item) -> Option<Step> {
+        let judged = |judgements, now| Some(Step::Judged { judgements, now });
+        match item {
+            Item::Records(count) => self.records(count as usize),
+            Item::Lost(lost) => self.pipeline.lost(lost.count, lost.from, lost.to),
+            Item::Advance(now) => {
+                self.to(now);
+                return judged(self.pipeline.advance(now), now);
+            }
+            Item::Finish(now) => {
+                self.to(now);
+                return judged(self.pipeline.finish(now), now);
+            }
+            Item::Node(reading) => {
+                let judgements = self.pipeline.node_read(reading.facts, reading.asked, reading.now);
+                return judged(judgements, reading.now);
+            }
+            Item::Update(update) => self.pipeline.cluster_mut().absorb(update),
+            Item::Prune(now) => self.pipeline.cluster_mut().history.prune(now),
+            Item::Object(object) => self.pipeline.cluster_mut().history.restore_object(*object),
+            Item::Start(start) => {
+                let cluster = self.pipeline.cluster_mut();
+                cluster.history.restore_facts(start.history);
+                cluster.status = start.status;
+                self.started = true;
+            }
+            Item::Dropped(dropped) => {
+                let all = &mut self.missing.dropped;
+                if *all == Dropped::default() {
+                    all.from = dropped.from;
+                }
+                all.records = all.records.saturating_add(dropped.records);
+                all.others = all.others.saturating_add(dropped.others);
+                all.to = dropped.to;
+                self.pipeline.lost(dropped.records.max(1), dropped.from, dropped.to);
+            }
+            Item::End(end) => return Some(Step::Ended(*end)),
+        }
+        None
+    }
+
+    fn records(&mut self, count: usize) {
+        if !self.started {
+            // The block that told of the cluster is missing: what objects there are have to do.
+            self.started = true;
+            self.missing.beginning = true;
+            let history = &mut self.pipeline.cluster_mut().history;
+            let (facts, _) = history.save();
+            history.restore_facts(facts);
+        }
+        let end = self.next_record.saturating_add(count).min(self.block.records.len());
+        for index in self.next_record..end {
+            let Some(record) = self.block.records.get(index) else { break };
+            match self.decoder.decode(record) {
+                Ok(sighting) => self.pipeline.observe([sighting]),
+                Err(_) => self.undecodable += 1,
+            }
+        }
+        self.next_record = end;
+    }
+
+    /// Time goes on: what was lost until now is told, as the live trace does it.
+    fn to(&mut self, now: Timestamp) {
+        self.tell_missing(now);
+        self.now = self.now.max(now);
+    }
+
+    fn tell_missing(&mut self, now: Timestamp) {
+        let undecodable = std::mem::take(&mut self.undecodable);
+        self.missing.undecodable += undecodable;
+        self.pipeline.lost(undecodable, self.now, now);
+        if let Some(since) = self.missing_since.take() {
+            // How many events are missing is not known; that some are is what counts.
+            self.pipeline.lost(1, since, now);
+        }
+    }
+
+    /// How much is made of healthy flows.
+    pub fn detail(&self) -> Detail {
+        self.detail
+    }
+}

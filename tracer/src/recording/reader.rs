@@ -1,0 +1,326 @@
+//! Reads a recording block by block, over whatever damage there is.
+//!
+//! Owns the search for whole blocks and the account of what is missing. Memory is bounded by one compressed block, its
+//! payload and its records, whatever the file says; every byte is looked at a bounded number of times.
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+use bytes::Buf;
+
+use super::{
+    frame::{self, FILE_MAGIC, FRAME_HEADER_BYTES, FRAME_MAGIC, Frame, FrameKind, MAX_PAYLOAD_BYTES},
+    header::{Header, Unsuitable},
+    records::{Records, unpack},
+};
+
+/// A file that begins otherwise is a spoilt recording if a frame begins in its first bytes, else no recording.
+const FRAME_WITHIN: usize = 4 << 20;
+/// Checksums over bytes that are read again, in bytes; beyond it a frame's length is trusted.
+const AGAIN_BYTES: u64 = 256 << 20;
+const READ_BYTES: usize = 256 << 10;
+
+/// Why a recording cannot be read at all.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    #[error("is not a recording of viptrace")]
+    NotARecording,
+    #[error("is spoilt from its first bytes on: none of its headers is whole")]
+    NoHeader,
+    #[error("has a header that cannot be read: {0}")]
+    Header(serde_json::Error),
+    #[error("cannot be read by this viptrace: {0}")]
+    Unsuitable(#[from] Unsuitable),
+}
+
+/// What is wrong with a part of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DamageKind {
+    /// The file ends within a block.
+    Truncated,
+    /// No block begins where one should.
+    NoBlock,
+    /// A block's bytes are not those that were written.
+    Checksum,
+    /// A block is as it was written and yet cannot be unpacked.
+    Contents,
+    /// A block that is not of this recording, or not in its place.
+    Foreign,
+    /// Whole blocks lie side by side, and others that lay between them are gone.
+    Gone,
+}
+
+impl DamageKind {
+    /// In words, behind "at byte N".
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Truncated => "the file ends within a block",
+            Self::NoBlock => "no block begins here",
+            Self::Checksum => "a block has a wrong checksum",
+            Self::Contents => "a block cannot be unpacked",
+            Self::Foreign => "a block is not in its place",
+            Self::Gone => "blocks are gone",
+        }
+    }
+}
+
+/// A part of the file that could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damage {
+    pub kind: DamageKind,
+    /// Where it begins, in bytes from the beginning of the file.
+    pub offset: u64,
+    /// How far it is to the next whole block, in bytes.
+    pub skipped: u64,
+    /// Blocks that are missing, as far as the numbers of those around it tell.
+    pub blocks: u32,
+}
+
+/// A whole block.
+#[derive(Debug, Default)]
+pub(super) struct Block {
+    /// Items, one behind the other.
+    pub(super) items: Vec<u8>,
+    pub(super) records: Records,
+    /// Something is missing before it.
+    pub(super) after_damage: bool,
+}
+
+/// A recording that is being read.
+pub(super) struct Reader<R> {
+    file: R,
+    /// A part of the file, from `base` on; what lies before `at` is done with.
+    window: Vec<u8>,
+    base: u64,
+    at: usize,
+    end_of_file: bool,
+    /// The sequence number that the next block should have.
+    expected: u32,
+    damage: Vec<Damage>,
+    damage_count: u64,
+    /// What is being passed over.
+    open: Option<(DamageKind, u64)>,
+    checked_again: u64,
+    decompressor: zstd::bulk::Decompressor<'static>,
+    payload: Vec<u8>,
+}
+
+impl<R> std::fmt::Debug for Reader<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").field("offset", &self.offset()).finish_non_exhaustive()
+    }
+}
+
+/// Damages kept; all are counted.
+const DAMAGES_KEPT: usize = 64;
+
+impl<R: Read + Seek> Reader<R> {
+    /// Finds the header and goes back to the beginning.
+    pub(super) fn open(file: R) -> Result<(Self, Header), OpenError> {
+        let mut reader = Self {
+            file,
+            window: Vec::new(),
+            base: 0,
+            at: 0,
+            end_of_file: false,
+            expected: 0,
+            damage: Vec::new(),
+            damage_count: 0,
+            open: None,
+            checked_again: 0,
+            decompressor: zstd::bulk::Decompressor::new()?,
+            payload: Vec::new(),
+        };
+        let sound = reader.begin()?;
+        if !sound && !reader.has_frame_nearby()? {
+            return Err(OpenError::NotARecording);
+        }
+        let json = loop {
+            match reader.frame()? {
+                Some(FrameKind::Header) => break std::mem::take(&mut reader.payload),
+                Some(FrameKind::Items) => {}
+                None => return Err(OpenError::NoHeader),
+            }
+        };
+        let header: Header = serde_json::from_slice(&json).map_err(OpenError::Header)?;
+        header.check()?;
+        reader.file.seek(SeekFrom::Start(0))?;
+        (reader.window, reader.base, reader.at) = (Vec::new(), 0, 0);
+        (reader.end_of_file, reader.expected, reader.open) = (false, 0, None);
+        (reader.damage, reader.damage_count, reader.checked_again) = (Vec::new(), 0, 0);
+        reader.begin()?;
+        Ok((reader, header))
+    }
+
+    /// The file's own first bytes; false where they are not a recording's.
+    fn begin(&mut self) -> io::Result<bool> {
+        self.fill(FILE_MAGIC.len())?;
+        let sound = self.rest().starts_with(&FILE_MAGIC);
+        if sound {
+            self.at = FILE_MAGIC.len();
+        }
+        Ok(sound)
+    }
+
+    /// Whether a frame begins in the first bytes of a file that does not begin as a recording.
+    fn has_frame_nearby(&mut self) -> io::Result<bool> {
+        self.fill(FRAME_WITHIN)?;
+        let places =
+            std::iter::successors(frame::find(self.rest(), 0), |at| frame::find(self.rest(), at + 1));
+        Ok(places.take(1024).any(|at| Frame::decode(self.rest().get(at..).unwrap_or_default()).is_some()))
+    }
+
+    /// The first parts that could not be read, and how many there are in all.
+    pub(super) fn damage(&self) -> (&[Damage], u64) {
+        (&self.damage, self.damage_count)
+    }
+
+    /// The next whole block into `block`; false at the end of the file.
+    pub(super) fn next_block(&mut self, block: &mut Block) -> io::Result<bool> {
+        block.after_damage = false;
+        loop {
+            let before = self.damage_count;
+            let kind = self.frame()?;
+            block.after_damage |= self.damage_count > before;
+            match kind {
+                None => return Ok(false),
+                Some(FrameKind::Header) => continue,
+                Some(FrameKind::Items) => {}
+            }
+            if self.split(block).is_some() {
+                return Ok(true);
+            }
+            // As it was written and yet not to be read: written by something else than viptrace.
+            let offset = self.offset();
+            self.note(Damage { kind: DamageKind::Contents, offset, skipped: 0, blocks: 1 });
+            block.after_damage = true;
+        }
+    }
+
+    fn split(&self, block: &mut Block) -> Option<()> {
+        let mut payload = self.payload.as_slice();
+        let items = payload.try_get_u32_le().ok()? as usize;
+        let items = payload.split_off(..items)?;
+        block.items.clear();
+        block.items.extend_from_slice(items);
+        unpack(payload, &mut block.records).ok()
+    }
+
+    /// Reads the next whole frame of this recording; its payload is in `self.payload`.
+    fn frame(&mut self) -> io::Result<Option<FrameKind>> {
+        loop {
+            self.fill(FRAME_HEADER_BYTES)?;
+            if self.rest().is_empty() {
+                self.close_damage(0);
+                return Ok(None);
+            }
+            let Some(found) = Frame::decode(self.rest()) else {
+                let short = self.rest().len() < FRAME_HEADER_BYTES;
+                self.resync(if short { DamageKind::Truncated } else { DamageKind::NoBlock })?;
+                continue;
+            };
+            let length = FRAME_HEADER_BYTES + found.compressed_bytes as usize;
+            self.fill(length)?;
+            let Some(compressed) = self.rest().get(FRAME_HEADER_BYTES..length) else {
+                self.resync(DamageKind::Truncated)?;
+                continue;
+            };
+            if crc32fast::hash(compressed) != found.checksum {
+                self.checked_again += length as u64;
+                if self.checked_again > AGAIN_BYTES {
+                    self.open.get_or_insert((DamageKind::Checksum, self.base + self.at as u64));
+                    self.at += length;
+                } else {
+                    self.resync(DamageKind::Checksum)?;
+                }
+                continue;
+            }
+            if found.sequence < self.expected {
+                self.open.get_or_insert((DamageKind::Foreign, self.offset()));
+                self.at += length;
+                continue;
+            }
+            let payload_bytes = found.payload_bytes as usize;
+            self.payload.clear();
+            self.payload.reserve(payload_bytes.min(MAX_PAYLOAD_BYTES));
+            let whole = self.window.get(self.at + FRAME_HEADER_BYTES..self.at + length).unwrap_or_default();
+            let unpacked = self.decompressor.decompress_to_buffer(whole, &mut self.payload);
+            if !matches!(unpacked, Ok(bytes) if bytes == payload_bytes) {
+                self.open.get_or_insert((DamageKind::Contents, self.offset()));
+                self.at += length;
+                continue;
+            }
+            let missing = found.sequence - self.expected;
+            if missing > 0 {
+                self.open.get_or_insert((DamageKind::Gone, self.offset()));
+            }
+            self.close_damage(missing);
+            self.expected = found.sequence.saturating_add(1);
+            self.at += length;
+            return Ok(Some(found.kind));
+        }
+    }
+
+    /// Goes on to the next frame header, behind what is no frame.
+    fn resync(&mut self, kind: DamageKind) -> io::Result<()> {
+        self.open.get_or_insert((kind, self.offset()));
+        let mut from = self.at + 1;
+        loop {
+            if let Some(found) = frame::find(&self.window, from) {
+                self.at = found;
+                return Ok(());
+            }
+            // The magic may begin in the last bytes read.
+            let kept = FRAME_MAGIC.len() - 1;
+            self.at = self.window.len().saturating_sub(kept).max(from.min(self.window.len()));
+            if self.end_of_file {
+                self.at = self.window.len();
+                return Ok(());
+            }
+            self.fill(READ_BYTES)?;
+            from = self.at;
+        }
+    }
+
+    /// What was being passed over ends here, with as many blocks missing.
+    fn close_damage(&mut self, blocks: u32) {
+        if let Some((kind, offset)) = self.open.take() {
+            let skipped = self.offset() - offset;
+            self.note(Damage { kind, offset, skipped, blocks });
+        }
+    }
+
+    fn note(&mut self, damage: Damage) {
+        self.damage_count += 1;
+        if self.damage.len() < DAMAGES_KEPT {
+            self.damage.push(damage);
+        }
+    }
+}
+
+impl<R> Reader<R> {
+    fn offset(&self) -> u64 {
+        self.base + self.at as u64
+    }
+
+    fn rest(&self) -> &[u8] {
+        self.window.get(self.at..).unwrap_or_default()
+    }
+}
+
+impl<R: Read> Reader<R> {
+    /// Has at least so many bytes in the window, if the file has them.
+    fn fill(&mut self, bytes: usize) -> io::Result<()> {
+        if self.rest().len() >= bytes || self.end_of_file {
+            return Ok(());
+        }
+        self.base += self.at as u64;
+        self.window.drain(..self.at);
+        self.at = 0;
+        let wanted = bytes.max(READ_BYTES) - self.window.len();
+        let read = (&mut self.file).take(wanted as u64).read_to_end(&mut self.window)?;
+        self.end_of_file = read < wanted;
+        Ok(())
+    }
+}

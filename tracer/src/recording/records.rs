@@ -1,0 +1,445 @@
+//! The kernel's records of one block, packed: each as its difference to an earlier one, by columns.
+//!
+//! Owns the packing and its inverse. Knows of a record only that it begins with its time and which of its bytes tell
+//! records alike; what they mean is for `probe::decode`. Unpacking checks everything: any bytes give records or an
+//! error, never more than [`MAX_RECORDS`] times [`MAX_RECORD_BYTES`].
+//!
+//! ```text
+//! u32           count of records
+//! u16           count of shapes
+//! per shape     u16 length of the record in bytes, u128 set of its 32-bit words that differ from the reference
+//! count x u16   the record's shape            (all low bytes, then all high bytes)
+//! count x u16   how many records back its reference is, 0 for a record of zeros       (the same)
+//! count x u32   its time less the one before it (0 before the first), zigzag; all ones: see below   (by bytes)
+//! u32, u64...   count and values of the time differences that have no room in 32 bits, in order
+//! per shape     for each word of its set, for each of the word's bytes: one byte a record of this shape, XORed with
+//!               the reference's
+//! ```
+//!
+//! Numbers are little-endian. The first two words of a record, its time, are never in the set.
+
+use std::collections::HashMap;
+
+use bytes::{Buf, BufMut};
+
+/// Records of one block, at most.
+pub const MAX_RECORDS: usize = 65_535;
+/// The longest record, in bytes: its words have room in a set.
+pub const MAX_RECORD_BYTES: usize = 512;
+/// The shortest: a header.
+const MIN_RECORD_BYTES: usize = 16;
+/// Words that hold the time.
+const TIME_WORDS: u128 = 0b11;
+const FAR: u32 = u32::MAX;
+
+/// Records as the ring buffer gave them, one behind the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Records {
+    bytes: Vec<u8>,
+    /// The end of each.
+    ends: Vec<u32>,
+}
+
+impl Records {
+    /// False where a record cannot be stored: too short for a header, or longer than any hook's.
+    pub fn push(&mut self, record: &[u8]) -> bool {
+        if !(MIN_RECORD_BYTES..=MAX_RECORD_BYTES).contains(&record.len()) {
+            return false;
+        }
+        self.bytes.extend_from_slice(record);
+        let Ok(end) = u32::try_from(self.bytes.len()) else {
+            self.bytes.truncate(self.bytes.len() - record.len());
+            return false;
+        };
+        self.ends.push(end);
+        true
+    }
+
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Their size in the ring buffer's form.
+    pub fn byte_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub fn get(&self, index: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(index)? as usize;
+        let start = match index.checked_sub(1) {
+            Some(before) => *self.ends.get(before)? as usize,
+            None => 0,
+        };
+        self.bytes.get(start..end)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).filter_map(|(start, end)| self.bytes.get(start as usize..*end as usize))
+    }
+
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+}
+
+/// These bytes are no packed records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the records are not as they were written: {0}")]
+pub struct Unpackable(&'static str);
+
+#[derive(Debug, Default)]
+struct Shape {
+    length: u16,
+    words: u128,
+    /// The differing words, record by record.
+    values: Vec<u32>,
+}
+
+/// Packs the records of a block.
+#[derive(Debug, Default)]
+pub(super) struct Packer {
+    records: Records,
+    shapes: Vec<Shape>,
+    shape_numbers: HashMap<(u16, u128), u16>,
+    of_shape: Vec<u16>,
+    back: Vec<u16>,
+    times: Vec<u32>,
+    far_times: Vec<u64>,
+    last_time: u64,
+    /// The last record on the same entry, socket or packet.
+    same: HashMap<(u8, u64), u32>,
+    /// The last record of the same hook, in the same namespace, with the same detail.
+    alike: HashMap<(u8, u32, u32), u32>,
+}
+
+impl Packer {
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// False where there is no room, or the record cannot be stored.
+    pub(super) fn push(&mut self, record: &[u8]) -> bool {
+        if self.len() >= MAX_RECORDS || !self.records.push(record) {
+            return false;
+        }
+        let index = self.len() - 1;
+        let (hook, kind) = (record.get(14).copied().unwrap_or(0), record.get(15).copied().unwrap_or(0));
+        let word = |at: usize| record.get(at..).and_then(|mut rest| rest.try_get_u32_le().ok()).unwrap_or(0);
+        let id = record.get(16..).and_then(|mut rest| rest.try_get_u64_le().ok()).unwrap_or(0);
+        // A packet's reason, a socket's states, an entry's ctinfo.
+        let detail = if kind == 2 { word(36) } else { word(24) };
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let candidates = [
+            self.same.insert((kind, id), number),
+            self.alike.insert((hook, word(8), detail), number),
+            index.checked_sub(1).and_then(|before| u32::try_from(before).ok()),
+        ];
+        let candidates = candidates.into_iter().flatten().filter_map(|candidate| {
+            let reference = self.records.get(candidate as usize)?;
+            (reference.len() == record.len()).then(|| (differing(record, reference), candidate))
+        });
+        let best = candidates.min_by_key(|(words, candidate)| (words.count_ones(), number - candidate));
+        let (words, back) = match best {
+            Some((words, candidate)) => (words, u16::try_from(number - candidate).unwrap_or(0)),
+            None => (differing(record, &[]), 0),
+        };
+        let length = u16::try_from(record.len()).unwrap_or(u16::MAX);
+        let shapes = &mut self.shapes;
+        let shape = *self.shape_numbers.entry((length, words)).or_insert_with(|| {
+            shapes.push(Shape { length, words, values: Vec::new() });
+            u16::try_from(shapes.len() - 1).unwrap_or(u16::MAX)
+        });
+        let reference = match back {
+            0 => None,
+            back => self.records.get(index - usize::from(back)),
+        };
+        let reference = reference.unwrap_or_default();
+        if let Some(shape) = shapes.get_mut(usize::from(shape)) {
+            let mut rest = words;
+            while rest != 0 {
+                let at = rest.trailing_zeros() as usize * 4;
+                rest &= rest - 1;
+                shape.values.push(word_at(record, at) ^ word_at(reference, at));
+            }
+        }
+        self.of_shape.push(shape);
+        self.back.push(back);
+        let mut head = record;
+        let time = head.try_get_u64_le().unwrap_or(0);
+        let step = zigzag(time.wrapping_sub(self.last_time).cast_signed());
+        self.last_time = time;
+        match u32::try_from(step) {
+            Ok(step) if step != FAR => self.times.push(step),
+            _ => {
+                self.times.push(FAR);
+                self.far_times.push(step);
+            }
+        }
+        true
+    }
+
+    /// Appends the packed records and starts anew.
+    pub(super) fn finish(&mut self, into: &mut Vec<u8>) {
+        into.put_u32_le(u32::try_from(self.len()).unwrap_or(0));
+        into.put_u16_le(u16::try_from(self.shapes.len()).unwrap_or(0));
+        for shape in &self.shapes {
+            into.put_u16_le(shape.length);
+            into.put_u128_le(shape.words);
+        }
+        for column in [&self.of_shape, &self.back] {
+            into.extend(column.iter().map(|value| value.to_le_bytes()[0]));
+            into.extend(column.iter().map(|value| value.to_le_bytes()[1]));
+        }
+        for byte in 0..4 {
+            into.extend(self.times.iter().map(|time| (time >> (8 * byte)) as u8));
+        }
+        into.put_u32_le(u32::try_from(self.far_times.len()).unwrap_or(0));
+        for time in &self.far_times {
+            into.put_u64_le(*time);
+        }
+        for shape in &self.shapes {
+            let width = shape.words.count_ones() as usize;
+            for column in 0..width {
+                for byte in 0..4 {
+                    let values = shape.values.iter().skip(column).step_by(width);
+                    into.extend(values.map(|value| (value >> (8 * byte)) as u8));
+                }
+            }
+        }
+        *self = Self::default();
+    }
+}
+
+/// The words in which a record differs from a reference of the same length, or from zeros; not the time's.
+fn differing(record: &[u8], reference: &[u8]) -> u128 {
+    let mut words = 0;
+    for at in 2..record.len().div_ceil(4).min(128) {
+        words |= u128::from(word_at(record, at * 4) != word_at(reference, at * 4)) << at;
+    }
+    words & !TIME_WORDS
+}
+
+/// Four bytes, those behind the end as zeros.
+fn word_at(bytes: &[u8], at: usize) -> u32 {
+    let rest = bytes.get(at..).unwrap_or_default();
+    match rest.first_chunk() {
+        Some(word) => u32::from_le_bytes(*word),
+        None => rest.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte)),
+    }
+}
+
+const fn zigzag(value: i64) -> u64 {
+    (value << 1 ^ value >> 63).cast_unsigned()
+}
+
+const fn unzigzag(value: u64) -> u64 {
+    value >> 1 ^ (value & 1).wrapping_neg()
+}
+
+fn joined(low: &[u8], high: &[u8]) -> Vec<u16> {
+    low.iter().zip(high).map(|(low, high)| u16::from_le_bytes([*low, *high])).collect()
+}
+
+/// A shape while its records are unpacked.
+#[derive(Debug)]
+struct Columns<'a> {
+    length: usize,
+    /// Where each differing word stands in the record, in bytes.
+    places: Vec<u16>,
+    /// All columns, each `count` bytes.
+    bytes: &'a [u8],
+    count: usize,
+    next: usize,
+}
+
+/// Unpacks what [`Packer`] packed, in place of what is in `into`.
+pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpackable> {
+    const SHORT: Unpackable = Unpackable("they end too early");
+    into.clear();
+    let count = packed.try_get_u32_le().map_err(|_| SHORT)? as usize;
+    if count > MAX_RECORDS {
+        return Err(Unpackable("there are too many"));
+    }
+    let shape_count = packed.try_get_u16_le().map_err(|_| SHORT)?;
+    let mut shapes = Vec::new();
+    for _ in 0..shape_count {
+        let length = usize::from(packed.try_get_u16_le().map_err(|_| SHORT)?);
+        let words = packed.try_get_u128_le().map_err(|_| SHORT)?;
+        let beyond = u128::MAX.checked_shl(length.div_ceil(4) as u32).unwrap_or(0);
+        if !(MIN_RECORD_BYTES..=MAX_RECORD_BYTES).contains(&length) || words & (beyond | TIME_WORDS) != 0 {
+            return Err(Unpackable("a shape is impossible"));
+        }
+        let places = (0..128_u16).filter(|at| words >> at & 1 == 1).map(|at| at * 4).collect();
+        shapes.push(Columns { length, places, bytes: &[], count: 0, next: 0 });
+    }
+    let mut take = |bytes: usize| packed.split_off(..bytes).ok_or(SHORT);
+    let (shape_low, shape_high) = (take(count)?, take(count)?);
+    let (back_low, back_high) = (take(count)?, take(count)?);
+    let times = [take(count)?, take(count)?, take(count)?, take(count)?];
+    let far_count = take(4)?.get_u32_le() as usize;
+    let mut far_times = take(far_count.checked_mul(8).ok_or(SHORT)?)?;
+    let of_shape = joined(shape_low, shape_high);
+    let back = joined(back_low, back_high);
+    let mut total_bytes = 0;
+    for shape in &of_shape {
+        let Some(shape) = shapes.get_mut(usize::from(*shape)) else {
+            return Err(Unpackable("a record has an unknown shape"));
+        };
+        shape.count += 1;
+        total_bytes += shape.length;
+    }
+    for shape in &mut shapes {
+        shape.bytes = take(shape.count * shape.places.len() * 4)?;
+    }
+    if !packed.is_empty() {
+        return Err(Unpackable("something follows them"));
+    }
+
+    into.bytes.reserve(total_bytes);
+    into.ends.reserve(count);
+    let mut last_time = 0_u64;
+    for (index, (shape, back)) in of_shape.iter().zip(&back).enumerate() {
+        let Some(shape) = shapes.get_mut(usize::from(*shape)) else { return Err(SHORT) };
+        let start = into.bytes.len();
+        match usize::from(*back) {
+            0 => into.bytes.resize(start + shape.length, 0),
+            back => {
+                let reference = index.checked_sub(back).ok_or(Unpackable("a reference is too far back"))?;
+                let end = into.ends.get(reference).copied().unwrap_or(0) as usize;
+                let begin = end.saturating_sub(shape.length);
+                let exact = match reference.checked_sub(1) {
+                    Some(before) => into.ends.get(before).copied().unwrap_or(0) as usize == begin,
+                    None => begin == 0 && end == shape.length,
+                };
+                if !exact {
+                    return Err(Unpackable("a reference has another length"));
+                }
+                into.bytes.extend_from_within(begin..end);
+            }
+        }
+        let Some(record) = into.bytes.get_mut(start..) else { return Err(SHORT) };
+        for (column, place) in shape.places.iter().enumerate() {
+            let first = column * 4 * shape.count + shape.next;
+            for byte in 0..4 {
+                let value = shape.bytes.get(first + byte * shape.count).copied().unwrap_or(0);
+                if let Some(own) = record.get_mut(usize::from(*place) + byte) {
+                    *own ^= value;
+                }
+            }
+        }
+        shape.next += 1;
+        let step = times
+            .iter()
+            .rev()
+            .fold(0, |step, column| step << 8 | u32::from(column.get(index).copied().unwrap_or(0)));
+        let step = match step {
+            FAR => far_times.try_get_u64_le().map_err(|_| Unpackable("a time is missing"))?,
+            near => u64::from(near),
+        };
+        last_time = last_time.wrapping_add(unzigzag(step));
+        if let Some(time) = record.get_mut(..8) {
+            time.copy_from_slice(&last_time.to_le_bytes());
+        }
+        into.ends.push(u32::try_from(into.bytes.len()).unwrap_or(u32::MAX));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn pack(records: &[Vec<u8>]) -> Vec<u8> {
+        let mut packer = Packer::default();
+        let mut packed = Vec::new();
+        for record in records {
+            assert!(packer.push(record));
+        }
+        packer.finish(&mut packed);
+        assert_eq!(packer.len(), 0);
+        packed
+    }
+
+    fn unpacked(packed: &[u8]) -> Result<Vec<Vec<u8>>, Unpackable> {
+        let mut records = Records::default();
+        unpack(packed, &mut records)?;
+        Ok(records.iter().map(<[u8]>::to_vec).collect())
+    }
+
+    /// Records of few kinds that share most of their bytes, as real ones do.
+    fn some_records() -> impl Strategy<Value = Vec<Vec<u8>>> {
+        let record = (0..4_u8, vec(any::<u8>(), 0..8), any::<u64>(), 0..300_usize).prop_map(
+            |(kind, changed, time, at)| {
+                let mut record = vec![kind; [16, 17, 208, 512][usize::from(kind)]];
+                record[..8].copy_from_slice(&time.to_le_bytes());
+                for (place, byte) in record.iter_mut().skip(at).zip(changed) {
+                    *place = byte;
+                }
+                record
+            },
+        );
+        vec(record, 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_is_unpacked(records in some_records()) {
+            prop_assert_eq!(unpacked(&pack(&records)).unwrap(), records);
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in vec(any::<u8>(), 0..400)) {
+            let _ = unpacked(&bytes);
+        }
+
+        #[test]
+        fn spoilt_records_are_records_or_an_error(
+            records in some_records(),
+            spoilt in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut packed = pack(&records);
+            for (at, byte) in spoilt {
+                let at = at.index(packed.len());
+                packed[at] = byte;
+            }
+            let _ = unpacked(&packed);
+            let _ = unpacked(&packed[..cut.index(packed.len())]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_record_is_refused() {
+        let mut packer = Packer::default();
+        assert!(!packer.push(&[0; 15]));
+        assert!(!packer.push(&[0; 513]));
+        assert_eq!(packer.len(), 0);
+        assert!(packer.push(&[0; 16]));
+    }
+
+    #[test]
+    fn a_block_has_an_end() {
+        let mut packer = Packer::default();
+        let taken = (0..MAX_RECORDS + 5).filter(|n| packer.push(&(*n as u128).to_le_bytes())).count();
+        assert_eq!(taken, MAX_RECORDS);
+        let mut packed = Vec::new();
+        packer.finish(&mut packed);
+        assert_eq!(unpacked(&packed).unwrap().len(), MAX_RECORDS);
+    }
+
+    #[test]
+    fn zigzag_goes_both_ways() {
+        for value in [0, 1, -1, 5, i64::MAX, i64::MIN] {
+            assert_eq!(unzigzag(zigzag(value)), value.cast_unsigned());
+        }
+    }
+}

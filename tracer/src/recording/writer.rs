@@ -1,0 +1,318 @@
+//! Writes a recording: a handle for the event loop, and a thread that packs, compresses and writes.
+//!
+//! Owns the file and the queue to it. The event loop never waits for the disk: what has no room in the queue is dropped,
+//! counted, and the count is written. A file that takes no more ends the recording, not the trace.
+
+mod blocks;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    header::Header,
+    item::{Dropped, End, Item, Lost, NodeReading, Start},
+    records::Records,
+};
+use crate::{
+    cluster::{Cluster, Update},
+    node::NodeFacts,
+    time::Timestamp,
+};
+use blocks::Blocks;
+
+/// Messages on their way to the writer, at most.
+const QUEUE: usize = 8192;
+/// Bytes of records on their way to the writer, at most.
+const QUEUE_BYTES: usize = 64 << 20;
+/// A block is written so long after its beginning at the latest: what a killed viptrace loses.
+const FLUSH: Duration = Duration::from_secs(1);
+/// How long the end of the trace waits for the disk.
+const CLOSE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Why a recording could not be begun.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error("{path} exists already; take another name, or --force to overwrite it")]
+    Exists { path: PathBuf },
+    #[error("cannot create the recording {path}: {error}; check the folder and its permissions")]
+    Create { path: PathBuf, error: io::Error },
+    #[error("cannot begin the recording {path}: {error}; check the room on its file system")]
+    Begin { path: PathBuf, error: io::Error },
+}
+
+/// The file takes no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What the file holds ends here.
+    pub covered: Timestamp,
+    pub error: String,
+}
+
+/// What became of a recording.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// Of the file.
+    pub bytes: u64,
+    /// Records of the kernel in it.
+    pub records: u64,
+    pub dropped: Dropped,
+    pub failure: Option<Failure>,
+}
+
+/// Created, and readable by its owner only: it holds Pod names and who talked to whom.
+///
+/// An existing file is overwritten with `force` only.
+pub fn create(path: &Path, force: bool) -> Result<File, CreateError> {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    let opened = if force {
+        options.create(true).truncate(true).open(path).and_then(|file| {
+            if file.metadata()?.is_file() {
+                file.set_permissions(fs::Permissions::from_mode(0o600))?;
+            }
+            Ok(file)
+        })
+    } else {
+        options.create_new(true).open(path)
+    };
+    opened.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => CreateError::Exists { path: path.to_owned() },
+        _ => CreateError::Create { path: path.to_owned(), error },
+    })
+}
+
+/// A recording in the making, as the event loop sees it.
+#[derive(Debug)]
+pub struct Recorder {
+    path: PathBuf,
+    queue: Option<SyncSender<Message>>,
+    done: Receiver<()>,
+    shared: Arc<Shared>,
+    /// Not told to the writer yet.
+    dropped: Dropped,
+    dropped_in_all: Dropped,
+    now: Timestamp,
+    said: bool,
+}
+
+#[derive(Debug)]
+enum Message {
+    Records(Records),
+    Item(Box<Item>),
+    /// The cluster, object by object.
+    Objects(Vec<crate::cluster::SavedObject>),
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queued_bytes: AtomicUsize,
+    outcome: Mutex<Finished>,
+}
+
+impl Recorder {
+    /// Writes the header to a file of [`create`] and starts the writer.
+    pub fn begin(path: &Path, file: File, header: &Header) -> Result<Self, CreateError> {
+        let failed = |error| CreateError::Begin { path: path.to_owned(), error };
+        let json = serde_json::to_vec(header).map_err(|error| failed(error.into()))?;
+        let blocks = Blocks::begin(file, json, header.started).map_err(failed)?;
+        let (queue, messages) = mpsc::sync_channel(QUEUE);
+        let (ended, done) = mpsc::channel();
+        let shared = Arc::new(Shared::default());
+        let of_writer = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("recorder".to_owned())
+            .spawn(move || {
+                write(blocks, &messages, &of_writer);
+                // Nobody waits where the trace has gone on without.
+                let _ = ended.send(());
+            })
+            .map_err(failed)?;
+        Ok(Self {
+            path: path.to_owned(),
+            queue: Some(queue),
+            done,
+            shared,
+            dropped: Dropped::default(),
+            dropped_in_all: Dropped::default(),
+            now: header.started,
+            said: false,
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How much waits to be written, in bytes of records.
+    pub fn backlog_bytes(&self) -> usize {
+        self.shared.queued_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What is known when the recording begins: to be called once, before anything else.
+    pub fn start(&mut self, cluster: &Cluster, node: NodeReading) {
+        let (history, objects) = cluster.history.save();
+        self.send(Message::Objects(objects));
+        let start = Start { history, status: cluster.status.clone() };
+        self.send(Message::Item(Box::new(Item::Start(Box::new(start)))));
+        self.send(Message::Item(Box::new(Item::Node(Box::new(node)))));
+    }
+
+    /// Records that were observed; they are taken away.
+    pub fn records(&mut self, records: &mut Records) {
+        if !records.is_empty() {
+            self.send(Message::Records(std::mem::take(records)));
+        }
+    }
+
+    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
+        if count > 0 {
+            self.item(Item::Lost(Lost { count, from, to }));
+        }
+    }
+
+    pub fn update(&mut self, update: Update) {
+        self.item(Item::Update(update));
+    }
+
+    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) {
+        self.item(Item::Node(Box::new(NodeReading { facts, asked, now })));
+    }
+
+    pub fn advance(&mut self, now: Timestamp) {
+        self.now = now;
+        self.item(Item::Advance(now));
+    }
+
+    pub fn prune(&mut self, now: Timestamp) {
+        self.item(Item::Prune(now));
+    }
+
+    pub fn finish_flows(&mut self, now: Timestamp) {
+        self.now = now;
+        self.item(Item::Finish(now));
+    }
+
+    /// Says once that the file takes no more, where that is so.
+    pub fn failure(&mut self) -> Option<Failure> {
+        if self.said {
+            return None;
+        }
+        let failure = self.outcome().failure;
+        self.said = failure.is_some();
+        failure
+    }
+
+    /// Ends the recording and waits until it is on its way to the disk.
+    pub fn finish(mut self, end: End) -> Finished {
+        let now = self.now;
+        self.tell_dropped();
+        if let Some(queue) = self.queue.take() {
+            // The writer takes what waits, whatever becomes of the file: this blocks as long as the disk does.
+            let begun = Instant::now();
+            let mut message = Message::Item(Box::new(Item::End(Box::new(end))));
+            while let Err(TrySendError::Full(again)) = queue.try_send(message) {
+                if begun.elapsed() > CLOSE_LIMIT {
+                    break;
+                }
+                message = again;
+                thread::yield_now();
+            }
+        }
+        let in_time = self.done.recv_timeout(CLOSE_LIMIT) != Err(RecvTimeoutError::Timeout);
+        let mut finished = self.outcome();
+        finished.dropped = self.dropped_in_all;
+        if !in_time && finished.failure.is_none() {
+            let error = format!("the file system did not answer within {} s", CLOSE_LIMIT.as_secs());
+            finished.failure = Some(Failure { covered: now, error });
+        }
+        finished
+    }
+
+    fn outcome(&self) -> Finished {
+        self.shared.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn item(&mut self, item: Item) {
+        self.send(Message::Item(Box::new(item)));
+    }
+
+    fn send(&mut self, message: Message) {
+        let (records, bytes) = match &message {
+            Message::Records(records) => (records.len(), records.byte_len()),
+            Message::Item(_) | Message::Objects(_) => (0, 0),
+        };
+        self.tell_dropped();
+        let is_clock = matches!(&message, Message::Item(item) if matches!(**item, Item::Advance(_)));
+        let full = self.dropped != Dropped::default()
+            || self.shared.queued_bytes.load(Ordering::Relaxed) + bytes > QUEUE_BYTES;
+        let taken = !full && self.queue.as_ref().is_some_and(|queue| queue.try_send(message).is_ok());
+        if taken {
+            self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        } else if !is_clock {
+            // A later time says what an earlier one said.
+            for dropped in [&mut self.dropped, &mut self.dropped_in_all] {
+                if *dropped == Dropped::default() {
+                    dropped.from = self.now;
+                }
+                dropped.records += records as u64;
+                dropped.others += u64::from(records == 0);
+                dropped.to = dropped.to.max(self.now);
+            }
+        }
+    }
+
+    /// Tells the writer what it did not get, as soon as it takes something again.
+    fn tell_dropped(&mut self) {
+        if self.dropped == Dropped::default() {
+            return;
+        }
+        self.dropped.to = self.now;
+        let message = Message::Item(Box::new(Item::Dropped(self.dropped)));
+        if self.queue.as_ref().is_some_and(|queue| queue.try_send(message).is_ok()) {
+            self.dropped = Dropped::default();
+        }
+    }
+}
+
+/// The writer's thread: until the queue is closed.
+fn write(mut blocks: Blocks, messages: &Receiver<Message>, shared: &Shared) {
+    let mut due: Option<Instant> = None;
+    loop {
+        let wait = due.map_or(FLUSH, |due| due.saturating_duration_since(Instant::now()));
+        let message = messages.recv_timeout(wait);
+        let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
+        match message {
+            Ok(Message::Records(records)) => {
+                blocks.records(&records);
+                shared.queued_bytes.fetch_sub(records.byte_len(), Ordering::Relaxed);
+            }
+            Ok(Message::Item(item)) => blocks.item(&item),
+            Ok(Message::Objects(objects)) => {
+                for object in objects {
+                    blocks.item(&Item::Object(Box::new(object)));
+                }
+            }
+            Err(_) => blocks.flush(),
+        }
+        if due.is_some_and(|due| due <= Instant::now()) {
+            blocks.flush();
+        }
+        due = if blocks.is_empty() { None } else { due.or_else(|| Some(Instant::now() + FLUSH)) };
+        let outcome = if ended { blocks.close() } else { blocks.outcome() };
+        *shared.outcome.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
+        if ended {
+            return;
+        }
+    }
+}
