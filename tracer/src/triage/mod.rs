@@ -4,6 +4,7 @@
 //! give the same report. One file for each step of the triage order; each finding says what was seen, what speaks
 //! against it and what to do. What could not be checked is said, never taken for healthy.
 
+mod audit;
 pub mod compare;
 mod conntrack;
 pub mod facts;
@@ -41,6 +42,7 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
     versions::judge(facts, &mut findings);
     sync::judge(facts, &mut findings);
     rules::judge(facts, &mut findings);
+    let unaudited = audit::judge(facts, &mut findings);
     conntrack::judge(facts, &mut findings);
     path::judge(facts, &mut findings);
     if let Some(service) = &scope.service {
@@ -50,6 +52,7 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
 
     let mut gaps = facts.gaps.clone();
     gaps.extend(facts.missing());
+    gaps.extend(unaudited);
     let mut seen = BTreeSet::new();
     gaps.retain(|gap| seen.insert(gap.clone()));
     let state = state(facts, &findings);

@@ -50,8 +50,8 @@ pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
     }
     let keeps = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
     let _serving = stage.serve("shop/frontend-1", 8080, keeps)?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
     let mut standing = Vec::new();
     for _ in 0..12 {
         standing.push(client::hold(from, frontend, Script::exchange())?);
