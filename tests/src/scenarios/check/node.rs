@@ -35,7 +35,7 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
     }
-    let flushed = stage.world.rules.without_kube_proxy();
+    let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     let checked = super::check(stage, &[])?;
     let first = checked.findings.first().map(|finding| finding.name.as_str());
