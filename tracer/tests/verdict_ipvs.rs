@@ -80,7 +80,8 @@ fn chosen(ms: u64, client: &str, destination: &str, flags: u32) -> Sighting {
 /// A packet of an established connection falls to the node's own stack: conntrack picks it up, the stack resets it.
 fn reset_by_the_node(mut script: Script, ms: u64) -> Script {
     let ct = null_bound(0x2000, 0);
-    let confirmed = viptrace::sighting::ConntrackFact { ct, task: None, note: viptrace::sighting::EntryNote::default() };
+    let confirmed =
+        viptrace::sighting::ConntrackFact { ct, task: None, note: viptrace::sighting::EntryNote::default() };
     script.out.push(seen(ms, Hook::Confirm, NODE, Fact::Conntrack(confirmed)));
     let ct = null_bound(0x2000, Status::CONFIRMED);
     script.out.push(packet(ms, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
