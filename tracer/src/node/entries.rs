@@ -54,6 +54,12 @@ const CTA_STATUS_MASK: u16 = 26;
 
 /// Lists the UDP entries of this namespace, both families, that have seen no answer.
 pub fn unanswered_datagrams(proc: &Path, limits: Limits) -> io::Result<Vec<OldEntry>> {
+    if !is_ready(proc) {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the module nf_conntrack_netlink is not loaded, and asking would load it",
+        ));
+    }
     let timeout = udp_timeout(proc);
     let begun = Instant::now();
     let socket = Socket::new(NETLINK_NETFILTER)?;
@@ -71,6 +77,14 @@ pub fn unanswered_datagrams(proc: &Path, limits: Limits) -> io::Result<Vec<OldEn
             return Ok(entries);
         }
     }
+}
+
+/// Whether ctnetlink answers without a module being loaded for it: it is loaded, or conntrack is built in, and ctnetlink
+/// with it. Nothing is changed on the node.
+fn is_ready(proc: &Path) -> bool {
+    let modules = procfs::read_text(&proc.join("modules")).unwrap_or_default();
+    let loaded = |name| modules.lines().any(|line| line.split_whitespace().next() == Some(name));
+    loaded("nf_conntrack_netlink") || !loaded("nf_conntrack")
 }
 
 /// `nf_conntrack_udp_timeout`: how long an entry without an answer lives after its last packet.
@@ -222,7 +236,7 @@ fn u32_be(from: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+    #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
     use proptest::prelude::*;
 
@@ -275,6 +289,19 @@ mod tests {
         let at = Timestamp::from_unix_ns(100_000_000_000);
         let done = parse(datagram, at, Some(Duration::from_secs(30)), &mut entries).unwrap();
         (done, entries)
+    }
+
+    #[test]
+    fn no_module_is_loaded_for_the_asking() {
+        let proc = tempfile::tempdir().unwrap();
+        let modules = |text: &str| std::fs::write(proc.path().join("modules"), text).unwrap();
+        assert!(is_ready(proc.path()));
+        modules("nf_conntrack 200704 3 nf_nat,xt_conntrack, Live 0x0\n");
+        assert!(!is_ready(proc.path()));
+        let error = unanswered_datagrams(proc.path(), LIMITS).unwrap_err();
+        assert!(error.to_string().contains("nf_conntrack_netlink"));
+        modules("nf_conntrack_netlink 61440 0 - Live 0x0\nnf_conntrack 200704 4 nf_nat, Live 0x0\n");
+        assert!(is_ready(proc.path()));
     }
 
     #[test]
