@@ -95,9 +95,15 @@ fn ms(time: Duration) -> String {
 fn main() {
     // `cargo test --benches` only wants to know that it runs.
     let quick = std::env::args().any(|argument| argument == "--test");
-    println!("{:<34} {:>9} {:>9} {:>9} {:>9} {:>12}", "rules", "number", "parse ms", "audit ms", "sum ms", "µs a Service");
+    println!(
+        "{:<34} {:>9} {:>9} {:>9} {:>9} {:>12}",
+        "rules", "number", "parse ms", "audit ms", "sum ms", "µs a Service"
+    );
     let history = large();
-    for (mode, file) in [(ProxyMode::Iptables, "iptables/iptables-save.txt.zst"), (ProxyMode::Nftables, "nftables/nft-ruleset.json.zst")] {
+    for (mode, file) in [
+        (ProxyMode::Iptables, "iptables/iptables-save.txt.zst"),
+        (ProxyMode::Nftables, "nftables/nft-ruleset.json.zst"),
+    ] {
         let packed = fs::read(fixtures().join(file)).unwrap();
         let listing = zstd::decode_all(packed.as_slice()).unwrap();
         let cost = measure(mode, &listing, &history);
@@ -121,18 +127,34 @@ fn main() {
             points.push((f64::from(*services), cost.total().as_secs_f64() * 1e3));
         }
         if let (Some(first), Some(last)) = (points.first(), points.last()) {
-            println!("{mode}: a Service costs {:.2} times as much among {} as among {}", last.1 / last.0 / (first.1 / first.0), last.0, first.0);
+            println!(
+                "{mode}: a Service costs {:.2} times as much among {} as among {}",
+                last.1 / last.0 / (first.1 / first.0),
+                last.0,
+                first.0
+            );
         }
         lines.push((mode.as_str(), points));
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
     let path = target.join("bench/audit.svg");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, plot::svg("Parse and audit of a node's rules", "Services (10 endpoints each)", "ms", &lines)).unwrap();
+    fs::write(
+        &path,
+        plot::svg("Parse and audit of a node's rules", "Services (10 endpoints each)", "ms", &lines),
+    )
+    .unwrap();
     println!("plot: {}", path.display());
 }
 
 fn row(name: &str, cost: &Cost, services: u32) {
     let each = cost.total().as_secs_f64() * 1e6 / f64::from(services);
-    println!("{name:<34} {:>9} {:>9} {:>9} {:>9} {each:>12.1}", cost.rules, ms(cost.parse), ms(cost.audit), ms(cost.total()));
+    println!(
+        "{name:<34} {:>9} {:>9} {:>9} {:>9} {each:>12.1}",
+        cost.rules,
+        ms(cost.parse),
+        ms(cost.audit),
+        ms(cost.total())
+    );
 }

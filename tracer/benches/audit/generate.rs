@@ -11,8 +11,8 @@ use viptrace::{
     cluster::{
         History, Kind, LOOK_BACK,
         model::{
-            AddressType, Conditions, Endpoint, EndpointSlice, Key, Node, Object, Service, ServicePort, ServiceType,
-            SlicePort, TargetPort, TrafficPolicy, Trimmed,
+            AddressType, Conditions, Endpoint, EndpointSlice, Key, Node, Object, Service, ServicePort,
+            ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
         },
     },
     sighting::Protocol,
@@ -159,14 +159,19 @@ pub fn nftables(cluster: &Cluster) -> String {
     let mut items = Vec::<String>::new();
     let table = "\"family\":\"ip\",\"table\":\"kube-proxy\"";
     items.push("{\"table\":{\"family\":\"ip\",\"name\":\"kube-proxy\",\"handle\":1}}".into());
-    let vips = cluster.services.iter().map(|(_, _, vip, _)| format!("\"{vip}\"")).collect::<Vec<_>>().join(",");
-    items.push(format!("{{\"set\":{{{table},\"name\":\"cluster-ips\",\"type\":\"ipv4_addr\",\"elem\":[{vips}]}}}}"));
+    let vips =
+        cluster.services.iter().map(|(_, _, vip, _)| format!("\"{vip}\"")).collect::<Vec<_>>().join(",");
+    items.push(format!(
+        "{{\"set\":{{{table},\"name\":\"cluster-ips\",\"type\":\"ipv4_addr\",\"elem\":[{vips}]}}}}"
+    ));
     let elements = cluster.services.iter().map(|(key, port, vip, _)| {
         let to = names::nftables_base(key, port);
         format!("[{{\"concat\":[\"{vip}\",\"tcp\",80]}},{{\"goto\":{{\"target\":\"service-{to}\"}}}}]")
     });
     let elements = elements.collect::<Vec<_>>().join(",");
-    items.push(format!("{{\"map\":{{{table},\"name\":\"service-ips\",\"map\":\"verdict\",\"elem\":[{elements}]}}}}"));
+    items.push(format!(
+        "{{\"map\":{{{table},\"name\":\"service-ips\",\"map\":\"verdict\",\"elem\":[{elements}]}}}}"
+    ));
     for (name, hook, kind, prio) in [
         ("filter-forward", "forward", "filter", -110),
         ("nat-prerouting", "prerouting", "nat", -100),
@@ -175,7 +180,9 @@ pub fn nftables(cluster: &Cluster) -> String {
     ] {
         items.push(format!("{{\"chain\":{{{table},\"name\":\"{name}\",\"type\":\"{kind}\",\"hook\":\"{hook}\",\"prio\":{prio},\"policy\":\"accept\"}}}}"));
     }
-    let rule = |chain: &str, expr: &str| format!("{{\"rule\":{{{table},\"chain\":\"{chain}\",\"handle\":1,\"expr\":[{expr}]}}}}");
+    let rule = |chain: &str, expr: &str| {
+        format!("{{\"rule\":{{{table},\"chain\":\"{chain}\",\"handle\":1,\"expr\":[{expr}]}}}}")
+    };
     let jump = |to: &str| format!("{{\"jump\":{{\"target\":\"{to}\"}}}}");
     items.push(rule("nat-prerouting", &jump("services")));
     items.push(rule("nat-output", &jump("services")));
@@ -184,9 +191,14 @@ pub fn nftables(cluster: &Cluster) -> String {
     items.push(rule("services", "{\"vmap\":{\"key\":{\"concat\":[{\"payload\":{\"protocol\":\"ip\",\"field\":\"daddr\"}},{\"meta\":{\"key\":\"l4proto\"}},{\"payload\":{\"protocol\":\"th\",\"field\":\"dport\"}}]},\"data\":\"@service-ips\"}}"));
     items.push(rule("masquerading", &format!("{{\"match\":{{\"op\":\"==\",\"left\":{{\"&\":[{mark},16384]}},\"right\":0}}}},{{\"return\":null}}")));
     items.push(rule("masquerading", "{\"masquerade\":{\"flags\":\"fully-random\"}}"));
-    items.push(rule("mark-for-masquerade", &format!("{{\"mangle\":{{\"key\":{mark},\"value\":{{\"|\":[{mark},16384]}}}}}}")));
+    items.push(rule(
+        "mark-for-masquerade",
+        &format!("{{\"mangle\":{{\"key\":{mark},\"value\":{{\"|\":[{mark},16384]}}}}}}"),
+    ));
     let matches = |protocol: &str, field: &str, op: &str, right: &str| {
-        format!("{{\"match\":{{\"op\":\"{op}\",\"left\":{{\"payload\":{{\"protocol\":\"{protocol}\",\"field\":\"{field}\"}}}},\"right\":{right}}}}}")
+        format!(
+            "{{\"match\":{{\"op\":\"{op}\",\"left\":{{\"payload\":{{\"protocol\":\"{protocol}\",\"field\":\"{field}\"}}}},\"right\":{right}}}}}"
+        )
     };
     for (key, port, vip, endpoints) in &cluster.services {
         let base = names::nftables_base(key, port);

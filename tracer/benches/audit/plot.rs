@@ -47,10 +47,17 @@ pub fn svg(title: &str, x: &str, y: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> 
             format!("{px:.1},{py:.1}")
         });
         let path = path.collect::<Vec<_>>().join(" ");
-        let _ = writeln!(svg, "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>");
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+        );
         if let Some(last) = points.last() {
             let (px, py) = at(*last);
-            let _ = writeln!(svg, "<text x=\"{px:.1}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"{colour}\">{name}</text>", py - 8.0);
+            let _ = writeln!(
+                svg,
+                "<text x=\"{px:.1}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"{colour}\">{name}</text>",
+                py - 8.0
+            );
         }
     }
     svg.push_str("</svg>\n");

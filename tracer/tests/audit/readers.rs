@@ -7,8 +7,8 @@ use viptrace::{
     node::{
         ipset, iptables, ipvs, nftables,
         ruleset::{
-            AddressRange, Datum, Destination, Family, Field, Origin, Probe, Rule, Ruleset, Side, Step, Verdict,
-            VirtualServer, walk::Walker,
+            AddressRange, Datum, Destination, Family, Field, Origin, Probe, Rule, Ruleset, Side, Step,
+            Verdict, VirtualServer, walk::Walker,
         },
     },
     sighting::Protocol,
@@ -20,7 +20,9 @@ fn address(family: Family) -> BoxedStrategy<IpAddr> {
     match family {
         Family::Ipv4 => any::<u32>().prop_map(|bits| IpAddr::V4(bits.into())).boxed(),
         // Not all of them: an address that maps IPv4 is written in another way.
-        Family::Ipv6 => any::<u64>().prop_map(|low| IpAddr::V6(((0xfd00_u128 << 112) | u128::from(low)).into())).boxed(),
+        Family::Ipv6 => {
+            any::<u64>().prop_map(|low| IpAddr::V6(((0xfd00_u128 << 112) | u128::from(low)).into())).boxed()
+        }
     }
 }
 
@@ -41,12 +43,19 @@ fn condition(family: Family) -> BoxedStrategy<Step> {
         (range(family), any::<bool>())
             .prop_map(|(range, negated)| Step::Destination { ranges: [range].into(), negated }),
         (protocol(), any::<bool>()).prop_map(|(protocol, negated)| Step::Protocol { protocol, negated }),
-        (any::<u16>(), any::<bool>()).prop_map(|(port, negated)| Step::Port { first: port, last: port, negated }),
+        (any::<u16>(), any::<bool>()).prop_map(|(port, negated)| Step::Port {
+            first: port,
+            last: port,
+            negated
+        }),
         any::<bool>().prop_map(|negated| Step::SourceLocal { negated }),
         any::<bool>().prop_map(|negated| Step::DestinationLocal { negated }),
         any::<bool>().prop_map(|negated| Step::State { new: true, translated: false, negated }),
-        (any::<u32>(), any::<u32>(), any::<bool>())
-            .prop_map(|(value, mask, negated)| Step::Mark { value, mask, negated }),
+        (any::<u32>(), any::<u32>(), any::<bool>()).prop_map(|(value, mask, negated)| Step::Mark {
+            value,
+            mask,
+            negated
+        }),
     ]
     .boxed()
 }
@@ -90,7 +99,9 @@ fn in_iptables(step: &Step) -> String {
         Step::SourceLocal { negated } => format!("-m addrtype {}--src-type LOCAL", not(*negated)),
         Step::DestinationLocal { negated } => format!("-m addrtype {}--dst-type LOCAL", not(*negated)),
         Step::State { negated, .. } => format!("-m conntrack {}--ctstate NEW", not(*negated)),
-        Step::Mark { value, mask, negated } => format!("-m mark {}--mark {value:#x}/{mask:#x}", not(*negated)),
+        Step::Mark { value, mask, negated } => {
+            format!("-m mark {}--mark {value:#x}/{mask:#x}", not(*negated))
+        }
         Step::Chance(chance) => format!("-m statistic --mode random --probability {chance:.11}"),
         Step::Do(Verdict::Accept) => "-j ACCEPT".into(),
         Step::Do(Verdict::Drop) => "-j DROP".into(),
@@ -143,9 +154,11 @@ fn in_nft_json(step: &Step, family: Family) -> serde_json::Value {
     match step {
         Step::Source { ranges, negated } => matches(field("saddr"), range(&ranges[0]), *negated),
         Step::Destination { ranges, negated } => matches(field("daddr"), range(&ranges[0]), *negated),
-        Step::Protocol { protocol, negated } => {
-            matches(json!({"meta": {"key": "l4proto"}}), json!(protocol.to_string().to_ascii_lowercase()), *negated)
-        }
+        Step::Protocol { protocol, negated } => matches(
+            json!({"meta": {"key": "l4proto"}}),
+            json!(protocol.to_string().to_ascii_lowercase()),
+            *negated,
+        ),
         Step::Port { first, negated, .. } => {
             matches(json!({"payload": {"protocol": "th", "field": "dport"}}), json!(first), *negated)
         }
@@ -203,7 +216,7 @@ fn ask_everything(rules: &Ruleset) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn iptables_reads_what_was_written(
