@@ -47,8 +47,8 @@ pub(super) struct Comparison<'a> {
     hairpin_set: bool,
     /// Refuses ports that a Service does not have.
     checks_ports: bool,
-    /// Addresses of IPVS servers that are no Service's, by protocol and port: those of node ports.
-    node_port_servers: BTreeMap<(Protocol, u16), Vec<IpAddr>>,
+    /// Addresses of IPVS servers of node ports.
+    node_port_servers: BTreeSet<IpAddr>,
     found: Found,
 }
 
@@ -146,11 +146,16 @@ impl Comparison<'_> {
             .filter(|ip| allowed.is_empty() || allowed.iter().any(|cidr| cidr.contains(*ip)))
             .take(1)
             .collect::<Vec<_>>();
-        // IPVS has a server for each address; those of other addresses than the node's first are looked at as well.
-        let frontend = known.frontend;
-        let of_servers = self.node_port_servers.get(&(frontend.protocol, frontend.port));
-        addresses.extend(of_servers.into_iter().flatten().copied());
-        addresses.dedup();
+        // IPVS has a server for each address: where one node port has one, the others should.
+        if self.context.mode == ProxyMode::Ipvs {
+            addresses.extend(
+                self.node_port_servers
+                    .iter()
+                    .copied()
+                    .filter(|ip| !addresses.contains(ip))
+                    .collect::<Vec<_>>(),
+            );
+        }
         if addresses.is_empty() {
             gap(
                 audit,
@@ -208,6 +213,7 @@ impl Comparison<'_> {
             self.found.add(fault, known.frontend, probe.origin);
         }
         if forwarded {
+            self.found.forwarded.insert(index);
             self.masquerade(index, port, known, probe, fate, audit);
             self.affinity(index, port, known, probe, fate);
         }
@@ -300,6 +306,24 @@ impl Comparison<'_> {
             Expectation::Refused | Expectation::Dropped => {
                 let (wants, has) =
                     if *wanted == Expectation::Refused { ("refused", refused) } else { ("dropped", dropped) };
+                let common = fate.branches.iter().all(|branch| {
+                    branch
+                        .trail
+                        .last()
+                        .is_some_and(|name| matches!(&**name, "cluster-ips-check" | "KUBE-IPVS-FILTER"))
+                });
+                if has > 1.0 - 1e-6 && common && known.via == Via::ClusterIp {
+                    let place = if self.writer == Writer::Ipvs {
+                        frontends::ipset_name("CLUSTER-IP", self.family).into()
+                    } else {
+                        self.refusal_place(port, known, false)
+                    };
+                    let text =
+                        "new connections are refused as those to a port that the Service does not have"
+                            .to_owned();
+                    fault(Kind::Missing, Aspect::Frontend, "C20", None, place, text);
+                    return false;
+                }
                 if has > 1.0 - 1e-6 || self.frame.unfiltered.contains(&probe.origin) && endpoints.is_empty() {
                     return false;
                 }
@@ -363,7 +387,10 @@ impl Comparison<'_> {
             return;
         }
         let wanted = self.masqueraded(port, known, probe.origin);
-        let first = fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known));
+        let first = match self.writer {
+            Writer::Ipvs => self.marking_set(port, known),
+            _ => fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known)),
+        };
         let forwarded = || fate.branches.iter().filter(|branch| matches!(branch.end, End::Endpoint(_)));
         if let Some(wanted) = wanted {
             let wrong = forwarded().filter(|branch| branch.masquerade != wanted).collect::<Vec<_>>();
@@ -407,7 +434,11 @@ impl Comparison<'_> {
                 ProxyMode::Ipvs => port.endpoints.here.contains(&endpoint),
             };
             if needed {
-                let place = branch.trail.last().cloned().unwrap_or_else(|| self.place_of(port, known));
+                let place = match self.writer {
+                    Writer::Ipvs => frontends::ipset_name("LOOP-BACK", self.family).into(),
+                    _ if self.hairpin_set => "hairpin-connections".into(),
+                    _ => branch.trail.last().cloned().unwrap_or_else(|| self.place_of(port, known)),
+                };
                 let text = format!(
                     "a connection of {endpoint} to its own Service is not masqueraded and gets no answer"
                 );
@@ -539,6 +570,9 @@ impl Comparison<'_> {
             let wanted = self.wanted(port, known, Origin::Outside, source);
             let allowed = known.ranges.iter().any(|range| range.contains(source));
             let gets_in = !fate.endpoints().is_empty();
+            if allowed && gets_in {
+                self.judge(index, port, known, &probe, &fate, &wanted, audit);
+            }
             let aspect = Aspect::SourceRanges;
             let place = self.firewall_place(port);
             if allowed && !gets_in && matches!(wanted, Expectation::Endpoints(_)) {
@@ -613,7 +647,7 @@ impl Comparison<'_> {
         // IPVS mode holds all of a Service's addresses on kube-ipvs0, and refuses what is not served there.
         let all = self.context.mode == ProxyMode::Ipvs;
         let frontends = port.frontends.iter().filter(|known| known.via == Via::ClusterIp || all);
-        for known in frontends.filter(|known| known.ranges.is_empty()) {
+        for known in frontends {
             let Some(ip) = known.frontend.address else { continue };
             for origin in [Origin::Pod, Origin::Outside] {
                 if self.frame.unfiltered.contains(&origin) {
@@ -662,7 +696,14 @@ impl Comparison<'_> {
     fn place_of(&self, port: &ExpectedPort, known: &ExpectedFrontend) -> Name {
         let node_port = known.frontend.address.is_none();
         match self.writer {
-            Writer::Nftables if node_port => "service-nodeports".into(),
+            Writer::Nftables if node_port => {
+                let table = self.rules.table(Writer::Nftables, self.family, NFTABLES_TABLE);
+                let first = self.expected.node_addresses.iter().find(|ip| Family::of(**ip) == self.family);
+                let listed = table.zip(first).is_some_and(|(table, ip)| {
+                    table.set("nodeport-ips").is_none_or(|set| set.find(&[Datum::Address(*ip)]).is_some())
+                });
+                if listed { "service-nodeports".into() } else { "nodeport-ips".into() }
+            }
             Writer::Nftables => "service-ips".into(),
             Writer::Ipvs => {
                 let address =
@@ -683,6 +724,20 @@ impl Comparison<'_> {
                 format!("KUBE-{kind}-{hash}").into()
             }
         }
+    }
+
+    /// The ipset by which IPVS mode knows what to masquerade.
+    fn marking_set(&self, port: &ExpectedPort, known: &ExpectedFrontend) -> Name {
+        let local = if port.is_local(known.via) { "-LOCAL" } else { "" };
+        let name = match (known.via, known.frontend.protocol) {
+            (Via::ClusterIp, _) => "CLUSTER-IP".to_owned(),
+            (Via::ExternalIp, _) => format!("EXTERNAL-IP{local}"),
+            (Via::LoadBalancerIp, _) => format!("LOAD-BALANCER{local}"),
+            (Via::NodePort, Protocol::UDP) => format!("NODE-PORT{local}-UDP"),
+            (Via::NodePort, Protocol::SCTP) => format!("NODE-PORT{local}-SCTP-HASH"),
+            (Via::NodePort, _) => format!("NODE-PORT{local}-TCP"),
+        };
+        frontends::ipset_name(&name, self.family).into()
     }
 
     fn endpoint_place(
@@ -748,23 +803,16 @@ impl ExpectedPort {
     }
 }
 
-fn node_port_servers(
-    expected: &Expected,
-    rules: &Ruleset,
-    family: Family,
-) -> BTreeMap<(Protocol, u16), Vec<IpAddr>> {
-    let addresses = expected.ports.iter().flat_map(|port| &port.frontends);
-    let addresses = addresses.filter_map(|known| known.frontend.address).collect::<BTreeSet<_>>();
-    let mut found = BTreeMap::<_, Vec<_>>::new();
-    for server in rules.servers.iter().flatten() {
-        let ip = server.address.ip();
-        // The node's own first address is tried anyhow.
-        let first = expected.node_addresses.iter().find(|ip| Family::of(**ip) == family);
-        if Family::of(ip) == family && !addresses.contains(&ip) && first != Some(&ip) {
-            found.entry((server.protocol, server.address.port())).or_default().push(ip);
-        }
-    }
-    found
+/// Addresses of the node at which IPVS serves at least one node port.
+fn node_port_servers(expected: &Expected, rules: &Ruleset, family: Family) -> BTreeSet<IpAddr> {
+    let frontends = || expected.ports.iter().flat_map(|port| &port.frontends).map(|known| known.frontend);
+    let addresses = frontends().filter_map(|frontend| frontend.address).collect::<BTreeSet<_>>();
+    let ports = frontends().filter(|frontend| frontend.address.is_none());
+    let ports = ports.map(|frontend| (frontend.protocol, frontend.port)).collect::<BTreeSet<_>>();
+    let servers = rules.servers.iter().flatten();
+    let servers = servers.filter(|server| ports.contains(&(server.protocol, server.address.port())));
+    let found = servers.map(|server| server.address.ip());
+    found.filter(|ip| Family::of(*ip) == family && !addresses.contains(ip)).collect()
 }
 
 fn gap(audit: &mut Audit, what: String) {

@@ -144,7 +144,12 @@ fn of_frontend(
         frontends: vec![frontend],
         origins: Vec::new(),
         endpoint: None,
-        place: named.place.clone(),
+        place: match (writer, frontend.address) {
+            (Writer::Ipvs, Some(ip)) if *named.place == *"IPVS" => {
+                format!("virtual server {}", std::net::SocketAddr::new(ip, frontend.port)).into()
+            }
+            _ => named.place.clone(),
+        },
         writer: Some(writer),
         text: format!("{} names {frontend}: {whose}", named.place),
         since: gone.map(|(_, since)| *since),

@@ -1,10 +1,11 @@
 //! Every single edit of a healthy capture is found and named; those that touch no connection are listed with the reason.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde_json::Value;
 use viptrace::{
     audit::{Aspect, Audit, Context, Expected, audit},
+    cluster::model::Cidr,
     node::{ProxyMode, ruleset::Ruleset},
 };
 
@@ -86,7 +87,8 @@ impl Subjects {
         audit.discrepancies.iter().any(|d| {
             d.service.as_deref().is_some_and(|service| services.iter().any(|known| *known == service))
                 || subject.contains(d.place.as_ref())
-                || (d.aspect == Aspect::Frame && d.text.split(' ').any(|word| subject.contains(word) && word.len() > 6))
+                || d.frontends.iter().filter_map(|known| known.address).any(|ip| subject.contains(&ip.to_string()))
+                || (d.aspect == Aspect::Frame && d.text.split([' ', ':']).any(|word| word.len() > 4 && subject.to_lowercase().contains(&word.to_lowercase())))
                 // A fault that all share is named by what marks or masquerades.
                 || (d.service.is_none() && d.aspect == Aspect::Masquerade)
         })
@@ -309,7 +311,8 @@ fn nftables() {
 
 #[test]
 fn ipvs() {
-    let context = context("worker-1", ProxyMode::Ipvs);
+    let mut context = context("worker-1", ProxyMode::Ipvs);
+    context.cluster_cidrs = vec![Cidr::parse("10.244.0.0/16").unwrap()];
     let capture = IpvsCapture::worker_1();
     let servers = edit_lines(
         &capture.servers,
@@ -347,7 +350,9 @@ fn ipvs() {
         &[("--set-xmark 0x4000/0x4000", "--set-xmark 0x8000/0x8000"), ("! -s 10.244.0.0/16 ", "")],
         |text| IpvsCapture { iptables: text.to_owned(), ..IpvsCapture::worker_1() }.rules(),
     ));
-    for address in &capture.addresses {
+    // What kube-proxy has put on kube-ipvs0, and the node's other addresses with servers.
+    let served = |address: &IpAddr| capture.servers.contains(&format!("{address}:"));
+    for address in capture.addresses.iter().filter(|address| served(address)) {
         let addresses = capture.addresses.iter().copied().filter(|known| known != address).collect();
         let rules = IpvsCapture { addresses, ..IpvsCapture::worker_1() }.rules();
         let what = format!("without the address {address}");
@@ -356,6 +361,7 @@ fn ipvs() {
     all_are_found(&context, mutations, &Subjects::new(&context), |what| {
         let has = |part: &str| what.contains(part);
         Some(match () {
+            () if has("KUBE-NODE-PORT-TCP 30080") => "the set for Local policies decides first",
             () if has("-w 1 -> -w 3") => "the only real server takes all, whatever its weight",
             () if has("KUBE-IPVS-OUT-FILTER") => "concerns answers to a load balancer's health checks",
             () if has("10.244.1.71") => "the endpoint is not ready",
@@ -363,7 +369,9 @@ fn ipvs() {
             () if has("--set-xmark 0x4000/0x0") => "clears the mark after it has decided",
             () if has("HEALTH-CHECK-NODE-PORT") || has("KUBE-EXTERNAL-IP-LOCAL") => "the set is empty",
             () if has("-s 127.0.0.0/8 -j RETURN") => "concerns what the node sends to itself by 127.0.0.1",
-            () if has("without the address") => "no Service's address",
+            () if has("without the address 192.0.2.11") || has("without the address 10.0.2.15") => {
+                "the node's own, which is known to be local"
+            }
             () => return None,
         })
     });
