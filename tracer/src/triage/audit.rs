@@ -115,6 +115,11 @@ fn take(facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding
         if class == "C2" {
             unheard(&services, findings);
         }
+        let services: Vec<_> =
+            services.into_iter().filter(|(service, found)| !is_explained(service, found, findings)).collect();
+        if services.is_empty() {
+            continue;
+        }
         if services.len() > SERVICES_MAX {
             findings.push(many(class, &services));
             continue;
@@ -134,6 +139,19 @@ fn take(facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding
         cause.level = Level::Fault;
         cause.confidence = Confidence::High;
     }
+}
+
+/// A VIP that is not on kube-ipvs0 explains whatever its Service's rules do: it gets the difference as evidence.
+fn is_explained(service: &str, found: &[&Discrepancy], findings: &mut [Finding]) -> bool {
+    let is_cause = |finding: &&mut Finding| {
+        let name = finding.service.as_ref().map(|service| format!("{}/{}", service.namespace, service.name));
+        finding.class == "C11" && name.is_none_or(|name| name == service)
+    };
+    let Some(cause) = findings.iter_mut().find(is_cause) else { return false };
+    if let Some(first) = found.first().filter(|_| cause.evidence.len() < QUOTED_MAX) {
+        cause.evidence.push(evidence(first));
+    }
+    true
 }
 
 /// A change that kube-proxy never heard of is C2 at the node; at the Service it is rules that are behind.

@@ -18,7 +18,10 @@ mod services;
 mod sync;
 mod versions;
 
-use std::collections::BTreeSet;
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BTreeSet,
+};
 
 pub use compare::{Difference, Saved};
 pub use facts::Facts;
@@ -75,11 +78,12 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
 /// Faults first. For one Service in the order of K13: the first that explains its failure leads. For a node, what breaks
 /// more than one Service leads, and the order of K13 decides among equals.
 fn rank(findings: &mut [Finding], scope: &Scope) {
+    let reach =
+        |finding: &Finding| (scope.service.is_none() && finding.service.is_some(), Reverse(finding.severity));
     findings.sort_by(|a, b| {
-        let by_level = a.level.cmp(&b.level);
-        let by_reach =
-            if scope.service.is_none() { b.severity.cmp(&a.severity) } else { std::cmp::Ordering::Equal };
-        by_level
+        let by_reach = if scope.service.is_none() { reach(a).cmp(&reach(b)) } else { Ordering::Equal };
+        a.level
+            .cmp(&b.level)
             .then(by_reach)
             .then(a.step.cmp(&b.step))
             .then(b.severity.cmp(&a.severity))

@@ -19,11 +19,9 @@ pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
     }
     let checked = expect(stage, &[])?;
     console::file("check-healthy.json", &format!("{:#}", checked.report));
-    ensure!(
-        checked.report["kube_proxy_mode"] == "iptables",
-        "the mode is {}",
-        checked.report["kube_proxy_mode"]
-    );
+    let mode = if stage.mode() == Mode::Nftables { "nftables" } else { "iptables" };
+    let said = &checked.report["kube_proxy_mode"];
+    ensure!(said == mode, "the mode is {said}");
     let first = super::check(stage, &["shop/cart"])?;
     ensure!(first.ended.status == 0, "shop/cart is not healthy: {:#?}", first.findings);
     ensure!(first.report["state"] == "healthy", "its state is {}", first.report["state"]);
