@@ -51,7 +51,14 @@ pub const fn twin(hook: Hook) -> Option<Twin> {
         Hook::EarlyDrop => Twin::Exit("early_drop_fexit"),
         Hook::SendUnreach => Twin::Entry("send_unreach_fentry"),
         Hook::NfSendReset => Twin::Entry("nf_send_reset_fentry"),
+        Hook::SendUnreach6 => Twin::Entry("send_unreach6_fentry"),
+        Hook::NfSendReset6 => Twin::Entry("nf_send_reset6_fentry"),
         Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
+        Hook::TcpV6SendReset => Twin::Entry("tcp_v6_send_reset_fentry"),
+        Hook::IpVsLeave => Twin::Entry("ipvs_leave_fentry"),
+        Hook::IpVsConnExpire => Twin::Entry("ipvs_conn_expire_fentry"),
+        Hook::IpVsConnNew => Twin::Entry("ipvs_conn_new_fentry"),
+        Hook::IpVsSchedule => Twin::Exit("ipvs_schedule_fexit"),
         _ => return None,
     })
 }
