@@ -17,7 +17,6 @@ use crate::{
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
 at_entry!(send_unreach6, send_unreach6_fentry, on_send_unreach6);
-at_entry!(nf_send_reset6, nf_send_reset6_fentry, on_nf_send_reset6);
 at_entry!(icmp_error, icmp_error_fentry, on_icmp_error);
 at_entry!(tcp_packet, tcp_packet_fentry, on_tcp_packet);
 
@@ -78,15 +77,27 @@ fn on_send_unreach6(ctx: &impl Entry) {
 }
 
 /// `nf_send_reset(net, sk, oldskb, hook)` since 5.11, `nf_send_reset(net, oldskb, hook)` before (kernel commit
-/// "netfilter: use actual socket sk for REJECT action"), where no module has BTF that tells them
-/// apart. The values do: no packet lies at the number of a netfilter hook.
+/// "netfilter: use actual socket sk for REJECT action"), where no module has BTF that tells them apart. The values do: no
+/// packet lies at the number of a netfilter hook.
 #[kprobe]
 pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
-    let third = ctx.argument(2);
-    let (skb, hook) =
-        if third < NF_INET_NUMHOOKS { (ctx.argument(1), third) } else { (third, ctx.argument(3)) };
-    report(Hook::NfSendReset, skb, REASON_NONE, hook as u32);
+    reset_by_values(&ctx, Hook::NfSendReset);
     0
+}
+
+/// `nf_send_reset6`, likewise.
+#[kprobe]
+pub(crate) fn nf_send_reset6(ctx: ProbeContext) -> u32 {
+    reset_by_values(&ctx, Hook::NfSendReset6);
+    0
+}
+
+#[inline(always)]
+fn reset_by_values(ctx: &ProbeContext, hook: Hook) {
+    let third = ctx.argument(2);
+    let (skb, nf_hook) =
+        if third < NF_INET_NUMHOOKS { (ctx.argument(1), third) } else { (third, ctx.argument(3)) };
+    report(hook, skb, REASON_NONE, nf_hook as u32);
 }
 
 /// The same by fentry, where BTF vouches for the order.
@@ -96,10 +107,10 @@ pub(crate) fn nf_send_reset_fentry(ctx: FEntryContext) -> i32 {
     0
 }
 
-/// `nf_send_reset6(net, sk, oldskb, hook)`, likewise.
-#[inline(always)]
-fn on_nf_send_reset6(ctx: &impl Entry) {
+#[fentry]
+pub(crate) fn nf_send_reset6_fentry(ctx: FEntryContext) -> i32 {
     report(Hook::NfSendReset6, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
+    0
 }
 
 /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: once for each NAT hook that the error passes.
