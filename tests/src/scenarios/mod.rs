@@ -3,11 +3,13 @@
 
 mod alone;
 mod api_away;
+mod attach_tiers;
 mod check;
 mod check_kernel;
 mod exit_status;
 mod flood;
 mod healthy;
+mod ipvs;
 mod lean;
 mod mixed;
 mod no_endpoints;
@@ -15,6 +17,7 @@ mod no_rules;
 mod old_flow;
 mod probes;
 mod refused;
+mod resets;
 pub(crate) mod silent;
 mod stale;
 mod table_full;
@@ -25,8 +28,8 @@ mod translated_twice;
 use anyhow::Result;
 
 use crate::{
-    dataplane::{DEFAULT, NETFILTER, Variant, WIDE},
-    matrix::{Cell, Covers, Family, TCP4, UDP4},
+    dataplane::{DEFAULT, EVERY, IPVS_ONLY, NETFILTER, Variant, WIDE},
+    matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
 };
 
@@ -72,32 +75,60 @@ impl Scenario {
     }
 }
 
+/// TCP over IPv4 through a node port.
+const NODE_PORT4: &[Covers] =
+    &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
+
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(NETFILTER),
-    scenario("healthy-udp", healthy::udp).covers(UDP4).on(NETFILTER),
-    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(NETFILTER),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
+    scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY),
+    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(EVERY),
     scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE),
-    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(NETFILTER),
-    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(NETFILTER),
+    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(EVERY),
+    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(EVERY),
     scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER),
     scenario("c16-conntrack-table-full", table_full::story).covers(TCP4),
-    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(NETFILTER),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY),
     scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE),
-    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(NETFILTER),
+    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY),
     scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
     scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
     scenario("n1-probes", probes::story).on(WIDE),
     scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
+    scenario("udp-answered", resets::datagrams::answered),
+    scenario("c29-udp-unanswered", resets::datagrams::unanswered),
+    scenario("c28-udp-refused", resets::datagrams::refused),
+    scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
+    scenario("n10-udp-race", resets::datagrams::race),
+    scenario("c18-out-of-window", resets::conntrack::out_of_window),
+    scenario("c18-dropped-as-invalid", resets::conntrack::dropped),
+    scenario("c19-table-flushed", resets::conntrack::flushed),
+    scenario("n4-reset-by-client", resets::senders::client),
+    scenario("reset-by-endpoint", resets::senders::endpoint),
+    scenario("reset-in-transit", resets::senders::transit),
+    scenario("sctp-healthy", resets::sctp::healthy),
+    scenario("c28-sctp-refused", resets::sctp::refused),
+    scenario("c20-sctp-no-endpoints", resets::sctp::no_endpoints),
     scenario("api-server-away", api_away::story),
+    scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
+    scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
+    scenario("c12-without-servers", ipvs::without_servers).covers(TCP4).on(IPVS_ONLY),
+    scenario("c13-server-removed", ipvs::server_removed).on(IPVS_ONLY),
+    scenario("c13-server-removed-in-silence", ipvs::server_removed_in_silence).on(IPVS_ONLY),
+    scenario("c14-port-reused", ipvs::port_reused).on(IPVS_ONLY),
+    scenario("c15-entry-expires", ipvs::entry_expires).on(IPVS_ONLY),
+    scenario("c21-reply-elsewhere", ipvs::reply_elsewhere).covers(NODE_PORT4).on(IPVS_ONLY),
+    scenario("c22-no-local-endpoint", ipvs::no_local_endpoint).covers(TCP4).on(IPVS_ONLY),
     scenario("targeted-service", targeted::service),
     scenario("targeted-pod", targeted::pod),
     scenario("targeted-address", targeted::address),
     scenario("lean", lean::story),
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
+    scenario("attach-tiers", attach_tiers::story),
     scenario("check-healthy", check::node::healthy).on(WIDE),
     scenario("check-rules-flushed", check::node::flushed).on(WIDE),
     scenario("check-conntrack-full", check::node::table_full),

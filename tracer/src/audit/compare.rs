@@ -4,7 +4,7 @@
 //! ([`found`]). A fault that all Services share is one of the frame.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -17,10 +17,11 @@ use crate::{
     node::{
         ProxyMode,
         ruleset::{
-            AddressRange, Datum, End, Family, Fate, LocalTraffic, NFTABLES_TABLE, Name, Origin, Probe,
-            Ruleset, Step, Writer, walk::Walker,
+            AddressRange, Datum, End, Family, Fate, Frontend, LocalTraffic, NFTABLES_TABLE, Name, Origin,
+            Probe, Ruleset, Step, Writer, frontends, walk::Walker,
         },
     },
+    sighting::Protocol,
 };
 
 mod found;
@@ -46,6 +47,8 @@ pub(super) struct Comparison<'a> {
     hairpin_set: bool,
     /// Refuses ports that a Service does not have.
     checks_ports: bool,
+    /// Addresses of IPVS servers that are no Service's, by protocol and port: those of node ports.
+    node_port_servers: BTreeMap<(Protocol, u16), Vec<IpAddr>>,
     found: Found,
 }
 
@@ -76,6 +79,7 @@ pub(super) fn compare(
             ProxyMode::Nftables => has_chain("cluster-ips-check"),
             ProxyMode::Ipvs => has_chain("KUBE-IPVS-FILTER"),
         },
+        node_port_servers: node_port_servers(expected, rules, family),
         found: Found::default(),
     };
     for (index, port) in expected.ports.iter().enumerate().filter(|(_, port)| port.family == family) {
@@ -144,21 +148,9 @@ impl Comparison<'_> {
             .collect::<Vec<_>>();
         // IPVS has a server for each address; those of other addresses than the node's first are looked at as well.
         let frontend = known.frontend;
-        for server in self.rules.servers.iter().flatten() {
-            let ip = server.address.ip();
-            if server.protocol == frontend.protocol
-                && server.address.port() == frontend.port
-                && Family::of(ip) == self.family
-                && !addresses.contains(&ip)
-                && !self
-                    .expected
-                    .ports
-                    .iter()
-                    .any(|port| port.frontends.iter().any(|f| f.frontend.address == Some(ip)))
-            {
-                addresses.push(ip);
-            }
-        }
+        let of_servers = self.node_port_servers.get(&(frontend.protocol, frontend.port));
+        addresses.extend(of_servers.into_iter().flatten().copied());
+        addresses.dedup();
         if addresses.is_empty() {
             gap(
                 audit,
@@ -618,8 +610,11 @@ impl Comparison<'_> {
         else {
             return;
         };
-        let of_family = port.service.cluster_ips.iter().copied().filter(|ip| Family::of(*ip) == self.family);
-        for ip in of_family {
+        // IPVS mode holds all of a Service's addresses on kube-ipvs0, and refuses what is not served there.
+        let all = self.context.mode == ProxyMode::Ipvs;
+        let frontends = port.frontends.iter().filter(|known| known.via == Via::ClusterIp || all);
+        for known in frontends.filter(|known| known.ranges.is_empty()) {
+            let Some(ip) = known.frontend.address else { continue };
             for origin in [Origin::Pod, Origin::Outside] {
                 if self.frame.unfiltered.contains(&origin) {
                     continue;
@@ -646,17 +641,7 @@ impl Comparison<'_> {
                 let text = format!(
                     "connections to {ip}, port {number}, which the Service does not have, are not refused"
                 );
-                let frontend = crate::node::ruleset::Frontend {
-                    address: Some(ip),
-                    ..port.frontends.first().map_or(
-                        crate::node::ruleset::Frontend {
-                            address: Some(ip),
-                            protocol: port.port.protocol,
-                            port: number,
-                        },
-                        |known| known.frontend,
-                    )
-                };
+                let frontend = Frontend { port: number, ..known.frontend };
                 let fault = Fault {
                     port: index,
                     kind: Kind::Missing,
@@ -729,9 +714,7 @@ impl Comparison<'_> {
         let (key, of) = (&port.service.key, &port.port);
         match self.writer {
             Writer::Nftables => format!("firewall-{}", names::nftables_base(key, of)).into(),
-            Writer::Ipvs => {
-                crate::node::ruleset::frontends::ipset_name("LOAD-BALANCER-SOURCE-CIDR", self.family).into()
-            }
+            Writer::Ipvs => frontends::ipset_name("LOAD-BALANCER-SOURCE-CIDR", self.family).into(),
             _ => format!("KUBE-FW-{}", names::iptables_hash(key, of)).into(),
         }
     }
@@ -763,6 +746,25 @@ impl ExpectedPort {
             "is no usable endpoint of the Service".to_owned()
         }
     }
+}
+
+fn node_port_servers(
+    expected: &Expected,
+    rules: &Ruleset,
+    family: Family,
+) -> BTreeMap<(Protocol, u16), Vec<IpAddr>> {
+    let addresses = expected.ports.iter().flat_map(|port| &port.frontends);
+    let addresses = addresses.filter_map(|known| known.frontend.address).collect::<BTreeSet<_>>();
+    let mut found = BTreeMap::<_, Vec<_>>::new();
+    for server in rules.servers.iter().flatten() {
+        let ip = server.address.ip();
+        // The node's own first address is tried anyhow.
+        let first = expected.node_addresses.iter().find(|ip| Family::of(**ip) == family);
+        if Family::of(ip) == family && !addresses.contains(&ip) && first != Some(&ip) {
+            found.entry((server.protocol, server.address.port())).or_default().push(ip);
+        }
+    }
+    found
 }
 
 fn gap(audit: &mut Audit, what: String) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::{Aspect, Audit, Context, Discrepancy, Expected, Harmless, Kind, SyncState, judge::writer_of};
+use super::{Aspect, Audit, Context, Discrepancy, Expected, Harmless, Kind, SyncState};
 use crate::node::{
     ProxyMode,
     ruleset::{
@@ -19,10 +19,9 @@ pub(super) fn other_writers(
     rules: &Ruleset,
     context: &Context,
     family: Family,
-    writers: &[Writer],
+    (writers, own): (&[Writer], Option<Writer>),
     audit: &mut Audit,
 ) {
-    let own = writer_of(context.mode, writers);
     let known = expected.ports.iter().flat_map(|port| port.frontends.iter().map(|known| known.frontend));
     let known = known.collect::<BTreeSet<_>>();
     for writer in writers.iter().copied().filter(|writer| Some(*writer) != own) {

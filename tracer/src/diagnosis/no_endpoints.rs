@@ -3,7 +3,6 @@
 use super::{Case, Finding, text::word};
 use crate::{
     flow::{RefusalKind, Stage},
-    sighting::Hook,
     verdict::{Confidence, Domain, Safety, Severity},
 };
 
@@ -20,7 +19,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     {
         return None;
     }
-    let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. }) {
+    let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. } | RefusalKind::NoDestination) {
         Confidence::High
     } else {
         Confidence::Medium
@@ -36,7 +35,7 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     }
     let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };
     let mut finding = finding(case, confidence);
-    if case.has_hook(Hook::SendUnreach) {
+    if case.has_hook(case.refusal_hook()) {
         finding =
             finding.unseen("the rule's refusal: none was seen, so the packet may have taken another way");
     }

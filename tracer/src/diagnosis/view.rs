@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{sighting::Protocol, time::Timestamp};
 
 /// The cluster as it was at a moment.
@@ -166,6 +168,20 @@ pub enum Rule {
     Missing,
 }
 
+/// How IPVS is set up on the node (`net.ipv4.vs`); what could not be read is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IpvsSettings {
+    /// `conntrack`: IPVS tracks its connections in conntrack; kube-proxy sets it.
+    pub conntrack: Option<bool>,
+    /// `expire_nodest_conn`: a packet to a real server that was removed ends its connection; otherwise such packets
+    /// are dropped without a word. kube-proxy sets it.
+    pub expire_nodest_conn: Option<bool>,
+    /// `conn_reuse_mode`: 0 follows the old entry when a client reuses a port, 1 chooses anew. kube-proxy sets 0 before
+    /// Linux 5.9 and leaves the kernel's 1 since (kubernetes/kubernetes#93297).
+    pub conn_reuse_mode: Option<u8>,
+}
+
 /// The node as it was last read. `None` means not known.
 pub trait NodeView {
     /// `iptables`, `nftables` or `ipvs`.
@@ -184,6 +200,9 @@ pub trait NodeView {
     fn conntrack_use(&self) -> Option<(u64, u64)>;
     /// Whether the address is one of this node's own, bridges included.
     fn is_own_address(&self, ip: IpAddr) -> Option<bool>;
+    fn ipvs_settings(&self) -> Option<IpvsSettings> {
+        None
+    }
     /// When it was read.
     fn read_at(&self) -> Option<Timestamp>;
 }

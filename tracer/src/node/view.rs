@@ -14,7 +14,7 @@ use super::{
     ruleset::{End, Family, Fate, Name, Origin, Probe, Ruleset, Snapshot, Writer, sources, walk::Walker},
 };
 use crate::{
-    diagnosis::{NodeView, Rule},
+    diagnosis::{IpvsSettings, NodeView, Rule},
     sighting::Protocol,
     time::Timestamp,
 };
@@ -173,6 +173,10 @@ impl NodeView for NodeFacts {
 
     fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
         self.state.addresses.as_ref().map(|addresses| addresses.value.contains(&ip) || ip.is_loopback())
+    }
+
+    fn ipvs_settings(&self) -> Option<IpvsSettings> {
+        self.state.ipvs_settings.as_ref().map(|settings| settings.value)
     }
 
     fn read_at(&self) -> Option<Timestamp> {

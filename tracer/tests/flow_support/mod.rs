@@ -17,8 +17,8 @@ use viptrace::{
     },
     flow::{Flow, FlowTable, Limits},
     sighting::{
-        Conntrack, ConntrackFact, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
-        Status, Task, TcpState, Tuple,
+        Conntrack, ConntrackFact, EntryNote, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent,
+        SocketFact, Status, Task, TcpState, Tuple,
     },
     time::Timestamp,
     verdict::Verdict,
@@ -27,6 +27,9 @@ use viptrace::{
 pub(crate) const NODE: Netns = Netns(4_026_531_840);
 pub(crate) const CLIENT_NS: Netns = Netns(4_026_532_100);
 pub(crate) const SERVER_NS: Netns = Netns(4_026_532_200);
+
+/// The address of a script's entry, unless it says otherwise.
+pub(crate) const CT: u64 = 0xffff_8880_1000_0000;
 
 /// Milliseconds after the start of the test's day.
 pub(crate) fn at(ms: u64) -> Timestamp {
@@ -59,7 +62,7 @@ impl Script {
             vip: addr(vip),
             endpoint: endpoint.map(addr),
             masquerade: None,
-            ct: 0xffff_8880_1000_0000,
+            ct: CT,
             out: Vec::new(),
         }
     }
@@ -96,7 +99,12 @@ impl Script {
 
     fn entry_event(self, ms: u64, hook: Hook, status: u32) -> Self {
         let ct = self.entry(status);
-        self.push(ms, hook, NODE, Fact::Conntrack(ConntrackFact { ct, task: None }))
+        self.push(
+            ms,
+            hook,
+            NODE,
+            Fact::Conntrack(ConntrackFact { ct, task: None, note: EntryNote::default() }),
+        )
     }
 
     pub(crate) fn confirm(self, ms: u64) -> Self {
@@ -106,7 +114,12 @@ impl Script {
     pub(crate) fn confirm_by(self, ms: u64, pid: u32, comm: &str) -> Self {
         let ct = self.entry(0);
         let task = Some(Task { pid, comm: comm.into() });
-        self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task }))
+        self.push(
+            ms,
+            Hook::Confirm,
+            NODE,
+            Fact::Conntrack(ConntrackFact { ct, task, note: EntryNote::default() }),
+        )
     }
 
     pub(crate) fn clash(self, ms: u64) -> Self {
@@ -119,6 +132,85 @@ impl Script {
 
     pub(crate) fn delete(self, ms: u64, status: u32) -> Self {
         self.entry_event(ms, Hook::Delete, Status::CONFIRMED | status)
+    }
+
+    /// What the entry is by now, because the table asked.
+    pub(crate) fn look(self, ms: u64, status: u32) -> Self {
+        self.entry_event(ms, Hook::Look, Status::CONFIRMED | status)
+    }
+
+    /// An entry older than the trace, as ctnetlink lists it.
+    pub(crate) fn listed(mut self, ms: u64, last_packet_ms: u64) -> Self {
+        let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED) };
+        let note = EntryNote { last_packet: Some(at(last_packet_ms)), ..EntryNote::default() };
+        self = self.push(ms, Hook::Look, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));
+        self
+    }
+
+    /// The entry was made for a segment without SYN.
+    pub(crate) fn confirm_midstream(self, ms: u64) -> Self {
+        let note = EntryNote { tcp_state: Some(3), ..EntryNote::default() };
+        let ct = self.entry(0);
+        self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
+    /// Somebody deleted the entry through netlink.
+    pub(crate) fn delete_by_hand(self, ms: u64) -> Self {
+        let note = EntryNote { tcp_state: Some(3), deleted_by: Some(4242), ..EntryNote::default() };
+        let ct = self.entry(Status::CONFIRMED | Status::SEEN_REPLY | Status::ASSURED);
+        self.push(ms, Hook::Delete, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
+    /// conntrack calls an answer of the endpoint invalid.
+    pub(crate) fn invalid_answer(self, ms: u64, why: &str) -> Self {
+        let mut packet = self.packet(self.reply(), 24, Some(self.entry(Status::CONFIRMED)));
+        packet.original_direction = Some(false);
+        packet.reason = Some(why.into());
+        self.push(ms, Hook::InvalidLog, NODE, Fact::Packet(packet))
+    }
+
+    /// The client's stack gets an answer under this address, has no connection with it, and sends a RST there.
+    pub(crate) fn client_has_no_socket(self, ms: u64, from: SocketAddr) -> Self {
+        let mut packet = self.packet(Tuple::new(self.protocol, from, self.client), 24, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
+    }
+
+    /// The endpoint's stack gets a segment of a connection that it does not have.
+    pub(crate) fn endpoint_has_no_connection(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.behind(), 24, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, SERVER_NS, Fact::Packet(packet))
+    }
+
+    /// A RST passes through the node.
+    pub(crate) fn transit_reset(self, ms: u64, by_client: bool, status: u32) -> Self {
+        let tuple = if by_client { self.orig() } else { self.reply() };
+        let mut packet = self.packet(tuple, 20, Some(self.entry(Status::CONFIRMED | status)));
+        packet.original_direction = Some(by_client);
+        self.push(ms, Hook::TcpPacket, NODE, Fact::Packet(packet))
+    }
+
+    /// A host tells of a packet to the endpoint by ICMP.
+    pub(crate) fn icmp_error(self, ms: u64, from: &str, code: u8) -> Self {
+        let tuple = Tuple::new(Protocol::ICMP, addr(from), SocketAddr::new(self.client.ip(), 0));
+        let mut packet = self.packet(tuple, 0, Some(self.entry(Status::CONFIRMED)));
+        packet.original_direction = Some(false);
+        packet.reason = Some("DEST_UNREACH".into());
+        packet.icmp_code = Some(code);
+        self.push(ms, Hook::IcmpError, NODE, Fact::Packet(packet))
+    }
+
+    /// A segment is dropped that conntrack has no entry for.
+    pub(crate) fn drop_invalid(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.reply(), 24, None);
+        packet.reason = Some("NETFILTER_DROP".into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
+    pub(crate) fn sctp(mut self) -> Self {
+        self.protocol = Protocol::SCTP;
+        self
     }
 
     pub(crate) fn with_ct(mut self, ct: u64) -> Self {
