@@ -15,6 +15,7 @@ pub mod invocation;
 pub mod kube_proxy;
 pub mod modes;
 pub mod netns;
+pub mod replay;
 pub mod rules;
 pub mod scenarios;
 pub mod sys;

@@ -19,6 +19,7 @@ use crate::{
     console,
     expect::{self, Class, Endpoint, Expected, Record},
     kube_proxy::KubeProxy,
+    replay,
     rules::{self, Rules},
     tool::{Ended, Options, Tool},
     topology::{Pod, Topology},
@@ -109,6 +110,8 @@ pub struct Stage<'w> {
     changed: Option<Instant>,
     /// Whether viptrace sees how healthy TCP flows end.
     sees_ends: bool,
+    /// Where the trace is recorded, to be replayed and compared at the end.
+    recording: Option<&'static str>,
 }
 
 impl fmt::Debug for Stage<'_> {
@@ -135,6 +138,7 @@ impl<'w> Stage<'w> {
             checks: Vec::new(),
             changed: None,
             sees_ends: true,
+            recording: None,
         })
     }
 
@@ -145,13 +149,19 @@ impl<'w> Stage<'w> {
 
     /// The same with further arguments.
     pub fn watch_with(&mut self, arguments: &[&str]) -> Result<()> {
+        self.recording = Some(replay::RECORDING);
+        self.watch_recorded(replay::RECORDING, arguments)
+    }
+
+    /// The same, recorded elsewhere. The recording is not compared with the trace at the end.
+    pub fn watch_recorded(&mut self, recording: &str, arguments: &[&str]) -> Result<()> {
         if self.watch == Watch::Nobody {
             return Ok(());
         }
         let grace = format!("{}s", GRACE.as_secs());
         let mut all = vec!["--grace", grace.as_str()];
         if self.watch == Watch::Json {
-            all.extend(["-o", "json", "--all"]);
+            all.extend(["-o", "json", "--all", "--force", "--record", recording]);
         }
         all.extend(arguments);
         self.start(&all, false)
@@ -339,6 +349,9 @@ impl<'w> Stage<'w> {
         if ended.status != status {
             found.push(format!("viptrace's exit status is {}, expected {status}", ended.status));
         }
+        if let Some(recording) = self.recording.take().filter(|_| self.watch == Watch::Json) {
+            found.extend(replay::check(name, recording, &ended).err().map(|error| format!("{error:#}")));
+        }
         for check in self.checks.drain(..) {
             found.extend(check(&records, &ended).err().map(|error| format!("{error:#}")));
         }
@@ -353,6 +366,12 @@ impl<'w> Stage<'w> {
     /// Ends viptrace as Ctrl-C does, for a mode that judges for itself.
     pub fn stop_watching(&mut self) -> Result<Ended> {
         self.tool.take().context("nobody watches")?.stop()
+    }
+
+    /// Ends viptrace as nothing can be prepared for. Its recording is not compared with what it said.
+    pub fn kill_watching(&mut self) -> Result<Ended> {
+        self.recording = None;
+        self.tool.take().context("nobody watches")?.kill()
     }
 
     /// Mends what was broken, in the reverse order.

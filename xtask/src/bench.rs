@@ -15,6 +15,7 @@ use crate::image::Flavour;
 use crate::kernels::{self, Series};
 use crate::place::Place;
 use crate::printer::{Printer, seconds};
+use crate::replay;
 use crate::setup;
 use crate::vm::{self, Console, Ending, Guest};
 
@@ -26,6 +27,8 @@ const SILENCE: Duration = Duration::from_mins(20);
 pub(crate) enum What {
     /// Cost on connections and on bulk transfer, with viptrace and its peers attached in turn
     Kernel(Options),
+    /// Speed, size and memory of recordings, replayed on this machine
+    Replay(replay::Options),
 }
 
 #[derive(Debug, Args)]
@@ -40,7 +43,10 @@ pub(crate) struct Options {
 
 /// Measures and prints. False when the guest says that something was not measured.
 pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
-    let What::Kernel(options) = what;
+    let options = match what {
+        What::Kernel(options) => options,
+        What::Replay(options) => return replay::run(printer, options),
+    };
     let place = Place::find()?;
     let series = options.kernel;
     setup::tools(printer, &place, &[apt::GUEST, apt::BENCH])?;

@@ -17,6 +17,7 @@ mod libraries;
 mod modules;
 mod place;
 mod printer;
+mod replay;
 mod setup;
 mod shell;
 mod stamp;

@@ -34,6 +34,9 @@ pub(crate) struct Options {
     /// Let viptrace trace without this kernel hook, to see which scenarios need it; may be given more than once
     #[arg(long = "without-hook", value_name = "HOOK", value_parser = parameter, conflicts_with = "host_only")]
     without_hooks: Vec<String>,
+    /// Keep each scenario's recording among the guest's files
+    #[arg(long, conflicts_with = "host_only")]
+    keep_recordings: bool,
     /// No guests
     #[arg(long, conflicts_with = "kernels")]
     host_only: bool,
@@ -94,6 +97,9 @@ fn parameters(options: &Options) -> Vec<String> {
     parameters.extend(options.scenario.iter().map(|filter| format!("lab.filter={filter}")));
     if !options.without_hooks.is_empty() {
         parameters.push(format!("lab.without={}", options.without_hooks.join(",")));
+    }
+    if options.keep_recordings {
+        parameters.push("lab.keep=recordings".to_owned());
     }
     parameters
 }
@@ -200,8 +206,13 @@ mod tests {
 
     #[test]
     fn the_lab_is_told_what_to_run_and_what_to_leave_out() {
-        let all =
-            Options { kernels: Vec::new(), scenario: None, without_hooks: Vec::new(), host_only: false };
+        let all = Options {
+            kernels: Vec::new(),
+            scenario: None,
+            without_hooks: Vec::new(),
+            host_only: false,
+            keep_recordings: false,
+        };
         assert_eq!(parameters(&all), ["lab.mode=test"]);
         let some = Options {
             scenario: Some("c6,n1".into()),

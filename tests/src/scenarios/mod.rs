@@ -12,6 +12,7 @@ mod no_endpoints;
 mod no_rules;
 mod old_flow;
 mod probes;
+mod recording;
 mod refused;
 pub(crate) mod silent;
 mod stale;
@@ -62,6 +63,9 @@ pub const ALL: &[Scenario] = &[
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
     scenario("exit-status", exit_status::story),
+    scenario("recording-cut-off", recording::cut_off),
+    scenario("recording-disk-full", recording::disk_full),
+    scenario("recording-losses", recording::losses),
     scenario("flood", flood::story),
     scenario("mixed-5000", mixed::story),
 ];

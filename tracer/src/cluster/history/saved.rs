@@ -106,7 +106,7 @@ fn restore<T>(lines: &mut std::collections::BTreeMap<Key, Timeline<T>>, line: Li
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 mod tests {
     use std::{net::IpAddr, path::Path};
 
@@ -157,7 +157,7 @@ mod tests {
     fn what_a_file_claims_is_held_to_the_bounds() {
         let key = Key::new("shop", "cart");
         let node = |from| {
-            let object = crate::cluster::model::Node {
+            let object = Node {
                 key: key.clone(),
                 uid: "u".into(),
                 addresses: Vec::new(),
