@@ -56,6 +56,15 @@ pub fn file(name: &str, data: &str) {
     emit(&json!({"event": "file", "name": name, "data": data}));
 }
 
+/// Hands a file of any bytes to the host.
+pub fn binary(name: &str, bytes: &[u8]) {
+    let mut digits = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        digits.extend([byte >> 4, byte & 0xf].map(|digit| char::from_digit(digit.into(), 16).unwrap_or('0')));
+    }
+    emit(&json!({"event": "file", "name": name, "data": digits, "encoding": "hex"}));
+}
+
 /// One measured number, `labels` an object of strings.
 pub fn metric(name: &str, value: f64, unit: &str, labels: &Value) {
     emit(&json!({"event": "metric", "name": name, "value": value, "unit": unit, "labels": labels}));

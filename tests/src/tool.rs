@@ -207,6 +207,12 @@ impl Tool {
         }
     }
 
+    /// Ends it without a chance to say anything.
+    pub fn kill(mut self) -> Result<Ended> {
+        self.child.kill().context("killing viptrace")?;
+        self.stop()
+    }
+
     /// Ctrl-C, then waits for the end.
     pub fn stop(mut self) -> Result<Ended> {
         self.stopped = true;

@@ -21,6 +21,7 @@ use crate::{
     dataplane::{Family, Mode, Variant},
     expect::{self, Class, Endpoint, Expected, Record},
     kube_proxy::KubeProxy,
+    replay,
     rules::{self, Rules},
     tool::{Ended, Options, Tool},
     topology::{Place, Pod, Topology},
@@ -156,6 +157,8 @@ pub struct Stage<'w> {
     sees_ends: bool,
     /// What goes on until the judgement is over.
     kept: Vec<Box<dyn std::any::Any>>,
+    /// Where the trace is recorded, to be replayed and compared at the end.
+    recording: Option<&'static str>,
 }
 
 impl fmt::Debug for Stage<'_> {
@@ -185,6 +188,7 @@ impl<'w> Stage<'w> {
             changed: None,
             sees_ends: true,
             kept: Vec::new(),
+            recording: None,
         })
     }
 
@@ -195,13 +199,19 @@ impl<'w> Stage<'w> {
 
     /// The same with further arguments.
     pub fn watch_with(&mut self, arguments: &[&str]) -> Result<()> {
+        self.recording = Some(replay::RECORDING);
+        self.watch_recorded(replay::RECORDING, arguments)
+    }
+
+    /// The same, recorded elsewhere. The recording is not compared with the trace at the end.
+    pub fn watch_recorded(&mut self, recording: &str, arguments: &[&str]) -> Result<()> {
         if self.watch == Watch::Nobody {
             return Ok(());
         }
         let grace = format!("{}s", GRACE.as_secs());
         let mut all = vec!["--grace", grace.as_str()];
         if self.watch == Watch::Json {
-            all.extend(["-o", "json", "--all"]);
+            all.extend(["-o", "json", "--all", "--force", "--record", recording]);
         }
         all.extend(arguments);
         self.start(&all, false)
@@ -432,6 +442,9 @@ impl<'w> Stage<'w> {
         if ended.status != status {
             found.push(format!("viptrace's exit status is {}, expected {status}", ended.status));
         }
+        if let Some(recording) = self.recording.take().filter(|_| self.watch == Watch::Json) {
+            found.extend(replay::check(name, recording, &ended).err().map(|error| format!("{error:#}")));
+        }
         for check in self.checks.drain(..) {
             found.extend(check(&records, &ended).err().map(|error| format!("{error:#}")));
         }
@@ -446,6 +459,12 @@ impl<'w> Stage<'w> {
     /// Ends viptrace as Ctrl-C does, for a mode that judges for itself.
     pub fn stop_watching(&mut self) -> Result<Ended> {
         self.tool.take().context("nobody watches")?.stop()
+    }
+
+    /// Ends viptrace as nothing can be prepared for. Its recording is not compared with what it said.
+    pub fn kill_watching(&mut self) -> Result<Ended> {
+        self.recording = None;
+        self.tool.take().context("nobody watches")?.kill()
     }
 
     /// Mends what was broken, in the reverse order.

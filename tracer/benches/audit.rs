@@ -9,6 +9,7 @@
     clippy::unwrap_used,
     clippy::cast_precision_loss,
     missing_docs,
+    unreachable_pub,
     reason = "a benchmark prints, and ends where something is not as it should be"
 )]
 

@@ -1,6 +1,6 @@
 //! Recordings: a replay says what the live trace said, word for word, and damage costs what it hit.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 mod recording_support;
 

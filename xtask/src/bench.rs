@@ -16,6 +16,7 @@ use crate::image::Flavour;
 use crate::kernels::{self, Series};
 use crate::place::{Place, cargo};
 use crate::printer::{Printer, seconds};
+use crate::replay;
 use crate::setup;
 use crate::test::parameter;
 use crate::vm::{self, Console, Ending, Guest};
@@ -30,6 +31,8 @@ pub(crate) enum What {
     Kernel(Options),
     /// Cost of the audit of a node's rules, on captured and on generated clusters; writes a plot
     Audit,
+    /// Speed, size and memory of recordings, replayed on this machine
+    Replay(replay::Options),
 }
 
 #[derive(Debug, Args)]
@@ -54,6 +57,7 @@ pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
     let options = match what {
         What::Kernel(options) => options,
         What::Audit => return audit(&place),
+        What::Replay(options) => return replay::run(printer, options),
     };
     setup::tools(printer, &place, &[apt::GUEST, apt::BENCH])?;
     setup::kernels(printer, &place, &options.kernels)?;

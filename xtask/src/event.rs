@@ -18,6 +18,8 @@ pub(crate) enum Event {
     File {
         name: String,
         data: String,
+        #[serde(default)]
+        encoding: Encoding,
     },
     Metric(Metric),
     /// All cells of the matrix, whether or not a scenario of this run proves them.
@@ -28,6 +30,34 @@ pub(crate) enum Event {
     Done {
         exit: i64,
     },
+}
+
+/// How a file's bytes are written in a machine line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Encoding {
+    #[default]
+    Text,
+    /// Two digits a byte.
+    Hex,
+}
+
+impl Encoding {
+    /// The file's bytes; `None` where these are no hexadecimal digits.
+    pub(crate) fn decode(self, data: &str) -> Option<Vec<u8>> {
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        match self {
+            Self::Text => Some(data.as_bytes().to_vec()),
+            Self::Hex => data
+                .as_bytes()
+                .chunks(2)
+                .map(|pair| match pair {
+                    [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+                    _ => None,
+                })
+                .collect(),
+        }
+    }
 }
 
 /// How one scenario went.
@@ -103,7 +133,15 @@ mod tests {
         };
         assert_eq!(parse(scenario), Ok(Some(Event::Scenario(expected))));
         let file = "{\"event\":\"file\",\"name\":\"a.jsonl\",\"data\":\"x\\ny\"}\r";
-        assert_eq!(parse(file), Ok(Some(Event::File { name: "a.jsonl".into(), data: "x\ny".into() })));
+        assert_eq!(
+            parse(file),
+            Ok(Some(Event::File { name: "a.jsonl".into(), data: "x\ny".into(), encoding: Encoding::Text }))
+        );
+        let file = r#"{"event":"file","name":"a","data":"00ff1A","encoding":"hex"}"#;
+        let Event::File { data, encoding, .. } = parse(file).unwrap().unwrap() else { panic!("not a file") };
+        assert_eq!(encoding.decode(&data), Some(vec![0, 0xff, 0x1a]));
+        assert_eq!(encoding.decode("0"), None);
+        assert_eq!(encoding.decode("0g"), None);
         assert_eq!(parse(r#"{"event":"done","exit":0}"#), Ok(Some(Event::Done { exit: 0 })));
         assert_eq!(parse("  "), Ok(None));
     }

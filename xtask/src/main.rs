@@ -18,6 +18,7 @@ mod matrix;
 mod modules;
 mod place;
 mod printer;
+mod replay;
 mod setup;
 mod shell;
 mod stamp;

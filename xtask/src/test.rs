@@ -40,6 +40,9 @@ pub(crate) struct Options {
     /// Let viptrace trace without this kernel hook, to see which scenarios need it; may be given more than once
     #[arg(long = "without-hook", value_name = "HOOK", value_parser = parameter, conflicts_with = "host_only")]
     without_hooks: Vec<String>,
+    /// Keep each scenario's recording among the guest's files
+    #[arg(long, conflicts_with = "host_only")]
+    keep_recordings: bool,
     /// No guests
     #[arg(long, conflicts_with = "kernels")]
     host_only: bool,
@@ -158,6 +161,9 @@ fn parameters(options: &Options, filter: Option<&str>) -> Vec<String> {
     if !options.without_hooks.is_empty() {
         parameters.push(format!("lab.without={}", options.without_hooks.join(",")));
     }
+    if options.keep_recordings {
+        parameters.push("lab.keep=recordings".to_owned());
+    }
     parameters
 }
 
@@ -275,6 +281,7 @@ mod tests {
             without_hooks: Vec::new(),
             host_only: false,
             matrix: false,
+            keep_recordings: false,
         };
         assert_eq!(parameters(&options, None), ["lab.mode=test"]);
         options.without_hooks = vec!["kfree_skb".into(), "early_drop".into()];
@@ -293,6 +300,7 @@ mod tests {
             without_hooks: Vec::new(),
             host_only: false,
             matrix: false,
+            keep_recordings: false,
         };
         assert_eq!(options.filter(series("6.12")), None);
         assert_eq!(options.filter(series("5.10")), Some(DIFFERS));

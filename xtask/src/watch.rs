@@ -116,7 +116,11 @@ impl<'a> Watch<'a> {
             Event::Scenario(_) | Event::Matrix { .. } => {}
             Event::Metric(metric) => self.metrics.push(metric),
             Event::Done { exit } => self.done = Some((exit, Instant::now())),
-            Event::File { name, data } => {
+            Event::File { name, data, encoding } => {
+                let Some(data) = encoding.decode(&data) else {
+                    self.unread.push(format!("the file {name} came in digits that are none"));
+                    return Ok(());
+                };
                 let path = self.guest.output.join("files").join(plain_name(&name));
                 fs::create_dir_all(self.guest.output.join("files"))
                     .and_then(|()| fs::write(&path, data))

@@ -20,6 +20,7 @@ mod no_endpoints;
 mod no_rules;
 mod old_flow;
 mod probes;
+mod recording;
 mod refused;
 mod resets;
 pub(crate) mod silent;
@@ -163,6 +164,9 @@ pub const ALL: &[Scenario] = &[
     scenario("check-stale-endpoint", check::proxy::stale).on(WIDE),
     scenario("check-offline", check::offline::story),
     scenario("exit-status", exit_status::story),
+    scenario("recording-cut-off", recording::cut_off),
+    scenario("recording-disk-full", recording::disk_full),
+    scenario("recording-losses", recording::losses),
     scenario("flood", flood::story),
     scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),
 ];

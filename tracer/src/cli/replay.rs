@@ -47,7 +47,9 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
         report.warn(lack)?;
     }
     let mut gaps = end.as_ref().map(|end| end.gaps.clone()).unwrap_or_default();
-    gaps.iter_mut().for_each(|gap| *gap = safe(gap).into_owned());
+    for gap in &mut gaps {
+        *gap = safe(gap).into_owned();
+    }
     if !lacks.is_empty() {
         gaps.push(format!("the recording is incomplete: {}", lacks.join("; ")));
     }
@@ -76,7 +78,7 @@ fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>
     let target = options.target.clone().or(recorded);
     match detail(options.view, target.as_ref()) {
         Detail::All => Ok((player, target)),
-        detail => {
+        detail @ Detail::Faults => {
             let file =
                 File::open(path).with_context(|| format!("cannot open the recording {}", path.display()))?;
             Ok((opened(path, file, detail)?, target))

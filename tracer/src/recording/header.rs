@@ -131,8 +131,10 @@ impl Header {
 
     /// The live trace's settings; how much is made of healthy flows is for who replays to say.
     pub fn settings(&self, detail: Detail) -> Settings {
+        // As the command line bounds it.
+        let max_flows = self.limits.max_flows.clamp(16, 16_777_216);
         Settings {
-            limits: self.limits,
+            limits: Limits { max_flows, ..self.limits },
             node_name: self.node_name.clone(),
             node_netns: self.node_netns,
             missing_hooks: self.missing_hooks(),

@@ -288,11 +288,11 @@ mod tests {
             }
             let (mut rest, mut assembler) = (bytes.as_slice(), Assembler::default());
             let read: Vec<_> = std::iter::from_fn(|| assembler.next(&mut rest)).map(Result::unwrap).collect();
-            let [Item::Advance(now), Item::Lost(loss), Item::End(ended), Item::Records(7)] = read.as_slice()
+            let [Item::Advance(now), Item::Lost(found), Item::End(ended), Item::Records(7)] = read.as_slice()
             else {
                 panic!("{read:?}")
             };
-            assert_eq!((*now, *loss, &**ended), (at(5), lost, &end));
+            assert_eq!((*now, *found, &**ended), (at(5), lost, &end));
         }
     }
 

@@ -59,6 +59,8 @@ mod player;
 mod reader;
 mod recorded;
 pub mod records;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 pub use frame::MAX_PAYLOAD_BYTES;

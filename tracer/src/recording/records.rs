@@ -360,13 +360,13 @@ mod tests {
 
     fn pack(records: &[Vec<u8>]) -> Vec<u8> {
         let mut packer = Packer::default();
-        let mut packed = Vec::new();
+        let mut bytes = Vec::new();
         for record in records {
             assert!(packer.push(record));
         }
-        packer.finish(&mut packed);
+        packer.finish(&mut bytes);
         assert_eq!(packer.len(), 0);
-        packed
+        bytes
     }
 
     fn unpacked(packed: &[u8]) -> Result<Vec<Vec<u8>>, Unpackable> {
@@ -431,9 +431,9 @@ mod tests {
         let mut packer = Packer::default();
         let taken = (0..MAX_RECORDS + 5).filter(|n| packer.push(&(*n as u128).to_le_bytes())).count();
         assert_eq!(taken, MAX_RECORDS);
-        let mut packed = Vec::new();
-        packer.finish(&mut packed);
-        assert_eq!(unpacked(&packed).unwrap().len(), MAX_RECORDS);
+        let mut bytes = Vec::new();
+        packer.finish(&mut bytes);
+        assert_eq!(unpacked(&bytes).unwrap().len(), MAX_RECORDS);
     }
 
     #[test]

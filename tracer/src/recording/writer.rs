@@ -285,12 +285,23 @@ impl Recorder {
     }
 }
 
+impl Drop for Recorder {
+    /// A trace that breaks off leaves what it had.
+    fn drop(&mut self) {
+        if self.queue.take().is_some() {
+            let _ = self.done.recv_timeout(CLOSE_LIMIT);
+        }
+    }
+}
+
 /// The writer's thread: until the queue is closed.
 fn write(mut blocks: Blocks, messages: &Receiver<Message>, shared: &Shared) {
     let mut due: Option<Instant> = None;
     loop {
-        let wait = due.map_or(FLUSH, |due| due.saturating_duration_since(Instant::now()));
-        let message = messages.recv_timeout(wait);
+        let message = match due {
+            Some(due) => messages.recv_timeout(due.saturating_duration_since(Instant::now())),
+            None => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
         let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
         match message {
             Ok(Message::Records(records)) => {

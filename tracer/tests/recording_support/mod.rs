@@ -30,22 +30,22 @@ use viptrace::{
 };
 
 /// Long after the fixture cluster was listed: 2026-12-01.
-pub const CLOCK_OFFSET_NS: u64 = 1_796_083_200_000_000_000;
+pub(crate) const CLOCK_OFFSET_NS: u64 = 1_796_083_200_000_000_000;
 const NODE: Netns = Netns(4_026_531_840);
 
-pub fn tests_folder() -> PathBuf {
+pub(crate) fn tests_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests")
 }
 
 /// A kernel's records, as `tests/corpus` has them.
 #[derive(Debug)]
-pub struct Corpus {
-    pub offsets: BTreeMap<String, u32>,
-    pub reasons: BTreeMap<u32, Arc<str>>,
-    pub records: Vec<Vec<u8>>,
+pub(crate) struct Corpus {
+    pub(crate) offsets: BTreeMap<String, u32>,
+    pub(crate) reasons: BTreeMap<u32, Arc<str>>,
+    pub(crate) records: Vec<Vec<u8>>,
 }
 
-pub fn corpus(kernel: &str) -> Corpus {
+pub(crate) fn corpus(kernel: &str) -> Corpus {
     let text = fs::read_to_string(tests_folder().join(format!("corpus/{kernel}.records"))).unwrap();
     let (mut offsets, mut reasons, mut records) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -68,7 +68,7 @@ fn unhex(hex: &str) -> Vec<u8> {
     digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
-pub fn header(corpus: &Corpus) -> Header {
+pub(crate) fn header(corpus: &Corpus) -> Header {
     Header {
         format: FORMAT,
         record_layout: RECORD_LAYOUT,
@@ -89,14 +89,14 @@ pub fn header(corpus: &Corpus) -> Header {
     }
 }
 
-pub fn cluster() -> Cluster {
+pub(crate) fn cluster() -> Cluster {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let folder = tests_folder().join("fixtures/cluster");
     runtime.block_on(Source::Folder(folder).open(LOOK_BACK)).unwrap().cluster
 }
 
 /// The node, with a real kube-proxy's rules.
-pub fn node(at: Timestamp) -> NodeFacts {
+pub(crate) fn node(at: Timestamp) -> NodeFacts {
     let saved = include_str!("../data/iptables-save.txt");
     let state = NodeState {
         kube_proxy_mode: Some(Observed { time: at, value: ProxyMode::Iptables }),
@@ -115,10 +115,10 @@ pub fn node(at: Timestamp) -> NodeFacts {
 
 /// `splitmix64`: the same traffic each time.
 #[derive(Clone, Debug)]
-pub struct Random(pub u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -126,7 +126,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    pub fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
@@ -140,7 +140,7 @@ impl Random {
 
 /// Endless traffic, in the order of the ring buffer.
 #[derive(Debug)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     records: Vec<Vec<u8>>,
     random: Random,
     waiting: BinaryHeap<Reverse<(u64, u64, Vec<u8>)>>,
@@ -168,7 +168,7 @@ const SOCK_HEAD: usize = 72;
 
 impl Traffic {
     /// So many connections a second; one in a hundred fails.
-    pub fn new(corpus: &Corpus, seed: u64, flows_per_second: f64) -> Self {
+    pub(crate) fn new(corpus: &Corpus, seed: u64, flows_per_second: f64) -> Self {
         let mut random = Random(seed);
         let pool = |random: &mut Random, count: usize, size: u64| -> Vec<u64> {
             (0..count).map(|_| 0xff40_aa6c_0000_0000 + random.below(1 << 31) / size * size).collect()
@@ -206,9 +206,8 @@ impl Traffic {
         let client = Ipv4Addr::new(10, 244, 1, [100, 101, 20, 31][random.below(4) as usize]);
         // As the kernel chooses them: even for connect(), by a keyed hash.
         let port = (32_768 + random.below(14_116) * 2) as u16;
-        match random.below(100) {
-            0 => return self.failure(start, client, port, cpu),
-            _ => {}
+        if random.below(100) == 0 {
+            return self.failure(start, client, port, cpu);
         }
         let random = &mut self.random;
         let endpoint = [[10, 244, 1, 11], [10, 244, 1, 12], [10, 244, 2, 13]][random.below(3) as usize];
@@ -365,17 +364,17 @@ impl Iterator for Traffic {
 
 /// A live trace without a kernel: what it is told, and what it says.
 #[derive(Debug)]
-pub struct Live {
-    pub recorded: Recorded,
-    pub decoder: Decoder,
-    pub lines: Vec<String>,
-    pub now: Timestamp,
+pub(crate) struct Live {
+    pub(crate) recorded: Recorded,
+    pub(crate) decoder: Decoder,
+    pub(crate) lines: Vec<String>,
+    pub(crate) now: Timestamp,
     records: Records,
 }
 
 impl Live {
     /// Records into `path`.
-    pub fn new(header: &Header, detail: Detail, path: &Path) -> Self {
+    pub(crate) fn new(header: &Header, detail: Detail, path: &Path) -> Self {
         let mut recorded = Recorded::new(Pipeline::new(header.settings(detail), cluster()));
         let before = header.started;
         recorded.node_read(NodeFacts::default(), before, before);
@@ -391,7 +390,7 @@ impl Live {
     }
 
     /// One turn of the event loop, at the time of the last of these records.
-    pub fn turn<'r>(&mut self, records: impl IntoIterator<Item = &'r [u8]>) {
+    pub(crate) fn turn<'r>(&mut self, records: impl IntoIterator<Item = &'r [u8]>) {
         let mut sightings = Vec::new();
         for record in records {
             let sighting = self.decoder.decode(record).unwrap();
@@ -404,32 +403,32 @@ impl Live {
     }
 
     /// Time passes.
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         self.now = self.now.saturating_add(time);
         let judgements = self.recorded.advance(self.now);
         self.lines.extend(lines(&judgements));
     }
 
-    pub fn read_node(&mut self) {
+    pub(crate) fn read_node(&mut self) {
         let asked = self.now;
         self.now = self.now.saturating_add(Duration::from_millis(3));
         let judgements = self.recorded.node_read(node(asked), asked, self.now);
         self.lines.extend(lines(&judgements));
     }
 
-    pub fn lose(&mut self, count: u64, within: Duration) {
+    pub(crate) fn lose(&mut self, count: u64, within: Duration) {
         self.recorded.lost(count, self.now, self.now.saturating_add(within));
     }
 
     /// Waits for the recorder, which a live trace never does.
-    pub fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
         while self.recorded.recorder().is_some_and(|recorder| recorder.backlog_bytes() > 8 << 20) {
             std::thread::yield_now();
         }
     }
 
     /// The trace's end; what it said, and what became of the recording.
-    pub fn end(mut self) -> (Vec<String>, viptrace::recording::Finished) {
+    pub(crate) fn end(mut self) -> (Vec<String>, viptrace::recording::Finished) {
         let judgements = self.recorded.finish(self.now);
         self.lines.extend(lines(&judgements));
         if self.recorded.pipeline().wants_node() {
@@ -441,7 +440,7 @@ impl Live {
 }
 
 /// What a user would see, word for word.
-pub fn lines(judgements: &Judgements) -> Vec<String> {
+pub(crate) fn lines(judgements: &Judgements) -> Vec<String> {
     let judged = judgements.judged.iter().map(|judged| {
         format!(
             "{} {:?} {:?}",
@@ -456,7 +455,9 @@ pub fn lines(judgements: &Judgements) -> Vec<String> {
 }
 
 /// What a replay says, and whether it came to the trace's own end.
-pub fn replayed<R: std::io::Read + std::io::Seek>(player: &mut Player<R>) -> (Vec<String>, Option<End>) {
+pub(crate) fn replayed<R: std::io::Read + std::io::Seek>(
+    player: &mut Player<R>,
+) -> (Vec<String>, Option<End>) {
     let (mut said, mut end) = (Vec::new(), None);
     while let Some(step) = player.step().unwrap() {
         match step {

@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use super::expect;
 use crate::{
     command, console,
+    dataplane::Mode,
     traffic::{
         client::{self, Script},
         server,

@@ -106,7 +106,7 @@ fn restore<T>(lines: &mut std::collections::BTreeMap<Key, Timeline<T>>, line: Li
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 mod tests {
     use std::{net::IpAddr, path::Path};
 

@@ -1,0 +1,122 @@
+//! Recordings when things go wrong: viptrace is killed, the disk is full, events are lost. What is whole is replayed,
+//! what is missing is named. That a whole recording says what its trace said is checked of every scenario.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    command,
+    expect::{Class, Record},
+    replay,
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    wait,
+    world::Stage,
+};
+
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// Killed without a chance to end its file: what was written until then is judged, and the end is said to be missing.
+pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
+    let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    stage.watch()?;
+    let from = stage.world.pod("shop/client-1")?.place.clone();
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let attempts = client::connect(&from, frontend, 20, 2, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Done)?;
+    let Some(tool) = stage.tool() else { return Ok(()) };
+    // Once they are judged, a later block tells of the time at which they were.
+    ensure!(tool.wait_for(LIMIT, |line| Record::parse(line).is_some()), "no record came");
+    let size = || fs::metadata(replay::RECORDING).map_or(0, |meta| meta.len());
+    wait::until("the recording to have it", LIMIT, || {
+        let replayed = replay::run(replay::RECORDING, &["-o", "json", "--all"]);
+        replayed.is_ok_and(|replayed| replayed.stdout.len() >= attempts.len()).then_some(())
+    })?;
+    let live = stage.kill_watching()?;
+    let replayed = replay::run(replay::RECORDING, &["-o", "json", "--all"])?;
+    ensure!(
+        replayed.stderr.contains("it was cut off at"),
+        "the replay does not say that the end is missing: {}",
+        replayed.stderr
+    );
+    ensure!(replayed.status == 4, "the replay's exit status is {}", replayed.status);
+    for record in live.records() {
+        let again = replayed.records().iter().any(|other| other.key() == record.key());
+        ensure!(again, "the replay has no record like {record}");
+    }
+    // Half of the file, as after a copy that broke off.
+    let bytes = fs::read(replay::RECORDING).context("reading the recording")?;
+    let half = "/tmp/half.viptrace";
+    fs::write(half, bytes.get(..bytes.len() - 20).unwrap_or_default()).context("writing half of it")?;
+    let replayed = replay::run(half, &["-o", "json", "--all"])?;
+    ensure!(
+        replayed.stderr.contains("at byte ") && replayed.stderr.contains("the file ends within a block"),
+        "the replay does not say where the file is damaged: {}",
+        replayed.stderr
+    );
+    ensure!(size() > 0 && replayed.status == 4, "the replay's exit status is {}", replayed.status);
+    drop(serving);
+    Ok(())
+}
+
+/// The file system takes no more: the trace goes on, says so once, and the replay ends where the file does.
+pub(super) fn disk_full(stage: &mut Stage) -> Result<()> {
+    let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    let folder = "/run/small";
+    let recording = "/run/small/trace.viptrace";
+    fs::create_dir_all(folder).context("making a folder")?;
+    stage.break_with(
+        |_| command::run("mount", &["-t", "tmpfs", "-o", "size=16k", "small", folder]).map(drop),
+        |_| command::run("umount", &[folder]).map(drop),
+    )?;
+    stage.watch_recorded(recording, &[])?;
+    let from = stage.world.pod("shop/client-1")?.place.clone();
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let mut attempts = Vec::new();
+    for _ in 0..4 {
+        attempts.extend(client::connect(&from, frontend, 60, 2, Script::exchange())?);
+        // A block is written each second.
+        wait::until_older_than(Instant::now(), Duration::from_millis(1200));
+    }
+    all_ended(&attempts, &Outcome::Done)?;
+    stage.expect_by_server(&attempts, "shop/frontend", &[(&serving, Class::Ok)])?;
+    stage.check(move |records, ended| {
+        ensure!(ended.stderr.matches("the trace goes on without it").count() == 1, "{}", ended.stderr);
+        ensure!(ended.stderr.contains("No space left"), "{}", ended.stderr);
+        ensure!(
+            ended.stderr.matches("the recording /run/small/trace.viptrace ends at").count() == 2,
+            "{}",
+            ended.stderr
+        );
+        let replayed = replay::run(recording, &["-o", "json", "--all"])?;
+        ensure!(replayed.stderr.contains("it was cut off at"), "{}", replayed.stderr);
+        ensure!(replayed.stdout.len() < records.len(), "the replay has all {} records", records.len());
+        Ok(())
+    });
+    Ok(())
+}
+
+/// A buffer far too small: events are lost, and the replay tells of the same losses.
+pub(super) fn losses(stage: &mut Stage) -> Result<()> {
+    let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    stage.watch_with(&["--buffer", "4K"])?;
+    let from = stage.world.pod("shop/client-1")?.place.clone();
+    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let attempts = client::connect(&from, frontend, 300, 4, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Done)?;
+    drop(serving);
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    // Which flows the losses spoilt is chance: only the trace and its replay are compared.
+    let live = stage.stop_watching()?;
+    ensure!(live.stderr.contains("lost"), "nothing was lost: {}", live.stderr);
+    replay::check("recording-losses", replay::RECORDING, &live)
+}

@@ -1,0 +1,122 @@
+//! How fast a recording is replayed, how large it is, and how much memory that takes.
+//!
+//! `cargo xtask bench replay` runs it. The traffic is made of a real kernel's records; see `recording_support`. Each
+//! replay has a process of its own: decompress, decode, flows, verdicts with healthy flows folded, as in the default
+//! view. Nothing is printed for them.
+
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
+
+#[path = "../tests/recording_support/mod.rs"]
+mod recording_support;
+
+use std::{
+    env,
+    fs::{self, File},
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use recording_support::{Live, Traffic, corpus, header};
+use viptrace::{
+    pipeline::Detail,
+    recording::{Player, Step},
+};
+
+/// Connections a second: a busy node.
+const FLOWS_PER_SECOND: f64 = 10_000.0;
+const ROUNDS: usize = 3;
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["--play", path] => play(Path::new(path)),
+        ["--make", path, events] => {
+            make(Path::new(path), events.parse().unwrap());
+        }
+        _ => {
+            let events = arguments.iter().find_map(|argument| argument.strip_prefix("--events="));
+            // `cargo test` runs benchmarks too: then a small one, to see that it works.
+            let is_bench = arguments.iter().any(|argument| argument == "--bench");
+            let small = if is_bench { 1_000_000 } else { 20_000 };
+            compare(events.map_or(small, |events| events.parse().unwrap()));
+        }
+    }
+}
+
+/// Replays a file and prints what it took.
+fn play(path: &Path) {
+    let begun = Instant::now();
+    let mut player = Player::open(File::open(path).unwrap(), Detail::Faults).unwrap();
+    let (mut judged, mut folded) = (0_u64, 0_u64);
+    let mut ended = false;
+    while let Some(step) = player.step().unwrap() {
+        match step {
+            Step::Judged { judgements, .. } => {
+                judged += judgements.judged.len() as u64;
+                folded += judgements.folded.iter().map(|folded| folded.count).sum::<u64>();
+            }
+            Step::Ended(_) => ended = true,
+        }
+    }
+    assert!(ended && player.damage().1 == 0);
+    let took = begun.elapsed();
+    let events = player.pipeline().counters().sightings;
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("?").trim().to_owned();
+    println!("{events} {} {judged} {folded} {peak}", took.as_nanos());
+}
+
+/// Makes a recording of so many events; answers its bytes.
+fn make(path: &Path, events: usize) -> u64 {
+    let corpus = corpus("debian-6.12");
+    let mut traffic = Traffic::new(&corpus, 42, FLOWS_PER_SECOND);
+    let mut live = Live::new(&header(&corpus), Detail::Faults, path);
+    let mut left = events;
+    while left > 0 {
+        // What a live trace reads after its 50 ms.
+        let batch: Vec<_> = traffic.by_ref().take(left.min(2_500)).collect();
+        left -= batch.len();
+        live.turn(batch.iter().map(Vec::as_slice));
+        live.lines.clear();
+        if live.recorded.pipeline().wants_node() && left % 50_000 < 2_500 {
+            live.read_node();
+        }
+        live.catch_up();
+    }
+    live.pass(Duration::from_secs(10));
+    let (_, finished) = live.end();
+    assert_eq!(finished.records, events as u64);
+    finished.bytes
+}
+
+fn compare(events: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    println!(
+        "{:>10} {:>12} {:>9} {:>14} {:>10} {:>10}",
+        "events", "bytes", "B/event", "events/s", "ns/event", "peak RSS"
+    );
+    for times in [1, 4] {
+        let path = folder.path().join(format!("{times}.viptrace"));
+        let bytes = make(&path, events * times);
+        let mut runs: Vec<(u64, u64, String)> = (0..ROUNDS)
+            .map(|_| {
+                let output =
+                    Command::new(env::current_exe().unwrap()).arg("--play").arg(&path).output().unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                let text = String::from_utf8(output.stdout).unwrap();
+                let words: Vec<_> = text.split_whitespace().collect();
+                (words[1].parse().unwrap(), words[0].parse().unwrap(), words[4..].join(" "))
+            })
+            .collect();
+        runs.sort();
+        let (took_ns, seen, peak) = runs[runs.len() / 2].clone();
+        assert_eq!(seen, (events * times) as u64);
+        println!(
+            "{seen:>10} {bytes:>12} {:>9} {:>14} {:>10} {peak:>10}",
+            format!("{}.{:02}", bytes / seen, bytes % seen * 100 / seen),
+            seen * 1_000_000_000 / took_ns,
+            took_ns / seen
+        );
+    }
+}
