@@ -105,7 +105,7 @@ impl Rules {
             Text::Nft { changes, .. } => {
                 let table = nft_table(vip.ip());
                 let key = format!("{} . tcp . {}", vip.ip(), vip.port());
-                changes.push_str(&format!("delete element {table} service-ips {{ {key} }}\n"));
+                changes.extend(["delete element ", table, " service-ips { ", key.as_str(), " }\n"]);
             }
         }
         cut
@@ -219,12 +219,13 @@ impl Rules {
             }
             Text::Nft { ruleset, .. } => {
                 let family = if target.is_ipv4() { "ip" } else { "ip6" };
-                ruleset.push_str(&format!(
+                let table = format!(
                     "table inet host-firewall {{\n\tchain forward {{\n\t\ttype filter hook forward priority filter; \
                      policy accept;\n\t\t{family} daddr {} {protocol} dport {} drop\n\t}}\n}}\n",
                     target.ip(),
                     target.port()
-                ));
+                );
+                ruleset.push_str(&table);
             }
         }
         firewalled
@@ -244,8 +245,7 @@ impl Rules {
             }
             Text::Nft { ruleset, changes } => {
                 // Deleting a table that is not there is an error: it is made first.
-                let fresh: String =
-                    NFT_TABLES.iter().map(|table| format!("table {table}\ndelete table {table}\n")).collect();
+                let fresh = NFT_TABLES.map(|table| format!("table {table}\ndelete table {table}\n")).concat();
                 let script = format!("{fresh}{ruleset}\n{changes}");
                 node.run(move || command::run_with_input("nft", &["-f", "-"], &script))??;
             }
@@ -272,7 +272,7 @@ impl Rules {
 /// Empties the legacy tables and takes their hooks away, so that no trace of them is left.
 fn clear_legacy(node: &Netns) -> Result<()> {
     for family in ["iptables", "ip6tables"] {
-        let empty: String = XTABLES.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
+        let empty = XTABLES.map(|table| format!("*{table}\nCOMMIT\n")).concat();
         let tool = format!("{family}-legacy-restore");
         node.run(move || command::run_with_input(&tool, &[], &empty))??;
     }

@@ -13,7 +13,7 @@ use crate::{
     traffic::{
         Outcome, all_ended,
         client::{self, Script},
-        server::EXCHANGE,
+        server::{EXCHANGE, Server},
     },
     world::Stage,
 };
@@ -152,7 +152,7 @@ pub(super) fn affinity(stage: &mut Stage) -> Result<()> {
     let vip = stage.vip("shop/payments", "grpc")?;
     let attempts = client::connect(stage.place("shop/client-1")?, vip, 12, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
-    let counts = servers.each_ref().map(|server| server.accepted_count());
+    let counts = servers.each_ref().map(Server::accepted_count);
     if !counts.contains(&0) {
         bail!("the client came to both endpoints: {counts:?}");
     }

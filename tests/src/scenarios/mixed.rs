@@ -47,8 +47,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let dns_udp_1 = stage.serve_udp("kube-system/coredns-1", 53, Answer::Echo)?;
     let dns_udp_2 = stage.serve_udp("kube-system/coredns-2", 53, Answer::Echo)?;
     // kubelet probes a Pod's first address.
-    let probed = &stage.world.pod("shop/client-1")?.place;
-    let _talkative = Server::start(probed, 8080, server::Script::Banner { bytes: 32 })?;
+    let watched_pod = &stage.world.pod("shop/client-1")?.place;
+    let _talkative = Server::start(watched_pod, 8080, server::Script::Banner { bytes: 32 })?;
     stage.watch()?;
     // The node tells one client of one refusal a second; hundreds of them would take minutes.
     stage.break_with(|world| limit_errors(world, "0"), |world| limit_errors(world, "1000"))?;
@@ -59,7 +59,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let client = stage.place("shop/client-1")?;
     let other = stage.place("shop/slow-1")?;
     let node = stage.world.topology.gateway(Family::V4)?;
-    let probe_target = SocketAddr::new(probed.address, 8080);
+    let probe_target = SocketAddr::new(watched_pod.address, 8080);
     let usual = Script::exchange();
     let by_reset = Script::touch().ending(Ending::CloseUnread);
     let (cart, front) = (vip("shop/cart", "http")?, vip("shop/frontend", "http")?);
