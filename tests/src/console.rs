@@ -46,6 +46,11 @@ pub fn scenario(name: &str, outcome: &Outcome, cells: &[Cell], took: Duration) {
     }));
 }
 
+/// All cells of the matrix, so that the host knows of those that no scenario proves.
+pub fn matrix(cells: &[Cell]) {
+    emit(&json!({"event": "matrix", "cells": cells}));
+}
+
 /// Hands a text file to the host.
 pub fn file(name: &str, data: &str) {
     emit(&json!({"event": "file", "name": name, "data": data}));

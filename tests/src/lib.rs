@@ -13,6 +13,7 @@ pub mod console;
 pub mod dataplane;
 pub mod expect;
 pub mod invocation;
+pub mod ipvs;
 pub mod kube_proxy;
 pub mod matrix;
 pub mod modes;

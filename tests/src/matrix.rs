@@ -95,6 +95,18 @@ pub struct Cell {
     pub protocol: Protocol,
 }
 
+impl Cell {
+    /// Every cell that there is.
+    pub fn all() -> Vec<Self> {
+        let every = Covers {
+            kinds: &Kind::ALL,
+            families: &[Family::V4, Family::V6],
+            protocols: &[Protocol::Tcp, Protocol::Udp, Protocol::Sctp],
+        };
+        Mode::ALL.into_iter().flat_map(|mode| every.cells(mode)).collect()
+    }
+}
+
 /// Cells that a scenario proves in whatever mode it runs: every kind with every family and every protocol named here.
 #[derive(Clone, Copy, Debug)]
 pub struct Covers {

@@ -8,11 +8,12 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{
     command,
     dataplane::{Family, Mode},
+    ipvs,
     netns::Netns,
     traffic::Transport,
 };
@@ -40,6 +41,8 @@ enum Text {
     Xtables { ipv4: String, ipv6: String },
     /// `nft list ruleset`, and commands that change it after it is loaded.
     Nft { ruleset: String, changes: String },
+    /// Virtual servers, sets and the rules that name them.
+    Ipvs(ipvs::Capture),
 }
 
 impl Rules {
@@ -52,10 +55,11 @@ impl Rules {
         };
         let text = match mode {
             Mode::Iptables | Mode::IptablesLegacy => {
+                let read = |name| read(name).map(|text| without_accounting(&text));
                 Text::Xtables { ipv4: read("iptables-save.txt")?, ipv6: read("ip6tables-save.txt")? }
             }
             Mode::Nftables => Text::Nft { ruleset: read("nft-ruleset.txt")?, changes: String::new() },
-            Mode::Ipvs => bail!("this lab does not restore the rules of ipvs mode"),
+            Mode::Ipvs => Text::Ipvs(ipvs::Capture::read(capture)?),
         };
         Ok(Self { mode, text })
     }
@@ -73,6 +77,9 @@ impl Rules {
         let text = match &self.text {
             Text::Xtables { ipv4, ipv6 } => {
                 Text::Xtables { ipv4: with_host_firewall_only(ipv4), ipv6: with_host_firewall_only(ipv6) }
+            }
+            Text::Ipvs(capture) => {
+                Text::Ipvs(ipvs::Capture::without_servers(with_host_firewall_only(&capture.rules)))
             }
             Text::Nft { .. } => Text::Nft { ruleset: HOST_FIREWALL_NFT.to_owned(), changes: String::new() },
         };
@@ -94,6 +101,7 @@ impl Rules {
                     });
                 }
             }
+            Text::Ipvs(capture) => *capture = capture.without_virtual_server(vip),
             Text::Nft { changes, .. } => {
                 let table = nft_table(vip.ip());
                 let key = format!("{} . tcp . {}", vip.ip(), vip.port());
@@ -103,9 +111,70 @@ impl Rules {
         cut
     }
 
+    /// Without the iptables rules that contain `text`.
+    #[must_use]
+    pub fn without_line(&self, unwanted: &str) -> Self {
+        let mut cut = self.clone();
+        if let Text::Xtables { ipv4, ipv6 } = &mut cut.text {
+            for text in [ipv4, ipv6] {
+                *text = without(text, |line| line.contains("-A ") && line.contains(unwanted));
+            }
+        }
+        cut
+    }
+
+    /// With an IPv4 Service of one endpoint, or none, as kube-proxy writes it in iptables mode. The chains' names are
+    /// hashes in a real one.
+    #[must_use]
+    pub fn with_service(
+        &self,
+        name: &str,
+        protocol: &str,
+        vip: SocketAddr,
+        endpoint: Option<SocketAddr>,
+    ) -> Self {
+        let matched = format!("-d {}/32 -p {protocol} -m comment --comment \"{name}", vip.ip());
+        let port = format!("-m {protocol} --dport {}", vip.port());
+        let (service, sep) = ("KUBE-SVC-LABSIGNALAAAAAAA", "KUBE-SEP-LABSIGNALAAAAAAA");
+        let (mut nat, mut filter) = (Vec::new(), Vec::new());
+        if let Some(endpoint) = endpoint {
+            nat.push(format!(":{service} - [0:0]"));
+            nat.push(format!(":{sep} - [0:0]"));
+            nat.push(format!("-A KUBE-SERVICES {matched} cluster IP\" {port} -j {service}"));
+            nat.push(format!("-A {service} -m comment --comment \"{name} -> {endpoint}\" -j {sep}"));
+            nat.push(format!(
+                "-A {sep} -p {protocol} -m comment --comment \"{name}\" -m {protocol} -j DNAT --to-destination {endpoint}"
+            ));
+        } else {
+            filter.push(format!(
+                "-A KUBE-SERVICES {matched} has no endpoints\" {port} -j REJECT --reject-with icmp-port-unreachable"
+            ));
+        }
+        let mut with = self.clone();
+        if let Text::Xtables { ipv4, .. } = &mut with.text {
+            let mut lines = Vec::new();
+            let mut table = "";
+            for line in ipv4.lines() {
+                if line.starts_with('*') {
+                    table = line;
+                }
+                if line == "COMMIT" && table != "*mangle" {
+                    let added = if table == "*nat" { &nat } else { &filter };
+                    lines.extend(added.iter().map(String::as_str));
+                }
+                lines.push(line);
+            }
+            *ipv4 = lines.join("\n") + "\n";
+        }
+        with
+    }
+
     /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it.
     #[must_use]
     pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {
+        if let Text::Ipvs(capture) = &self.text {
+            return Self { mode: self.mode, text: Text::Ipvs(capture.with_endpoint_moved(from, to)) };
+        }
         // The port is left out: with it an address is written in brackets, or not, by its family.
         let at = |address: IpAddr| SocketAddr::new(address, 0).to_string().trim_end_matches('0').to_owned();
         let (from, to) = (at(from), at(to));
@@ -117,6 +186,7 @@ impl Rules {
                         text.replace(&format!("--to-destination {from}"), &format!("--to-destination {to}"));
                 }
             }
+            Text::Ipvs(_) => {}
             Text::Nft { ruleset, .. } => {
                 *ruleset = ruleset.replace(&format!("dnat to {from}"), &format!("dnat to {to}"));
             }
@@ -141,6 +211,12 @@ impl Rules {
                 );
                 *text = with_filter_rule(text, &rule);
             }
+            // Behind IPVS a packet leaves by LOCAL_OUT; nothing forwards it.
+            Text::Ipvs(capture) => {
+                let rule =
+                    format!("-A OUTPUT -d {} -p {protocol} --dport {} -j DROP", target.ip(), target.port());
+                capture.rules = with_filter_rule(&capture.rules, &rule);
+            }
             Text::Nft { ruleset, .. } => {
                 let family = if target.is_ipv4() { "ip" } else { "ip6" };
                 ruleset.push_str(&format!(
@@ -157,6 +233,7 @@ impl Rules {
     /// Replaces all rules of this mode on the node by these. Counters in the dump are not taken over.
     pub fn restore(&self, node: &Netns) -> Result<()> {
         match &self.text {
+            Text::Ipvs(capture) => capture.restore(node)?,
             Text::Xtables { ipv4, ipv6 } => {
                 let backend = if self.mode == Mode::IptablesLegacy { "-legacy" } else { "-nft" };
                 for (tool, text) in [("iptables", ipv4), ("ip6tables", ipv6)] {
@@ -181,7 +258,7 @@ impl Rules {
         match self.mode {
             Mode::Iptables | Mode::Nftables => node.command("nft", &["flush", "ruleset"]).map(drop),
             Mode::IptablesLegacy => clear_legacy(node),
-            Mode::Ipvs => bail!("this lab does not restore the rules of ipvs mode"),
+            Mode::Ipvs => ipvs::clear(node),
         }
     }
 
@@ -208,6 +285,15 @@ fn clear_legacy(node: &Netns) -> Result<()> {
         "ip6table_filter",
     ];
     node.command("modprobe", &[&["-r"], &modules[..]].concat()).map(drop)
+}
+
+/// kube-proxy 1.36 counts some packets in objects that it makes beside its rules; the rules do the same without.
+fn without_accounting(text: &str) -> String {
+    let mut words = text.to_owned();
+    for name in ["ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"] {
+        words = words.replace(&format!(" -m nfacct --nfacct-name  {name}"), "");
+    }
+    words
 }
 
 fn nft_table(address: IpAddr) -> &'static str {
@@ -266,7 +352,7 @@ mod tests {
     fn xtables(rules: &Rules) -> (&str, &str) {
         match &rules.text {
             Text::Xtables { ipv4, ipv6 } => (ipv4, ipv6),
-            Text::Nft { .. } => panic!("not of iptables"),
+            Text::Nft { .. } | Text::Ipvs(_) => panic!("not of iptables"),
         }
     }
 
@@ -304,6 +390,7 @@ mod tests {
                 let text = match &moved.text {
                     Text::Xtables { ipv4, ipv6 } => format!("{ipv4}{ipv6}"),
                     Text::Nft { ruleset, .. } => ruleset.clone(),
+                    Text::Ipvs(_) => panic!("not of netfilter"),
                 };
                 let to: IpAddr = to.parse().unwrap();
                 let destination = SocketAddr::new(to, 8080).to_string();

@@ -74,7 +74,9 @@ impl World {
 
     /// The folder of what kube-proxy said and wrote on this node in this mode.
     pub fn capture(&self, mode: Mode) -> PathBuf {
-        self.captures.join("kube-proxy").join(NODE).join(mode.capture())
+        // Of ipvs mode there is a capture of the same cluster with IPv4 alone.
+        let single = self.captures.parent().filter(|_| mode == Mode::Ipvs);
+        single.unwrap_or(&self.captures).join("kube-proxy").join(NODE).join(mode.capture())
     }
 
     /// The same of a newer kube-proxy.
@@ -152,6 +154,8 @@ pub struct Stage<'w> {
     changed: Option<Instant>,
     /// Whether viptrace sees how healthy TCP flows end.
     sees_ends: bool,
+    /// What goes on until the judgement is over.
+    kept: Vec<Box<dyn std::any::Any>>,
 }
 
 impl fmt::Debug for Stage<'_> {
@@ -180,6 +184,7 @@ impl<'w> Stage<'w> {
             checks: Vec::new(),
             changed: None,
             sees_ends: true,
+            kept: Vec::new(),
         })
     }
 
@@ -326,6 +331,11 @@ impl<'w> Stage<'w> {
         if let Some(changed) = self.changed {
             wait::until_older_than(changed, GRACE.saturating_add(Duration::from_secs(1)));
         }
+    }
+
+    /// Lets traffic go on, or a server serve, until the verdicts are there.
+    pub fn keep(&mut self, what: impl std::any::Any) {
+        self.kept.push(Box::new(what));
     }
 
     /// The trace has no hook for the ends of flows: as with UDP, a healthy one has its record at the end.

@@ -12,6 +12,7 @@ mod conntrack;
 mod entry;
 mod filter;
 mod globals;
+mod ipvs;
 mod output;
 mod packet;
 mod tcp;

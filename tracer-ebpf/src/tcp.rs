@@ -9,6 +9,7 @@ use crate::{
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
+at_entry!(tcp_v6_send_reset, tcp_v6_send_reset_fentry, on_tcp_v6_send_reset);
 
 // include/net/tcp_states.h
 const ESTABLISHED: u8 = 1;
@@ -29,7 +30,8 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
         CLOSE => old != LISTEN && old != CLOSE,
         _ => false,
     };
-    if tells {
+    // SCTP and MPTCP sockets come here too, with other states and without a peer.
+    if tells && is_tcp(ctx.arg(0)) {
         report(
             &ctx,
             Hook::SockState,
@@ -83,10 +85,32 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
 /// `tcp_v4_send_reset(sk, skb)`, attached only where the tracepoint is blind to RSTs without a full socket.
 #[inline(always)]
 fn on_tcp_v4_send_reset(ctx: &impl Entry) {
+    send_reset(ctx, Hook::TcpV4SendReset);
+}
+
+/// `tcp_v6_send_reset(sk, skb)`, likewise.
+#[inline(always)]
+fn on_tcp_v6_send_reset(ctx: &impl Entry) {
+    send_reset(ctx, Hook::TcpV6SendReset);
+}
+
+#[inline(always)]
+fn send_reset(ctx: &impl Entry, hook: Hook) {
     let (sk, skb) = (ctx.argument(0), ctx.argument(1));
     // `sk_fullsock()`: the tracepoint tells of all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
-        packet::report(Hook::TcpV4SendReset, skb, REASON_NONE, 0);
+        packet::report(hook, skb, REASON_NONE, 0);
+    }
+}
+
+const IPPROTO_TCP: u16 = 6;
+
+#[inline(always)]
+fn is_tcp(sk: u64) -> bool {
+    match globals::OFF_SK_PROTOCOL.load() {
+        MISSING => true,
+        offset => output::read::<u16>(sk.wrapping_add(u64::from(offset)))
+            .is_none_or(|protocol| protocol == IPPROTO_TCP),
     }
 }
 

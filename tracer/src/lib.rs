@@ -17,4 +17,5 @@ pub mod recording;
 pub mod report;
 pub mod sighting;
 pub mod time;
+pub mod triage;
 pub mod verdict;

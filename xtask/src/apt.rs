@@ -27,6 +27,8 @@ pub(crate) const GUEST: &[&str] = &[
     "iptables",
     "nftables",
     "conntrack",
+    "ipset",
+    "ipvsadm",
 ];
 /// The tools that the benchmark compares with.
 pub(crate) const BENCH: &[&str] = &["tcpdump", "bpftrace"];

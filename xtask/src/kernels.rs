@@ -68,7 +68,7 @@ pub(crate) const SERIES: &[Series] = &[
 pub(crate) const DEFAULT: &str = "6.12";
 
 /// Packages that newer Debian kernels split off from the image, by how their names begin.
-const SPLIT_OFF: &[&str] = &["linux-modules-", "linux-binary-"];
+const SPLIT_OFF: &[&str] = &["linux-base-", "linux-modules-", "linux-binary-"];
 
 /// A kernel that is unpacked and can be started.
 #[derive(Debug, Clone)]
@@ -97,9 +97,11 @@ impl Kernel {
     fn unpacked(directory: &Path, series: &Series) -> Option<Self> {
         // Written last, so that a download that was cut off is not taken for a kernel.
         let release = fs::read_to_string(directory.join("release")).ok()?.trim().to_owned();
-        let image = directory.join("boot").join(format!("vmlinuz-{release}"));
         let modules = modules_folder(directory)?.join(&release);
-        (image.is_file() && modules.is_dir()).then_some(Self { series: series.name, release, image, modules })
+        // Beside its modules since Debian 14, where installing it copies it to /boot.
+        let places = [directory.join("boot").join(format!("vmlinuz-{release}")), modules.join("vmlinuz")];
+        let image = places.into_iter().find(|path| path.is_file())?;
+        modules.is_dir().then_some(Self { series: series.name, release, image, modules })
     }
 }
 
@@ -240,12 +242,12 @@ fn unpack(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The release is the name of the folder of its modules.
 fn release(directory: &Path) -> Result<String> {
-    let boot = directory.join("boot");
-    let name = listing(&boot)?
-        .into_iter()
-        .find_map(|path| path.file_name()?.to_str()?.strip_prefix("vmlinuz-").map(str::to_owned));
-    name.with_context(|| format!("no vmlinuz-* in {}", boot.display()))
+    let modules =
+        modules_folder(directory).with_context(|| format!("no lib/modules below {}", directory.display()))?;
+    let name = listing(&modules)?.into_iter().find_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
+    name.with_context(|| format!("no release in {}", modules.display()))
 }
 
 /// /lib/modules, or /usr/lib/modules since Debian merged the two.
@@ -299,10 +301,21 @@ mod tests {
             fs::write(path, "6.1.0-1-cloud-amd64\n").unwrap();
         };
         put("boot/vmlinuz-6.1.0-1-cloud-amd64");
-        assert_eq!(release(here.path()).unwrap(), "6.1.0-1-cloud-amd64");
         put("lib/modules/6.1.0-1-cloud-amd64/modules.order");
+        assert_eq!(release(here.path()).unwrap(), "6.1.0-1-cloud-amd64");
         assert!(Kernel::unpacked(here.path(), series).is_none());
         put("release");
         assert_eq!(Kernel::unpacked(here.path(), series).unwrap().release, "6.1.0-1-cloud-amd64");
+    }
+
+    #[test]
+    fn a_kernel_may_lie_beside_its_modules() {
+        let here = tempfile::tempdir().unwrap();
+        let modules = here.path().join("usr/lib/modules/7.2.1-cloud");
+        fs::create_dir_all(&modules).unwrap();
+        fs::write(modules.join("vmlinuz"), "").unwrap();
+        fs::write(here.path().join("release"), release(here.path()).unwrap()).unwrap();
+        let kernel = Kernel::unpacked(here.path(), &SERIES[0]).unwrap();
+        assert_eq!((kernel.release.as_str(), kernel.image), ("7.2.1-cloud", modules.join("vmlinuz")));
     }
 }

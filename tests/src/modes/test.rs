@@ -33,6 +33,7 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
         bail!("no scenario's name holds {filter:?}; there are {}", names.join(", "));
     }
+    console::matrix(&Cell::all());
     let waiting: Vec<_> = beside
         .into_iter()
         .map(|scenario| {

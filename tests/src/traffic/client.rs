@@ -7,10 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use socket2::Socket;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Attempt, Outcome, Transport, bound_socket, server};
-use crate::{topology::Place, wait};
+use crate::{sys, topology::Place, wait};
 
 /// Bytes of the usual exchange.
 pub const REQUEST: usize = 16;
@@ -86,6 +86,11 @@ impl Held {
         converse(&mut self.socket, script).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done)
     }
 
+    /// The sequence numbers that the client sends and expects next.
+    pub fn sequences(&self) -> Result<(u32, u32)> {
+        sys::tcp_sequences(&self.socket).context("reading a connection's sequence numbers")
+    }
+
     /// Ends it, and tells the attempt that it was. `outcome` is what the client saw last.
     pub fn end(self, ending: Ending, outcome: Outcome) -> Attempt {
         let _as_scripted = finish(self.socket, ending);
@@ -149,6 +154,21 @@ pub fn hold(place: &Place, target: SocketAddr, script: Script) -> Result<Held> {
         .and_then(|held| held)
 }
 
+/// Connects once more from the address and port of an attempt that is over.
+pub fn reconnect(place: &Place, before: &Attempt, script: Script) -> Result<Attempt> {
+    let (local, target) = (before.client, before.target);
+    place
+        .netns
+        .run(move || {
+            let socket = Socket::new(Domain::for_address(local), Type::STREAM, Some(Protocol::TCP))
+                .context("making a socket")?;
+            socket.set_reuse_address(true).context("allowing a port to be used again")?;
+            socket.bind(&local.into()).with_context(|| format!("binding to {local}"))?;
+            Ok(attempt_on(socket, local, target, &script))
+        })
+        .and_then(|attempt| attempt)
+}
+
 /// Begins `count` connections and waits for none: each sent its SYN when this returns, and is given up when its
 /// value is dropped.
 pub fn half_open(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Held>> {
@@ -183,7 +203,11 @@ fn connect_within(socket: &Socket, target: SocketAddr, limit: Duration) -> io::R
 }
 
 fn attempt(place: &Place, target: SocketAddr, script: &Script) -> Result<Attempt> {
-    let (mut socket, client) = bound_socket(place, Transport::Tcp)?;
+    let (socket, client) = bound_socket(place, Transport::Tcp)?;
+    Ok(attempt_on(socket, client, target, script))
+}
+
+fn attempt_on(mut socket: Socket, client: SocketAddr, target: SocketAddr, script: &Script) -> Attempt {
     let outcome = match connect_within(&socket, target, script.connect_limit) {
         Err(error) => Outcome::of_connect(&error),
         Ok(()) => match converse(&mut socket, script).and_then(|()| finish(socket, script.ending)) {
@@ -191,7 +215,7 @@ fn attempt(place: &Place, target: SocketAddr, script: &Script) -> Result<Attempt
             Err(error) => Outcome::of(&error),
         },
     };
-    Ok(Attempt { protocol: Transport::Tcp, client, target, outcome })
+    Attempt { protocol: Transport::Tcp, client, target, outcome }
 }
 
 fn converse(socket: &mut Socket, script: &Script) -> io::Result<()> {

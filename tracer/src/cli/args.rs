@@ -1,8 +1,12 @@
 //! The command line as it is typed, and what it resolves to. Help texts come from here only.
 
+mod check;
+
 use std::{env, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+
+pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, Record, SchemaArgs};
 
 use crate::{
     cli::{target::Target, units},
@@ -62,10 +66,12 @@ pub enum Verb {
     Trace(Box<TraceArgs>),
     /// Judge a recording of `viptrace trace --record`, on any machine
     Replay(Box<ReplayArgs>),
-    /// Say whether tracing can run on this node, and what would be missing
-    Check(CheckArgs),
+    /// Say what is wrong with Services on this node, without any traffic; or whether tracing can run here
+    Check(Box<CheckArgs>),
+    /// Save what a check reads in a folder, to be checked elsewhere with check --from
+    Capture(CaptureArgs),
     /// Print the JSON Schema of the records that -o json and -o yaml write
-    Schema,
+    Schema(SchemaArgs),
 }
 
 /// Flags of every verb.
@@ -263,16 +269,6 @@ impl From<Attach> for Tiers {
             Attach::Kprobe => Self::Kprobe,
         }
     }
-}
-
-#[derive(Debug, Args)]
-pub struct CheckArgs {
-    /// Print each kernel hook: how it attaches here, and what its absence costs
-    #[arg(long, required = true)]
-    pub kernel: bool,
-    /// Check this way to reach kernel functions
-    #[arg(long, value_name = "TIER", default_value = "auto")]
-    pub attach: Attach,
 }
 
 /// Where Kubernetes objects come from.

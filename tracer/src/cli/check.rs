@@ -1,10 +1,12 @@
 //! `viptrace check --kernel`: which hooks this kernel offers, how they would be attached, and what the absence of
-//! one costs.
+//! one costs. Without `--kernel` the node is audited, which [`audit`] owns.
+
+pub(super) mod audit;
 
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
-    cli::{Outcome, args::CheckArgs},
+    cli::Outcome,
     probe::{
         environment::{Environment, Severity},
         host::Host,
@@ -28,7 +30,7 @@ impl Kernel {
     pub(super) fn look(environment: Environment, set: HookSet, tiers: Tiers) -> Self {
         let plan = match Host::open(environment.clone()) {
             Ok(host) => {
-                let layout = Layout::resolve(host.vmlinux());
+                let layout = host.layout();
                 Ok((HookPlan::with_tiers(set, tiers, &layout, &host), layout))
             }
             Err(error) => Err(error.to_string()),
@@ -101,12 +103,12 @@ impl From<&PlanLine> for Line {
 
 /// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
 /// an attempt shows what its policy refuses.
-pub(super) fn run(args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
-    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, args.attach.into());
+pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, attach);
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
     let release = kernel.environment.kernel_release.clone();
-    let remarks = kernel.degradations();
+    let mut remarks = kernel.degradations();
     let mut missing_fields = Vec::new();
     if let Ok((mut plan, layout)) = kernel.into_plan() {
         missing_fields.extend(
@@ -118,6 +120,7 @@ pub(super) fn run(args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outc
         if obstacle.is_none() {
             obstacle = attempt(&mut plan, layout);
         }
+        remarks.extend(plan.limits());
         lines.extend(plan.lines().iter().map(Line::from));
     }
     let text = render(printer.paint(), &release, &lines, &missing_fields, &remarks, obstacle.as_deref());

@@ -134,6 +134,17 @@ pub struct Watcher {
 impl Access {
     /// Reads the configuration and starts the watches. Whether the server answers shows in the updates.
     pub async fn connect(&self) -> Result<Watcher, AccessError> {
+        let (client, server) = self.client().await?;
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let mut tasks = JoinSet::new();
+        for kind in Kind::ALL {
+            tasks.spawn(follow::follow(kind, client.clone(), self.limits, sender.clone()));
+        }
+        Ok(Watcher { server, limits: self.limits, updates, _tasks: tasks })
+    }
+
+    /// A client, and the server's URL.
+    pub(super) async fn client(&self) -> Result<(Client, String), AccessError> {
         let mut config = self.config().await?;
         config.connect_timeout = Some(self.limits.connect);
         // Silence is noticed by `Limits::silence`, which knows what to do about it.
@@ -146,12 +157,7 @@ impl Access {
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config)
             .map_err(|source| AccessError::Client { server: server.clone(), source: Box::new(source) })?;
-        let (sender, updates) = mpsc::channel(QUEUE);
-        let mut tasks = JoinSet::new();
-        for kind in Kind::ALL {
-            tasks.spawn(follow::follow(kind, client.clone(), self.limits, sender.clone()));
-        }
-        Ok(Watcher { server, limits: self.limits, updates, _tasks: tasks })
+        Ok((client, server))
     }
 
     async fn config(&self) -> Result<Config, AccessError> {

@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    diagnosis::IpvsSettings,
     node::{
         Limits, command, procfs,
         ruleset::{Destination, VirtualServer},
@@ -27,6 +28,17 @@ pub fn read(limits: Limits) -> Result<(Vec<VirtualServer>, String), String> {
     let path = "/proc/net/ip_vs";
     let text = procfs::read_text(Path::new(path)).map_err(|error| format!("{path}: {error}"))?;
     Ok((parse(&text), path.into()))
+}
+
+/// `net.ipv4.vs`, as far as it can be read; `None` where IPVS is not in the kernel.
+pub fn settings(proc: &Path) -> Option<IpvsSettings> {
+    let folder = proc.join("sys/net/ipv4/vs");
+    let number = |name: &str| procfs::read_text(&folder.join(name)).ok()?.trim().parse::<u8>().ok();
+    folder.is_dir().then(|| IpvsSettings {
+        conntrack: number("conntrack").map(|value| value != 0),
+        expire_nodest_conn: number("expire_nodest_conn").map(|value| value != 0),
+        conn_reuse_mode: number("conn_reuse_mode"),
+    })
 }
 
 /// Parses any of the three formats.
@@ -177,4 +189,26 @@ fn endpoint(text: &str, hexadecimal: bool) -> Option<SocketAddr> {
         None => IpAddr::V4(Ipv4Addr::from_bits(u32::from_str_radix(address, 16).ok()?)),
     };
     Some(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn settings_are_read_where_ipvs_is() {
+        let proc = tempfile::tempdir().unwrap();
+        assert_eq!(settings(proc.path()), None);
+        let folder = proc.path().join("sys/net/ipv4/vs");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("conntrack"), "1\n").unwrap();
+        std::fs::write(folder.join("conn_reuse_mode"), "2\n").unwrap();
+        let read = settings(proc.path()).unwrap();
+        assert_eq!(
+            (read.conntrack, read.expire_nodest_conn, read.conn_reuse_mode),
+            (Some(true), None, Some(2))
+        );
+    }
 }

@@ -13,8 +13,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    diagnosis::IpvsSettings,
     node::{
-        Limits, command, http,
+        Limits, command, http, ipvs,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
         ruleset::{Family, read},
@@ -45,6 +46,7 @@ pub struct NodeState {
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
     pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
+    pub ipvs_settings: Option<Observed<IpvsSettings>>,
     /// Addresses of this network namespace, without loopback.
     pub addresses: Option<Observed<BTreeSet<IpAddr>>>,
     /// What could not be read, each with the reason.
@@ -192,6 +194,7 @@ impl NodeReader {
             },
             Err(error) => gaps.push(format!("conntrack's counters: /proc/net/stat/nf_conntrack: {error}")),
         }
+        state.ipvs_settings = ipvs::settings(&self.proc).map(|value| Observed { time: now(), value });
         match net("fib_trie") {
             Ok(trie) => {
                 let value = procfs::parse_addresses(&trie, &net("if_inet6").unwrap_or_default());

@@ -17,14 +17,17 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::{CStr, CString, c_long},
     io,
-    os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
 use aya::{
     Ebpf,
     maps::{Map, MapData},
 };
-use aya_obj::{Object, generated::bpf_insn};
+use aya_obj::{
+    Object,
+    generated::{bpf_insn, bpf_prog_info},
+};
 
 use super::plan::FentryTarget;
 
@@ -55,7 +58,23 @@ pub(super) enum FentryError {
 /// An attached program; dropping it detaches it.
 #[derive(Debug)]
 pub(super) struct Link {
+    pub(super) program: OwnedFd,
     _link: OwnedFd,
+}
+
+/// How often the kernel did not run this program because it ran on that CPU already (`recursion_misses`, since 5.12).
+pub(super) fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: it is made of numbers and arrays of numbers, for all of which zeroes are values.
+    let mut info: bpf_prog_info = unsafe { std::mem::zeroed() };
+    let mut attributes = InfoAttributes {
+        bpf_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
+        info_len: size_of::<bpf_prog_info>() as u32,
+        info: (&raw mut info).expose_provenance() as u64,
+    };
+    // SAFETY: `info` outlives the call and has the length that it is told; with all its pointers and lengths zero the
+    // kernel writes to nothing else.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) }?;
+    Ok(info.recursion_misses)
 }
 
 /// The object's fentry and fexit programs, ready to be loaded.
@@ -112,7 +131,7 @@ impl Loader {
             })
         })?;
         let link = open_link(&loaded).map_err(|error| FentryError::Attach { program: name, error })?;
-        Ok(Link { _link: link })
+        Ok(Link { program: loaded, _link: link })
     }
 
     /// The BTF of a loaded module.

@@ -11,7 +11,8 @@ use std::{
 use super::{
     btf::{Btf, BtfError, Prototype},
     environment::{Capability, Environment, Module},
-    hooks::HOOKS,
+    hooks::{HOOKS, IPVS},
+    layout::Layout,
     plan::{FentryTarget, KernelFacts},
 };
 
@@ -75,6 +76,17 @@ impl Host {
         });
         self.modules.borrow_mut().insert(name, btf.clone());
         btf
+    }
+
+    /// This kernel's layout, as far as viptrace needs it.
+    pub fn layout(&self) -> Layout {
+        let mut layout = Layout::resolve(&self.vmlinux);
+        match self.environment.module(IPVS) {
+            Module::Loaded => layout.resolve_module(IPVS, self.module(IPVS).as_deref()),
+            Module::BuiltIn => layout.resolve_module(IPVS, Some(&self.vmlinux)),
+            Module::Absent => {}
+        }
+        layout
     }
 
     fn in_kallsyms(&self, name: &str) -> bool {
@@ -153,6 +165,10 @@ impl KernelFacts for Host {
                     .to_owned())
             }
         }
+    }
+
+    fn ipvs_conntrack(&self) -> Option<bool> {
+        self.environment.sysctl("net/ipv4/vs/conntrack").map(|value| value != "0")
     }
 }
 
