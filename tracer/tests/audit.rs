@@ -10,6 +10,10 @@ mod healthy;
 #[path = "audit/incidents.rs"]
 mod incidents;
 
+#[path = "../benches/audit/generate.rs"]
+mod generate;
+#[path = "audit/large.rs"]
+mod large;
 #[path = "audit/mutations.rs"]
 mod mutations;
 #[path = "audit/readers.rs"]

@@ -239,10 +239,9 @@ impl ExpectedPort {
             return if unfiltered { Expectation::Any } else { Expectation::Refused };
         }
         let set = match (self.is_local(via), via, origin) {
-            (false, ..) => cluster,
             (true, Via::ClusterIp, _) | (true, _, Origin::Outside) => local,
-            // Pods and the node itself get through to the cluster's endpoints.
-            (true, _, Origin::Pod | Origin::Node) => cluster,
+            // Under `Local` as well, Pods and the node itself get through to the cluster's endpoints.
+            (false, ..) | (true, _, Origin::Pod | Origin::Node) => cluster,
         };
         match set.is_empty() {
             false => Expectation::Endpoints(Arc::clone(set)),

@@ -180,7 +180,7 @@ fn surplus_addresses(
         if known.contains(ip) || others.contains(ip) {
             continue;
         }
-        let place = set.map(|set| set.name.clone()).unwrap_or_else(|| "cluster-ips".into());
+        let place = set.map_or_else(|| "cluster-ips".into(), |set| set.name.clone());
         audit.discrepancies.push(Discrepancy {
             kind: Kind::Surplus,
             aspect: Aspect::Frontend,

@@ -42,7 +42,7 @@ pub fn iptables_endpoint(service: &Key, port: &ServicePort, endpoint: SocketAddr
 
 /// `242WI43H-shop/cart/tcp/http`, to which nftables mode prefixes `service-`, `local-`, `external-` or `firewall-`.
 pub fn nftables_base(service: &Key, port: &ServicePort) -> String {
-    with_hash(nftables_readable(service, port))
+    with_hash(&nftables_readable(service, port))
 }
 
 /// `endpoint-CMZFK4QB-shop/cart/tcp/http__10.244.1.11/8080`
@@ -50,15 +50,15 @@ pub fn nftables_endpoint(service: &Key, port: &ServicePort, endpoint: SocketAddr
     // Colons are not allowed in the name of a chain.
     let address = endpoint.ip().to_string().replace(':', ".");
     let readable = format!("{}__{address}/{}", nftables_readable(service, port), endpoint.port());
-    format!("endpoint-{}", with_hash(readable))
+    format!("endpoint-{}", with_hash(&readable))
 }
 
 fn nftables_readable(service: &Key, port: &ServicePort) -> String {
     format!("{service}/{}/{}", protocol_name(port.protocol), port.name)
 }
 
-fn with_hash(readable: String) -> String {
-    let name = format!("{}-{readable}", hash(&readable, 8));
+fn with_hash(readable: &str) -> String {
+    let name = format!("{}-{readable}", hash(readable, 8));
     match name.char_indices().nth(NFTABLES_NAME_MAX - 3) {
         Some((end, _)) if name.chars().count() > NFTABLES_NAME_MAX => {
             format!("{}...", name.get(..end).unwrap_or_default())

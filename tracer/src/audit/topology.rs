@@ -36,7 +36,7 @@ struct Endpoint {
     nodes: Vec<Arc<str>>,
 }
 
-/// Whether anything but a ClusterIP leads to the Service.
+/// Whether anything but a `ClusterIP` leads to the Service.
 fn externally_accessible(service: &Service, port: &ServicePort) -> bool {
     port.node_port.is_some() || !service.external_ips.is_empty() || !service.load_balancer_ips.is_empty()
 }
@@ -123,9 +123,7 @@ fn listed(
 /// without a hint, or none that is meant for here, and all are used.
 fn hinted(all: &[Endpoint], node: &str, zone: Option<&str>) -> Option<Arc<[SocketAddr]>> {
     let ready = || all.iter().filter(|endpoint| endpoint.ready);
-    if ready().next().is_none() {
-        return None;
-    }
+    ready().next()?;
     let chosen = |meant: &dyn Fn(&Endpoint) -> bool, hinted: &dyn Fn(&Endpoint) -> bool| {
         let all_hinted = ready().all(hinted);
         let chosen: Arc<[SocketAddr]> = ready().filter(|e| meant(e)).map(|endpoint| endpoint.addr).collect();

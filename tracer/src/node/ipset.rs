@@ -80,9 +80,9 @@ fn parse_element(dimensions: &[Dimension], element: &str) -> Option<Vec<Datum>> 
                 key.push(range.as_host().map_or(Datum::Range(range), Datum::Address));
             }
             Dimension::ProtocolPort => {
-                let (protocol, port) = part.split_once(':').unwrap_or(("tcp", part));
+                let (protocol, number) = part.split_once(':').unwrap_or(("tcp", part));
                 key.push(Datum::Protocol(iptables::protocol(protocol)?));
-                key.push(Datum::Port(port.parse().ok()?));
+                key.push(Datum::Port(number.parse().ok()?));
             }
             Dimension::Port => key.push(Datum::Port(part.parse().ok()?)),
         }

@@ -112,10 +112,7 @@ fn saved_server(words: &[&str]) -> Option<VirtualServer> {
         words.get(position + 1).copied()
     };
     // Without a number ipvsadm means 300 s.
-    let persistent = words
-        .iter()
-        .any(|word| *word == "-p")
-        .then(|| value("-p").and_then(|s| s.parse().ok()).unwrap_or(300));
+    let persistent = words.contains(&"-p").then(|| value("-p").and_then(|s| s.parse().ok()).unwrap_or(300));
     Some(VirtualServer {
         protocol,
         address,
@@ -158,7 +155,7 @@ fn listed_protocol(text: &str) -> Option<Protocol> {
     }
 }
 
-/// Whether this is /proc/net/ip_vs, which alone writes IPv4 addresses and all ports in hexadecimal digits, and IPv6
+/// Whether this is `/proc/net/ip_vs`, which alone writes IPv4 addresses and all ports in hexadecimal digits, and IPv6
 /// addresses in full length.
 fn is_proc(text: &str) -> bool {
     let words = text.lines().filter_map(|line| {

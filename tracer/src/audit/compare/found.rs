@@ -11,8 +11,8 @@ use super::{
 };
 use crate::node::ruleset::{Family, Frontend, Name, Origin, Ruleset, Step, Verdict, Writer};
 
-/// A fault that this share of all Service ports has, and at least so many, is one of what they share.
-const COMMON_SHARE: f64 = 0.6;
+/// A fault that so many percent of all Service ports has, and at least so many, is one of what they share.
+const COMMON_PERCENT: usize = 60;
 const COMMON_LEAST: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -72,7 +72,9 @@ impl Found {
             };
             let shareable =
                 !matches!(fault.aspect, Aspect::Endpoint | Aspect::Frontend | Aspect::SourceRanges);
-            shareable && count >= COMMON_LEAST && count as f64 > of as f64 * COMMON_SHARE
+            shareable
+                && count >= COMMON_LEAST
+                && count.saturating_mul(100) > of.saturating_mul(COMMON_PERCENT)
         };
         let mut folded = BTreeSet::new();
         for (fault, frontends, origins) in &self.faults {

@@ -129,11 +129,11 @@ impl Reader {
         } else if let Some(object) = item.chain {
             self.chain(&object);
         } else if let Some(object) = item.set.or(item.map) {
-            self.set(object);
+            self.set(&object);
         } else if let Some(object) = item.element {
-            self.elements(object);
+            self.elements(&object);
         } else if let Some(object) = item.rule {
-            self.rule(object);
+            self.rule(&object);
         }
     }
 
@@ -160,7 +160,7 @@ impl Reader {
         }
     }
 
-    fn set(&mut self, object: Object) {
+    fn set(&mut self, object: &Object) {
         let Some(name) = object.name.clone() else { return };
         let mut set = Set::new(&name);
         let dynamic = match &object.flags {
@@ -169,16 +169,16 @@ impl Reader {
             _ => false,
         };
         set.timeout = object.timeout.or(dynamic.then_some(u32::MAX));
-        let Some(table) = self.table_of(&object) else { return };
+        let Some(table) = self.table_of(object) else { return };
         table.add_set(set);
         self.elements(object);
     }
 
-    fn elements(&mut self, object: Object) {
+    fn elements(&mut self, object: &Object) {
         let Some(name) = object.name.clone() else { return };
         let elements = object.elem.as_deref().unwrap_or_default();
         let mut odd = 0_u64;
-        let Some(table) = self.table_of(&object) else { return };
+        let Some(table) = self.table_of(object) else { return };
         let mut set = Set::new(&name);
         // What packets wrote into an affinity set is not configuration.
         if table.set(&name).is_some_and(|set| set.timeout.is_some()) {
@@ -196,9 +196,9 @@ impl Reader {
         }
     }
 
-    fn rule(&mut self, object: Object) {
+    fn rule(&mut self, object: &Object) {
         let Some(name) = object.chain.clone() else { return };
-        let Some(table) = self.table_of(&object) else { return };
+        let Some(table) = self.table_of(object) else { return };
         let mut rule = Rule { steps: Vec::new(), comment: object.comment.clone().map(Into::into) };
         for statement in object.expr.iter().flatten() {
             expression::statement(statement, table, &mut rule.steps);

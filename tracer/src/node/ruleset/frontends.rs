@@ -98,8 +98,8 @@ impl Ruleset {
             }
         }
         for set in &self.sets {
-            let known = |name: &&str| ipset_name(name, family).as_str() == set.name.as_ref();
-            if !IPSETS.iter().any(|name| known(&name)) {
+            let known = |name: &str| ipset_name(name, family).as_str() == set.name.as_ref();
+            if !IPSETS.iter().any(|name| known(name)) {
                 continue;
             }
             let protocol = ipset::protocol_of(&set.name);

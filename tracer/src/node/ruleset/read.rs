@@ -164,7 +164,7 @@ impl Reader {
                 snapshot.sources.push("ipset save".to_owned());
             }
             Err(error) => {
-                snapshot.gaps.push(format!("ipsets, which say what IPVS mode masquerades: {error}"))
+                snapshot.gaps.push(format!("ipsets, which say what IPVS mode masquerades: {error}"));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Which traffic kube-proxy takes for that of the cluster's own Pods, as its rules say it.
 //!
-//! kube-proxy masquerades what comes to a ClusterIP from elsewhere (`--cluster-cidr`, `--detect-local-mode`). The setting
+//! kube-proxy masquerades what comes to a `ClusterIP` from elsewhere (`--cluster-cidr`, `--detect-local-mode`). The setting
 //! stands in the rules of every Service; one rule that differs from all others is not believed.
 
 use std::{collections::BTreeMap, net::IpAddr};

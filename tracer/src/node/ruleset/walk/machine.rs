@@ -6,11 +6,11 @@ use std::{
 };
 
 use super::{
-    super::{
-        Datum, Destination, Dimension, Field, HookPoint, Name, Rule, Set, Side, Step, Table, Verdict, Writer,
-    },
+    super::{Datum, Destination, HookPoint, Name, Rule, Step, Table, Verdict, Writer},
     Branch, End, Entry, Fate, Link, Origin, Probe, STEPS_MAX, Sticky, Trail, Walker, is_own,
 };
+
+mod conditions;
 
 /// Chains that call each other, at most, as in the kernel (16).
 const DEPTH_MAX: usize = 16;
@@ -71,7 +71,7 @@ impl Way {
     fn leave(&mut self) {
         self.depth = self.depth.saturating_sub(1);
         while let Some(link) = self.state.trail.take_if(|link| link.depth > self.depth) {
-            self.state.trail = link.before.clone();
+            self.state.trail.clone_from(&link.before);
         }
     }
 
@@ -154,7 +154,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
 
     /// IPVS chooses a real server.
     fn schedule(&mut self, state: &State, destinations: &[Destination], persistent: Option<u32>) {
-        let sum: u64 = destinations.iter().map(|real| u64::from(real.weight)).sum();
+        let sum: f64 = destinations.iter().map(|real| f64::from(real.weight)).sum();
         let link = |real: Option<&Destination>| {
             let name = match real {
                 Some(real) => format!("real server {}", real.address),
@@ -162,7 +162,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
             };
             Some(Rc::new(Link { name: name.into(), writer: Writer::Ipvs, depth: 0, before: None }))
         };
-        if sum == 0 {
+        if destinations.iter().all(|real| real.weight == 0) {
             // ip_vs_leave answers with ICMP port unreachable.
             let state = State { decided: link(None), ..state.clone() };
             self.end(state, End::Refused, None);
@@ -170,7 +170,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         }
         for real in destinations.iter().filter(|real| real.weight > 0) {
             let mut state = State {
-                weight: state.weight * f64::from(real.weight) / sum as f64,
+                weight: state.weight * f64::from(real.weight) / sum,
                 destination: real.address,
                 decided: link(Some(real)),
                 ..state.clone()
@@ -437,85 +437,6 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
             Verdict::Unknown(target) => {
                 self.note(format!("the target {target} is not known here"));
                 After::On
-            }
-        }
-    }
-
-    fn holds(&mut self, table: &Table, condition: &Step, state: &State) -> bool {
-        match condition {
-            Step::Source { ranges, negated } => {
-                ranges.iter().any(|range| range.contains(state.source)) != *negated
-            }
-            Step::Destination { ranges, negated } => {
-                ranges.iter().any(|range| range.contains(state.destination.ip())) != *negated
-            }
-            Step::Protocol { protocol, negated } => (*protocol == self.probe.protocol) != *negated,
-            Step::Port { first, last, negated } => {
-                (*first..=*last).contains(&state.destination.port()) != *negated
-            }
-            Step::SourceLocal { negated } => (self.probe.origin == Origin::Node) != *negated,
-            Step::DestinationLocal { negated } => {
-                self.walker.is_local(self.probe, state.destination) != *negated
-            }
-            Step::State { new, translated, negated } => {
-                (*new || (*translated && state.translated)) != *negated
-            }
-            Step::Mark { value, mask, negated } => (state.mark & mask == *value) != *negated,
-            Step::Interface { name, negated } => {
-                let of = self.probe.interface.unwrap_or_default();
-                let same = match name.strip_suffix(['+', '*']) {
-                    Some(start) => of.starts_with(start),
-                    None => of == name.as_ref(),
-                };
-                same != *negated
-            }
-            Step::InSet { set, fields, negated } => {
-                let Some(set) = table.set(set) else {
-                    self.note(format!("the set {set} is missing"));
-                    return false;
-                };
-                self.fill(state, fields);
-                set.find(&self.key).is_some() != *negated
-            }
-            Step::InIpset { set, sides, negated } => {
-                let Some(set) = self.walker.rules.sets.iter().find(|known| known.name == *set) else {
-                    self.note(format!("the ipset {set} was not read"));
-                    return false;
-                };
-                self.fill_sides(state, set, sides);
-                set.find(&self.key).is_some() != *negated
-            }
-            Step::Unknown(what) => {
-                self.note(format!("the condition `{what}` cannot be judged"));
-                false
-            }
-            _ => true,
-        }
-    }
-
-    fn fill(&mut self, state: &State, fields: &[Field]) {
-        self.key.clear();
-        self.key.extend(fields.iter().map(|field| match field {
-            Field::Source => Datum::Address(state.source),
-            Field::Destination => Datum::Address(state.destination.ip()),
-            Field::Protocol => Datum::Protocol(self.probe.protocol),
-            Field::Port => Datum::Port(state.destination.port()),
-        }));
-    }
-
-    fn fill_sides(&mut self, state: &State, set: &Set, sides: &[Side]) {
-        self.key.clear();
-        for (dimension, side) in set.dimensions.iter().zip(sides) {
-            match dimension {
-                Dimension::Address => self.key.push(Datum::Address(match side {
-                    Side::Source => state.source,
-                    Side::Destination => state.destination.ip(),
-                })),
-                Dimension::ProtocolPort => {
-                    self.key.push(Datum::Protocol(self.probe.protocol));
-                    self.key.push(Datum::Port(state.destination.port()));
-                }
-                Dimension::Port => self.key.push(Datum::Port(state.destination.port())),
             }
         }
     }

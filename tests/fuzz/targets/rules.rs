@@ -1,0 +1,30 @@
+//! Any bytes as a node's rules, in each format; whatever is read is asked for every frontend that it names.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viptrace::node::{
+    ipset, iptables, ipvs, nftables,
+    ruleset::{Family, Origin, Probe, Ruleset, walk::Walker},
+};
+
+fuzz_target!(|input: (u8, Vec<u8>)| {
+    let (kind, bytes) = input;
+    let text = String::from_utf8_lossy(&bytes);
+    let mut rules = Ruleset::default();
+    match kind % 4 {
+        0 => rules = iptables::parse(&text, iptables::Hint::default()),
+        1 => rules = nftables::parse(&bytes).unwrap_or_default(),
+        2 => rules.servers = Some(ipvs::parse(&text)),
+        _ => rules = ipset::parse(&text),
+    }
+    for family in Family::ALL {
+        let walker = Walker::new(&rules, family);
+        let traffic = rules.local_traffic(family);
+        let (source, interface) = traffic.example(family);
+        for (frontend, origin) in rules.frontends(family).into_keys().take(8).zip(Origin::ALL.into_iter().cycle()) {
+            let destination = (frontend.address.unwrap_or(source), frontend.port).into();
+            let (protocol, local) = (frontend.protocol, frontend.address.is_none());
+            let _ = walker.walk(&Probe { origin, source, interface, destination, protocol, local, hairpin: true });
+        }
+    }
+});
