@@ -2,9 +2,16 @@
 //!
 //! Owns which text is read by whom, and the list of what is missing. Must not judge.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+mod digest;
+mod objects;
+mod rules_seen;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::Value;
+
+pub use objects::{DaemonSet, Event};
+pub use rules_seen::RulesSeen;
 
 use crate::{
     cluster::{History, Kind as ObjectKind, folder},
@@ -17,69 +24,11 @@ use crate::{
         kube_proxy::{config::Config, log::Log, metrics::Metrics, process::ProcessList},
         modules::Modules,
         nftables,
-        ruleset::{End, Family, Origin, Probe, Ruleset, Writer, walk::Walker},
+        ruleset::{Family, Ruleset, Writer},
         sysctl::Sysctls,
     },
     time::Timestamp,
 };
-
-/// Events kept, at most.
-const EVENTS_MAX: usize = 10_000;
-/// Service ports whose rules are written into the digest, at most.
-const DIGEST_MAX: usize = 5000;
-
-/// A `DaemonSet` that may be kube-proxy's.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DaemonSet {
-    pub name: String,
-    pub image: String,
-    pub desired: u64,
-    pub scheduled: u64,
-    pub ready: u64,
-    pub updated: u64,
-}
-
-/// An Event about kube-proxy or a Node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Event {
-    pub object: String,
-    pub reason: String,
-    pub message: String,
-    pub warning: bool,
-    pub count: u64,
-    pub last: String,
-}
-
-/// Where rules of kube-proxy were found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RulesSeen {
-    /// Chains KUBE-SVC-, KUBE-SEP- and the like of IPv4, by the list of each backend.
-    pub iptables: Option<usize>,
-    pub iptables_nft: Option<usize>,
-    pub iptables_legacy: Option<usize>,
-    /// Whether there is a table `ip kube-proxy` or `ip6 kube-proxy`.
-    pub nftables: Option<bool>,
-    /// Virtual servers.
-    pub ipvs: Option<usize>,
-}
-
-impl RulesSeen {
-    /// The larger count of any iptables list.
-    pub fn iptables_chains(&self) -> Option<usize> {
-        [self.iptables, self.iptables_nft, self.iptables_legacy].into_iter().flatten().max()
-    }
-
-    /// Whether any mode's rules are there; `None` where no list could be read.
-    pub fn any(&self) -> Option<bool> {
-        let found = [
-            self.iptables_chains().map(|chains| chains > 0),
-            self.nftables,
-            self.ipvs.map(|servers| servers > 0),
-        ];
-        found.into_iter().flatten().reduce(|a, b| a || b)
-    }
-}
-
 /// Everything that is judged.
 #[derive(Debug, Default)]
 pub struct Facts {
@@ -141,10 +90,10 @@ impl Facts {
             sysctls: text(Kind::Sysctls).map(Sysctls::parse).filter(|sysctls| !sysctls.is_empty()),
             interfaces: text(Kind::Interfaces).and_then(Interfaces::parse),
             modules: text(Kind::Modules).map(Modules::parse).filter(|modules| !modules.is_empty()),
-            api_version: text(Kind::ApiVersion).and_then(api_version),
-            daemon_sets: text(Kind::DaemonSets).and_then(daemon_sets),
-            events: text(Kind::Events).and_then(events),
-            rules: rules_seen(capture),
+            api_version: text(Kind::ApiVersion).and_then(objects::api_version),
+            daemon_sets: text(Kind::DaemonSets).and_then(objects::daemon_sets),
+            events: text(Kind::Events).and_then(objects::events),
+            rules: rules_seen::rules_seen(capture),
             ruleset: Ruleset::default(),
             present: capture.artifacts.iter().map(|artifact| artifact.kind).collect(),
             why: capture.gaps.iter().map(|gap| (gap.kind, gap.why.clone())).collect(),
@@ -181,7 +130,7 @@ impl Facts {
             take(nft, Some(Writer::IptablesNft));
             take(legacy, Some(Writer::IptablesLegacy));
             // The plain name is one of the two backends: beside the other's list it tells something new.
-            let told = |kind| capture.text(kind).map(kube_chains);
+            let told = |kind| capture.text(kind).map(rules_seen::kube_chains);
             let plain_is_legacy = told(plain) == told(legacy);
             if capture.get(nft).is_none() && (capture.get(legacy).is_none() || !plain_is_legacy) {
                 take(plain, capture.get(legacy).map(|_| Writer::IptablesNft));
@@ -397,84 +346,6 @@ impl Facts {
         };
         wanted.into_iter().filter(|(_, missing)| *missing).map(|(kind, _)| line(kind)).collect()
     }
-
-    /// What the node says as single values, for comparison with another node's.
-    pub fn digest(&self) -> BTreeMap<String, String> {
-        let mut facts = BTreeMap::new();
-        let mut put = |name: &str, value: Option<String>| {
-            if let Some(value) = value {
-                facts.insert(name.to_owned(), value);
-            }
-        };
-        put("kube-proxy mode", self.mode().map(|mode| mode.to_string()));
-        put("kube-proxy version", self.proxy_version().map(str::to_owned));
-        put("kube-proxy healthz", self.healthz.as_ref().map(|health| health.status.to_string()));
-        put(
-            "rules: iptables chains of Services",
-            self.rules.iptables_chains().map(|count| count.to_string()),
-        );
-        put("rules: nftables table kube-proxy", self.rules.nftables.map(|there| there.to_string()));
-        put("rules: IPVS virtual servers", self.rules.ipvs.map(|count| count.to_string()));
-        if let Some(config) = self.config() {
-            put("config: mode", Some(config.mode.clone().unwrap_or_default()));
-            put("config: clusterCIDR", Some(config.cluster_cidrs.join(",")));
-            put("config: nodePortAddresses", Some(config.node_port_addresses.join(",")));
-        }
-        let node = self.known_node().and_then(|node| self.history.as_ref()?.node(node, Timestamp::MAX));
-        put("kubelet version", node.map(|node| node.kubelet_version.to_string()));
-        for (path, value) in self.sysctls.iter().flat_map(Sysctls::iter) {
-            // What changes by itself, or belongs to one interface, says nothing about two nodes.
-            let own = path.ends_with("_count") || path.contains("/conf/") && !path.contains("/conf/all/");
-            if !own {
-                facts.insert(format!("sysctl: {}", path.replace('/', ".")), value.to_owned());
-            }
-        }
-        self.digest_rules(&mut facts);
-        facts
-    }
-
-    /// Where the rules send a Pod's connections to each ClusterIP: nodes must not differ in it (catalogue C12).
-    fn digest_rules(&self, facts: &mut BTreeMap<String, String>) {
-        let Some(history) = &self.history else { return };
-        if self.rules.any() != Some(true) {
-            return;
-        }
-        let walkers = Family::ALL
-            .map(|family| (Walker::new(&self.ruleset, family), self.ruleset.local_traffic(family)));
-        let ports = history.services().flat_map(|service| {
-            service
-                .cluster_ips
-                .iter()
-                .flat_map(move |ip| service.ports.iter().map(move |port| (service, *ip, port)))
-        });
-        for (service, ip, port) in ports.take(DIGEST_MAX) {
-            let [four, six] = &walkers;
-            let (walker, local) = if ip.is_ipv4() { four } else { six };
-            let (source, interface) = local.example(walker.family());
-            let destination = SocketAddr::new(ip, port.port);
-            let fate = walker.walk(&Probe {
-                origin: Origin::Pod,
-                source,
-                interface,
-                destination,
-                protocol: port.protocol,
-                local: false,
-                hairpin: false,
-            });
-            let endpoints: Vec<String> =
-                fate.endpoints().iter().map(|(endpoint, _)| endpoint.to_string()).collect();
-            let said = match fate.branches.first().map(|branch| branch.end) {
-                _ if !endpoints.is_empty() => endpoints.join(", "),
-                Some(End::Refused) => "refused".to_owned(),
-                Some(End::Dropped) => "dropped".to_owned(),
-                _ => "no rule".to_owned(),
-            };
-            facts.insert(
-                format!("rules: {}:{} {destination}/{}", service.key, port.label(), port.protocol),
-                said,
-            );
-        }
-    }
 }
 
 fn named(artifact: &Artifact) -> (&str, &str) {
@@ -503,100 +374,7 @@ fn clock(text: &str) -> Option<f64> {
         _ => said.to_owned(),
     };
     let time: jiff::Timestamp = rfc.parse().ok()?;
-    Some(time.as_nanosecond() as f64 / 1e9)
-}
-
-fn api_version(text: &str) -> Option<String> {
-    let value: Value = serde_json::from_str(text).ok()?;
-    // The server's own answer, or `kubectl version -o json`, where the client's version stands beside.
-    let version = value.pointer("/serverVersion/gitVersion").or_else(|| value.get("gitVersion"))?;
-    version.as_str().map(|version| version.chars().take(80).collect())
-}
-
-fn items(text: &str) -> Option<Vec<Value>> {
-    let value: Value = serde_json::from_str(text).ok()?;
-    value.get("items")?.as_array().cloned()
-}
-
-fn daemon_sets(text: &str) -> Option<Vec<DaemonSet>> {
-    let set = |item: &Value| {
-        let name = item.pointer("/metadata/name")?.as_str()?.to_owned();
-        let images = item.pointer("/spec/template/spec/containers")?.as_array()?;
-        let image = images
-            .iter()
-            .filter_map(|container| container.get("image")?.as_str())
-            .find(|image| image.contains("kube-proxy"));
-        let count =
-            |field: &str| item.pointer(&format!("/status/{field}")).and_then(Value::as_u64).unwrap_or(0);
-        let is_it = name.contains("kube-proxy") || image.is_some();
-        is_it.then(|| DaemonSet {
-            image: image.unwrap_or_default().to_owned(),
-            desired: count("desiredNumberScheduled"),
-            scheduled: count("currentNumberScheduled"),
-            ready: count("numberReady"),
-            updated: count("updatedNumberScheduled"),
-            name,
-        })
-    };
-    Some(items(text)?.iter().filter_map(set).collect())
-}
-
-fn events(text: &str) -> Option<Vec<Event>> {
-    let event = |item: &Value| {
-        let field =
-            |pointer: &str| item.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-        // The older form of the API, then the newer.
-        let (object, regarding) = (field("/involvedObject/name"), field("/regarding/name"));
-        let last = [field("/lastTimestamp"), field("/series/lastObservedTime"), field("/eventTime")];
-        Event {
-            object: if object.is_empty() { regarding } else { object },
-            reason: field("/reason"),
-            message: if field("/message").is_empty() { field("/note") } else { field("/message") },
-            warning: field("/type") == "Warning",
-            count: item
-                .get("count")
-                .or_else(|| item.pointer("/series/count"))
-                .and_then(Value::as_u64)
-                .unwrap_or(1),
-            last: last.into_iter().find(|time| !time.is_empty()).unwrap_or_default(),
-        }
-    };
-    Some(items(text)?.iter().take(EVENTS_MAX).map(event).collect())
-}
-
-/// Which kinds of rules are there. What they say is read elsewhere.
-fn rules_seen(capture: &Capture) -> RulesSeen {
-    let chains = |kind| capture.text(kind).map(kube_chains);
-    let nft_json = capture
-        .text(Kind::NftRulesetJson)
-        .map(|text| text.contains("\"name\": \"kube-proxy\"") || text.contains("\"name\":\"kube-proxy\""));
-    let nft_text = capture.text(Kind::NftRuleset).map(|text| {
-        text.lines().any(|line| matches!(line.trim_end(), "table ip kube-proxy {" | "table ip6 kube-proxy {"))
-    });
-    let saved =
-        capture.text(Kind::IpvsSave).map(|text| text.lines().filter(|line| line.starts_with("-A ")).count());
-    let listed = capture.text(Kind::IpvsList).map(|text| {
-        text.lines()
-            .filter(|line| ["TCP ", "UDP ", "SCTP "].iter().any(|begin| line.starts_with(begin)))
-            .count()
-    });
-    RulesSeen {
-        iptables: chains(Kind::IptablesSave),
-        iptables_nft: chains(Kind::IptablesNftSave),
-        iptables_legacy: chains(Kind::IptablesLegacySave),
-        nftables: nft_text.into_iter().chain(nft_json).reduce(|a, b| a || b),
-        ipvs: saved.or(listed),
-    }
-}
-
-/// Chains that kube-proxy makes for Services in iptables mode. In IPVS mode there are none of them.
-fn kube_chains(saved: &str) -> usize {
-    let of_service = |name: &str| {
-        ["KUBE-SVC-", "KUBE-SEP-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"]
-            .iter()
-            .any(|begin| name.starts_with(begin))
-    };
-    saved.lines().filter_map(|line| line.strip_prefix(':')).filter(|name| of_service(name)).count()
+    Some(time.as_duration().as_secs_f64())
 }
 
 #[cfg(test)]
@@ -611,27 +389,6 @@ mod tests {
         let new = "{\"currentTime\":\"2026-11-20T23:25:05.5Z\"}";
         assert_eq!(clock(new), Some(1_795_217_105.5));
         assert_eq!(clock("ok"), None);
-    }
-
-    #[test]
-    fn versions_of_the_server_in_both_forms() {
-        assert_eq!(api_version("{\"gitVersion\": \"v1.33.1\"}").as_deref(), Some("v1.33.1"));
-        let both = "{\"clientVersion\": {\"gitVersion\": \"v1.20.0\"}, \"serverVersion\": {\"gitVersion\": \"v1.33.1\"}}";
-        assert_eq!(api_version(both).as_deref(), Some("v1.33.1"));
-        assert_eq!(api_version("[]"), None);
-    }
-
-    #[test]
-    fn events_in_both_forms() {
-        let text = r#"{"items": [
-            {"involvedObject": {"name": "kube-proxy-x"}, "reason": "BackOff", "message": "m", "type": "Warning", "count": 7, "lastTimestamp": "t"},
-            {"regarding": {"name": "worker-1"}, "reason": "IPVSDeprecation", "note": "n", "eventTime": "e"}]}"#;
-        let events = events(text).unwrap();
-        assert_eq!(
-            (events[0].object.as_str(), events[0].count, events[0].warning),
-            ("kube-proxy-x", 7, true)
-        );
-        assert_eq!((events[1].message.as_str(), events[1].last.as_str()), ("n", "e"));
     }
 
     #[test]

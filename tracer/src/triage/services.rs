@@ -11,6 +11,7 @@ use crate::{
         History, NoEndpointsReason,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy},
     },
+    node::ProxyMode,
     time::Timestamp,
     verdict::{Domain, EvidenceType, Safety, Severity},
 };
@@ -29,7 +30,7 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
             Ok(()) => {
                 no_endpoints(history, service, findings);
                 if let Some(node) = facts.known_node() {
-                    local_policies(history, service, node, findings);
+                    local_policies(history, service, node, facts.mode(), findings);
                 }
                 no_address(service, findings);
             }
@@ -199,7 +200,13 @@ fn no_endpoints_action(service: &Service, reason: &NoEndpointsReason) -> (String
     }
 }
 
-fn local_policies(history: &History, service: &Service, node: &str, findings: &mut Vec<Finding>) {
+fn local_policies(
+    history: &History,
+    service: &Service,
+    node: &str,
+    mode: Option<ProxyMode>,
+    findings: &mut Vec<Finding>,
+) {
     let outside = matches!(service.r#type, ServiceType::NodePort | ServiceType::LoadBalancer)
         || !service.external_ips.is_empty();
     let policies =
@@ -215,7 +222,7 @@ fn local_policies(history: &History, service: &Service, node: &str, findings: &m
             };
             let ports: Vec<&ServicePort> = service.ports.iter().filter(without).collect();
             if !ports.is_empty() {
-                findings.push(no_local_endpoint(history, service, node, family.kind(), &ports, class));
+                findings.push(no_local_endpoint(history, service, node, family.kind(), &ports, class, mode));
             }
         }
     }
@@ -228,14 +235,22 @@ fn no_local_endpoint(
     family: AddressType,
     ports: &[&ServicePort],
     class: &str,
+    mode: Option<ProxyMode>,
 ) -> Finding {
     let key = &service.key;
     let labels: Vec<String> = ports.iter().map(|port| port.label()).collect();
     let label = if let [only] = labels.as_slice() { only.clone() } else { "*".to_owned() };
     let (which, who) = if class == "C22" {
-        ("internalTrafficPolicy", format!("clients on {node}"))
+        ("internalTrafficPolicy", format!("connections from {node} and its Pods"))
     } else {
-        ("externalTrafficPolicy", format!("what comes from outside to {node}"))
+        ("externalTrafficPolicy", format!("connections from outside to {node}"))
+    };
+    // IPVS serves them from other nodes' endpoints: from outside the answers come from an address that nobody asked
+    // (#97081); inside of the cluster the policy is merely not kept (#106497).
+    let fate = match (mode, class) {
+        (Some(ProxyMode::Ipvs), "C22") => "go to other nodes all the same",
+        (Some(ProxyMode::Ipvs), _) => "are answered from a wrong address",
+        _ => "time out",
     };
     let elsewhere: BTreeSet<String> = ports
         .iter()
@@ -243,9 +258,7 @@ fn no_local_endpoint(
         .filter_map(|endpoint| endpoint.node.map(|node| node.to_string()))
         .collect();
     let elsewhere: Vec<String> = elsewhere.into_iter().take(5).collect();
-    let detail = format!(
-        "{key} is {which}: Local and has no endpoint on {node}: {who} times out (ipvs: is not masqueraded)"
-    );
+    let detail = format!("{key} is {which}: Local and has no endpoint on {node}: {who} {fate}");
     let finding = Finding::new(class, Step::Endpoints, Domain::ServiceConfig, Severity::Medium, &detail)
         .service(key, &label)
         .since(history.endpoints_changed(key, AT))
@@ -258,7 +271,8 @@ fn no_local_endpoint(
         )
         .refer(&["kubernetes#121371"]);
     if class == "C22" {
-        return finding.refer(&["kubernetes#106497"]);
+        let level = if mode == Some(ProxyMode::Ipvs) { Level::Warning } else { Level::Fault };
+        return finding.level(level).refer(&["kubernetes#106497"]);
     }
     let finding = finding.but(EvidenceType::Api, "connections from this node and its Pods are exempt");
     match service.health_check_node_port {
