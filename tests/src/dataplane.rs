@@ -69,6 +69,12 @@ const IPVS: Variant = Variant::new(Mode::Ipvs, Family::V4);
 pub const EVERY: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6, IPVS];
 /// Every mode that writes its rules for netfilter, in every family that tells something new.
 pub const NETFILTER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6];
+/// The same of IPv4, for what the captures have in it alone.
+pub const NETFILTER_4: &[Variant] = &[Variant::DEFAULT, LEGACY, NFTABLES];
+/// Where another writer's leftovers can stand beside kube-proxy's own rules.
+pub const BESIDE_OTHERS: &[Variant] = &[Variant::DEFAULT, NFTABLES];
+/// What a newer kube-proxy writes differently.
+pub const NEWER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, NFTABLES_6];
 /// Those that differ most, for scenarios that take long.
 pub const WIDE: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, IPVS];
 

@@ -143,6 +143,11 @@ impl Topology {
         find(&self.nodes, family).with_context(|| format!("the node has no {} address", family.as_str()))
     }
 
+    /// A host beyond the nodes with an address of its own, which has to be given to it.
+    pub fn outside_at(&self, address: IpAddr) -> Place {
+        Place::new(self.fabric.clone(), address)
+    }
+
     /// A host that is none of the cluster's.
     pub fn outside(&self, family: Family) -> Result<&Place> {
         find(&self.outside, family).with_context(|| format!("the fabric has no {} address", family.as_str()))

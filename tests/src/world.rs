@@ -154,6 +154,8 @@ pub struct Stage<'w> {
     changed: Option<Instant>,
     /// Whether viptrace sees how healthy TCP flows end.
     sees_ends: bool,
+    /// What goes on until the judgement is over.
+    kept: Vec<Box<dyn std::any::Any>>,
 }
 
 impl fmt::Debug for Stage<'_> {
@@ -182,6 +184,7 @@ impl<'w> Stage<'w> {
             checks: Vec::new(),
             changed: None,
             sees_ends: true,
+            kept: Vec::new(),
         })
     }
 
@@ -328,6 +331,11 @@ impl<'w> Stage<'w> {
         if let Some(changed) = self.changed {
             wait::until_older_than(changed, GRACE.saturating_add(Duration::from_secs(1)));
         }
+    }
+
+    /// Lets traffic go on, or a server serve, until the verdicts are there.
+    pub fn keep(&mut self, what: impl std::any::Any) {
+        self.kept.push(Box::new(what));
     }
 
     /// The trace has no hook for the ends of flows: as with UDP, a healthy one has its record at the end.

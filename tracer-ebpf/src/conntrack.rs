@@ -1,10 +1,11 @@
 //! Conntrack and NAT: entries that enter the table, race, are killed or deleted, and a table that is full.
 
 use aya_ebpf::{
+    EbpfContext,
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
-    macros::{fexit, kprobe, kretprobe, map},
+    macros::{fexit, kprobe, kretprobe, map, raw_tracepoint},
     maps::{LruPerCpuHashMap, PerCpuArray},
-    programs::{FExitContext, ProbeContext, RetProbeContext},
+    programs::{FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use aya_log_ebpf::debug;
 use tracer_ebpf::{
@@ -31,6 +32,14 @@ struct Note {
     ctinfo: u32,
     detail: u32,
     with_task: bool,
+    with_tcp_state: bool,
+}
+
+impl Note {
+    #[inline(always)]
+    fn of(ctinfo: u32, detail: u32) -> Self {
+        Self { ctinfo, detail, with_task: false, with_tcp_state: false }
+    }
 }
 
 /// `__nf_conntrack_confirm(skb)`, at entry: the tuples are final, POSTROUTING's NAT included. It also runs for
@@ -42,14 +51,19 @@ fn on_confirm(ctx: &impl Entry) {
     if nfct & 7 != u64::from(IP_CT_NEW) {
         return;
     }
-    report(ctx, Hook::Confirm, nfct & !7, &Note { ctinfo: IP_CT_NEW, detail: 0, with_task: true });
+    report(
+        ctx,
+        Hook::Confirm,
+        nfct & !7,
+        &Note { with_task: true, with_tcp_state: true, ..Note::of(IP_CT_NEW, 0) },
+    );
 }
 
 /// `nf_nat_setup_info(ct, range, maniptype)`: the decision as it is taken, for targeted traces only.
 #[inline(always)]
 fn on_nat_setup(ctx: &impl Entry) {
     let (ct, maniptype) = (ctx.argument(0), ctx.argument(2) as u32);
-    report(ctx, Hook::NatSetup, ct, &Note { ctinfo: CTINFO_NONE, detail: maniptype, with_task: false });
+    report(ctx, Hook::NatSetup, ct, &Note::of(CTINFO_NONE, maniptype));
 }
 
 /// `nf_ct_resolve_clash(skb, h, reply_hash)`: this packet's entry lost a race for its tuple.
@@ -58,21 +72,30 @@ fn on_resolve_clash(ctx: &impl Entry) {
     let skb = ctx.argument(0);
     let nfct = nfct(skb);
     let ctinfo = (nfct & 7) as u32;
-    report(ctx, Hook::ResolveClash, nfct & !7, &Note { ctinfo, detail: 0, with_task: false });
+    report(ctx, Hook::ResolveClash, nfct & !7, &Note::of(ctinfo, 0));
 }
 
 /// `nf_ct_kill_acct(ct, ctinfo, skb)`.
 #[inline(always)]
 fn on_kill_acct(ctx: &impl Entry) {
     let (ct, ctinfo) = (ctx.argument(0), ctx.argument(1) as u32);
-    report(ctx, Hook::KillAcct, ct, &Note { ctinfo, detail: 0, with_task: false });
+    report(ctx, Hook::KillAcct, ct, &Note::of(ctinfo, 0));
 }
 
 /// `nf_ct_delete(ct, portid, report)`; the port id is not 0 where a person or a controller deleted the entry.
 #[inline(always)]
 fn on_delete(ctx: &impl Entry) {
     let (ct, portid) = (ctx.argument(0), ctx.argument(1) as u32);
-    report(ctx, Hook::Delete, ct, &Note { ctinfo: CTINFO_NONE, detail: portid, with_task: false });
+    report(ctx, Hook::Delete, ct, &Note { with_tcp_state: true, ..Note::of(CTINFO_NONE, portid) });
+}
+
+/// Never attached: run by the program with the address of an entry whose confirmation was reported, to read what became
+/// of it. The memory may belong to another entry by now, which its tuples tell. A tracepoint's type, because those can
+/// be run on demand since 5.10.
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+pub(crate) fn look(ctx: RawTracePointContext) -> i32 {
+    report(&ctx, Hook::Look, ctx.arg(0), &Note::of(CTINFO_NONE, 0));
+    0
 }
 
 /// The conntrack entry of a packet with `enum ip_conntrack_info` in its low three bits, 0 where it has none.
@@ -94,8 +117,8 @@ pub(crate) fn netns(ct: u64) -> u32 {
 }
 
 #[inline(always)]
-fn report(ctx: &impl Entry, hook: Hook, ct: u64, note: &Note) {
-    if ct == 0 || !filter::wants_ct(ct) || sampled_out(hook, ct) {
+fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
+    if ct == 0 || !(matches!(hook, Hook::Look) || filter::wants_ct(ct)) || sampled_out(hook, ct) {
         return;
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
@@ -109,7 +132,12 @@ fn report(ctx: &impl Entry, hook: Hook, ct: u64, note: &Note) {
         (*record).ct = ct;
         (*record).ctinfo = note.ctinfo;
         (*record).detail = note.detail;
-        (*record).reserved = 0;
+        (*record).tcp_state = match globals::OFF_CT_TCP_STATE.load() {
+            offset if note.with_tcp_state && offset != MISSING => {
+                output::read::<u8>(ct.wrapping_add(u64::from(offset))).map_or(MISSING, u32::from)
+            }
+            _ => MISSING,
+        };
         if note.with_task {
             (*record).pid = ctx.tgid();
             (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);

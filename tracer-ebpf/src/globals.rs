@@ -33,6 +33,8 @@ offsets! {
     OFF_CT_ORIG_DST,
     /// `nf_conn.tuplehash[1].tuple.src.u3`
     OFF_CT_REPLY_SRC,
+    /// `nf_conn.proto.tcp.state`
+    OFF_CT_TCP_STATE,
     /// `net.ns.inum`
     OFF_NET_INUM,
     /// `sock_common.skc_net.net`
@@ -49,6 +51,8 @@ offsets! {
     OFF_SK_V6_DADDR,
     /// `sock_common.skc_v6_rcv_saddr`
     OFF_SK_V6_SADDR,
+    /// `sock.sk_protocol`
+    OFF_SK_PROTOCOL,
     /// `inet_sock.inet_sport`
     OFF_INET_SPORT,
     /// `tcp_sock.bytes_acked`

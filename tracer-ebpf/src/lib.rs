@@ -18,6 +18,8 @@ pub const SOCK_HEAD_BYTES: usize = 88;
 /// Bytes of the packet that a record carries, from its network header: IPv4 with options or IPv6, and the
 /// transport header's first 20 bytes.
 pub const PACKET_HEAD_BYTES: usize = 64;
+/// Bytes of the message about an invalid packet that a record carries.
+pub const WHY_BYTES: usize = 64;
 /// Length of `task_struct.comm`.
 pub const COMM_BYTES: usize = 16;
 /// Number of slots in [`Hook`]'s numbering, for per-hook arrays.
@@ -72,11 +74,19 @@ pub enum Hook {
     /// `ip_vs_conn_expire_now(cp)` and then a drop: IPVS gave its entry up and dropped the packet that it still had an
     /// old conntrack entry for.
     IpVsConnExpire = 20,
+    /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`: conntrack calls a packet invalid, and `fmt` says why.
+    InvalidLog = 23,
+    /// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)` with a RST: one that passes through this node.
+    TcpPacket = 24,
+    /// Not of the kernel's own accord: an entry is read again because the program asks (`BPF_PROG_TEST_RUN`).
+    Look = 25,
+    /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: an ICMP error about a packet of this entry.
+    IcmpError = 26,
 }
 
 impl Hook {
     /// Every hook, in the order of its number.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 25] = [
         Self::Confirm,
         Self::NatSetup,
         Self::ResolveClash,
@@ -98,6 +108,10 @@ impl Hook {
         Self::IpVsSchedule,
         Self::IpVsLeave,
         Self::IpVsConnExpire,
+        Self::InvalidLog,
+        Self::TcpPacket,
+        Self::Look,
+        Self::IcmpError,
     ];
 
     /// The hook with this number, if there is one. The numbering may have gaps.
@@ -129,6 +143,10 @@ impl Hook {
             Self::IpVsSchedule => "ip_vs_schedule",
             Self::IpVsLeave => "ip_vs_leave",
             Self::IpVsConnExpire => "ip_vs_conn_expire_now",
+            Self::InvalidLog => "nf_ct_l4proto_log_invalid",
+            Self::TcpPacket => "nf_conntrack_tcp_packet",
+            Self::Look => "bpf_prog_test_run",
+            Self::IcmpError => "nf_nat_icmp_reply_translation",
         }
     }
 
@@ -172,6 +190,7 @@ pub enum Kind {
     Socket = 3,
     TableFull = 4,
     Ipvs = 8,
+    Invalid = 5,
 }
 
 /// An event on a conntrack entry: confirm, NAT set-up, clash, kill, delete.
@@ -187,7 +206,9 @@ pub struct ConntrackRecord {
     pub detail: u32,
     /// The current task, the sender's own only where a local process sent this very packet.
     pub pid: u32,
-    pub reserved: u32,
+    /// For [`Hook::Confirm`] and [`Hook::Delete`] `nf_conn.proto.tcp.state` (`enum tcp_conntrack`), which means nothing
+    /// for other protocols; [`MISSING`] where it was not read.
+    pub tcp_state: u32,
     pub comm: [u8; COMM_BYTES],
     pub ct_head: [u8; CT_HEAD_BYTES],
 }
@@ -213,6 +234,15 @@ pub struct PacketRecord {
     pub packet_head: [u8; PACKET_HEAD_BYTES],
     /// All zero where `ct` is 0.
     pub ct_head: [u8; CT_HEAD_BYTES],
+}
+
+/// A packet that conntrack calls invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct InvalidRecord {
+    pub packet: PacketRecord,
+    /// The beginning of the message's format, up to its NUL; all zero where it could not be read.
+    pub why: [u8; WHY_BYTES],
 }
 
 /// An event on a socket: state change, RST sent or received, retransmit.
@@ -293,6 +323,7 @@ const _: () = {
     assert!(size_of::<SocketRecord>() == 16 + 40 + COMM_BYTES + SOCK_HEAD_BYTES);
     assert!(size_of::<TableFullRecord>() == 24);
     assert!(size_of::<IpvsRecord>() == 16 + 8 + 3 * 16 + 8);
+    assert!(size_of::<InvalidRecord>() == size_of::<PacketRecord>() + WHY_BYTES);
 };
 
 /// Names of the kernel half's maps.

@@ -5,7 +5,8 @@ use aya_ebpf::{
     programs::{FEntryContext, ProbeContext, RawTracePointContext},
 };
 use tracer_ebpf::{
-    CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE,
+    CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, InvalidRecord, Kind, MISSING, PacketRecord,
+    REASON_NONE,
 };
 
 use crate::{
@@ -16,6 +17,8 @@ use crate::{
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
 at_entry!(send_unreach6, send_unreach6_fentry, on_send_unreach6);
+at_entry!(icmp_error, icmp_error_fentry, on_icmp_error);
+at_entry!(tcp_packet, tcp_packet_fentry, on_tcp_packet);
 
 /// One more than the last of `enum nf_inet_hooks`.
 const NF_INET_NUMHOOKS: u64 = 6;
@@ -107,6 +110,58 @@ pub(crate) fn nf_send_reset_fentry(ctx: FEntryContext) -> i32 {
 #[fentry]
 pub(crate) fn nf_send_reset6_fentry(ctx: FEntryContext) -> i32 {
     report(Hook::NfSendReset6, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
+    0
+}
+
+/// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: once for each NAT hook that the error passes.
+#[inline(always)]
+fn on_icmp_error(ctx: &impl Entry) {
+    report(Hook::IcmpError, ctx.argument(0), REASON_NONE, ctx.argument(3) as u32);
+}
+
+const TCP_FLAGS_BYTE: u64 = 13;
+const TCP_RST: u8 = 4;
+
+/// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)`, entered for every packet, so in targeted traces only:
+/// reports those that carry a RST. `dataoff` counts from `skb->data`, which is the network header here.
+#[inline(always)]
+fn on_tcp_packet(ctx: &impl Entry) {
+    let (skb, dataoff) = (ctx.argument(1), ctx.argument(2) as u32);
+    let network = network_header(skb);
+    if network == 0 {
+        return;
+    }
+    let flags = network.wrapping_add(u64::from(dataoff)).wrapping_add(TCP_FLAGS_BYTE);
+    if output::read::<u8>(flags).unwrap_or(0) & TCP_RST != 0 {
+        report(Hook::TcpPacket, skb, REASON_NONE, 0);
+    }
+}
+
+/// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`. Since 5.18 the message of a packet outside its window comes as
+/// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`). The
+/// plan leaves kernels out where `fmt` is another argument (before 5.14).
+///
+/// A kprobe only: the verifier refuses fentry on a function with a variable number of arguments.
+#[kprobe]
+pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
+    let (Some(skb), Some(ct)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
+    let (Some(mut fmt), next) = (ctx.arg::<u64>(3), ctx.arg::<u64>(4)) else { return 0 };
+    if output::read::<[u8; 4]>(fmt) == Some(*b"%pV\0")
+        && let Some(va_format) = next
+        && let Some(inner) = output::read::<u64>(va_format)
+    {
+        fmt = inner;
+    }
+    let ctinfo = conntrack::nfct(skb) & 7;
+    let Some(packet) = Packet::concerned(skb, ct | ctinfo) else { return 0 };
+    let Some(mut entry) = output::reserve::<InvalidRecord>(Hook::InvalidLog) else { return 0 };
+    let record = entry.as_mut_ptr();
+    unsafe {
+        packet.fill(&raw mut (*record).packet, Hook::InvalidLog, REASON_NONE, 0);
+        (*record).packet.header.kind = Kind::Invalid as u8;
+        output::copy(&raw mut (*record).why, fmt);
+    }
+    output::submit(entry);
     0
 }
 

@@ -30,7 +30,8 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
         CLOSE => old != LISTEN && old != CLOSE,
         _ => false,
     };
-    if tells {
+    // SCTP and MPTCP sockets come here too, with other states and without a peer.
+    if tells && is_tcp(ctx.arg(0)) {
         report(
             &ctx,
             Hook::SockState,
@@ -99,6 +100,17 @@ fn send_reset(ctx: &impl Entry, hook: Hook) {
     // `sk_fullsock()`: the tracepoint tells of all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
         packet::report(hook, skb, REASON_NONE, 0);
+    }
+}
+
+const IPPROTO_TCP: u16 = 6;
+
+#[inline(always)]
+fn is_tcp(sk: u64) -> bool {
+    match globals::OFF_SK_PROTOCOL.load() {
+        MISSING => true,
+        offset => output::read::<u16>(sk.wrapping_add(u64::from(offset)))
+            .is_none_or(|protocol| protocol == IPPROTO_TCP),
     }
 }
 

@@ -134,6 +134,8 @@ impl Status {
     pub const SRC_NAT_DONE: u32 = 1 << 7;
     pub const DST_NAT_DONE: u32 = 1 << 8;
     pub const DYING: u32 = 1 << 9;
+    /// The flow is in a flowtable: later packets bypass the hooks (N12).
+    pub const OFFLOAD: u32 = 1 << 14;
 
     pub const fn has(self, bit: u32) -> bool {
         self.0 & bit != 0
@@ -152,6 +154,32 @@ pub struct ConntrackFact {
     pub ct: Conntrack,
     /// The task on whose CPU time it happened. The sender's own only where a local process sent this very packet.
     pub task: Option<Task>,
+    pub note: EntryNote,
+}
+
+/// What one hook tells of an entry beyond its tuples and status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EntryNote {
+    /// `enum tcp_conntrack` (`include/uapi/linux/netfilter/nf_conntrack_tcp.h`), at an entry's confirmation and end;
+    /// without meaning for other protocols.
+    pub tcp_state: Option<u8>,
+    /// At an entry's end: the netlink port of who deleted it, `None` where it timed out or was killed.
+    pub deleted_by: Option<u32>,
+    /// Of an entry that ctnetlink listed: when its last packet came.
+    pub last_packet: Option<Timestamp>,
+}
+
+impl EntryNote {
+    /// `TCP_CONNTRACK_ESTABLISHED`. A connection whose beginning conntrack saw is confirmed in `SYN_SENT` (1); only the
+    /// pick-up of one that goes on already (`nf_conntrack_tcp_loose`) starts here or later.
+    const ESTABLISHED: u8 = 3;
+    /// `TCP_CONNTRACK_CLOSE`.
+    const CLOSE: u8 = 8;
+
+    /// Whether the entry was made for a segment without SYN; `None` where the kernel did not tell.
+    pub fn is_midstream(&self) -> Option<bool> {
+        self.tcp_state.map(|state| (Self::ESTABLISHED..Self::CLOSE).contains(&state))
+    }
 }
 
 /// A task's pid (thread-group id) and comm.
@@ -162,7 +190,8 @@ pub struct Task {
 }
 
 /// An event on a packet: dropped (`kfree_skb`), rejected (`nf_send_unreach`, `nf_send_reset`) or answered with a
-/// RST (`tcp_send_reset` and `tcp_v4_send_reset` without a socket).
+/// RST (`tcp_send_reset` and `tcp_v4_send_reset` without a socket), called invalid (`nf_ct_l4proto_log_invalid`), a RST
+/// on its way through (`nf_conntrack_tcp_packet`), or an ICMP error (`nf_nat_icmp_reply_translation`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketFact {
     /// Address of the `struct sk_buff`; reused quickly.
@@ -175,9 +204,10 @@ pub struct PacketFact {
     pub ct: Option<Conntrack>,
     /// Whether the packet travels in its entry's original direction; `None` without an entry.
     pub original_direction: Option<bool>,
-    /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF.
+    /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF; of an invalid packet
+    /// the message's format (`SEQ is over upper bound …`), of an ICMP error its type (`DEST_UNREACH`).
     pub reason: Option<Arc<str>>,
-    /// The ICMP code for `nf_send_unreach` (3 = port unreachable).
+    /// The ICMP code for `nf_send_unreach` (3 = port unreachable) and for an ICMP error.
     pub icmp_code: Option<u8>,
     /// The netfilter hook of a reject: 1 `LOCAL_IN`, 2 `FORWARD`, 3 `LOCAL_OUT`.
     pub nf_hook: Option<u8>,

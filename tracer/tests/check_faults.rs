@@ -45,6 +45,9 @@ fn node() -> Gathered {
         "node/kube-proxy.process.json",
         "{\"complete\": true, \"program\": \"kube-proxy\", \"cpus\": 4}",
     );
+    // This capture was made without the status.
+    let health = "{\"lastUpdated\": \"2026-11-20 23:25:05.7 +0000 UTC\", \"currentTime\": \"2026-11-20 23:25:05.7 +0000 UTC m=+7.9\", \"nodeEligible\": true}\n200";
+    node.write("node/healthz.txt", health);
     node.write("cluster/version.json", "{\"gitVersion\": \"v1.36.2\"}");
     node.write("cluster/events.json", "{\"kind\": \"EventList\", \"items\": []}");
     node

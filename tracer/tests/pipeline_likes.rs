@@ -70,6 +70,8 @@ fn service(name: &str, ip: &str, protocol: Protocol, port: u16) -> Object {
         internal_traffic_policy: TrafficPolicy::Cluster,
         affinity: None,
         proxy_name: None,
+        source_ranges: Vec::new(),
+        affinity: false,
         publish_not_ready_addresses: false,
         source_ranges: Vec::new(),
         health_check_node_port: None,

@@ -45,7 +45,10 @@ impl Kernel {
         tracepoints.insert("tcp_send_reset", prototype(&["sk", "skb"]));
         Self {
             symbols: of(|attach| attach != Attach::RawTracepoint).collect(),
-            functions: HashMap::new(),
+            functions: HashMap::from([(
+                Hook::InvalidLog.symbol(),
+                prototype(&["skb", "ct", "state", "fmt"]),
+            )]),
             tracepoints,
             modules: HOOKS.iter().filter_map(|spec| spec.module).collect(),
             kprobes: Ok(()),

@@ -80,7 +80,8 @@ fn chosen(ms: u64, client: &str, destination: &str, flags: u32) -> Sighting {
 /// A packet of an established connection falls to the node's own stack: conntrack picks it up, the stack resets it.
 fn reset_by_the_node(mut script: Script, ms: u64) -> Script {
     let ct = null_bound(0x2000, 0);
-    let confirmed = viptrace::sighting::ConntrackFact { ct, task: None };
+    let confirmed =
+        viptrace::sighting::ConntrackFact { ct, task: None, note: viptrace::sighting::EntryNote::default() };
     script.out.push(seen(ms, Hook::Confirm, NODE, Fact::Conntrack(confirmed)));
     let ct = null_bound(0x2000, Status::CONFIRMED);
     script.out.push(packet(ms, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
@@ -251,6 +252,18 @@ fn c13_the_packet_that_ends_a_connection_to_a_removed_server() {
     let verdict = world.verdict(reset_by_the_node(script, 40_200), 50_000);
     assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
+}
+
+/// Since 5.9 the entry goes with the real server, before any packet meets it.
+#[test]
+fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
+    let mut world = world();
+    let script = by_ipvs(to_cart().established(10_000).delete(30_000, Status::SEEN_REPLY | Status::ASSURED));
+    let script = reset_by_the_node(script, 40_000);
+    assert_eq!(world.verdict(script.clone(), 50_000).class, "C15");
+    world.leaves(EP, 29_900);
+    let verdict = world.verdict(script, 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
 }
 
 #[test]

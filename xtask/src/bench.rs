@@ -1,4 +1,5 @@
-//! `cargo xtask bench kernel`: what tracing costs a Service, in guest instructions, viptrace beside its peers.
+//! `cargo xtask bench kernel`: what tracing costs a Service, in guest instructions, viptrace beside its peers; `bench audit`:
+//! what the audit of a node's rules costs on the host.
 //!
 //! The guest measures and sends metrics; this file runs it on a virtual clock that counts instructions and prints
 //! medians, ranges and ratios. A ratio is one round's value with the tool over the same round's without.
@@ -13,7 +14,7 @@ use crate::apt;
 use crate::event::Metric;
 use crate::image::Flavour;
 use crate::kernels::{self, Series};
-use crate::place::Place;
+use crate::place::{Place, cargo};
 use crate::printer::{Printer, seconds};
 use crate::setup;
 use crate::test::parameter;
@@ -27,6 +28,8 @@ const SILENCE: Duration = Duration::from_mins(20);
 pub(crate) enum What {
     /// Cost on connections and on bulk transfer, with viptrace and its peers attached in turn
     Kernel(Options),
+    /// Cost of the audit of a node's rules, on captured and on generated clusters; writes a plot
+    Audit,
 }
 
 #[derive(Debug, Args)]
@@ -47,8 +50,11 @@ pub(crate) struct Options {
 
 /// Measures and prints. False when the guest says that something was not measured.
 pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
-    let What::Kernel(options) = what;
     let place = Place::find()?;
+    let options = match what {
+        What::Kernel(options) => options,
+        What::Audit => return audit(&place),
+    };
     setup::tools(printer, &place, &[apt::GUEST, apt::BENCH])?;
     setup::kernels(printer, &place, &options.kernels)?;
     setup::binaries(printer, &place)?;
@@ -118,6 +124,13 @@ fn measure(
             bail!("the bench's guest failed: {}; the last lines of its console:{tail}", run.ending)
         }
     }
+}
+
+/// On the host: it prints its own table.
+fn audit(place: &Place) -> Result<bool> {
+    let call = cargo("measure the audit").args(["bench", "--locked", "-p", "viptrace", "--bench", "audit"]);
+    call.directory(&place.repository).stream()?;
+    Ok(true)
 }
 
 /// What one tool came to in one measure.

@@ -8,15 +8,20 @@ mod check;
 mod check_kernel;
 mod exit_status;
 mod flood;
+mod hairpin;
 mod healthy;
 mod ipvs;
+mod kinds;
 mod lean;
+mod leftovers;
 mod mixed;
+mod newer;
 mod no_endpoints;
 mod no_rules;
 mod old_flow;
 mod probes;
 mod refused;
+mod resets;
 pub(crate) mod silent;
 mod stale;
 mod table_full;
@@ -27,7 +32,7 @@ mod translated_twice;
 use anyhow::Result;
 
 use crate::{
-    dataplane::{DEFAULT, EVERY, IPVS_ONLY, NETFILTER, Variant, WIDE},
+    dataplane::{BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, Variant, WIDE},
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
 };
@@ -78,6 +83,16 @@ impl Scenario {
 const NODE_PORT4: &[Covers] =
     &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
 
+/// TCP over IPv4 through a load balancer's IP.
+const LOAD_BALANCER4: &[Covers] =
+    &[Covers { kinds: &[Kind::LoadBalancer], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
+/// TCP over IPv4 through every address that is not a cluster IP.
+const OTHER_KINDS4: &[Covers] = &[Covers {
+    kinds: &[Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIps],
+    families: &[Family::V4],
+    protocols: &[Protocol::Tcp],
+}];
+
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
     scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
@@ -93,10 +108,35 @@ pub const ALL: &[Scenario] = &[
     scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY),
     scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
     scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
+    scenario("kinds-addresses", kinds::addresses).covers(OTHER_KINDS4).on(NETFILTER_4),
+    scenario("c23-source-ranges", kinds::source_ranges).covers(LOAD_BALANCER4).on(NETFILTER_4),
+    scenario("c21-no-local-endpoint", kinds::no_local_endpoint_external).covers(NODE_PORT4).on(NETFILTER),
+    scenario("c22-no-local-endpoint-inside", kinds::no_local_endpoint_internal).covers(TCP4).on(NETFILTER),
+    scenario("c5c-wrong-port", kinds::wrong_port).covers(TCP4).on(NETFILTER),
+    scenario("c24-affinity", kinds::affinity).covers(TCP4).on(NETFILTER),
+    scenario("n8-terminating", kinds::terminating).covers(TCP4).on(WIDE),
+    scenario("leftover-rules", leftovers::story).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("c31-to-itself", hairpin::to_itself).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("c31-past-nat", hairpin::past_nat).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("kube-proxy-1.36", newer::story).covers(TCP4).on(NEWER),
     scenario("n1-probes", probes::story).on(WIDE),
     scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
+    scenario("udp-answered", resets::datagrams::answered),
+    scenario("c29-udp-unanswered", resets::datagrams::unanswered),
+    scenario("c28-udp-refused", resets::datagrams::refused),
+    scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
+    scenario("n10-udp-race", resets::datagrams::race),
+    scenario("c18-out-of-window", resets::conntrack::out_of_window),
+    scenario("c18-dropped-as-invalid", resets::conntrack::dropped),
+    scenario("c19-table-flushed", resets::conntrack::flushed),
+    scenario("n4-reset-by-client", resets::senders::client),
+    scenario("reset-by-endpoint", resets::senders::endpoint),
+    scenario("reset-in-transit", resets::senders::transit),
+    scenario("sctp-healthy", resets::sctp::healthy),
+    scenario("c28-sctp-refused", resets::sctp::refused),
+    scenario("c20-sctp-no-endpoints", resets::sctp::no_endpoints),
     scenario("api-server-away", api_away::story),
     scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
     scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
@@ -114,13 +154,13 @@ pub const ALL: &[Scenario] = &[
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
     scenario("attach-tiers", attach_tiers::story),
-    scenario("check-healthy", check::node::healthy),
-    scenario("check-rules-flushed", check::node::flushed),
+    scenario("check-healthy", check::node::healthy).on(WIDE),
+    scenario("check-rules-flushed", check::node::flushed).on(WIDE),
     scenario("check-conntrack-full", check::node::table_full),
     scenario("check-settings", check::node::settings),
     scenario("check-leftovers", check::node::leftovers),
     scenario("check-kube-proxy-gone", check::proxy::gone),
-    scenario("check-stale-endpoint", check::proxy::stale),
+    scenario("check-stale-endpoint", check::proxy::stale).on(WIDE),
     scenario("check-offline", check::offline::story),
     scenario("exit-status", exit_status::story),
     scenario("flood", flood::story),

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Attempt, Outcome, Transport, bound_socket, server};
-use crate::{topology::Place, wait};
+use crate::{sys, topology::Place, wait};
 
 /// Bytes of the usual exchange.
 pub const REQUEST: usize = 16;
@@ -84,6 +84,11 @@ impl Held {
     /// One more exchange on it.
     pub fn exchange(&mut self, script: &Script) -> Outcome {
         converse(&mut self.socket, script).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done)
+    }
+
+    /// The sequence numbers that the client sends and expects next.
+    pub fn sequences(&self) -> Result<(u32, u32)> {
+        sys::tcp_sequences(&self.socket).context("reading a connection's sequence numbers")
     }
 
     /// Ends it, and tells the attempt that it was. `outcome` is what the client saw last.

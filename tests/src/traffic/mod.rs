@@ -2,6 +2,8 @@
 //! owns sockets and outcomes, and knows nothing of Services, rules or verdicts.
 
 pub mod client;
+pub mod raw;
+pub mod sctp;
 pub mod server;
 pub mod udp;
 
@@ -69,6 +71,7 @@ pub struct Attempt {
 pub enum Transport {
     Tcp,
     Udp,
+    Sctp,
 }
 
 impl Transport {
@@ -77,6 +80,7 @@ impl Transport {
         match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         }
     }
 }
@@ -108,12 +112,13 @@ pub fn all_ended(attempts: &[Attempt], expected: &Outcome) -> Result<()> {
 /// A socket of the calling thread's namespace, bound to the place's address and to a port that no other
 /// attempt of this run had.
 fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddr)> {
-    let (kind, protocol) = match transport {
-        Transport::Tcp => (Type::STREAM, Protocol::TCP),
-        Transport::Udp => (Type::DGRAM, Protocol::UDP),
+    let domain = Domain::for_address(SocketAddr::new(place.address, 0));
+    let socket = match transport {
+        Transport::Tcp => Socket::new(domain, Type::STREAM, Some(Protocol::TCP)),
+        Transport::Udp => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)),
+        Transport::Sctp => sctp::socket(domain),
     };
-    let socket = Socket::new(Domain::for_address(SocketAddr::new(place.address, 0)), kind, Some(protocol))
-        .context("making a socket")?;
+    let socket = socket.context("making a socket")?;
     for _ in FIRST_PORT..=LAST_PORT {
         let port = place.next_port.fetch_add(1, Ordering::Relaxed);
         if port > LAST_PORT {

@@ -94,6 +94,91 @@ pub fn ask(place: &Place, target: SocketAddr, count: usize, limit: Duration) -> 
         .with_context(|| format!("entering {}", place.netns.name()))?
 }
 
+/// A socket that sends a datagram now and then and listens to nothing, until it is dropped.
+#[derive(Debug)]
+pub struct Sender {
+    pub client: SocketAddr,
+    target: SocketAddr,
+    stop: Arc<AtomicBool>,
+}
+
+impl Sender {
+    pub fn attempt(&self) -> Attempt {
+        Attempt {
+            protocol: Transport::Udp,
+            client: self.client,
+            target: self.target,
+            outcome: Outcome::Silent,
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Starts one.
+pub fn keep_sending(place: &Place, target: SocketAddr) -> Result<Sender> {
+    let there = place.clone();
+    let (socket, client) = place.netns.run(move || bound_socket(&there, Transport::Udp))??;
+    let socket = UdpSocket::from(socket);
+    socket.connect(target).context("choosing a datagram socket's peer")?;
+    // Nothing ever comes: its wait for an answer is the pause between two datagrams.
+    socket.set_read_timeout(Some(LOOK_AGAIN)).context("setting a receive timeout")?;
+    let stop = Arc::<AtomicBool>::default();
+    let theirs = Arc::clone(&stop);
+    let send = move || {
+        let mut answer = [0; 64];
+        while !theirs.load(Ordering::Relaxed) {
+            // What the network says of it is no matter to a sender that does not listen.
+            let _sent = socket.send(b"one way");
+            let _answer = socket.recv(&mut answer);
+        }
+    };
+    place.netns.spawn("sender", send).context("starting a sender's thread")?;
+    Ok(Sender { client, target, stop })
+}
+
+/// Two questions from one socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    pub client: SocketAddr,
+    pub answers: usize,
+}
+
+/// Asks `count` pairs of questions, the two of a pair by two threads at once on one socket.
+pub fn ask_in_pairs(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Pair>> {
+    let there = place.clone();
+    let work = move || (0..count).map(|_| ask_pair(&there, target)).collect::<Result<Vec<_>>>();
+    let joined = place.netns.spawn("client", work).context("starting a client's thread")?.join();
+    joined
+        .map_err(|_| anyhow!("a client's thread panicked"))?
+        .with_context(|| format!("entering {}", place.netns.name()))?
+}
+
+fn ask_pair(place: &Place, target: SocketAddr) -> Result<Pair> {
+    let (socket, client) = bound_socket(place, Transport::Udp)?;
+    let socket = UdpSocket::from(socket);
+    socket.connect(target).context("choosing a datagram socket's peer")?;
+    socket.set_read_timeout(Some(Duration::from_secs(3))).context("setting a receive timeout")?;
+    let together = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for question in [b"A of some length", b"AAAA of a length"] {
+            let (socket, together) = (&socket, &together);
+            scope.spawn(move || {
+                together.wait();
+                // One that can't be sent lacks its answer.
+                let _sent = socket.send(question);
+            });
+        }
+    });
+    let mut answer = [0; 256];
+    let answers = (0..2).filter(|_| socket.recv(&mut answer).is_ok()).count();
+    Ok(Pair { client, answers })
+}
+
 fn ask_once(place: &Place, target: SocketAddr, limit: Duration) -> Result<Attempt> {
     let (socket, client) = bound_socket(place, Transport::Udp)?;
     let socket = UdpSocket::from(socket);

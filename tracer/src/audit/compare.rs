@@ -4,7 +4,7 @@
 //! ([`found`]). A fault that all Services share is one of the frame.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -17,10 +17,11 @@ use crate::{
     node::{
         ProxyMode,
         ruleset::{
-            AddressRange, Datum, End, Family, Fate, LocalTraffic, NFTABLES_TABLE, Name, Origin, Probe,
-            Ruleset, Step, Writer, walk::Walker,
+            AddressRange, Datum, End, Family, Fate, Frontend, LocalTraffic, NFTABLES_TABLE, Name, Origin,
+            Probe, Ruleset, Step, Writer, frontends, walk::Walker,
         },
     },
+    sighting::Protocol,
 };
 
 mod found;
@@ -46,6 +47,8 @@ pub(super) struct Comparison<'a> {
     hairpin_set: bool,
     /// Refuses ports that a Service does not have.
     checks_ports: bool,
+    /// Addresses of IPVS servers of node ports.
+    node_port_servers: BTreeSet<IpAddr>,
     found: Found,
 }
 
@@ -76,6 +79,7 @@ pub(super) fn compare(
             ProxyMode::Nftables => has_chain("cluster-ips-check"),
             ProxyMode::Ipvs => has_chain("KUBE-IPVS-FILTER"),
         },
+        node_port_servers: node_port_servers(expected, rules, family),
         found: Found::default(),
     };
     for (index, port) in expected.ports.iter().enumerate().filter(|(_, port)| port.family == family) {
@@ -142,22 +146,15 @@ impl Comparison<'_> {
             .filter(|ip| allowed.is_empty() || allowed.iter().any(|cidr| cidr.contains(*ip)))
             .take(1)
             .collect::<Vec<_>>();
-        // IPVS has a server for each address; those of other addresses than the node's first are looked at as well.
-        let frontend = known.frontend;
-        for server in self.rules.servers.iter().flatten() {
-            let ip = server.address.ip();
-            if server.protocol == frontend.protocol
-                && server.address.port() == frontend.port
-                && Family::of(ip) == self.family
-                && !addresses.contains(&ip)
-                && !self
-                    .expected
-                    .ports
+        // IPVS has a server for each address: where one node port has one, the others should.
+        if self.context.mode == ProxyMode::Ipvs {
+            addresses.extend(
+                self.node_port_servers
                     .iter()
-                    .any(|port| port.frontends.iter().any(|f| f.frontend.address == Some(ip)))
-            {
-                addresses.push(ip);
-            }
+                    .copied()
+                    .filter(|ip| !addresses.contains(ip))
+                    .collect::<Vec<_>>(),
+            );
         }
         if addresses.is_empty() {
             gap(
@@ -216,6 +213,7 @@ impl Comparison<'_> {
             self.found.add(fault, known.frontend, probe.origin);
         }
         if forwarded {
+            self.found.forwarded.insert(index);
             self.masquerade(index, port, known, probe, fate, audit);
             self.affinity(index, port, known, probe, fate);
         }
@@ -308,6 +306,24 @@ impl Comparison<'_> {
             Expectation::Refused | Expectation::Dropped => {
                 let (wants, has) =
                     if *wanted == Expectation::Refused { ("refused", refused) } else { ("dropped", dropped) };
+                let common = fate.branches.iter().all(|branch| {
+                    branch
+                        .trail
+                        .last()
+                        .is_some_and(|name| matches!(&**name, "cluster-ips-check" | "KUBE-IPVS-FILTER"))
+                });
+                if has > 1.0 - 1e-6 && common && known.via == Via::ClusterIp {
+                    let place = if self.writer == Writer::Ipvs {
+                        frontends::ipset_name("CLUSTER-IP", self.family).into()
+                    } else {
+                        self.refusal_place(port, known, false)
+                    };
+                    let text =
+                        "new connections are refused as those to a port that the Service does not have"
+                            .to_owned();
+                    fault(Kind::Missing, Aspect::Frontend, "C20", None, place, text);
+                    return false;
+                }
                 if has > 1.0 - 1e-6 || self.frame.unfiltered.contains(&probe.origin) && endpoints.is_empty() {
                     return false;
                 }
@@ -371,7 +387,10 @@ impl Comparison<'_> {
             return;
         }
         let wanted = self.masqueraded(port, known, probe.origin);
-        let first = fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known));
+        let first = match self.writer {
+            Writer::Ipvs => self.marking_set(port, known),
+            _ => fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known)),
+        };
         let forwarded = || fate.branches.iter().filter(|branch| matches!(branch.end, End::Endpoint(_)));
         if let Some(wanted) = wanted {
             let wrong = forwarded().filter(|branch| branch.masquerade != wanted).collect::<Vec<_>>();
@@ -415,7 +434,11 @@ impl Comparison<'_> {
                 ProxyMode::Ipvs => port.endpoints.here.contains(&endpoint),
             };
             if needed {
-                let place = branch.trail.last().cloned().unwrap_or_else(|| self.place_of(port, known));
+                let place = match self.writer {
+                    Writer::Ipvs => frontends::ipset_name("LOOP-BACK", self.family).into(),
+                    _ if self.hairpin_set => "hairpin-connections".into(),
+                    _ => branch.trail.last().cloned().unwrap_or_else(|| self.place_of(port, known)),
+                };
                 let text = format!(
                     "a connection of {endpoint} to its own Service is not masqueraded and gets no answer"
                 );
@@ -547,6 +570,9 @@ impl Comparison<'_> {
             let wanted = self.wanted(port, known, Origin::Outside, source);
             let allowed = known.ranges.iter().any(|range| range.contains(source));
             let gets_in = !fate.endpoints().is_empty();
+            if allowed && gets_in {
+                self.judge(index, port, known, &probe, &fate, &wanted, audit);
+            }
             let aspect = Aspect::SourceRanges;
             let place = self.firewall_place(port);
             if allowed && !gets_in && matches!(wanted, Expectation::Endpoints(_)) {
@@ -618,8 +644,11 @@ impl Comparison<'_> {
         else {
             return;
         };
-        let of_family = port.service.cluster_ips.iter().copied().filter(|ip| Family::of(*ip) == self.family);
-        for ip in of_family {
+        // IPVS mode holds all of a Service's addresses on kube-ipvs0, and refuses what is not served there.
+        let all = self.context.mode == ProxyMode::Ipvs;
+        let frontends = port.frontends.iter().filter(|known| known.via == Via::ClusterIp || all);
+        for known in frontends {
+            let Some(ip) = known.frontend.address else { continue };
             for origin in [Origin::Pod, Origin::Outside] {
                 if self.frame.unfiltered.contains(&origin) {
                     continue;
@@ -646,17 +675,7 @@ impl Comparison<'_> {
                 let text = format!(
                     "connections to {ip}, port {number}, which the Service does not have, are not refused"
                 );
-                let frontend = crate::node::ruleset::Frontend {
-                    address: Some(ip),
-                    ..port.frontends.first().map_or(
-                        crate::node::ruleset::Frontend {
-                            address: Some(ip),
-                            protocol: port.port.protocol,
-                            port: number,
-                        },
-                        |known| known.frontend,
-                    )
-                };
+                let frontend = Frontend { port: number, ..known.frontend };
                 let fault = Fault {
                     port: index,
                     kind: Kind::Missing,
@@ -677,7 +696,14 @@ impl Comparison<'_> {
     fn place_of(&self, port: &ExpectedPort, known: &ExpectedFrontend) -> Name {
         let node_port = known.frontend.address.is_none();
         match self.writer {
-            Writer::Nftables if node_port => "service-nodeports".into(),
+            Writer::Nftables if node_port => {
+                let table = self.rules.table(Writer::Nftables, self.family, NFTABLES_TABLE);
+                let first = self.expected.node_addresses.iter().find(|ip| Family::of(**ip) == self.family);
+                let listed = table.zip(first).is_some_and(|(table, ip)| {
+                    table.set("nodeport-ips").is_none_or(|set| set.find(&[Datum::Address(*ip)]).is_some())
+                });
+                if listed { "service-nodeports".into() } else { "nodeport-ips".into() }
+            }
             Writer::Nftables => "service-ips".into(),
             Writer::Ipvs => {
                 let address =
@@ -698,6 +724,20 @@ impl Comparison<'_> {
                 format!("KUBE-{kind}-{hash}").into()
             }
         }
+    }
+
+    /// The ipset by which IPVS mode knows what to masquerade.
+    fn marking_set(&self, port: &ExpectedPort, known: &ExpectedFrontend) -> Name {
+        let local = if port.is_local(known.via) { "-LOCAL" } else { "" };
+        let name = match (known.via, known.frontend.protocol) {
+            (Via::ClusterIp, _) => "CLUSTER-IP".to_owned(),
+            (Via::ExternalIp, _) => format!("EXTERNAL-IP{local}"),
+            (Via::LoadBalancerIp, _) => format!("LOAD-BALANCER{local}"),
+            (Via::NodePort, Protocol::UDP) => format!("NODE-PORT{local}-UDP"),
+            (Via::NodePort, Protocol::SCTP) => format!("NODE-PORT{local}-SCTP-HASH"),
+            (Via::NodePort, _) => format!("NODE-PORT{local}-TCP"),
+        };
+        frontends::ipset_name(&name, self.family).into()
     }
 
     fn endpoint_place(
@@ -729,9 +769,7 @@ impl Comparison<'_> {
         let (key, of) = (&port.service.key, &port.port);
         match self.writer {
             Writer::Nftables => format!("firewall-{}", names::nftables_base(key, of)).into(),
-            Writer::Ipvs => {
-                crate::node::ruleset::frontends::ipset_name("LOAD-BALANCER-SOURCE-CIDR", self.family).into()
-            }
+            Writer::Ipvs => frontends::ipset_name("LOAD-BALANCER-SOURCE-CIDR", self.family).into(),
             _ => format!("KUBE-FW-{}", names::iptables_hash(key, of)).into(),
         }
     }
@@ -763,6 +801,18 @@ impl ExpectedPort {
             "is no usable endpoint of the Service".to_owned()
         }
     }
+}
+
+/// Addresses of the node at which IPVS serves at least one node port.
+fn node_port_servers(expected: &Expected, rules: &Ruleset, family: Family) -> BTreeSet<IpAddr> {
+    let frontends = || expected.ports.iter().flat_map(|port| &port.frontends).map(|known| known.frontend);
+    let addresses = frontends().filter_map(|frontend| frontend.address).collect::<BTreeSet<_>>();
+    let ports = frontends().filter(|frontend| frontend.address.is_none());
+    let ports = ports.map(|frontend| (frontend.protocol, frontend.port)).collect::<BTreeSet<_>>();
+    let servers = rules.servers.iter().flatten();
+    let servers = servers.filter(|server| ports.contains(&(server.protocol, server.address.port())));
+    let found = servers.map(|server| server.address.ip());
+    found.filter(|ip| Family::of(*ip) == family && !addresses.contains(ip)).collect()
 }
 
 fn gap(audit: &mut Audit, what: String) {

@@ -11,6 +11,7 @@ use crate::node::{
         Chain, Family,
         HookPoint::{self, Forward, Input, Output, Postrouting, Prerouting},
         Name, Origin, Rule, Ruleset, Step, Table, Verdict, Writer,
+        frontends::ipset_name,
     },
 };
 
@@ -132,7 +133,89 @@ pub(super) fn check(
     if context.mode != ProxyMode::Nftables {
         forwarding(rules, context, family, writer, audit);
     }
+    inner(rules, family, writer, context.mode, audit);
     frame
+}
+
+/// Chain and target of the ways between kube-proxy's own chains.
+const INNER: [(ProxyMode, &str, &str, &str); 5] = [
+    (ProxyMode::Iptables, "nat", "KUBE-SERVICES", "KUBE-NODEPORTS"),
+    (ProxyMode::Ipvs, "nat", "KUBE-SERVICES", "KUBE-NODE-PORT"),
+    (ProxyMode::Ipvs, "nat", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"),
+    (ProxyMode::Ipvs, "filter", "KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"),
+    (ProxyMode::Ipvs, "filter", "KUBE-SOURCE-RANGES-FIREWALL", "DROP"),
+];
+
+/// Chain and map of nftables mode.
+const LOOKUPS: [(&str, &str); 5] = [
+    ("services", "service-ips"),
+    ("services", "service-nodeports"),
+    ("service-endpoints-check", "no-endpoint-services"),
+    ("nodeport-endpoints-check", "no-endpoint-nodeports"),
+    ("firewall-check", "firewall-ips"),
+];
+
+/// Table, chain and ipset of IPVS mode: a rule for each set that is not empty (`pkg/proxy/ipvs/proxier.go`,
+/// `ipsetWithIptablesChain` and `writeIptablesRules`).
+const IPSETS: [(&str, &str, &str); 8] = [
+    ("nat", "KUBE-POSTROUTING", "LOOP-BACK"),
+    ("nat", "KUBE-SERVICES", "CLUSTER-IP"),
+    ("nat", "KUBE-SERVICES", "EXTERNAL-IP"),
+    ("nat", "KUBE-SERVICES", "LOAD-BALANCER"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-TCP"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-LOCAL-TCP"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-UDP"),
+    ("filter", "KUBE-PROXY-FIREWALL", "LOAD-BALANCER-FW"),
+];
+
+/// The ways from chain to chain, and from chains to maps and sets.
+fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit: &mut Audit) {
+    let table = |name: &str| rules.tables.iter().find(|t| t.family == family && *t.name == *name);
+    for (_, name, from, to) in INNER.iter().filter(|(of, ..)| *of == mode) {
+        let Some(table) = table(name) else { continue };
+        let Some(chain) = table.chain(from).filter(|_| *to == "DROP" || table.chain(to).is_some()) else {
+            continue;
+        };
+        let leads = chain.rules.iter().any(|rule| match rule.steps.last() {
+            Some(Step::Do(Verdict::Jump(target) | Verdict::Goto(target))) => **target == **to,
+            Some(Step::Do(Verdict::Drop)) => *to == "DROP",
+            _ => false,
+        });
+        if !leads {
+            let text = format!("{from} does not lead to {to} in table {name}");
+            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), "C5e", text));
+        }
+    }
+    if mode == ProxyMode::Nftables
+        && let Some(table) = table("kube-proxy")
+    {
+        let refuses =
+            |chain: &Chain| chain.rules.iter().any(|rule| rule.steps.contains(&Step::Do(Verdict::Reject)));
+        if table.chain("reject-chain").is_some_and(|chain| !refuses(chain)) {
+            let text = "reject-chain does not refuse what is sent to it".to_owned();
+            audit.discrepancies.push(discrepancy(family, writer, "reject-chain".into(), "C5e", text));
+        }
+        for (from, map) in LOOKUPS {
+            let Some(chain) = table.chain(from).filter(|_| table.set(map).is_some()) else { continue };
+            let looks = |step: &Step| matches!(step, Step::Look { map: of, .. } if **of == *map);
+            if !chain.rules.iter().any(|rule| rule.steps.iter().any(looks)) {
+                let text = format!("{from} does not look into the map {map}");
+                audit.discrepancies.push(discrepancy(family, writer, from.into(), "C5e", text));
+            }
+        }
+    }
+    for (name, from, set) in IPSETS.iter().filter(|_| mode == ProxyMode::Ipvs) {
+        let set = ipset_name(set, family);
+        let filled = rules.sets.iter().any(|known| *known.name == *set && !known.is_empty());
+        let Some(chain) = table(name).and_then(|table| table.chain(from)).filter(|_| filled) else {
+            continue;
+        };
+        let asks = |step: &Step| matches!(step, Step::InIpset { set: of, .. } if **of == *set);
+        if !chain.rules.iter().any(|rule| rule.steps.iter().any(asks)) {
+            let text = format!("{from} in table {name} does not ask the ipset {set}, which is not empty");
+            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), "C5e", text));
+        }
+    }
 }
 
 fn names(origins: &[Origin]) -> String {

@@ -1,15 +1,37 @@
 //! What a difference means by kube-proxy's own times: on its way, not written, not heard of, or changed by somebody else.
 
-use super::{Aspect, Context, Discrepancy, Kind, SyncState};
-use crate::node::{ProxyMode, ruleset::Writer};
+use std::collections::BTreeSet;
 
-/// The writer of kube-proxy's mode among those that have rules; of two iptables backends the first.
-pub(super) fn writer_of(mode: ProxyMode, writers: &[Writer]) -> Option<Writer> {
-    writers.iter().copied().find(|writer| match mode {
+use super::{Aspect, Context, Discrepancy, Expected, Kind, SyncState};
+use crate::node::{
+    ProxyMode,
+    ruleset::{Family, Ruleset, Writer},
+};
+
+/// The writer of kube-proxy's mode among those that have rules. Of two iptables backends it is the one that names more of
+/// the Services that exist: the other's rules are no longer kept.
+pub(super) fn writer_of(
+    expected: &Expected,
+    rules: &Ruleset,
+    mode: ProxyMode,
+    family: Family,
+    writers: &[Writer],
+) -> Option<Writer> {
+    let of_mode = |writer: &&Writer| match mode {
         ProxyMode::Iptables => writer.is_iptables(),
-        ProxyMode::Nftables => *writer == Writer::Nftables,
-        ProxyMode::Ipvs => *writer == Writer::Ipvs,
-    })
+        ProxyMode::Nftables => **writer == Writer::Nftables,
+        ProxyMode::Ipvs => **writer == Writer::Ipvs,
+    };
+    let candidates = writers.iter().filter(of_mode).copied().collect::<Vec<_>>();
+    if candidates.len() < 2 {
+        return candidates.first().copied();
+    }
+    let known = expected.ports.iter().flat_map(|port| port.frontends.iter().map(|known| known.frontend));
+    let known = known.collect::<BTreeSet<_>>();
+    let named = |writer: &Writer| {
+        rules.of(*writer).frontends(family).into_keys().filter(|frontend| known.contains(frontend)).count()
+    };
+    candidates.into_iter().max_by_key(named)
 }
 
 pub(super) fn judge(discrepancy: &mut Discrepancy, context: &Context) {

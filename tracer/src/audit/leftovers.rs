@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::{Aspect, Audit, Context, Discrepancy, Expected, Harmless, Kind, SyncState, judge::writer_of};
+use super::{Aspect, Audit, Context, Discrepancy, Expected, Harmless, Kind, SyncState};
 use crate::node::{
     ProxyMode,
     ruleset::{
@@ -19,10 +19,9 @@ pub(super) fn other_writers(
     rules: &Ruleset,
     context: &Context,
     family: Family,
-    writers: &[Writer],
+    (writers, own): (&[Writer], Option<Writer>),
     audit: &mut Audit,
 ) {
-    let own = writer_of(context.mode, writers);
     let known = expected.ports.iter().flat_map(|port| port.frontends.iter().map(|known| known.frontend));
     let known = known.collect::<BTreeSet<_>>();
     for writer in writers.iter().copied().filter(|writer| Some(*writer) != own) {
@@ -145,7 +144,12 @@ fn of_frontend(
         frontends: vec![frontend],
         origins: Vec::new(),
         endpoint: None,
-        place: named.place.clone(),
+        place: match (writer, frontend.address) {
+            (Writer::Ipvs, Some(ip)) if *named.place == *"IPVS" => {
+                format!("virtual server {}", std::net::SocketAddr::new(ip, frontend.port)).into()
+            }
+            _ => named.place.clone(),
+        },
         writer: Some(writer),
         text: format!("{} names {frontend}: {whose}", named.place),
         since: gone.map(|(_, since)| *since),

@@ -272,8 +272,8 @@ pub fn audit(expected: &Expected, rules: &Ruleset, context: &Context) -> Audit {
 
 fn family_audit(expected: &Expected, rules: &Ruleset, context: &Context, family: Family, audit: &mut Audit) {
     let writers = rules.writers(family);
-    leftovers::other_writers(expected, rules, context, family, &writers, audit);
-    let own = judge::writer_of(context.mode, &writers);
+    let own = judge::writer_of(expected, rules, context.mode, family, &writers);
+    leftovers::other_writers(expected, rules, context, family, (&writers, own), audit);
     let Some(writer) = own else {
         // A cluster of one family has no Service of the other; nothing is missing there.
         if expected.has(family) {
@@ -281,10 +281,16 @@ fn family_audit(expected: &Expected, rules: &Ruleset, context: &Context, family:
         }
         return;
     };
-    // Where both backends of iptables have rules, those that kube-proxy still writes are judged.
-    let only = rules.of(writer);
-    let frame = frame::check(&only, context, family, writer, audit);
-    compare::compare(expected, &only, context, family, writer, &frame, audit);
-    leftovers::surplus(expected, &only, context, family, writer, audit);
-    leftovers::unreached(&only, family, writer, audit);
+    // Where several have rules, those that kube-proxy still writes are judged.
+    let of_writer;
+    let only = if rules.is_only_of(writer) {
+        rules
+    } else {
+        of_writer = rules.of(writer);
+        &of_writer
+    };
+    let frame = frame::check(only, context, family, writer, audit);
+    compare::compare(expected, only, context, family, writer, &frame, audit);
+    leftovers::surplus(expected, only, context, family, writer, audit);
+    leftovers::unreached(only, family, writer, audit);
 }

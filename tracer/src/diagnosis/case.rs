@@ -4,7 +4,7 @@
 
 use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
-use super::{Context, Membership, ServicePort, Usable, Via, text::word};
+use super::{Context, Membership, Rule, ServicePort, Usable, Via, text::word};
 use crate::{
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     sighting::{Hook, Status},
@@ -211,6 +211,16 @@ impl Finding {
         self
     }
 
+    /// Beside what [`super::timeline`] says of the flow's own sightings.
+    pub(super) fn kernel(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence.push(Evidence {
+            r#type: EvidenceType::Kernel,
+            time: known(time),
+            content: content.into(),
+        });
+        self
+    }
+
     pub(super) fn node(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
         self.evidence.push(Evidence {
             r#type: EvidenceType::Node,
@@ -228,6 +238,26 @@ impl Finding {
     ) -> Self {
         self.against.push(Evidence { r#type, time: known(time), content: content.into() });
         self
+    }
+
+    /// The chain, map or virtual server that does this with the address asked for, and whose it is, where rules were
+    /// read. What was read later than NAT decided is evidence for what stands, not for what stood.
+    pub(super) fn with_ruling(self, case: &Case<'_>, rule: Rule) -> Self {
+        let verb = match rule {
+            Rule::Forwards => "forwards",
+            Rule::Refuses => "refuses",
+            Rule::Drops => "drops",
+            Rule::Missing => return self,
+        };
+        let asked = case.service.asked;
+        let rulings = case.ctx.node.rulings(asked, case.service.protocol, case.flow.orig.src.ip());
+        let mut finding = self;
+        for ruling in rulings.iter().filter(|ruling| ruling.rule == rule) {
+            let chain = ruling.chain.as_deref().unwrap_or("a rule");
+            let what = format!("{}: {chain} {verb} connections to {asked} ({})", ruling.writer, case.name());
+            finding = finding.node(case.ctx.node.read_at(), what);
+        }
+        finding
     }
 
     pub(super) fn unseen(mut self, what: impl Into<String>) -> Self {

@@ -131,10 +131,12 @@ pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
 
 /// C13.
 /// Mechanism: the real server was taken out of the virtual server while the connection lived. With
-/// `vs/expire_nodest_conn=1`, as kube-proxy sets it, the next packet ends the connection: it is dropped if its conntrack
-/// entry is an old one, and what follows meets no entry. With 0 every packet is dropped in `ip_vs_in_hook` without a word.
-/// For: the packet was dropped with the entry that IPVS gave up; or packets of an established flow are dropped before
-/// they are translated, and the endpoint left its slice.
+/// `vs/expire_nodest_conn=1`, as kube-proxy sets it, the connection's entry goes: at once since 5.9
+/// (`ip_vs_expire_nodest_conn_flush`), before that, or where a packet is faster, at the next packet, which is dropped with
+/// its old conntrack entry. What follows meets no entry, and the node's own stack resets it. With 0 every packet is
+/// dropped in `ip_vs_in_hook` without a word.
+/// For: a packet that was dropped with the entry that IPVS gave up; or the node's reset, or drops before translation,
+/// once the endpoint left its slice.
 /// Against: endpoint still listed: then kube-proxy removed what the API has.
 pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
@@ -145,19 +147,24 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let expired = ipvs.filter(|ipvs| ipvs.expired.is_seen() && !ipvs.reused).map(|ipvs| ipvs.expired);
     let dropped = case.trouble().and_then(|trouble| trouble.drops.iter().find(|drop| in_hook(drop)));
     let dropped = dropped.filter(|_| case.is_ipvs());
-    let first = expired.or_else(|| dropped.map(|drop| drop.mark))?.first;
+    let reset = reset_by_node(case).map(|reset| reset.mark);
+    let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.mark))?.first;
     let membership = case.ctx.cluster.membership(&case.service, endpoint, first);
     let gone_since = match membership {
         Membership::Left { at, .. } => Some(at),
-        Membership::Member { ready: false, since, .. } => Some(since),
+        Membership::Member { ready: false, serving: false, since, .. } => Some(since),
         _ => None,
     };
-    // A drop by itself is anybody's; one with an entry that is given up is IPVS's alone.
+    // A drop by itself is anybody's, and the node resets where an idle entry ended, too; a packet that is dropped with its
+    // entry tells of a removed server alone.
     if expired.is_none() && gone_since.is_none() {
         return None;
     }
+    let ends = expired.is_some() || reset.is_some();
     let how = if expired.is_some() {
         "IPVS ended the connection at its next packet"
+    } else if ends {
+        "IPVS's entry went with it, and the node itself reset the connection"
     } else {
         "IPVS drops its packets without a word"
     };
@@ -171,10 +178,14 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
             case.name()
         ),
     )
-    .confidence(if expired.is_some() || setting == Some(false) { Confidence::High } else { Confidence::Medium })
-    .severity(if expired.is_some() { Severity::Low } else { Severity::Medium })
+    .confidence(if expired.is_some() || setting == Some(ends) {
+        Confidence::High
+    } else {
+        Confidence::Medium
+    })
+    .severity(if ends { Severity::Low } else { Severity::Medium })
     .action(
-        if expired.is_some() {
+        if ends {
             "let the client connect anew; it gets another endpoint"
         } else {
             "let the client connect anew, from another port; sysctl net.ipv4.vs.expire_nodest_conn should say 1, as \

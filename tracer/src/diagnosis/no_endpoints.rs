@@ -1,6 +1,6 @@
 //! C20: the Service has no endpoint to send to.
 
-use super::{Case, Finding, text::word};
+use super::{Case, Finding, Rule, text::word};
 use crate::{
     flow::{RefusalKind, Stage},
     verdict::{Confidence, Domain, Safety, Severity},
@@ -67,5 +67,5 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         Some(reason) => finding = finding.api(None, reason),
         None => finding = finding.unseen("why there is none"),
     }
-    finding
+    finding.with_ruling(case, Rule::Refuses)
 }

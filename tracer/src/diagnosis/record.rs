@@ -5,6 +5,7 @@
 use super::{
     ClusterView, Context, Membership,
     case::{Case, Finding, lower},
+    resets,
     text::{clean, cleaned},
     timeline::kernel_evidence,
     verdict_time,
@@ -110,6 +111,14 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
         gap(Hook::TcpReceiveReset, "whether the client received a RST");
         gap(Hook::TcpRetransmit, "repeated SYNs");
     }
+    if let Some(arrival) = resets::arrival(case) {
+        finding.unseen.push(arrival);
+    }
+    let mut gap = |hook: Hook, cost: &str| {
+        if !case.has_hook(hook) {
+            finding.unseen.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
+        }
+    };
     gap(Hook::SockState, "when the sockets were established and closed");
     if case.flow.partial {
         finding

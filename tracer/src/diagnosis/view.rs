@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{sighting::Protocol, time::Timestamp};
+use crate::{cluster::model::Cidr, sighting::Protocol, time::Timestamp};
 
 /// The cluster as it was at a moment.
 pub trait ClusterView {
@@ -89,6 +89,10 @@ pub struct ServicePort {
     pub local_only: bool,
     /// Label `service.kubernetes.io/service-proxy-name`.
     pub proxy_name: Option<Arc<str>>,
+    /// `loadBalancerSourceRanges` of the family asked for; empty admits everybody. They hold for load balancer IPs.
+    pub source_ranges: Vec<Cidr>,
+    /// `sessionAffinity: ClientIP`.
+    pub affinity: bool,
 }
 
 impl ServicePort {
@@ -182,6 +186,18 @@ pub struct IpvsSettings {
     pub conn_reuse_mode: Option<u8>,
 }
 
+/// What one writer's rules do with a new connection to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// `iptables-nft`, `iptables-legacy`, `iptables`, `nftables` or `ipvs`.
+    pub writer: &'static str,
+    pub rule: Rule,
+    /// The chain, map or virtual server that decides; `None` where none does.
+    pub chain: Option<Arc<str>>,
+    /// Where it sends connections.
+    pub endpoints: Vec<SocketAddr>,
+}
+
 /// The node as it was last read. `None` means not known.
 pub trait NodeView {
     /// `iptables`, `nftables` or `ipvs`.
@@ -196,6 +212,15 @@ pub trait NodeView {
     /// Whether any of kube-proxy's rules stand, and packets get to them.
     fn has_proxy_rules(&self) -> Option<bool>;
     fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule>;
+    /// The same of each writer that has rules of kube-proxy in this family, leftovers of another mode or backend among
+    /// them, for a connection from `source` where that is known to matter. Empty where no rules were read.
+    fn rulings(&self, _addr: SocketAddr, _protocol: Protocol, _source: IpAddr) -> Vec<Ruling> {
+        Vec::new()
+    }
+    /// Another address of this node at which its rules serve this node port; `None` also where that is not known.
+    fn serves_node_port_at(&self, _port: u16, _protocol: Protocol) -> Option<IpAddr> {
+        None
+    }
     /// Entries and the limit (`nf_conntrack_count`, `nf_conntrack_max`).
     fn conntrack_use(&self) -> Option<(u64, u64)>;
     /// Whether the address is one of this node's own, bridges included.

@@ -34,17 +34,19 @@ const MAX_LOSSES: usize = 64;
 /// [drained](Self::drain_settled) is owned by the caller, who should drain after each batch.
 #[derive(Debug)]
 pub struct FlowTable {
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) slots: Slots,
     pub(super) index: HashMap<Key, u32, KeyHash>,
     reorder: Reorder,
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,
-    counters: Counters,
+    pub(super) counters: Counters,
+    /// Addresses of the entries that are to be read again.
+    pub(super) looks: Vec<u64>,
     /// The last persistence template that IPVS made, and when: the connection that it is made for comes next.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
     /// The latest time known. Never goes back.
-    clock: Timestamp,
+    pub(super) clock: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +66,7 @@ impl FlowTable {
             settled: VecDeque::new(),
             losses: VecDeque::new(),
             counters: Counters::default(),
+            looks: Vec::new(),
             template: None,
             clock: Timestamp::MIN,
         }
@@ -178,7 +181,8 @@ impl FlowTable {
         };
         match index {
             Some(index) => self.place(index),
-            None => self.counters.unmatched += 1,
+            // What an entry is that nobody asked about concerns no flow.
+            None => self.counters.unmatched += u64::from(place.hook != Hook::Look),
         }
     }
 
@@ -188,6 +192,9 @@ impl FlowTable {
         if !is_tracked(ct.orig.protocol) || place.hook == Hook::NatSetup {
             // NAT is still being decided at nf_nat_setup_info: its tuples are not final, the confirmed entry's are.
             return None;
+        }
+        if place.hook == Hook::Look {
+            return self.fold_look(*ct, fact.note, place);
         }
         let index = match place.hook {
             Hook::Confirm => self.entry_to_confirm(ct, place),
@@ -199,6 +206,7 @@ impl FlowTable {
         if place.hook == Hook::Confirm {
             if !flow.fold_pick_up(ct, place) {
                 flow.fold_decision(*ct, place);
+                flow.fold_note(ct, fact.note, place);
             }
             if flow.confirm_task.is_none() {
                 flow.confirm_task = fact.task.take();
@@ -207,7 +215,7 @@ impl FlowTable {
             if flow.decisions.is_empty() {
                 flow.fold_decision(*ct, place);
             }
-            flow.fold_end_of_entry(ct, place);
+            flow.fold_end_of_entry(ct, fact.note, place);
         }
         self.link(index, ct, place);
         Some(index)
@@ -296,6 +304,11 @@ impl FlowTable {
         let (queue, wait) = self.first_queue(orig.protocol);
         let index = self.slots.insert(flow, queue, self.clock.saturating_add(wait));
         if let Some(before) = self.index.insert(Key::new(&orig, place.netns), index) {
+            let previous =
+                self.slots.get(before).filter(|flow| flow.orig == orig).and_then(Flow::as_previous);
+            if let Some(flow) = self.slots.get_mut(index) {
+                flow.previous = previous;
+            }
             self.supersede(before, place.time);
         }
         index
@@ -360,7 +373,7 @@ impl FlowTable {
     }
 
     /// Puts a flow into the queue that its evidence asks for.
-    fn place(&mut self, index: u32) {
+    pub(super) fn place(&mut self, index: u32) {
         let Some(flow) = self.slots.get_mut(index) else { return };
         let outcome = flow.outcome();
         let over = flow.is_over(outcome);
@@ -369,12 +382,15 @@ impl FlowTable {
         }
         let tcp = flow.is_tcp();
         let handed = flow.handed;
-        let trying = flow.client.is_seen() && flow.is_still_trying();
+        let after_all = flow.was_answered_after_all();
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let now = self.slots.queue_of(index);
         if now == Some(Queue::Settling) {
             return;
         }
-        let news = handed.map_or(over || outcome == Outcome::Silent, |handed| is_news(handed, outcome));
+        let news = handed.map_or(over || outcome == Outcome::Silent, |handed| {
+            is_news(handed, outcome) || (handed == Outcome::Pending && after_all)
+        });
         let (queue, wait) = if news {
             (Queue::Settling, self.limits.settle)
         } else if over && !trying {
@@ -396,11 +412,13 @@ impl FlowTable {
 
     fn expire(&mut self, now: Timestamp) {
         self.clock = self.clock.max(now);
-        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram] {
+        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Looking] {
             while let Some((index, deadline)) = self.slots.head(queue)
                 && deadline <= self.clock
             {
-                self.settle(index, deadline);
+                if queue == Queue::Looking || !self.wants_look(index) {
+                    self.settle(index, deadline);
+                }
             }
         }
         for queue in [Queue::Lingering, Queue::Waiting] {
@@ -416,7 +434,7 @@ impl FlowTable {
     fn settle(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.slots.get(index).cloned() else { return };
         let outcome = flow.outcome();
-        let trying = flow.client.is_seen() && flow.is_still_trying();
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let (queue, wait) = if flow.ended.is_some() && !trying {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {
@@ -451,9 +469,15 @@ impl FlowTable {
 
     /// Makes room for one flow: first what was handed out already, then half-open ones, then idle ones.
     fn evict(&mut self) {
-        for queue in
-            [Queue::Lingering, Queue::Waiting, Queue::Opening, Queue::Datagram, Queue::Live, Queue::Settling]
-        {
+        for queue in [
+            Queue::Lingering,
+            Queue::Waiting,
+            Queue::Opening,
+            Queue::Datagram,
+            Queue::Looking,
+            Queue::Live,
+            Queue::Settling,
+        ] {
             let Some((index, _)) = self.slots.head(queue) else { continue };
             if queue == Queue::Settling {
                 self.settle(index, self.clock);
@@ -463,7 +487,7 @@ impl FlowTable {
             if self.slots.get(index).is_some_and(|flow| flow.handed.is_none()) {
                 self.counters.evicted += 1;
                 self.counters.evicted_half_open +=
-                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram));
+                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram | Queue::Looking));
             }
             self.forget(index);
             return;

@@ -45,7 +45,8 @@ pub fn settings(proc: &Path) -> Option<IpvsSettings> {
 pub fn parse(text: &str) -> Vec<VirtualServer> {
     let mut servers: Vec<VirtualServer> = Vec::new();
     let mut count = 0_usize;
-    // /proc/net/ip_vs writes addresses and ports as hexadecimal digits, ipvsadm never does.
+    let hexadecimal = is_proc(text);
+    let endpoint = |text: &str| endpoint(text, hexadecimal);
     for line in text.lines() {
         if count >= SERVERS_MAX {
             break;
@@ -80,10 +81,9 @@ pub fn parse(text: &str) -> Vec<VirtualServer> {
             [protocol, address, scheduler, flags @ ..] => {
                 if let (Some(protocol), Some(address)) = (listed_protocol(protocol), endpoint(address)) {
                     // In /proc the time is in the kernel's own ticks, whose length it does not say.
-                    let in_ticks = is_hexadecimal(words.get(1).copied().unwrap_or_default());
                     let persistent = flags.iter().position(|flag| *flag == "persistent").map(|position| {
                         let seconds = flags.get(position + 1).and_then(|text| text.parse().ok());
-                        seconds.filter(|_| !in_ticks).unwrap_or(u32::MAX)
+                        seconds.filter(|_| !hexadecimal).unwrap_or(UNKNOWN_SECONDS)
                     });
                     servers.push(VirtualServer {
                         protocol,
@@ -133,7 +133,7 @@ fn saved_destination(words: &[&str]) -> Option<(Protocol, SocketAddr, Destinatio
         words.get(position + 1).copied()
     };
     let destination = Destination {
-        address: endpoint(value("-r")?)?,
+        address: endpoint(value("-r")?, false)?,
         weight: value("-w").and_then(|text| text.parse().ok()).unwrap_or(1),
         masquerade: words.contains(&"-m"),
     };
@@ -142,9 +142,9 @@ fn saved_destination(words: &[&str]) -> Option<(Protocol, SocketAddr, Destinatio
 
 fn saved_address(words: &[&str]) -> Option<(Protocol, SocketAddr)> {
     match words {
-        ["-t" | "--tcp-service", address, ..] => Some((Protocol::TCP, endpoint(address)?)),
-        ["-u" | "--udp-service", address, ..] => Some((Protocol::UDP, endpoint(address)?)),
-        ["--sctp-service", address, ..] => Some((Protocol::SCTP, endpoint(address)?)),
+        ["-t" | "--tcp-service", address, ..] => Some((Protocol::TCP, endpoint(address, false)?)),
+        ["-u" | "--udp-service", address, ..] => Some((Protocol::UDP, endpoint(address, false)?)),
+        ["--sctp-service", address, ..] => Some((Protocol::SCTP, endpoint(address, false)?)),
         _ => None,
     }
 }
@@ -158,26 +158,40 @@ fn listed_protocol(text: &str) -> Option<Protocol> {
     }
 }
 
-/// `0A600A0A:0050`.
-fn is_hexadecimal(text: &str) -> bool {
-    text.split_once(':').is_some_and(|(address, port)| {
-        let hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        address.len() == 8 && port.len() == 4 && hex(address) && hex(port)
-    }) || text.rsplit_once("]:").is_some_and(|(address, port)| address.len() == 40 && port.len() == 4)
+/// Whether this is /proc/net/ip_vs, which alone writes IPv4 addresses and all ports in hexadecimal digits, and IPv6
+/// addresses in full length.
+fn is_proc(text: &str) -> bool {
+    let words = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        match words.next() {
+            Some("->" | "TCP" | "UDP" | "SCTP") => words.next(),
+            _ => None,
+        }
+    });
+    let mut addresses = words.filter(|word| !word.starts_with("RemoteAddress")).take(64).peekable();
+    let hexadecimal = |word: &str| {
+        word.rsplit_once(':').is_some_and(|(address, port)| {
+            let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let whole =
+                address.strip_prefix('[').map_or(address.len() == 8 && digits(address), |v6| v6.len() == 40);
+            whole && port.len() == 4 && digits(port)
+        })
+    };
+    addresses.peek().is_some() && addresses.all(hexadecimal)
 }
 
 /// `10.96.10.10:80`, `[fd00::1]:80`, or as /proc has it: `0A600A0A:0050`, `[fd00:0000:…:0001]:0050`.
-fn endpoint(text: &str) -> Option<SocketAddr> {
-    if is_hexadecimal(text) {
-        let (address, port) = text.rsplit_once(':')?;
-        let port = u16::from_str_radix(port, 16).ok()?;
-        let ip = match address.strip_prefix('[') {
-            Some(address) => address.trim_end_matches(']').parse().ok()?,
-            None => IpAddr::V4(Ipv4Addr::from_bits(u32::from_str_radix(address, 16).ok()?)),
-        };
-        return Some(SocketAddr::new(ip, port));
+fn endpoint(text: &str, hexadecimal: bool) -> Option<SocketAddr> {
+    if !hexadecimal {
+        return text.parse().ok();
     }
-    text.parse().ok()
+    let (address, port) = text.rsplit_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let ip = match address.strip_prefix('[') {
+        Some(address) => address.trim_end_matches(']').parse().ok()?,
+        None => IpAddr::V4(Ipv4Addr::from_bits(u32::from_str_radix(address, 16).ok()?)),
+    };
+    Some(SocketAddr::new(ip, port))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 pub mod capture;
 pub mod command;
 pub mod conntrack;
+pub mod entries;
 pub mod http;
 pub mod interfaces;
 pub mod ipset;

@@ -11,13 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     NodeState, Observed, ProxyMode,
-    ruleset::{End, Family, Fate, Name, Origin, Probe, Ruleset, Snapshot, Writer, sources, walk::Walker},
+    ruleset::{
+        End, Family, Fate, LocalTraffic, Name, Origin, Probe, Ruleset, Snapshot, Writer, sources,
+        walk::Walker,
+    },
 };
 use crate::{
-    diagnosis::{IpvsSettings, NodeView, Rule},
+    diagnosis::{IpvsSettings, NodeView, Rule, Ruling},
     sighting::Protocol,
     time::Timestamp,
 };
+
+/// Addresses of the node that are tried for a node port.
+const MAX_ADDRESSES: usize = 64;
 
 /// The node as it was last read.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -52,6 +58,11 @@ impl NodeFacts {
     /// Who has rules of kube-proxy in this family, leftovers of another mode or backend included (C3, C10).
     pub fn writers(&self, family: Family) -> Vec<Writer> {
         self.ruleset().map(|rules| rules.writers(family)).unwrap_or_default()
+    }
+
+    /// Whether rules of kube-proxy stand that it does not keep any more (C3, C10); also where none were read yet.
+    pub fn may_have_leftovers(&self, ip: IpAddr) -> bool {
+        self.ruleset().is_none_or(|rules| rules.writers(Family::of(ip)).len() > 1)
     }
 
     /// What all the rules together do with a new connection to this address. `None` where no rules were read, or not
@@ -91,6 +102,23 @@ impl NodeFacts {
         }
         best
     }
+}
+
+/// What these rules do with a connection from `source`.
+fn from_source(rules: &Ruleset, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> VipRule {
+    let family = Family::of(addr.ip());
+    let is_own = |ip: IpAddr| rules.addresses.as_ref().is_some_and(|addresses| addresses.contains(&ip));
+    let traffic = rules.local_traffic(family);
+    let (_, interface) = traffic.example(family);
+    let origin = match &traffic {
+        _ if is_own(source) => Origin::Node,
+        LocalTraffic::Range(range) if !range.contains(source) => Origin::Outside,
+        _ => Origin::Pod,
+    };
+    let interface = if origin == Origin::Pod { interface } else { None };
+    let local = is_own(addr.ip());
+    let probe = Probe { origin, source, interface, destination: addr, protocol, local, hairpin: false };
+    read_as(&Walker::new(rules, family).walk(&probe))
 }
 
 /// The answer that a fate gives.
@@ -165,6 +193,34 @@ impl NodeView for NodeFacts {
 
     fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule> {
         self.vip_rule(addr, protocol).map(|found| found.rule)
+    }
+
+    fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<Ruling> {
+        let Some(rules) = self.ruleset() else { return Vec::new() };
+        let ruling = |writer: Writer, rules: &Ruleset| {
+            let found = from_source(rules, addr, protocol, source);
+            Ruling {
+                writer: writer.as_str(),
+                rule: found.rule,
+                chain: found.chain,
+                endpoints: found.endpoints.into_iter().map(|(endpoint, _)| endpoint).collect(),
+            }
+        };
+        match rules.writers(Family::of(addr.ip()))[..] {
+            // Nearly every node: nothing has to be taken apart.
+            [writer] => vec![ruling(writer, rules)],
+            ref writers => writers.iter().map(|writer| ruling(*writer, &rules.of(*writer))).collect(),
+        }
+    }
+
+    fn serves_node_port_at(&self, port: u16, protocol: Protocol) -> Option<IpAddr> {
+        let rules = self.ruleset()?;
+        let served = |ip: &&IpAddr| {
+            let outside = sources::nowhere(Family::of(**ip), &[]);
+            !ip.is_loopback()
+                && from_source(rules, SocketAddr::new(**ip, port), protocol, outside).rule != Rule::Missing
+        };
+        rules.addresses.as_ref()?.iter().take(MAX_ADDRESSES).find(served).copied()
     }
 
     fn conntrack_use(&self) -> Option<(u64, u64)> {

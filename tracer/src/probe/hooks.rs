@@ -12,6 +12,8 @@ pub enum Attach {
     KprobePair,
     /// A tracepoint's arguments as the kernel passes them; needs no tracefs.
     RawTracepoint,
+    /// Loaded, attached to nothing and run when the program asks.
+    OnDemand,
 }
 
 impl Attach {
@@ -20,6 +22,7 @@ impl Attach {
             Self::Kprobe => "kprobe",
             Self::KprobePair => "kprobe+kretprobe",
             Self::RawTracepoint => "raw tracepoint",
+            Self::OnDemand => "on demand",
         }
     }
 }
@@ -51,13 +54,15 @@ pub const fn twin(hook: Hook) -> Option<Twin> {
         Hook::EarlyDrop => Twin::Exit("early_drop_fexit"),
         Hook::SendUnreach => Twin::Entry("send_unreach_fentry"),
         Hook::NfSendReset => Twin::Entry("nf_send_reset_fentry"),
-        Hook::SendUnreach6 => Twin::Entry("send_unreach6_fentry"),
-        Hook::NfSendReset6 => Twin::Entry("nf_send_reset6_fentry"),
+        Hook::IcmpError => Twin::Entry("icmp_error_fentry"),
+        Hook::TcpPacket => Twin::Entry("tcp_packet_fentry"),
         Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
         Hook::TcpV6SendReset => Twin::Entry("tcp_v6_send_reset_fentry"),
+        Hook::SendUnreach6 => Twin::Entry("send_unreach6_fentry"),
+        Hook::NfSendReset6 => Twin::Entry("nf_send_reset6_fentry"),
+        // `ip_vs_conn_new` has seven arguments, more than a trampoline passes before 6.6.
         Hook::IpVsLeave => Twin::Entry("ipvs_leave_fentry"),
         Hook::IpVsConnExpire => Twin::Entry("ipvs_conn_expire_fentry"),
-        Hook::IpVsConnNew => Twin::Entry("ipvs_conn_new_fentry"),
         Hook::IpVsSchedule => Twin::Exit("ipvs_schedule_fexit"),
         _ => return None,
     })
@@ -285,6 +290,46 @@ pub const HOOKS: &[HookSpec] = &[
         arguments: &[("ct", 0)],
         fields: CT,
         cost: "the end of a flow whose sockets are elsewhere is not seen",
+    },
+    HookSpec {
+        hook: Hook::InvalidLog,
+        programs: &["invalid_log"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_conntrack"),
+        arguments: &[("skb", 0), ("ct", 1)],
+        fields: SKB_CT,
+        cost: "why conntrack calls a packet invalid is not seen (C18, C18b)",
+    },
+    HookSpec {
+        hook: Hook::IcmpError,
+        programs: &["icmp_error"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_nat"),
+        arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)],
+        fields: PACKET,
+        cost: "an ICMP error from another node looks like silence: a refused datagram, a host that cannot be reached",
+    },
+    HookSpec {
+        hook: Hook::Look,
+        programs: &["look"],
+        attach: Attach::OnDemand,
+        need: Need::Failure,
+        module: None,
+        arguments: &[],
+        fields: CT,
+        cost: "whether a datagram was answered is not known before its entry ends",
+    },
+    HookSpec {
+        hook: Hook::TcpPacket,
+        programs: &["tcp_packet"],
+        attach: Attach::Kprobe,
+        need: Need::Targeted,
+        module: Some("nf_conntrack"),
+        arguments: &[("skb", 1), ("dataoff", 2)],
+        fields: PACKET,
+        cost: "a RST between two other hosts is not seen while it passes",
     },
     HookSpec {
         hook: Hook::NatSetup,

@@ -11,7 +11,7 @@ use std::{
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{HashMap, MapData, MapError, PerCpuArray, RingBuf},
-    programs::{KProbe, Program, ProgramError, RawTracePoint},
+    programs::{KProbe, Program, ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
 use tokio::io::unix::AsyncFd;
 use tracer_ebpf::{HOOK_SLOTS, Hook, LOST_ANY, MISSING, map};
@@ -25,7 +25,11 @@ use super::{
     layout::{FIELDS, Layout},
     plan::{FentryTarget, HookPlan, Tier},
 };
-use crate::{sighting::Sighting, time::Timestamp};
+use crate::{
+    node::entries::OldEntry,
+    sighting::{Netns, Sighting},
+    time::Timestamp,
+};
 
 #[cfg(not(viptrace_without_bpf))]
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
@@ -233,6 +237,22 @@ impl Probe {
         read
     }
 
+    /// Old entries as if the kernel had told of them: sightings, and the records to keep.
+    pub fn listed(
+        &mut self,
+        entries: &[OldEntry],
+        netns: Netns,
+        into: &mut Vec<Sighting>,
+        mut keep: impl FnMut(&[u8]),
+    ) {
+        for entry in entries {
+            if let Some((sighting, record)) = self.decoder.listed(entry, netns) {
+                keep(record.as_ref());
+                into.push(sighting);
+            }
+        }
+    }
+
     /// To be called once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for
     /// new records.
     pub fn caught_up(&mut self) {
@@ -261,6 +281,28 @@ impl Probe {
             }
         }
         Ok(losses)
+    }
+
+    /// Has these conntrack entries read again, by their kernel addresses: what they are by now comes as sightings of
+    /// [`Hook::Look`]. An address where another entry lies by now tells of that one. Returns how many were asked for
+    /// in vain.
+    pub fn look(&mut self, entries: &[u64]) -> usize {
+        if entries.is_empty() || !self.attached.contains(&Hook::Look) {
+            return entries.len();
+        }
+        let Some(Program::RawTracePoint(program)) = self.ebpf.program_mut("look") else {
+            return entries.len();
+        };
+        let mut failed = 0;
+        for entry in entries {
+            let mut options = RawTracePointRunOptions::new();
+            options.args[0] = *entry;
+            if let Err(error) = program.test_run(options) {
+                failed += 1;
+                debug!(entry, "an entry could not be looked at: {}", chain(&error));
+            }
+        }
+        failed
     }
 
     /// How often the kernel left a hook's program out, because the same program ran on that CPU already: an interrupt
@@ -360,6 +402,12 @@ fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec) -> Result<(), AttachError> {
                 let tracepoint: &mut RawTracePoint = tracepoint;
                 tracepoint.load().map_err(|error| refused(&error))?;
                 tracepoint.attach(symbol).map_err(|error| refused(&error))?;
+            }
+            (Program::RawTracePoint(on_demand), Attach::OnDemand) => {
+                let on_demand: &mut RawTracePoint = on_demand;
+                on_demand.load().map_err(|error| refused(&error))?;
+                // No entry lies at this address: nothing is reported, and a kernel that cannot do it says so.
+                on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
             }
             _ => return Err(AttachError::Map { name: program }),
         }

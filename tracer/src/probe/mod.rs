@@ -12,6 +12,7 @@ pub mod hooks;
 pub mod host;
 pub mod kernel;
 pub mod layout;
+mod listed;
 pub mod plan;
 
 pub use clock::unix_ns;

@@ -130,7 +130,9 @@ impl HookPlan {
     pub fn with_tiers(set: HookSet, tiers: Tiers, layout: &Layout, kernel: &impl KernelFacts) -> Self {
         let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
-        let lines = HOOKS
+        // Variadic: nothing but BTF tells where the format is, which was argument 2 before 5.14.
+        let format_is_third = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt") == Some(3);
+        let mut lines: Vec<PlanLine> = HOOKS
             .iter()
             .map(|spec| {
                 let tier = tier(spec, tiers, kernel);
@@ -138,6 +140,15 @@ impl HookPlan {
                 PlanLine { spec, state, tier }
             })
             .collect();
+        if !format_is_third
+            && let Some(line) = lines.iter_mut().find(|line| line.spec.hook == Hook::InvalidLog)
+            && line.state == State::Planned
+        {
+            line.state = State::Missing(
+                "this kernel's BTF does not say that `fmt` is argument 3, and it was another before 5.14"
+                    .to_owned(),
+            );
+        }
         Self { lines, kfree_reason, send_reset_reason }
     }
 
@@ -288,6 +299,8 @@ fn state(
             Some(prototype) => Some(prototype),
             None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
         },
+        // Whether the kernel can run a program on demand shows when it is asked to.
+        Attach::OnDemand => None,
         Attach::Kprobe | Attach::KprobePair => {
             if let Tier::Kprobe(why) = tier {
                 if tiers == Tiers::Fentry {

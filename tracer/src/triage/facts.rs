@@ -234,8 +234,9 @@ impl Facts {
             return;
         }
         let listed = self.interfaces.iter().flat_map(Interfaces::iter);
-        let own: Vec<_> =
+        let mut own: Vec<_> =
             listed.flat_map(|interface| interface.addresses.iter().map(|(address, _)| *address)).collect();
+        own.extend(self.log.iter().flat_map(|log| &log.node_ips));
         let mut same =
             history.nodes().filter(|node| node.addresses.iter().any(|address| own.contains(address)));
         match (same.next(), same.next()) {

@@ -4,6 +4,7 @@
 //! give the same report. One file for each step of the triage order; each finding says what was seen, what speaks
 //! against it and what to do. What could not be checked is said, never taken for healthy.
 
+mod audit;
 pub mod compare;
 mod conntrack;
 pub mod facts;
@@ -17,7 +18,10 @@ mod services;
 mod sync;
 mod versions;
 
-use std::collections::BTreeSet;
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BTreeSet,
+};
 
 pub use compare::{Difference, Saved};
 pub use facts::Facts;
@@ -41,6 +45,7 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
     versions::judge(facts, &mut findings);
     sync::judge(facts, &mut findings);
     rules::judge(facts, &mut findings);
+    let unaudited = audit::judge(facts, &mut findings);
     conntrack::judge(facts, &mut findings);
     path::judge(facts, &mut findings);
     if let Some(service) = &scope.service {
@@ -50,6 +55,7 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
 
     let mut gaps = facts.gaps.clone();
     gaps.extend(facts.missing());
+    gaps.extend(unaudited);
     let mut seen = BTreeSet::new();
     gaps.retain(|gap| seen.insert(gap.clone()));
     let state = state(facts, &findings);
@@ -72,11 +78,12 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
 /// Faults first. For one Service in the order of K13: the first that explains its failure leads. For a node, what breaks
 /// more than one Service leads, and the order of K13 decides among equals.
 fn rank(findings: &mut [Finding], scope: &Scope) {
+    let reach =
+        |finding: &Finding| (scope.service.is_none() && finding.service.is_some(), Reverse(finding.severity));
     findings.sort_by(|a, b| {
-        let by_level = a.level.cmp(&b.level);
-        let by_reach =
-            if scope.service.is_none() { b.severity.cmp(&a.severity) } else { std::cmp::Ordering::Equal };
-        by_level
+        let by_reach = if scope.service.is_none() { reach(a).cmp(&reach(b)) } else { Ordering::Equal };
+        a.level
+            .cmp(&b.level)
             .then(by_reach)
             .then(a.step.cmp(&b.step))
             .then(b.severity.cmp(&a.severity))

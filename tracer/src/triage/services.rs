@@ -134,8 +134,7 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
             "EndpointSlices of {key}: no endpoint that serves {} over {}",
             labels.join(", "),
             family.as_str()
-        ))
-        .api(format!("{reason}"));
+        ));
         if matches!(reason, NoEndpointsReason::ScaledToZero { .. }) {
             finding = finding.but(
                 EvidenceType::Api,

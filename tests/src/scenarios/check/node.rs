@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use super::expect;
 use crate::{
     command, console,
+    matrix::Mode,
     traffic::{
         client::{self, Script},
         server,
@@ -19,11 +20,9 @@ pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
     }
     let checked = expect(stage, &[])?;
     console::file("check-healthy.json", &format!("{:#}", checked.report));
-    ensure!(
-        checked.report["kube_proxy_mode"] == "iptables",
-        "the mode is {}",
-        checked.report["kube_proxy_mode"]
-    );
+    let mode = if stage.mode() == Mode::Nftables { "nftables" } else { "iptables" };
+    let said = &checked.report["kube_proxy_mode"];
+    ensure!(said == mode, "the mode is {said}");
     let first = super::check(stage, &["shop/cart"])?;
     ensure!(first.ended.status == 0, "shop/cart is not healthy: {:#?}", first.findings);
     ensure!(first.report["state"] == "healthy", "its state is {}", first.report["state"]);
@@ -35,7 +34,7 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
     }
-    let flushed = stage.world.rules.without_kube_proxy();
+    let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     let checked = super::check(stage, &[])?;
     let first = checked.findings.first().map(|finding| finding.name.as_str());
@@ -50,8 +49,8 @@ pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
     }
     let keeps = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
     let _serving = stage.serve("shop/frontend-1", 8080, keeps)?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
     let mut standing = Vec::new();
     for _ in 0..12 {
         standing.push(client::hold(from, frontend, Script::exchange())?);

@@ -33,6 +33,8 @@ pub(super) struct Found {
     known: ByFault,
     /// Service ports looked at.
     pub(super) checked: usize,
+    /// Those of them that have endpoints.
+    pub(super) forwarded: BTreeSet<usize>,
 }
 
 impl Found {
@@ -62,9 +64,15 @@ impl Found {
         }
         let common = |fault: &Fault| {
             let count = shared.get(&(fault.kind, fault.aspect)).map_or(0, BTreeSet::len);
+            let of = match fault.aspect {
+                Aspect::Masquerade | Aspect::Hairpin | Aspect::Share | Aspect::Affinity => {
+                    self.forwarded.len()
+                }
+                _ => self.checked,
+            };
             let shareable =
                 !matches!(fault.aspect, Aspect::Endpoint | Aspect::Frontend | Aspect::SourceRanges);
-            shareable && count >= COMMON_LEAST && count as f64 > self.checked as f64 * COMMON_SHARE
+            shareable && count >= COMMON_LEAST && count as f64 > of as f64 * COMMON_SHARE
         };
         let mut folded = BTreeSet::new();
         for (fault, frontends, origins) in &self.faults {

@@ -100,9 +100,43 @@ impl History {
         let past = stretches.iter().filter_map(|s| Some((s.to.filter(|to| *to <= at)?, s)));
         match past.max_by_key(|(to, _)| *to) {
             Some((left, stretch)) => Membership::Left { at: left, last: stretch.state.clone() },
-            None if at < begins => Membership::Unknown { history_begins: begins },
-            None => Membership::NeverSeen { since: begins },
+            None => match self.under_an_old_name(service, port, endpoint, at) {
+                Some((left, last)) => Membership::Left { at: left, last },
+                None if at < begins => Membership::Unknown { history_begins: begins },
+                None => Membership::NeverSeen { since: begins },
+            },
         }
+    }
+
+    /// A port that is renamed changes its name in the Service first, in the slices a moment later: until then no slice
+    /// lists an endpoint under the new name. It has been one under a name that the Service no longer has, until the
+    /// slice or the Service changed.
+    fn under_an_old_name(
+        &self,
+        service: &Key,
+        port: &ServicePort,
+        endpoint: SocketAddr,
+        at: Timestamp,
+    ) -> Option<(Timestamp, EndpointState)> {
+        let line = self.services.get(service)?;
+        let span = line.spans().filter(|span| span.from <= at && span.value.is_some()).last()?;
+        let current = span.value?;
+        let keys = self.slices_of_service.get(service).into_iter().flatten();
+        let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(Timeline::spans);
+        spans
+            .filter(|slice| slice.from <= at)
+            .filter_map(|slice| {
+                let listed = slice.value.filter(|value| value.service.as_ref() == Some(service))?;
+                let old = listed.ports.iter().find(|old| {
+                    old.port == endpoint.port()
+                        && old.protocol == port.protocol
+                        && !current.ports.iter().any(|known| known.name == old.name)
+                })?;
+                let renamed = ServicePort { name: Arc::clone(&old.name), ..port.clone() };
+                let left = slice.to.filter(|to| *to <= at).unwrap_or(span.from);
+                find(listed, &renamed, endpoint).map(|state| (left, state))
+            })
+            .max_by_key(|(left, _)| *left)
     }
 
     /// The endpoints of this Service port at `at`, ready or not, each once, in the order of their addresses. An

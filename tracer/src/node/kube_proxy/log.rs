@@ -3,8 +3,10 @@
 //! Owns the texts by which the errors are known, and the forms that a line comes in: klog's own, klog's JSON, and
 //! either behind what a container runtime (CRI, Docker) or journald puts before it. What an error means is for `triage`.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
+/// Addresses of a node that are kept.
+const NODE_IPS_MAX: usize = 16;
 /// Lines read, at most; a longer log is read from its end.
 const LINES_MAX: usize = 500_000;
 /// Bytes of an error's text that are kept.
@@ -136,6 +138,8 @@ pub struct Log {
     pub waiting_for_informers: bool,
     /// `Using iptables Proxier`: the mode that the last start says it uses, as it is spelled there.
     pub proxier: Option<String>,
+    /// The node's addresses, as the last start found them.
+    pub node_ips: Vec<IpAddr>,
     /// `Version info`: the version that the last start says.
     pub version: Option<String>,
     pub lines: u64,
@@ -186,6 +190,13 @@ impl Log {
             && mode.len() < 32
         {
             self.proxier = Some(mode.to_owned());
+        }
+        if message.contains("Successfully retrieved ")
+            && let Some((_, rest)) = message.split_once("IPs=[")
+            && let Some((list, _)) = rest.split_once(']')
+        {
+            let addresses = list.split(',').filter_map(|ip| ip.trim().trim_matches('"').parse().ok());
+            self.node_ips = addresses.take(NODE_IPS_MAX).collect();
         }
         let Some(trouble) = classify(message) else { return };
         let time = time.unwrap_or_default().to_owned();
@@ -460,6 +471,22 @@ mod tests {
             "\"SyncProxyRules complete\" elapsed=\"79ms\"",
         ] {
             assert_eq!(classify(harmless), None, "{harmless}");
+        }
+    }
+
+    #[test]
+    fn the_nodes_addresses_in_both_forms() {
+        for (line, expected) in [
+            (
+                "I1120 23:24:57.911600   27071 server.go:1062] \"Successfully retrieved node IP(s)\" IPs=[\"192.0.2.11\"]",
+                1,
+            ),
+            (
+                "I1120 23:24:57.911600   27071 server.go:1062] \"Successfully retrieved NodeIPs\" NodeIPs=[\"192.0.2.11\",\"2001:db8::11\"]",
+                2,
+            ),
+        ] {
+            assert_eq!(Log::parse(line).node_ips.len(), expected, "{line}");
         }
     }
 

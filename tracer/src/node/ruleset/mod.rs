@@ -128,6 +128,16 @@ impl Ruleset {
         }
     }
 
+    /// Whether nothing is here that [`Ruleset::of`] would leave out.
+    pub fn is_only_of(&self, writer: Writer) -> bool {
+        let tables = self.tables.iter().all(|table| match writer {
+            Writer::Ipvs => table.writer != Writer::Nftables,
+            _ => table.writer == writer,
+        });
+        let servers = writer == Writer::Ipvs || self.servers.is_none();
+        tables && servers && (writer != Writer::Nftables || self.sets.is_empty())
+    }
+
     /// Rules, set and map elements and real servers, all together.
     pub fn size(&self) -> usize {
         let rules = |table: &Table| table.chains.iter().map(|chain| chain.rules.len()).sum::<usize>();

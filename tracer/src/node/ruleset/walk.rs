@@ -6,6 +6,7 @@
 //! are not followed, and policies of base chains are theirs. Pure.
 
 use std::{
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     rc::Rc,
 };
@@ -165,6 +166,7 @@ pub struct Walker<'a> {
     family: Family,
     /// By hook, in the order of priorities; only those from which kube-proxy's rules are reached.
     entries: [Vec<Entry>; 5],
+    servers: HashMap<(Protocol, SocketAddr), &'a VirtualServer>,
 }
 
 impl<'a> Walker<'a> {
@@ -182,7 +184,9 @@ impl<'a> Walker<'a> {
         for list in &mut entries {
             list.sort_by_key(|entry| entry.base.priority);
         }
-        Self { rules, family, entries }
+        let servers = rules.servers.iter().flatten();
+        let servers = servers.map(|server| ((server.protocol, server.address), server)).collect();
+        Self { rules, family, entries, servers }
     }
 
     pub const fn family(&self) -> Family {
@@ -206,8 +210,7 @@ impl<'a> Walker<'a> {
     }
 
     fn server(&self, protocol: Protocol, address: SocketAddr) -> Option<&'a VirtualServer> {
-        let servers = self.rules.servers.as_ref()?;
-        servers.iter().find(|server| server.protocol == protocol && server.address == address)
+        self.servers.get(&(protocol, address)).copied()
     }
 
     /// Whether this is an address of the node. IPVS serves an address only if it is; where the addresses were not read,

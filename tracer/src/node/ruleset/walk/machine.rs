@@ -332,8 +332,11 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                     Step::Spread { of, to } => {
                         let share = way.state.weight / f64::from((*of).max(1));
                         let mut left = way.state.weight;
-                        for (number, verdict) in to.iter().filter(|(number, _)| number < of) {
-                            let _ = number;
+                        for (_, verdict) in to.iter().filter(|(number, _)| number < of) {
+                            // A number that is there twice takes no more than there is.
+                            if left < share * 0.5 {
+                                break;
+                            }
                             left -= share;
                             let mut other = way.clone();
                             other.state.weight = share;
