@@ -17,34 +17,32 @@ use crate::{
     filter, globals, output, packet,
 };
 
+at_entry!(ipvs_conn_new, ipvs_conn_new_fentry, on_ipvs_conn_new);
 at_entry!(ipvs_leave, ipvs_leave_fentry, on_ipvs_leave);
 at_entry!(ipvs_conn_expire, ipvs_conn_expire_fentry, on_ipvs_conn_expire);
 
 /// `ip_vs_conn_new(p, dest_af, daddr, dport, flags, dest, fwmark)`, at entry. With persistence it is called for the
 /// template (client port 0) before it is called for the connection.
-#[kprobe]
-pub(crate) fn ipvs_conn_new(ctx: ProbeContext) -> u32 {
-    let (Some(param), Some(dest_family), Some(daddr), Some(dport), Some(flags)) =
-        (ctx.arg::<u64>(0), ctx.arg::<u32>(1), ctx.arg::<u64>(2), ctx.arg::<u32>(3), ctx.arg::<u32>(4))
-    else {
-        return 0;
-    };
+#[inline(always)]
+fn on_ipvs_conn_new(ctx: &impl Entry) {
+    let (param, dest_family, daddr) = (ctx.argument(0), ctx.argument(1) as u32, ctx.argument(2));
+    let (dport, flags) = (ctx.argument(3) as u32, ctx.argument(4) as u32);
     let (Some(client), Some(virtual_address), Some(family)) = (
         address_behind(param, globals::OFF_IPVS_PARAM_CADDR.load()),
         address_behind(param, globals::OFF_IPVS_PARAM_VADDR.load()),
         field::<u16>(param, globals::OFF_IPVS_PARAM_AF.load()),
     ) else {
-        return 0;
+        return;
     };
-    let Some(destination) = output::read::<[u8; 16]>(daddr) else { return 0 };
+    let Some(destination) = output::read::<[u8; 16]>(daddr) else { return };
     if filter::on()
         && !filter::wants_address(&virtual_address, family)
         && !filter::wants_address(&client, family)
         && !filter::wants_address(&destination, dest_family as u16)
     {
-        return 0;
+        return;
     }
-    let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return 0 };
+    let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return };
     let record = entry.as_mut_ptr();
     unsafe {
         (*record).header = output::header(Hook::IpVsConnNew, Kind::Ipvs, netns(param));
@@ -60,7 +58,6 @@ pub(crate) fn ipvs_conn_new(ctx: ProbeContext) -> u32 {
         (*record).protocol = field(param, globals::OFF_IPVS_PARAM_PROTOCOL.load()).unwrap_or(0);
     }
     output::submit(entry);
-    0
 }
 
 /// `ip_vs_leave(svc, skb, pd, iph)`: called only once `ip_vs_schedule` found no real server.

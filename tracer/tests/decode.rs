@@ -8,13 +8,14 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tracer_ebpf::{CT_HEAD_BYTES, PACKET_HEAD_BYTES, SOCK_HEAD_BYTES};
+use tracer_ebpf::{CT_HEAD_BYTES, MISSING, PACKET_HEAD_BYTES, SOCK_HEAD_BYTES, WHY_BYTES};
 use viptrace::{
+    node::entries::OldEntry,
     probe::{
         decode::{DecodeError, Decoder},
         layout::Layout,
     },
-    sighting::{Fact, Hook, Netns, Protocol, SocketEvent, TcpState, Tuple},
+    sighting::{Conntrack, EntryNote, Fact, Hook, Netns, Protocol, SocketEvent, Status, TcpState, Tuple},
     time::Timestamp,
 };
 
@@ -101,6 +102,84 @@ fn a_confirmed_entry_tells_vip_endpoint_and_sender() {
     assert!(!fact.ct.masqueraded());
     let task = fact.task.unwrap();
     assert_eq!((task.pid, &*task.comm), (77, "kubelet"));
+}
+
+/// What the same record tells with another hook, detail and TCP state.
+fn entry(hook: Hook, detail: u32, tcp_state: u32) -> EntryNote {
+    let mut record = confirm();
+    record[14] = hook as u8;
+    record[28..32].copy_from_slice(&detail.to_ne_bytes());
+    record[36..40].copy_from_slice(&tcp_state.to_ne_bytes());
+    let Fact::Conntrack(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
+    fact.note
+}
+
+#[test]
+fn an_entry_tells_of_a_pick_up_and_of_who_deleted_it() {
+    assert_eq!(entry(Hook::Confirm, 0, 1).is_midstream(), Some(false));
+    assert_eq!(entry(Hook::Confirm, 0, 3).is_midstream(), Some(true));
+    assert_eq!(entry(Hook::Confirm, 0, MISSING).is_midstream(), None);
+    assert_eq!(entry(Hook::Delete, 4242, 3).deleted_by, Some(4242));
+    assert_eq!(entry(Hook::Delete, 0, 3).deleted_by, None);
+    assert_eq!(entry(Hook::NatSetup, 1, 3), EntryNote::default());
+}
+
+/// A packet record of an entry's packet in the reply direction (`IP_CT_ESTABLISHED_REPLY`).
+fn reply(hook: Hook, kind: u8, packet: &[u8; PACKET_HEAD_BYTES]) -> Vec<u8> {
+    let mut record = header(hook, kind);
+    record.extend([1_u64, 0xff11_0000_dead_beef].map(u64::to_ne_bytes).as_flattened());
+    record.extend([3, MISSING, 0, 0].map(u32::to_ne_bytes).as_flattened());
+    record.extend(packet);
+    let confirmed = confirm();
+    record.extend(&confirmed[confirmed.len() - CT_HEAD_BYTES..]);
+    record
+}
+
+const INVALID: &str = "SEQ is over upper bound %u (over the window of the receiver)";
+
+#[test]
+fn an_invalid_packet_tells_why() {
+    let mut record = reply(Hook::InvalidLog, 5, &[0; PACKET_HEAD_BYTES]);
+    let mut why = [0; WHY_BYTES];
+    why[..INVALID.len()].copy_from_slice(INVALID.as_bytes());
+    // What lies behind the NUL is another string.
+    why[WHY_BYTES - 1] = b'x';
+    record.extend(why);
+    let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
+    assert_eq!(fact.reason.as_deref(), Some(INVALID));
+    assert_eq!(fact.original_direction, Some(false));
+    assert_eq!(fact.ct.unwrap().orig, client_to_vip());
+    record.pop();
+    assert!(matches!(decoder().decode(&record), Err(DecodeError::WrongLength { kind: 5, .. })));
+}
+
+#[test]
+fn an_icmp_error_tells_its_type_its_code_and_its_sender() {
+    let mut packet = [0_u8; PACKET_HEAD_BYTES];
+    packet[0] = 0x45;
+    packet[9] = 1;
+    packet[12..16].copy_from_slice(&[10, 244, 2, 53]);
+    packet[16..20].copy_from_slice(&[10, 244, 1, 100]);
+    packet[20..22].copy_from_slice(&[3, 3]);
+    let record = reply(Hook::IcmpError, 2, &packet);
+    let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
+    assert_eq!((fact.reason.as_deref(), fact.icmp_code), (Some("DEST_UNREACH"), Some(3)));
+    assert_eq!(fact.tuple.unwrap().src.ip(), addr("10.244.2.53:0").ip());
+}
+
+#[test]
+fn a_listed_entry_goes_through_a_record_of_its_own() {
+    let orig = Tuple::new(Protocol::UDP, addr("10.244.1.100:40000"), addr("10.96.0.10:53"));
+    let reply = Tuple::new(Protocol::UDP, addr("10.244.1.53:53"), addr("10.244.1.100:40000"));
+    let read_at = Timestamp::from_unix_secs(1_000);
+    let last_packet = Some(Timestamp::from_unix_secs(988));
+    let ct = Conntrack { id: 0, zone: 7, status: Status(0x1a8), orig, reply };
+    let listed = OldEntry { ct, read_at, last_packet };
+    let (sighting, record) = decoder().listed(&listed, Netns(4)).unwrap();
+    assert_eq!(decoder().decode(record.as_ref()).unwrap(), sighting);
+    assert_eq!((sighting.time, sighting.hook, sighting.netns), (read_at, Hook::Look, Netns(4)));
+    let Fact::Conntrack(fact) = sighting.fact else { unreachable!() };
+    assert_eq!((fact.ct, fact.note.last_packet), (ct, last_packet));
 }
 
 #[test]

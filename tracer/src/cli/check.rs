@@ -6,7 +6,7 @@ pub(super) mod audit;
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
-    cli::{Outcome, args::CheckArgs},
+    cli::Outcome,
     probe::{
         environment::{Environment, Severity},
         host::Host,
@@ -103,8 +103,8 @@ impl From<&PlanLine> for Line {
 
 /// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
 /// an attempt shows what its policy refuses.
-pub(super) fn run(args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
-    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, args.attach.into());
+pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, attach);
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
     let release = kernel.environment.kernel_release.clone();

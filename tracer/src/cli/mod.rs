@@ -69,7 +69,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(options) => replay::run(&options, printer),
             Err(error) => return usage(&error),
         },
-        Verb::Check(args) if args.kernel => check::run(&args, printer),
+        Verb::Check(args) if args.kernel => check::run(args.attach.into(), printer),
         Verb::Check(args) => match args.resolve() {
             Ok(options) => check::audit::run(&options, printer),
             Err(error) => return usage(&error),

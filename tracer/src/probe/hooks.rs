@@ -56,13 +56,13 @@ pub const fn twin(hook: Hook) -> Option<Twin> {
         Hook::NfSendReset => Twin::Entry("nf_send_reset_fentry"),
         Hook::IcmpError => Twin::Entry("icmp_error_fentry"),
         Hook::TcpPacket => Twin::Entry("tcp_packet_fentry"),
-        Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
-        Hook::TcpV6SendReset => Twin::Entry("tcp_v6_send_reset_fentry"),
         Hook::SendUnreach6 => Twin::Entry("send_unreach6_fentry"),
         Hook::NfSendReset6 => Twin::Entry("nf_send_reset6_fentry"),
-        // `ip_vs_conn_new` has seven arguments, more than a trampoline passes before 6.6.
+        Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
+        Hook::TcpV6SendReset => Twin::Entry("tcp_v6_send_reset_fentry"),
         Hook::IpVsLeave => Twin::Entry("ipvs_leave_fentry"),
         Hook::IpVsConnExpire => Twin::Entry("ipvs_conn_expire_fentry"),
+        Hook::IpVsConnNew => Twin::Entry("ipvs_conn_new_fentry"),
         Hook::IpVsSchedule => Twin::Exit("ipvs_schedule_fexit"),
         _ => return None,
     })
