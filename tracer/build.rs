@@ -37,9 +37,10 @@ fn main() {
 }
 
 fn build(out: &Path) -> Result<PathBuf, String> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .ok_or_else(|| "the workspace folder cannot be told".to_owned())?;
+    // Asked when it runs, not when it was compiled: a target folder may have come from another checkout.
+    let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
+    let workspace =
+        Path::new(&manifest).parent().ok_or_else(|| "the workspace folder cannot be told".to_owned())?;
     let linker = linker(out)?;
     let mut cargo = toolchain()?;
     // Shared by all profiles, and apart from the rest of the target folder, whose lock the outer cargo holds.

@@ -3,12 +3,14 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+
+use crate::dataplane::Family;
 
 /// The lists of one cluster.
 #[derive(Clone, Debug)]
@@ -23,21 +25,38 @@ pub struct Cluster {
 #[derive(Clone, Debug)]
 pub struct NodeInfo {
     pub name: String,
-    pub address: Ipv4Addr,
-    pub pod_network: PodNetwork,
+    /// Of each family that the node has, IPv4 first.
+    pub networks: Vec<NodeNetwork>,
+}
+
+impl NodeInfo {
+    pub fn network(&self, family: Family) -> Result<&NodeNetwork> {
+        let found = self.networks.iter().find(|network| Family::of(network.address) == family);
+        found.with_context(|| format!("Node {} has no {}", self.name, family.as_str()))
+    }
+}
+
+/// A node's address and its Pods' network, of one family.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeNetwork {
+    pub address: IpAddr,
+    pub pods: PodNetwork,
 }
 
 /// A node's part of the Pod network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNetwork {
-    pub base: Ipv4Addr,
+    pub base: IpAddr,
     pub prefix: u8,
 }
 
 impl PodNetwork {
     /// The bridge's own address: the first of the range, as the bridge CNI plugin takes it.
-    pub fn gateway(self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.base.to_bits().saturating_add(1))
+    pub fn gateway(self) -> IpAddr {
+        match self.base {
+            IpAddr::V4(base) => Ipv4Addr::from_bits(base.to_bits().saturating_add(1)).into(),
+            IpAddr::V6(base) => Ipv6Addr::from_bits(base.to_bits().saturating_add(1)).into(),
+        }
     }
 }
 
@@ -46,7 +65,8 @@ pub struct PodInfo {
     /// `namespace/name`.
     pub key: String,
     pub node: String,
-    pub address: Ipv4Addr,
+    /// Of each family that the Pod has.
+    pub addresses: Vec<IpAddr>,
 }
 
 fn list(folder: &Path, file: &str) -> Result<Vec<Value>> {
@@ -95,17 +115,12 @@ impl Cluster {
             .iter()
             .map(|node| {
                 let name = text(node, "/metadata/name").context("a Node without a name")?;
-                let info = || {
-                    let addresses = node.pointer("/status/addresses")?.as_array()?;
-                    let internal = addresses.iter().find(|address| address["type"] == "InternalIP")?;
-                    let (base, prefix) = text(node, "/spec/podCIDR")?.split_once('/')?;
-                    Some(NodeInfo {
-                        name: name.to_owned(),
-                        address: text(internal, "/address")?.parse().ok()?,
-                        pod_network: PodNetwork { base: base.parse().ok()?, prefix: prefix.parse().ok()? },
-                    })
-                };
-                info().with_context(|| format!("Node {name} lacks an IPv4 InternalIP or a podCIDR"))
+                let networks: Vec<NodeNetwork> =
+                    Family::ALL.into_iter().filter_map(|family| network(node, family)).collect();
+                if networks.is_empty() {
+                    bail!("Node {name} lacks an InternalIP with a podCIDR of the same family");
+                }
+                Ok(NodeInfo { name: name.to_owned(), networks })
             })
             .collect()
     }
@@ -116,51 +131,88 @@ impl Cluster {
             .iter()
             .filter(|pod| pod.pointer("/spec/hostNetwork") != Some(&Value::Bool(true)))
             .filter_map(|pod| {
+                let addresses = pod.pointer("/status/podIPs")?.as_array()?;
+                let addresses = addresses.iter().filter_map(|address| text(address, "/ip")?.parse().ok());
                 Some(PodInfo {
                     key: key(pod),
                     node: text(pod, "/spec/nodeName")?.to_owned(),
-                    address: text(pod, "/status/podIP")?.parse().ok()?,
+                    addresses: addresses.collect(),
                 })
             })
             .collect()
     }
 
-    /// The `clusterIP` and port of a Service port, `service` as `namespace/name`.
-    pub fn vip(&self, service: &str, port: &str) -> Result<SocketAddrV4> {
+    /// The Service `namespace/name`, to be changed and applied again.
+    pub fn service(&self, service: &str) -> Result<Value> {
+        let found = self.services.iter().find(|object| key(object) == service).cloned();
+        found.with_context(|| format!("the cluster has no Service {service}"))
+    }
+
+    /// The IPv4 `clusterIP` and port of a Service port, `service` as `namespace/name`.
+    pub fn vip(&self, service: &str, port: &str) -> Result<SocketAddr> {
+        self.vip_of(service, port, Family::V4)
+    }
+
+    /// The same of a family.
+    pub fn vip_of(&self, service: &str, port: &str, family: Family) -> Result<SocketAddr> {
         let find = || {
             let object = self.services.iter().find(|object| key(object) == service)?;
             let ports = object.pointer("/spec/ports")?.as_array()?;
             let number = ports.iter().find(|candidate| candidate["name"] == port)?["port"].as_u64()?;
-            let address = text(object, "/spec/clusterIP")?.parse().ok()?;
-            Some(SocketAddrV4::new(address, u16::try_from(number).ok()?))
+            let addresses = object.pointer("/spec/clusterIPs")?.as_array()?;
+            let mut addresses = addresses.iter().filter_map(|address| address.as_str()?.parse().ok());
+            let address = addresses.find(|address| Family::of(*address) == family)?;
+            Some(SocketAddr::new(address, u16::try_from(number).ok()?))
         };
-        find()
-            .with_context(|| format!("the cluster has no Service {service} with a ClusterIP and port {port}"))
+        find().with_context(|| {
+            format!(
+                "the cluster has no Service {service} with an {} ClusterIP and port {port}",
+                family.as_str()
+            )
+        })
     }
 
     /// The `EndpointSlice` of a Service, to be changed and applied again.
-    pub fn slice_of(&self, service: &str) -> Result<Value> {
+    pub fn slice_of(&self, service: &str, family: Family) -> Result<Value> {
         let (namespace, name) = service.split_once('/').context("a Service is named namespace/name")?;
         self.endpoint_slices
             .iter()
             .find(|slice| {
                 text(slice, "/metadata/namespace") == Some(namespace)
+                    && text(slice, "/addressType") == Some(family.as_str())
                     && slice.pointer("/metadata/labels/kubernetes.io~1service-name").and_then(Value::as_str)
                         == Some(name)
             })
             .cloned()
-            .with_context(|| format!("the cluster has no EndpointSlice of Service {service}"))
+            .with_context(|| {
+                format!("the cluster has no {} EndpointSlice of Service {service}", family.as_str())
+            })
     }
 
     /// The same `EndpointSlice` without the endpoint at `address`.
-    pub fn slice_without(&self, service: &str, address: Ipv4Addr) -> Result<Value> {
-        let mut slice = self.slice_of(service)?;
+    pub fn slice_without(&self, service: &str, address: IpAddr) -> Result<Value> {
+        let mut slice = self.slice_of(service, Family::of(address))?;
         let gone = address.to_string();
         if let Some(endpoints) = slice["endpoints"].as_array_mut() {
             endpoints.retain(|endpoint| endpoint["addresses"][0] != gone.as_str());
         }
         Ok(slice)
     }
+}
+
+/// What a Node says of one family; `None` where it has none of it.
+fn network(node: &Value, family: Family) -> Option<NodeNetwork> {
+    let addresses = node.pointer("/status/addresses")?.as_array()?;
+    let internal = addresses.iter().filter(|address| address["type"] == "InternalIP");
+    let mut internal = internal.filter_map(|address| text(address, "/address")?.parse().ok());
+    let address = internal.find(|address| Family::of(*address) == family)?;
+    let ranges = node.pointer("/spec/podCIDRs")?.as_array()?;
+    let mut ranges = ranges.iter().filter_map(|range| {
+        let (base, prefix) = range.as_str()?.split_once('/')?;
+        Some(PodNetwork { base: base.parse().ok()?, prefix: prefix.parse().ok()? })
+    });
+    let pods = ranges.find(|range| Family::of(range.base) == family)?;
+    Some(NodeNetwork { address, pods })
 }
 
 #[cfg(test)]
@@ -170,7 +222,7 @@ mod tests {
     use super::*;
 
     fn captured() -> Cluster {
-        Cluster::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/cluster")).unwrap()
+        Cluster::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dualstack/cluster")).unwrap()
     }
 
     #[test]
@@ -178,7 +230,9 @@ mod tests {
         let cluster = captured();
         let nodes = cluster.node_infos().unwrap();
         assert_eq!(nodes[0].name, "worker-1");
-        assert_eq!(nodes[0].pod_network.gateway(), Ipv4Addr::new(10, 244, 1, 1));
+        let gateway = |family| nodes[0].network(family).unwrap().pods.gateway().to_string();
+        assert_eq!(gateway(Family::V4), "10.244.1.1");
+        assert_eq!(gateway(Family::V6), "fd00:10:244:1::1");
         let pods = cluster.pod_infos();
         assert!(pods.iter().any(|pod| pod.key == "shop/cart-3" && pod.node == "worker-2"));
         assert!(
@@ -191,15 +245,18 @@ mod tests {
     fn vips_are_found_by_port_name() {
         let cluster = captured();
         assert_eq!(cluster.vip("shop/payments", "grpc").unwrap().to_string(), "10.96.10.40:443");
+        let ipv6 = cluster.vip_of("shop/payments", "grpc", Family::V6).unwrap();
+        assert_eq!(ipv6.to_string(), "[fd00:96::b92]:443");
         let error = cluster.vip("shop/db", "pg").unwrap_err();
-        assert!(error.to_string().contains("no Service shop/db with a ClusterIP"), "{error}");
+        assert!(error.to_string().contains("no Service shop/db with an IPv4 ClusterIP"), "{error}");
     }
 
     #[test]
     fn an_endpoint_can_be_taken_out_of_its_slice() {
         let cluster = captured();
-        let slice = cluster.slice_without("shop/cart", Ipv4Addr::new(10, 244, 1, 12)).unwrap();
+        let slice = cluster.slice_without("shop/cart", "fd00:10:244:1::12".parse().unwrap()).unwrap();
         assert_eq!(slice["kind"], "EndpointSlice");
+        assert_eq!(slice["addressType"], "IPv6");
         assert_eq!(slice["endpoints"].as_array().unwrap().len(), 2);
     }
 }

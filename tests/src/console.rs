@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::sys;
+use crate::{matrix::Cell, sys};
 
 const MACHINE_LINE: &str = "/dev/ttyS1";
 
@@ -29,7 +29,8 @@ pub enum Outcome {
     Skipped(String),
 }
 
-pub fn scenario(name: &str, outcome: &Outcome, took: Duration) {
+/// How a scenario ended, and the cells of the matrix that it proves.
+pub fn scenario(name: &str, outcome: &Outcome, cells: &[Cell], took: Duration) {
     let (result, detail) = match outcome {
         Outcome::Passed => ("passed", ""),
         Outcome::Failed(detail) => ("failed", detail.as_str()),
@@ -39,9 +40,15 @@ pub fn scenario(name: &str, outcome: &Outcome, took: Duration) {
     for line in detail.lines() {
         say(format!("         {line}"));
     }
-    emit(
-        &json!({"event": "scenario", "name": name, "result": result, "detail": detail, "seconds": took.as_secs_f64()}),
-    );
+    emit(&json!({
+        "event": "scenario", "name": name, "result": result, "detail": detail, "seconds": took.as_secs_f64(),
+        "cells": cells,
+    }));
+}
+
+/// All cells of the matrix, so that the host knows of those that no scenario proves.
+pub fn matrix(cells: &[Cell]) {
+    emit(&json!({"event": "matrix", "cells": cells}));
 }
 
 /// Hands a text file to the host.

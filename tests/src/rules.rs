@@ -1,30 +1,72 @@
 //! kube-proxy's rules: a captured dump restored into the node, whole or with a fault cut into it. It owns the
-//! text of the dump and knows nothing of what a fault means.
+//! text of the dump, how each mode's rules get into the kernel and out again, and knows nothing of what a fault
+//! means.
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
     path::Path,
 };
 
 use anyhow::{Context, Result};
 
-use crate::{command, netns::Netns};
+use crate::{
+    command,
+    dataplane::{Family, Mode},
+    ipvs,
+    netns::Netns,
+    traffic::Transport,
+};
 
 /// What a host's own firewall has in the filter table.
 const HOST_FIREWALL: &str = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
+/// The same where the host writes nftables.
+const HOST_FIREWALL_NFT: &str = "table inet host-firewall {\n\tchain forward {\n\t\ttype filter hook forward priority \
+    filter; policy accept;\n\t\tct state established,related accept\n\t}\n}\n";
+/// Every table that this module writes in nftables mode.
+const NFT_TABLES: [&str; 3] = ["ip kube-proxy", "ip6 kube-proxy", "inet host-firewall"];
+/// The tables of iptables that a dump can hold.
+const XTABLES: [&str; 3] = ["mangle", "nat", "filter"];
 
-/// One `iptables-save` dump.
+/// All that kube-proxy wrote on a node in one mode.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    text: String,
+    mode: Mode,
+    text: Text,
+}
+
+#[derive(Clone, Debug)]
+enum Text {
+    /// `iptables-save` and `ip6tables-save`.
+    Xtables { ipv4: String, ipv6: String },
+    /// `nft list ruleset`, and commands that change it after it is loaded.
+    Nft { ruleset: String, changes: String },
+    /// Virtual servers, sets and the rules that name them.
+    Ipvs(ipvs::Capture),
 }
 
 impl Rules {
-    pub fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path)
-            .with_context(|| format!("reading the captured rules {}", path.display()))?;
-        Ok(Self { text })
+    /// Those in the folder `capture` of one kube-proxy in this mode.
+    pub fn read(capture: &Path, mode: Mode) -> Result<Self> {
+        let read = |name: &str| {
+            let path = capture.join(name);
+            fs::read_to_string(&path)
+                .with_context(|| format!("reading the captured rules {}", path.display()))
+        };
+        let text = match mode {
+            Mode::Iptables | Mode::IptablesLegacy => {
+                let read = |name| read(name).map(|text| without_accounting(&text));
+                Text::Xtables { ipv4: read("iptables-save.txt")?, ipv6: read("ip6tables-save.txt")? }
+            }
+            Mode::Nftables => Text::Nft { ruleset: read("nft-ruleset.txt")?, changes: String::new() },
+            Mode::Ipvs => Text::Ipvs(ipvs::Capture::read(capture)?),
+        };
+        Ok(Self { mode, text })
+    }
+
+    /// The mode that they are of.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Without any rule or chain of kube-proxy's: as after a flush that nobody repaired. What other software has in
@@ -32,48 +74,256 @@ impl Rules {
     /// NAT, the kernel would stop tracking connections in this namespace.
     #[must_use]
     pub fn without_kube_proxy(&self) -> Self {
-        let cut = self.without(|line| line.contains("KUBE-"));
-        let mut lines = Vec::new();
-        let mut table = "";
-        for line in cut.text.lines() {
-            if line.starts_with('*') {
-                table = line;
+        let text = match &self.text {
+            Text::Xtables { ipv4, ipv6 } => {
+                Text::Xtables { ipv4: with_host_firewall_only(ipv4), ipv6: with_host_firewall_only(ipv6) }
             }
-            if line == "COMMIT" && table == "*filter" {
-                lines.push(HOST_FIREWALL);
+            Text::Ipvs(capture) => {
+                Text::Ipvs(ipvs::Capture::without_servers(with_host_firewall_only(&capture.rules)))
             }
-            lines.push(line);
-        }
-        Self { text: lines.join("\n") + "\n" }
+            Text::Nft { .. } => Text::Nft { ruleset: HOST_FIREWALL_NFT.to_owned(), changes: String::new() },
+        };
+        Self { mode: self.mode, text }
     }
 
-    /// Without the rules that lead to one Service address, whatever they would do with it.
+    /// Without the rules that lead to one Service address over TCP, whatever they would do with it.
     #[must_use]
-    pub fn without_service(&self, vip: SocketAddrV4) -> Self {
-        let address = format!("-d {}/32 ", vip.ip());
-        let port = format!("--dport {} ", vip.port());
-        self.without(|line| {
-            line.contains("-A KUBE-SERVICES ") && line.contains(&address) && line.contains(&port)
-        })
+    pub fn without_service(&self, vip: SocketAddr) -> Self {
+        let mut cut = self.clone();
+        match &mut cut.text {
+            Text::Xtables { ipv4, ipv6 } => {
+                let prefix = Family::of(vip.ip()).host_prefix();
+                let address = format!("-d {}/{prefix} ", vip.ip());
+                let port = format!("--dport {} ", vip.port());
+                for text in [ipv4, ipv6] {
+                    *text = without(text, |line| {
+                        line.contains("-A KUBE-SERVICES ") && line.contains(&address) && line.contains(&port)
+                    });
+                }
+            }
+            Text::Ipvs(capture) => *capture = capture.without_virtual_server(vip),
+            Text::Nft { changes, .. } => {
+                let table = nft_table(vip.ip());
+                let key = format!("{} . tcp . {}", vip.ip(), vip.port());
+                changes.push_str(&format!("delete element {table} service-ips {{ {key} }}\n"));
+            }
+        }
+        cut
+    }
+
+    /// Without the iptables rules that contain `text`.
+    #[must_use]
+    pub fn without_line(&self, unwanted: &str) -> Self {
+        let mut cut = self.clone();
+        if let Text::Xtables { ipv4, ipv6 } = &mut cut.text {
+            for text in [ipv4, ipv6] {
+                *text = without(text, |line| line.contains("-A ") && line.contains(unwanted));
+            }
+        }
+        cut
+    }
+
+    /// With an IPv4 Service of one endpoint, or none, as kube-proxy writes it in iptables mode. The chains' names are
+    /// hashes in a real one.
+    #[must_use]
+    pub fn with_service(
+        &self,
+        name: &str,
+        protocol: &str,
+        vip: SocketAddr,
+        endpoint: Option<SocketAddr>,
+    ) -> Self {
+        let matched = format!("-d {}/32 -p {protocol} -m comment --comment \"{name}", vip.ip());
+        let port = format!("-m {protocol} --dport {}", vip.port());
+        let (service, sep) = ("KUBE-SVC-LABSIGNALAAAAAAA", "KUBE-SEP-LABSIGNALAAAAAAA");
+        let (mut nat, mut filter) = (Vec::new(), Vec::new());
+        if let Some(endpoint) = endpoint {
+            nat.push(format!(":{service} - [0:0]"));
+            nat.push(format!(":{sep} - [0:0]"));
+            nat.push(format!("-A KUBE-SERVICES {matched} cluster IP\" {port} -j {service}"));
+            nat.push(format!("-A {service} -m comment --comment \"{name} -> {endpoint}\" -j {sep}"));
+            nat.push(format!(
+                "-A {sep} -p {protocol} -m comment --comment \"{name}\" -m {protocol} -j DNAT --to-destination {endpoint}"
+            ));
+        } else {
+            filter.push(format!(
+                "-A KUBE-SERVICES {matched} has no endpoints\" {port} -j REJECT --reject-with icmp-port-unreachable"
+            ));
+        }
+        let mut with = self.clone();
+        if let Text::Xtables { ipv4, .. } = &mut with.text {
+            let mut lines = Vec::new();
+            let mut table = "";
+            for line in ipv4.lines() {
+                if line.starts_with('*') {
+                    table = line;
+                }
+                if line == "COMMIT" && table != "*mangle" {
+                    let added = if table == "*nat" { &nat } else { &filter };
+                    lines.extend(added.iter().map(String::as_str));
+                }
+                lines.push(line);
+            }
+            *ipv4 = lines.join("\n") + "\n";
+        }
+        with
     }
 
     /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it.
     #[must_use]
-    pub fn with_endpoint_moved(&self, from: Ipv4Addr, to: Ipv4Addr) -> Self {
-        let (from, to) = (format!("--to-destination {from}:"), format!("--to-destination {to}:"));
-        Self { text: self.text.replace(&from, &to) }
+    pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {
+        if let Text::Ipvs(capture) = &self.text {
+            return Self { mode: self.mode, text: Text::Ipvs(capture.with_endpoint_moved(from, to)) };
+        }
+        // The port is left out: with it an address is written in brackets, or not, by its family.
+        let at = |address: IpAddr| SocketAddr::new(address, 0).to_string().trim_end_matches('0').to_owned();
+        let (from, to) = (at(from), at(to));
+        let mut moved = self.clone();
+        match &mut moved.text {
+            Text::Xtables { ipv4, ipv6 } => {
+                for text in [ipv4, ipv6] {
+                    *text =
+                        text.replace(&format!("--to-destination {from}"), &format!("--to-destination {to}"));
+                }
+            }
+            Text::Ipvs(_) => {}
+            Text::Nft { ruleset, .. } => {
+                *ruleset = ruleset.replace(&format!("dnat to {from}"), &format!("dnat to {to}"));
+            }
+        }
+        moved
     }
 
-    fn without(&self, unwanted: impl Fn(&str) -> bool) -> Self {
-        let lines: Vec<&str> = self.text.lines().filter(|line| !unwanted(line)).collect();
-        Self { text: lines.join("\n") + "\n" }
+    /// The same rules with one more of the host's own that drops what is forwarded to this address and port: behind
+    /// NAT where it is an endpoint's.
+    #[must_use]
+    pub fn with_drop_to(&self, target: SocketAddr, transport: Transport) -> Self {
+        let mut firewalled = self.clone();
+        let protocol = transport.as_str().to_ascii_lowercase();
+        match &mut firewalled.text {
+            Text::Xtables { ipv4, ipv6 } => {
+                let text = if target.is_ipv4() { ipv4 } else { ipv6 };
+                let rule = format!(
+                    "-A FORWARD -d {}/{} -p {protocol} -m {protocol} --dport {} -j DROP",
+                    target.ip(),
+                    Family::of(target.ip()).host_prefix(),
+                    target.port()
+                );
+                *text = with_filter_rule(text, &rule);
+            }
+            // Behind IPVS a packet leaves by LOCAL_OUT; nothing forwards it.
+            Text::Ipvs(capture) => {
+                let rule =
+                    format!("-A OUTPUT -d {} -p {protocol} --dport {} -j DROP", target.ip(), target.port());
+                capture.rules = with_filter_rule(&capture.rules, &rule);
+            }
+            Text::Nft { ruleset, .. } => {
+                let family = if target.is_ipv4() { "ip" } else { "ip6" };
+                ruleset.push_str(&format!(
+                    "table inet host-firewall {{\n\tchain forward {{\n\t\ttype filter hook forward priority filter; \
+                     policy accept;\n\t\t{family} daddr {} {protocol} dport {} drop\n\t}}\n}}\n",
+                    target.ip(),
+                    target.port()
+                ));
+            }
+        }
+        firewalled
     }
 
-    /// Replaces all rules of the node by these. Counters in the dump are not taken over.
+    /// Replaces all rules of this mode on the node by these. Counters in the dump are not taken over.
     pub fn restore(&self, node: &Netns) -> Result<()> {
-        let text = self.text.clone();
-        node.run(move || command::run_with_input("iptables-restore", &[], &text))?.map(drop)
+        match &self.text {
+            Text::Ipvs(capture) => capture.restore(node)?,
+            Text::Xtables { ipv4, ipv6 } => {
+                let backend = if self.mode == Mode::IptablesLegacy { "-legacy" } else { "-nft" };
+                for (tool, text) in [("iptables", ipv4), ("ip6tables", ipv6)] {
+                    let text = text.clone();
+                    let tool = format!("{tool}{backend}-restore");
+                    node.run(move || command::run_with_input(&tool, &[], &text))??;
+                }
+            }
+            Text::Nft { ruleset, changes } => {
+                // Deleting a table that is not there is an error: it is made first.
+                let fresh: String =
+                    NFT_TABLES.iter().map(|table| format!("table {table}\ndelete table {table}\n")).collect();
+                let script = format!("{fresh}{ruleset}\n{changes}");
+                node.run(move || command::run_with_input("nft", &["-f", "-"], &script))??;
+            }
+        }
+        Ok(())
     }
+
+    /// Takes everything that this mode can have written off the node, as on one where it never ran.
+    pub fn clear(&self, node: &Netns) -> Result<()> {
+        match self.mode {
+            Mode::Iptables | Mode::Nftables => node.command("nft", &["flush", "ruleset"]).map(drop),
+            Mode::IptablesLegacy => clear_legacy(node),
+            Mode::Ipvs => ipvs::clear(node),
+        }
+    }
+
+    /// The same dump for the other iptables backend.
+    #[must_use]
+    pub fn in_backend(&self, mode: Mode) -> Self {
+        Self { mode, text: self.text.clone() }
+    }
+}
+
+/// Empties the legacy tables and takes their hooks away, so that no trace of them is left.
+fn clear_legacy(node: &Netns) -> Result<()> {
+    for family in ["iptables", "ip6tables"] {
+        let empty: String = XTABLES.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
+        let tool = format!("{family}-legacy-restore");
+        node.run(move || command::run_with_input(&tool, &[], &empty))??;
+    }
+    let modules = [
+        "iptable_mangle",
+        "iptable_nat",
+        "iptable_filter",
+        "ip6table_mangle",
+        "ip6table_nat",
+        "ip6table_filter",
+    ];
+    node.command("modprobe", &[&["-r"], &modules[..]].concat()).map(drop)
+}
+
+/// kube-proxy 1.36 counts some packets in objects that it makes beside its rules; the rules do the same without.
+fn without_accounting(text: &str) -> String {
+    let mut words = text.to_owned();
+    for name in ["ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"] {
+        words = words.replace(&format!(" -m nfacct --nfacct-name  {name}"), "");
+    }
+    words
+}
+
+fn nft_table(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "ip kube-proxy" } else { "ip6 kube-proxy" }
+}
+
+fn without(text: &str, unwanted: impl Fn(&str) -> bool) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !unwanted(line)).collect();
+    lines.join("\n") + "\n"
+}
+
+fn with_host_firewall_only(text: &str) -> String {
+    with_filter_rule(&without(text, |line| line.contains("KUBE-")), HOST_FIREWALL)
+}
+
+/// With one rule more, at the beginning of the filter table's rules.
+fn with_filter_rule(text: &str, rule: &str) -> String {
+    let mut lines = Vec::new();
+    let mut pending = false;
+    for line in text.lines() {
+        if line.starts_with('*') {
+            pending = line == "*filter";
+        }
+        if pending && (line.starts_with("-A") || line.starts_with('[') || line == "COMMIT") {
+            lines.push(rule);
+            pending = false;
+        }
+        lines.push(line);
+    }
+    lines.join("\n") + "\n"
 }
 
 /// Forgets every conntrack entry of the namespace.
@@ -90,32 +340,62 @@ pub fn conntrack_count(node: &Netns) -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
     use super::*;
 
-    fn captured() -> Rules {
-        Rules::read(
-            &Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("fixtures/kube-proxy/worker-1/iptables/iptables-save.txt"),
-        )
-        .unwrap()
+    fn captured(mode: Mode) -> Rules {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dualstack/kube-proxy/worker-1");
+        Rules::read(&folder.join(mode.capture()), mode).unwrap()
+    }
+
+    fn xtables(rules: &Rules) -> (&str, &str) {
+        match &rules.text {
+            Text::Xtables { ipv4, ipv6 } => (ipv4, ipv6),
+            Text::Nft { .. } | Text::Ipvs(_) => panic!("not of iptables"),
+        }
     }
 
     #[test]
     fn a_flush_leaves_the_tables_and_their_own_chains() {
-        let rules = captured().without_kube_proxy();
-        assert!(!rules.text.contains("KUBE-"));
-        assert_eq!(rules.text.matches("COMMIT").count(), 3);
-        assert!(rules.text.contains(":PREROUTING ACCEPT"));
+        let rules = captured(Mode::Iptables).without_kube_proxy();
+        for text in [xtables(&rules).0, xtables(&rules).1] {
+            assert!(!text.contains("KUBE-"));
+            assert_eq!(text.matches("COMMIT").count(), 3);
+            assert_eq!(text.matches(HOST_FIREWALL).count(), 1);
+            assert!(text.contains(":PREROUTING ACCEPT"));
+        }
     }
 
     #[test]
     fn cutting_one_service_leaves_its_neighbours() {
-        let whole = captured();
-        let cut = whole.without_service("10.96.10.10:80".parse().unwrap());
-        assert_eq!(whole.text.lines().count(), cut.text.lines().count() + 1);
-        assert!(!cut.text.contains("-j KUBE-SVC-I5LIAMPLWKMBJ54B\n"));
-        assert!(cut.text.contains("-j KUBE-SVC-P7F5AIWM5RLILK6Y\n"));
+        for (vip, cut_chain) in [("10.96.10.10:80", 0), ("[fd00:96::8e9f]:80", 1)] {
+            let whole = captured(Mode::Iptables);
+            let cut = whole.without_service(vip.parse().unwrap());
+            let lines = |rules: &Rules| {
+                let (ipv4, ipv6) = xtables(rules);
+                [ipv4.lines().count(), ipv6.lines().count()]
+            };
+            let mut expected = lines(&whole);
+            expected[cut_chain] -= 1;
+            assert_eq!(lines(&cut), expected, "{vip}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_moved_in_both_modes_and_families() {
+        for mode in [Mode::Iptables, Mode::Nftables] {
+            for (from, to) in [("10.244.1.12", "10.244.1.99"), ("fd00:10:244:1::12", "fd00:10:244:1::99")] {
+                let moved = captured(mode).with_endpoint_moved(from.parse().unwrap(), to.parse().unwrap());
+                let text = match &moved.text {
+                    Text::Xtables { ipv4, ipv6 } => format!("{ipv4}{ipv6}"),
+                    Text::Nft { ruleset, .. } => ruleset.clone(),
+                    Text::Ipvs(_) => panic!("not of netfilter"),
+                };
+                let to: IpAddr = to.parse().unwrap();
+                let destination = SocketAddr::new(to, 8080).to_string();
+                assert!(text.contains(&destination), "{mode} {destination}");
+            }
+        }
     }
 }

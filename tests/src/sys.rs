@@ -55,6 +55,37 @@ pub fn withhold_capability(capability: u32) -> io::Result<()> {
     done(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0, 0, 0) })
 }
 
+/// The next sequence number that a TCP socket sends, and the next that it expects (`TCP_REPAIR`, tcp(7)).
+pub fn tcp_sequences(socket: &impl AsRawFd) -> io::Result<(u32, u32)> {
+    const TCP_REPAIR: libc::c_int = 19;
+    const TCP_REPAIR_QUEUE: libc::c_int = 20;
+    const TCP_QUEUE_SEQ: libc::c_int = 21;
+    const RECV_QUEUE: libc::c_int = 1;
+    const SEND_QUEUE: libc::c_int = 2;
+    /// Leaves repair mode without a window probe.
+    const OFF_QUIETLY: libc::c_int = -1;
+    let fd = socket.as_raw_fd();
+    let set = |name, value: libc::c_int| {
+        let length = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the option's value is an int that outlives the call, and its size is given.
+        done(unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, name, (&raw const value).cast(), length) })
+    };
+    let sequence = |queue| {
+        set(TCP_REPAIR_QUEUE, queue)?;
+        let mut value = 0_u32;
+        let mut length = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes, the size of the value that it is given.
+        done(unsafe {
+            libc::getsockopt(fd, libc::IPPROTO_TCP, TCP_QUEUE_SEQ, (&raw mut value).cast(), &raw mut length)
+        })?;
+        Ok(value)
+    };
+    set(TCP_REPAIR, 1)?;
+    let both = sequence(SEND_QUEUE).and_then(|sent| Ok((sent, sequence(RECV_QUEUE)?)));
+    set(TCP_REPAIR, OFF_QUIETLY)?;
+    both
+}
+
 /// Lets this process have `count` files open.
 pub fn allow_open_files(count: u64) -> io::Result<()> {
     let limit = libc::rlimit { rlim_cur: count, rlim_max: count };

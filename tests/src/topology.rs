@@ -12,15 +12,16 @@
 
 use std::{
     collections::BTreeMap,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{Arc, atomic::AtomicU16},
 };
 
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    cluster::{Cluster, NodeInfo},
+    cluster::{Cluster, NodeInfo, NodeNetwork, PodInfo},
     command,
+    dataplane::Family,
     netns::Netns,
 };
 
@@ -31,13 +32,13 @@ const MODULES: [&str; 6] = ["nf_conntrack", "nf_nat", "br_netfilter", "veth", "b
 #[derive(Clone, Debug)]
 pub struct Place {
     pub netns: Netns,
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// The next source port, so that no two attempts of a run share one.
     pub(crate) next_port: Arc<AtomicU16>,
 }
 
 impl Place {
-    fn new(netns: Netns, address: Ipv4Addr) -> Self {
+    fn new(netns: Netns, address: IpAddr) -> Self {
         Self { netns, address, next_port: Arc::new(AtomicU16::new(FIRST_PORT)) }
     }
 }
@@ -50,7 +51,10 @@ pub(crate) const LAST_PORT: u16 = 60_999;
 pub struct Pod {
     /// `namespace/name`.
     pub key: String,
+    /// At its first address.
     pub place: Place,
+    /// At each of its addresses, the first among them.
+    places: Vec<Place>,
     /// Whether it runs on the node that is traced.
     pub local: bool,
     /// The node-side end of its link, where `local`.
@@ -59,12 +63,28 @@ pub struct Pod {
     pub node: Netns,
 }
 
+impl Pod {
+    /// The Pod at its address of this family.
+    pub fn at(&self, family: Family) -> Result<&Place> {
+        find(&self.places, family)
+            .with_context(|| format!("Pod {} has no {} address", self.key, family.as_str()))
+    }
+}
+
+fn find(places: &[Place], family: Family) -> Option<&Place> {
+    places.iter().find(|place| Family::of(place.address) == family)
+}
+
 #[derive(Debug)]
 pub struct Topology {
     pub host: Netns,
     pub node: NodeInfo,
-    /// The node itself as a client of its Pods: the bridge's address, as kubelet's probes have.
-    pub gateway: Place,
+    /// The node itself as a client of its Pods: the bridge's addresses, as kubelet's probes have.
+    gateways: Vec<Place>,
+    /// The node itself at its own addresses.
+    nodes: Vec<Place>,
+    /// A host beyond the nodes: the fabric's gateway.
+    outside: Vec<Place>,
     pub fabric: Netns,
     pods: BTreeMap<String, Pod>,
 }
@@ -80,19 +100,19 @@ impl Topology {
         let node = node.with_context(|| format!("the cluster has no Node {name}"))?;
         let host = Netns::current("host")?;
         prepare(&host)?;
-        host.sysctl("net.bridge.bridge-nf-call-iptables", "1")?;
+        set_bridge_filter(&host, "1")?;
         let fabric = build_fabric(&nodes, &node)?;
 
         let mut pods = BTreeMap::new();
         let pod_infos = cluster.pod_infos();
         for member in &nodes {
             let netns = if member.name == name {
-                attach_to_fabric(&host, &fabric, member, &node)?;
+                attach_to_fabric(&host, &fabric, member)?;
                 host.clone()
             } else {
                 let netns = Netns::create(&format!("node-{}", member.name))?;
                 prepare(&netns)?;
-                attach_to_fabric(&netns, &fabric, member, &node)?;
+                attach_to_fabric(&netns, &fabric, member)?;
                 netns
             };
             build_bridge(&netns, member, &nodes)?;
@@ -104,8 +124,33 @@ impl Topology {
         if pods.is_empty() {
             bail!("no Pod of the cluster has an address of its own and a node");
         }
-        let gateway = Place::new(host.clone(), node.pod_network.gateway());
-        Ok(Self { host, node, gateway, fabric, pods })
+        let places = |netns: &Netns, address: fn(&NodeNetwork) -> IpAddr| -> Vec<Place> {
+            node.networks.iter().map(|network| Place::new(netns.clone(), address(network))).collect()
+        };
+        let gateways = places(&host, |network| network.pods.gateway());
+        let own = places(&host, |network| network.address);
+        let outside = places(&fabric, |network| fabric_gateway(network.address));
+        Ok(Self { host, node, gateways, nodes: own, outside, fabric, pods })
+    }
+
+    /// The node as a client of its Pods, as kubelet's probes are.
+    pub fn gateway(&self, family: Family) -> Result<&Place> {
+        find(&self.gateways, family).with_context(|| format!("the bridge has no {} address", family.as_str()))
+    }
+
+    /// The node at its own address.
+    pub fn node_at(&self, family: Family) -> Result<&Place> {
+        find(&self.nodes, family).with_context(|| format!("the node has no {} address", family.as_str()))
+    }
+
+    /// A host beyond the nodes with an address of its own, which has to be given to it.
+    pub fn outside_at(&self, address: IpAddr) -> Place {
+        Place::new(self.fabric.clone(), address)
+    }
+
+    /// A host that is none of the cluster's.
+    pub fn outside(&self, family: Family) -> Result<&Place> {
+        find(&self.outside, family).with_context(|| format!("the fabric has no {} address", family.as_str()))
     }
 
     /// The Pod `namespace/name`.
@@ -120,85 +165,117 @@ impl Topology {
 
 /// What every namespace needs before its first link.
 fn prepare(netns: &Netns) -> Result<()> {
-    // The lab speaks IPv4; router solicitations and the like would only be noise. A kernel without IPv6 is fine.
-    let _without_ipv6 = netns.sysctl("net.ipv6.conf.all.disable_ipv6", "1");
     netns.sysctl("net.ipv4.ip_forward", "1")?;
+    netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+    make_ipv6_quiet(netns)?;
     netns.ip_batch(&["link set lo up".to_owned()])
+}
+
+/// Addresses are usable at once, and nobody asks for routers: links come up by the dozen.
+fn make_ipv6_quiet(netns: &Netns) -> Result<()> {
+    for setting in ["accept_dad", "accept_ra", "router_solicitations"] {
+        netns.sysctl(&format!("net.ipv6.conf.default.{setting}"), "0")?;
+    }
+    Ok(())
+}
+
+/// Whether iptables sees what a bridge forwards, of both families.
+fn set_bridge_filter(netns: &Netns, value: &str) -> Result<()> {
+    netns.sysctl("net.bridge.bridge-nf-call-iptables", value)?;
+    netns.sysctl("net.bridge.bridge-nf-call-ip6tables", value)
+}
+
+/// `default`, in words that tell the family.
+const fn default_route(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "0.0.0.0/0" } else { "::/0" }
 }
 
 /// The network between the nodes: their default gateway, which lets everything it does not know vanish.
 fn build_fabric(nodes: &[NodeInfo], node: &NodeInfo) -> Result<Netns> {
     let fabric = Netns::create("fabric")?;
     prepare(&fabric)?;
-    let mut commands = vec![
-        "link add fab0 type bridge".to_owned(),
-        format!("address add {}/24 dev fab0", fabric_gateway(node)),
-        "link set fab0 up".to_owned(),
-        "route add blackhole default".to_owned(),
-    ];
-    commands.extend(nodes.iter().map(|member| {
-        let network = member.pod_network;
-        format!("route add {}/{} via {}", network.base, network.prefix, member.address)
-    }));
+    let mut commands = vec!["link add fab0 type bridge".to_owned()];
+    for network in &node.networks {
+        let gateway = fabric_gateway(network.address);
+        commands.push(format!("address add {gateway}/{} dev fab0", fabric_prefix(gateway)));
+    }
+    commands.push("link set fab0 up".to_owned());
+    for network in &node.networks {
+        commands.push(format!("route add blackhole {}", default_route(network.address)));
+    }
+    for NodeNetwork { address, pods } in nodes.iter().flat_map(|member| &member.networks) {
+        commands.push(format!("route add {}/{} via {address}", pods.base, pods.prefix));
+    }
     fabric.ip_batch(&commands)?;
     // Only the node that is traced filters what its bridge forwards.
-    fabric.sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
+    set_bridge_filter(&fabric, "0")?;
     Ok(fabric)
 }
 
-/// The last address of the nodes' /24.
-fn fabric_gateway(node: &NodeInfo) -> Ipv4Addr {
-    Ipv4Addr::from_bits((node.address.to_bits() & 0xffff_ff00) | 0xfe)
+/// What the nodes' network holds: a /24, a /64.
+const fn fabric_prefix(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 24 } else { 64 }
 }
 
-fn attach_to_fabric(netns: &Netns, fabric: &Netns, member: &NodeInfo, node: &NodeInfo) -> Result<()> {
+/// The address of the nodes' network that ends in 254.
+fn fabric_gateway(node: IpAddr) -> IpAddr {
+    match node {
+        IpAddr::V4(node) => Ipv4Addr::from_bits((node.to_bits() & !0xff) | 0xfe).into(),
+        IpAddr::V6(node) => Ipv6Addr::from_bits((node.to_bits() & !0xffff) | 0xfe).into(),
+    }
+}
+
+fn attach_to_fabric(netns: &Netns, fabric: &Netns, member: &NodeInfo) -> Result<()> {
     let port = format!("to-{}", member.name.chars().take(12).collect::<String>());
     // Made from the fabric's side when the node is a namespace of its own; the host has no name to be moved by.
-    netns.ip_batch(&[
-        format!("link add eth0 type veth peer name {port} netns {}", fabric.name()),
-        format!("address add {}/24 dev eth0", member.address),
-        "link set eth0 up".to_owned(),
-    ])?;
+    let mut commands = vec![format!("link add eth0 type veth peer name {port} netns {}", fabric.name())];
+    for network in &member.networks {
+        commands.push(format!("address add {}/{} dev eth0", network.address, fabric_prefix(network.address)));
+    }
+    commands.push("link set eth0 up".to_owned());
+    netns.ip_batch(&commands)?;
     fabric.ip_batch(&[format!("link set {port} master fab0"), format!("link set {port} up")])?;
-    netns.ip_batch(&[format!("route add default via {}", fabric_gateway(node))])
+    let routes = member.networks.iter().map(|network| {
+        format!("route add {} via {}", default_route(network.address), fabric_gateway(network.address))
+    });
+    netns.ip_batch(&routes.collect::<Vec<_>>())
 }
 
 fn build_bridge(netns: &Netns, member: &NodeInfo, nodes: &[NodeInfo]) -> Result<()> {
-    let network = member.pod_network;
-    let mut commands = vec![
-        "link add cni0 type bridge".to_owned(),
-        format!("address add {}/{} dev cni0", network.gateway(), network.prefix),
-        "link set cni0 up".to_owned(),
-    ];
-    commands.extend(nodes.iter().filter(|other| other.name != member.name).map(|other| {
-        let network = other.pod_network;
-        format!("route add {}/{} via {}", network.base, network.prefix, other.address)
-    }));
+    let mut commands = vec!["link add cni0 type bridge".to_owned()];
+    for NodeNetwork { pods, .. } in &member.networks {
+        commands.push(format!("address add {}/{} dev cni0", pods.gateway(), pods.prefix));
+    }
+    commands.push("link set cni0 up".to_owned());
+    let others = nodes.iter().filter(|other| other.name != member.name);
+    for NodeNetwork { address, pods } in others.flat_map(|other| &other.networks) {
+        commands.push(format!("route add {}/{} via {address}", pods.base, pods.prefix));
+    }
     netns.ip_batch(&commands)
 }
 
-fn build_pod(
-    node: &Netns,
-    member: &NodeInfo,
-    index: usize,
-    info: &crate::cluster::PodInfo,
-    local: bool,
-) -> Result<Pod> {
+fn build_pod(node: &Netns, member: &NodeInfo, index: usize, info: &PodInfo, local: bool) -> Result<Pod> {
     let netns = Netns::create(&format!("pod-{}", info.key.replace('/', "-")))?;
     let link = format!("veth{index}");
-    let network = member.pod_network;
+    make_ipv6_quiet(&netns)?;
     node.ip_batch(&[
         format!("link add {link} type veth peer name eth0 netns {}", netns.name()),
         format!("link set {link} master cni0"),
         format!("link set {link} type bridge_slave hairpin on"),
         format!("link set {link} up"),
     ])?;
-    let _without_ipv6 = netns.sysctl("net.ipv6.conf.all.disable_ipv6", "1");
-    netns.ip_batch(&[
-        "link set lo up".to_owned(),
-        format!("address add {}/{} dev eth0", info.address, network.prefix),
-        "link set eth0 up".to_owned(),
-        format!("route add default via {}", network.gateway()),
-    ])?;
-    Ok(Pod { key: info.key.clone(), place: Place::new(netns, info.address), local, link, node: node.clone() })
+    let mut commands = vec!["link set lo up".to_owned()];
+    let mut routes = Vec::new();
+    let mut places = Vec::new();
+    for address in &info.addresses {
+        let pods = member.network(Family::of(*address))?.pods;
+        commands.push(format!("address add {address}/{} dev eth0", pods.prefix));
+        routes.push(format!("route add {} via {}", default_route(*address), pods.gateway()));
+        places.push(Place::new(netns.clone(), *address));
+    }
+    commands.push("link set eth0 up".to_owned());
+    commands.append(&mut routes);
+    netns.ip_batch(&commands)?;
+    let place = places.first().cloned().with_context(|| format!("Pod {} has no address", info.key))?;
+    Ok(Pod { key: info.key.clone(), place, places, local, link, node: node.clone() })
 }

@@ -3,10 +3,11 @@
 //! scenario broke and must be mended after it, and what viptrace is expected to record.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     fmt, fs,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -17,16 +18,17 @@ use crate::{
     apiserver::ApiServer,
     cluster::Cluster,
     console,
+    dataplane::{Family, Mode, Variant},
     expect::{self, Class, Endpoint, Expected, Record},
     kube_proxy::KubeProxy,
     replay,
     rules::{self, Rules},
     tool::{Ended, Options, Tool},
-    topology::{Pod, Topology},
+    topology::{Place, Pod, Topology},
     traffic::{
         Attempt, Transport,
         server::{Script, Server},
-        udp::UdpServer,
+        udp::{Answer, UdpServer},
     },
     wait,
 };
@@ -45,21 +47,63 @@ pub const CONNTRACK_MAX: &str = "131072";
 pub struct World {
     pub topology: Topology,
     pub cluster: Cluster,
-    pub rules: Rules,
-    pub capture: PathBuf,
+    /// What kube-proxy wrote in each mode.
+    rules: BTreeMap<Mode, Rules>,
+    captures: PathBuf,
+    /// Whose rules are on the node now.
+    installed: Mutex<Option<Mode>>,
 }
 
 impl World {
     /// Builds it from the fixtures in `folder`.
     pub fn build(folder: &Path) -> Result<Self> {
-        let capture = folder.join("kube-proxy").join(NODE).join("iptables");
+        let captures = folder.to_owned();
         let cluster = Cluster::read(&folder.join("cluster"))?;
-        let rules = Rules::read(&capture.join("iptables-save.txt"))?;
         let topology = Topology::build(&cluster, NODE)?;
-        rules.restore(&topology.host)?;
-        let world = Self { topology, cluster, rules, capture };
+        let mut world =
+            Self { topology, cluster, rules: BTreeMap::new(), captures, installed: Mutex::default() };
+        for mode in Mode::ALL {
+            let capture = world.capture(mode);
+            if capture.is_dir() {
+                world.rules.insert(mode, Rules::read(&capture, mode)?);
+            }
+        }
+        world.switch(Mode::Iptables)?;
         world.topology.host.sysctl("net.netfilter.nf_conntrack_max", CONNTRACK_MAX)?;
         Ok(world)
+    }
+
+    /// The folder of what kube-proxy said and wrote on this node in this mode.
+    pub fn capture(&self, mode: Mode) -> PathBuf {
+        // Of ipvs mode there is a capture of the same cluster with IPv4 alone.
+        let single = self.captures.parent().filter(|_| mode == Mode::Ipvs);
+        single.unwrap_or(&self.captures).join("kube-proxy").join(NODE).join(mode.capture())
+    }
+
+    /// The same of a newer kube-proxy.
+    pub fn newer_capture(&self, mode: Mode) -> PathBuf {
+        self.captures.join("kube-proxy-v1.36").join(NODE).join(mode.capture())
+    }
+
+    /// All that kube-proxy wrote in this mode.
+    pub fn rules(&self, mode: Mode) -> Result<&Rules> {
+        self.rules.get(&mode).with_context(|| format!("there is no capture of {mode} mode"))
+    }
+
+    /// Gives the node the rules of this mode and of no other, unless it has them.
+    pub fn switch(&self, mode: Mode) -> Result<()> {
+        let mut installed = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *installed == Some(mode) {
+            return Ok(());
+        }
+        let host = &self.topology.host;
+        // Where this fails half-way, no mode's rules are known to be there.
+        if let Some(old) = installed.take() {
+            self.rules(old)?.clear(host).with_context(|| format!("clearing the rules of {old} mode"))?;
+        }
+        self.rules(mode)?.restore(host).with_context(|| format!("restoring the rules of {mode} mode"))?;
+        *installed = Some(mode);
+        Ok(())
     }
 
     pub fn pod(&self, key: &str) -> Result<&Pod> {
@@ -98,6 +142,7 @@ type Check<'w> = Box<dyn FnOnce(&[Record], &Ended) -> Result<()> + 'w>;
 /// One scenario's hold on the world.
 pub struct Stage<'w> {
     pub world: &'w World,
+    pub variant: Variant,
     pub api: ApiServer,
     pub kube_proxy: KubeProxy,
     watch: Watch,
@@ -112,6 +157,8 @@ pub struct Stage<'w> {
     sees_ends: bool,
     /// Where the trace is recorded, to be replayed and compared at the end.
     recording: Option<&'static str>,
+    /// What goes on until the judgement is over.
+    kept: Vec<Box<dyn std::any::Any>>,
 }
 
 impl fmt::Debug for Stage<'_> {
@@ -125,12 +172,14 @@ impl fmt::Debug for Stage<'_> {
 
 impl<'w> Stage<'w> {
     /// A whole node and cluster, with nobody watching yet.
-    pub fn set(world: &'w World, watch: Watch) -> Result<Self> {
+    pub fn set(world: &'w World, watch: Watch, variant: Variant) -> Result<Self> {
+        world.switch(variant.mode)?;
         rules::flush_conntrack(&world.topology.host)?;
         Ok(Self {
             world,
+            variant,
             api: world.api_server()?,
-            kube_proxy: KubeProxy::start(&world.capture)?,
+            kube_proxy: KubeProxy::start(&world.capture(variant.mode))?,
             watch,
             tool: None,
             expected: Vec::new(),
@@ -139,6 +188,7 @@ impl<'w> Stage<'w> {
             changed: None,
             sees_ends: true,
             recording: None,
+            kept: Vec::new(),
         })
     }
 
@@ -203,7 +253,45 @@ impl<'w> Stage<'w> {
 
     /// Starts the server that the Pod's application is.
     pub fn serve(&self, pod: &str, port: u16, script: Script) -> Result<Server> {
-        Server::start(&self.world.pod(pod)?.place, port, script)
+        Server::start(self.place(pod)?, port, script)
+    }
+
+    /// Starts the UDP server that the Pod's application is.
+    pub fn serve_udp(&self, pod: &str, port: u16, answer: Answer) -> Result<UdpServer> {
+        UdpServer::start(self.place(pod)?, port, answer)
+    }
+
+    pub fn family(&self) -> Family {
+        self.variant.family
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.variant.mode
+    }
+
+    /// The Pod at its address of the scenario's family.
+    pub fn place(&self, pod: &str) -> Result<&'w Place> {
+        self.at(self.world.pod(pod)?)
+    }
+
+    /// The same of a Pod that is at hand.
+    pub fn at(&self, pod: &'w Pod) -> Result<&'w Place> {
+        pod.at(self.family())
+    }
+
+    /// The node as kubelet's probes come from it.
+    pub fn gateway(&self) -> Result<&'w Place> {
+        self.world.topology.gateway(self.family())
+    }
+
+    /// The `ClusterIP` of the scenario's family and the port.
+    pub fn vip(&self, service: &str, port: &str) -> Result<SocketAddr> {
+        self.world.cluster.vip_of(service, port, self.family())
+    }
+
+    /// What kube-proxy wrote in the scenario's mode.
+    pub fn rules(&self) -> Result<&'w Rules> {
+        self.world.rules(self.mode())
     }
 
     /// Breaks something, and keeps how to mend it.
@@ -219,10 +307,10 @@ impl<'w> Stage<'w> {
 
     /// Replaces the node's rules for this scenario.
     pub fn break_rules(&mut self, rules: &Rules) -> Result<()> {
-        let rules = rules.clone();
+        let (rules, mode) = (rules.clone(), self.mode());
         self.break_with(
             move |world| rules.restore(&world.topology.host),
-            |world| world.rules.restore(&world.topology.host),
+            move |world| world.rules(mode)?.restore(&world.topology.host),
         )
     }
 
@@ -253,6 +341,11 @@ impl<'w> Stage<'w> {
         if let Some(changed) = self.changed {
             wait::until_older_than(changed, GRACE.saturating_add(Duration::from_secs(1)));
         }
+    }
+
+    /// Lets traffic go on, or a server serve, until the verdicts are there.
+    pub fn keep(&mut self, what: impl std::any::Any) {
+        self.kept.push(Box::new(what));
     }
 
     /// The trace has no hook for the ends of flows: as with UDP, a healthy one has its record at the end.
@@ -405,26 +498,26 @@ fn hand_over(name: &str, ended: &Ended) {
 
 /// A server that knows who reached it.
 pub trait Reached {
-    fn at(&self) -> SocketAddrV4;
-    fn reached_by(&self, client: SocketAddrV4) -> bool;
+    fn at(&self) -> SocketAddr;
+    fn reached_by(&self, client: SocketAddr) -> bool;
 }
 
 impl Reached for Server {
-    fn at(&self) -> SocketAddrV4 {
+    fn at(&self) -> SocketAddr {
         self.address()
     }
 
-    fn reached_by(&self, client: SocketAddrV4) -> bool {
+    fn reached_by(&self, client: SocketAddr) -> bool {
         self.accepted(client)
     }
 }
 
 impl Reached for UdpServer {
-    fn at(&self) -> SocketAddrV4 {
+    fn at(&self) -> SocketAddr {
         self.address()
     }
 
-    fn reached_by(&self, client: SocketAddrV4) -> bool {
+    fn reached_by(&self, client: SocketAddr) -> bool {
         self.heard(client)
     }
 }

@@ -1,74 +1,100 @@
 //! Conntrack and NAT: entries that enter the table, race, are killed or deleted, and a table that is full.
 
 use aya_ebpf::{
-    EbpfContext as _,
-    helpers::bpf_get_current_pid_tgid,
-    macros::{kprobe, kretprobe, map},
+    EbpfContext,
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
+    macros::{fexit, kprobe, kretprobe, map, raw_tracepoint},
     maps::{LruPerCpuHashMap, PerCpuArray},
-    programs::{ProbeContext, RetProbeContext},
+    programs::{FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use aya_log_ebpf::debug;
 use tracer_ebpf::{
     COMM_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, Kind, MISSING, ServiceKey, TableFullRecord,
 };
 
-use crate::{filter, globals, output};
+use crate::{
+    entry::{Entry, at_entry},
+    filter, globals, output,
+};
 
 /// Confirmed flows by VIP and endpoint, for sampled traces.
 #[map]
 static CONFIRMED: LruPerCpuHashMap<ServiceKey, u64> = LruPerCpuHashMap::with_max_entries(16384, 0);
+
+at_entry!(confirm, confirm_fentry, on_confirm);
+at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
+at_entry!(resolve_clash, resolve_clash_fentry, on_resolve_clash);
+at_entry!(kill_acct, kill_acct_fentry, on_kill_acct);
+at_entry!(delete, delete_fentry, on_delete);
 
 /// What a record of a conntrack entry says beside the entry.
 struct Note {
     ctinfo: u32,
     detail: u32,
     with_task: bool,
+    with_tcp_state: bool,
+}
+
+impl Note {
+    #[inline(always)]
+    fn of(ctinfo: u32, detail: u32) -> Self {
+        Self { ctinfo, detail, with_task: false, with_tcp_state: false }
+    }
 }
 
 /// `__nf_conntrack_confirm(skb)`, at entry: the tuples are final, POSTROUTING's NAT included. It also runs for
 /// ICMP errors and other related packets that carry the same entry; those are not `IP_CT_NEW`.
-#[kprobe]
-pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
-    let Some(skb) = ctx.arg::<u64>(0) else { return 0 };
+#[inline(always)]
+fn on_confirm(ctx: &impl Entry) {
+    let skb = ctx.argument(0);
     let nfct = nfct(skb);
     if nfct & 7 != u64::from(IP_CT_NEW) {
-        return 0;
+        return;
     }
-    report(&ctx, Hook::Confirm, nfct & !7, &Note { ctinfo: IP_CT_NEW, detail: 0, with_task: true });
-    0
+    report(
+        ctx,
+        Hook::Confirm,
+        nfct & !7,
+        &Note { with_task: true, with_tcp_state: true, ..Note::of(IP_CT_NEW, 0) },
+    );
 }
 
 /// `nf_nat_setup_info(ct, range, maniptype)`: the decision as it is taken, for targeted traces only.
-#[kprobe]
-pub(crate) fn nat_setup(ctx: ProbeContext) -> u32 {
-    let (Some(ct), Some(maniptype)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(2)) else { return 0 };
-    report(&ctx, Hook::NatSetup, ct, &Note { ctinfo: CTINFO_NONE, detail: maniptype, with_task: false });
-    0
+#[inline(always)]
+fn on_nat_setup(ctx: &impl Entry) {
+    let (ct, maniptype) = (ctx.argument(0), ctx.argument(2) as u32);
+    report(ctx, Hook::NatSetup, ct, &Note::of(CTINFO_NONE, maniptype));
 }
 
 /// `nf_ct_resolve_clash(skb, h, reply_hash)`: this packet's entry lost a race for its tuple.
-#[kprobe]
-pub(crate) fn resolve_clash(ctx: ProbeContext) -> u32 {
-    let Some(skb) = ctx.arg::<u64>(0) else { return 0 };
+#[inline(always)]
+fn on_resolve_clash(ctx: &impl Entry) {
+    let skb = ctx.argument(0);
     let nfct = nfct(skb);
     let ctinfo = (nfct & 7) as u32;
-    report(&ctx, Hook::ResolveClash, nfct & !7, &Note { ctinfo, detail: 0, with_task: false });
-    0
+    report(ctx, Hook::ResolveClash, nfct & !7, &Note::of(ctinfo, 0));
 }
 
 /// `nf_ct_kill_acct(ct, ctinfo, skb)`.
-#[kprobe]
-pub(crate) fn kill_acct(ctx: ProbeContext) -> u32 {
-    let (Some(ct), Some(ctinfo)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1)) else { return 0 };
-    report(&ctx, Hook::KillAcct, ct, &Note { ctinfo, detail: 0, with_task: false });
-    0
+#[inline(always)]
+fn on_kill_acct(ctx: &impl Entry) {
+    let (ct, ctinfo) = (ctx.argument(0), ctx.argument(1) as u32);
+    report(ctx, Hook::KillAcct, ct, &Note::of(ctinfo, 0));
 }
 
 /// `nf_ct_delete(ct, portid, report)`; the port id is not 0 where a person or a controller deleted the entry.
-#[kprobe]
-pub(crate) fn delete(ctx: ProbeContext) -> u32 {
-    let (Some(ct), Some(portid)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1)) else { return 0 };
-    report(&ctx, Hook::Delete, ct, &Note { ctinfo: CTINFO_NONE, detail: portid, with_task: false });
+#[inline(always)]
+fn on_delete(ctx: &impl Entry) {
+    let (ct, portid) = (ctx.argument(0), ctx.argument(1) as u32);
+    report(ctx, Hook::Delete, ct, &Note { with_tcp_state: true, ..Note::of(CTINFO_NONE, portid) });
+}
+
+/// Never attached: run by the program with the address of an entry whose confirmation was reported, to read what became
+/// of it. The memory may belong to another entry by now, which its tuples tell. A tracepoint's type, because those can
+/// be run on demand since 5.10.
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+pub(crate) fn look(ctx: RawTracePointContext) -> i32 {
+    report(&ctx, Hook::Look, ctx.arg(0), &Note::of(CTINFO_NONE, 0));
     0
 }
 
@@ -91,8 +117,8 @@ pub(crate) fn netns(ct: u64) -> u32 {
 }
 
 #[inline(always)]
-fn report(ctx: &ProbeContext, hook: Hook, ct: u64, note: &Note) {
-    if ct == 0 || !filter::wants_ct(ct) || sampled_out(hook, ct) {
+fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
+    if ct == 0 || !(matches!(hook, Hook::Look) || filter::wants_ct(ct)) || sampled_out(hook, ct) {
         return;
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
@@ -106,7 +132,12 @@ fn report(ctx: &ProbeContext, hook: Hook, ct: u64, note: &Note) {
         (*record).ct = ct;
         (*record).ctinfo = note.ctinfo;
         (*record).detail = note.detail;
-        (*record).reserved = 0;
+        (*record).tcp_state = match globals::OFF_CT_TCP_STATE.load() {
+            offset if note.with_tcp_state && offset != MISSING => {
+                output::read::<u8>(ct.wrapping_add(u64::from(offset))).map_or(MISSING, u32::from)
+            }
+            _ => MISSING,
+        };
         if note.with_task {
             (*record).pid = ctx.tgid();
             (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);
@@ -234,12 +265,31 @@ pub(crate) fn early_drop_return(ctx: RetProbeContext) -> u32 {
             (*state).depth = 0;
             return 0;
         }
-        if freed == 0 {
-            (*state).failed = Call { net_or_time: aya_ebpf::helpers::bpf_ktime_get_ns(), pid_tgid };
-        }
         call.net_or_time
     };
-    let Some(mut entry) = output::reserve::<TableFullRecord>(Hook::EarlyDrop) else { return 0 };
+    table_full(net, freed);
+    0
+}
+
+/// `early_drop(net, hash)` at its return, with its arguments.
+#[fexit]
+pub(crate) fn early_drop_fexit(ctx: FExitContext) -> i32 {
+    if let Ok(freed) = ctx.ret::<u64>() {
+        table_full(ctx.arg(0), u32::from(freed as u8 != 0));
+    }
+    0
+}
+
+/// Reports the outcome of one `early_drop` in the namespace at `net`.
+#[inline(always)]
+fn table_full(net: u64, freed: u32) {
+    if freed == 0
+        && let Some(state) = EARLY_DROPS.get_ptr_mut(0)
+    {
+        let now = unsafe { bpf_ktime_get_ns() };
+        unsafe { (*state).failed = Call { net_or_time: now, pid_tgid: bpf_get_current_pid_tgid() } };
+    }
+    let Some(mut entry) = output::reserve::<TableFullRecord>(Hook::EarlyDrop) else { return };
     let inum = match globals::OFF_NET_INUM.load() {
         MISSING => 0,
         offset => output::read(net.wrapping_add(u64::from(offset))).unwrap_or(0),
@@ -251,7 +301,6 @@ pub(crate) fn early_drop_return(ctx: RetProbeContext) -> u32 {
         (*record).reserved = 0;
     }
     output::submit(entry);
-    0
 }
 
 /// Longest time from a failed `early_drop` to the drop of its packet, with a debugger's patience.
@@ -259,7 +308,7 @@ const FAILED_DROP_NS: u64 = 100_000_000;
 
 /// Whether the packet being dropped on this CPU is the one that found the table full; asked once a failure.
 #[inline(always)]
-pub(crate) fn take_table_full(now_ns: u64) -> bool {
+pub(crate) fn take_table_full() -> bool {
     let Some(state) = EARLY_DROPS.get_ptr_mut(0) else { return false };
     unsafe {
         let failed = (*state).failed;
@@ -268,6 +317,6 @@ pub(crate) fn take_table_full(now_ns: u64) -> bool {
         }
         (*state).failed.net_or_time = 0;
         failed.pid_tgid == bpf_get_current_pid_tgid()
-            && now_ns.wrapping_sub(failed.net_or_time) < FAILED_DROP_NS
+            && bpf_ktime_get_ns().wrapping_sub(failed.net_or_time) < FAILED_DROP_NS
     }
 }

@@ -74,6 +74,20 @@ pub(crate) fn wants_packet(network: u64) -> bool {
     }
 }
 
+/// Whether an address that is held apart from any structure is a target.
+#[inline(always)]
+pub(crate) fn wants_address(address: &Address, family: u16) -> bool {
+    let mut key = *address;
+    if family != AF_INET6 {
+        let mut i = 4;
+        while i < 16 {
+            key[i] = 0;
+            i += 1;
+        }
+    }
+    listed(&key)
+}
+
 #[inline(always)]
 pub(crate) fn wants_socket(sk: u64) -> bool {
     if !on() {

@@ -33,6 +33,8 @@ offsets! {
     OFF_CT_ORIG_DST,
     /// `nf_conn.tuplehash[1].tuple.src.u3`
     OFF_CT_REPLY_SRC,
+    /// `nf_conn.proto.tcp.state`
+    OFF_CT_TCP_STATE,
     /// `net.ns.inum`
     OFF_NET_INUM,
     /// `sock_common.skc_net.net`
@@ -49,12 +51,30 @@ offsets! {
     OFF_SK_V6_DADDR,
     /// `sock_common.skc_v6_rcv_saddr`
     OFF_SK_V6_SADDR,
+    /// `sock.sk_protocol`
+    OFF_SK_PROTOCOL,
     /// `inet_sock.inet_sport`
     OFF_INET_SPORT,
     /// `tcp_sock.bytes_acked`
     OFF_TCP_BYTES_ACKED,
     /// `tcp_sock.bytes_received`
     OFF_TCP_BYTES_RECEIVED,
+    /// `ip_vs_conn_param.ipvs`
+    OFF_IPVS_PARAM_IPVS,
+    /// `ip_vs_conn_param.caddr`
+    OFF_IPVS_PARAM_CADDR,
+    /// `ip_vs_conn_param.vaddr`
+    OFF_IPVS_PARAM_VADDR,
+    /// `ip_vs_conn_param.cport`
+    OFF_IPVS_PARAM_CPORT,
+    /// `ip_vs_conn_param.vport`
+    OFF_IPVS_PARAM_VPORT,
+    /// `ip_vs_conn_param.protocol`
+    OFF_IPVS_PARAM_PROTOCOL,
+    /// `ip_vs_conn_param.af`
+    OFF_IPVS_PARAM_AF,
+    /// `netns_ipvs.net`
+    OFF_NETNS_IPVS_NET,
     /// Position of `reason` among the arguments of `skb:kfree_skb`, missing before 5.17.
     ARG_KFREE_REASON,
     /// Position of `reason` among the arguments of `tcp:tcp_send_reset`, missing before 6.10.

@@ -18,10 +18,14 @@ pub const SOCK_HEAD_BYTES: usize = 88;
 /// Bytes of the packet that a record carries, from its network header: IPv4 with options or IPv6, and the
 /// transport header's first 20 bytes.
 pub const PACKET_HEAD_BYTES: usize = 64;
+/// Bytes of the message about an invalid packet that a record carries.
+pub const WHY_BYTES: usize = 64;
 /// Length of `task_struct.comm`.
 pub const COMM_BYTES: usize = 16;
 /// Number of slots in [`Hook`]'s numbering, for per-hook arrays.
 pub const HOOK_SLOTS: usize = 32;
+/// The slot of the count of lost records that counts those of every hook.
+pub const LOST_ANY: usize = HOOK_SLOTS - 1;
 
 /// The kernel function or tracepoint that made a record. The numbers are part of the recording format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,11 +59,34 @@ pub enum Hook {
     TcpRetransmit = 12,
     /// Tracepoint `sock:inet_sock_set_state`.
     SockState = 13,
+    /// `tcp_v6_send_reset(sk, skb)`: the twin of [`Self::TcpV4SendReset`].
+    TcpV6SendReset = 14,
+    /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an ICMPv6 error.
+    SendUnreach6 = 15,
+    /// `nf_send_reset6(net, sk, oldskb, hook)`: a rule rejects with a forged RST over IPv6.
+    NfSendReset6 = 16,
+    /// `ip_vs_conn_new(p, dest_af, daddr, dport, flags, dest, fwmark)`: IPVS chose a real server.
+    IpVsConnNew = 17,
+    /// `ip_vs_schedule(svc, skb, …)` returned NULL: no real server was chosen for this packet.
+    IpVsSchedule = 18,
+    /// `ip_vs_leave(svc, skb, …)`: there is no real server, the packet is refused with ICMP port unreachable.
+    IpVsLeave = 19,
+    /// `ip_vs_conn_expire_now(cp)` and then a drop: IPVS gave its entry up and dropped the packet that it still had an
+    /// old conntrack entry for.
+    IpVsConnExpire = 20,
+    /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`: conntrack calls a packet invalid, and `fmt` says why.
+    InvalidLog = 23,
+    /// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)` with a RST: one that passes through this node.
+    TcpPacket = 24,
+    /// Not of the kernel's own accord: an entry is read again because the program asks (`BPF_PROG_TEST_RUN`).
+    Look = 25,
+    /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: an ICMP error about a packet of this entry.
+    IcmpError = 26,
 }
 
 impl Hook {
     /// Every hook, in the order of its number.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 25] = [
         Self::Confirm,
         Self::NatSetup,
         Self::ResolveClash,
@@ -74,11 +101,22 @@ impl Hook {
         Self::TcpReceiveReset,
         Self::TcpRetransmit,
         Self::SockState,
+        Self::TcpV6SendReset,
+        Self::SendUnreach6,
+        Self::NfSendReset6,
+        Self::IpVsConnNew,
+        Self::IpVsSchedule,
+        Self::IpVsLeave,
+        Self::IpVsConnExpire,
+        Self::InvalidLog,
+        Self::TcpPacket,
+        Self::Look,
+        Self::IcmpError,
     ];
 
-    /// The hook with this number, if there is one.
+    /// The hook with this number, if there is one. The numbering may have gaps.
     pub fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(number)).copied()
+        Self::ALL.into_iter().find(|hook| *hook as u8 == number)
     }
 
     /// The kernel's own name of the function or tracepoint.
@@ -98,7 +136,33 @@ impl Hook {
             Self::TcpReceiveReset => "tcp_receive_reset",
             Self::TcpRetransmit => "tcp_retransmit_skb",
             Self::SockState => "inet_sock_set_state",
+            Self::TcpV6SendReset => "tcp_v6_send_reset",
+            Self::SendUnreach6 => "nf_send_unreach6",
+            Self::NfSendReset6 => "nf_send_reset6",
+            Self::IpVsConnNew => "ip_vs_conn_new",
+            Self::IpVsSchedule => "ip_vs_schedule",
+            Self::IpVsLeave => "ip_vs_leave",
+            Self::IpVsConnExpire => "ip_vs_conn_expire_now",
+            Self::InvalidLog => "nf_ct_l4proto_log_invalid",
+            Self::TcpPacket => "nf_conntrack_tcp_packet",
+            Self::Look => "bpf_prog_test_run",
+            Self::IcmpError => "nf_nat_icmp_reply_translation",
         }
+    }
+
+    /// Whether a rule of netfilter's refuses with an ICMP error here, of either family.
+    pub const fn is_unreach(self) -> bool {
+        matches!(self, Self::SendUnreach | Self::SendUnreach6)
+    }
+
+    /// Whether a rule of netfilter's refuses with a RST of its own here, of either family.
+    pub const fn is_forged_reset(self) -> bool {
+        matches!(self, Self::NfSendReset | Self::NfSendReset6)
+    }
+
+    /// Whether TCP tells here of a RST that it sends, with a socket or without.
+    pub const fn is_sent_reset(self) -> bool {
+        matches!(self, Self::TcpSendReset | Self::TcpV4SendReset | Self::TcpV6SendReset)
     }
 }
 
@@ -125,6 +189,8 @@ pub enum Kind {
     Packet = 2,
     Socket = 3,
     TableFull = 4,
+    Ipvs = 8,
+    Invalid = 5,
 }
 
 /// An event on a conntrack entry: confirm, NAT set-up, clash, kill, delete.
@@ -140,7 +206,9 @@ pub struct ConntrackRecord {
     pub detail: u32,
     /// The current task, the sender's own only where a local process sent this very packet.
     pub pid: u32,
-    pub reserved: u32,
+    /// For [`Hook::Confirm`] and [`Hook::Delete`] `nf_conn.proto.tcp.state` (`enum tcp_conntrack`), which means nothing
+    /// for other protocols; [`MISSING`] where it was not read.
+    pub tcp_state: u32,
     pub comm: [u8; COMM_BYTES],
     pub ct_head: [u8; CT_HEAD_BYTES],
 }
@@ -157,7 +225,7 @@ pub struct PacketRecord {
     /// `enum ip_conntrack_info` of the packet, or [`CTINFO_NONE`].
     pub ctinfo: u32,
     /// For [`Hook::KfreeSkb`] the drop reason, for the RST hooks the reset reason, by this kernel's numbers;
-    /// for [`Hook::SendUnreach`] the ICMP code. [`REASON_NONE`] where the kernel gives none.
+    /// for [`Hook::SendUnreach`] and [`Hook::SendUnreach6`] the code of their family's ICMP. [`REASON_NONE`] where the kernel gives none.
     pub reason: u32,
     /// `enum nf_inet_hooks` for the reject hooks, otherwise 0.
     pub nf_hook: u32,
@@ -166,6 +234,15 @@ pub struct PacketRecord {
     pub packet_head: [u8; PACKET_HEAD_BYTES],
     /// All zero where `ct` is 0.
     pub ct_head: [u8; CT_HEAD_BYTES],
+}
+
+/// A packet that conntrack calls invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct InvalidRecord {
+    pub packet: PacketRecord,
+    /// The beginning of the message's format, up to its NUL; all zero where it could not be read.
+    pub why: [u8; WHY_BYTES],
 }
 
 /// An event on a socket: state change, RST sent or received, retransmit.
@@ -204,6 +281,27 @@ pub struct TableFullRecord {
     pub reserved: u32,
 }
 
+/// A connection entry that IPVS makes: what `ip_vs_conn_new` was called with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct IpvsRecord {
+    pub header: Header,
+    /// `IP_VS_CONN_F_*`; of the destination the flags are added later (`ip_vs_bind_dest`).
+    pub flags: u32,
+    /// `AF_INET` or `AF_INET6`: of client and virtual address, and of the real server (a tunnel's may differ).
+    pub family: u16,
+    pub dest_family: u16,
+    /// Addresses as the kernel holds them (IPv4 in the first four bytes, what follows is meaningless).
+    pub client: [u8; 16],
+    pub virtual_address: [u8; 16],
+    pub destination: [u8; 16],
+    /// Network byte order. A client's port 0 is that of a persistence template.
+    pub client_port: u16,
+    pub virtual_port: u16,
+    pub destination_port: u16,
+    pub protocol: u16,
+}
+
 /// No packet, so no `ip_conntrack_info`.
 pub const CTINFO_NONE: u32 = u32::MAX;
 /// The kernel gives no reason here.
@@ -224,6 +322,8 @@ const _: () = {
     assert!(size_of::<PacketRecord>() == 16 + 32 + PACKET_HEAD_BYTES + CT_HEAD_BYTES);
     assert!(size_of::<SocketRecord>() == 16 + 40 + COMM_BYTES + SOCK_HEAD_BYTES);
     assert!(size_of::<TableFullRecord>() == 24);
+    assert!(size_of::<IpvsRecord>() == 16 + 8 + 3 * 16 + 8);
+    assert!(size_of::<InvalidRecord>() == size_of::<PacketRecord>() + WHY_BYTES);
 };
 
 /// Names of the kernel half's maps.

@@ -9,8 +9,10 @@
 #![expect(unsafe_code, reason = "kernel memory and BPF maps are reached through raw pointers")]
 
 mod conntrack;
+mod entry;
 mod filter;
 mod globals;
+mod ipvs;
 mod output;
 mod packet;
 mod tcp;

@@ -9,7 +9,7 @@ use aya_ebpf::{
     maps::{PerCpuArray, RingBuf, ring_buf::RingBufEntry},
     programs::RawTracePointContext,
 };
-use tracer_ebpf::{HOOK_SLOTS, Header, Hook, Kind, MISSING, REASON_NONE};
+use tracer_ebpf::{HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
 
 use crate::globals;
 
@@ -17,7 +17,7 @@ use crate::globals;
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Records lost for want of room, a slot a hook.
+/// Records lost for want of room, a slot a hook and one for all.
 #[map]
 static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
 
@@ -25,11 +25,14 @@ static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32,
 #[inline(always)]
 pub(crate) fn reserve<T: 'static>(hook: Hook) -> Option<RingBufEntry<T>> {
     let entry = EVENTS.reserve::<T>(0);
-    if entry.is_none()
-        && let Some(lost) = LOST.get_ptr_mut(hook as u32)
-    {
-        // Per CPU and not preempted between load and store by anything that counts the same hook.
-        unsafe { *lost += 1 };
+    if entry.is_none() {
+        for slot in [hook as u32, LOST_ANY as u32] {
+            if let Some(lost) = LOST.get_ptr_mut(slot) {
+                // Per CPU and not preempted between load and store by anything that counts the same hook; what an
+                // interrupt adds to the sum in between is lost from the sum only, which is then still not the old one.
+                unsafe { *lost += 1 };
+            }
+        }
     }
     entry
 }

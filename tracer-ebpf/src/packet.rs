@@ -1,14 +1,28 @@
 //! Packets that go no further: freed for a reason, rejected by a rule, answered with a RST.
 
 use aya_ebpf::{
-    macros::{kprobe, raw_tracepoint},
-    programs::{ProbeContext, RawTracePointContext},
+    macros::{fentry, kprobe, raw_tracepoint},
+    programs::{FEntryContext, ProbeContext, RawTracePointContext},
 };
 use tracer_ebpf::{
-    CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE,
+    CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, InvalidRecord, Kind, MISSING, PacketRecord,
+    REASON_NONE,
 };
 
-use crate::{conntrack, filter, globals, output};
+use crate::{
+    conntrack,
+    entry::{Entry, at_entry},
+    filter, globals, ipvs, output,
+};
+
+at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
+at_entry!(send_unreach6, send_unreach6_fentry, on_send_unreach6);
+at_entry!(nf_send_reset6, nf_send_reset6_fentry, on_nf_send_reset6);
+at_entry!(icmp_error, icmp_error_fentry, on_icmp_error);
+at_entry!(tcp_packet, tcp_packet_fentry, on_tcp_packet);
+
+/// One more than the last of `enum nf_inet_hooks`.
+const NF_INET_NUMHOOKS: u64 = 6;
 
 /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. Reported are the
 /// reasons that concern a Service, and any packet whose conntrack entry was new and never confirmed: that
@@ -25,19 +39,23 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let nfct = conntrack::nfct(skb);
     let ct = nfct & !7;
     let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
-    let never_confirmed = is_new && status(ct) & IPS_CONFIRMED == 0;
-    if !wanted && !never_confirmed {
+    let confirmed = ct != 0 && status(ct) & IPS_CONFIRMED != 0;
+    let never_confirmed = is_new && !confirmed;
+    let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
+    let expired = confirmed && by_rules && ipvs::take_expired();
+    // Where the kernel gives no reasons, the next packet that goes without an entry is taken for the one that got none:
+    // `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.
+    let table_full = ct == 0 && by_rules && conntrack::take_table_full();
+    if !wanted && !never_confirmed && !expired && !table_full {
         return 0;
     }
     let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
-    let Some(mut entry) = output::reserve::<PacketRecord>(Hook::KfreeSkb) else { return 0 };
+    let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
+    let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
     let record = entry.as_mut_ptr();
     unsafe {
-        packet.fill(record, Hook::KfreeSkb, reason, 0);
-        if ct == 0
-            && reason == globals::REASON_NETFILTER_DROP.load()
-            && conntrack::take_table_full((*record).header.time_ns)
-        {
+        packet.fill(record, hook, reason, 0);
+        if table_full {
             (*record).flags = FLAG_TABLE_FULL;
         }
     }
@@ -46,21 +64,93 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
 }
 
 /// `nf_send_unreach(skb_in, code, hook)`.
+#[inline(always)]
+fn on_send_unreach(ctx: &impl Entry) {
+    report(Hook::SendUnreach, ctx.argument(0), ctx.argument(1) as u32, ctx.argument(2) as u32);
+}
+
+/// `nf_send_unreach6(net, skb_in, code, hooknum)`.
+#[inline(always)]
+fn on_send_unreach6(ctx: &impl Entry) {
+    // An `unsigned char`: what else the register holds is undefined.
+    let code = ctx.argument(2) as u32 & 0xff;
+    report(Hook::SendUnreach6, ctx.argument(1), code, ctx.argument(3) as u32);
+}
+
+/// `nf_send_reset(net, sk, oldskb, hook)` since 5.11, `nf_send_reset(net, oldskb, hook)` before (kernel commit
+/// "netfilter: use actual socket sk for REJECT action"), where no module has BTF that tells them
+/// apart. The values do: no packet lies at the number of a netfilter hook.
 #[kprobe]
-pub(crate) fn send_unreach(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(code), Some(hook)) = (ctx.arg::<u64>(0), ctx.arg::<u32>(1), ctx.arg::<u32>(2))
-    else {
-        return 0;
-    };
-    report(Hook::SendUnreach, skb, code, hook);
+pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
+    let third = ctx.argument(2);
+    let (skb, hook) =
+        if third < NF_INET_NUMHOOKS { (ctx.argument(1), third) } else { (third, ctx.argument(3)) };
+    report(Hook::NfSendReset, skb, REASON_NONE, hook as u32);
     0
 }
 
-/// `nf_send_reset(net, sk, oldskb, hook)`, the signature since 5.11; the plan leaves older kernels out.
+/// The same by fentry, where BTF vouches for the order.
+#[fentry]
+pub(crate) fn nf_send_reset_fentry(ctx: FEntryContext) -> i32 {
+    report(Hook::NfSendReset, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
+    0
+}
+
+/// `nf_send_reset6(net, sk, oldskb, hook)`, likewise.
+#[inline(always)]
+fn on_nf_send_reset6(ctx: &impl Entry) {
+    report(Hook::NfSendReset6, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
+}
+
+/// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: once for each NAT hook that the error passes.
+#[inline(always)]
+fn on_icmp_error(ctx: &impl Entry) {
+    report(Hook::IcmpError, ctx.argument(0), REASON_NONE, ctx.argument(3) as u32);
+}
+
+const TCP_FLAGS_BYTE: u64 = 13;
+const TCP_RST: u8 = 4;
+
+/// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)`, entered for every packet, so in targeted traces only:
+/// reports those that carry a RST. `dataoff` counts from `skb->data`, which is the network header here.
+#[inline(always)]
+fn on_tcp_packet(ctx: &impl Entry) {
+    let (skb, dataoff) = (ctx.argument(1), ctx.argument(2) as u32);
+    let network = network_header(skb);
+    if network == 0 {
+        return;
+    }
+    let flags = network.wrapping_add(u64::from(dataoff)).wrapping_add(TCP_FLAGS_BYTE);
+    if output::read::<u8>(flags).unwrap_or(0) & TCP_RST != 0 {
+        report(Hook::TcpPacket, skb, REASON_NONE, 0);
+    }
+}
+
+/// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`. Since 5.18 the message of a packet outside its window comes as
+/// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`). The
+/// plan leaves kernels out where `fmt` is another argument (before 5.14).
+///
+/// A kprobe only: the verifier refuses fentry on a function with a variable number of arguments.
 #[kprobe]
-pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(hook)) = (ctx.arg::<u64>(2), ctx.arg::<u32>(3)) else { return 0 };
-    report(Hook::NfSendReset, skb, REASON_NONE, hook);
+pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
+    let (Some(skb), Some(ct)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
+    let (Some(mut fmt), next) = (ctx.arg::<u64>(3), ctx.arg::<u64>(4)) else { return 0 };
+    if output::read::<[u8; 4]>(fmt) == Some(*b"%pV\0")
+        && let Some(va_format) = next
+        && let Some(inner) = output::read::<u64>(va_format)
+    {
+        fmt = inner;
+    }
+    let ctinfo = conntrack::nfct(skb) & 7;
+    let Some(packet) = Packet::concerned(skb, ct | ctinfo) else { return 0 };
+    let Some(mut entry) = output::reserve::<InvalidRecord>(Hook::InvalidLog) else { return 0 };
+    let record = entry.as_mut_ptr();
+    unsafe {
+        packet.fill(&raw mut (*record).packet, Hook::InvalidLog, REASON_NONE, 0);
+        (*record).packet.header.kind = Kind::Invalid as u8;
+        output::copy(&raw mut (*record).why, fmt);
+    }
+    output::submit(entry);
     0
 }
 

@@ -1,13 +1,15 @@
 //! TCP sockets: their changes of state, the RSTs that they send and receive, their retransmits.
 
-use aya_ebpf::{
-    EbpfContext as _,
-    macros::{kprobe, raw_tracepoint},
-    programs::{ProbeContext, RawTracePointContext},
-};
+use aya_ebpf::{EbpfContext as _, macros::raw_tracepoint, programs::RawTracePointContext};
 use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
-use crate::{filter, globals, output, packet};
+use crate::{
+    entry::{Entry, at_entry},
+    filter, globals, output, packet,
+};
+
+at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
+at_entry!(tcp_v6_send_reset, tcp_v6_send_reset_fentry, on_tcp_v6_send_reset);
 
 // include/net/tcp_states.h
 const ESTABLISHED: u8 = 1;
@@ -28,7 +30,8 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
         CLOSE => old != LISTEN && old != CLOSE,
         _ => false,
     };
-    if tells {
+    // SCTP and MPTCP sockets come here too, with other states and without a peer.
+    if tells && is_tcp(ctx.arg(0)) {
         report(
             &ctx,
             Hook::SockState,
@@ -80,14 +83,35 @@ pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
 }
 
 /// `tcp_v4_send_reset(sk, skb)`, attached only where the tracepoint is blind to RSTs without a full socket.
-#[kprobe]
-pub(crate) fn tcp_v4_send_reset(ctx: ProbeContext) -> u32 {
-    let (Some(sk), Some(skb)) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1)) else { return 0 };
+#[inline(always)]
+fn on_tcp_v4_send_reset(ctx: &impl Entry) {
+    send_reset(ctx, Hook::TcpV4SendReset);
+}
+
+/// `tcp_v6_send_reset(sk, skb)`, likewise.
+#[inline(always)]
+fn on_tcp_v6_send_reset(ctx: &impl Entry) {
+    send_reset(ctx, Hook::TcpV6SendReset);
+}
+
+#[inline(always)]
+fn send_reset(ctx: &impl Entry, hook: Hook) {
+    let (sk, skb) = (ctx.argument(0), ctx.argument(1));
     // `sk_fullsock()`: the tracepoint tells of all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
-        packet::report(Hook::TcpV4SendReset, skb, REASON_NONE, 0);
+        packet::report(hook, skb, REASON_NONE, 0);
     }
-    0
+}
+
+const IPPROTO_TCP: u16 = 6;
+
+#[inline(always)]
+fn is_tcp(sk: u64) -> bool {
+    match globals::OFF_SK_PROTOCOL.load() {
+        MISSING => true,
+        offset => output::read::<u16>(sk.wrapping_add(u64::from(offset)))
+            .is_none_or(|protocol| protocol == IPPROTO_TCP),
+    }
 }
 
 /// A listener has no peer, and a half-open or lingering socket is no full one: the packet says more.

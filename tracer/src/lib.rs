@@ -5,6 +5,7 @@
 //! yields a [`verdict`]; [`report`] prints it. `sighting`, `flow`, `diagnosis`, `verdict` and the cluster's history
 //! do no I/O and know no clock but the sightings'.
 
+pub mod audit;
 pub mod cli;
 pub mod cluster;
 pub mod diagnosis;
@@ -16,4 +17,5 @@ pub mod recording;
 pub mod report;
 pub mod sighting;
 pub mod time;
+pub mod triage;
 pub mod verdict;

@@ -14,9 +14,9 @@ use std::{
 
 use crate::{
     cluster::Cluster,
-    diagnosis::{self, Address, ClusterView as _, Context, Translations},
+    diagnosis::{self, Address, ClusterView, Context, Membership, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
-    node::NodeFacts,
+    node::{NodeFacts, entries::OldEntry},
     sighting::{Hook, Netns, Sighting},
     time::Timestamp,
     verdict::Verdict,
@@ -142,6 +142,26 @@ impl Pipeline {
         }
     }
 
+    /// Of UDP entries without an answer, older than the trace perhaps, as the node lists them: those that lead to an
+    /// endpoint that is no more, and so may be the stale ones of a sender that goes on (C8). They are to be observed as
+    /// sightings of [`Hook::Look`].
+    pub fn stale_entries(&self, entries: &[OldEntry]) -> Vec<OldEntry> {
+        let history: &dyn ClusterView = &self.cluster.history;
+        let gone = |entry: &&OldEntry| {
+            let Some(endpoint) = entry.ct.endpoint() else { return false };
+            let orig = entry.ct.orig;
+            let Address::Service(service) = history.address(orig.dst, orig.protocol, entry.read_at) else {
+                return false;
+            };
+            match history.membership(&service, endpoint, entry.read_at) {
+                Membership::Left { .. } | Membership::NeverSeen { .. } => true,
+                Membership::Member { ready, serving, .. } => !ready && !serving,
+                Membership::Unknown => false,
+            }
+        };
+        entries.iter().filter(gone).copied().collect()
+    }
+
     /// `count` events were lost between `from` and `to`: flows alive then carry it.
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         if count > 0 {
@@ -166,6 +186,17 @@ impl Pipeline {
         self.flows.finish(now);
         let judged = self.judge_settled(now);
         self.out(judged)
+    }
+
+    /// Conntrack entries to be read again, by their kernel addresses, for flows that wait to be judged by what they are:
+    /// observed as sightings of [`Hook::Look`]. To be asked for after each [`Self::advance`].
+    pub fn take_looks(&mut self) -> Vec<u64> {
+        self.flows.take_looks()
+    }
+
+    /// The same for all that is still open, before [`Self::finish`].
+    pub fn last_looks(&mut self) -> Vec<u64> {
+        self.flows.last_looks()
     }
 
     /// When [`Self::advance`] has something to do again, without any sighting coming.
@@ -235,16 +266,19 @@ impl Pipeline {
     }
 
     /// Whether what the node says can matter: a flow to a Service that got no endpoint and was not refused, or found the
-    /// conntrack table full.
+    /// conntrack table full; or one whose endpoint no slice lists, while rules of another writer may have chosen it.
     fn asks_node(&self, flow: &Flow) -> bool {
-        let translated =
-            flow.decision(self.settings.node_netns).is_some_and(|decision| decision.endpoint().is_some());
+        let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
+        let address = || self.cluster.history.address(dst, protocol, at);
+        if let Some(endpoint) = flow.endpoint(self.settings.node_netns) {
+            return self.node.may_have_leftovers(dst.ip())
+                && matches!(address(), Address::Service(service) if matches!(
+                    ClusterView::membership(&self.cluster.history, &service, endpoint, at),
+                    Membership::Left { .. } | Membership::NeverSeen { .. }
+                ));
+        }
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
-        !translated
-            && !refused
-            && !flow.outcome().is_success()
-            && self.cluster.history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen)
-                != Address::Other
+        !refused && !flow.outcome().is_success() && address() != Address::Other
     }
 
     fn note(&mut self, flow: &Flow, now: Timestamp) {

@@ -26,6 +26,8 @@ pub enum Fact {
     Conntrack(ConntrackFact),
     Packet(PacketFact),
     Socket(SocketFact),
+    /// IPVS makes a connection entry.
+    Ipvs(IpvsFact),
     /// `early_drop` ended: the conntrack table is full; `freed` says whether an entry could be evicted (N7) or not (C16).
     TableFull {
         freed: bool,
@@ -102,6 +104,12 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
+    /// Whether IPVS translated the destination: it alters the reply tuple behind the NAT hooks, which leave no more
+    /// than a null binding, and never sets `IPS_DST_NAT` (`ip_vs_update_conntrack`).
+    pub fn by_ipvs(&self) -> bool {
+        self.endpoint().is_some() && !self.status.has(Status::DST_NAT)
+    }
+
     /// The chosen endpoint, where the destination was translated.
     pub fn endpoint(&self) -> Option<SocketAddr> {
         (self.reply.src != self.orig.dst).then_some(self.reply.src)
@@ -126,6 +134,8 @@ impl Status {
     pub const SRC_NAT_DONE: u32 = 1 << 7;
     pub const DST_NAT_DONE: u32 = 1 << 8;
     pub const DYING: u32 = 1 << 9;
+    /// The flow is in a flowtable: later packets bypass the hooks (N12).
+    pub const OFFLOAD: u32 = 1 << 14;
 
     pub const fn has(self, bit: u32) -> bool {
         self.0 & bit != 0
@@ -144,6 +154,32 @@ pub struct ConntrackFact {
     pub ct: Conntrack,
     /// The task on whose CPU time it happened. The sender's own only where a local process sent this very packet.
     pub task: Option<Task>,
+    pub note: EntryNote,
+}
+
+/// What one hook tells of an entry beyond its tuples and status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EntryNote {
+    /// `enum tcp_conntrack` (`include/uapi/linux/netfilter/nf_conntrack_tcp.h`), at an entry's confirmation and end;
+    /// without meaning for other protocols.
+    pub tcp_state: Option<u8>,
+    /// At an entry's end: the netlink port of who deleted it, `None` where it timed out or was killed.
+    pub deleted_by: Option<u32>,
+    /// Of an entry that ctnetlink listed: when its last packet came.
+    pub last_packet: Option<Timestamp>,
+}
+
+impl EntryNote {
+    /// `TCP_CONNTRACK_ESTABLISHED`. A connection whose beginning conntrack saw is confirmed in `SYN_SENT` (1); only the
+    /// pick-up of one that goes on already (`nf_conntrack_tcp_loose`) starts here or later.
+    const ESTABLISHED: u8 = 3;
+    /// `TCP_CONNTRACK_CLOSE`.
+    const CLOSE: u8 = 8;
+
+    /// Whether the entry was made for a segment without SYN; `None` where the kernel did not tell.
+    pub fn is_midstream(&self) -> Option<bool> {
+        self.tcp_state.map(|state| (Self::ESTABLISHED..Self::CLOSE).contains(&state))
+    }
 }
 
 /// A task's pid (thread-group id) and comm.
@@ -154,7 +190,8 @@ pub struct Task {
 }
 
 /// An event on a packet: dropped (`kfree_skb`), rejected (`nf_send_unreach`, `nf_send_reset`) or answered with a
-/// RST (`tcp_send_reset` and `tcp_v4_send_reset` without a socket).
+/// RST (`tcp_send_reset` and `tcp_v4_send_reset` without a socket), called invalid (`nf_ct_l4proto_log_invalid`), a RST
+/// on its way through (`nf_conntrack_tcp_packet`), or an ICMP error (`nf_nat_icmp_reply_translation`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketFact {
     /// Address of the `struct sk_buff`; reused quickly.
@@ -167,14 +204,46 @@ pub struct PacketFact {
     pub ct: Option<Conntrack>,
     /// Whether the packet travels in its entry's original direction; `None` without an entry.
     pub original_direction: Option<bool>,
-    /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF.
+    /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF; of an invalid packet
+    /// the message's format (`SEQ is over upper bound …`), of an ICMP error its type (`DEST_UNREACH`).
     pub reason: Option<Arc<str>>,
-    /// The ICMP code for `nf_send_unreach` (3 = port unreachable).
+    /// The ICMP code for `nf_send_unreach` (3 = port unreachable) and for an ICMP error.
     pub icmp_code: Option<u8>,
     /// The netfilter hook of a reject: 1 `LOCAL_IN`, 2 `FORWARD`, 3 `LOCAL_OUT`.
     pub nf_hook: Option<u8>,
     /// `early_drop` had just failed on this CPU: the packet found the conntrack table full.
     pub table_full: bool,
+}
+
+/// What `ip_vs_conn_new` was called with: IPVS chose a real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpvsFact {
+    /// Client to virtual server; a client's port 0 is that of a persistence template.
+    pub tuple: Tuple,
+    /// The real server.
+    pub destination: SocketAddr,
+    pub flags: IpvsFlags,
+}
+
+/// `IP_VS_CONN_F_*` bits (`include/uapi/linux/ip_vs.h`).
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct IpvsFlags(pub u32);
+
+impl IpvsFlags {
+    /// The forwarding method is in the low three bits; 0 is masquerading, the only one that kube-proxy uses.
+    pub const FWD_MASK: u32 = 0x7;
+    /// A template of a persistent service (session affinity): no connection, but what the next ones follow.
+    pub const TEMPLATE: u32 = 1 << 12;
+
+    pub const fn has(self, bit: u32) -> bool {
+        self.0 & bit != 0
+    }
+}
+
+impl fmt::Debug for IpvsFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpvsFlags({:#x})", self.0)
+    }
 }
 
 /// TCP states of `include/net/tcp_states.h`.

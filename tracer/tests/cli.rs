@@ -26,7 +26,13 @@ fn wrong_usage_ends_with_2_and_says_what_to_write() {
         (&["trace", "--all", "--faults-only"], "cannot be used with"),
         (&["trace", "--cluster-from", "dump", "--kubeconfig", "k"], "cannot be used with"),
         (&["trace", "--hooks", "most"], "full, lean"),
-        (&["check"], "--kernel"),
+        (&["check", "--kernel", "--from", "dump"], "cannot be used with"),
+        (&["check", "cart"], "NAMESPACE/cart"),
+        (&["check", "pod/shop/cart-1"], "is not a Service"),
+        (&["check", "-n", "shop"], "goes with a Service"),
+        (&["check", "--from", "dump", "--cluster-from", "dump"], "cannot be used with"),
+        (&["capture"], "<DIR>"),
+        (&["schema", "flow"], "verdict, check"),
         (&["tracr"], "trace"),
     ] {
         let output = viptrace(args);

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use viptrace::{
     flow::{Flow, FlowTable, Limits, Outcome, ResetBy},
     sighting::{
-        Conntrack, ConntrackFact, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
-        Status, Task, TcpState, Tuple,
+        Conntrack, ConntrackFact, EntryNote, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent,
+        SocketFact, Status, Task, TcpState, Tuple,
     },
     time::Timestamp,
 };
@@ -185,7 +185,11 @@ fn any_fact() -> BoxedStrategy<Fact> {
         Just(Arc::from("\u{202e}")),
     ]);
     prop_oneof![
-        (any_entry(), task.clone()).prop_map(|(ct, task)| Fact::Conntrack(ConntrackFact { ct, task })),
+        (any_entry(), task.clone()).prop_map(|(ct, task)| Fact::Conntrack(ConntrackFact {
+            ct,
+            task,
+            note: EntryNote::default()
+        })),
         (
             prop::option::of(any_tuple()),
             any::<u8>(),
@@ -323,6 +327,7 @@ fn both_ends_and_every_namespace_are_one_flow() {
     inner.fact = Fact::Conntrack(ConntrackFact {
         ct: Conntrack { id: 5, zone: 0, status: Status(0), orig: behind, reply: behind.reversed() },
         task: None,
+        note: EntryNote::default(),
     });
     script.out.insert(1, inner);
     let (flows, table) = fold(script.out, 60_000);

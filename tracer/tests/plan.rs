@@ -12,7 +12,7 @@ use viptrace::{
         btf::{Parameter, Prototype},
         hooks::{Attach, HOOKS},
         layout::{FIELDS, Layout},
-        plan::{HookPlan, HookSet, KernelFacts, State},
+        plan::{FentryTarget, HookPlan, HookSet, KernelFacts, State, Tier, Tiers},
     },
     sighting::Hook,
 };
@@ -24,6 +24,8 @@ struct Kernel {
     tracepoints: HashMap<&'static str, Prototype>,
     modules: HashSet<&'static str>,
     kprobes: Result<(), String>,
+    /// Functions that fentry reaches.
+    fentry: HashMap<&'static str, FentryTarget>,
 }
 
 fn prototype(names: &[&str]) -> Prototype {
@@ -43,10 +45,14 @@ impl Kernel {
         tracepoints.insert("tcp_send_reset", prototype(&["sk", "skb"]));
         Self {
             symbols: of(|attach| attach != Attach::RawTracepoint).collect(),
-            functions: HashMap::new(),
+            functions: HashMap::from([(
+                Hook::InvalidLog.symbol(),
+                prototype(&["skb", "ct", "state", "fmt"]),
+            )]),
             tracepoints,
             modules: HOOKS.iter().filter_map(|spec| spec.module).collect(),
             kprobes: Ok(()),
+            fentry: HashMap::new(),
         }
     }
 
@@ -70,6 +76,9 @@ impl KernelFacts for Kernel {
     }
     fn kprobes(&self) -> Result<(), String> {
         self.kprobes.clone()
+    }
+    fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
+        self.fentry.get(name).copied().ok_or_else(|| "the module has no BTF here".to_owned())
     }
 }
 
@@ -167,4 +176,71 @@ fn a_hook_that_the_user_or_the_kernel_refuses_is_a_gap() {
     let gaps: HashSet<_> = plan.gaps().map(|(spec, _)| spec.hook).collect();
     assert_eq!(gaps, HashSet::from([Hook::KfreeSkb, Hook::EarlyDrop]));
     assert!(plan.fatal().is_none());
+}
+
+const CONFIRM: FentryTarget = FentryTarget { module: Some("nf_conntrack"), function: 7 };
+
+fn tier(plan: &HookPlan, hook: Hook) -> Tier {
+    plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().tier.clone()
+}
+
+#[test]
+fn a_function_is_reached_by_fentry_where_the_kernel_describes_it() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let plan = kernel.plan(HookSet::Full);
+    assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(CONFIRM));
+    assert_eq!(tier(&plan, Hook::Delete), Tier::Kprobe("the module has no BTF here".to_owned()));
+    assert_eq!(tier(&plan, Hook::KfreeSkb), Tier::Tracepoint);
+    assert_eq!(plan.gaps().count(), 0);
+    let attach = |hook| plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().attach();
+    assert_eq!([attach(Hook::Confirm), attach(Hook::Delete)], ["fentry", "kprobe"]);
+}
+
+#[test]
+fn one_tier_can_be_forced() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let plan = |tiers| HookPlan::with_tiers(HookSet::Full, tiers, &whole_layout(), &kernel);
+    let by_kprobe = plan(Tiers::Kprobe);
+    assert!(matches!(tier(&by_kprobe, Hook::Confirm), Tier::Kprobe(_)));
+    assert_eq!(by_kprobe.gaps().count(), 0);
+    let by_fentry = plan(Tiers::Fentry);
+    assert_eq!(state(&by_fentry, Hook::Confirm), State::Planned);
+    assert_eq!(missing(&by_fentry, Hook::Delete), "the module has no BTF here");
+    assert_eq!(state(&by_fentry, Hook::SockState), State::Planned, "a tracepoint has one way only");
+}
+
+#[test]
+fn fentry_needs_no_kprobes() {
+    let mut kernel = Kernel::whole();
+    kernel.kprobes = Err("kprobes are off".to_owned());
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let plan = kernel.plan(HookSet::Full);
+    assert!(plan.fatal().is_none());
+    assert_eq!(missing(&plan, Hook::Delete), "kprobes are off");
+}
+
+#[test]
+fn what_fentry_was_refused_a_kprobe_does() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let mut plan = kernel.plan(HookSet::Full);
+    let (index, _) = plan.planned().find(|(_, spec)| spec.hook == Hook::Confirm).unwrap();
+    plan.fall_back(index, "EPERM".to_owned());
+    assert_eq!(tier(&plan, Hook::Confirm), Tier::Kprobe("EPERM".to_owned()));
+    assert_eq!(state(&plan, Hook::Confirm), State::Planned);
+}
+
+/// What a kernel does not tell is said, and said only where it would be needed.
+#[test]
+fn a_kernel_without_drop_reasons_says_so() {
+    let mut kernel = Kernel::whole();
+    kernel.tracepoints.insert("kfree_skb", prototype(&["skb", "location"]));
+    kernel.tracepoints.insert("tcp_send_reset", prototype(&["sk", "skb", "reason"]));
+    let mut plan = kernel.plan(HookSet::Full);
+    let limits = plan.limits();
+    assert!(limits.len() == 1 && limits[0].contains("kfree_skb gives no reason"), "{limits:?}");
+    plan.leave_out(Hook::KfreeSkb);
+    assert!(plan.limits().is_empty());
 }

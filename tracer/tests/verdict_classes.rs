@@ -4,7 +4,9 @@
 
 mod flow_support;
 
-use flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words};
+use flow_support::{
+    CLIENT, CLIENT_NS, CT, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words,
+};
 use viptrace::{
     diagnosis::{Address, ClusterView, Membership, Rule, Summary, Usable, Via},
     sighting::{Fact, Hook, Protocol, Status, TcpState},
@@ -261,10 +263,16 @@ fn a_connection_that_the_full_table_only_delayed_is_well() {
 fn c17_an_entry_that_lost_its_race() {
     let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
     let verdict = World::new().verdict(script, 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C17", Domain::Conntrack));
-    // Resolved, it is nothing (N10).
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C17a", Domain::Conntrack));
+    // Resolved, it is nothing.
     let script = to_cart().udp().confirm(10_000).with_ct(9).confirm(10_000).clash(10_000);
-    assert_eq!(World::new().verdict(script, 50_000).class, "ok");
+    let verdict = World::new().verdict(script.clone(), 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::Medium));
+    let verdict = World::new().verdict(script.with_ct(CT).delete(45_000, Status::SEEN_REPLY), 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::High));
+    // The other datagram was answered: this one was lost all the same.
+    let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
+    assert_eq!(World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000).class, "C17a");
 }
 
 #[test]
@@ -462,7 +470,8 @@ fn datagrams_with_and_without_an_answer() {
     let script = to_cart().udp().confirm(10_000);
     assert_eq!(World::new().verdict(script.clone().delete(100_000, Status::SEEN_REPLY), 101_000).class, "ok");
     let one_way = World::new().verdict(script.delete(45_000, 0), 50_000);
-    assert_eq!((one_way.class.as_str(), one_way.confidence), ("ok", Confidence::Low));
+    assert_eq!((one_way.class.as_str(), one_way.confidence), ("N20", Confidence::Low));
+    assert!(one_way.root_cause.contains("no answer had come 35.0 s later"), "{}", one_way.root_cause);
 }
 
 #[test]

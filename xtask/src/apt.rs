@@ -3,10 +3,11 @@
 //! When nothing is missing, apt is not called. Kernels are not installed; `kernels` downloads and unpacks them.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::call::Call;
 use crate::printer::Outcome;
@@ -26,6 +27,8 @@ pub(crate) const GUEST: &[&str] = &[
     "iptables",
     "nftables",
     "conntrack",
+    "ipset",
+    "ipvsadm",
 ];
 /// The tools that the benchmark compares with.
 pub(crate) const BENCH: &[&str] = &["tcpdump", "bpftrace"];
@@ -54,13 +57,84 @@ pub(crate) fn ensure(packages: &[&str]) -> Result<Outcome> {
     Ok(Outcome::Done(format!("installed {}", missing.join(" "))))
 }
 
-/// Fetches the package lists. Needs root.
-pub(crate) fn refresh() -> Result<()> {
-    Call::new("fetch Debian's package lists", "apt-get")
-        .args(["update"])
-        .hint("check the network and the addresses in /etc/apt/sources.list, then type: apt-get update")
-        .read()
-        .map(drop)
+/// Fetches this machine's package lists. Needs root.
+fn refresh() -> Result<()> {
+    Lists::own().refresh()
+}
+
+/// A suite of an archive that is not among this machine's sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Suite {
+    pub(crate) uri: &'static str,
+    pub(crate) name: &'static str,
+}
+
+impl fmt::Display for Suite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.name, self.uri)
+    }
+}
+
+/// Signs every suite of Debian's; of the package debian-archive-keyring, which every Debian has.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Package lists: this machine's, or those of one suite in a folder of their own.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    options: Vec<String>,
+    hint: &'static str,
+}
+
+impl Lists {
+    pub(crate) fn own() -> Self {
+        let hint = "check the network and the addresses in /etc/apt/sources.list, then type: apt-get update";
+        Self { options: Vec::new(), hint }
+    }
+
+    /// Of this suite, kept below `folder`.
+    pub(crate) fn of(suite: &Suite, folder: &Path) -> Result<Self> {
+        let host = suite.uri.split('/').nth(2).unwrap_or("archive");
+        let folder = folder.join(format!("{}-{host}", suite.name));
+        let write = || {
+            fs::create_dir_all(folder.join("lists/partial"))?;
+            fs::create_dir_all(folder.join("cache/archives/partial"))?;
+            let line = format!("deb [signed-by={KEYRING}] {} {} main\n", suite.uri, suite.name);
+            fs::write(folder.join("sources.list"), line)
+        };
+        write().with_context(|| format!("could not write {}", folder.join("sources.list").display()))?;
+        let at = |option: &str, path: &str| format!("{option}={}", folder.join(path).display());
+        let settings = [
+            at("Dir::Etc::SourceList", "sources.list"),
+            "Dir::Etc::SourceParts=-".to_owned(),
+            at("Dir::State::Lists", "lists"),
+            at("Dir::Cache", "cache"),
+            "APT::Sandbox::User=root".to_owned(),
+            // A suite that is not there is an error, not a warning.
+            "APT::Update::Error-Mode=any".to_owned(),
+            // Neither translations nor icons of programs.
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
+            // A release that is not maintained any more stays signed, with a date that passes.
+            "Acquire::Check-Valid-Until=false".to_owned(),
+        ];
+        let options = settings.into_iter().flat_map(|setting| ["--option".to_owned(), setting]).collect();
+        Ok(Self { options, hint: "check the network" })
+    }
+
+    /// What makes apt-get and apt-cache use them.
+    pub(crate) fn options(&self) -> &[String] {
+        &self.options
+    }
+
+    /// Fetches them anew.
+    pub(crate) fn refresh(&self) -> Result<()> {
+        Call::new("fetch Debian's package lists", "apt-get")
+            .args(&self.options)
+            .args(["update"])
+            .hint(self.hint)
+            .read()
+            .map(drop)
+    }
 }
 
 /// Whether this process may call apt-get to install or update.
@@ -136,6 +210,20 @@ mod tests {
     fn only_wanted_and_installed_counts() {
         let text = "gcc ii \nlibc6-dev ii \nkmod rc \nnftables un \nconntrack iU \n";
         assert_eq!(installed(text).into_iter().collect::<Vec<_>>(), ["gcc", "libc6-dev"]);
+    }
+
+    #[test]
+    fn another_suite_leaves_the_machine_alone() {
+        let here = tempfile::tempdir().unwrap();
+        let suite = Suite { uri: "http://mirror.invalid/debian", name: "sid" };
+        let lists = Lists::of(&suite, here.path()).unwrap();
+        let folder = here.path().join("sid-mirror.invalid");
+        let source = fs::read_to_string(folder.join("sources.list")).unwrap();
+        assert!(source.starts_with("deb [signed-by=/") && source.ends_with(" sid main\n"), "{source}");
+        let says = |text: String| lists.options().contains(&text);
+        assert!(says(format!("Dir::State::Lists={}", folder.join("lists").display())));
+        assert!(says("Dir::Etc::SourceParts=-".to_owned()));
+        assert!(Lists::own().options().is_empty());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `cargo xtask bench kernel`: what tracing costs a Service, in guest instructions, viptrace beside its peers.
+//! `cargo xtask bench kernel`: what tracing costs a Service, in guest instructions, viptrace beside its peers; `bench audit`:
+//! what the audit of a node's rules costs on the host.
 //!
 //! The guest measures and sends metrics; this file runs it on a virtual clock that counts instructions and prints
 //! medians, ranges and ratios. A ratio is one round's value with the tool over the same round's without.
@@ -13,10 +14,11 @@ use crate::apt;
 use crate::event::Metric;
 use crate::image::Flavour;
 use crate::kernels::{self, Series};
-use crate::place::Place;
+use crate::place::{Place, cargo};
 use crate::printer::{Printer, seconds};
 use crate::replay;
 use crate::setup;
+use crate::test::parameter;
 use crate::vm::{self, Console, Ending, Guest};
 
 /// Counting instructions takes one processor and several times as long.
@@ -29,6 +31,8 @@ pub(crate) enum What {
     Kernel(Options),
     /// Speed, size and memory of recordings, replayed on this machine
     Replay(replay::Options),
+    /// Cost of the audit of a node's rules, on captured and on generated clusters; writes a plot
+    Audit,
 }
 
 #[derive(Debug, Args)]
@@ -36,38 +40,67 @@ pub(crate) struct Options {
     /// How often each tool is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// The guest's kernel
-    #[arg(long, value_name = "SERIES", value_parser = kernels::parse, default_value = kernels::DEFAULT)]
-    kernel: &'static Series,
+    /// The guest's kernel; may be given more than once
+    #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse, default_value = kernels::DEFAULT)]
+    kernels: Vec<&'static Series>,
+    /// How kube-proxy programmed the node: iptables, iptables-legacy, nftables or ipvs; may be given more than once
+    #[arg(long = "mode", value_name = "MODE", value_parser = parameter, default_value = "iptables")]
+    modes: Vec<String>,
+    /// Only tools whose name contains this, or one of several separated by commas
+    #[arg(long, value_name = "FILTER", value_parser = parameter)]
+    tool: Option<String>,
 }
 
 /// Measures and prints. False when the guest says that something was not measured.
 pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
+    let place = Place::find()?;
     let options = match what {
         What::Kernel(options) => options,
+        What::Audit => return audit(&place),
         What::Replay(options) => return replay::run(printer, options),
     };
-    let place = Place::find()?;
-    let series = options.kernel;
     setup::tools(printer, &place, &[apt::GUEST, apt::BENCH])?;
-    setup::kernels(printer, &place, &[series])?;
+    setup::kernels(printer, &place, &options.kernels)?;
     setup::binaries(printer, &place)?;
-    let (kernel, image) = setup::guest_image(printer, &place, series, Flavour::Bench)?;
+    let mut all_measured = true;
+    for series in &options.kernels {
+        for mode in &options.modes {
+            all_measured &= measure(printer, &place, options, series, mode)?;
+        }
+    }
+    Ok(all_measured)
+}
+
+/// Measures on one kernel in one mode.
+fn measure(
+    printer: &Printer,
+    place: &Place,
+    options: &Options,
+    series: &'static Series,
+    mode: &str,
+) -> Result<bool> {
+    let (kernel, image) = setup::guest_image(printer, place, series, Flavour::Bench)?;
     let release = kernel.release.clone();
     printer.say(&format!(
-        "==> bench on {release}, {} rounds (instructions are counted, which is slow)",
+        "==> bench on {release} in {mode} mode, {} rounds (instructions are counted, which is slow)",
         options.rounds
     ));
+    let mut parameters = vec![
+        "lab.mode=bench".to_owned(),
+        format!("lab.rounds={}", options.rounds),
+        format!("lab.dataplane={mode}"),
+    ];
+    parameters.extend(options.tool.iter().map(|filter| format!("lab.filter={filter}")));
     let guest = Guest {
         kernel,
         image,
         emulator: vm::QEMU.into(),
-        parameters: vec!["lab.mode=bench".to_owned(), format!("lab.rounds={}", options.rounds)],
+        parameters,
         counted: true,
         console: Console::Prefixed(format!("{:>5} | ", series.name)),
         limit: LIMIT,
         silence: SILENCE,
-        output: place.guest_output(&format!("{}-bench", series.name)),
+        output: place.guest_output(&format!("{}-bench-{mode}", series.name)),
     };
     let run = vm::run(printer, &guest, |_| {})?;
     for line in table(&run.metrics) {
@@ -77,7 +110,7 @@ pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
         printer.say(&format!("    {problem}"));
     }
     printer.data(&format!(
-        "kernel {release}; command: cargo xtask bench kernel --kernel {} --rounds {}",
+        "kernel {release}; command: cargo xtask bench kernel --kernel {} --mode {mode} --rounds {}",
         series.name, options.rounds
     ));
     match run.ending {
@@ -95,6 +128,13 @@ pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
             bail!("the bench's guest failed: {}; the last lines of its console:{tail}", run.ending)
         }
     }
+}
+
+/// On the host: it prints its own table.
+fn audit(place: &Place) -> Result<bool> {
+    let call = cargo("measure the audit").args(["bench", "--locked", "-p", "viptrace", "--bench", "audit"]);
+    call.directory(&place.repository).stream()?;
+    Ok(true)
 }
 
 /// What one tool came to in one measure.

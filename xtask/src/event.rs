@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::matrix::Cell;
+
 /// One machine line.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
@@ -20,6 +22,10 @@ pub(crate) enum Event {
         encoding: Encoding,
     },
     Metric(Metric),
+    /// All cells of the matrix, whether or not a scenario of this run proves them.
+    Matrix {
+        cells: Vec<Cell>,
+    },
     /// The guest is about to power off; 0 means that all went well.
     Done {
         exit: i64,
@@ -63,6 +69,9 @@ pub(crate) struct Scenario {
     pub(crate) detail: String,
     #[serde(default)]
     pub(crate) seconds: f64,
+    /// What it proves.
+    #[serde(default)]
+    pub(crate) cells: Vec<Cell>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -120,6 +129,7 @@ mod tests {
             result: Verdict::Skipped,
             detail: "no BTF".into(),
             seconds: 1.2,
+            cells: Vec::new(),
         };
         assert_eq!(parse(scenario), Ok(Some(Event::Scenario(expected))));
         let file = "{\"event\":\"file\",\"name\":\"a.jsonl\",\"data\":\"x\\ny\"}\r";

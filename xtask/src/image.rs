@@ -36,6 +36,8 @@ const TOOLS: &[&[&str]] = &[
     &["/usr/sbin/xtables-legacy-multi"],
     &["/usr/sbin/nft"],
     &["/usr/sbin/conntrack"],
+    &["/usr/sbin/ipset", "/sbin/ipset"],
+    &["/usr/sbin/ipvsadm", "/sbin/ipvsadm"],
 ];
 /// Programs that only the benchmark runs.
 const BENCH_TOOLS: &[&[&str]] = &[&["/usr/bin/tcpdump", "/usr/sbin/tcpdump"], &["/usr/bin/bpftrace"]];

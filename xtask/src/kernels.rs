@@ -1,13 +1,15 @@
 //! Guest kernels: Debian's cloud kernels, downloaded as packages and unpacked below the target folder, never installed.
 //!
-//! Which kernels there are is the table `SERIES`. What goes into the image from them is `modules`'s matter.
+//! Which kernels there are, and from which of Debian's suites, is the table `SERIES`. Package lists of suites that are
+//! not this machine's are kept below the target folder too: the machine's own apt never learns of them. What goes into
+//! the image from a kernel is `modules`'s matter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::apt;
+use crate::apt::{self, Lists, Suite};
 use crate::call::Call;
 use crate::place::Place;
 use crate::printer::Outcome;
@@ -21,19 +23,52 @@ pub(crate) struct Series {
     metapackage: &'static str,
     /// How the names of the builds begin.
     build_prefix: &'static str,
+    /// Where else than in this machine's own sources to look, in this order.
+    suites: &'static [Suite],
 }
 
-/// Debian 12's own kernel, and the one that its security archive offers beside it.
+const DEBIAN: &str = "http://mirror.invalid/debian";
+
+/// Debian 12's own kernel, the one that its security archive offers beside it, Debian 11's, and the newest.
 pub(crate) const SERIES: &[Series] = &[
-    Series { name: "6.1", metapackage: "linux-image-cloud-amd64", build_prefix: "linux-image-6.1." },
-    Series { name: "6.12", metapackage: "linux-image-6.12-cloud-amd64", build_prefix: "linux-image-6.12." },
+    Series {
+        name: "5.10",
+        metapackage: "linux-image-cloud-amd64",
+        build_prefix: "linux-image-5.10.",
+        suites: &[
+            Suite { uri: DEBIAN, name: "bullseye" },
+            Suite { uri: "http://archive.invalid/debian", name: "bullseye" },
+        ],
+    },
+    Series {
+        name: "6.1",
+        metapackage: "linux-image-cloud-amd64",
+        build_prefix: "linux-image-6.1.",
+        suites: &[],
+    },
+    Series {
+        name: "6.12",
+        metapackage: "linux-image-6.12-cloud-amd64",
+        build_prefix: "linux-image-6.12.",
+        suites: &[],
+    },
+    Series {
+        name: "7.2",
+        metapackage: "linux-image-cloud-amd64",
+        build_prefix: "linux-image-7.2.",
+        suites: &[
+            Suite { uri: DEBIAN, name: "trixie-backports" },
+            Suite { uri: DEBIAN, name: "forky" },
+            Suite { uri: DEBIAN, name: "sid" },
+        ],
+    },
 ];
 
 /// The series that the demo and the benchmark use where none is given.
 pub(crate) const DEFAULT: &str = "6.12";
 
 /// Packages that newer Debian kernels split off from the image, by how their names begin.
-const SPLIT_OFF: &[&str] = &["linux-modules-", "linux-binary-"];
+const SPLIT_OFF: &[&str] = &["linux-base-", "linux-modules-", "linux-binary-"];
 
 /// A kernel that is unpacked and can be started.
 #[derive(Debug, Clone)]
@@ -62,9 +97,11 @@ impl Kernel {
     fn unpacked(directory: &Path, series: &Series) -> Option<Self> {
         // Written last, so that a download that was cut off is not taken for a kernel.
         let release = fs::read_to_string(directory.join("release")).ok()?.trim().to_owned();
-        let image = directory.join("boot").join(format!("vmlinuz-{release}"));
         let modules = modules_folder(directory)?.join(&release);
-        (image.is_file() && modules.is_dir()).then_some(Self { series: series.name, release, image, modules })
+        // Beside its modules since Debian 14, where installing it copies it to /boot.
+        let places = [directory.join("boot").join(format!("vmlinuz-{release}")), modules.join("vmlinuz")];
+        let image = places.into_iter().find(|path| path.is_file())?;
+        modules.is_dir().then_some(Self { series: series.name, release, image, modules })
     }
 }
 
@@ -78,22 +115,10 @@ pub(crate) fn ensure(place: &Place, series: &Series) -> Result<Outcome> {
         fs::remove_dir_all(&directory).with_context(|| format!("could not clear {}", directory.display()))?;
     }
     fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;
-    // Package lists older than the archive name files that are gone: fetch them and try once more.
-    let packages =
-        match resolve(series).and_then(|packages| download(&packages, &directory).map(|()| packages)) {
-            Ok(packages) => packages,
-            Err(error) if !apt::is_root() => {
-                return Err(
-                    error.context("the package lists may be too old\nhint: as root, type: apt-get update")
-                );
-            }
-            Err(_) => {
-                apt::refresh()?;
-                let packages = resolve(series)?;
-                download(&packages, &directory)?;
-                packages
-            }
-        };
+    let packages = match series.suites {
+        [] => fetch_from_own(series, &directory)?,
+        suites => fetch_from_suites(place, series, suites, &directory)?,
+    };
     unpack(&directory)?;
     let release = release(&directory)?;
     let record = directory.join("release");
@@ -107,27 +132,79 @@ fn directory(place: &Place, series: &Series) -> PathBuf {
     place.guest().join("kernels").join(series.name)
 }
 
+/// Downloads from the sources that this machine has.
+fn fetch_from_own(series: &Series, directory: &Path) -> Result<Vec<String>> {
+    let lists = Lists::own();
+    // Package lists older than the archive name files that are gone: fetch them and try once more.
+    match fetch(&lists, series, directory) {
+        Err(error) if !apt::is_root() => {
+            Err(error.context("the package lists may be too old\nhint: as root, type: apt-get update"))
+        }
+        Err(_) => {
+            lists.refresh()?;
+            fetch(&lists, series, directory)
+        }
+        fetched => fetched,
+    }
+}
+
+/// Downloads from the first of the suites that has the series.
+fn fetch_from_suites(
+    place: &Place,
+    series: &Series,
+    suites: &[Suite],
+    directory: &Path,
+) -> Result<Vec<String>> {
+    let mut tried = Vec::new();
+    for suite in suites {
+        let attempt = || {
+            let lists = Lists::of(suite, &place.guest().join("apt"))?;
+            lists.refresh()?;
+            fetch(&lists, series, directory)
+        };
+        match attempt() {
+            Ok(packages) => return Ok(packages),
+            Err(error) => tried.push(format!("{suite}: {error:#}")),
+        }
+    }
+    bail!(
+        "kernel {} cannot be had: none of Debian's suites that had it gives it today\n{}\nhint: check the network; if \
+         a suite is gone or has moved on, name another in xtask/src/kernels.rs; --kernel chooses among the others",
+        series.name,
+        tried.join("\n")
+    )
+}
+
+fn fetch(lists: &Lists, series: &Series, directory: &Path) -> Result<Vec<String>> {
+    let packages = resolve(lists, series)?;
+    download(lists, &packages, directory)?;
+    Ok(packages)
+}
+
 /// The packages that make up the newest build of the series.
-fn resolve(series: &Series) -> Result<Vec<String>> {
+fn resolve(lists: &Lists, series: &Series) -> Result<Vec<String>> {
     let wanted = |name: &String| name.starts_with(series.build_prefix);
-    let Some(image) = depends(series.metapackage)?.into_iter().find(wanted) else {
+    let Some(image) = depends(lists, series.metapackage)?.into_iter().find(wanted) else {
         bail!(
-            "`apt-cache depends {}` names no {}*, so kernel {} cannot be fetched\nhint: on Debian 12 with \
-             bookworm-security in /etc/apt/sources.list, type: apt-get update",
+            "`apt-cache depends {}` names no {}*, so kernel {} cannot be fetched{}",
             series.metapackage,
             series.build_prefix,
-            series.name
+            series.name,
+            if series.suites.is_empty() { OWN_HINT } else { "" }
         );
     };
-    let parts = depends(&image)?;
+    let parts = depends(lists, &image)?;
     let parts = parts.into_iter().filter(|name| SPLIT_OFF.iter().any(|prefix| name.starts_with(prefix)));
     Ok(std::iter::once(image.clone()).chain(parts).collect())
 }
 
-fn depends(package: &str) -> Result<Vec<String>> {
+const OWN_HINT: &str =
+    "\nhint: on Debian 12 with bookworm-security in /etc/apt/sources.list, type: apt-get update";
+
+fn depends(lists: &Lists, package: &str) -> Result<Vec<String>> {
     let text = Call::new("look a kernel package up", "apt-cache")
+        .args(lists.options())
         .args(["depends", "--important", package])
-        .hint("on Debian 12 with bookworm-security in /etc/apt/sources.list, type: apt-get update")
         .read()?;
     Ok(parse_depends(&text))
 }
@@ -138,8 +215,9 @@ fn parse_depends(text: &str) -> Vec<String> {
     names.map(|name| name.trim().to_owned()).filter(|name| !name.starts_with('<')).collect()
 }
 
-fn download(packages: &[String], directory: &Path) -> Result<()> {
+fn download(lists: &Lists, packages: &[String], directory: &Path) -> Result<()> {
     Call::new("download kernel packages", "apt-get")
+        .args(lists.options())
         // Without its sandbox user, who often may not write below the target folder.
         .args(["--option", "APT::Sandbox::User=root", "download"])
         .args(packages)
@@ -164,12 +242,12 @@ fn unpack(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The release is the name of the folder of its modules.
 fn release(directory: &Path) -> Result<String> {
-    let boot = directory.join("boot");
-    let name = listing(&boot)?
-        .into_iter()
-        .find_map(|path| path.file_name()?.to_str()?.strip_prefix("vmlinuz-").map(str::to_owned));
-    name.with_context(|| format!("no vmlinuz-* in {}", boot.display()))
+    let modules =
+        modules_folder(directory).with_context(|| format!("no lib/modules below {}", directory.display()))?;
+    let name = listing(&modules)?.into_iter().find_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
+    name.with_context(|| format!("no release in {}", modules.display()))
 }
 
 /// /lib/modules, or /usr/lib/modules since Debian merged the two.
@@ -202,12 +280,14 @@ mod tests {
         let of = |name: &str| SERIES.iter().filter(|series| name.starts_with(series.build_prefix)).count();
         assert_eq!(of("linux-image-6.1.0-56-cloud-amd64"), 1);
         assert_eq!(of("linux-image-6.12.117+deb12-cloud-amd64"), 1);
+        assert_eq!(of("linux-image-5.10.0-32-cloud-amd64"), 1);
+        assert_eq!(of("linux-image-7.2.12+deb13-cloud-amd64"), 1);
     }
 
     #[test]
     fn only_known_kernels_are_taken() {
         assert_eq!(parse("6.12").unwrap().name, "6.12");
-        assert_eq!(parse("6").unwrap_err(), "known kernels are 6.1, 6.12");
+        assert_eq!(parse("6").unwrap_err(), "known kernels are 5.10, 6.1, 6.12, 7.2");
         assert!(parse(DEFAULT).is_ok());
     }
 
@@ -221,10 +301,21 @@ mod tests {
             fs::write(path, "6.1.0-1-cloud-amd64\n").unwrap();
         };
         put("boot/vmlinuz-6.1.0-1-cloud-amd64");
-        assert_eq!(release(here.path()).unwrap(), "6.1.0-1-cloud-amd64");
         put("lib/modules/6.1.0-1-cloud-amd64/modules.order");
+        assert_eq!(release(here.path()).unwrap(), "6.1.0-1-cloud-amd64");
         assert!(Kernel::unpacked(here.path(), series).is_none());
         put("release");
         assert_eq!(Kernel::unpacked(here.path(), series).unwrap().release, "6.1.0-1-cloud-amd64");
+    }
+
+    #[test]
+    fn a_kernel_may_lie_beside_its_modules() {
+        let here = tempfile::tempdir().unwrap();
+        let modules = here.path().join("usr/lib/modules/7.2.1-cloud");
+        fs::create_dir_all(&modules).unwrap();
+        fs::write(modules.join("vmlinuz"), "").unwrap();
+        fs::write(here.path().join("release"), release(here.path()).unwrap()).unwrap();
+        let kernel = Kernel::unpacked(here.path(), &SERIES[0]).unwrap();
+        assert_eq!((kernel.release.as_str(), kernel.image), ("7.2.1-cloud", modules.join("vmlinuz")));
     }
 }

@@ -14,6 +14,7 @@ mod host_tests;
 mod image;
 mod kernels;
 mod libraries;
+mod matrix;
 mod modules;
 mod place;
 mod printer;

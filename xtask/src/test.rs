@@ -1,10 +1,15 @@
-//! `cargo xtask test`: set-up, checks, the host's tests, then every scenario in a guest of each kernel.
+//! `cargo xtask test`: set-up, checks, the host's tests, then the scenarios in a guest of each kernel, two guests at a time.
 //!
+//! `--matrix` runs every scenario on every kernel and prints the table of what they prove (`matrix`).
 //! The last line of stdout is the tally; whatever went wrong before it is counted in it.
 
+use std::collections::VecDeque;
+use std::fs;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::apt;
@@ -12,6 +17,7 @@ use crate::event::{Event, Scenario, Verdict};
 use crate::host_tests;
 use crate::image::Flavour;
 use crate::kernels::{self, SERIES, Series};
+use crate::matrix::Matrix;
 use crate::place::Place;
 use crate::printer::{Printer, indented, seconds};
 use crate::setup;
@@ -40,6 +46,26 @@ pub(crate) struct Options {
     /// No guests
     #[arg(long, conflicts_with = "kernels")]
     host_only: bool,
+    /// Every scenario on every kernel, and the table of modes, Service kinds, families and protocols that they prove; a
+    /// cell that none covers is a failure
+    #[arg(long, conflicts_with_all = ["host_only", "kernels", "scenario", "without_hooks"])]
+    matrix: bool,
+}
+
+/// How many guests run at the same time: each has two processors and mostly waits for one.
+const GUESTS: usize = 2;
+/// Kernels whose scenarios run in full where nothing else is asked for.
+const WHOLE: &[&str] = &["6.1", "6.12"];
+/// What runs on the other kernels then: what these do otherwise than the kernels between them.
+const DIFFERS: &str =
+    "healthy-tcp,healthy-udp,c16,c20,c28,c29-silent,n1-probes,n9-old,check-kernel,attach-tiers,mixed-5000";
+
+impl Options {
+    /// The scenarios to run on this kernel; none for all.
+    fn filter(&self, series: &Series) -> Option<&str> {
+        let asked = self.matrix || !self.kernels.is_empty() || WHOLE.contains(&series.name);
+        self.scenario.as_deref().or((!asked).then_some(DIFFERS))
+    }
 }
 
 /// Runs all that was asked for. False when something failed or nothing ran.
@@ -73,28 +99,65 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
         return Ok(());
     }
     setup::binaries(printer, &place)?;
-    for series in guests {
+    let mut queue = VecDeque::new();
+    for series in &guests {
         let (kernel, image) = setup::guest_image(printer, &place, series, Flavour::Lab)?;
-        let guest = Guest {
+        queue.push_back(Guest {
             kernel,
             image,
             emulator: vm::QEMU.into(),
-            parameters: parameters(options),
+            parameters: parameters(options, options.filter(series)),
             counted: false,
             console: Console::Prefixed(format!("{:>5} | ", series.name)),
             limit: LIMIT,
             silence: SILENCE,
             output: place.guest_output(series.name),
-        };
-        tally.add(scenarios(printer, &guest)?);
+        });
+    }
+    let mut matrix = Matrix::default();
+    tally.add(run_guests(printer, queue, &mut matrix)?);
+    if options.matrix {
+        let names: Vec<&'static str> = guests.iter().map(|series| series.name).collect();
+        let table = matrix.table(&names);
+        table.iter().for_each(|line| printer.data(line));
+        let path = place.guest().join("out/matrix.md");
+        fs::write(&path, table.join("\n") + "\n")
+            .with_context(|| format!("could not write {}", path.display()))?;
+        let uncovered = matrix.uncovered(&names);
+        if uncovered > 0 {
+            printer.data(&format!("failed   matrix: {uncovered} cells are not covered"));
+        }
+        tally.failed += uncovered;
     }
     Ok(())
 }
 
+/// Runs the guests, as many at a time as this machine should have.
+fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) -> Result<Tally> {
+    let (queue, shared) = (Mutex::new(queue), Mutex::new(matrix));
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let work = || {
+        let mut tally = Tally::default();
+        while let Some(guest) = next() {
+            tally.add(scenarios(printer, &guest, &shared)?);
+        }
+        Ok::<Tally, anyhow::Error>(tally)
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..GUESTS).map(|_| scope.spawn(work)).collect();
+        let mut tally = Tally::default();
+        for worker in workers {
+            let done = worker.join().map_err(|_| anyhow::anyhow!("a thread that ran guests panicked"))?;
+            tally.add(done?);
+        }
+        Ok(tally)
+    })
+}
+
 /// What the guest's command line tells the lab.
-fn parameters(options: &Options) -> Vec<String> {
+fn parameters(options: &Options, filter: Option<&str>) -> Vec<String> {
     let mut parameters = vec!["lab.mode=test".to_owned()];
-    parameters.extend(options.scenario.iter().map(|filter| format!("lab.filter={filter}")));
+    parameters.extend(filter.map(|filter| format!("lab.filter={filter}")));
     if !options.without_hooks.is_empty() {
         parameters.push(format!("lab.without={}", options.without_hooks.join(",")));
     }
@@ -105,15 +168,19 @@ fn parameters(options: &Options) -> Vec<String> {
 }
 
 /// Runs one guest, prints a line for each of its scenarios, and one more if the guest itself failed.
-fn scenarios(printer: &Printer, guest: &Guest) -> Result<Tally> {
+fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> Result<Tally> {
     let series = guest.kernel.series;
     printer.say(&format!("==> guest {} ({})", series, guest.kernel.release));
     let mut tally = Tally::default();
-    let run = vm::run(printer, guest, |event| {
-        if let Event::Scenario(scenario) = event {
+    let matrix = || matrix.lock().unwrap_or_else(PoisonError::into_inner);
+    let run = vm::run(printer, guest, |event| match event {
+        Event::Scenario(scenario) => {
             tally.count(scenario.result);
+            matrix().count(series, scenario);
             printer.data(&scenario_line(series, scenario));
         }
+        Event::Matrix { cells } => matrix().list(cells),
+        Event::File { .. } | Event::Metric(_) | Event::Done { .. } => {}
     })?;
     for problem in problems(&run, tally) {
         tally.count(Verdict::Failed);
@@ -122,7 +189,7 @@ fn scenarios(printer: &Printer, guest: &Guest) -> Result<Tally> {
     if tally.failed > 0 {
         printer.say(&format!("    logs and files of this guest: {}", guest.output.display()));
     }
-    printer.say(&format!("    {} ({})", tally.line(), seconds(run.took)));
+    printer.say(&format!("    guest {series}: {} ({})", tally.line(), seconds(run.took)));
     Ok(tally)
 }
 
@@ -145,7 +212,7 @@ fn problems(run: &Run, tally: Tally) -> Vec<String> {
 }
 
 fn scenario_line(series: &str, scenario: &Scenario) -> String {
-    let Scenario { name, result, detail, seconds } = scenario;
+    let Scenario { name, result, detail, seconds, cells: _ } = scenario;
     let verdict = match result {
         Verdict::Passed => "passed ",
         Verdict::Failed => "failed ",
@@ -168,6 +235,7 @@ pub(crate) fn parameter(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 
@@ -182,6 +250,7 @@ mod tests {
             result: Verdict::Failed,
             detail: "no verdict".into(),
             seconds: 2.34,
+            cells: Vec::new(),
         };
         assert_eq!(scenario_line("6.12", &scenario), "failed   6.12  c6 (2.3 s): no verdict");
         let scenario = Scenario { result: Verdict::Passed, detail: String::new(), ..scenario };
@@ -206,23 +275,43 @@ mod tests {
 
     #[test]
     fn the_lab_is_told_what_to_run_and_what_to_leave_out() {
-        let all = Options {
+        let mut options = Options {
             kernels: Vec::new(),
             scenario: None,
             without_hooks: Vec::new(),
             host_only: false,
             keep_recordings: false,
+            matrix: false,
         };
-        assert_eq!(parameters(&all), ["lab.mode=test"]);
-        let some = Options {
-            scenario: Some("c6,n1".into()),
-            without_hooks: vec!["kfree_skb".into(), "early_drop".into()],
-            ..all
-        };
+        assert_eq!(parameters(&options, None), ["lab.mode=test"]);
+        options.without_hooks = vec!["kfree_skb".into(), "early_drop".into()];
         assert_eq!(
-            parameters(&some),
+            parameters(&options, Some("c6,n1")),
             ["lab.mode=test", "lab.filter=c6,n1", "lab.without=kfree_skb,early_drop"]
         );
+    }
+
+    #[test]
+    fn kernels_that_are_not_run_whole_are_where_they_are_asked_for() {
+        let series = |name: &str| kernels::parse(name).unwrap();
+        let mut options = Options {
+            kernels: Vec::new(),
+            scenario: None,
+            without_hooks: Vec::new(),
+            host_only: false,
+            keep_recordings: false,
+            matrix: false,
+        };
+        assert_eq!(options.filter(series("6.12")), None);
+        assert_eq!(options.filter(series("5.10")), Some(DIFFERS));
+        assert!(parameter(DIFFERS).is_ok());
+        options.matrix = true;
+        assert_eq!(options.filter(series("5.10")), None);
+        options.matrix = false;
+        options.kernels = vec![series("5.10")];
+        assert_eq!(options.filter(series("5.10")), None);
+        options.scenario = Some("c6".into());
+        assert_eq!(options.filter(series("5.10")), Some("c6"));
     }
 
     #[test]

@@ -92,8 +92,12 @@ impl<'a> Watch<'a> {
     }
 
     pub(crate) fn machine(&mut self, on_event: &mut impl FnMut(&Event)) -> Result<()> {
-        for line in self.lines.read()? {
+        let (lines, bytes) = self.lines.read()?;
+        if bytes > 0 {
+            // A file that is handed over is one line, and may take minutes on a serial line.
             self.last_sign = Instant::now();
+        }
+        for line in lines {
             self.reached_init = true;
             match event::parse(&line) {
                 Ok(None) => {}
@@ -109,7 +113,7 @@ impl<'a> Watch<'a> {
 
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Scenario(_) => {}
+            Event::Scenario(_) | Event::Matrix { .. } => {}
             Event::Metric(metric) => self.metrics.push(metric),
             Event::Done { exit } => self.done = Some((exit, Instant::now())),
             Event::File { name, data, encoding } => {
@@ -147,13 +151,16 @@ impl MachineLines {
         Ok(Self { file, partial: Vec::new() })
     }
 
-    /// The lines that were ended since the last call.
-    fn read(&mut self) -> Result<Vec<String>> {
-        self.file.read_to_end(&mut self.partial).context("could not read the guest's machine lines")?;
-        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Ok(Vec::new()) };
+    /// The lines that were ended since the last call, and how many bytes came since then.
+    fn read(&mut self) -> Result<(Vec<String>, usize)> {
+        let bytes =
+            self.file.read_to_end(&mut self.partial).context("could not read the guest's machine lines")?;
+        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else {
+            return Ok((Vec::new(), bytes));
+        };
         let rest = self.partial.split_off(end + 1);
         let whole = std::mem::replace(&mut self.partial, rest);
-        Ok(String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect())
+        Ok((String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect(), bytes))
     }
 
     fn unfinished(&self) -> Option<String> {
@@ -210,11 +217,11 @@ mod tests {
             std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
         };
         append("one\r\ntw");
-        assert_eq!(lines.read().unwrap(), ["one"]);
+        assert_eq!(lines.read().unwrap().0, ["one"]);
         assert_eq!(lines.unfinished().unwrap(), "tw");
         append("o\nthree\n");
-        assert_eq!(lines.read().unwrap(), ["two", "three"]);
+        assert_eq!(lines.read().unwrap(), (vec!["two".to_owned(), "three".to_owned()], 8));
         assert_eq!(lines.unfinished(), None);
-        assert!(lines.read().unwrap().is_empty());
+        assert_eq!(lines.read().unwrap(), (Vec::new(), 0));
     }
 }

@@ -15,7 +15,9 @@ use self::{
     workload::Workload,
 };
 use crate::{
-    boot, console, rules,
+    boot, console,
+    dataplane::{Mode, Variant},
+    rules,
     world::{NODE, Stage, Watch, World},
 };
 
@@ -37,24 +39,22 @@ const fn viptrace(name: &'static str, command: &'static [&'static str]) -> Tool 
     Tool { name, command, ready: Ready::File(READY_FILE) }
 }
 
-const TRACE: [&str; 8] =
-    ["/bin/viptrace", "trace", "--node", NODE, "--kubeconfig", KUBECONFIG, "--ready-file", READY_FILE];
+/// A trace with these arguments besides those that every trace gets.
+macro_rules! trace {
+    ($($argument:literal),*) => {
+        &["/bin/viptrace", "trace", "--node", NODE, "--kubeconfig", KUBECONFIG, "--ready-file", READY_FILE, $($argument),*]
+    };
+}
 
 /// In the order in which each round takes them. `none` attaches nothing: its ratio is the method's noise.
 const TOOLS: &[Tool] = &[
     Tool { name: "none", command: &[], ready: Ready::Settled },
-    viptrace(
-        "lean",
-        &[TRACE[0], TRACE[1], TRACE[2], TRACE[3], TRACE[4], TRACE[5], TRACE[6], TRACE[7], "--hooks", "lean"],
-    ),
-    viptrace("full", &TRACE),
-    viptrace(
-        "full-json-all",
-        &[
-            TRACE[0], TRACE[1], TRACE[2], TRACE[3], TRACE[4], TRACE[5], TRACE[6], TRACE[7], "-o", "json",
-            "--all",
-        ],
-    ),
+    // Functions by fentry where this kernel has it, and all by kprobes.
+    viptrace("lean", trace!["--hooks", "lean"]),
+    viptrace("lean-kprobe", trace!["--hooks", "lean", "--attach", "kprobe"]),
+    viptrace("full", trace![]),
+    viptrace("full-kprobe", trace!["--attach", "kprobe"]),
+    viptrace("full-json-all", trace!["-o", "json", "--all"]),
     Tool {
         name: "tcpdump",
         command: &["tcpdump", "-Z", "root", "-i", "any", "-w", "/dev/null", "host", VIP],
@@ -72,20 +72,28 @@ const TOOLS: &[Tool] = &[
     },
 ];
 
-/// Measures all tools whose name holds `filter`. Returns true: a figure is no failure, a tool that does not
+/// The mode in which the node's rules stand: `lab.dataplane` of the kernel's command line, iptables without it.
+fn mode() -> Result<Mode> {
+    let Some(name) = boot::kernel_argument("lab.dataplane") else { return Ok(Mode::Iptables) };
+    let known = Mode::ALL.into_iter().find(|mode| mode.as_str() == name);
+    known.with_context(|| format!("lab.dataplane={name} is none of {:?}", Mode::ALL.map(Mode::as_str)))
+}
+
+/// Measures all tools whose name holds `filter`, or one of several separated by commas. Returns true: a figure is no failure, a tool that does not
 /// start is told and left out.
 pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
     let rounds = match boot::kernel_argument("lab.rounds") {
         Some(rounds) => rounds.parse().with_context(|| format!("lab.rounds={rounds} is no number"))?,
         None => ROUNDS,
     };
-    let stage = Stage::set(world, Watch::Nobody)?;
+    let variant = Variant { mode: mode()?, ..Variant::DEFAULT };
+    let stage = Stage::set(world, Watch::Nobody, variant)?;
     fs::create_dir_all("/run/lab").context("making /run/lab")?;
     fs::write(KUBECONFIG, stage.api.kubeconfig()).with_context(|| format!("writing {KUBECONFIG}"))?;
     let workload = Workload::start(world)?;
     // Whatever endpoint the rules draw, the same Pod serves: the two others' addresses are replaced.
     let serving = world.pod("shop/cart-1")?.place.address;
-    let mut same_pod = world.rules.clone();
+    let mut same_pod = world.rules(variant.mode)?.clone();
     for other in ["shop/cart-2", "shop/cart-3"] {
         same_pod = same_pod.with_endpoint_moved(world.pod(other)?.place.address, serving);
     }
@@ -95,7 +103,8 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
 
     let mut failed = Vec::new();
     for round in 1..=rounds {
-        for tool in TOOLS.iter().filter(|tool| tool.name.contains(filter)) {
+        let is_chosen = |tool: &&Tool| filter.split(',').any(|part| tool.name.contains(part));
+        for tool in TOOLS.iter().filter(is_chosen) {
             if failed.contains(&tool.name) {
                 continue;
             }

@@ -2,7 +2,7 @@
 //! a heading that says what is broken and what to expect. It ends well only if every expected verdict was shown.
 
 use std::{
-    net::SocketAddrV4,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -10,6 +10,7 @@ use anyhow::Result;
 
 use crate::{
     console,
+    dataplane::Variant,
     expect::Class,
     scenarios::silent,
     tool::Tool,
@@ -122,7 +123,7 @@ const STEPS: &[Step] = &[
 
 /// Plays all steps; returns whether every expected verdict came.
 pub(super) fn run(world: &World) -> Result<bool> {
-    let mut stage = Stage::set(world, Watch::Table)?;
+    let mut stage = Stage::set(world, Watch::Table, Variant::DEFAULT)?;
     let chat = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
     let mut actors = Actors {
         cart: vec![
@@ -136,8 +137,8 @@ pub(super) fn run(world: &World) -> Result<bool> {
         ],
         frontend: Some(stage.serve("shop/frontend-1", 8080, chat)?),
         dns: vec![
-            UdpServer::start(&world.pod("kube-system/coredns-1")?.place, 53, Answer::Echo)?,
-            UdpServer::start(&world.pod("kube-system/coredns-2")?.place, 53, Answer::Echo)?,
+            UdpServer::start(stage.place("kube-system/coredns-1")?, 53, Answer::Echo)?,
+            UdpServer::start(stage.place("kube-system/coredns-2")?, 53, Answer::Echo)?,
         ],
         held: Vec::new(),
     };
@@ -203,8 +204,8 @@ fn shows(line: &str, step: &Step) -> bool {
 }
 
 fn send(stage: &Stage, service: &str, port: &str, count: usize, script: Script) -> Result<()> {
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let vip = stage.world.cluster.vip(service, port)?;
+    let from = stage.place("shop/client-1")?;
+    let vip = stage.vip(service, port)?;
     let attempts = client::connect(from, vip, count, count.min(4), script)?;
     let mut outcomes: Vec<_> = crate::traffic::count(&attempts).into_iter().collect();
     outcomes.sort();
@@ -215,8 +216,8 @@ fn send(stage: &Stage, service: &str, port: &str, count: usize, script: Script) 
 
 fn healthy(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
     // One of them stays open on the endpoint that will leave later.
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let cart = stage.vip("shop/cart", "http")?;
     for _ in 0..60 {
         let held = client::hold(from, cart, Script::exchange())?;
         if actors.cart.get(1).is_some_and(|leaving| leaving.accepted(held.client)) {
@@ -228,8 +229,8 @@ fn healthy(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
 }
 
 fn healthy_udp(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let dns = stage.world.cluster.vip("kube-system/kube-dns", "dns")?;
+    let from = stage.place("shop/client-1")?;
+    let dns = stage.vip("kube-system/kube-dns", "dns")?;
     let attempts = udp::ask(from, dns, 4, Duration::from_secs(10))?;
     let answered = attempts
         .iter()
@@ -242,9 +243,9 @@ fn healthy_udp(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
 
 fn probes(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
     let _talkative = stage.serve("shop/client-1", 8080, server::Script::Banner { bytes: 32 })?;
-    let target = SocketAddrV4::new(stage.world.pod("shop/client-1")?.place.address, 8080);
+    let target = SocketAddr::new(stage.place("shop/client-1")?.address, 8080);
     let script = Script::touch().ending(Ending::CloseUnread);
-    client::probe(&stage.world.topology.gateway, target, 3, script).map(drop)
+    client::probe(stage.gateway()?, target, 3, script).map(drop)
 }
 
 fn no_endpoints(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
@@ -263,7 +264,7 @@ fn silence(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
 }
 
 fn stale(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
-    let address = stage.world.pod("shop/cart-2")?.place.address;
+    let address = stage.place("shop/cart-2")?.address;
     let slice = stage.world.cluster.slice_without("shop/cart", address)?;
     stage.apply(slice)?;
     stage.after_grace();
@@ -275,8 +276,8 @@ fn stale(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
 }
 
 fn table_full(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
     let mut standing = Vec::new();
     for _ in 0..12 {
         standing.push(client::hold(from, frontend, Script::exchange())?);
@@ -294,8 +295,8 @@ fn table_full(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
 }
 
 fn one_without_rules(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
-    let cut = stage.world.rules.without_service(cart);
+    let cart = stage.vip("shop/cart", "http")?;
+    let cut = stage.rules()?.without_service(cart);
     stage.break_rules(&cut)?;
     send(stage, "shop/frontend", "http", 2, Script::exchange())?;
     send(stage, "shop/cart", "http", 2, Script::exchange().connect_limit(PATIENCE))
@@ -303,7 +304,7 @@ fn one_without_rules(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
 
 fn all_without_rules(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
     stage.kube_proxy.kill();
-    let flushed = stage.world.rules.without_kube_proxy();
+    let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     actors.frontend = None;
     send(stage, "shop/cart", "http", 2, Script::exchange().connect_limit(PATIENCE))?;

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Where the image holds the captured cluster and rules.
-const FIXTURES: &str = "/fixtures";
+const FIXTURES: &str = "/fixtures/dualstack";
 
 /// Runs the mode; the exit status is the run's.
 pub fn run() -> ExitCode {
@@ -35,6 +35,7 @@ pub fn run() -> ExitCode {
             console::scenario(
                 &format!("lab {mode}"),
                 &console::Outcome::Failed(format!("{error:#}")),
+                &[],
                 Duration::ZERO,
             );
             ExitCode::FAILURE

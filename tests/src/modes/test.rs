@@ -9,14 +9,22 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::{
     console::{self, Outcome},
-    scenarios,
+    dataplane::Variant,
+    matrix::{Cell, Skip},
+    scenarios::{self, Scenario},
     world::{Stage, Watch, World},
 };
 
 /// Runs those whose name holds `filter`, or one of several separated by commas; returns whether all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     let is_chosen = |name: &str| filter.split(',').any(|part| name.contains(part));
-    let chosen: Vec<_> = scenarios::ALL.iter().filter(|scenario| is_chosen(scenario.name)).collect();
+    // Mode after mode: the node's rules are changed as seldom as can be.
+    let mut chosen: Vec<(&Scenario, Variant)> = scenarios::ALL
+        .iter()
+        .flat_map(|scenario| scenario.variants.iter().map(move |&variant| (scenario, variant)))
+        .filter(|(scenario, variant)| is_chosen(&scenario.name_in(*variant)))
+        .collect();
+    chosen.sort_by_key(|(_, variant)| variant.mode);
     let watched = watch != Watch::Nobody;
     let beside: Vec<_> =
         scenarios::BESIDE.iter().filter(|scenario| watched && is_chosen(scenario.name)).collect();
@@ -25,6 +33,7 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
         bail!("no scenario's name holds {filter:?}; there are {}", names.join(", "));
     }
+    console::matrix(&Cell::all());
     let waiting: Vec<_> = beside
         .into_iter()
         .map(|scenario| {
@@ -37,25 +46,29 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         })
         .collect();
     let mut all_passed = true;
-    for scenario in chosen {
+    for (scenario, variant) in chosen {
+        let name = scenario.name_in(variant);
         let started = Instant::now();
-        let played = Stage::set(world, watch).and_then(|stage| stage.play(scenario.name, scenario.story));
-        all_passed &= told(scenario.name, started.elapsed(), played);
+        let played = Stage::set(world, watch, variant).and_then(|stage| stage.play(&name, scenario.story));
+        all_passed &= told(&name, &scenario.cells(variant), started.elapsed(), played);
     }
     for (name, story) in waiting {
         let (played, took) =
             story.join().unwrap_or_else(|_| (Err(anyhow!("its thread panicked")), Duration::ZERO));
-        all_passed &= told(name, took, played);
+        all_passed &= told(name, &[], took, played);
     }
     Ok(all_passed)
 }
 
-/// Tells how a scenario ended; returns whether it passed.
-fn told(name: &str, took: Duration, played: Result<()>) -> bool {
+/// Tells how a scenario ended; returns false if it failed.
+fn told(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool {
     let outcome = match played {
         Ok(()) => Outcome::Passed,
-        Err(error) => Outcome::Failed(format!("{error:#}")),
+        Err(error) => match error.downcast::<Skip>() {
+            Ok(Skip(missing)) => Outcome::Skipped(missing),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        },
     };
-    console::scenario(name, &outcome, took);
-    outcome == Outcome::Passed
+    console::scenario(name, &outcome, cells, took);
+    !matches!(outcome, Outcome::Failed(_))
 }

@@ -31,8 +31,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let leaving = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
     let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
     stage.watch()?;
-    let from = stage.world.pod("shop/client-1")?.place.clone();
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let from = stage.place("shop/client-1")?.clone();
+    let frontend = stage.vip("shop/frontend", "http")?;
     let touch_frontend = |stage: &mut Stage| -> Result<Attempt> {
         let mut attempts = client::connect(&from, frontend, 1, 1, Script::exchange())?;
         all_ended(&attempts, &Outcome::Done)?;
@@ -71,7 +71,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     // What it learned only now is in force from now on.
     stage.changed_now();
     stage.after_grace();
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let cart = stage.vip("shop/cart", "http")?;
     let attempts = client::connect(&from, cart, 30, 2, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect_by_server(

@@ -80,8 +80,8 @@ fn healthy_for_a_while(stage: &Stage, trace: &[&str]) -> Result<()> {
     crate::wait::until("viptrace's ready file", LIMIT, || {
         std::path::Path::new(ready).exists().then_some(())
     })?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
     let attempts = client::connect(from, frontend, 5, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     let ended = running.end(LIMIT)?;

@@ -36,14 +36,14 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.watch_with(&["--max-flows", &most])?;
     sys::allow_open_files(FLOOD as u64 + 4_096).context("allowing the flood's sockets")?;
     // Each gives up after one repetition of its SYN.
-    let place = stage.world.pod("shop/slow-1")?.place.clone();
+    let place = stage.place("shop/slow-1")?.clone();
     let (netns, same_netns) = (place.netns.clone(), place.netns.clone());
     let retries = "net.ipv4.tcp_syn_retries";
     stage.break_with(move |_| netns.sysctl(retries, "1"), move |_| same_netns.sysctl(retries, "6"))?;
     silent::misdeliver(stage, stage.world.pod("shop/api-1")?)?;
     let rules = only_cart_1(stage)?;
     stage.break_rules(&rules)?;
-    let target = stage.world.cluster.vip("shop/api", "https")?;
+    let target = stage.vip("shop/api", "https")?;
 
     let endpoint = Endpoint::Is(serving.address());
     let (mut half_open, mut memory) = (Vec::new(), Vec::new());
@@ -70,8 +70,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
 /// Makes a healthy connection, and once its verdict is there, and with it all that came before, tells how much memory
 /// viptrace has; `None` if nobody watches.
 fn memory_once_caught_up(stage: &Stage, endpoint: &Endpoint) -> Result<Option<Memory>> {
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let cart = stage.vip("shop/cart", "http")?;
     let attempts = client::connect(from, cart, 1, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     for attempt in &attempts {
@@ -84,10 +84,10 @@ fn memory_once_caught_up(stage: &Stage, endpoint: &Endpoint) -> Result<Option<Me
 
 /// Rules that send all of `shop/cart` to its first Pod, the only one that serves.
 fn only_cart_1(stage: &Stage) -> Result<crate::rules::Rules> {
-    let serving = stage.world.pod("shop/cart-1")?.place.address;
-    let mut rules = stage.world.rules.clone();
+    let serving = stage.place("shop/cart-1")?.address;
+    let mut rules = stage.rules()?.clone();
     for other in ["shop/cart-2", "shop/cart-3"] {
-        rules = rules.with_endpoint_moved(stage.world.pod(other)?.place.address, serving);
+        rules = rules.with_endpoint_moved(stage.place(other)?.address, serving);
     }
     Ok(rules)
 }

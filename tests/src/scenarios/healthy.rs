@@ -10,7 +10,7 @@ use crate::{
         Outcome, all_ended,
         client::{self, Ending, Script},
         server::{self, EXCHANGE},
-        udp::{self, Answer, UdpServer},
+        udp::{self, Answer},
     },
     world::Stage,
 };
@@ -23,8 +23,8 @@ pub(super) fn tcp(stage: &mut Stage) -> Result<()> {
     let closing = stage.serve("shop/frontend-1", 8080, closes)?;
     stage.watch()?;
 
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let cart = stage.vip("shop/cart", "http")?;
     let attempts = client::connect(from, cart, 30, 2, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect_by_server(
@@ -33,7 +33,7 @@ pub(super) fn tcp(stage: &mut Stage) -> Result<()> {
         &[(&here, Class::Ok), (&beside, Class::Ok), (&there, Class::Ok)],
     )?;
 
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
     let script = Script::exchange().ending(Ending::CloseLast);
     let attempts = client::connect(from, frontend, 10, 1, script)?;
     all_ended(&attempts, &Outcome::Done)?;
@@ -41,13 +41,12 @@ pub(super) fn tcp(stage: &mut Stage) -> Result<()> {
 }
 
 pub(super) fn udp(stage: &mut Stage) -> Result<()> {
-    let world = stage.world;
-    let here = UdpServer::start(&world.pod("kube-system/coredns-1")?.place, 53, Answer::Echo)?;
-    let there = UdpServer::start(&world.pod("kube-system/coredns-2")?.place, 53, Answer::Echo)?;
+    let here = stage.serve_udp("kube-system/coredns-1", 53, Answer::Echo)?;
+    let there = stage.serve_udp("kube-system/coredns-2", 53, Answer::Echo)?;
     stage.watch()?;
 
-    let from = &world.pod("shop/client-1")?.place;
-    let dns = world.cluster.vip("kube-system/kube-dns", "dns")?;
+    let from = stage.place("shop/client-1")?;
+    let dns = stage.vip("kube-system/kube-dns", "dns")?;
     let attempts = udp::ask(from, dns, 20, Duration::from_secs(20))?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect_by_server(&attempts, "kube-system/kube-dns", &[(&here, Class::Ok), (&there, Class::Ok)])

@@ -1,7 +1,7 @@
 //! The agent's set of hooks: new connections and failures, neither socket states nor ends. The faults are still told,
 //! and nothing healthy is called broken.
 
-use std::{net::SocketAddrV4, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Result;
 
@@ -28,8 +28,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     }
     stage.after_grace();
 
-    let vip = |service, port| stage.world.cluster.vip(service, port);
-    let from = &stage.world.pod("shop/client-1")?.place;
+    let vip = |service, port| stage.vip(service, port);
+    let from = stage.place("shop/client-1")?;
     let patience = Script::exchange().connect_limit(Duration::from_secs(4));
     let served = client::connect(from, vip("shop/cart", "http")?, 30, 2, Script::exchange())?;
     let refused = client::connect(from, vip("shop/api", "https")?, 5, 1, Script::exchange())?;
@@ -38,19 +38,20 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     all_ended(&refused, &Outcome::Refused)?;
     all_ended(&without, &Outcome::Refused)?;
     // One endpoint for all, so that no repeated SYN draws the other one.
-    let silent = stage.world.pod("shop/payments-1")?.place.address;
-    let other = stage.world.pod("shop/payments-2")?.place.address;
-    let rules = stage.world.rules.with_endpoint_moved(other, silent);
+    let silent = stage.place("shop/payments-1")?.address;
+    let other = stage.place("shop/payments-2")?.address;
+    let rules = stage.rules()?.with_endpoint_moved(other, silent);
+    let payments = stage.vip("shop/payments", "grpc")?;
     stage.break_rules(&rules)?;
-    let unanswered = client::connect(from, vip("shop/payments", "grpc")?, 3, 3, patience)?;
+    let unanswered = client::connect(from, payments, 3, 3, patience)?;
     all_ended(&unanswered, &Outcome::ConnectTimedOut)?;
 
     let (ok, gone) = (Class::Ok, Class::C6);
     stage.expect_by_server(&served, "shop/cart", &[(&here, ok), (&leaving, gone), (&there, ok)])?;
-    let refusing = SocketAddrV4::new(stage.world.pod("shop/api-1")?.place.address, 8443);
+    let refusing = SocketAddr::new(stage.place("shop/api-1")?.address, 8443);
     stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
     stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
-    let endpoint = Endpoint::Is(SocketAddrV4::new(silent, 9090));
+    let endpoint = Endpoint::Is(SocketAddr::new(silent, 9090));
     stage.expect(&unanswered, "shop/payments", Class::C29, &endpoint);
     Ok(())
 }

@@ -1,20 +1,21 @@
 //! 5,000 connections of every kind at once. The generator knows what it caused; the verdicts must say exactly
 //! that, with nothing lost and nothing unexplained.
 
-use std::{net::SocketAddrV4, thread, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Result, anyhow, bail};
 
-use super::stale;
+use super::{alone::Alone, stale};
 use crate::{
+    dataplane::Family,
     expect::{Class, Endpoint},
     traffic::{
         Attempt, Outcome, all_ended,
         client::{self, Ending, Script},
-        server::{self, EXCHANGE},
-        udp::{self, Answer, UdpServer},
+        server::{self, EXCHANGE, Server},
+        udp::{self, Answer},
     },
-    world::Stage,
+    world::{Stage, World},
 };
 
 /// How many connections of each kind; 5,000 in all.
@@ -32,47 +33,49 @@ const ALL: usize = 5_000;
 type Kind<'k> = Box<dyn FnOnce() -> Result<Vec<Attempt>> + Send + 'k>;
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
-    let world = stage.world;
     let cart_1 = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
     let cart_2 = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
     let cart_3 = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
     let frontend = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
-    let payments_1 = stage.serve("shop/payments-1", 9090, EXCHANGE)?;
-    let payments_2 = stage.serve("shop/payments-2", 9090, EXCHANGE)?;
+    // Nothing listens at this Service's only endpoint.
+    let refusing = Alone::new(stage)?;
+    let ipv6 = stage.family() == Family::V6;
+    // Where shop/payments refuses, shop/frontend takes what it would have served.
+    let payments = if ipv6 { None } else { Some(payments(stage)?) };
     let dns_1 = stage.serve("kube-system/coredns-1", 53, EXCHANGE)?;
     let dns_2 = stage.serve("kube-system/coredns-2", 53, EXCHANGE)?;
-    let dns_udp_1 = UdpServer::start(&world.pod("kube-system/coredns-1")?.place, 53, Answer::Echo)?;
-    let dns_udp_2 = UdpServer::start(&world.pod("kube-system/coredns-2")?.place, 53, Answer::Echo)?;
-    let _talkative = stage.serve("shop/client-1", 8080, server::Script::Banner { bytes: 32 })?;
+    let dns_udp_1 = stage.serve_udp("kube-system/coredns-1", 53, Answer::Echo)?;
+    let dns_udp_2 = stage.serve_udp("kube-system/coredns-2", 53, Answer::Echo)?;
+    // kubelet probes a Pod's first address.
+    let probed = &stage.world.pod("shop/client-1")?.place;
+    let _talkative = Server::start(probed, 8080, server::Script::Banner { bytes: 32 })?;
     stage.watch()?;
     // The node tells one client of one refusal a second; hundreds of them would take minutes.
-    stage.break_with(
-        |world| world.topology.host.sysctl("net.ipv4.icmp_ratelimit", "0"),
-        |world| world.topology.host.sysctl("net.ipv4.icmp_ratelimit", "1000"),
-    )?;
+    stage.break_with(|world| limit_errors(world, "0"), |world| limit_errors(world, "1000"))?;
     stale::remove_cart_2(stage)?;
     stage.after_grace();
 
-    let vip = |service, port| world.cluster.vip(service, port);
-    let client = &world.pod("shop/client-1")?.place;
-    let other = &world.pod("shop/slow-1")?.place;
-    let node = &world.topology.gateway;
-    let probe_target = SocketAddrV4::new(client.address, 8080);
+    let vip = |service, port| stage.vip(service, port);
+    let client = stage.place("shop/client-1")?;
+    let other = stage.place("shop/slow-1")?;
+    let node = stage.world.topology.gateway(Family::V4)?;
+    let probe_target = SocketAddr::new(probed.address, 8080);
     let usual = Script::exchange();
     let by_reset = Script::touch().ending(Ending::CloseUnread);
     let (cart, front) = (vip("shop/cart", "http")?, vip("shop/frontend", "http")?);
-    let (payments, api) = (vip("shop/payments", "grpc")?, vip("shop/api", "https")?);
+    let paid = if ipv6 { front } else { vip("shop/payments", "grpc")? };
     let (dns, dns_tcp) = (vip("kube-system/kube-dns", "dns")?, vip("kube-system/kube-dns", "dns-tcp")?);
-    let (checkout, slow) = (vip("shop/checkout", "http")?, vip("shop/slow", "http")?);
+    let checkout = vip("shop/checkout", "http")?;
+    let slow = if ipv6 { checkout } else { vip("shop/slow", "http")? };
 
     // All kinds at once, each from its own threads.
     let kinds: [Kind; 9] = [
         Box::new(|| client::connect(client, cart, CART, 3, usual)),
         Box::new(|| client::connect(other, front, FRONTEND, 2, usual)),
-        Box::new(|| client::connect(client, payments, PAYMENTS, 1, usual)),
+        Box::new(|| client::connect(client, paid, PAYMENTS, 1, usual)),
         Box::new(|| udp::ask(other, dns, DNS_UDP, Duration::from_secs(20))),
         Box::new(|| client::connect(client, dns_tcp, DNS_TCP, 1, usual)),
-        Box::new(|| client::connect(other, api, REFUSED, 1, usual)),
+        Box::new(|| client::connect(other, refusing.vip, REFUSED, 1, usual)),
         Box::new(|| client::connect(client, checkout, NO_ENDPOINTS / 2, 1, usual)),
         Box::new(|| client::connect(other, slow, NO_ENDPOINTS / 2, 1, usual)),
         Box::new(|| client::probe(node, probe_target, PROBES, by_reset)),
@@ -112,13 +115,28 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let ok = Class::Ok;
     stage.expect_by_server(cart_made, "shop/cart", &[(&cart_1, ok), (&cart_2, Class::C6), (&cart_3, ok)])?;
     stage.expect_by_server(front_made, "shop/frontend", &[(&frontend, ok)])?;
-    stage.expect_by_server(payments_made, "shop/payments", &[(&payments_1, ok), (&payments_2, ok)])?;
+    match &payments {
+        Some([one, two]) => {
+            stage.expect_by_server(payments_made, "shop/payments", &[(one, ok), (two, ok)])?;
+        }
+        None => stage.expect_by_server(payments_made, "shop/frontend", &[(&frontend, ok)])?,
+    }
     stage.expect_by_server(dns_made, "kube-system/kube-dns", &[(&dns_udp_1, ok), (&dns_udp_2, ok)])?;
     stage.expect_by_server(dns_tcp_made, "kube-system/kube-dns", &[(&dns_1, ok), (&dns_2, ok)])?;
-    let refusing = SocketAddrV4::new(world.pod("shop/api-1")?.place.address, 8443);
-    stage.expect(api_made, "shop/api", Class::C28, &Endpoint::Is(refusing));
+    stage.expect(api_made, refusing.service, Class::C28, &Endpoint::Is(refusing.endpoint));
     stage.expect(checkout_made, "shop/checkout", Class::C20, &Endpoint::Null);
-    stage.expect(slow_made, "shop/slow", Class::C20, &Endpoint::Null);
+    stage.expect(slow_made, if ipv6 { "shop/checkout" } else { "shop/slow" }, Class::C20, &Endpoint::Null);
     stage.expect_direct(probes, Class::N1);
     Ok(())
+}
+
+fn payments(stage: &Stage) -> Result<[Server; 2]> {
+    Ok([stage.serve("shop/payments-1", 9090, EXCHANGE)?, stage.serve("shop/payments-2", 9090, EXCHANGE)?])
+}
+
+/// How long the node waits between two ICMP errors to one client, in milliseconds.
+fn limit_errors(world: &World, milliseconds: &str) -> Result<()> {
+    let host = &world.topology.host;
+    host.sysctl("net.ipv4.icmp_ratelimit", milliseconds)?;
+    host.sysctl("net.ipv6.icmp.ratelimit", milliseconds)
 }

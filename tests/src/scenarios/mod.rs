@@ -1,19 +1,28 @@
 //! The scenarios, one file a fault. Each reads as a story: who serves, what breaks, what traffic goes, what the
 //! clients live to see, what verdict each flow must get. The judging itself is the stage's.
 
+mod alone;
 mod api_away;
+mod attach_tiers;
+mod check;
 mod check_kernel;
 mod exit_status;
 mod flood;
+mod hairpin;
 mod healthy;
+mod ipvs;
+mod kinds;
 mod lean;
+mod leftovers;
 mod mixed;
+mod newer;
 mod no_endpoints;
 mod no_rules;
 mod old_flow;
 mod probes;
 mod recording;
 mod refused;
+mod resets;
 pub(crate) mod silent;
 mod stale;
 mod table_full;
@@ -23,51 +32,143 @@ mod translated_twice;
 
 use anyhow::Result;
 
-use crate::world::Stage;
+use crate::{
+    dataplane::{BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, Variant, WIDE},
+    matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
+    world::Stage,
+};
 
 /// One fault, or its absence.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     pub name: &'static str,
     pub story: fn(&mut Stage) -> Result<()>,
+    /// The cells of the matrix that it proves.
+    pub covers: &'static [Covers],
+    /// The modes and families that it runs in.
+    pub variants: &'static [Variant],
 }
 
 const fn scenario(name: &'static str, story: fn(&mut Stage) -> Result<()>) -> Scenario {
-    Scenario { name, story }
+    Scenario { name, story, covers: &[], variants: DEFAULT }
 }
+
+impl Scenario {
+    const fn covers(self, covers: &'static [Covers]) -> Self {
+        Self { covers, ..self }
+    }
+
+    const fn on(self, variants: &'static [Variant]) -> Self {
+        Self { variants, ..self }
+    }
+
+    /// The cells that it proves in this variant.
+    pub fn cells(&self, variant: Variant) -> Vec<Cell> {
+        let cells = self.covers.iter().flat_map(|covers| covers.cells(variant.mode));
+        let mut cells: Vec<Cell> = if self.variants.iter().any(|other| other.family == Family::V6) {
+            cells.map(|cell| Cell { family: variant.family, ..cell }).collect()
+        } else {
+            cells.collect()
+        };
+        cells.dedup();
+        cells
+    }
+
+    /// Its name in this variant; that of the default says no more than it ever did.
+    pub fn name_in(&self, variant: Variant) -> String {
+        if variant == Variant::DEFAULT { self.name.to_owned() } else { format!("{}@{variant}", self.name) }
+    }
+}
+
+/// TCP over IPv4 through a node port.
+const NODE_PORT4: &[Covers] =
+    &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
+
+/// TCP over IPv4 through a load balancer's IP.
+const LOAD_BALANCER4: &[Covers] =
+    &[Covers { kinds: &[Kind::LoadBalancer], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
+/// TCP over IPv4 through every address that is not a cluster IP.
+const OTHER_KINDS4: &[Covers] = &[Covers {
+    kinds: &[Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIps],
+    families: &[Family::V4],
+    protocols: &[Protocol::Tcp],
+}];
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp),
-    scenario("healthy-udp", healthy::udp),
-    scenario("c6-stale-endpoint-answers", stale::answers),
-    scenario("c6-stale-endpoint-gone", stale::gone),
-    scenario("c20-no-endpoints", no_endpoints::story),
-    scenario("c1-rules-flushed", no_rules::all),
-    scenario("c5-one-service-without-rules", no_rules::one),
-    scenario("c16-conntrack-table-full", table_full::story),
-    scenario("c28-refused-same-node", refused::same_node),
-    scenario("c28-refused-other-node", refused::other_node),
-    scenario("c29-silent-same-node", silent::same_node),
-    scenario("c29-silent-other-node", silent::other_node),
-    scenario("c29-host-unreachable", silent::unreachable),
-    scenario("n1-probes", probes::story),
-    scenario("n3-one-record-per-connection", translated_twice::story),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
+    scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY),
+    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(EVERY),
+    scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE),
+    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(EVERY),
+    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(EVERY),
+    scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER),
+    scenario("c16-conntrack-table-full", table_full::story).covers(TCP4),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY),
+    scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE),
+    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY),
+    scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
+    scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
+    scenario("kinds-addresses", kinds::addresses).covers(OTHER_KINDS4).on(NETFILTER_4),
+    scenario("c23-source-ranges", kinds::source_ranges).covers(LOAD_BALANCER4).on(NETFILTER_4),
+    scenario("c21-no-local-endpoint", kinds::no_local_endpoint_external).covers(NODE_PORT4).on(NETFILTER),
+    scenario("c22-no-local-endpoint-inside", kinds::no_local_endpoint_internal).covers(TCP4).on(NETFILTER),
+    scenario("c5c-wrong-port", kinds::wrong_port).covers(TCP4).on(NETFILTER),
+    scenario("c24-affinity", kinds::affinity).covers(TCP4).on(NETFILTER),
+    scenario("n8-terminating", kinds::terminating).covers(TCP4).on(WIDE),
+    scenario("leftover-rules", leftovers::story).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("c31-to-itself", hairpin::to_itself).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("c31-past-nat", hairpin::past_nat).covers(TCP4).on(BESIDE_OTHERS),
+    scenario("kube-proxy-1.36", newer::story).covers(TCP4).on(NEWER),
+    scenario("n1-probes", probes::story).on(WIDE),
+    scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
     scenario("n9-old-flow-reset", old_flow::reset),
     scenario("n9-old-flow-stalls", old_flow::stalls),
+    scenario("udp-answered", resets::datagrams::answered),
+    scenario("c29-udp-unanswered", resets::datagrams::unanswered),
+    scenario("c28-udp-refused", resets::datagrams::refused),
+    scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
+    scenario("n10-udp-race", resets::datagrams::race),
+    scenario("c18-out-of-window", resets::conntrack::out_of_window),
+    scenario("c18-dropped-as-invalid", resets::conntrack::dropped),
+    scenario("c19-table-flushed", resets::conntrack::flushed),
+    scenario("n4-reset-by-client", resets::senders::client),
+    scenario("reset-by-endpoint", resets::senders::endpoint),
+    scenario("reset-in-transit", resets::senders::transit),
+    scenario("sctp-healthy", resets::sctp::healthy),
+    scenario("c28-sctp-refused", resets::sctp::refused),
+    scenario("c20-sctp-no-endpoints", resets::sctp::no_endpoints),
     scenario("api-server-away", api_away::story),
+    scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
+    scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
+    scenario("c12-without-servers", ipvs::without_servers).covers(TCP4).on(IPVS_ONLY),
+    scenario("c13-server-removed", ipvs::server_removed).on(IPVS_ONLY),
+    scenario("c13-server-removed-in-silence", ipvs::server_removed_in_silence).on(IPVS_ONLY),
+    scenario("c14-port-reused", ipvs::port_reused).on(IPVS_ONLY),
+    scenario("c15-entry-expires", ipvs::entry_expires).on(IPVS_ONLY),
+    scenario("c21-reply-elsewhere", ipvs::reply_elsewhere).covers(NODE_PORT4).on(IPVS_ONLY),
+    scenario("c22-no-local-endpoint", ipvs::no_local_endpoint).covers(TCP4).on(IPVS_ONLY),
     scenario("targeted-service", targeted::service),
     scenario("targeted-pod", targeted::pod),
     scenario("targeted-address", targeted::address),
     scenario("lean", lean::story),
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
+    scenario("attach-tiers", attach_tiers::story),
+    scenario("check-healthy", check::node::healthy).on(WIDE),
+    scenario("check-rules-flushed", check::node::flushed).on(WIDE),
+    scenario("check-conntrack-full", check::node::table_full),
+    scenario("check-settings", check::node::settings),
+    scenario("check-leftovers", check::node::leftovers),
+    scenario("check-kube-proxy-gone", check::proxy::gone),
+    scenario("check-stale-endpoint", check::proxy::stale).on(WIDE),
+    scenario("check-offline", check::offline::story),
     scenario("exit-status", exit_status::story),
     scenario("recording-cut-off", recording::cut_off),
     scenario("recording-disk-full", recording::disk_full),
     scenario("recording-losses", recording::losses),
     scenario("flood", flood::story),
-    scenario("mixed-5000", mixed::story),
+    scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),
 ];
 
 /// One that needs nothing of the node and mostly waits.

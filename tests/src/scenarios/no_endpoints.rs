@@ -4,6 +4,7 @@
 use anyhow::{Result, bail};
 
 use crate::{
+    dataplane::Family,
     expect::{Class, Endpoint, Record},
     traffic::{
         Outcome, all_ended,
@@ -14,9 +15,12 @@ use crate::{
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    for service in ["shop/checkout", "shop/slow"] {
-        let vip = stage.world.cluster.vip(service, "http")?;
+    let from = stage.place("shop/client-1")?;
+    // The second is of one family only.
+    let services = ["shop/checkout", "shop/slow"];
+    let count = if stage.family() == Family::V4 { 2 } else { 1 };
+    for service in services.into_iter().take(count) {
+        let vip = stage.vip(service, "http")?;
         let attempts = client::connect(from, vip, 4, 1, Script::exchange())?;
         all_ended(&attempts, &Outcome::Refused)?;
         stage.expect(&attempts, service, Class::C20, &Endpoint::Null);

@@ -22,14 +22,14 @@ pub(super) fn all(stage: &mut Stage) -> Result<()> {
     let _here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
     stage.watch()?;
     stage.kube_proxy.kill();
-    let flushed = stage.world.rules.without_kube_proxy();
+    let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
 
-    let from = &stage.world.pod("shop/client-1")?.place;
+    let from = stage.place("shop/client-1")?;
     let script = Script::exchange().connect_limit(PATIENCE);
     let mut waiting = Vec::new();
-    for (service, port) in [("shop/cart", "http"), ("shop/frontend", "http"), ("shop/api", "https")] {
-        let (from, vip) = (from.clone(), stage.world.cluster.vip(service, port)?);
+    for (service, port) in [("shop/cart", "http"), ("shop/frontend", "http"), ("shop/payments", "grpc")] {
+        let (from, vip) = (from.clone(), stage.vip(service, port)?);
         waiting.push((service, thread::spawn(move || client::connect(&from, vip, 4, 4, script))));
     }
     for (service, clients) in waiting {
@@ -43,12 +43,12 @@ pub(super) fn all(stage: &mut Stage) -> Result<()> {
 pub(super) fn one(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
-    let cut = stage.world.rules.without_service(cart);
+    let cart = stage.vip("shop/cart", "http")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
+    let cut = stage.rules()?.without_service(cart);
     stage.break_rules(&cut)?;
 
-    let from = &stage.world.pod("shop/client-1")?.place;
+    let from = stage.place("shop/client-1")?;
     let served = client::connect(from, frontend, 10, 1, Script::exchange())?;
     all_ended(&served, &Outcome::Done)?;
     stage.expect_by_server(&served, "shop/frontend", &[(&serving, Class::Ok)])?;

@@ -56,8 +56,8 @@ fn break_old_flow(
 
 /// Connects until the rules choose the endpoint that will leave; the others are closed and healthy.
 fn hold_one_on(stage: &mut Stage, leaving: &server::Server, others: &[&server::Server]) -> Result<Held> {
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let cart = stage.vip("shop/cart", "http")?;
     let known: Vec<(&dyn Reached, Class)> =
         others.iter().map(|server| (*server as &dyn Reached, Class::Ok)).collect();
     for _ in 0..TRIES {

@@ -1,7 +1,7 @@
 //! N1: kubelet's probes, from the node itself to a Pod's probe port, whatever their end: closed without a
 //! reset, reset because the server speaks first, refused because nothing listens.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use anyhow::Result;
 
@@ -27,8 +27,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         ("shop/client-1", 8080, Script::touch(), Outcome::Refused),
     ];
     for (pod, port, script, outcome) in ends {
-        let target = SocketAddrV4::new(stage.world.pod(pod)?.place.address, port);
-        let attempts = client::probe(&stage.world.topology.gateway, target, 5, script)?;
+        let target = SocketAddr::new(stage.place(pod)?.address, port);
+        let attempts = client::probe(stage.gateway()?, target, 5, script)?;
         all_ended(&attempts, &outcome)?;
         stage.expect_direct(&attempts, Class::N1);
     }

@@ -1,9 +1,10 @@
 //! C28: the endpoint is current, its Pod is there, nothing listens. The Pod's kernel answers the SYN with a reset.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use anyhow::Result;
 
+use super::alone::Alone;
 use crate::{
     expect::{Class, Endpoint},
     traffic::{
@@ -14,18 +15,20 @@ use crate::{
 };
 
 pub(super) fn same_node(stage: &mut Stage) -> Result<()> {
-    refuse(stage, "shop/api", "https", "shop/api-1", 8443)
+    let alone = Alone::new(stage)?;
+    stage.watch()?;
+    refuse(stage, alone.service, alone.vip, alone.endpoint)
 }
 
 pub(super) fn other_node(stage: &mut Stage) -> Result<()> {
-    refuse(stage, "shop/frontend", "http", "shop/frontend-1", 8080)
+    stage.watch()?;
+    let vip = stage.vip("shop/frontend", "http")?;
+    let endpoint = SocketAddr::new(stage.place("shop/frontend-1")?.address, 8080);
+    refuse(stage, "shop/frontend", vip, endpoint)
 }
 
-fn refuse(stage: &mut Stage, service: &str, port: &str, pod: &str, pod_port: u16) -> Result<()> {
-    stage.watch()?;
-    let vip = stage.world.cluster.vip(service, port)?;
-    let endpoint = SocketAddrV4::new(stage.world.pod(pod)?.place.address, pod_port);
-    let from = &stage.world.pod("shop/client-1")?.place;
+fn refuse(stage: &mut Stage, service: &str, vip: SocketAddr, endpoint: SocketAddr) -> Result<()> {
+    let from = stage.place("shop/client-1")?;
     let attempts = client::connect(from, vip, 10, 2, Script::exchange())?;
     all_ended(&attempts, &Outcome::Refused)?;
     stage.expect(&attempts, service, Class::C28, &Endpoint::Is(endpoint));

@@ -1,10 +1,11 @@
 //! C29: the endpoint is current, the SYN leaves for it, nothing comes back; or its node says that it cannot
 //! reach the Pod.
 
-use std::{net::SocketAddrV4, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Result;
 
+use super::alone::Alone;
 use crate::{
     expect::{Class, Endpoint},
     topology::Pod,
@@ -24,19 +25,16 @@ const TOLD: Duration = Duration::from_secs(20);
 /// The node has a wrong neighbour entry for the Pod: what it sends is delivered to nobody. (A rule that drops
 /// would be another class.)
 pub(super) fn same_node(stage: &mut Stage) -> Result<()> {
-    let _unreached = stage.serve("shop/api-1", 8443, EXCHANGE)?;
+    let alone = Alone::new(stage)?;
+    let _unreached = stage.serve(alone.pod, alone.endpoint.port(), EXCHANGE)?;
     stage.watch()?;
-    let pod = stage.world.pod("shop/api-1")?;
-    misdeliver(stage, pod)?;
-
-    let vip = stage.world.cluster.vip("shop/api", "https")?;
-    let endpoint = SocketAddrV4::new(pod.place.address, 8443);
-    expect_silence(stage, "shop/api", vip, endpoint, &Outcome::ConnectTimedOut)
+    misdeliver(stage, stage.world.pod(alone.pod)?)?;
+    expect_silence(stage, alone.service, alone.vip, alone.endpoint, &Outcome::ConnectTimedOut)
 }
 
 /// Gives the Pod's node a neighbour entry that leads nowhere.
 pub(crate) fn misdeliver(stage: &mut Stage, pod: &Pod) -> Result<()> {
-    let address = pod.place.address;
+    let address = stage.at(pod)?.address;
     let wrong = [format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev cni0 nud permanent")];
     let none = [format!("neigh del {address} dev cni0")];
     let (there, here) = (pod.node.clone(), pod.node.clone());
@@ -48,12 +46,13 @@ pub(super) fn other_node(stage: &mut Stage) -> Result<()> {
     let _unreached = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
     let pod = stage.world.pod("shop/frontend-1")?;
-    let route = |verb: &str| [format!("route {verb} blackhole {}/32", pod.place.address)];
+    let (address, prefix) = (stage.at(pod)?.address, stage.family().host_prefix());
+    let route = |verb: &str| [format!("route {verb} blackhole {address}/{prefix}")];
     let (add, delete) = (route("add"), route("del"));
     stage.break_with(move |_| pod.node.ip_batch(&add), move |_| pod.node.ip_batch(&delete))?;
 
-    let vip = stage.world.cluster.vip("shop/frontend", "http")?;
-    let endpoint = SocketAddrV4::new(pod.place.address, 8080);
+    let vip = stage.vip("shop/frontend", "http")?;
+    let endpoint = SocketAddr::new(stage.at(pod)?.address, 8080);
     expect_silence(stage, "shop/frontend", vip, endpoint, &Outcome::ConnectTimedOut)
 }
 
@@ -62,19 +61,19 @@ pub(super) fn unreachable(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     super::stale::unplug(stage, "shop/frontend-1")?;
 
-    let vip = stage.world.cluster.vip("shop/frontend", "http")?;
-    let endpoint = SocketAddrV4::new(stage.world.pod("shop/frontend-1")?.place.address, 8080);
+    let vip = stage.vip("shop/frontend", "http")?;
+    let endpoint = SocketAddr::new(stage.place("shop/frontend-1")?.address, 8080);
     expect_silence(stage, "shop/frontend", vip, endpoint, &Outcome::HostUnreachable)
 }
 
 fn expect_silence(
     stage: &mut Stage,
     service: &str,
-    vip: SocketAddrV4,
-    endpoint: SocketAddrV4,
+    vip: SocketAddr,
+    endpoint: SocketAddr,
     outcome: &Outcome,
 ) -> Result<()> {
-    let from = &stage.world.pod("shop/client-1")?.place;
+    let from = stage.place("shop/client-1")?;
     // A client that will be told waits for the telling, however slow the machine; silence has to end some time.
     let patience = if *outcome == Outcome::ConnectTimedOut { PATIENCE } else { TOLD };
     let attempts = client::connect(from, vip, 4, 4, Script::exchange().connect_limit(patience))?;

@@ -2,7 +2,7 @@
 //! answers, so that clients notice nothing; once the Pod is gone, and the rules are so old that they know no other
 //! endpoint: with others to draw from, each repeated SYN may draw another one, as none of the entries is confirmed.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
 
@@ -17,12 +17,12 @@ use crate::{
 };
 
 /// Takes `shop/cart-2` out of the API; the rules stay. Returns the endpoint that is stale from now on.
-pub(super) fn remove_cart_2(stage: &mut Stage) -> Result<SocketAddrV4> {
-    let address = stage.world.pod("shop/cart-2")?.place.address;
+pub(super) fn remove_cart_2(stage: &mut Stage) -> Result<SocketAddr> {
+    let address = stage.place("shop/cart-2")?.address;
     let slice = stage.world.cluster.slice_without("shop/cart", address)?;
     stage.apply(slice)?;
     stage.delete("Pod", "shop/cart-2")?;
-    Ok(SocketAddrV4::new(address, 8080))
+    Ok(SocketAddr::new(address, 8080))
 }
 
 /// Every stale verdict tells how long ago the endpoint left.
@@ -45,8 +45,8 @@ pub(super) fn answers(stage: &mut Stage) -> Result<()> {
     remove_cart_2(stage)?;
     stage.after_grace();
 
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let cart = stage.vip("shop/cart", "http")?;
     let attempts = client::connect(from, cart, 60, 2, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect_by_server(
@@ -62,15 +62,15 @@ pub(super) fn gone(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let gone = remove_cart_2(stage)?;
     unplug(stage, "shop/cart-2")?;
-    let mut old = stage.world.rules.clone();
+    let mut old = stage.rules()?.clone();
     for other in ["shop/cart-1", "shop/cart-3"] {
-        old = old.with_endpoint_moved(stage.world.pod(other)?.place.address, *gone.ip());
+        old = old.with_endpoint_moved(stage.place(other)?.address, gone.ip());
     }
     stage.break_rules(&old)?;
     stage.after_grace();
 
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let cart = stage.vip("shop/cart", "http")?;
     let attempts = client::connect(from, cart, 6, 6, Script::exchange())?;
     all_ended(&attempts, &Outcome::HostUnreachable)?;
     stage.expect(&attempts, "shop/cart", Class::C6, &Endpoint::Is(gone));

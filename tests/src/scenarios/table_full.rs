@@ -23,8 +23,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, keeps)?;
     let _idle = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
     stage.watch()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
     let mut standing = Vec::new();
     for _ in 0..STANDING {
         standing.push(client::hold(from, frontend, Script::exchange())?);
@@ -35,7 +35,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         |world| world.topology.host.sysctl(max, TABLE),
         |world| world.topology.host.sysctl(max, CONNTRACK_MAX),
     )?;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
+    let cart = stage.vip("shop/cart", "http")?;
     let script = Script::exchange().connect_limit(Duration::from_secs(4));
     let refused_entry = client::connect(from, cart, 5, 5, script)?;
     all_ended(&refused_entry, &Outcome::ConnectTimedOut)?;

@@ -1,7 +1,7 @@
 //! A trace of one Service, one Pod or one address: its flows have their verdicts, those of others are not
 //! recorded, and every decision of the target is seen as it is taken.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
 
@@ -23,8 +23,8 @@ fn cart(stage: &Stage) -> Result<[Server; 3]> {
 }
 
 fn connect(stage: &Stage, client: &str, service: &str, port: &str, count: usize) -> Result<Vec<Attempt>> {
-    let vip = stage.world.cluster.vip(service, port)?;
-    client::connect(&stage.world.pod(client)?.place, vip, count, 2, Script::exchange())
+    let vip = stage.vip(service, port)?;
+    client::connect(stage.place(client)?, vip, count, 2, Script::exchange())
 }
 
 /// The summary names every hook that could not be attached; a targeted trace wants one more than others.
@@ -55,8 +55,8 @@ pub(super) fn service(stage: &mut Stage) -> Result<()> {
     let refused = connect(stage, "shop/client-1", "shop/api", "https", 5)?;
     let without_endpoints = connect(stage, "shop/client-1", "shop/checkout", "http", 3)?;
     // The Pod serves its Service, and this connection goes past it.
-    let past = SocketAddrV4::new(stage.world.pod("shop/cart-1")?.place.address, 8080);
-    let direct = client::connect(&stage.world.pod("shop/client-1")?.place, past, 2, 1, Script::exchange())?;
+    let past = SocketAddr::new(stage.place("shop/cart-1")?.address, 8080);
+    let direct = client::connect(stage.place("shop/client-1")?, past, 2, 1, Script::exchange())?;
     all_ended(&direct, &Outcome::Done)?;
     for other in [served, refused, without_endpoints, direct] {
         stage.expect_unrecorded(&other);
@@ -107,14 +107,14 @@ pub(super) fn address(stage: &mut Stage) -> Result<()> {
     drop((beside, there));
     // Its Pod stops listening: now the address refuses.
     drop(here);
-    let from = &stage.world.pod("shop/slow-1")?.place;
-    let cart = stage.world.cluster.vip("shop/cart", "http")?;
-    let only_here = stage.world.rules.clone();
+    let from = stage.place("shop/slow-1")?;
+    let cart = stage.vip("shop/cart", "http")?;
+    let only_here = stage.rules()?.clone();
     let (first, second) = (stage.world.pod("shop/cart-2")?, stage.world.pod("shop/cart-3")?);
-    let endpoint = SocketAddrV4::new(stage.world.pod("shop/cart-1")?.place.address, 8080);
+    let endpoint = SocketAddr::new(stage.place("shop/cart-1")?.address, 8080);
     let only_here = only_here
-        .with_endpoint_moved(first.place.address, *endpoint.ip())
-        .with_endpoint_moved(second.place.address, *endpoint.ip());
+        .with_endpoint_moved(stage.at(first)?.address, endpoint.ip())
+        .with_endpoint_moved(stage.at(second)?.address, endpoint.ip());
     stage.break_rules(&only_here)?;
     let attempts = client::connect(from, cart, 4, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Refused)?;

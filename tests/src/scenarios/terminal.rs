@@ -24,8 +24,8 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let _serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch_on_terminal()?;
-    let from = &stage.world.pod("shop/client-1")?.place;
-    let vip = |service, port| stage.world.cluster.vip(service, port);
+    let from = stage.place("shop/client-1")?;
+    let vip = |service, port| stage.vip(service, port);
     let served = client::connect(from, vip("shop/frontend", "http")?, 5, 1, Script::exchange())?;
     all_ended(&served, &Outcome::Done)?;
     let refused = client::connect(from, vip("shop/api", "https")?, 3, 1, Script::exchange())?;

@@ -2,15 +2,15 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, SocketAddrV4},
+    net::{Shutdown, SocketAddr},
     time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow};
-use socket2::Socket;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Attempt, Outcome, Transport, bound_socket, server};
-use crate::{topology::Place, wait};
+use crate::{sys, topology::Place, wait};
 
 /// Bytes of the usual exchange.
 pub const REQUEST: usize = 16;
@@ -75,8 +75,8 @@ impl Script {
 /// A connection that a test holds open.
 #[derive(Debug)]
 pub struct Held {
-    pub client: SocketAddrV4,
-    pub target: SocketAddrV4,
+    pub client: SocketAddr,
+    pub target: SocketAddr,
     socket: Socket,
 }
 
@@ -84,6 +84,11 @@ impl Held {
     /// One more exchange on it.
     pub fn exchange(&mut self, script: &Script) -> Outcome {
         converse(&mut self.socket, script).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done)
+    }
+
+    /// The sequence numbers that the client sends and expects next.
+    pub fn sequences(&self) -> Result<(u32, u32)> {
+        sys::tcp_sequences(&self.socket).context("reading a connection's sequence numbers")
     }
 
     /// Ends it, and tells the attempt that it was. `outcome` is what the client saw last.
@@ -96,7 +101,7 @@ impl Held {
 /// Makes `count` connections from `place`, up to `parallel` at a time.
 pub fn connect(
     place: &Place,
-    target: SocketAddrV4,
+    target: SocketAddr,
     count: usize,
     parallel: usize,
     script: Script,
@@ -105,14 +110,14 @@ pub fn connect(
 }
 
 /// A kubelet's probes of a Pod: from the node itself, by a task of kubelet's name.
-pub fn probe(place: &Place, target: SocketAddrV4, count: usize, script: Script) -> Result<Vec<Attempt>> {
+pub fn probe(place: &Place, target: SocketAddr, count: usize, script: Script) -> Result<Vec<Attempt>> {
     connect_as("kubelet", place, target, count, 1, script)
 }
 
 fn connect_as(
     task: &str,
     place: &Place,
-    target: SocketAddrV4,
+    target: SocketAddr,
     count: usize,
     parallel: usize,
     script: Script,
@@ -135,7 +140,7 @@ fn connect_as(
 }
 
 /// Makes one connection that stays open after its first exchange.
-pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held> {
+pub fn hold(place: &Place, target: SocketAddr, script: Script) -> Result<Held> {
     let there = place.clone();
     place
         .netns
@@ -149,14 +154,29 @@ pub fn hold(place: &Place, target: SocketAddrV4, script: Script) -> Result<Held>
         .and_then(|held| held)
 }
 
+/// Connects once more from the address and port of an attempt that is over.
+pub fn reconnect(place: &Place, before: &Attempt, script: Script) -> Result<Attempt> {
+    let (local, target) = (before.client, before.target);
+    place
+        .netns
+        .run(move || {
+            let socket = Socket::new(Domain::for_address(local), Type::STREAM, Some(Protocol::TCP))
+                .context("making a socket")?;
+            socket.set_reuse_address(true).context("allowing a port to be used again")?;
+            socket.bind(&local.into()).with_context(|| format!("binding to {local}"))?;
+            Ok(attempt_on(socket, local, target, &script))
+        })
+        .and_then(|attempt| attempt)
+}
+
 /// Begins `count` connections and waits for none: each sent its SYN when this returns, and is given up when its
 /// value is dropped.
-pub fn half_open(place: &Place, target: SocketAddrV4, count: usize) -> Result<Vec<Held>> {
+pub fn half_open(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Held>> {
     let there = place.clone();
     let begin = move || {
         let (socket, client) = bound_socket(&there, Transport::Tcp)?;
         socket.set_nonblocking(true).context("making a socket that does not wait")?;
-        match socket.connect(&SocketAddr::V4(target).into()) {
+        match socket.connect(&target.into()) {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
                 Err(error).with_context(|| format!("connecting from {client} to {target}"))
             }
@@ -168,8 +188,8 @@ pub fn half_open(place: &Place, target: SocketAddrV4, count: usize) -> Result<Ve
 
 /// Connects as event-driven programs do: without blocking, then waiting for the outcome. (A blocking connect
 /// holds the socket while a refusal by this very node comes in, and learns of it only a second later.)
-fn connect_within(socket: &Socket, target: SocketAddrV4, limit: Duration) -> io::Result<()> {
-    let connected = socket.connect_timeout(&SocketAddr::V4(target).into(), limit);
+fn connect_within(socket: &Socket, target: SocketAddr, limit: Duration) -> io::Result<()> {
+    let connected = socket.connect_timeout(&target.into(), limit);
     match connected {
         // Hung up without an error yet: the state of the socket changes before its error is set.
         Err(error) if error.raw_os_error().is_none() && error.kind() != io::ErrorKind::TimedOut => {
@@ -182,8 +202,12 @@ fn connect_within(socket: &Socket, target: SocketAddrV4, limit: Duration) -> io:
     }
 }
 
-fn attempt(place: &Place, target: SocketAddrV4, script: &Script) -> Result<Attempt> {
-    let (mut socket, client) = bound_socket(place, Transport::Tcp)?;
+fn attempt(place: &Place, target: SocketAddr, script: &Script) -> Result<Attempt> {
+    let (socket, client) = bound_socket(place, Transport::Tcp)?;
+    Ok(attempt_on(socket, client, target, script))
+}
+
+fn attempt_on(mut socket: Socket, client: SocketAddr, target: SocketAddr, script: &Script) -> Attempt {
     let outcome = match connect_within(&socket, target, script.connect_limit) {
         Err(error) => Outcome::of_connect(&error),
         Ok(()) => match converse(&mut socket, script).and_then(|()| finish(socket, script.ending)) {
@@ -191,7 +215,7 @@ fn attempt(place: &Place, target: SocketAddrV4, script: &Script) -> Result<Attem
             Err(error) => Outcome::of(&error),
         },
     };
-    Ok(Attempt { protocol: Transport::Tcp, client, target, outcome })
+    Attempt { protocol: Transport::Tcp, client, target, outcome }
 }
 
 fn converse(socket: &mut Socket, script: &Script) -> io::Result<()> {
@@ -223,7 +247,7 @@ fn finish(mut socket: Socket, ending: Ending) -> io::Result<()> {
 
 /// Sends `bytes` over one connection and waits for the server's word that all arrived
 /// ([`server::Script::Swallow`]).
-pub fn bulk(place: &Place, target: SocketAddrV4, bytes: usize) -> Result<Attempt> {
+pub fn bulk(place: &Place, target: SocketAddr, bytes: usize) -> Result<Attempt> {
     let there = place.clone();
     place
         .netns

@@ -2,15 +2,12 @@
 //! owns sockets and outcomes, and knows nothing of Services, rules or verdicts.
 
 pub mod client;
+pub mod raw;
+pub mod sctp;
 pub mod server;
 pub mod udp;
 
-use std::{
-    collections::HashMap,
-    io,
-    net::{SocketAddr, SocketAddrV4},
-    sync::atomic::Ordering,
-};
+use std::{collections::HashMap, io, net::SocketAddr, sync::atomic::Ordering};
 
 use anyhow::{Context, Result, bail};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -65,8 +62,8 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     pub protocol: Transport,
-    pub client: SocketAddrV4,
-    pub target: SocketAddrV4,
+    pub client: SocketAddr,
+    pub target: SocketAddr,
     pub outcome: Outcome,
 }
 
@@ -74,6 +71,7 @@ pub struct Attempt {
 pub enum Transport {
     Tcp,
     Udp,
+    Sctp,
 }
 
 impl Transport {
@@ -82,6 +80,7 @@ impl Transport {
         match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         }
     }
 }
@@ -112,19 +111,21 @@ pub fn all_ended(attempts: &[Attempt], expected: &Outcome) -> Result<()> {
 
 /// A socket of the calling thread's namespace, bound to the place's address and to a port that no other
 /// attempt of this run had.
-fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddrV4)> {
-    let (kind, protocol) = match transport {
-        Transport::Tcp => (Type::STREAM, Protocol::TCP),
-        Transport::Udp => (Type::DGRAM, Protocol::UDP),
+fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddr)> {
+    let domain = Domain::for_address(SocketAddr::new(place.address, 0));
+    let socket = match transport {
+        Transport::Tcp => Socket::new(domain, Type::STREAM, Some(Protocol::TCP)),
+        Transport::Udp => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)),
+        Transport::Sctp => sctp::socket(domain),
     };
-    let socket = Socket::new(Domain::IPV4, kind, Some(protocol)).context("making a socket")?;
+    let socket = socket.context("making a socket")?;
     for _ in FIRST_PORT..=LAST_PORT {
         let port = place.next_port.fetch_add(1, Ordering::Relaxed);
         if port > LAST_PORT {
             bail!("all source ports of {} are used up", place.address);
         }
-        let local = SocketAddrV4::new(place.address, port);
-        match socket.bind(&SocketAddr::V4(local).into()) {
+        let local = SocketAddr::new(place.address, port);
+        match socket.bind(&local.into()) {
             Ok(()) => return Ok((socket, local)),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error).with_context(|| format!("binding to {local}")),

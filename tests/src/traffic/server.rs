@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, SocketAddrV4},
+    net::{Shutdown, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -48,12 +48,12 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// Enough for the few calls that a connection's thread makes.
 const STACK_BYTES: usize = 64 * 1024;
 
-type Accepted = Arc<Mutex<HashSet<SocketAddrV4>>>;
+type Accepted = Arc<Mutex<HashSet<SocketAddr>>>;
 
 /// A running server; it stops with this value. Its open connections live on until their ends close.
 #[derive(Debug)]
 pub struct Server {
-    address: SocketAddrV4,
+    address: SocketAddr,
     listener: Arc<Socket>,
     accepted: Accepted,
 }
@@ -61,7 +61,7 @@ pub struct Server {
 impl Server {
     /// Listens on `port` of the place's address when this returns.
     pub fn start(place: &Place, port: u16, script: Script) -> Result<Self> {
-        let address = SocketAddrV4::new(place.address, port);
+        let address = SocketAddr::new(place.address, port);
         let listener = place
             .netns
             .run(move || listen(address))?
@@ -76,12 +76,12 @@ impl Server {
         Ok(Self { address, listener, accepted })
     }
 
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Whether the connection of this client came here.
-    pub fn accepted(&self, client: SocketAddrV4) -> bool {
+    pub fn accepted(&self, client: SocketAddr) -> bool {
         self.accepted.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
     }
 
@@ -97,17 +97,17 @@ impl Drop for Server {
     }
 }
 
-fn listen(address: SocketAddrV4) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+fn listen(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    socket.bind(&SocketAddr::V4(address).into())?;
+    socket.bind(&address.into())?;
     socket.listen(1024)?;
     Ok(socket)
 }
 
 fn accept_all(listener: &Socket, accepted: &Accepted, script: Script) {
     while let Ok((connection, peer)) = listener.accept() {
-        if let Some(peer) = peer.as_socket_ipv4() {
+        if let Some(peer) = peer.as_socket() {
             accepted.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
         }
         let serve = move || {

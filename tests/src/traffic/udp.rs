@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     io,
-    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -28,15 +28,15 @@ pub enum Answer {
 
 #[derive(Debug)]
 pub struct UdpServer {
-    address: SocketAddrV4,
-    heard: Arc<Mutex<HashSet<SocketAddrV4>>>,
+    address: SocketAddr,
+    heard: Arc<Mutex<HashSet<SocketAddr>>>,
     stop: Arc<AtomicBool>,
 }
 
 impl UdpServer {
     /// Is bound to `port` of the place's address when this returns.
     pub fn start(place: &Place, port: u16, answer: Answer) -> Result<Self> {
-        let address = SocketAddrV4::new(place.address, port);
+        let address = SocketAddr::new(place.address, port);
         let socket = place
             .netns
             .run(move || UdpSocket::bind(address))?
@@ -49,7 +49,7 @@ impl UdpServer {
             .spawn("udp-server", move || {
                 let mut datagram = [0; 2048];
                 while !stop.load(Ordering::Relaxed) {
-                    let Ok((length, SocketAddr::V4(peer))) = socket.recv_from(&mut datagram) else {
+                    let Ok((length, peer)) = socket.recv_from(&mut datagram) else {
                         continue;
                     };
                     heard.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
@@ -63,12 +63,12 @@ impl UdpServer {
         Ok(server)
     }
 
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Whether a datagram of this client came here.
-    pub fn heard(&self, client: SocketAddrV4) -> bool {
+    pub fn heard(&self, client: SocketAddr) -> bool {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
     }
 }
@@ -81,7 +81,7 @@ impl Drop for UdpServer {
 
 /// Asks `count` times, each time from a socket of its own, and waits up to `limit` for each echo. A limit of
 /// zero sends and listens to nothing.
-pub fn ask(place: &Place, target: SocketAddrV4, count: usize, limit: Duration) -> Result<Vec<Attempt>> {
+pub fn ask(place: &Place, target: SocketAddr, count: usize, limit: Duration) -> Result<Vec<Attempt>> {
     let there = place.clone();
     place
         .netns
@@ -94,7 +94,92 @@ pub fn ask(place: &Place, target: SocketAddrV4, count: usize, limit: Duration) -
         .with_context(|| format!("entering {}", place.netns.name()))?
 }
 
-fn ask_once(place: &Place, target: SocketAddrV4, limit: Duration) -> Result<Attempt> {
+/// A socket that sends a datagram now and then and listens to nothing, until it is dropped.
+#[derive(Debug)]
+pub struct Sender {
+    pub client: SocketAddr,
+    target: SocketAddr,
+    stop: Arc<AtomicBool>,
+}
+
+impl Sender {
+    pub fn attempt(&self) -> Attempt {
+        Attempt {
+            protocol: Transport::Udp,
+            client: self.client,
+            target: self.target,
+            outcome: Outcome::Silent,
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Starts one.
+pub fn keep_sending(place: &Place, target: SocketAddr) -> Result<Sender> {
+    let there = place.clone();
+    let (socket, client) = place.netns.run(move || bound_socket(&there, Transport::Udp))??;
+    let socket = UdpSocket::from(socket);
+    socket.connect(target).context("choosing a datagram socket's peer")?;
+    // Nothing ever comes: its wait for an answer is the pause between two datagrams.
+    socket.set_read_timeout(Some(LOOK_AGAIN)).context("setting a receive timeout")?;
+    let stop = Arc::<AtomicBool>::default();
+    let theirs = Arc::clone(&stop);
+    let send = move || {
+        let mut answer = [0; 64];
+        while !theirs.load(Ordering::Relaxed) {
+            // What the network says of it is no matter to a sender that does not listen.
+            let _sent = socket.send(b"one way");
+            let _answer = socket.recv(&mut answer);
+        }
+    };
+    place.netns.spawn("sender", send).context("starting a sender's thread")?;
+    Ok(Sender { client, target, stop })
+}
+
+/// Two questions from one socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    pub client: SocketAddr,
+    pub answers: usize,
+}
+
+/// Asks `count` pairs of questions, the two of a pair by two threads at once on one socket.
+pub fn ask_in_pairs(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Pair>> {
+    let there = place.clone();
+    let work = move || (0..count).map(|_| ask_pair(&there, target)).collect::<Result<Vec<_>>>();
+    let joined = place.netns.spawn("client", work).context("starting a client's thread")?.join();
+    joined
+        .map_err(|_| anyhow!("a client's thread panicked"))?
+        .with_context(|| format!("entering {}", place.netns.name()))?
+}
+
+fn ask_pair(place: &Place, target: SocketAddr) -> Result<Pair> {
+    let (socket, client) = bound_socket(place, Transport::Udp)?;
+    let socket = UdpSocket::from(socket);
+    socket.connect(target).context("choosing a datagram socket's peer")?;
+    socket.set_read_timeout(Some(Duration::from_secs(3))).context("setting a receive timeout")?;
+    let together = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for question in [b"A of some length", b"AAAA of a length"] {
+            let (socket, together) = (&socket, &together);
+            scope.spawn(move || {
+                together.wait();
+                // One that can't be sent lacks its answer.
+                let _sent = socket.send(question);
+            });
+        }
+    });
+    let mut answer = [0; 256];
+    let answers = (0..2).filter(|_| socket.recv(&mut answer).is_ok()).count();
+    Ok(Pair { client, answers })
+}
+
+fn ask_once(place: &Place, target: SocketAddr, limit: Duration) -> Result<Attempt> {
     let (socket, client) = bound_socket(place, Transport::Udp)?;
     let socket = UdpSocket::from(socket);
     let asked = (|| -> io::Result<()> {

@@ -1,17 +1,22 @@
 //! The command line as it is typed, and what it resolves to. Help texts come from here only.
 
+mod check;
+
 use std::{env, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
+pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, Record, SchemaArgs};
+
 use crate::{
     cli::{target::Target, units},
+    probe::plan::Tiers,
     report::{Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
 };
 
 const EXIT_STATUS: &str = "Exit status:
-  0  nothing broken
+  0  nothing broken was found; the summary says what could not be judged or was lost
   1  could not run
   2  wrong usage
   3  faults found";
@@ -61,10 +66,12 @@ pub enum Verb {
     Trace(Box<TraceArgs>),
     /// Judge a recording of `viptrace trace --record`, on any machine
     Replay(Box<ReplayArgs>),
-    /// Say whether tracing can run on this node, and what would be missing
-    Check(CheckArgs),
+    /// Say what is wrong with Services on this node, without any traffic; or whether tracing can run here
+    Check(Box<CheckArgs>),
+    /// Save what a check reads in a folder, to be checked elsewhere with check --from
+    Capture(CaptureArgs),
     /// Print the JSON Schema of the records that -o json and -o yaml write
-    Schema,
+    Schema(SchemaArgs),
 }
 
 /// Flags of every verb.
@@ -146,6 +153,9 @@ pub struct TraceArgs {
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
     hooks: Hooks,
+    /// How to reach kernel functions
+    #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel")]
+    attach: Attach,
     /// Leave out one kernel hook, by the name that `viptrace check --kernel` prints; verdicts that need it say so. Can be
     /// repeated
     #[arg(long, value_name = "HOOK", value_parser = hook, help_heading = "Kernel")]
@@ -239,11 +249,26 @@ pub enum Hooks {
     Lean,
 }
 
-#[derive(Debug, Args)]
-pub struct CheckArgs {
-    /// Print each kernel hook: how it attaches here, and what its absence costs
-    #[arg(long, required = true)]
-    pub kernel: bool,
+/// How kernel functions are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Attach {
+    /// Each function by fentry where this kernel allows it, else by a kprobe
+    #[default]
+    Auto,
+    /// By fentry only: a function that it cannot reach is not watched
+    Fentry,
+    /// By kprobes only
+    Kprobe,
+}
+
+impl From<Attach> for Tiers {
+    fn from(attach: Attach) -> Self {
+        match attach {
+            Attach::Auto => Self::Auto,
+            Attach::Fentry => Self::Fentry,
+            Attach::Kprobe => Self::Kprobe,
+        }
+    }
 }
 
 /// Where Kubernetes objects come from.
@@ -267,6 +292,7 @@ pub struct TraceOptions {
     pub node: Option<String>,
     pub grace: Duration,
     pub hooks: Hooks,
+    pub attach: Attach,
     pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
     /// Bytes, not yet rounded to what the kernel accepts.
@@ -294,6 +320,7 @@ impl TraceArgs {
             node: self.node.filter(|name| !name.is_empty()).or_else(host_name),
             grace: self.grace,
             hooks: self.hooks,
+            attach: self.attach,
             without_hooks: self.without_hook,
             max_flows: usize::try_from(self.max_flows).unwrap_or(usize::MAX),
             buffer_bytes: self.buffer,

@@ -1,5 +1,7 @@
 //! `viptrace check --kernel`: which hooks this kernel offers, how they would be attached, and what the absence of
-//! one costs.
+//! one costs. Without `--kernel` the node is audited, which [`audit`] owns.
+
+pub(super) mod audit;
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -10,7 +12,7 @@ use crate::{
         host::Host,
         kernel::{Options, Probe},
         layout::Layout,
-        plan::{HookPlan, HookSet, PlanLine, State},
+        plan::{HookPlan, HookSet, PlanLine, State, Tier, Tiers},
     },
     report::{Paint, Printer, printer::Style, safe},
 };
@@ -25,11 +27,11 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Decides the hooks of `set` on this host.
-    pub(super) fn look(environment: Environment, set: HookSet) -> Self {
+    pub(super) fn look(environment: Environment, set: HookSet, tiers: Tiers) -> Self {
         let plan = match Host::open(environment.clone()) {
             Ok(host) => {
-                let layout = Layout::resolve(host.vmlinux());
-                Ok((HookPlan::new(set, &layout, &host), layout))
+                let layout = host.layout();
+                Ok((HookPlan::with_tiers(set, tiers, &layout, &host), layout))
             }
             Err(error) => Err(error.to_string()),
         };
@@ -78,6 +80,8 @@ struct Line {
     symbol: String,
     attach: &'static str,
     state: State,
+    /// Why it is not attached in the cheaper way.
+    slower: Option<String>,
     cost: &'static str,
 }
 
@@ -86,8 +90,12 @@ impl From<&PlanLine> for Line {
         let spec = line.spec;
         Self {
             symbol: spec.hook.symbol().to_owned(),
-            attach: spec.attach.as_str(),
+            attach: line.attach(),
             state: line.state.clone(),
+            slower: match &line.tier {
+                Tier::Kprobe(reason) if line.state == State::Planned => Some(reason.clone()),
+                _ => None,
+            },
             cost: spec.cost,
         }
     }
@@ -95,12 +103,12 @@ impl From<&PlanLine> for Line {
 
 /// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
 /// an attempt shows what its policy refuses.
-pub(super) fn run(_args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
-    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted);
+pub(super) fn run(args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, args.attach.into());
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
     let release = kernel.environment.kernel_release.clone();
-    let remarks = kernel.degradations();
+    let mut remarks = kernel.degradations();
     let mut missing_fields = Vec::new();
     if let Ok((mut plan, layout)) = kernel.into_plan() {
         missing_fields.extend(
@@ -112,6 +120,7 @@ pub(super) fn run(_args: &CheckArgs, mut printer: Printer) -> anyhow::Result<Out
         if obstacle.is_none() {
             obstacle = attempt(&mut plan, layout);
         }
+        remarks.extend(plan.limits());
         lines.extend(plan.lines().iter().map(Line::from));
     }
     let text = render(printer.paint(), &release, &lines, &missing_fields, &remarks, obstacle.as_deref());
@@ -131,6 +140,9 @@ fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<String> {
     let options = Options { buffer_bytes: 4096, targets: None, sample_shift: 0 };
     match Probe::attach(plan, Arc::new(layout), &options) {
         Ok(probe) => {
+            for fallback in probe.fallbacks() {
+                plan.fall_back(fallback.spec_index, fallback.reason.clone());
+            }
             for gap in probe.gaps() {
                 plan.refuse(gap.spec_index, gap.reason.clone());
             }
@@ -165,6 +177,9 @@ fn render(
         let _ = writeln!(out, "{symbol:symbol_width$}  {:16}  {state}  {}", line.attach, line.cost);
         if let Some(reason) = reason {
             let _ = writeln!(out, "{:symbol_width$}  because {}", "", safe(reason));
+        }
+        if let Some(reason) = &line.slower {
+            let _ = writeln!(out, "{:symbol_width$}  not by fentry: {}", "", safe(reason));
         }
     }
     if !missing_fields.is_empty() || !remarks.is_empty() {
@@ -202,12 +217,14 @@ mod tests {
                 symbol: "__nf_conntrack_confirm".into(),
                 attach: "kprobe",
                 state: State::Planned,
+                slower: Some("the module nf_conntrack has no BTF here".into()),
                 cost: "no flow is seen at all",
             },
             Line {
                 symbol: "tcp_send_reset".into(),
                 attach: "raw tracepoint",
                 state: State::Missing("no such tracepoint in this kernel's BTF".into()),
+                slower: None,
                 cost: "who sent a reset is not known",
             },
         ];
@@ -216,6 +233,7 @@ mod tests {
             text.contains("__nf_conntrack_confirm  kprobe            ready     no flow is seen at all"),
             "{text}"
         );
+        assert!(text.contains("not by fentry: the module nf_conntrack has no BTF here"), "{text}");
         assert!(text.contains("note: kprobes are off"), "{text}");
         assert!(text.contains("MISSING   who sent a reset is not known"), "{text}");
         assert!(text.contains("because no such tracepoint"), "{text}");

@@ -4,6 +4,7 @@
 //! could be read. A reader that goes away is not a failure.
 
 pub mod args;
+mod capture;
 pub mod check;
 mod hint;
 mod replay;
@@ -68,8 +69,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(options) => replay::run(&options, printer),
             Err(error) => return usage(&error),
         },
-        Verb::Check(args) => check::run(&args, printer),
-        Verb::Schema => schema::run(printer),
+        Verb::Check(args) if args.kernel => check::run(&args, printer),
+        Verb::Check(args) => match args.resolve() {
+            Ok(options) => check::audit::run(&options, printer),
+            Err(error) => return usage(&error),
+        },
+        Verb::Capture(args) => capture::run(&args.resolve(), printer),
+        Verb::Schema(args) => schema::run(&args, printer),
     };
     match result {
         Ok(outcome) => outcome.into(),

@@ -1,13 +1,20 @@
 //! `viptrace schema`: the JSON Schema of the records.
 
 use crate::{
-    cli::Outcome,
+    cli::{
+        Outcome,
+        args::{Record, SchemaArgs},
+    },
     report::{Printer, schema},
 };
 
 /// Prints the schema.
-pub(super) fn run(mut printer: Printer) -> anyhow::Result<Outcome> {
-    let text = serde_json::to_string_pretty(&schema::schema())?;
+pub(super) fn run(args: &SchemaArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let schema = match args.record {
+        Record::Verdict => schema::schema(),
+        Record::Check => schema::check_schema(),
+    };
+    let text = serde_json::to_string_pretty(&schema)?;
     printer.data(&text)?;
     printer.data("\n")?;
     printer.flush()?;

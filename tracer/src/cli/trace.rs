@@ -28,7 +28,8 @@ use crate::{
         check,
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
-    flow::Limits,
+    flow::{Limits, LookAt},
+    node::entries::OldEntry,
     pipeline::{Judgements, Pipeline, Settings},
     probe::{
         self,
@@ -39,10 +40,10 @@ use crate::{
     },
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded, Records},
     report::{Printer, Report},
-    sighting::{Netns, Sighting},
+    sighting::{Hook, Netns, Sighting},
     time::Timestamp,
 };
-use asker::NodeAsker;
+use asker::{EntryLister, NodeAsker};
 use record::NewFile;
 use show::{Show, detail};
 
@@ -83,7 +84,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         (Some(_), Hooks::Full) => HookSet::Targeted,
         (None, Hooks::Full) => HookSet::Full,
     };
-    let kernel = check::Kernel::look(environment, set);
+    let kernel = check::Kernel::look(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
         return Err(anyhow::anyhow!("tracing cannot run here: {obstacle}"))
             .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
@@ -149,6 +150,8 @@ struct Trace<'a> {
     targets: Vec<IpAddr>,
     show: Show,
     node: NodeAsker,
+    lister: EntryLister,
+    list_failed: bool,
     sightings: Vec<Sighting>,
     /// What the sightings were, for the recording.
     records: Records,
@@ -174,7 +177,7 @@ impl<'a> Trace<'a> {
         let (mut plan, layout) = kernel.into_plan()?;
         options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
-            limits: Limits { max_flows: options.max_flows, ..Limits::default() },
+            limits: Limits { max_flows: options.max_flows, look: look_at(options), ..Limits::default() },
             node_name: options.node.clone(),
             node_netns,
             missing_hooks: Vec::new(),
@@ -197,6 +200,8 @@ impl<'a> Trace<'a> {
             targets: Vec::new(),
             show: Show::new(options.target.clone()),
             node,
+            lister: EntryLister::default(),
+            list_failed: false,
             sightings: Vec::new(),
             records: Records::default(),
             started: now(),
@@ -258,6 +263,10 @@ impl<'a> Trace<'a> {
                 return Err(error.into());
             }
         };
+        for fallback in probe.fallbacks() {
+            tracing::info!("a kprobe stands in for fentry: {}", fallback.reason);
+            self.plan.fall_back(fallback.spec_index, fallback.reason.clone());
+        }
         for gap in probe.gaps() {
             self.plan.refuse(gap.spec_index, gap.reason.clone());
         }
@@ -266,6 +275,7 @@ impl<'a> Trace<'a> {
                 .gaps()
                 .map(|(spec, reason)| format!("{}: {} ({reason})", spec.hook.symbol(), spec.cost)),
         );
+        self.gaps.extend(self.plan.limits());
         let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
         self.pipeline.set_missing_hooks(missing);
         self.started = probe.armed_at();
@@ -326,6 +336,7 @@ impl<'a> Trace<'a> {
         stop: &mut Stop,
     ) -> anyhow::Result<()> {
         let end = options.duration.map(|duration| Instant::now() + duration);
+        self.lister.want();
         loop {
             let deadline = self.deadline(end, report);
             let Some(probe) = self.probe.as_mut() else { return Ok(()) };
@@ -338,6 +349,7 @@ impl<'a> Trace<'a> {
                     let judged = self.pipeline.node_read(facts, asked, now);
                     self.show(report, judged, now)?;
                 }
+                listed = self.lister.answer() => self.listed(listed),
                 ready = probe.readable() => ready.context("cannot wait for the kernel's events")?,
                 () = sleep_until(deadline) => {}
             }
@@ -355,6 +367,8 @@ impl<'a> Trace<'a> {
         let now = now();
         let judged = self.pipeline.advance(now);
         self.show(report, judged, now)?;
+        self.look();
+        self.lister.want();
         if self.pipeline.pipeline().wants_node() {
             self.node.want();
         }
@@ -397,6 +411,39 @@ impl<'a> Trace<'a> {
         Ok(())
     }
 
+    /// Takes in the old entries, or says once why there are none.
+    fn listed(&mut self, listed: io::Result<Vec<OldEntry>>) {
+        match listed {
+            Ok(entries) => {
+                let Some(probe) = self.probe.as_mut() else { return };
+                let stale = self.pipeline.pipeline().stale_entries(&entries);
+                let netns = self.pipeline.pipeline().settings().node_netns.unwrap_or_default();
+                let (records, recording) = (&mut self.records, self.pipeline.is_recording());
+                probe.listed(&stale, netns, &mut self.sightings, |record| {
+                    if recording {
+                        records.push(record);
+                    }
+                });
+                self.pipeline.observe(self.sightings.drain(..), &mut self.records);
+            }
+            Err(error) if !self.list_failed => {
+                self.list_failed = true;
+                self.gaps.push(format!(
+                    "conntrack entries older than the trace could not be listed: {error} (stale UDP entries, C8)"
+                ));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Has the entries of flows without a sign of an answer read again; what they are comes through the ring buffer.
+    fn look(&mut self) {
+        let entries = self.pipeline.take_looks();
+        if let Some(probe) = self.probe.as_mut() {
+            probe.look(&entries);
+        }
+    }
+
     /// Takes in an update of the metadata and those that wait behind it.
     async fn absorb(&mut self, update: Update) {
         self.pipeline.absorb(update);
@@ -426,12 +473,27 @@ impl<'a> Trace<'a> {
     fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
         let flows =
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
-        [flows, report.deadline(), end].into_iter().flatten().min()
+        [flows, report.deadline(), self.lister.deadline(), end].into_iter().flatten().min()
     }
 
     /// Judges what is still open, unless asked to stop once more while the node is read, detaches and prints the summary.
     async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
+        // What came last is still held back to be sorted, and its flows' entries are to be looked at too.
+        tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
         self.read()?;
+        let last = now();
+        let judged = self.pipeline.advance(last);
+        self.show(report, judged, last)?;
+        let entries = self.pipeline.last_looks();
+        if let Some(probe) = self.probe.as_mut() {
+            probe.look(&entries);
+        }
+        self.read()?;
+        let listed = tokio::select! {
+            listed = self.lister.read() => listed,
+            () = stop.wanted() => Ok(Vec::new()),
+        };
+        self.listed(listed);
         let ended = now();
         let judged = self.pipeline.finish(ended);
         self.show(report, judged, ended)?;
@@ -447,6 +509,7 @@ impl<'a> Trace<'a> {
             self.show(report, judged, now)?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);
+        gaps.extend(self.missed());
         let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
         if let (Some(finished), Some(record)) = (recorded, &self.options.record) {
             let (note, missing) = record::ended(&record.path, &finished);
@@ -459,8 +522,31 @@ impl<'a> Trace<'a> {
     }
 }
 
+impl Trace<'_> {
+    /// What the kernel left out without a record that could be counted as lost. Only new connections: of the other hooks
+    /// most runs report nothing, so that nobody could say whether one that was left out would have.
+    fn missed(&self) -> Option<String> {
+        let missed = self.probe.as_ref()?.missed_runs();
+        let (_, count) = missed.into_iter().find(|(hook, _)| *hook == Hook::Confirm)?;
+        Some(format!(
+            "{}: the kernel left its program out {count} times, because an interrupt came while it ran: of that many \
+             packets at most the NAT decision was not seen",
+            Hook::Confirm.symbol()
+        ))
+    }
+}
+
 fn now() -> Timestamp {
     Timestamp::from_unix_ns(probe::unix_ns())
+}
+
+/// Of a lean trace no socket tells that a connection was answered: to ask for each of them would cost more than that.
+fn look_at(options: &TraceOptions) -> LookAt {
+    if options.hooks == Hooks::Lean || options.without_hooks.contains(&Hook::SockState) {
+        LookAt::Datagrams
+    } else {
+        LookAt::All
+    }
 }
 
 /// The network namespace that this process runs in.

@@ -116,6 +116,27 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
     Ok(reader.into_folder(History::new(look_back)))
 }
 
+/// The history that lists and watch streams tell, each text with the name that warnings give it.
+pub fn from_texts<'t>(
+    lists: impl IntoIterator<Item = (&'t str, &'t str)>,
+    streams: impl IntoIterator<Item = (&'t str, &'t str)>,
+    look_back: std::time::Duration,
+) -> Folder {
+    let mut reader = Reader::default();
+    for (name, text) in lists {
+        match serde_json::from_str(text) {
+            Ok(value) => {
+                reader.take(value);
+            }
+            Err(error) => reader.warnings.push(format!("{name}: is not JSON ({error})")),
+        }
+    }
+    for (name, text) in streams {
+        reader.lines(name, text.lines().map(|line| Ok(line.to_owned()))).unwrap_or_default();
+    }
+    reader.into_folder(History::new(look_back))
+}
+
 impl Reader {
     /// Opens a file and notes its age.
     fn open(&mut self, path: &Path) -> Result<BufReader<File>, String> {
@@ -186,21 +207,29 @@ impl Reader {
 
     fn stream(&mut self, path: &Path) -> Result<(), String> {
         let reader = self.open(path)?;
+        self.lines(&path.display().to_string(), reader.lines())
+    }
+
+    fn lines(
+        &mut self,
+        name: &str,
+        lines: impl Iterator<Item = std::io::Result<String>>,
+    ) -> Result<(), String> {
         let mut bad = Vec::new();
-        for (index, line) in reader.lines().enumerate() {
+        for (index, line) in lines.enumerate() {
             let line = line.map_err(|error| format!("cannot be read on line {}: {error}", index + 1))?;
             if line.trim().is_empty() {
                 continue;
             }
             match event(&line) {
                 Ok(event) => self.events.extend(event),
-                Err(why) => bad.push(format!("{}:{}: {why}; line skipped", path.display(), index + 1)),
+                Err(why) => bad.push(format!("{name}:{}: {why}; line skipped", index + 1)),
             }
         }
         let more = bad.len().saturating_sub(WARNINGS_MAX);
         self.warnings.extend(bad.into_iter().take(WARNINGS_MAX));
         if more > 0 {
-            self.warnings.push(format!("{}: {more} more lines skipped", path.display()));
+            self.warnings.push(format!("{name}: {more} more lines skipped"));
         }
         Ok(())
     }

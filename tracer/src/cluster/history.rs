@@ -385,6 +385,11 @@ impl History {
         pods.filter(move |(pod, _)| pod.holds_addresses() && pod.ips.contains(&ip))
     }
 
+    /// All Pods that exist by the newest version known.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.values().filter_map(Timeline::newest)
+    }
+
     /// All Nodes that exist by the newest version known.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
         self.nodes.values().filter_map(Timeline::newest)

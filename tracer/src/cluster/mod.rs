@@ -10,6 +10,7 @@ use crate::time::Timestamp;
 pub mod folder;
 pub mod history;
 pub mod model;
+pub mod raw;
 pub mod status;
 mod timeline;
 pub mod trim;

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     History, Kind, Lookup, Membership, Via,
-    model::{AddressType, Key, Pod, PodRef, ProbeKind, Service, TrafficPolicy},
+    model::{AddressType, Cidr, Key, Pod, PodRef, ProbeKind, Service, TrafficPolicy},
 };
 use crate::{diagnosis, sighting::Protocol, time::Timestamp};
 
@@ -33,6 +33,8 @@ impl diagnosis::ClusterView for History {
                     target: found.port.target.to_string().into(),
                     local_only,
                     proxy_name: found.service.proxy_name.clone(),
+                    source_ranges: source_ranges(&found.service, addr.ip()),
+                    affinity: found.service.affinity.is_some(),
                 })
             }
             // A node's own address is also an external or load balancer IP in many clusters (k3s, externalIPs): what is
@@ -173,6 +175,12 @@ impl History {
 
 fn policy(service: &Service, via: Via) -> TrafficPolicy {
     if via == Via::ClusterIp { service.internal_traffic_policy } else { service.external_traffic_policy }
+}
+
+/// Those of the family: kube-proxy of each family knows no others.
+fn source_ranges(service: &Service, asked: IpAddr) -> Vec<Cidr> {
+    let same = |range: &&Cidr| range.base.is_ipv4() == asked.is_ipv4();
+    service.source_ranges.iter().filter(same).copied().collect()
 }
 
 const fn via(via: Via) -> diagnosis::Via {

@@ -5,6 +5,7 @@
 //! bookmarks and reconnections, and how old the metadata is can be told from these only.
 
 use std::{
+    env,
     path::PathBuf,
     time::{Duration, SystemTime},
 };
@@ -78,10 +79,15 @@ pub enum AccessError {
     )]
     Context { context: String, reason: String },
     #[error(
-        "no way to the API server: {0}; give --kubeconfig, run inside the cluster with a service account, or use \
-         --cluster-from with a folder of object lists"
+        "no way to the API server: {reason}; give --kubeconfig{}, run inside the cluster with a service account, or use \
+         --cluster-from with a folder of object lists",
+        if *.by_sudo { " (sudo leaves KUBECONFIG and the home folder behind: `sudo --preserve-env=KUBECONFIG`)" } else { "" }
     )]
-    Nowhere(String),
+    Nowhere {
+        reason: String,
+        /// The user's own kubeconfig may be out of sight because of sudo.
+        by_sudo: bool,
+    },
     #[error(
         "cannot make a client for {server}: {source}; check the kubeconfig's certificates and credentials"
     )]
@@ -128,6 +134,17 @@ pub struct Watcher {
 impl Access {
     /// Reads the configuration and starts the watches. Whether the server answers shows in the updates.
     pub async fn connect(&self) -> Result<Watcher, AccessError> {
+        let (client, server) = self.client().await?;
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let mut tasks = JoinSet::new();
+        for kind in Kind::ALL {
+            tasks.spawn(follow::follow(kind, client.clone(), self.limits, sender.clone()));
+        }
+        Ok(Watcher { server, limits: self.limits, updates, _tasks: tasks })
+    }
+
+    /// A client, and the server's URL.
+    pub(super) async fn client(&self) -> Result<(Client, String), AccessError> {
         let mut config = self.config().await?;
         config.connect_timeout = Some(self.limits.connect);
         // Silence is noticed by `Limits::silence`, which knows what to do about it.
@@ -140,12 +157,7 @@ impl Access {
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config)
             .map_err(|source| AccessError::Client { server: server.clone(), source: Box::new(source) })?;
-        let (sender, updates) = mpsc::channel(QUEUE);
-        let mut tasks = JoinSet::new();
-        for kind in Kind::ALL {
-            tasks.spawn(follow::follow(kind, client.clone(), self.limits, sender.clone()));
-        }
-        Ok(Watcher { server, limits: self.limits, updates, _tasks: tasks })
+        Ok((client, server))
     }
 
     async fn config(&self) -> Result<Config, AccessError> {
@@ -165,7 +177,10 @@ impl Access {
             };
             return Config::from_kubeconfig(&options).await.map_err(broken);
         }
-        Config::infer().await.map_err(|error| AccessError::Nowhere(first_line(&error)))
+        Config::infer().await.map_err(|error| AccessError::Nowhere {
+            reason: first_line(&error),
+            by_sudo: env::var_os("SUDO_USER").is_some() && env::var_os("KUBECONFIG").is_none(),
+        })
     }
 }
 
@@ -195,4 +210,16 @@ fn first_line(error: &impl std::fmt::Display) -> String {
 fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix_ns(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sudo_is_named_where_it_hides_the_kubeconfig() {
+        let said = |by_sudo| AccessError::Nowhere { reason: "no file".to_owned(), by_sudo }.to_string();
+        assert!(said(true).contains("--kubeconfig (sudo leaves KUBECONFIG"), "{}", said(true));
+        assert!(!said(false).contains("sudo"), "{}", said(false));
+    }
 }

@@ -21,7 +21,12 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let sender =
         trouble.and_then(|trouble| trouble.stack_resets.iter().find(|reset| reset.by == End::Endpoint));
     let no_socket = trouble.and_then(|trouble| trouble.drops.iter().find(|drop| drop.is("NO_SOCKET")));
-    let seen_at_endpoint = sender.is_some() || no_socket.is_some();
+    // An ICMP port unreachable from the endpoint itself is as good as its RST.
+    let told = trouble.and_then(|trouble| {
+        let errors = &trouble.icmp_errors;
+        errors.iter().find(|error| error.about_request && error.from == Some(endpoint.ip()))
+    });
+    let seen_at_endpoint = sender.is_some() || no_socket.is_some() || told.is_some();
     let name = case.endpoint_name();
     let mut finding = Finding::new(
         "C28",
@@ -44,7 +49,9 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     )
     .see(&["C28"]);
     if !seen_at_endpoint {
-        finding = if case.has_hook(Hook::TcpSendReset) {
+        finding = if !case.flow.is_tcp() {
+            finding.unseen("who refused it: only that it was refused was seen")
+        } else if case.has_hook(Hook::TcpSendReset) {
             finding.unseen("who sent the RST: the endpoint is not on this node, or its event was not seen")
         } else {
             finding.unseen("who sent the RST: this trace has no hook where one is sent")

@@ -4,10 +4,10 @@
 
 use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
-use super::{Context, Membership, ServicePort, Usable, Via, text::word};
+use super::{Context, Membership, Rule, ServicePort, Usable, Via, text::word};
 use crate::{
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
-    sighting::Hook,
+    sighting::{Hook, Status},
     time::Timestamp,
     verdict::{Confidence, Domain, Evidence, EvidenceType, Mitigation, Safety, Severity},
 };
@@ -31,10 +31,13 @@ impl<'a> Case<'a> {
     pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, service: ServicePort) -> Self {
         let decision = flow.decision(ctx.node_netns);
         // Where no entry was confirmed, each retransmit's was decided anew: the first attempt counts.
+        let chosen = flow.chosen_by_ipvs(ctx.node_netns);
         let decided = decision
             .filter(|decision| decision.confirmed.is_some())
-            .map_or(flow.first_seen, |decision| decision.time);
-        let endpoint = decision.and_then(Decision::endpoint);
+            .map(|decision| decision.time)
+            .or_else(|| chosen.map(|chosen| chosen.time))
+            .unwrap_or(flow.first_seen);
+        let endpoint = flow.endpoint(ctx.node_netns);
         let membership = endpoint.map(|endpoint| ctx.cluster.membership(&service, endpoint, decided));
         Self {
             flow,
@@ -76,10 +79,18 @@ impl<'a> Case<'a> {
     /// The packet passed the node's NAT rules and no endpoint was chosen. In ipvs mode that is known only once the
     /// entry is confirmed, for IPVS changes the reply tuple behind the NAT hooks.
     pub(super) fn untranslated(&self) -> bool {
-        self.decision.is_some_and(|decision| {
-            decision.endpoint().is_none()
-                && (decision.confirmed.is_some() || self.ctx.node.kube_proxy_mode() != Some("ipvs"))
-        })
+        self.endpoint.is_none()
+            && self.decision.is_some_and(|decision| {
+                decision.endpoint().is_none() && (decision.confirmed.is_some() || !self.is_ipvs())
+            })
+    }
+
+    /// Whether IPVS decides here: by what was seen of this very flow, else by the mode that the node says. A decision
+    /// with the DNAT bit is none of IPVS's, whatever the node says.
+    pub(super) fn is_ipvs(&self) -> bool {
+        self.flow.met_ipvs()
+            || (self.ctx.node.kube_proxy_mode() == Some("ipvs")
+                && self.decision.is_none_or(|decision| !decision.ct.status.has(Status::DST_NAT)))
     }
 
     /// The name of the other node whose node port was asked for. Only its kube-proxy translates that: here the packet
@@ -97,6 +108,15 @@ impl<'a> Case<'a> {
 
     pub(super) fn has_hook(&self, hook: Hook) -> bool {
         !self.ctx.missing_hooks.contains(&hook)
+    }
+
+    /// The hook that sees a rule refuse a packet of this family.
+    pub(super) fn refusal_hook(&self) -> Hook {
+        match (self.is_ipvs(), self.flow.orig.dst.is_ipv4()) {
+            (true, _) => Hook::IpVsLeave,
+            (false, true) => Hook::SendUnreach,
+            (false, false) => Hook::SendUnreach6,
+        }
     }
 
     /// Whether the API has endpoints to send to; `None` where that is not known.
@@ -191,6 +211,16 @@ impl Finding {
         self
     }
 
+    /// Beside what [`super::timeline`] says of the flow's own sightings.
+    pub(super) fn kernel(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence.push(Evidence {
+            r#type: EvidenceType::Kernel,
+            time: known(time),
+            content: content.into(),
+        });
+        self
+    }
+
     pub(super) fn node(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
         self.evidence.push(Evidence {
             r#type: EvidenceType::Node,
@@ -208,6 +238,26 @@ impl Finding {
     ) -> Self {
         self.against.push(Evidence { r#type, time: known(time), content: content.into() });
         self
+    }
+
+    /// The chain, map or virtual server that does this with the address asked for, and whose it is, where rules were
+    /// read. What was read later than NAT decided is evidence for what stands, not for what stood.
+    pub(super) fn with_ruling(self, case: &Case<'_>, rule: Rule) -> Self {
+        let verb = match rule {
+            Rule::Forwards => "forwards",
+            Rule::Refuses => "refuses",
+            Rule::Drops => "drops",
+            Rule::Missing => return self,
+        };
+        let asked = case.service.asked;
+        let rulings = case.ctx.node.rulings(asked, case.service.protocol, case.flow.orig.src.ip());
+        let mut finding = self;
+        for ruling in rulings.iter().filter(|ruling| ruling.rule == rule) {
+            let chain = ruling.chain.as_deref().unwrap_or("a rule");
+            let what = format!("{}: {chain} {verb} connections to {asked} ({})", ruling.writer, case.name());
+            finding = finding.node(case.ctx.node.read_at(), what);
+        }
+        finding
     }
 
     pub(super) fn unseen(mut self, what: impl Into<String>) -> Self {

@@ -2,7 +2,7 @@
 
 use super::{Case, Finding};
 use crate::{
-    flow::Outcome,
+    flow::{Answer, Outcome},
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
 };
 
@@ -56,12 +56,14 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
     let clash = trouble.clashes;
     let lost = trouble.drops.iter().any(|drop| drop.unconfirmed && drop.mark.last >= clash.first);
-    if !clash.is_seen() || !lost || !case.failed() {
+    // Of two datagrams of one socket the other may well have been answered: this one was lost all the same.
+    let datagrams = !case.flow.is_tcp();
+    if !clash.is_seen() || !lost || !(datagrams || case.failed()) {
         return None;
     }
     Some(
         Finding::new(
-            "C17",
+            if datagrams { "C17a" } else { "C17" },
             Domain::Conntrack,
             "the conntrack entry could not be inserted: another packet took its tuple first, and this one was dropped",
         )
@@ -76,4 +78,29 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
         )
         .see(&["C17", "kubernetes/kubernetes#56903"]),
     )
+}
+
+/// N10.
+/// Mechanism: two first datagrams of one socket raced; the kernel gave the loser the winner's entry, or one of its own
+/// for the answer alone (`nf_ct_resolve_clash`). Both went on.
+/// For: the race, and no drop after it.
+pub(super) fn clash_resolved(case: &Case<'_>) -> Option<Finding> {
+    let trouble = case.trouble()?;
+    let calm = matches!(case.outcome, Outcome::Pending | Outcome::Established | Outcome::Closed);
+    if !trouble.clashes.is_seen() || case.flow.is_tcp() || !calm {
+        return None;
+    }
+    let answered = case.flow.answer() == Answer::Seen;
+    let mut finding = Finding::new(
+        "N10",
+        Domain::Normal,
+        format!("two datagrams to {} raced for one conntrack entry, and the kernel resolved it", case.name()),
+    )
+    .severity(Severity::None)
+    .confidence(if answered { Confidence::High } else { Confidence::Medium })
+    .see(&["N10", "C17a"]);
+    if !answered {
+        finding = finding.unseen("whether both were answered");
+    }
+    Some(finding)
 }

@@ -7,7 +7,7 @@ use super::{
     text::{length, word},
 };
 use crate::{
-    flow::{Outcome, Stage},
+    flow::{Outcome, RefusalKind, Stage},
     sighting::Hook,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
 };
@@ -17,7 +17,7 @@ use crate::{
 /// For: a refusal before any endpoint was chosen, and usable endpoints in the API.
 /// Against: endpoints younger than the grace: then it is lag, which passes.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
-    let refusal = case.trouble()?.refusal?;
+    let refusal = case.trouble()?.refusal.filter(|refusal| refusal.kind != RefusalKind::NoDestination)?;
     if refusal.stage != Stage::Before || case.endpoint.is_some() || !case.failed() {
         return None;
     }
@@ -52,7 +52,8 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
             "alert on kubeproxy_sync_proxy_rules_iptables_restore_failures_total and on last_queued being later than last_timestamp",
             Safety::Disruptive,
         )
-        .see(&["C4", "kubernetes/kubernetes#121362"]),
+        .see(&["C4", "kubernetes/kubernetes#121362"])
+        .with_ruling(case, Rule::Refuses),
     )
 }
 
@@ -69,10 +70,10 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// translated, though a rule that translates stands (source ranges, C23, or a firewall).
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let node = case.ctx.node;
-    // The rules that were looked for are those of IPv4.
-    let rules = node.has_proxy_rules().filter(|_| case.service.asked.is_ipv4());
+    let rules = node.has_proxy_rules();
     let running = node.kube_proxy_running();
     let untracked = case.decision.is_none()
+        && case.endpoint.is_none()
         && rules == Some(false)
         && case.has_hook(Hook::Confirm)
         && matches!(
@@ -100,7 +101,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     }
     let elsewhere = case.ctx.translations.other_services_untranslated(&case.service, case.decided);
     if running == Some(false) || rules == Some(false) || elsewhere {
-        return Some(no_proxy(case, usable, running, rules, elsewhere));
+        return Some(lowered(case, no_proxy(case, usable, rule, elsewhere)));
     }
     let dropped = case.rule_drop().is_some();
     if dropped && (rule.is_some_and(|rule| rule != Rule::Missing) || case.service.via == Via::LoadBalancerIp)
@@ -134,7 +135,21 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         ),
         _ => finding.unseen(format!("whether a rule for {} stands now", case.service.asked)),
     };
-    Some(finding)
+    Some(lowered(case, finding))
+}
+
+/// Others were answered although nothing here translated them: that a rule is missing then need not be the reason.
+fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
+    if case.ctx.translations.served_elsewhere(case.decided) {
+        finding.confidence = Confidence::Low;
+        finding = finding.against(
+            EvidenceType::Kernel,
+            Some(case.decided),
+            "other Services were answered lately although this node's rules did not translate them: something that \
+             netfilter does not see serves Services here",
+        );
+    }
+    finding
 }
 
 /// Another program serves Services here, where netfilter does not see it: nothing follows from a missing translation.
@@ -158,19 +173,20 @@ fn out_of_scope(case: &Case<'_>, dataplane: &str) -> Finding {
     )
 }
 
-fn no_proxy(
-    case: &Case<'_>,
-    usable: Usable,
-    running: Option<bool>,
-    rules: Option<bool>,
-    elsewhere: bool,
-) -> Finding {
+fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool) -> Finding {
+    let running = case.ctx.node.kube_proxy_running();
+    // The rules that were looked for are those of IPv4.
+    let rules = case.ctx.node.has_proxy_rules().filter(|_| case.service.asked.is_ipv4());
+    let stands = rule == Some(Rule::Forwards) && rules != Some(false);
     let detail = match (running, rules) {
         (_, Some(false)) => "none of kube-proxy's rules stand on this node",
+        (Some(false), _) if stands => {
+            "kube-proxy is not running on this node, and its rules did not have this Service yet"
+        }
         (Some(false), _) => "kube-proxy is not running on this node, and its rules lack this Service",
         _ => "no Service is translated on this node any more",
     };
-    let certain = (running == Some(false) || rules == Some(false)) && case.decision.is_some();
+    let certain = !stands && (running == Some(false) || rules == Some(false)) && case.decision.is_some();
     let mut finding = Finding::new("C1", Domain::PodCrash, format!("{detail}: {} is not translated", case.name()))
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
         .severity(Severity::Critical)
@@ -190,12 +206,27 @@ fn no_proxy(
         finding = finding.node(case.ctx.node.read_at(), "no kube-proxy process");
     }
     if rules == Some(false) {
-        finding = finding.node(case.ctx.node.read_at(), "no KUBE-SERVICES rules, or nothing leads to them");
+        let what = if case.is_ipvs() {
+            "no virtual server in IPVS's table"
+        } else {
+            "no KUBE-SERVICES rules, or nothing leads to them"
+        };
+        finding = finding.node(case.ctx.node.read_at(), what);
     }
     if elsewhere {
         finding = finding.node(
             Some(case.decided),
             "connections to other Services were not translated either, and none was lately",
+        );
+    }
+    if stands {
+        finding = finding.against(
+            EvidenceType::Node,
+            case.ctx.node.read_at(),
+            format!(
+                "a rule translates {} now: the connection may only be older than it (C5b)",
+                case.service.asked
+            ),
         );
     }
     if running == Some(true) {

@@ -7,12 +7,17 @@
 mod backend_refused;
 mod case;
 mod conntrack;
+mod datagrams;
+mod foreign_rules;
+mod hairpin;
 mod iptables_sync;
+mod ipvs;
 mod network_path;
 mod network_policy;
 mod no_endpoints;
 mod normal;
 mod record;
+mod resets;
 mod service_config;
 mod stale_endpoints;
 pub mod summary;
@@ -29,7 +34,8 @@ pub use self::{
     summary::{ClassCount, RankedCause, Summary},
     translations::Translations,
     view::{
-        Address, ClusterView, Membership, NodeView, Pod, Probe, Rule, ServicePort, UnreadNode, Usable, Via,
+        Address, ClusterView, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, Ruling, ServicePort,
+        UnreadNode, Usable, Via,
     },
 };
 use crate::{
@@ -71,21 +77,36 @@ impl std::fmt::Debug for Context<'_> {
 }
 
 /// The first that applies explains the flow.
-const RULES: [fn(&Case<'_>) -> Option<Finding>; 14] = [
+const RULES: [fn(&Case<'_>) -> Option<Finding>; 29] = [
     conntrack::table_full,
     conntrack::insertion_failed,
+    stale_endpoints::stale_entry,
+    resets::after_invalid,
+    resets::midstream,
+    resets::answered_directly,
     network_policy::prohibited,
     service_config::other_proxy,
+    service_config::source_ranges,
+    ipvs::no_destination,
     no_endpoints::refused,
     iptables_sync::refused,
     service_config::no_local_endpoint,
+    ipvs::not_scheduled,
+    foreign_rules::chose,
     stale_endpoints::stale,
+    ipvs::dead_destination,
+    ipvs::entry_expired,
+    ipvs::reply_elsewhere,
     network_policy::dropped,
     no_endpoints::unanswered,
+    service_config::node_port_not_here,
     iptables_sync::untranslated,
     stale_endpoints::removed_meanwhile,
     backend_refused::refused,
+    resets::dropped_as_invalid,
+    network_path::prohibited_there,
     network_path::silent,
+    conntrack::clash_resolved,
 ];
 
 /// A verdict, and how far it reaches.
@@ -108,6 +129,7 @@ pub fn is_plain(flow: &Flow) -> bool {
         && flow.server.trouble.is_none()
         && flow.lost == 0
         && !flow.partial
+        && flow.ipvs.as_ref().is_none_or(|ipvs| !ipvs.unscheduled.is_seen())
         && matches!(flow.outcome(), Outcome::Established | Outcome::Closed | Outcome::Pending)
 }
 

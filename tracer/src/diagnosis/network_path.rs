@@ -1,6 +1,11 @@
-//! C29: the endpoint is current and silent, or cannot be reached; C31: it is the client itself.
+//! C29: the endpoint is current and silent, or cannot be reached.
 
-use super::{Case, Finding, Membership, text::word};
+use super::{
+    Case, Finding, Membership,
+    datagrams::unanswered_for,
+    hairpin,
+    text::{length, word},
+};
 use crate::{
     flow::Outcome,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
@@ -12,15 +17,17 @@ use crate::{
 /// Against: one client's view: the same client straight to the Pod's address decides.
 pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
+    let unanswered = unanswered_for(case);
     let failed =
-        matches!(case.outcome, Outcome::Stalled | Outcome::Unreachable | Outcome::Dropped | Outcome::Silent);
+        matches!(case.outcome, Outcome::Stalled | Outcome::Unreachable | Outcome::Dropped | Outcome::Silent)
+            || unanswered.is_some();
     if !failed || !matches!(case.membership, Some(Membership::Member { .. })) {
         return None;
     }
     // A program on the host's network that gets an endpoint there never meets a bridge.
     let on_host = case.ctx.node.is_own_address(endpoint.ip()) == Some(true);
     if endpoint.ip() == case.flow.orig.src.ip() && !on_host {
-        return Some(hairpin(case));
+        return Some(hairpin::itself(case));
     }
     let node = match &case.membership {
         Some(Membership::Member { node: Some(node), .. }) => Some(node.clone()),
@@ -31,7 +38,16 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         .trouble()
         .and_then(|trouble| trouble.drops.iter().find(|drop| drop.stage != crate::flow::Stage::Reply))
         .and_then(|drop| drop.reason.clone());
+    let told =
+        case.trouble().and_then(|trouble| trouble.icmp_errors.iter().find(|error| error.about_request));
     let what = match (case.outcome, dropped.as_deref()) {
+        (Outcome::Pending, _) => {
+            format!("did not answer within {}", length(unanswered.unwrap_or_default()))
+        }
+        (Outcome::Unreachable, None) if told.is_some() => {
+            let who = told.and_then(|error| error.from).map_or("a host".to_owned(), |ip| ip.to_string());
+            format!("cannot be reached: {who} said so by ICMP")
+        }
         (Outcome::Unreachable, Some(reason)) => {
             format!("cannot be reached: no way to the next hop ({reason})")
         }
@@ -76,25 +92,36 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// C31.
-/// Mechanism: a Pod that reaches itself through its Service needs masquerading and hairpin mode on its bridge port.
-fn hairpin(case: &Case<'_>) -> Finding {
-    Finding::new(
-        "C31",
-        Domain::Hairpin,
-        format!(
-            "{} asked for {} and NAT chose itself: its packets do not come back",
-            case.endpoint_name(),
-            case.name()
-        ),
+/// C30 on the way: another host's rule refused it.
+/// Mechanism: a firewall on the endpoint's node or between answers with ICMP "administratively prohibited", which the
+/// kernel sends for a rule only.
+/// For: the ICMP error and who sent it. Against: nothing of that rule is known here.
+pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
+    let errors = &case.trouble()?.icmp_errors;
+    let told = errors.iter().find(|error| error.about_request && error.is("DEST_UNREACH", &[9, 10, 13]))?;
+    if case.outcome != Outcome::Unreachable {
+        return None;
+    }
+    let who = told.from.map_or_else(|| "a host on the way".to_owned(), |ip| ip.to_string());
+    let node = told.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));
+    let who = node.map_or_else(|| who.clone(), |node| format!("node {node} ({who})"));
+    Some(
+        Finding::new(
+            "C30",
+            Domain::NetworkPolicy,
+            format!("a rule of {who} refuses packets to {} of {}", case.endpoint_name(), case.name()),
+        )
+        .confidence(Confidence::High)
+        .severity(Severity::Medium)
+        .unseen("which rule it is: it stands on another host")
+        .action(
+            format!(
+                "read the firewall and the policies there; kubectl -n {} get networkpolicies",
+                word(&case.service.namespace)
+            ),
+            "hand it to the owner of the CNI or of that host's firewall; kube-proxy is exonerated",
+            Safety::ReadOnly,
+        )
+        .see(&["C30"]),
     )
-    .confidence(Confidence::Medium)
-    .severity(Severity::Medium)
-    .unseen("the bridge port's hairpin mode and the masquerade rule")
-    .action(
-        "bridge -d link show | grep hairpin; iptables-save -t nat | grep KUBE-MARK-MASQ",
-        "set the kubelet's hairpinMode to hairpin-veth or promiscuous-bridge, as the CNI asks",
-        Safety::ReadOnly,
-    )
-    .see(&["C31"])
 }

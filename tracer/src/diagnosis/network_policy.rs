@@ -7,13 +7,17 @@ use crate::{
 };
 
 /// Mechanism: a network policy or host firewall refuses, behind NAT or with a code that kube-proxy never uses
-/// (9, 10, 13: administratively prohibited; a forged RST where endpoints exist).
+/// (9, 10, 13 of ICMP, 1, 5, 6 of ICMPv6: administratively prohibited; a forged RST where endpoints exist).
 /// For: the refusal and where it happened. Against: the CNI's own rules were not read.
 pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
     let foreign = match refusal.kind {
-        RefusalKind::Unreachable { code } => matches!(code, Some(9 | 10 | 13)),
+        RefusalKind::Unreachable { code } if case.flow.orig.dst.is_ipv4() => {
+            matches!(code, Some(9 | 10 | 13))
+        }
+        RefusalKind::Unreachable { code } => matches!(code, Some(1 | 5 | 6)),
         RefusalKind::Reset => case.has_usable() == Some(true),
+        RefusalKind::NoDestination => false,
     };
     let elsewhere = case.ctx.node_netns.is_some_and(|netns| refusal.netns != netns && refusal.netns.0 != 0);
     if case.outcome != Outcome::Rejected || !(foreign || refusal.stage == Stage::After || elsewhere) {

@@ -1,9 +1,8 @@
 //! C20: the Service has no endpoint to send to.
 
-use super::{Case, Finding, text::word};
+use super::{Case, Finding, Rule, text::word};
 use crate::{
     flow::{RefusalKind, Stage},
-    sighting::Hook,
     verdict::{Confidence, Domain, Safety, Severity},
 };
 
@@ -20,7 +19,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     {
         return None;
     }
-    let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. }) {
+    let confidence = if matches!(refusal.kind, RefusalKind::Unreachable { .. } | RefusalKind::NoDestination) {
         Confidence::High
     } else {
         Confidence::Medium
@@ -36,7 +35,7 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     }
     let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };
     let mut finding = finding(case, confidence);
-    if case.has_hook(Hook::SendUnreach) {
+    if case.has_hook(case.refusal_hook()) {
         finding =
             finding.unseen("the rule's refusal: none was seen, so the packet may have taken another way");
     }
@@ -68,5 +67,5 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         Some(reason) => finding = finding.api(None, reason),
         None => finding = finding.unseen("why there is none"),
     }
-    finding
+    finding.with_ruling(case, Rule::Refuses)
 }

@@ -1,6 +1,10 @@
 //! What is healthy, and what only looks broken: probes (N1), client aborts (N4), terminating endpoints (N8).
 
-use super::{Case, Context, Finding, Membership, Probe, iptables_sync::answered_elsewhere, text::length};
+use std::time::Duration;
+
+use super::{
+    Case, Context, Finding, Membership, Probe, datagrams, iptables_sync::answered_elsewhere, text::length,
+};
 use crate::{
     flow::{Decision, Flow, Outcome, ResetBy},
     sighting::{Hook, Task},
@@ -89,7 +93,12 @@ fn sender(task: Option<&Task>) -> Option<&Task> {
 /// Healthy, or broken by one of its ends. `None` where the flow failed and nothing here explains it.
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
     let finding = match case.outcome {
+        Outcome::Pending if !case.flow.is_tcp() => datagrams::sent(case),
         Outcome::Closed | Outcome::Established | Outcome::Pending => healthy(case),
+        Outcome::Reset(ResetBy::Client | ResetBy::Endpoint) if keepalive_timeout(case).is_some() => {
+            idle(case)
+        }
+        Outcome::Reset(ResetBy::Client) if lost_a_race(case.flow) => losing_attempt(case),
         Outcome::Reset(ResetBy::Client) => {
             client_abort(case, "the client ended an answered connection with a RST")
         }
@@ -146,12 +155,10 @@ fn healthy(case: &Case<'_>) -> Finding {
         (_, true) => Confidence::Low,
     });
     if pending {
-        finding = finding.unseen(if case.flow.is_tcp() && !case.has_hook(Hook::SockState) {
-            "the answer: this trace does not follow socket states"
-        } else if case.flow.is_tcp() {
+        finding = finding.unseen(if case.has_hook(Hook::SockState) {
             "the answer: neither end's socket was seen on this node"
         } else {
-            "whether anybody answered: one-way datagrams look the same"
+            "the answer: this trace does not follow socket states"
         });
     }
     if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
@@ -170,6 +177,12 @@ fn healthy(case: &Case<'_>) -> Finding {
     if let Some(what) = answered_elsewhere(case) {
         finding = finding.against(EvidenceType::Kernel, None, what);
     }
+    if let Some((time, what)) = super::ipvs::lost_packet(case) {
+        finding = finding.against(EvidenceType::Kernel, Some(time), what).see(&["C14"]);
+    }
+    if let Some(what) = super::ipvs::endpoint_unseen(case) {
+        finding = finding.unseen(what);
+    }
     let repeats = case.flow.client.syn_retransmits();
     if repeats.is_seen() {
         finding = finding.against(
@@ -182,6 +195,62 @@ fn healthy(case: &Case<'_>) -> Finding {
         );
     }
     finding
+}
+
+/// The kernel's name for a connection given up because keepalive probes were not answered (since 6.10).
+const KEEPALIVE: &str = "TCP_KEEPALIVE_TIMEOUT";
+
+/// Which end gave an idle connection up.
+fn keepalive_timeout(case: &Case<'_>) -> Option<&'static str> {
+    let gave_up = |end: &crate::flow::SocketEnd| {
+        end.reset_sent().is_some_and(|reset| reset.reason.as_deref() == Some(KEEPALIVE))
+    };
+    if gave_up(&case.flow.client) { Some("client") } else { gave_up(&case.flow.server).then_some("endpoint") }
+}
+
+/// N5.
+/// Mechanism: a connection idled, its keepalive probes were not answered, and the end that sent them gave up.
+/// For: the reason that the kernel gives for the RST. Against: why nobody answered (a node that died, an entry that
+/// timed out on the way) the reset does not tell.
+fn idle(case: &Case<'_>) -> Finding {
+    let who = keepalive_timeout(case).unwrap_or("client");
+    Finding::new(
+        "N5",
+        Domain::Normal,
+        format!(
+            "the {who} gave an idle connection to {} up: its keepalive probes were not answered",
+            case.name()
+        ),
+    )
+    .severity(Severity::Low)
+    .confidence(Confidence::High)
+    .unseen("why the other end no longer answered")
+    .see(&["N5"])
+}
+
+/// How soon a client that races several addresses drops the losers (RFC 8305 begins the next after 250 ms).
+const RACE: Duration = Duration::from_millis(300);
+
+/// Whether the client reset a connection at once, before a byte was exchanged.
+fn lost_a_race(flow: &Flow) -> bool {
+    let end = &flow.client;
+    // A SYN that is acknowledged counts as a byte.
+    let wordless = end.bytes_received == 0 && end.bytes_acked <= 1;
+    let life = end.closed.map(|closed| closed.time.since(flow.first_seen));
+    !flow.partial && wordless && end.established.is_some() && life.is_some_and(|life| life <= RACE)
+}
+
+/// N17.
+fn losing_attempt(case: &Case<'_>) -> Finding {
+    Finding::new(
+        "N17",
+        Domain::Normal,
+        format!("the client reset its connection to {} at once, before it exchanged a byte", case.name()),
+    )
+    .severity(Severity::None)
+    .confidence(Confidence::Medium)
+    .unseen("why: clients that race several addresses drop the losers so, and port checks end so")
+    .see(&["N17", "N2"])
 }
 
 /// N4.

@@ -5,6 +5,7 @@
 use super::{
     ClusterView, Context, Membership,
     case::{Case, Finding, lower},
+    resets,
     text::{clean, cleaned},
     timeline::kernel_evidence,
     verdict_time,
@@ -102,11 +103,22 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     gap(Hook::Confirm, "what NAT decided");
     if case.failed() {
         gap(Hook::KfreeSkb, "where a packet was dropped");
-        gap(Hook::SendUnreach, "whether a rule refused it");
+        gap(case.refusal_hook(), "whether a rule refused it");
+        if case.is_ipvs() {
+            gap(Hook::IpVsConnExpire, "whether IPVS dropped it with an old entry");
+        }
         gap(Hook::TcpSendReset, "who sent a RST");
         gap(Hook::TcpReceiveReset, "whether the client received a RST");
         gap(Hook::TcpRetransmit, "repeated SYNs");
     }
+    if let Some(arrival) = resets::arrival(case) {
+        finding.unseen.push(arrival);
+    }
+    let mut gap = |hook: Hook, cost: &str| {
+        if !case.has_hook(hook) {
+            finding.unseen.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
+        }
+    };
     gap(Hook::SockState, "when the sockets were established and closed");
     if case.flow.partial {
         finding

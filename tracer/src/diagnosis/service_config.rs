@@ -2,7 +2,7 @@
 //! local endpoint (C21, C22).
 
 use super::{
-    Case, Context, Finding,
+    Case, Context, Finding, Rule,
     text::{length, word},
     view::Via,
 };
@@ -134,6 +134,91 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
     )
 }
 
+/// C23.
+/// Mechanism: kube-proxy lets only `loadBalancerSourceRanges` in at a load balancer's IP. In iptables mode KUBE-FW does
+/// not translate others, KUBE-PROXY-FIREWALL drops them; in nftables mode a `firewall-` chain drops them before NAT.
+/// For: a load balancer IP, a source in none of its ranges, and a rule's drop before any endpoint was chosen.
+/// Against: a drop that was not seen may have been another's. Node ports are not subject to the ranges.
+pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
+    let (ranges, source) = (&case.service.source_ranges, case.flow.orig.src.ip());
+    let excluded = !ranges.is_empty() && !ranges.iter().any(|range| range.contains(source));
+    if case.service.via != Via::LoadBalancerIp || !excluded || case.endpoint.is_some() {
+        return None;
+    }
+    let drop = case.rule_drop();
+    let vanished = matches!(case.outcome, Outcome::Stalled | Outcome::Dropped | Outcome::Abandoned);
+    if !vanished && !(case.failed() && drop.is_some()) {
+        return None;
+    }
+    let listed: Vec<String> = ranges.iter().take(8).map(ToString::to_string).collect();
+    let more = if ranges.len() > listed.len() { ", …" } else { "" };
+    let mut finding = Finding::new(
+        "C23",
+        Domain::ServiceConfig,
+        format!("{source} is in none of the loadBalancerSourceRanges of {}: its packets are dropped", case.name()),
+    )
+    .confidence(if drop.is_some() { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::Low)
+    .api(None, format!("the Service admits {}{more}", listed.join(", ")))
+    .action(
+        format!(
+            "if this source should be let in, add it: kubectl -n {} edit service {}",
+            word(&case.service.namespace),
+            word(&case.service.service)
+        ),
+        "keep the ranges beside the load balancer's own configuration; behind a proxy the source is the proxy's address",
+        Safety::ReadOnly,
+    )
+    .see(&["C23"]);
+    if drop.is_none() {
+        finding = finding.unseen("the rule's drop: something else may have taken the packets");
+    }
+    Some(finding.with_ruling(case, Rule::Drops))
+}
+
+/// C26.
+/// Mechanism: kube-proxy serves node ports only at the addresses that `nodePortAddresses` admits; at the others the
+/// packet is for the node itself, which has no such port.
+/// For: this node's own address, a node port that its rules serve at another address of it and not at this one.
+pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
+    let asked = case.service.asked;
+    if case.service.via != Via::NodePort || case.endpoint.is_some() || !case.failed() {
+        return None;
+    }
+    let node = case.ctx.node;
+    let missing = node.rule(asked, case.service.protocol) == Some(Rule::Missing);
+    if !missing || node.is_own_address(asked.ip()) != Some(true) {
+        return None;
+    }
+    let other = node.serves_node_port_at(asked.port(), case.service.protocol)?;
+    Some(
+        Finding::new(
+            "C26",
+            Domain::ServiceConfig,
+            format!(
+                "node port {} of {} is not served at {}: nodePortAddresses leave that address out",
+                asked.port(),
+                case.name(),
+                asked.ip()
+            ),
+        )
+        .severity(Severity::Low)
+        .node(
+            node.read_at(),
+            format!("the rules serve port {} at {other} and not at {}", asked.port(), asked.ip()),
+        )
+        .action(
+            format!(
+                "ask for {}, or admit the address: nodePortAddresses in kube-proxy's configuration",
+                std::net::SocketAddr::new(other, asked.port())
+            ),
+            "give clients addresses that nodePortAddresses admit; 127.0.0.1 is served in iptables mode only",
+            Safety::ReadOnly,
+        )
+        .see(&["C26"]),
+    )
+}
+
 /// C21 (external), C22 (internal).
 /// Mechanism: under a Local policy kube-proxy drops what arrives on a node without a local endpoint: a timeout, not a
 /// refusal (kubernetes/kubernetes#121371).
@@ -175,5 +260,5 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     if local.is_none() {
         finding = finding.unseen("which endpoints are on this node: its name is not known");
     }
-    Some(finding)
+    Some(finding.with_ruling(case, Rule::Drops))
 }

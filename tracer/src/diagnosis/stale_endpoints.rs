@@ -115,6 +115,17 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         Safety::Disruptive,
     )
     .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
+    if case.service.affinity {
+        finding = finding
+            .api(
+                None,
+                format!(
+                    "{} has sessionAffinity ClientIP: clients pinned to this endpoint keep it",
+                    case.name()
+                ),
+            )
+            .see(&["C24"]);
+    }
     if !certain || since.is_none_or(|since| since == Timestamp::MIN) {
         finding = finding.unseen("when the endpoint was removed");
     }
@@ -135,6 +146,72 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     } else if case.ctx.metadata_age.is_some_and(|age| age > OLD_METADATA_SECS) {
         finding =
             finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
+    }
+    Some(finding)
+}
+
+/// C8 (kubernetes/kubernetes#112604, #127318).
+/// Mechanism: a UDP sender that never hears an answer refreshes its conntrack entry with each datagram, and the entry
+/// still leads to an endpoint that left since. Rules are asked for new entries only, so no rule helps, not even the
+/// REJECT of a Service without endpoints; kube-proxy should have deleted the entry.
+/// For: the entry without an answer, listed or read again after the endpoint had left, and a datagram since.
+/// Against: an entry that is made after the removal comes from the rules (C6).
+pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let looked = case.flow.looked.filter(|_| case.flow.orig.protocol == Protocol::UDP)?;
+    let last_packet = case.flow.last_packet?;
+    if case.flow.was_answered() {
+        return None;
+    }
+    let (removed, certain) = match case.ctx.cluster.membership(&case.service, endpoint, looked.time) {
+        Membership::Left { at, .. } => (at, true),
+        Membership::Member { ready: false, serving: false, since, .. } => (since, true),
+        Membership::NeverSeen { since } => (since, false),
+        Membership::Member { .. } | Membership::Unknown => return None,
+    };
+    let older = case.flow.partial || case.decided <= removed;
+    if removed == Timestamp::MIN || !older || last_packet <= removed.saturating_add(case.ctx.grace) {
+        return None;
+    }
+    let orig = &case.flow.orig;
+    let name = case.endpoint_name();
+    let gone = if certain {
+        format!("{name} left the endpoints of {}", case.name())
+    } else {
+        format!(
+            "no EndpointSlice of {} has listed {endpoint} for at least {}",
+            case.name(),
+            length(looked.time.since(removed))
+        )
+    };
+    let mut finding = Finding::new(
+        "C8",
+        Domain::StaleEndpoints,
+        format!(
+            "{} still sends to {name} by an old conntrack entry: a datagram went there {} after it had left",
+            orig.src,
+            length(last_packet.since(removed))
+        ),
+    )
+    .confidence(if certain { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::High)
+    .api(Some(removed), gone)
+    .kernel(Some(last_packet), "the last datagram so far renewed the entry, to the second")
+    .action(
+        format!(
+            "delete the entry, and the next datagram is translated anew: conntrack -D -p udp --orig-src {} --orig-dst {} \
+             --reply-src {}",
+            orig.src.ip(),
+            orig.dst.ip(),
+            endpoint.ip()
+        ),
+        "upgrade kube-proxy: from 1.32 it reconciles UDP entries, and later releases also those of Services without \
+         endpoints (kubernetes/kubernetes#139629) and of deleted ones (#141371)",
+        Safety::Disruptive,
+    )
+    .see(&["C8", "kubernetes/kubernetes#112604", "kubernetes/kubernetes#127318"]);
+    if !certain {
+        finding = finding.unseen("when the endpoint was removed");
     }
     Some(finding)
 }

@@ -2,7 +2,7 @@
 
 use super::text::{length, times};
 use crate::{
-    flow::{Decision, End, Flow, Mark, RefusalKind, SocketEnd, Stage},
+    flow::{Decision, End, Flow, Ipvs, Mark, RefusalKind, SocketEnd, Stage},
     sighting::{Status, TcpState},
     time::Timestamp,
     verdict::{Evidence, EvidenceType},
@@ -15,6 +15,9 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
     };
     if let Some(decision) = decision {
         say(decision.time, decided(decision));
+    }
+    if let Some(ipvs) = &flow.ipvs {
+        by_ipvs(flow, ipvs, &mut say);
     }
     ends(flow, &mut say);
     if let Some(trouble) = &flow.trouble {
@@ -40,10 +43,22 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 ),
             );
         }
-        if let Some(refusal) = &trouble.refusal {
+        if let Some(refusal) = &trouble.refusal
+            && refusal.kind == RefusalKind::NoDestination
+        {
+            say(
+                refusal.mark.first,
+                format!(
+                    "IPVS found no real server {} and refused with ICMP port unreachable (ip_vs_leave), in netns {}",
+                    repeated(refusal.mark),
+                    refusal.netns.0
+                ),
+            );
+        } else if let Some(refusal) = &trouble.refusal {
             let how = match refusal.kind {
-                RefusalKind::Unreachable { code } => format!("ICMP {}", icmp(code)),
+                RefusalKind::Unreachable { code } => format!("ICMP {}", icmp(code, flow.orig.dst.is_ipv4())),
                 RefusalKind::Reset => "a forged RST".to_owned(),
+                RefusalKind::NoDestination => "ICMP port unreachable".to_owned(),
             };
             let hook = match refusal.nf_hook {
                 Some(1) => " at LOCAL_IN",
@@ -70,9 +85,56 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             let what =
                 if reset.to_syn { "the SYN" } else { "a packet of a connection that it does not have" };
             let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            let from = if reset.untranslated { " that came from the endpoint's own address" } else { "" };
             say(
                 reset.mark.first,
-                format!("{by} answered {what} with a RST{reason}, in netns {}", reset.netns.0),
+                format!("{by} answered {what}{from} with a RST{reason}, in netns {}", reset.netns.0),
+            );
+        }
+        for reset in &trouble.transit_resets {
+            let by = if reset.by == End::Client { "the client's" } else { "the endpoint's" };
+            let what = if reset.to_syn { ", in answer to the SYN" } else { "" };
+            say(
+                reset.mark.first,
+                format!(
+                    "a RST from {by} side passed {}{what}, in netns {}",
+                    repeated(reset.mark),
+                    reset.netns.0
+                ),
+            );
+        }
+        for invalid in &trouble.invalid {
+            let which = if invalid.reply { "an answer of the endpoint" } else { "a packet of the client" };
+            let why = invalid.why.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
+            say(
+                invalid.mark.first,
+                format!(
+                    "conntrack called {which} invalid {}{why}, in netns {}",
+                    repeated(invalid.mark),
+                    invalid.netns.0
+                ),
+            );
+        }
+        for error in &trouble.icmp_errors {
+            let from = error.from.map(|ip| format!(" from {ip}")).unwrap_or_default();
+            let about = if error.about_request { "a packet to the endpoint" } else { "an answer" };
+            let kind = if error.is("DEST_UNREACH", &[4]) {
+                "fragmentation needed".to_owned()
+            } else if &*error.kind == "DEST_UNREACH" {
+                icmp(error.code, flow.orig.dst.is_ipv4())
+            } else {
+                error.kind.to_string()
+            };
+            say(error.mark.first, format!("ICMP {kind}{from}, about {about}"));
+        }
+        if let Some(picked_up) = trouble.picked_up {
+            let to = picked_up
+                .ct
+                .endpoint()
+                .map_or_else(|| "not translated".to_owned(), |endpoint| format!("sent to {endpoint}"));
+            say(
+                picked_up.time,
+                format!("its packets met no conntrack entry any more; one was made anew and {to}"),
             );
         }
         if let Some(killed) = trouble.killed {
@@ -81,7 +143,14 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
     }
     if let Some(deleted) = flow.deleted {
         let replied = if deleted.status.has(Status::SEEN_REPLY) { "after" } else { "without" };
-        say(deleted.time, format!("the conntrack entry ended {replied} a reply (nf_ct_delete)"));
+        let by = deleted.deleted_by.map(|port| format!(", by netlink port {port}")).unwrap_or_default();
+        say(deleted.time, format!("the conntrack entry ended {replied} a reply (nf_ct_delete){by}"));
+    }
+    if let Some(looked) = flow.looked {
+        let replied = if looked.status.has(Status::SEEN_REPLY) { "had seen" } else { "had not seen" };
+        let offload =
+            if looked.status.has(Status::OFFLOAD) { ", and was offloaded to a flowtable" } else { "" };
+        say(looked.time, format!("the conntrack entry, read again, {replied} a reply{offload}"));
     }
     out.sort_by_key(|evidence| evidence.time);
     out
@@ -90,11 +159,20 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
 fn decided(decision: &Decision) -> String {
     let ct = &decision.ct;
     let what = match ct.endpoint() {
+        Some(endpoint) if ct.by_ipvs() => {
+            format!(
+                "IPVS chose endpoint {endpoint} for {} (the reply tuple is altered without the DNAT bit)",
+                ct.orig.dst
+            )
+        }
         Some(endpoint) => format!("NAT chose endpoint {endpoint} for {}", ct.orig.dst),
         None => format!("{} was not translated: the reply tuple still names it", ct.orig.dst),
     };
     let source = if ct.masqueraded() && ct.endpoint().is_some() {
-        format!(", source masqueraded as {}", ct.reply.dst.ip())
+        format!(
+            ", source masqueraded as {}: the endpoint sees that address, not the client's (N14)",
+            ct.reply.dst.ip()
+        )
     } else {
         String::new()
     };
@@ -104,7 +182,48 @@ fn decided(decision: &Decision) -> String {
         (None, 1) => "; the entry was never confirmed".to_owned(),
         (None, n) => format!("; {n} entries were made and none was confirmed"),
     };
-    format!("{what}{source}{entry}")
+    let midstream =
+        if decision.midstream == Some(true) { "; for a segment without SYN, in mid-stream" } else { "" };
+    format!("{what}{source}{entry}{midstream}")
+}
+
+/// What IPVS's own functions told. Which endpoint it chose is said here only where no conntrack entry says it.
+fn by_ipvs(flow: &Flow, ipvs: &Ipvs, say: &mut impl FnMut(Timestamp, String)) {
+    if let Some(chosen) = &ipvs.chosen {
+        let affinity = if chosen.first_of_client {
+            "; a persistence template was made, which the client's next connections follow"
+        } else {
+            ""
+        };
+        let tracked = if flow.decision(None).is_some() {
+            ""
+        } else {
+            "; it leaves no conntrack entry (vs/conntrack=0)"
+        };
+        say(
+            chosen.time,
+            format!(
+                "IPVS made an entry for {} with real server {} (ip_vs_conn_new){affinity}{tracked}",
+                chosen.tuple.dst, chosen.destination
+            ),
+        );
+    }
+    if ipvs.unscheduled.is_seen() {
+        say(
+            ipvs.unscheduled.first,
+            format!("IPVS chose no real server {} (ip_vs_schedule)", repeated(ipvs.unscheduled)),
+        );
+    }
+    if ipvs.expired.is_seen() {
+        let what = if ipvs.reused { "SYN" } else { "packet" };
+        say(
+            ipvs.expired.first,
+            format!(
+                "IPVS gave its old entry up and dropped the {what} that met it {} (ip_vs_conn_expire_now)",
+                repeated(ipvs.expired)
+            ),
+        );
+    }
 }
 
 fn ends(flow: &Flow, say: &mut impl FnMut(Timestamp, String)) {
@@ -162,7 +281,23 @@ const fn on_the_way(stage: Stage) -> &'static str {
     }
 }
 
-fn icmp(code: Option<u8>) -> String {
+fn icmp(code: Option<u8>, ipv4: bool) -> String {
+    if ipv4 { icmp4(code) } else { icmp6(code) }
+}
+
+/// RFC 4443, destination unreachable.
+fn icmp6(code: Option<u8>) -> String {
+    match code {
+        Some(0) => "no route".to_owned(),
+        Some(1) => "administratively prohibited".to_owned(),
+        Some(3) => "address unreachable".to_owned(),
+        Some(4) => "port unreachable".to_owned(),
+        Some(code) => format!("unreachable, code {code}"),
+        None => "unreachable".to_owned(),
+    }
+}
+
+fn icmp4(code: Option<u8>) -> String {
     match code {
         Some(0) => "network unreachable".to_owned(),
         Some(1) => "host unreachable".to_owned(),

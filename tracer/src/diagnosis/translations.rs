@@ -8,6 +8,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 use super::{Address, Context, ServicePort, Via};
 use crate::{
     flow::{Decision, Flow},
+    sighting::Protocol,
     time::Timestamp,
 };
 
@@ -20,6 +21,10 @@ const LATELY: Duration = Duration::from_mins(1);
 pub struct Translations {
     untranslated: HashMap<SocketAddr, Timestamp>,
     last_translated: Option<Timestamp>,
+    /// Services that answered a datagram.
+    answering: HashMap<(SocketAddr, Protocol), Timestamp>,
+    /// When a cluster IP with endpoints was last answered although nothing here translated it.
+    served_elsewhere: Option<Timestamp>,
 }
 
 impl Translations {
@@ -29,9 +34,26 @@ impl Translations {
 
     /// Notes what NAT decided for this flow, if it was meant for a cluster IP.
     pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
-        let Some(decision) = flow.decision(ctx.node_netns) else { return };
+        let Some(decision) = flow.decision(ctx.node_netns) else {
+            // Where IPVS does not track in conntrack, only its own choice tells.
+            if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
+                && matches!(
+                    ctx.cluster.address(flow.orig.dst, flow.orig.protocol, chosen.time),
+                    Address::Service(service) if service.via == Via::ClusterIp
+                )
+            {
+                self.translated(flow.orig.dst, chosen.time);
+            }
+            return;
+        };
         match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
             Address::Service(service) if service.via == Via::ClusterIp => {
+                if !flow.is_tcp() && flow.was_answered() {
+                    self.note_answer(&service, decision.time);
+                }
+                if decision.confirmed.is_some() && decision.endpoint().is_none() && flow.was_answered() {
+                    self.served_elsewhere = self.served_elsewhere.max(Some(decision.time));
+                }
                 if decision.endpoint().is_some() {
                     self.translated(service.asked, decision.time);
                 } else {
@@ -61,6 +83,26 @@ impl Translations {
             }
             self.untranslated.insert(service.asked, decision.time);
         }
+    }
+
+    fn note_answer(&mut self, service: &ServicePort, time: Timestamp) {
+        if self.answering.len() >= MAX_SERVICES {
+            self.answering.clear();
+        }
+        self.answering.insert((service.asked, service.protocol), time);
+    }
+
+    /// Whether this Service was seen to answer datagrams.
+    pub(super) fn answers(&self, asked: SocketAddr, protocol: Protocol) -> bool {
+        self.answering.contains_key(&(asked, protocol))
+    }
+
+    /// Whether Services were answered here around `at` although this node's rules did not translate them: something
+    /// that netfilter does not see serves them.
+    pub(super) fn served_elsewhere(&self, at: Timestamp) -> bool {
+        let lately = at.saturating_sub(LATELY);
+        self.served_elsewhere.is_some_and(|time| time >= lately)
+            && self.last_translated.is_none_or(|time| time < lately)
     }
 
     /// Whether other Services went untranslated around `at` too, and none was translated.

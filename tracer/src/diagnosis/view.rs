@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{sighting::Protocol, time::Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::{cluster::model::Cidr, sighting::Protocol, time::Timestamp};
 
 /// The cluster as it was at a moment.
 pub trait ClusterView {
@@ -87,6 +89,10 @@ pub struct ServicePort {
     pub local_only: bool,
     /// Label `service.kubernetes.io/service-proxy-name`.
     pub proxy_name: Option<Arc<str>>,
+    /// `loadBalancerSourceRanges` of the family asked for; empty admits everybody. They hold for load balancer IPs.
+    pub source_ranges: Vec<Cidr>,
+    /// `sessionAffinity: ClientIP`.
+    pub affinity: bool,
 }
 
 impl ServicePort {
@@ -166,6 +172,32 @@ pub enum Rule {
     Missing,
 }
 
+/// How IPVS is set up on the node (`net.ipv4.vs`); what could not be read is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IpvsSettings {
+    /// `conntrack`: IPVS tracks its connections in conntrack; kube-proxy sets it.
+    pub conntrack: Option<bool>,
+    /// `expire_nodest_conn`: a packet to a real server that was removed ends its connection; otherwise such packets
+    /// are dropped without a word. kube-proxy sets it.
+    pub expire_nodest_conn: Option<bool>,
+    /// `conn_reuse_mode`: 0 follows the old entry when a client reuses a port, 1 chooses anew. kube-proxy sets 0 before
+    /// Linux 5.9 and leaves the kernel's 1 since (kubernetes/kubernetes#93297).
+    pub conn_reuse_mode: Option<u8>,
+}
+
+/// What one writer's rules do with a new connection to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// `iptables-nft`, `iptables-legacy`, `iptables`, `nftables` or `ipvs`.
+    pub writer: &'static str,
+    pub rule: Rule,
+    /// The chain, map or virtual server that decides; `None` where none does.
+    pub chain: Option<Arc<str>>,
+    /// Where it sends connections.
+    pub endpoints: Vec<SocketAddr>,
+}
+
 /// The node as it was last read. `None` means not known.
 pub trait NodeView {
     /// `iptables`, `nftables` or `ipvs`.
@@ -180,10 +212,22 @@ pub trait NodeView {
     /// Whether any of kube-proxy's rules stand, and packets get to them.
     fn has_proxy_rules(&self) -> Option<bool>;
     fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule>;
+    /// The same of each writer that has rules of kube-proxy in this family, leftovers of another mode or backend among
+    /// them, for a connection from `source` where that is known to matter. Empty where no rules were read.
+    fn rulings(&self, _addr: SocketAddr, _protocol: Protocol, _source: IpAddr) -> Vec<Ruling> {
+        Vec::new()
+    }
+    /// Another address of this node at which its rules serve this node port; `None` also where that is not known.
+    fn serves_node_port_at(&self, _port: u16, _protocol: Protocol) -> Option<IpAddr> {
+        None
+    }
     /// Entries and the limit (`nf_conntrack_count`, `nf_conntrack_max`).
     fn conntrack_use(&self) -> Option<(u64, u64)>;
     /// Whether the address is one of this node's own, bridges included.
     fn is_own_address(&self, ip: IpAddr) -> Option<bool>;
+    fn ipvs_settings(&self) -> Option<IpvsSettings> {
+        None
+    }
     /// When it was read.
     fn read_at(&self) -> Option<Timestamp>;
 }

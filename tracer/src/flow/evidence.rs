@@ -3,11 +3,15 @@
 //! Owns plain data with a fixed bound on its size, whatever a kernel or a peer does. What the evidence amounts to is
 //! in `outcome.rs`; why, in `diagnosis`.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::Outcome;
 use crate::{
-    sighting::{Conntrack, Netns, Protocol, Status, Task, TcpState, Tuple},
+    sighting::{Conntrack, IpvsFlags, Netns, Protocol, Status, Task, TcpState, Tuple},
     time::Timestamp,
 };
 
@@ -16,7 +20,11 @@ pub(super) const MAX_DECISIONS: usize = 4;
 /// Sorts of drops kept for one flow.
 pub(super) const MAX_DROPS: usize = 8;
 /// Sorts of RSTs without a socket kept for one flow.
-pub(super) const MAX_STACK_RESETS: usize = 4;
+pub(super) const MAX_STACK_RESETS: usize = 6;
+/// Sorts of invalid packets kept for one flow.
+pub(super) const MAX_INVALID: usize = 4;
+/// Sorts of ICMP errors kept for one flow.
+pub(super) const MAX_ICMP_ERRORS: usize = 4;
 
 /// One connection, or one attempt at one.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +49,8 @@ pub struct Flow {
     pub confirm_task: Option<Task>,
     /// What NAT decided, in each namespace and zone where it was seen; at most four.
     pub decisions: Vec<Decision>,
+    /// What IPVS itself was seen to do; most often nothing, for the entry's reply tuple tells the endpoint.
+    pub ipvs: Option<Box<Ipvs>>,
     /// The socket that connects.
     pub client: SocketEnd,
     /// The socket that accepts.
@@ -49,6 +59,12 @@ pub struct Flow {
     pub trouble: Option<Box<Trouble>>,
     /// `nf_ct_delete` saw its entry end.
     pub deleted: Option<Ended>,
+    /// What its entry was when it was read again, because nothing else tells whether a datagram was answered.
+    pub looked: Option<Ended>,
+    /// When its last packet came, where its entry was listed and told.
+    pub last_packet: Option<Timestamp>,
+    /// The last flow with the same addresses and ports, where it is still known.
+    pub previous: Option<Previous>,
     /// How many sightings were folded into it.
     pub sightings: u32,
     /// Events lost by the tracer while this flow was watched.
@@ -67,6 +83,9 @@ pub struct Decision {
     pub confirmed: Option<Timestamp>,
     /// Entries made for it; above 1 where each retransmit met a drop before its entry could be confirmed.
     pub attempts: u32,
+    /// Whether the entry was made for a TCP segment without SYN: the connection went on already, and NAT chose anew
+    /// (`nf_conntrack_tcp_loose`). `None` where it is not known.
+    pub midstream: Option<bool>,
 }
 
 impl Decision {
@@ -74,6 +93,49 @@ impl Decision {
     pub fn endpoint(&self) -> Option<SocketAddr> {
         self.ct.endpoint()
     }
+}
+
+/// What IPVS did with a flow, where its own functions were watched or something went wrong in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ipvs {
+    /// The real server that it chose last.
+    pub chosen: Option<Chosen>,
+    /// It looked for a real server and made no entry: there is none, or no entry could be made.
+    pub unscheduled: Mark,
+    /// It gave its entry up and dropped the packet at hand, which still belonged to the old conntrack entry.
+    pub expired: Mark,
+    /// The last packet so dropped was a SYN: the client reused a port.
+    pub reused: bool,
+    /// The conntrack entry that such a packet belonged to: its end is not this flow's.
+    pub(super) old_entry: u64,
+}
+
+/// A real server that IPVS chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    pub time: Timestamp,
+    pub netns: Netns,
+    /// Client to virtual server, with the ports that IPVS knows the connection by.
+    pub tuple: Tuple,
+    pub destination: SocketAddr,
+    pub flags: IpvsFlags,
+    /// A persistence template was made with it: the first connection of this client for a while.
+    pub first_of_client: bool,
+}
+
+impl Chosen {
+    /// From the real server to the client.
+    pub(super) fn reply(&self) -> Tuple {
+        Tuple::new(self.tuple.protocol, self.destination, self.tuple.src)
+    }
+}
+
+/// An entry that was made anew in the middle of a connection: the one that it had is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PickedUp {
+    pub time: Timestamp,
+    pub netns: Netns,
+    pub ct: Conntrack,
 }
 
 /// How often something was seen, first and last.
@@ -203,6 +265,55 @@ pub struct Trouble {
     pub clashes: Mark,
     /// Dropped because no conntrack entry could be made.
     pub table_full: Mark,
+    /// Packets that conntrack called invalid, by reason and direction; at most four sorts.
+    pub invalid: Vec<Invalid>,
+    /// ICMP errors about its packets; at most four sorts.
+    pub icmp_errors: Vec<IcmpError>,
+    /// RSTs seen on their way through this node, at most one a direction.
+    pub transit_resets: Vec<TransitReset>,
+    /// Its packets met no entry any more, and one was made from the middle of it.
+    pub picked_up: Option<PickedUp>,
+}
+
+/// A packet without a place in its connection, by conntrack's measure (`nf_ct_l4proto_log_invalid`): it is not
+/// translated, and goes on with the addresses that it has unless a rule drops it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Invalid {
+    /// The format of the kernel's message; `None` where it could not be read.
+    pub why: Option<Arc<str>>,
+    /// Whether it came from the endpoint's side.
+    pub reply: bool,
+    pub netns: Netns,
+    pub mark: Mark,
+}
+
+/// An ICMP error about one of the flow's packets, as NAT passed it on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IcmpError {
+    /// The kernel's name of its type: `DEST_UNREACH`…
+    pub kind: Arc<str>,
+    pub code: Option<u8>,
+    /// The host that sent it.
+    pub from: Option<IpAddr>,
+    /// Whether it is about a packet on its way to the endpoint, not about an answer.
+    pub about_request: bool,
+    pub mark: Mark,
+}
+
+impl IcmpError {
+    pub fn is(&self, kind: &str, codes: &[u8]) -> bool {
+        &*self.kind == kind && self.code.is_some_and(|code| codes.contains(&code))
+    }
+}
+
+/// A RST that passed through this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransitReset {
+    pub by: End,
+    pub netns: Netns,
+    /// Whether it answered a SYN: nothing had come from the other side before.
+    pub to_syn: bool,
+    pub mark: Mark,
 }
 
 /// The end of a conntrack entry.
@@ -210,6 +321,16 @@ pub struct Trouble {
 pub struct Ended {
     pub time: Timestamp,
     pub status: Status,
+    /// The netlink port of who deleted it; `None` where the kernel did of its own accord.
+    pub deleted_by: Option<u32>,
+}
+
+/// What an earlier flow of the same client's end and the same address was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Previous {
+    pub endpoint: SocketAddr,
+    /// How its entry ended, where that was seen.
+    pub ended: Option<Ended>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -248,6 +369,8 @@ pub enum RefusalKind {
     Unreachable { code: Option<u8> },
     /// `nf_send_reset`.
     Reset,
+    /// `ip_vs_leave`: the virtual server has no real server; ICMP port unreachable, for TCP too.
+    NoDestination,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -257,6 +380,9 @@ pub struct StackReset {
     pub reason: Option<Arc<str>>,
     /// Whether it answered a SYN.
     pub to_syn: bool,
+    /// Whether the packet that it answers came from the endpoint's own address: an answer that was not translated back
+    /// to the address that the client asked for.
+    pub untranslated: bool,
     pub mark: Mark,
 }
 
@@ -274,18 +400,32 @@ impl Flow {
             orig,
             confirm_task: None,
             decisions: Vec::new(),
+            ipvs: None,
             client: SocketEnd::default(),
             server: SocketEnd::default(),
             trouble: None,
             deleted: None,
+            looked: None,
+            last_packet: None,
+            previous: None,
             sightings: 0,
             lost: 0,
             handed: None,
         }
     }
 
+    pub(super) fn as_previous(&self) -> Option<Previous> {
+        let endpoint = self.decision(None).and_then(Decision::endpoint)?;
+        Some(Previous { endpoint, ended: self.deleted })
+    }
+
     pub fn is_tcp(&self) -> bool {
         self.orig.protocol == Protocol::TCP
+    }
+
+    /// No socket tells of it, and its client repeats what was not answered.
+    pub(super) fn is_sctp(&self) -> bool {
+        self.orig.protocol == Protocol::SCTP
     }
 
     /// The decision taken in this namespace; a translating one first, then the earliest. With `None`, in any.
@@ -302,11 +442,45 @@ impl Flow {
             .or_else(|| self.decisions.iter().filter(here).find(asked))
     }
 
+    /// The endpoint that was chosen in this namespace; with `None`, in any.
+    pub fn endpoint(&self, netns: Option<Netns>) -> Option<SocketAddr> {
+        let decided = self.decision(netns).and_then(Decision::endpoint);
+        decided.or_else(|| self.chosen_by_ipvs(netns).map(|chosen| chosen.destination))
+    }
+
+    /// The real server that IPVS was seen to choose in this namespace; with `None`, in any.
+    pub fn chosen_by_ipvs(&self, netns: Option<Netns>) -> Option<&Chosen> {
+        let chosen = self.ipvs.as_ref()?.chosen.as_ref()?;
+        let here = netns.is_none_or(|netns| {
+            [netns, Netns::default()].contains(&chosen.netns) || netns == Netns::default()
+        });
+        here.then_some(chosen)
+    }
+
+    /// Whether anything shows that IPVS had this flow: a reply tuple altered without the DNAT bit, or its own functions.
+    pub fn met_ipvs(&self) -> bool {
+        self.ipvs.is_some()
+            || self.decisions.iter().any(|decision| decision.ct.by_ipvs())
+            || self.trouble.as_ref().is_some_and(|trouble| {
+                trouble.refusal.is_some_and(|refusal| refusal.kind == RefusalKind::NoDestination)
+            })
+    }
+
+    /// Whether the client's socket is known to be open still: what comes with its addresses belongs to this flow.
+    pub(super) fn is_open(&self) -> bool {
+        self.client.established.is_some() && self.client.closed.is_none()
+    }
+
     /// The time from the first sighting to the client's handshake being complete; `None` where either was not seen.
     pub fn connect_time(&self) -> Option<Duration> {
         let established = self.client.established?;
-        let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen);
+        let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen)
+            || self.chosen_by_ipvs(None).is_some_and(|chosen| chosen.time <= self.first_seen);
         (!self.partial && from_the_start).then(|| established.since(self.first_seen))
+    }
+
+    pub(super) fn ipvs_mut(&mut self) -> &mut Ipvs {
+        self.ipvs.get_or_insert_default()
     }
 
     pub(super) fn trouble_mut(&mut self) -> &mut Trouble {

@@ -2,15 +2,17 @@
 //!
 //! Owns which field a fact goes to and the bounds on what is kept. Which flow it belongs to is decided in `table.rs`.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::{
-    Closed, Decision, Dropped, End, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent, SocketEnd,
-    StackReset, Stage,
-    evidence::{MAX_DECISIONS, MAX_DROPS, MAX_STACK_RESETS},
+    Closed, Decision, Dropped, End, Ended, Flow, IcmpError, Invalid, Mark, Refusal, RefusalKind, ResetEvent,
+    SocketEnd, StackReset, Stage, TransitReset,
+    evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS},
 };
 use crate::{
-    sighting::{Conntrack, Hook, Netns, PacketFact, SocketEvent, SocketFact, Status, TcpState, Tuple},
+    sighting::{
+        Conntrack, EntryNote, Hook, Netns, PacketFact, SocketEvent, SocketFact, Status, TcpState, Tuple,
+    },
     time::Timestamp,
 };
 
@@ -70,14 +72,27 @@ impl Flow {
                     ct,
                     confirmed,
                     attempts: 1,
+                    midstream: None,
                 });
             }
             None => {}
         }
     }
 
-    pub(super) fn fold_end_of_entry(&mut self, ct: &Conntrack, place: Place) {
-        let ended = Ended { time: place.time, status: ct.status };
+    /// What the hook told of an entry that is being confirmed.
+    pub(super) fn fold_note(&mut self, ct: &Conntrack, note: EntryNote, place: Place) {
+        if !self.is_tcp() {
+            return;
+        }
+        let known =
+            self.decisions.iter_mut().find(|known| known.netns == place.netns && known.ct.id == ct.id);
+        if let (Some(decision), Some(midstream)) = (known, note.is_midstream()) {
+            decision.midstream = Some(midstream);
+        }
+    }
+
+    pub(super) fn fold_end_of_entry(&mut self, ct: &Conntrack, note: EntryNote, place: Place) {
+        let ended = Ended { time: place.time, status: ct.status, deleted_by: note.deleted_by };
         match place.hook {
             Hook::KillAcct => {
                 self.trouble_mut().killed.get_or_insert(ended);
@@ -94,19 +109,31 @@ impl Flow {
         let stage = self.stage(packet);
         let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
         match place.hook {
-            Hook::SendUnreach => {
+            Hook::SendUnreach | Hook::SendUnreach6 => {
                 self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
             }
-            Hook::NfSendReset => self.fold_refusal(RefusalKind::Reset, stage, packet, place),
-            Hook::TcpSendReset | Hook::TcpV4SendReset => {
+            Hook::NfSendReset | Hook::NfSendReset6 => {
+                self.fold_refusal(RefusalKind::Reset, stage, packet, place)
+            }
+            Hook::IpVsLeave => self.fold_refusal(RefusalKind::NoDestination, stage, packet, place),
+            Hook::IpVsSchedule => self.ipvs_mut().unscheduled.hit(place.time),
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
                 let by = match stage {
                     Stage::Reply => End::Client,
                     Stage::After => End::Endpoint,
                     Stage::Before => End::Vip,
                 };
-                self.fold_stack_reset(by, opening, packet.reason.clone(), place);
+                self.fold_stack_reset(by, opening, packet, place);
             }
+            Hook::InvalidLog => self.fold_invalid(stage, packet, place),
+            Hook::IcmpError => self.fold_icmp_error(packet, place),
+            Hook::TcpPacket => self.fold_transit_reset(packet, place),
             _ => {
+                if place.hook == Hook::IpVsConnExpire {
+                    let ipvs = self.ipvs_mut();
+                    ipvs.expired.hit(place.time);
+                    ipvs.reused = packet.tcp_flags & (SYN | ACK) == SYN;
+                }
                 if packet.table_full {
                     self.trouble_mut().table_full.hit(place.time);
                 } else {
@@ -131,12 +158,21 @@ impl Flow {
         if tuple.src == self.orig.dst && tuple.dst == self.orig.src {
             return Stage::Reply;
         }
-        for decision in &self.decisions {
-            let reply = decision.ct.reply;
+        if let Some(chosen) = self.chosen_by_ipvs(None) {
+            if tuple == chosen.reply() {
+                return Stage::Reply;
+            }
+            if tuple.dst == chosen.destination {
+                return Stage::After;
+            }
+        }
+        let picked_up = self.trouble.as_ref().and_then(|trouble| trouble.picked_up).map(|anew| anew.ct);
+        for ct in self.decisions.iter().map(|decision| decision.ct).chain(picked_up) {
+            let reply = ct.reply;
             if tuple.src == reply.src && tuple.dst == reply.dst {
                 return Stage::Reply;
             }
-            if decision.endpoint() == Some(tuple.dst) {
+            if ct.endpoint() == Some(tuple.dst) {
                 return Stage::After;
             }
         }
@@ -149,13 +185,70 @@ impl Flow {
         self.trouble_mut().refusal.get_or_insert(refusal).mark.hit(place.time);
     }
 
-    fn fold_stack_reset(&mut self, by: End, to_syn: bool, reason: Option<Arc<str>>, place: Place) {
+    fn fold_stack_reset(&mut self, by: End, to_syn: bool, packet: &PacketFact, place: Place) {
+        let asked = self.orig.dst;
+        let translated = self.decisions.iter().any(|decision| decision.endpoint().is_some());
+        // The RST answers this packet, which came from the endpoint: under which address?
+        let untranslated = by == End::Client
+            && translated
+            && packet.tuple.is_some_and(|tuple| {
+                tuple.src != asked && self.decisions.iter().any(|known| known.endpoint() == Some(tuple.src))
+            });
+        let reason = packet.reason.clone();
         let resets = &mut self.trouble_mut().stack_resets;
-        if let Some(known) = resets.iter_mut().find(|known| known.by == by && known.to_syn == to_syn) {
+        let same = |known: &&mut StackReset| {
+            known.by == by && known.to_syn == to_syn && known.untranslated == untranslated
+        };
+        if let Some(known) = resets.iter_mut().find(same) {
             known.mark.hit(place.time);
             known.reason = known.reason.take().or(reason);
         } else if resets.len() < MAX_STACK_RESETS {
-            resets.push(StackReset { by, netns: place.netns, reason, to_syn, mark: Mark::once(place.time) });
+            let mark = Mark::once(place.time);
+            resets.push(StackReset { by, netns: place.netns, reason, to_syn, untranslated, mark });
+        }
+    }
+
+    fn fold_invalid(&mut self, stage: Stage, packet: &PacketFact, place: Place) {
+        let reply = stage == Stage::Reply;
+        let invalid = &mut self.trouble_mut().invalid;
+        let same = |known: &&mut Invalid| {
+            known.reply == reply && known.why == packet.reason && known.netns == place.netns
+        };
+        if let Some(known) = invalid.iter_mut().find(same) {
+            known.mark.hit(place.time);
+        } else if invalid.len() < MAX_INVALID {
+            let mark = Mark::once(place.time);
+            invalid.push(Invalid { why: packet.reason.clone(), reply, netns: place.netns, mark });
+        }
+    }
+
+    /// One error passes several NAT hooks, under the same sender's address or a translated one: it is one sort.
+    fn fold_icmp_error(&mut self, packet: &PacketFact, place: Place) {
+        let Some(kind) = packet.reason.clone() else { return };
+        // An error about a packet travels against it.
+        let about_request = packet.original_direction == Some(false);
+        let from = packet.tuple.map(|tuple| tuple.src.ip());
+        let errors = &mut self.trouble_mut().icmp_errors;
+        let same = |known: &&mut IcmpError| {
+            known.kind == kind && known.code == packet.icmp_code && known.about_request == about_request
+        };
+        if let Some(known) = errors.iter_mut().find(same) {
+            known.mark.hit(place.time);
+        } else if errors.len() < MAX_ICMP_ERRORS {
+            let mark = Mark::once(place.time);
+            errors.push(IcmpError { kind, code: packet.icmp_code, from, about_request, mark });
+        }
+    }
+
+    fn fold_transit_reset(&mut self, packet: &PacketFact, place: Place) {
+        let Some(original) = packet.original_direction else { return };
+        let by = if original { End::Client } else { End::Endpoint };
+        let to_syn = !original && packet.ct.is_some_and(|ct| !ct.status.has(Status::SEEN_REPLY));
+        let resets = &mut self.trouble_mut().transit_resets;
+        if let Some(known) = resets.iter_mut().find(|known| known.by == by) {
+            known.mark.hit(place.time);
+        } else if resets.len() < 2 {
+            resets.push(TransitReset { by, netns: place.netns, to_syn, mark: Mark::once(place.time) });
         }
     }
 
@@ -189,7 +282,11 @@ impl Flow {
             return Some(End::Client);
         }
         let accepts = |ct: &Conntrack| tuple.src == ct.reply.src && tuple.dst == ct.reply.dst;
-        if *tuple == self.orig.reversed() || self.decisions.iter().any(|decision| accepts(&decision.ct)) {
+        let chosen = self.chosen_by_ipvs(None).map(super::Chosen::reply);
+        if *tuple == self.orig.reversed()
+            || chosen == Some(*tuple)
+            || self.decisions.iter().any(|decision| accepts(&decision.ct))
+        {
             return Some(End::Endpoint);
         }
         None

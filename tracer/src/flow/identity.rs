@@ -22,6 +22,10 @@ impl FlowTable {
             && let Some(flow) = self.slots.get(index)
         {
             let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
+            if flow.is_open() && flow.is_tcp() && flow.orig == ct.orig && flow.first_seen <= place.time {
+                // Its old entry is gone, and conntrack picked the connection up where it stands (tcp_loose).
+                return index;
+            }
             let same = match flow.decision_for(ct, place.netns) {
                 Some(known) => match known.confirmed {
                     // A second copy of the sighting, or one that came late.
@@ -55,25 +59,32 @@ impl FlowTable {
         opening: bool,
         waited: bool,
     ) -> u32 {
+        let mut reopened = false;
         if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
             && let Some(flow) = self.slots.get(index)
         {
             let known = flow.decision_for(ct, place.netns);
             let again = flow.ended.is_some_and(|ended| {
                 let since = place.time.since(ended);
-                let refused = matches!(place.hook, Hook::SendUnreach | Hook::NfSendReset);
+                let refused =
+                    place.hook.is_unreach() || place.hook.is_forged_reset() || place.hook == Hook::IpVsLeave;
                 let soon = since > Duration::from_millis(1) && since < FIRST_RETRANSMIT;
                 let closed = flow.client.closed.is_some_and(|closed| closed.time < place.time);
                 let soon = refused && flow.is_tcp() && (soon || closed);
                 let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
                 let late = since > LATE && !flow.is_still_trying();
-                opening && !waited && (late || soon || (another && since > Duration::from_millis(1)))
+                // IPVS drops a SYN with the entry of the connection that had the port before.
+                let reused = place.hook == Hook::IpVsConnExpire && flow.is_tcp() && flow.was_answered();
+                opening
+                    && !waited
+                    && (late || soon || reused || (another && since > Duration::from_millis(1)))
             });
             if !again {
                 return index;
             }
+            reopened = place.hook == Hook::IpVsConnExpire;
         }
-        let partial = ct.status.has(Status::CONFIRMED);
+        let partial = ct.status.has(Status::CONFIRMED) && !reopened;
         self.begin(ct.orig, place, partial)
     }
 
@@ -85,6 +96,9 @@ impl FlowTable {
             && let Some(flow) = self.slots.get(index)
             && flow.decision_for(ct, place.netns).is_none_or(|decision| decision.ct.id == ct.id)
         {
+            if flow.ipvs.as_ref().is_some_and(|ipvs| ipvs.old_entry == ct.id) {
+                return None;
+            }
             return Some(index);
         }
         let refused = place.hook == Hook::KillAcct && known.is_none() && !ct.status.has(Status::SEEN_REPLY);

@@ -23,6 +23,24 @@ pub struct Limits {
     pub linger: Duration,
     /// The same for an unanswered one: the client repeats its SYN for about 130 s.
     pub unanswered: Duration,
+    /// Which flows' entries are read again before they are handed out unanswered.
+    pub look: LookAt,
+    /// How long such a flow waits for what its entry says.
+    pub look_wait: Duration,
+}
+
+/// The flows whose conntrack entries are read again before they are handed out without a sign of an answer: no hook
+/// tells of an answer as such, only the entry does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LookAt {
+    /// None: nobody can look, or somebody else has looked (a recording).
+    #[default]
+    Nothing,
+    /// Those of which no socket tells anything: UDP and SCTP.
+    Datagrams,
+    /// TCP connections too, for sockets on other nodes tell nothing here. Not for a trace without socket states, where
+    /// that would be every connection.
+    All,
 }
 
 impl Default for Limits {
@@ -35,6 +53,8 @@ impl Default for Limits {
             silence: Duration::from_secs(30),
             linger: Duration::from_secs(3),
             unanswered: Duration::from_secs(135),
+            look: LookAt::Nothing,
+            look_wait: Duration::from_millis(500),
         }
     }
 }

@@ -7,18 +7,21 @@
 mod evidence;
 mod fold;
 mod identity;
+mod ipvs;
 mod key;
 mod limits;
+mod looks;
 mod outcome;
 mod reorder;
 mod slots;
 mod table;
 
 pub use evidence::{
-    Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, Mark, Refusal, RefusalKind, ResetEvent,
-    SocketEnd, StackReset, Stage, Trouble,
+    Chosen, Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, IcmpError, Invalid, Ipvs, Mark,
+    PickedUp, Previous, Refusal, RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
+    Trouble,
 };
 pub(crate) use key::KeyHash;
-pub use limits::{Counters, Limits};
-pub use outcome::{Outcome, ResetBy};
+pub use limits::{Counters, Limits, LookAt};
+pub use outcome::{Answer, Outcome, ResetBy};
 pub use table::FlowTable;

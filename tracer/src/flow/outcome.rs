@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use super::{End, Flow};
-use crate::sighting::{Status, TcpState};
+use crate::{
+    sighting::{Protocol, Status, TcpState},
+    time::Timestamp,
+};
 
 /// What became of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +47,18 @@ pub enum ResetBy {
     Unknown,
 }
 
+/// Whether the other end answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Seen,
+    /// None had come by then.
+    NotSeen {
+        until: Timestamp,
+    },
+    /// Nothing showed it either way.
+    Unknown,
+}
+
 impl Outcome {
     /// Whether the client got its connection or datagram through, and it did not break.
     pub const fn is_success(self) -> bool {
@@ -62,6 +77,12 @@ const NOISE: [&str; 4] = ["OTHERHOST", "QUEUE_PURGE", "SKB_CONSUMED", "CONSUMED"
 /// milliseconds, happy eyeballs give the loser up within 250 ms (RFC 8305).
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// A SYN that has no answer after so long was repeated once at least (RFC 6298).
+const SYN_WAIT: Duration = Duration::from_secs(3);
+
+/// An association's four-way handshake is over by then, or was refused.
+const HANDSHAKE: Duration = Duration::from_secs(1);
+
 /// Doublings of the distance between data retransmits after which an end is held to hear nothing: four retransmits,
 /// about 3 s from the first (initial timeout 200 ms).
 const SILENT_BACKOFF: u32 = 2;
@@ -73,7 +94,7 @@ impl Flow {
 
     /// Whether the other end answered, as far as anything showed it.
     pub fn was_answered(&self) -> bool {
-        let replied = |status: Status| status.has(Status::SEEN_REPLY) || status.has(Status::ASSURED);
+        let replied = |status: Status| self.status_tells_answer(status);
         let ends = [&self.client, &self.server];
         ends.iter().any(|end| {
             end.established.is_some()
@@ -82,10 +103,40 @@ impl Flow {
                 || end.reset_sent().is_some_and(|reset| is_answered(reset.state))
                 || end.reset_received().is_some_and(|reset| is_answered(reset.state))
         }) || self.deleted.is_some_and(|ended| replied(ended.status))
+            || self.looked.is_some_and(|ended| replied(ended.status))
             || self.trouble.as_ref().is_some_and(|trouble| {
                 trouble.killed.is_some_and(|ended| replied(ended.status))
                     || trouble.stack_resets.iter().any(|reset| reset.by != End::Client && !reset.to_syn)
+                    || trouble.transit_resets.iter().any(|reset| !reset.to_syn)
             })
+    }
+
+    /// Whether an entry of this status saw an answer that accepts. What refuses an SCTP association (ABORT) is a packet
+    /// from the other side too: the association stands once the entry is assured, which `nf_conntrack_sctp_packet`
+    /// makes it with the COOKIE ACK.
+    fn status_tells_answer(&self, status: Status) -> bool {
+        if self.orig.protocol == Protocol::SCTP {
+            status.has(Status::ASSURED)
+        } else {
+            status.has(Status::SEEN_REPLY) || status.has(Status::ASSURED)
+        }
+    }
+
+    /// What is known of an answer to a flow of which no socket tells: the entry tells it, at its end or when it is
+    /// read again.
+    pub fn answer(&self) -> Answer {
+        if self.was_answered() {
+            return Answer::Seen;
+        }
+        match self.deleted.or(self.looked) {
+            Some(ended) => Answer::NotSeen { until: ended.time },
+            None => Answer::Unknown,
+        }
+    }
+
+    /// Datagrams of which nothing told that they were answered before their entry's end did.
+    pub(super) fn was_answered_after_all(&self) -> bool {
+        !self.is_tcp() && self.was_answered()
     }
 
     fn answered_outcome(&self) -> Outcome {
@@ -101,10 +152,11 @@ impl Flow {
         if silent {
             return Outcome::Silent;
         }
-        let over = self.client.closed.is_some()
-            || self.server.closed.is_some()
-            || self.deleted.is_some()
-            || self.trouble.as_ref().is_some_and(|trouble| trouble.killed.is_some());
+        // An entry can end before its connection: it timed out, or IPVS took it along.
+        let entry_ended =
+            self.deleted.is_some() || self.trouble.as_ref().is_some_and(|trouble| trouble.killed.is_some());
+        let over =
+            self.client.closed.is_some() || self.server.closed.is_some() || (entry_ended && !self.is_open());
         if over { Outcome::Closed } else { Outcome::Established }
     }
 
@@ -118,6 +170,7 @@ impl Flow {
         let stack = |by: End| {
             self.trouble.as_ref().is_some_and(|trouble| {
                 trouble.stack_resets.iter().any(|reset| reset.by == by && !reset.to_syn)
+                    || trouble.transit_resets.iter().any(|reset| reset.by == by && !reset.to_syn)
             })
         };
         // tcp_send_active_reset closes the socket first on some paths: a state of CLOSE still is the sender's RST.
@@ -134,8 +187,19 @@ impl Flow {
         } else if received(&self.server) {
             Some(if stack(End::Client) { ResetBy::Client } else { ResetBy::Unknown })
         } else {
-            None
+            self.transit_reset()
         }
+    }
+
+    /// Both ends are elsewhere, and a RST was seen on its way between them: the first of them counts, for it may call
+    /// forth another.
+    fn transit_reset(&self) -> Option<ResetBy> {
+        if self.client.is_seen() || self.server.is_seen() {
+            return None;
+        }
+        let resets = &self.trouble.as_ref()?.transit_resets;
+        let first = resets.iter().filter(|reset| !reset.to_syn).min_by_key(|reset| reset.mark.first)?;
+        Some(if first.by == End::Client { ResetBy::Client } else { ResetBy::Endpoint })
     }
 
     fn opening_outcome(&self) -> Outcome {
@@ -157,11 +221,21 @@ impl Flow {
             if trouble.stack_resets.iter().any(|reset| reset.by != End::Client && stands(reset.mark.last))
                 || on_the_way().any(|drop| drop.is("NO_SOCKET"))
                 || trouble.killed.is_some_and(|ended| stands(ended.time))
+                || trouble.transit_resets.iter().any(|reset| reset.to_syn && stands(reset.mark.last))
                 || self.client.reset_received().is_some()
             {
                 return Outcome::Refused;
             }
+            let told = |kind, codes: &[u8]| {
+                trouble.icmp_errors.iter().any(|error| error.about_request && error.is(kind, codes))
+            };
+            if !self.is_tcp() && told("DEST_UNREACH", &[2, 3]) {
+                return Outcome::Refused;
+            }
             if on_the_way().any(|drop| NO_WAY.iter().any(|reason| drop.is(reason))) {
+                return Outcome::Unreachable;
+            }
+            if told("DEST_UNREACH", &[0, 1, 5, 6, 7, 9, 10, 11, 12, 13]) || told("TIME_EXCEEDED", &[0]) {
                 return Outcome::Unreachable;
             }
             if (trouble.table_full.is_seen() && stands(trouble.table_full.last))
@@ -181,16 +255,27 @@ impl Flow {
             let waited = closed.time.since(self.first_seen);
             return if waited > PATIENCE { Outcome::Stalled } else { Outcome::Abandoned };
         }
-        if self.deleted.is_some() && self.is_tcp() {
+        // The ABORT that refuses an association is the only answer that leaves its entry unassured.
+        let refused = |ended: super::Ended| {
+            self.orig.protocol == Protocol::SCTP
+                && ended.status.has(Status::SEEN_REPLY)
+                && ended.time.since(self.first_seen) >= HANDSHAKE
+        };
+        if self.deleted.or(self.looked).is_some_and(refused) {
+            return Outcome::Refused;
+        }
+        let unanswered = self.looked.is_some_and(|looked| looked.time.since(self.first_seen) >= SYN_WAIT);
+        if self.is_tcp() && (self.deleted.is_some() || unanswered) {
             return Outcome::Stalled;
         }
         Outcome::Pending
     }
 
-    /// Whether the client may still repeat its SYN: a socket that is busy when the refusal comes ignores it
+    /// Whether the client may still repeat its SYN, or its INIT: a socket that is busy when the refusal comes ignores it
     /// (`tcp_v4_err` keeps it as a soft error), and tries again a second later.
     pub(super) fn is_still_trying(&self) -> bool {
-        self.is_tcp() && self.client.closed.is_none() && self.deleted.is_none() && !self.was_answered()
+        let repeats = self.is_tcp() || self.orig.protocol == Protocol::SCTP;
+        repeats && self.client.closed.is_none() && self.deleted.is_none() && !self.was_answered()
     }
 
     /// Whether nothing but late evidence can follow.

@@ -13,6 +13,8 @@ pub(super) enum Queue {
     Opening,
     /// Datagrams (and SCTP), of which no socket tells the end: waiting for silence.
     Datagram,
+    /// Waiting for what its entry says by now.
+    Looking,
     /// Answered and open; no deadline, ordered by activity.
     Live,
     /// Its outcome is known; waiting for the other CPUs' and the other end's evidence.
@@ -23,8 +25,15 @@ pub(super) enum Queue {
     Waiting,
 }
 
-pub(super) const QUEUES: [Queue; 6] =
-    [Queue::Opening, Queue::Datagram, Queue::Live, Queue::Settling, Queue::Lingering, Queue::Waiting];
+pub(super) const QUEUES: [Queue; 7] = [
+    Queue::Opening,
+    Queue::Datagram,
+    Queue::Looking,
+    Queue::Live,
+    Queue::Settling,
+    Queue::Lingering,
+    Queue::Waiting,
+];
 
 const NONE: u32 = u32::MAX;
 
@@ -112,6 +121,12 @@ impl Slots {
         slot.queue = queue;
         slot.deadline = deadline;
         self.link(index);
+    }
+
+    /// Every flow's index, in no order of time.
+    pub(super) fn indices(&self) -> impl Iterator<Item = u32> + use<> {
+        let all = self.all.len() as u32;
+        0..all
     }
 
     pub(super) fn head(&self, queue: Queue) -> Option<(u32, Timestamp)> {

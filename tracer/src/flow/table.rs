@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     sighting::{
-        Conntrack, ConntrackFact, Fact, Hook, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
-        Status, TcpState, Tuple,
+        Conntrack, ConntrackFact, Fact, Hook, IpvsFact, PacketFact, Protocol, Sighting, SocketEvent,
+        SocketFact, Status, TcpState, Tuple,
     },
     time::Timestamp,
 };
@@ -34,15 +34,19 @@ const MAX_LOSSES: usize = 64;
 /// [drained](Self::drain_settled) is owned by the caller, who should drain after each batch.
 #[derive(Debug)]
 pub struct FlowTable {
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) slots: Slots,
     pub(super) index: HashMap<Key, u32, KeyHash>,
     reorder: Reorder,
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,
-    counters: Counters,
+    pub(super) counters: Counters,
+    /// Addresses of the entries that are to be read again.
+    pub(super) looks: Vec<u64>,
+    /// The last persistence template that IPVS made, and when: the connection that it is made for comes next.
+    pub(super) template: Option<(Timestamp, IpvsFact)>,
     /// The latest time known. Never goes back.
-    clock: Timestamp,
+    pub(super) clock: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +66,8 @@ impl FlowTable {
             settled: VecDeque::new(),
             losses: VecDeque::new(),
             counters: Counters::default(),
+            looks: Vec::new(),
+            template: None,
             clock: Timestamp::MIN,
         }
     }
@@ -166,6 +172,7 @@ impl FlowTable {
             Fact::Conntrack(fact) => self.fold_conntrack(fact, place),
             Fact::Packet(fact) => self.fold_packet(fact, place),
             Fact::Socket(fact) => self.fold_socket(fact, place),
+            Fact::Ipvs(fact) => self.fold_ipvs(fact, place),
             Fact::TableFull { freed } => {
                 self.counters.table_full += 1;
                 self.counters.table_full_freed += u64::from(*freed);
@@ -174,7 +181,8 @@ impl FlowTable {
         };
         match index {
             Some(index) => self.place(index),
-            None => self.counters.unmatched += 1,
+            // What an entry is that nobody asked about concerns no flow.
+            None => self.counters.unmatched += u64::from(place.hook != Hook::Look),
         }
     }
 
@@ -185,6 +193,9 @@ impl FlowTable {
             // NAT is still being decided at nf_nat_setup_info: its tuples are not final, the confirmed entry's are.
             return None;
         }
+        if place.hook == Hook::Look {
+            return self.fold_look(*ct, fact.note, place);
+        }
         let index = match place.hook {
             Hook::Confirm => self.entry_to_confirm(ct, place),
             Hook::Delete | Hook::KillAcct => self.entry_to_end(ct, place)?,
@@ -193,7 +204,10 @@ impl FlowTable {
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
         if place.hook == Hook::Confirm {
-            flow.fold_decision(*ct, place);
+            if !flow.fold_pick_up(ct, place) {
+                flow.fold_decision(*ct, place);
+                flow.fold_note(ct, fact.note, place);
+            }
             if flow.confirm_task.is_none() {
                 flow.confirm_task = fact.task.take();
             }
@@ -201,7 +215,7 @@ impl FlowTable {
             if flow.decisions.is_empty() {
                 flow.fold_decision(*ct, place);
             }
-            flow.fold_end_of_entry(ct, place);
+            flow.fold_end_of_entry(ct, fact.note, place);
         }
         self.link(index, ct, place);
         Some(index)
@@ -216,7 +230,11 @@ impl FlowTable {
             let index = self.entry_unconfirmed(ct, place, opening, waited(fact));
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
-            if flow.decision_for(ct, place.netns).is_none_or(|known| known.confirmed.is_none() && !confirmed)
+            if opening && confirmed && flow.is_tcp() && place.hook == Hook::IpVsConnExpire {
+                flow.ipvs_mut().old_entry = ct.id;
+            } else if flow
+                .decision_for(ct, place.netns)
+                .is_none_or(|known| known.confirmed.is_none() && !confirmed)
             {
                 flow.fold_decision(*ct, place);
             }
@@ -246,6 +264,7 @@ impl FlowTable {
         if !is_tracked(fact.tuple.protocol) {
             return None;
         }
+        self.split_picked_up(fact, place);
         let known = self.index.get(&Key::new(&fact.tuple, place.netns)).copied();
         let reused = known.and_then(|index| self.slots.get(index)).is_some_and(|flow| {
             let end = match flow.end_of(&fact.tuple) {
@@ -285,6 +304,11 @@ impl FlowTable {
         let (queue, wait) = self.first_queue(orig.protocol);
         let index = self.slots.insert(flow, queue, self.clock.saturating_add(wait));
         if let Some(before) = self.index.insert(Key::new(&orig, place.netns), index) {
+            let previous =
+                self.slots.get(before).filter(|flow| flow.orig == orig).and_then(Flow::as_previous);
+            if let Some(flow) = self.slots.get_mut(index) {
+                flow.previous = previous;
+            }
             self.supersede(before, place.time);
         }
         index
@@ -308,7 +332,7 @@ impl FlowTable {
     }
 
     /// Makes the flow known by the addresses behind NAT, and takes in what was seen there before.
-    fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
+    pub(super) fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
         // By the original tuple it was found, or begun.
         let reply = Key::new(&ct.reply, place.netns);
         if ct.endpoint().is_none() && !ct.masqueraded() {
@@ -322,7 +346,7 @@ impl FlowTable {
 
     /// `other` was seen at the addresses that now turn out to be `index`'s: part of it if it had just begun without an
     /// entry of its own, else an older flow.
-    fn absorb(&mut self, other: u32, index: u32, time: Timestamp) {
+    pub(super) fn absorb(&mut self, other: u32, index: u32, time: Timestamp) {
         let fresh = self.slots.get(other).is_some_and(|flow| {
             flow.decisions.is_empty()
                 && flow.handed.is_none()
@@ -349,7 +373,7 @@ impl FlowTable {
     }
 
     /// Puts a flow into the queue that its evidence asks for.
-    fn place(&mut self, index: u32) {
+    pub(super) fn place(&mut self, index: u32) {
         let Some(flow) = self.slots.get_mut(index) else { return };
         let outcome = flow.outcome();
         let over = flow.is_over(outcome);
@@ -358,12 +382,15 @@ impl FlowTable {
         }
         let tcp = flow.is_tcp();
         let handed = flow.handed;
-        let trying = flow.client.is_seen() && flow.is_still_trying();
+        let after_all = flow.was_answered_after_all();
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let now = self.slots.queue_of(index);
         if now == Some(Queue::Settling) {
             return;
         }
-        let news = handed.map_or(over || outcome == Outcome::Silent, |handed| is_news(handed, outcome));
+        let news = handed.map_or(over || outcome == Outcome::Silent, |handed| {
+            is_news(handed, outcome) || (handed == Outcome::Pending && after_all)
+        });
         let (queue, wait) = if news {
             (Queue::Settling, self.limits.settle)
         } else if over && !trying {
@@ -385,11 +412,13 @@ impl FlowTable {
 
     fn expire(&mut self, now: Timestamp) {
         self.clock = self.clock.max(now);
-        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram] {
+        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Looking] {
             while let Some((index, deadline)) = self.slots.head(queue)
                 && deadline <= self.clock
             {
-                self.settle(index, deadline);
+                if queue == Queue::Looking || !self.wants_look(index) {
+                    self.settle(index, deadline);
+                }
             }
         }
         for queue in [Queue::Lingering, Queue::Waiting] {
@@ -405,7 +434,7 @@ impl FlowTable {
     fn settle(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.slots.get(index).cloned() else { return };
         let outcome = flow.outcome();
-        let trying = flow.client.is_seen() && flow.is_still_trying();
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let (queue, wait) = if flow.ended.is_some() && !trying {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {
@@ -440,9 +469,15 @@ impl FlowTable {
 
     /// Makes room for one flow: first what was handed out already, then half-open ones, then idle ones.
     fn evict(&mut self) {
-        for queue in
-            [Queue::Lingering, Queue::Waiting, Queue::Opening, Queue::Datagram, Queue::Live, Queue::Settling]
-        {
+        for queue in [
+            Queue::Lingering,
+            Queue::Waiting,
+            Queue::Opening,
+            Queue::Datagram,
+            Queue::Looking,
+            Queue::Live,
+            Queue::Settling,
+        ] {
             let Some((index, _)) = self.slots.head(queue) else { continue };
             if queue == Queue::Settling {
                 self.settle(index, self.clock);
@@ -452,7 +487,7 @@ impl FlowTable {
             if self.slots.get(index).is_some_and(|flow| flow.handed.is_none()) {
                 self.counters.evicted += 1;
                 self.counters.evicted_half_open +=
-                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram));
+                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram | Queue::Looking));
             }
             self.forget(index);
             return;
@@ -481,6 +516,9 @@ impl FlowTable {
             }
         };
         unlink(Key::new(&flow.orig, flow.netns));
+        if let Some(chosen) = flow.chosen_by_ipvs(None) {
+            unlink(Key::new(&chosen.reply(), chosen.netns));
+        }
         for decision in &flow.decisions {
             for tuple in behind(decision) {
                 if tuple != flow.orig {
@@ -504,6 +542,6 @@ fn is_news(before: Outcome, after: Outcome) -> bool {
     }
 }
 
-const fn is_tracked(protocol: Protocol) -> bool {
+pub(super) const fn is_tracked(protocol: Protocol) -> bool {
     matches!(protocol, Protocol::TCP | Protocol::UDP | Protocol::SCTP)
 }

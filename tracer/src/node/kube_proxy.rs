@@ -3,6 +3,11 @@
 //! Parsers only. A healthy `/healthz` proves little: it turns 503 only when an update was queued and not written,
 //! so a kube-proxy that has lost the API server stays at 200.
 
+pub mod config;
+pub mod log;
+pub mod metrics;
+pub mod process;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -53,6 +58,18 @@ impl Health {
             .ok()
             .and_then(|value| value.get("lastUpdated")?.as_str().map(|text| text.chars().take(80).collect()));
         Self { status, last_updated }
+    }
+
+    /// Reads a saved answer: the body, and on a line of its own the status that `curl -w '\n%{http_code}'` adds. Without
+    /// a status the body must say it (`"healthy":false`, newer releases); else there is none to be had.
+    pub fn parse_saved(text: &str) -> Option<Self> {
+        let text = text.trim_end();
+        let (body, last) = text.rsplit_once('\n').unwrap_or((text, ""));
+        if let Some(status) = last.trim().parse::<u16>().ok().filter(|status| (100..600).contains(status)) {
+            return Some(Self::parse(status, body.as_bytes()));
+        }
+        let healthy = serde_json::from_str::<serde_json::Value>(text).ok()?.get("healthy")?.as_bool()?;
+        Some(Self::parse(if healthy { 200 } else { 503 }, text.as_bytes()))
     }
 
     pub const fn is_healthy(&self) -> bool {

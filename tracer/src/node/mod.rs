@@ -4,19 +4,29 @@
 //! and bytes, and a reader that fails leaves a named gap, not an error. Nothing is changed on the node: no module
 //! is loaded, no table created. The parsers are pure and take any input. What the facts mean is for `diagnosis`.
 
+pub mod capture;
 pub mod command;
+pub mod conntrack;
+pub mod entries;
 pub mod http;
+pub mod interfaces;
+pub mod ipset;
+pub mod iptables;
+pub mod ipvs;
 pub mod kube_proxy;
+pub mod modules;
+pub mod nftables;
 pub mod procfs;
-pub mod rules;
+pub mod ruleset;
 mod state;
+pub mod sysctl;
 mod view;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use kube_proxy::{Health, ProxyMode};
 pub use procfs::{ConntrackCounters, ConntrackUse};
-pub use rules::{Rules, RulesReader, VipRule};
+pub use ruleset::Ruleset;
 pub use state::{NodeReader, NodeState, Observed};
 pub use view::NodeFacts;
 

@@ -13,11 +13,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    diagnosis::IpvsSettings,
     node::{
-        Limits, command, http,
+        Limits, command, http, ipvs,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
-        rules::{self, RulesReader},
+        ruleset::{Family, read},
     },
     time::Timestamp,
 };
@@ -45,6 +46,7 @@ pub struct NodeState {
     pub kube_proxy_health: Option<Observed<Health>>,
     pub conntrack_use: Option<Observed<procfs::ConntrackUse>>,
     pub conntrack_counters: Option<Observed<procfs::ConntrackCounters>>,
+    pub ipvs_settings: Option<Observed<IpvsSettings>>,
     /// Addresses of this network namespace, without loopback.
     pub addresses: Option<Observed<BTreeSet<IpAddr>>>,
     /// What could not be read, each with the reason.
@@ -144,14 +146,13 @@ impl NodeReader {
                 return Ok(Some(ProxyMode::Ipvs));
             }
             let tables = || command::run("nft", &["list", "tables", "ip"], limits);
-            if rules::has_nf_tables(Path::new("/"))
+            if read::has_nf_tables(Path::new("/"))
                 && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
             {
                 return Ok(Some(ProxyMode::Nftables));
             }
-            let mut reader = RulesReader::new(limits, Duration::ZERO);
-            let rules = reader.read(IpAddr::V4(Ipv4Addr::UNSPECIFIED))?;
-            Ok(rules.value.has_kube_chains().then_some(ProxyMode::Iptables))
+            let snapshot = read::Reader { limits }.iptables_of(Family::Ipv4)?;
+            Ok(snapshot.rules.has_proxy_rules(Family::Ipv4).then_some(ProxyMode::Iptables))
         });
         match found.await {
             Ok(Ok(Some(mode))) => {
@@ -193,6 +194,7 @@ impl NodeReader {
             },
             Err(error) => gaps.push(format!("conntrack's counters: /proc/net/stat/nf_conntrack: {error}")),
         }
+        state.ipvs_settings = ipvs::settings(&self.proc).map(|value| Observed { time: now(), value });
         match net("fib_trie") {
             Ok(trie) => {
                 let value = procfs::parse_addresses(&trie, &net("if_inet6").unwrap_or_default());

@@ -8,6 +8,7 @@ use std::{
     mem::offset_of,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Buf;
@@ -17,15 +18,17 @@ use network_types::{
     udp::UdpHdr,
 };
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, FLAG_TABLE_FULL, Hook, Kind, PACKET_HEAD_BYTES,
-    PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord, TableFullRecord,
+    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, FLAG_TABLE_FULL, Hook, InvalidRecord,
+    IpvsRecord, Kind, MISSING, PACKET_HEAD_BYTES, PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord,
+    TableFullRecord, WHY_BYTES,
 };
 
-use super::layout::Layout;
+use super::{layout::Layout, listed};
 use crate::{
+    node::entries::OldEntry,
     sighting::{
-        Conntrack, ConntrackFact, Fact, Netns, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
-        Status, Task, TcpState, Tuple,
+        Conntrack, ConntrackFact, EntryNote, Fact, IpvsFact, IpvsFlags, Netns, PacketFact, Protocol,
+        Sighting, SocketEvent, SocketFact, Status, Task, TcpState, Tuple,
     },
     time::Timestamp,
 };
@@ -152,28 +155,67 @@ impl Decoder {
             k if k == Kind::Packet as u8 => size_of::<PacketRecord>(),
             k if k == Kind::Socket as u8 => size_of::<SocketRecord>(),
             k if k == Kind::TableFull as u8 => size_of::<TableFullRecord>(),
+            k if k == Kind::Invalid as u8 => size_of::<InvalidRecord>(),
+            k if k == Kind::Ipvs as u8 => size_of::<IpvsRecord>(),
             kind => return Err(DecodeError::UnknownKind { kind }),
         };
         if record.len() != expected {
             return Err(DecodeError::WrongLength { kind, length: record.len(), expected });
         }
+        let time = Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns));
         let fact = match kind {
-            k if k == Kind::Conntrack as u8 => Fact::Conntrack(self.conntrack(rest)?),
+            k if k == Kind::Conntrack as u8 => Fact::Conntrack(self.conntrack(hook, time, rest)?),
             k if k == Kind::Packet as u8 => Fact::Packet(self.packet(hook, rest)?),
+            k if k == Kind::Invalid as u8 => Fact::Packet(self.invalid(hook, rest)?),
             k if k == Kind::Socket as u8 => Fact::Socket(self.socket(hook, rest)?),
+            k if k == Kind::Ipvs as u8 => Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
             _ => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
         };
-        let time = Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns));
         Ok(Sighting { time, cpu, hook, netns, fact })
     }
 
-    fn conntrack(&mut self, mut rest: &[u8]) -> Result<ConntrackFact, DecodeError> {
-        let ct = rest.get_u64_ne();
-        rest.advance(8); // ctinfo and detail: told by the hook
+    /// Reads the record of an entry that was listed, not met, with the record's bytes.
+    pub fn listed(&mut self, entry: &OldEntry, netns: Netns) -> Option<(Sighting, impl AsRef<[u8]> + use<>)> {
+        let record = listed::record(entry, netns, &self.layout, self.clock_offset_ns)?;
+        self.decode(&record).ok().map(|sighting| (sighting, record))
+    }
+
+    fn conntrack(
+        &mut self,
+        hook: Hook,
+        time: Timestamp,
+        mut rest: &[u8],
+    ) -> Result<ConntrackFact, DecodeError> {
+        let id = rest.get_u64_ne();
+        rest.advance(4); // ctinfo: told by the hook
+        let detail = rest.get_u32_ne();
         let pid = rest.get_u32_ne();
-        rest.advance(4);
+        let tcp_state = u8::try_from(rest.get_u32_ne()).ok();
         let (comm, head) = rest.split_at(COMM_BYTES);
-        Ok(ConntrackFact { ct: self.entry(ct, head)?, task: self.task(pid, comm) })
+        let ct = self.entry(id, head)?;
+        let note = EntryNote {
+            tcp_state: tcp_state.filter(|_| {
+                matches!(hook, Hook::Confirm | Hook::Delete) && ct.orig.protocol == Protocol::TCP
+            }),
+            deleted_by: (hook == Hook::Delete && detail != 0).then_some(detail),
+            last_packet: (hook == Hook::Look && id == 0 && detail != MISSING)
+                .then(|| time.saturating_sub(Duration::from_secs(detail.into()))),
+        };
+        Ok(ConntrackFact { ct, task: self.task(pid, comm), note })
+    }
+
+    /// A packet record with the reason in words behind it.
+    fn invalid(&mut self, hook: Hook, rest: &[u8]) -> Result<PacketFact, DecodeError> {
+        let (packet, why) = rest
+            .len()
+            .checked_sub(WHY_BYTES)
+            .and_then(|at| rest.split_at_checked(at))
+            .ok_or(DecodeError::Unreadable)?;
+        let mut fact = self.packet(hook, packet)?;
+        let end = why.iter().position(|byte| *byte == 0).unwrap_or(why.len());
+        let text = String::from_utf8_lossy(why.get(..end).unwrap_or_default());
+        fact.reason = (!text.trim().is_empty()).then(|| Arc::from(text.trim()));
+        Ok(fact)
     }
 
     fn packet(&mut self, hook: Hook, mut rest: &[u8]) -> Result<PacketFact, DecodeError> {
@@ -188,10 +230,13 @@ impl Decoder {
             Some((tuple, flags)) => (Some(tuple), flags),
             None => (None, 0),
         };
-        let rejects = matches!(hook, Hook::SendUnreach | Hook::NfSendReset);
+        let icmp = if hook == Hook::IcmpError { icmp_error(packet) } else { None };
+        let rejects = hook.is_unreach() || hook.is_forged_reset();
         let reason_name = match hook {
-            Hook::KfreeSkb => self.layout.drop_reason(reason),
-            Hook::TcpSendReset | Hook::TcpV4SendReset => self.layout.reset_reason(reason),
+            Hook::KfreeSkb | Hook::IpVsConnExpire => self.layout.drop_reason(reason),
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
+                self.layout.reset_reason(reason)
+            }
             _ => None,
         };
         Ok(PacketFact {
@@ -202,10 +247,15 @@ impl Decoder {
             original_direction: (ctinfo != CTINFO_NONE).then_some(ctinfo < IP_CT_IS_REPLY),
             reason: match reason_name {
                 Some(name) => Some(Arc::clone(name)),
-                None if reason == REASON_NONE || hook == Hook::SendUnreach => None,
+                None if icmp.is_some() => icmp.map(|(kind, _)| Arc::from(icmp_type(kind))),
+                None if reason == REASON_NONE || hook.is_unreach() => None,
                 None => Some(Arc::from(format!("reason {reason}"))),
             },
-            icmp_code: if hook == Hook::SendUnreach { u8::try_from(reason).ok() } else { None },
+            icmp_code: match icmp {
+                Some((_, code)) => Some(code),
+                None if hook.is_unreach() => u8::try_from(reason).ok(),
+                None => None,
+            },
             nf_hook: if rejects { u8::try_from(nf_hook).ok() } else { None },
             table_full: flags & FLAG_TABLE_FULL != 0,
         })
@@ -309,6 +359,25 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes_at(bytes, at).map(u16::from_ne_bytes)
 }
 
+fn ipvs(mut rest: &[u8]) -> Option<IpvsFact> {
+    let flags = IpvsFlags(rest.try_get_u32_ne().ok()?);
+    let (family, dest_family) = (rest.try_get_u16_ne().ok()?, rest.try_get_u16_ne().ok()?);
+    let (addresses, mut ports) = rest.split_at_checked(48)?;
+    let address = |family: u16, at: usize| -> Option<IpAddr> {
+        match family {
+            AF_INET => Some(Ipv4Addr::from(bytes_at::<4>(addresses, at)?).into()),
+            AF_INET6 => Some(Ipv6Addr::from(bytes_at::<16>(addresses, at)?).into()),
+            _ => None,
+        }
+    };
+    let mut port = || ports.try_get_u16().ok();
+    let client = SocketAddr::new(address(family, 0)?, port()?);
+    let virtual_server = SocketAddr::new(address(family, 16)?, port()?);
+    let destination = SocketAddr::new(address(dest_family, 32)?, port()?);
+    let protocol = Protocol(u8::try_from(ports.try_get_u16_ne().ok()?).ok()?);
+    Some(IpvsFact { tuple: Tuple::new(protocol, client, virtual_server), destination, flags })
+}
+
 fn tuple_at(bytes: &[u8], fields: &TupleFields) -> Option<Tuple> {
     let address = |at: usize| -> Option<IpAddr> {
         match u16_at(bytes, fields.l3num)? {
@@ -361,6 +430,30 @@ fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
     };
     let flags = if protocol == Protocol::TCP { transport.get(TCP_FLAGS).copied().unwrap_or(0) } else { 0 };
     Some((Tuple::new(protocol, SocketAddr::new(src, src_port), SocketAddr::new(dst, dst_port)), flags & 0x3f))
+}
+
+const ICMP: u8 = 1;
+
+/// Type and code of an ICMP message, from its network header on.
+fn icmp_error(packet: &[u8]) -> Option<(u8, u8)> {
+    let first = *packet.first()?;
+    if first >> 4 != 4 || *packet.get(offset_of!(Ipv4Hdr, proto))? != ICMP {
+        return None;
+    }
+    let header_len = usize::from(first & 0xf) * 4;
+    bytes_at::<2>(packet, header_len).map(|[kind, code]| (kind, code))
+}
+
+/// The kernel's name of an ICMP error's type (`include/uapi/linux/icmp.h`), without its prefix.
+const fn icmp_type(kind: u8) -> &'static str {
+    match kind {
+        3 => "DEST_UNREACH",
+        4 => "SOURCE_QUENCH",
+        5 => "REDIRECT",
+        11 => "TIME_EXCEEDED",
+        12 => "PARAMETERPROB",
+        _ => "other",
+    }
 }
 
 /// The flags are the second byte of the bit field behind the acknowledgement number.

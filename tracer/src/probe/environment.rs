@@ -154,6 +154,11 @@ impl Environment {
         presence(&self.btf_path(name))
     }
 
+    /// A sysctl by its path below `/proc/sys`, of this process's namespaces.
+    pub fn sysctl(&self, path: &str) -> Option<String> {
+        read_line(&self.root.join("proc/sys").join(path))
+    }
+
     /// Where the BTF of a module, or `vmlinux`, is read.
     pub fn btf_path(&self, name: &str) -> PathBuf {
         self.root.join("sys/kernel/btf").join(name.replace('-', "_"))

@@ -5,12 +5,15 @@ use tracer_ebpf::Hook;
 /// How a program reaches its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
-    /// At a function's entry. Distributions ship conntrack and NAT as modules, which aya's fentry does not reach.
+    /// At a function's entry: by fentry where [`twin`] names a program for it and the kernel allows it, else by kprobe.
     Kprobe,
-    /// At a function's entry and return, joined by CPU and nesting depth.
+    /// At a function's return with its arguments: by fexit, else by a kprobe and a kretprobe joined by CPU and nesting
+    /// depth.
     KprobePair,
     /// A tracepoint's arguments as the kernel passes them; needs no tracefs.
     RawTracepoint,
+    /// Loaded, attached to nothing and run when the program asks.
+    OnDemand,
 }
 
 impl Attach {
@@ -19,8 +22,49 @@ impl Attach {
             Self::Kprobe => "kprobe",
             Self::KprobePair => "kprobe+kretprobe",
             Self::RawTracepoint => "raw tracepoint",
+            Self::OnDemand => "on demand",
         }
     }
+}
+
+/// A program that sees by fentry or fexit what a hook's own programs see by kprobes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twin {
+    Entry(&'static str),
+    Exit(&'static str),
+}
+
+impl Twin {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Entry(_) => "fentry",
+            Self::Exit(_) => "fexit",
+        }
+    }
+}
+
+/// The hook's program for fentry or fexit, if it has one.
+pub const fn twin(hook: Hook) -> Option<Twin> {
+    Some(match hook {
+        Hook::Confirm => Twin::Entry("confirm_fentry"),
+        Hook::NatSetup => Twin::Entry("nat_setup_fentry"),
+        Hook::ResolveClash => Twin::Entry("resolve_clash_fentry"),
+        Hook::KillAcct => Twin::Entry("kill_acct_fentry"),
+        Hook::Delete => Twin::Entry("delete_fentry"),
+        Hook::EarlyDrop => Twin::Exit("early_drop_fexit"),
+        Hook::SendUnreach => Twin::Entry("send_unreach_fentry"),
+        Hook::NfSendReset => Twin::Entry("nf_send_reset_fentry"),
+        Hook::IcmpError => Twin::Entry("icmp_error_fentry"),
+        Hook::TcpPacket => Twin::Entry("tcp_packet_fentry"),
+        Hook::TcpV4SendReset => Twin::Entry("tcp_v4_send_reset_fentry"),
+        Hook::TcpV6SendReset => Twin::Entry("tcp_v6_send_reset_fentry"),
+        Hook::SendUnreach6 => Twin::Entry("send_unreach6_fentry"),
+        Hook::NfSendReset6 => Twin::Entry("nf_send_reset6_fentry"),
+        // `ip_vs_conn_new` has seven arguments, more than a trampoline passes before 6.6.
+        Hook::IpVsLeave => Twin::Entry("ipvs_leave_fentry"),
+        Hook::IpVsConnExpire => Twin::Entry("ipvs_conn_expire_fentry"),
+        _ => return None,
+    })
 }
 
 /// Which traces attach a hook.
@@ -53,6 +97,9 @@ pub struct HookSpec {
     /// What its absence costs, in words for an operator.
     pub cost: &'static str,
 }
+
+/// The module without which there is no virtual server, and nothing to be seen of one.
+pub(super) const IPVS: &str = "ip_vs";
 
 const CT: &[&str] = &[
     "CT_ORIG",
@@ -124,6 +171,26 @@ pub const HOOKS: &[HookSpec] = &[
         cost: "a RST forged by a rule looks like the backend's own",
     },
     HookSpec {
+        hook: Hook::SendUnreach6,
+        programs: &["send_unreach6"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_reject_ipv6"),
+        arguments: &[("skb_in", 1), ("code", 2), ("hooknum", 3)],
+        fields: PACKET,
+        cost: "over IPv6 a REJECT can't be told from a DROP: a Service without endpoints is not named (C20)",
+    },
+    HookSpec {
+        hook: Hook::NfSendReset6,
+        programs: &["nf_send_reset6"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_reject_ipv6"),
+        arguments: &[("oldskb", 2), ("hook", 3)],
+        fields: PACKET,
+        cost: "over IPv6 a RST forged by a rule looks like the backend's own",
+    },
+    HookSpec {
         hook: Hook::EarlyDrop,
         programs: &["early_drop", "early_drop_return"],
         attach: Attach::KprobePair,
@@ -184,6 +251,16 @@ pub const HOOKS: &[HookSpec] = &[
         cost: "a RST from a port without a listener is seen only at the client (C28)",
     },
     HookSpec {
+        hook: Hook::TcpV6SendReset,
+        programs: &["tcp_v6_send_reset"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: None,
+        arguments: &[("sk", 0), ("skb", 1)],
+        fields: PACKET,
+        cost: "over IPv6 a RST from a port without a listener is seen only at the client (C28)",
+    },
+    HookSpec {
         hook: Hook::TcpRetransmit,
         programs: &["tcp_retransmit"],
         attach: Attach::RawTracepoint,
@@ -214,6 +291,46 @@ pub const HOOKS: &[HookSpec] = &[
         cost: "the end of a flow whose sockets are elsewhere is not seen",
     },
     HookSpec {
+        hook: Hook::InvalidLog,
+        programs: &["invalid_log"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_conntrack"),
+        arguments: &[("skb", 0), ("ct", 1)],
+        fields: SKB_CT,
+        cost: "why conntrack calls a packet invalid is not seen (C18, C18b)",
+    },
+    HookSpec {
+        hook: Hook::IcmpError,
+        programs: &["icmp_error"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_nat"),
+        arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)],
+        fields: PACKET,
+        cost: "an ICMP error from another node looks like silence: a refused datagram, a host that cannot be reached",
+    },
+    HookSpec {
+        hook: Hook::Look,
+        programs: &["look"],
+        attach: Attach::OnDemand,
+        need: Need::Failure,
+        module: None,
+        arguments: &[],
+        fields: CT,
+        cost: "whether a datagram was answered is not known before its entry ends",
+    },
+    HookSpec {
+        hook: Hook::TcpPacket,
+        programs: &["tcp_packet"],
+        attach: Attach::Kprobe,
+        need: Need::Targeted,
+        module: Some("nf_conntrack"),
+        arguments: &[("skb", 1), ("dataoff", 2)],
+        fields: PACKET,
+        cost: "a RST between two other hosts is not seen while it passes",
+    },
+    HookSpec {
         hook: Hook::NatSetup,
         programs: &["nat_setup"],
         attach: Attach::Kprobe,
@@ -222,5 +339,52 @@ pub const HOOKS: &[HookSpec] = &[
         arguments: &[("ct", 0), ("maniptype", 2)],
         fields: CT,
         cost: "decisions are seen only once their packet leaves the node",
+    },
+    HookSpec {
+        hook: Hook::IpVsLeave,
+        programs: &["ipvs_leave"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some(IPVS),
+        arguments: &[("svc", 0), ("skb", 1)],
+        fields: PACKET,
+        cost: "that IPVS has no real server for a Service is seen as a drop only (C12, C20 in ipvs mode)",
+    },
+    HookSpec {
+        hook: Hook::IpVsConnExpire,
+        programs: &["ipvs_conn_expire"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some(IPVS),
+        arguments: &[("cp", 0)],
+        fields: PACKET,
+        cost: "a packet that IPVS drops with an old entry looks like a rule's drop (C13, C14)",
+    },
+    HookSpec {
+        hook: Hook::IpVsConnNew,
+        programs: &["ipvs_conn_new"],
+        attach: Attach::Kprobe,
+        need: Need::Full,
+        module: Some(IPVS),
+        arguments: &[("p", 0), ("dest_af", 1), ("daddr", 2), ("dport", 3), ("flags", 4)],
+        fields: &[
+            "OFF_IPVS_PARAM_CADDR",
+            "OFF_IPVS_PARAM_VADDR",
+            "OFF_IPVS_PARAM_CPORT",
+            "OFF_IPVS_PARAM_VPORT",
+            "OFF_IPVS_PARAM_PROTOCOL",
+            "OFF_IPVS_PARAM_AF",
+        ],
+        cost: "where IPVS does not track in conntrack (vs/conntrack=0), which endpoint a flow got stays unknown",
+    },
+    HookSpec {
+        hook: Hook::IpVsSchedule,
+        programs: &["ipvs_schedule", "ipvs_schedule_return"],
+        attach: Attach::KprobePair,
+        need: Need::Targeted,
+        module: Some(IPVS),
+        arguments: &[("svc", 0), ("skb", 1)],
+        fields: PACKET,
+        cost: "that IPVS could not make an entry for a packet (memory, overload defence) looks like a rule's drop",
     },
 ];

@@ -10,9 +10,10 @@ use std::{
 
 use super::{
     btf::{Btf, BtfError, Prototype},
-    environment::{Environment, Module},
-    hooks::HOOKS,
-    plan::KernelFacts,
+    environment::{Capability, Environment, Module},
+    hooks::{HOOKS, IPVS},
+    layout::Layout,
+    plan::{FentryTarget, KernelFacts},
 };
 
 /// The largest BTF that is read, bytes: six times that of a distribution's kernel.
@@ -77,6 +78,17 @@ impl Host {
         btf
     }
 
+    /// This kernel's layout, as far as viptrace needs it.
+    pub fn layout(&self) -> Layout {
+        let mut layout = Layout::resolve(&self.vmlinux);
+        match self.environment.module(IPVS) {
+            Module::Loaded => layout.resolve_module(IPVS, self.module(IPVS).as_deref()),
+            Module::BuiltIn => layout.resolve_module(IPVS, Some(&self.vmlinux)),
+            Module::Absent => {}
+        }
+        layout
+    }
+
     fn in_kallsyms(&self, name: &str) -> bool {
         let symbols = self.symbols.get_or_init(|| {
             let wanted: Vec<&'static str> = HOOKS.iter().map(|spec| spec.hook.symbol()).collect();
@@ -125,6 +137,26 @@ impl KernelFacts for Host {
         self.environment.module(name) != Module::Absent
     }
 
+    /// Static functions can share a name, and may have been changed by the compiler: BTF describes neither.
+    fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
+        let module = HOOKS.iter().find(|spec| spec.hook.symbol() == name).and_then(|spec| spec.module);
+        let Some(module) = module.filter(|module| self.environment.module(module) != Module::BuiltIn) else {
+            let function = self.vmlinux.function_id(name).map_err(|error| error.to_string())?;
+            return Ok(FentryTarget { module: None, function });
+        };
+        let Some(btf) = self.module(module) else {
+            return Err(format!("the module {module} has no BTF here (modules have it since 5.11)"));
+        };
+        let function = btf.function_id(name).map_err(|error| error.to_string())?;
+        // BPF_BTF_GET_FD_BY_ID asks for it (kernel/bpf/syscall.c), and nothing else names a module's BTF.
+        if self.environment.capabilities.is_some_and(|held| !held.has(Capability::SysAdmin)) {
+            return Err(format!(
+                "fentry in a module needs CAP_SYS_ADMIN, to get at the BTF of {module}; kprobes do not"
+            ));
+        }
+        Ok(FentryTarget { module: Some(module), function })
+    }
+
     fn kprobes(&self) -> Result<(), String> {
         match self.environment.kprobe_type {
             Some(_) => Ok(()),
@@ -133,6 +165,10 @@ impl KernelFacts for Host {
                     .to_owned())
             }
         }
+    }
+
+    fn ipvs_conntrack(&self) -> Option<bool> {
+        self.environment.sysctl("net/ipv4/vs/conntrack").map(|value| value != "0")
     }
 }
 

@@ -1,24 +1,35 @@
 //! The live kernel: loads the object, attaches the plan's hooks, reads records and counts the lost ones.
 
-use std::{fmt, io, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    fmt, io,
+    net::IpAddr,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{HashMap, MapData, MapError, PerCpuArray, RingBuf},
-    programs::{KProbe, Program, ProgramError, RawTracePoint},
+    programs::{KProbe, Program, ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
 use tokio::io::unix::AsyncFd;
-use tracer_ebpf::{HOOK_SLOTS, Hook, MISSING, map};
+use tracer_ebpf::{HOOK_SLOTS, Hook, LOST_ANY, MISSING, map};
 use tracing::{debug, warn};
 
 use super::{
     clock,
     decode::Decoder,
-    hooks::{Attach, HookSpec},
+    fentry::{self, Link, Loader, Place},
+    hooks::{Attach, HookSpec, Twin, twin},
     layout::{FIELDS, Layout},
-    plan::HookPlan,
+    plan::{FentryTarget, HookPlan, Tier},
 };
-use crate::{sighting::Sighting, time::Timestamp};
+use crate::{
+    node::entries::OldEntry,
+    sighting::{Netns, Sighting},
+    time::Timestamp,
+};
 
 #[cfg(not(viptrace_without_bpf))]
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
@@ -71,13 +82,16 @@ pub struct AttachGap {
 
 /// An attached tracer. Dropping it detaches every hook.
 pub struct Probe {
-    // Owns the programs and their links.
+    // Owns the programs and their links, but for those of fentry.
     ebpf: Ebpf,
+    _fentry: Vec<Link>,
+    programs: Vec<(Hook, OwnedFd)>,
     ring: AsyncFd<RingBuf<MapData>>,
     lost: PerCpuArray<MapData, u64>,
     lost_before: [u64; HOOK_SLOTS],
     attached: Vec<Hook>,
     gaps: Vec<AttachGap>,
+    fallbacks: Vec<AttachGap>,
     decoder: Decoder,
     clock_offset_ns: u64,
     armed_at: Timestamp,
@@ -107,10 +121,25 @@ impl Probe {
             set_targets(&mut ebpf, targets)?;
         }
         let mut attached = Vec::new();
-        let mut gaps = Vec::new();
+        let (mut gaps, mut fallbacks) = (Vec::new(), Vec::new());
+        let (mut fentry, mut programs) = (Fentry::default(), Vec::new());
         for (spec_index, spec) in plan.planned() {
+            if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
+                match fentry.attach(&ebpf, spec, target) {
+                    Ok(program) => {
+                        programs.extend(program.map(|program| (spec.hook, program)));
+                        attached.push(spec.hook);
+                        continue;
+                    }
+                    Err(reason) => fallbacks.push(AttachGap { spec_index, reason }),
+                }
+            }
             match attach_hook(&mut ebpf, spec) {
-                Ok(()) => attached.push(spec.hook),
+                Ok(()) => {
+                    let fds = spec.programs.iter().filter_map(|name| program_fd(&ebpf, name));
+                    programs.extend(fds.map(|fd| (spec.hook, fd)));
+                    attached.push(spec.hook);
+                }
                 Err(error) if plan.is_essential(spec) => return Err(error),
                 Err(error) => gaps.push(AttachGap { spec_index, reason: error.to_string() }),
             }
@@ -135,6 +164,9 @@ impl Probe {
             lost_before: [0; HOOK_SLOTS],
             attached,
             gaps,
+            fallbacks,
+            _fentry: fentry.links,
+            programs,
             decoder: Decoder::new(layout, clock_offset_ns),
             clock_offset_ns,
             armed_at,
@@ -145,6 +177,11 @@ impl Probe {
     /// Hooks that were planned and that the kernel then refused.
     pub fn gaps(&self) -> &[AttachGap] {
         &self.gaps
+    }
+
+    /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
+    pub fn fallbacks(&self) -> &[AttachGap] {
+        &self.fallbacks
     }
 
     pub fn attached(&self) -> &[Hook] {
@@ -200,6 +237,22 @@ impl Probe {
         read
     }
 
+    /// Old entries as if the kernel had told of them: sightings, and the records to keep.
+    pub fn listed(
+        &mut self,
+        entries: &[OldEntry],
+        netns: Netns,
+        into: &mut Vec<Sighting>,
+        mut keep: impl FnMut(&[u8]),
+    ) {
+        for entry in entries {
+            if let Some((sighting, record)) = self.decoder.listed(entry, netns) {
+                keep(record.as_ref());
+                into.push(sighting);
+            }
+        }
+    }
+
     /// To be called once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for
     /// new records.
     pub fn caught_up(&mut self) {
@@ -212,6 +265,12 @@ impl Probe {
     /// Records lost in the kernel since the last call, by hook.
     pub fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
         let mut losses = Vec::new();
+        // Asked after every batch, and hardly ever another number than before.
+        let any: u64 = self.lost.get(&(LOST_ANY as u32), 0)?.iter().sum();
+        if any == self.lost_before[LOST_ANY] {
+            return Ok(losses);
+        }
+        self.lost_before[LOST_ANY] = any;
         for hook in &self.attached {
             let slot = *hook as usize;
             let total: u64 = self.lost.get(&(slot as u32), 0)?.iter().sum();
@@ -222,6 +281,36 @@ impl Probe {
             }
         }
         Ok(losses)
+    }
+
+    /// Has these conntrack entries read again, by their kernel addresses: what they are by now comes as sightings of
+    /// [`Hook::Look`]. An address where another entry lies by now tells of that one. Returns how many were asked for
+    /// in vain.
+    pub fn look(&mut self, entries: &[u64]) -> usize {
+        if entries.is_empty() || !self.attached.contains(&Hook::Look) {
+            return entries.len();
+        }
+        let Some(Program::RawTracePoint(program)) = self.ebpf.program_mut("look") else {
+            return entries.len();
+        };
+        let mut failed = 0;
+        for entry in entries {
+            let mut options = RawTracePointRunOptions::new();
+            options.args[0] = *entry;
+            if let Err(error) = program.test_run(options) {
+                failed += 1;
+                debug!(entry, "an entry could not be looked at: {}", chain(&error));
+            }
+        }
+        failed
+    }
+
+    /// How often the kernel left a hook's program out, because the same program ran on that CPU already: an interrupt
+    /// came in its middle and led to the same function. Counted since 5.12 for fentry and later for the others.
+    pub fn missed_runs(&self) -> Vec<(Hook, u64)> {
+        let missed = |program: &OwnedFd| fentry::missed_runs(program.as_fd()).unwrap_or_default();
+        let counted = self.programs.iter().map(|(hook, program)| (*hook, missed(program)));
+        counted.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Replaces the addresses of a targeted trace.
@@ -265,6 +354,39 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
     loader.load(OBJECT)
 }
 
+/// The programs attached by fentry and fexit.
+#[derive(Default)]
+struct Fentry {
+    /// Made for the first of them; the text is why it could not be.
+    loader: Option<Result<Loader, String>>,
+    links: Vec<Link>,
+}
+
+impl Fentry {
+    fn attach(
+        &mut self,
+        ebpf: &Ebpf,
+        spec: &HookSpec,
+        target: &FentryTarget,
+    ) -> Result<Option<OwnedFd>, String> {
+        let (name, place) = match twin(spec.hook) {
+            Some(Twin::Entry(name)) => (name, Place::Entry),
+            Some(Twin::Exit(name)) => (name, Place::Exit),
+            None => return Err(format!("{} has no fentry program", spec.hook.symbol())),
+        };
+        let loader = self
+            .loader
+            .get_or_insert_with(|| Loader::new(OBJECT, ebpf).map_err(|error| error.to_string()))
+            .as_mut()
+            .map_err(|error| error.clone())?;
+        let link = loader.attach(name, place, target).map_err(|error| error.to_string())?;
+        let program = link.program.try_clone().ok();
+        self.links.push(link);
+        debug!(symbol = spec.hook.symbol(), program = name, "attached");
+        Ok(program)
+    }
+}
+
 fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec) -> Result<(), AttachError> {
     let symbol = spec.hook.symbol();
     for program in spec.programs {
@@ -281,11 +403,27 @@ fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec) -> Result<(), AttachError> {
                 tracepoint.load().map_err(|error| refused(&error))?;
                 tracepoint.attach(symbol).map_err(|error| refused(&error))?;
             }
+            (Program::RawTracePoint(on_demand), Attach::OnDemand) => {
+                let on_demand: &mut RawTracePoint = on_demand;
+                on_demand.load().map_err(|error| refused(&error))?;
+                // No entry lies at this address: nothing is reported, and a kernel that cannot do it says so.
+                on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
+            }
             _ => return Err(AttachError::Map { name: program }),
         }
         debug!(symbol, program, "attached");
     }
     Ok(())
+}
+
+/// A loaded program's descriptor, for questions about it.
+fn program_fd(ebpf: &Ebpf, name: &str) -> Option<OwnedFd> {
+    let fd = match ebpf.program(name)? {
+        Program::KProbe(program) => program.fd().ok()?,
+        Program::RawTracePoint(program) => program.fd().ok()?,
+        _ => return None,
+    };
+    fd.as_fd().try_clone_to_owned().ok()
 }
 
 fn set_targets(ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<(), AttachError> {
@@ -316,7 +454,7 @@ fn key(address: &IpAddr) -> [u8; 16] {
 }
 
 /// An error with its causes in one line; the verifier's log in full is for a developer's eyes (`-vv`).
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -7,10 +7,12 @@ pub mod btf;
 mod clock;
 pub mod decode;
 pub mod environment;
+mod fentry;
 pub mod hooks;
 pub mod host;
 pub mod kernel;
 pub mod layout;
+mod listed;
 pub mod plan;
 
 pub use clock::unix_ns;

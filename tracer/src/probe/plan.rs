@@ -7,7 +7,7 @@ use tracer_ebpf::Hook;
 
 use super::{
     btf::Prototype,
-    hooks::{Attach, HOOKS, HookSpec, Need},
+    hooks::{Attach, HOOKS, HookSpec, IPVS, Need, twin},
     layout::Layout,
 };
 
@@ -23,6 +23,45 @@ pub trait KernelFacts {
     fn has_module(&self, name: &str) -> bool;
     /// Whether kprobes exist and may be used.
     fn kprobes(&self) -> Result<(), String>;
+    /// Whether IPVS tracks its connections in conntrack (`net.ipv4.vs.conntrack`); `None` where it does not say.
+    fn ipvs_conntrack(&self) -> Option<bool> {
+        None
+    }
+    /// Where fentry and fexit find a function, or why they cannot be used for it.
+    fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
+        Err(format!("nothing is known of fentry on {name}"))
+    }
+}
+
+/// A function as fentry and fexit name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FentryTarget {
+    /// The module whose BTF describes it; vmlinux's where there is none.
+    pub module: Option<&'static str>,
+    /// Its id in that BTF.
+    pub function: u32,
+}
+
+/// How functions are to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tiers {
+    /// Each by fentry where that is possible, else by kprobe.
+    #[default]
+    Auto,
+    /// By fentry only.
+    Fentry,
+    /// By kprobe only.
+    Kprobe,
+}
+
+/// How one function is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tier {
+    Fentry(FentryTarget),
+    /// And why not by fentry.
+    Kprobe(String),
+    /// A tracepoint, which has one way only.
+    Tracepoint,
 }
 
 /// Which hooks a trace asks for.
@@ -61,6 +100,17 @@ pub enum State {
 pub struct PlanLine {
     pub spec: &'static HookSpec,
     pub state: State,
+    pub tier: Tier,
+}
+
+impl PlanLine {
+    /// How the hook is attached, in a word.
+    pub fn attach(&self) -> &'static str {
+        match (&self.tier, twin(self.spec.hook)) {
+            (Tier::Fentry(_), Some(twin)) => twin.as_str(),
+            _ => self.spec.attach.as_str(),
+        }
+    }
 }
 
 /// The hooks of one trace on one kernel.
@@ -73,15 +123,32 @@ pub struct HookPlan {
 
 impl HookPlan {
     pub fn new(set: HookSet, layout: &Layout, kernel: &impl KernelFacts) -> Self {
+        Self::with_tiers(set, Tiers::Auto, layout, kernel)
+    }
+
+    /// The same with functions reached as `tiers` says.
+    pub fn with_tiers(set: HookSet, tiers: Tiers, layout: &Layout, kernel: &impl KernelFacts) -> Self {
         let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
-        let lines = HOOKS
+        // Variadic: nothing but BTF tells where the format is, which was argument 2 before 5.14.
+        let format_is_third = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt") == Some(3);
+        let mut lines: Vec<PlanLine> = HOOKS
             .iter()
-            .map(|spec| PlanLine {
-                spec,
-                state: state(spec, set, layout, kernel, send_reset_reason.is_some()),
+            .map(|spec| {
+                let tier = tier(spec, tiers, kernel);
+                let state = state(spec, set, layout, kernel, send_reset_reason.is_some(), (tiers, &tier));
+                PlanLine { spec, state, tier }
             })
             .collect();
+        if !format_is_third
+            && let Some(line) = lines.iter_mut().find(|line| line.spec.hook == Hook::InvalidLog)
+            && line.state == State::Planned
+        {
+            line.state = State::Missing(
+                "this kernel's BTF does not say that `fmt` is argument 3, and it was another before 5.14"
+                    .to_owned(),
+            );
+        }
         Self { lines, kfree_reason, send_reset_reason }
     }
 
@@ -98,10 +165,22 @@ impl HookPlan {
             .map(|(index, line)| (index, line.spec))
     }
 
+    /// How the hook with this index is reached.
+    pub fn tier(&self, index: usize) -> Option<&Tier> {
+        self.lines.get(index).map(|line| &line.tier)
+    }
+
     /// A hook that was planned turned out to be refused by the kernel.
     pub fn refuse(&mut self, index: usize, reason: String) {
         if let Some(line) = self.lines.get_mut(index) {
             line.state = State::Missing(reason);
+        }
+    }
+
+    /// A function that fentry was planned for could be reached by a kprobe only.
+    pub fn fall_back(&mut self, index: usize, reason: String) {
+        if let Some(line) = self.lines.get_mut(index) {
+            line.tier = Tier::Kprobe(reason);
         }
     }
 
@@ -122,6 +201,26 @@ impl HookPlan {
             State::Missing(reason) => Some((line.spec, reason.as_str())),
             State::Planned | State::NotNeeded(_) => None,
         })
+    }
+
+    /// What a hook that is there does not tell on this kernel, and what that costs.
+    pub fn limits(&self) -> Vec<String> {
+        let planned = |hook| self.planned().any(|(_, spec)| spec.hook == hook);
+        let mut limits = Vec::new();
+        if self.kfree_reason.is_none() && planned(Hook::KfreeSkb) {
+            limits.push(
+                "kfree_skb gives no reason on this kernel (it does since 5.17): which rule or fault dropped a packet \
+                 cannot be told, and drops of established connections are not seen"
+                    .to_owned(),
+            );
+        }
+        if self.send_reset_reason.is_none() && planned(Hook::TcpSendReset) {
+            limits.push(
+                "tcp_send_reset gives no reason on this kernel (it does since 6.10): who sent a RST is seen, why is not"
+                    .to_owned(),
+            );
+        }
+        limits
     }
 
     /// Why tracing cannot run at all: an essential hook that is missing.
@@ -145,14 +244,29 @@ fn position(prototype: Option<&Prototype>, name: &str) -> Option<usize> {
     prototype?.position(name)
 }
 
+fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
+    if spec.attach == Attach::RawTracepoint {
+        return Tier::Tracepoint;
+    }
+    if tiers == Tiers::Kprobe {
+        return Tier::Kprobe("kprobes were asked for".to_owned());
+    }
+    if twin(spec.hook).is_none() {
+        return Tier::Kprobe("viptrace has no fentry program for it".to_owned());
+    }
+    kernel.fentry(spec.hook.symbol()).map_or_else(Tier::Kprobe, Tier::Fentry)
+}
+
 fn state(
     spec: &HookSpec,
     set: HookSet,
     layout: &Layout,
     kernel: &impl KernelFacts,
     send_reset_tells_all: bool,
+    (tiers, tier): (Tiers, &Tier),
 ) -> State {
-    if !set.asks_for(spec.need) {
+    let only_source = spec.hook == Hook::IpVsConnNew && kernel.ipvs_conntrack() == Some(false);
+    if !set.asks_for(spec.need) && !only_source {
         return State::NotNeeded(
             match spec.need {
                 Need::Targeted => "only where a target narrows the trace",
@@ -161,9 +275,18 @@ fn state(
             .to_owned(),
         );
     }
+    if spec.module == Some(IPVS) && !kernel.has_module(IPVS) && !kernel.has_symbol(spec.hook.symbol()) {
+        return State::NotNeeded("the module ip_vs is not loaded: there is no virtual server".to_owned());
+    }
+    // The confirmed entry's reply tuple tells the same, and of masquerading besides.
+    if spec.hook == Hook::IpVsConnNew && set != HookSet::Targeted && kernel.ipvs_conntrack() == Some(true) {
+        return State::NotNeeded(
+            "IPVS tracks in conntrack here: the confirmed entry names the endpoint".to_owned(),
+        );
+    }
     // From 6.10 the tracepoint has a reason, and with it tells of RSTs without a full socket (kernel commit
     // "tcp: rstreason: let it work finally in tcp_send_reset()").
-    if spec.hook == Hook::TcpV4SendReset && send_reset_tells_all {
+    if matches!(spec.hook, Hook::TcpV4SendReset | Hook::TcpV6SendReset) && send_reset_tells_all {
         return State::NotNeeded("tcp:tcp_send_reset tells of these RSTs on this kernel".to_owned());
     }
     let missing: Vec<&str> = spec.fields.iter().filter(|field| !layout.has(field)).copied().collect();
@@ -176,11 +299,25 @@ fn state(
             Some(prototype) => Some(prototype),
             None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
         },
+        // Whether the kernel can run a program on demand shows when it is asked to.
+        Attach::OnDemand => None,
         Attach::Kprobe | Attach::KprobePair => {
-            if let Err(reason) = kernel.kprobes() {
-                return State::Missing(reason);
+            if let Tier::Kprobe(why) = tier {
+                if tiers == Tiers::Fentry {
+                    return State::Missing(why.clone());
+                }
+                if let Err(reason) = kernel.kprobes() {
+                    return State::Missing(reason);
+                }
             }
             if !kernel.has_symbol(symbol) {
+                // Most clusters have one family: what the other's rules would need is no gap as long as none stands.
+                if spec.module == Some("nf_reject_ipv6") && !kernel.has_module("nf_reject_ipv6") {
+                    return State::NotNeeded(
+                        "the module nf_reject_ipv6 is not loaded: no rule refuses IPv6 on this node"
+                            .to_owned(),
+                    );
+                }
                 return State::Missing(match spec.module {
                     Some(module) if !kernel.has_module(module) => {
                         format!("the module {module} is not loaded: no rule that would use it exists yet")

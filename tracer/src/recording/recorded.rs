@@ -63,6 +63,16 @@ impl Recorded {
         }
     }
 
+    /// As [`Pipeline::take_looks`]; what is read comes as records.
+    pub fn take_looks(&mut self) -> Vec<u64> {
+        self.pipeline.take_looks()
+    }
+
+    /// As [`Pipeline::last_looks`].
+    pub fn last_looks(&mut self) -> Vec<u64> {
+        self.pipeline.last_looks()
+    }
+
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         self.pipeline.lost(count, from, to);
         if let Some(recorder) = &mut self.recorder {

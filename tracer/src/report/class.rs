@@ -98,6 +98,7 @@ fn exact_name(class: &str) -> Option<&'static str> {
         "N17" => "losing attempt of a racing client",
         "N18" => "kernel timer",
         "N19" => "refused by design",
+        "N20" => "sent, answer not seen",
         _ => return None,
     })
 }

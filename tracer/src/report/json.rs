@@ -18,8 +18,13 @@ const USUAL_BYTES: usize = 3072;
 
 /// The record, without a line end.
 pub(super) fn line(verdict: &Verdict) -> io::Result<String> {
+    line_of(verdict)
+}
+
+/// Any record, without a line end.
+pub(super) fn line_of(record: &impl Serialize) -> io::Result<String> {
     let mut out = Vec::with_capacity(USUAL_BYTES);
-    verdict.serialize(&mut Serializer::with_formatter(&mut out, Safe))?;
+    record.serialize(&mut Serializer::with_formatter(&mut out, Safe))?;
     String::from_utf8(out).map_err(io::Error::other)
 }
 

@@ -4,6 +4,7 @@
 //! Everything that a peer, a Pod or an API object could have named is made safe before a terminal sees it. What a
 //! verdict says is decided in `diagnosis`; here it is only laid out.
 
+pub mod check;
 pub mod class;
 mod columns;
 mod escape;

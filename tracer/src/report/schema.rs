@@ -5,7 +5,7 @@ use schemars::{
     generate::{SchemaGenerator, SchemaSettings},
 };
 
-use crate::verdict::Verdict;
+use crate::{triage::CheckReport, verdict::Verdict};
 
 /// JSON Schema (draft 2020-12) of one line of `-o json`.
 pub fn schema() -> Schema {
@@ -16,6 +16,18 @@ pub fn schema() -> Schema {
         whose outcome changes later has a second record with the same `flow.client`, `flow.vip` and \
         `flow.started`; the later one holds.";
     schema.insert("title".into(), "viptrace verdict".into());
+    schema.insert("description".into(), about.into());
+    schema
+}
+
+/// JSON Schema (draft 2020-12) of what `viptrace check -o json` writes.
+pub fn check_schema() -> Schema {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<CheckReport>();
+    let about = "What `viptrace check -o json` (one object), `-o yaml` (one document) and `--save` write: one check of \
+        one node. Every property is always present; what was not observed is null or empty. The order of `findings` \
+        is their rank.";
+    schema.insert("title".into(), "viptrace check".into());
     schema.insert("description".into(), about.into());
     schema
 }

@@ -79,7 +79,7 @@ pub(super) fn document(verdict: &Verdict) -> io::Result<String> {
 
 /// Escapes what the serializer left as it was but a terminal must not see. `\uXXXX` is read back inside double
 /// quotes; elsewhere it stays readable text.
-fn guard(text: &str) -> String {
+pub(super) fn guard(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     out.push_str("---\n");
     for character in text.chars() {

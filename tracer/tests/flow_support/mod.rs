@@ -12,13 +12,13 @@ use std::{
 
 use viptrace::{
     diagnosis::{
-        Address, ClusterView, Context, Membership, NodeView, Pod, Probe, Rule, ServicePort, Translations,
-        Usable, Via, judge,
+        Address, ClusterView, Context, Membership, NodeView, Pod, Probe, Rule, Ruling, ServicePort,
+        Translations, Usable, Via, judge,
     },
     flow::{Flow, FlowTable, Limits},
     sighting::{
-        Conntrack, ConntrackFact, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent, SocketFact,
-        Status, Task, TcpState, Tuple,
+        Conntrack, ConntrackFact, EntryNote, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent,
+        SocketFact, Status, Task, TcpState, Tuple,
     },
     time::Timestamp,
     verdict::Verdict,
@@ -27,6 +27,9 @@ use viptrace::{
 pub(crate) const NODE: Netns = Netns(4_026_531_840);
 pub(crate) const CLIENT_NS: Netns = Netns(4_026_532_100);
 pub(crate) const SERVER_NS: Netns = Netns(4_026_532_200);
+
+/// The address of a script's entry, unless it says otherwise.
+pub(crate) const CT: u64 = 0xffff_8880_1000_0000;
 
 /// Milliseconds after the start of the test's day.
 pub(crate) fn at(ms: u64) -> Timestamp {
@@ -59,7 +62,7 @@ impl Script {
             vip: addr(vip),
             endpoint: endpoint.map(addr),
             masquerade: None,
-            ct: 0xffff_8880_1000_0000,
+            ct: CT,
             out: Vec::new(),
         }
     }
@@ -96,7 +99,12 @@ impl Script {
 
     fn entry_event(self, ms: u64, hook: Hook, status: u32) -> Self {
         let ct = self.entry(status);
-        self.push(ms, hook, NODE, Fact::Conntrack(ConntrackFact { ct, task: None }))
+        self.push(
+            ms,
+            hook,
+            NODE,
+            Fact::Conntrack(ConntrackFact { ct, task: None, note: EntryNote::default() }),
+        )
     }
 
     pub(crate) fn confirm(self, ms: u64) -> Self {
@@ -106,7 +114,12 @@ impl Script {
     pub(crate) fn confirm_by(self, ms: u64, pid: u32, comm: &str) -> Self {
         let ct = self.entry(0);
         let task = Some(Task { pid, comm: comm.into() });
-        self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task }))
+        self.push(
+            ms,
+            Hook::Confirm,
+            NODE,
+            Fact::Conntrack(ConntrackFact { ct, task, note: EntryNote::default() }),
+        )
     }
 
     pub(crate) fn clash(self, ms: u64) -> Self {
@@ -119,6 +132,85 @@ impl Script {
 
     pub(crate) fn delete(self, ms: u64, status: u32) -> Self {
         self.entry_event(ms, Hook::Delete, Status::CONFIRMED | status)
+    }
+
+    /// What the entry is by now, because the table asked.
+    pub(crate) fn look(self, ms: u64, status: u32) -> Self {
+        self.entry_event(ms, Hook::Look, Status::CONFIRMED | status)
+    }
+
+    /// An entry older than the trace, as ctnetlink lists it.
+    pub(crate) fn listed(mut self, ms: u64, last_packet_ms: u64) -> Self {
+        let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED) };
+        let note = EntryNote { last_packet: Some(at(last_packet_ms)), ..EntryNote::default() };
+        self = self.push(ms, Hook::Look, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));
+        self
+    }
+
+    /// The entry was made for a segment without SYN.
+    pub(crate) fn confirm_midstream(self, ms: u64) -> Self {
+        let note = EntryNote { tcp_state: Some(3), ..EntryNote::default() };
+        let ct = self.entry(0);
+        self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
+    /// Somebody deleted the entry through netlink.
+    pub(crate) fn delete_by_hand(self, ms: u64) -> Self {
+        let note = EntryNote { tcp_state: Some(3), deleted_by: Some(4242), ..EntryNote::default() };
+        let ct = self.entry(Status::CONFIRMED | Status::SEEN_REPLY | Status::ASSURED);
+        self.push(ms, Hook::Delete, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
+    /// conntrack calls an answer of the endpoint invalid.
+    pub(crate) fn invalid_answer(self, ms: u64, why: &str) -> Self {
+        let mut packet = self.packet(self.reply(), 24, Some(self.entry(Status::CONFIRMED)));
+        packet.original_direction = Some(false);
+        packet.reason = Some(why.into());
+        self.push(ms, Hook::InvalidLog, NODE, Fact::Packet(packet))
+    }
+
+    /// The client's stack gets an answer under this address, has no connection with it, and sends a RST there.
+    pub(crate) fn client_has_no_socket(self, ms: u64, from: SocketAddr) -> Self {
+        let mut packet = self.packet(Tuple::new(self.protocol, from, self.client), 24, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
+    }
+
+    /// The endpoint's stack gets a segment of a connection that it does not have.
+    pub(crate) fn endpoint_has_no_connection(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.behind(), 24, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, SERVER_NS, Fact::Packet(packet))
+    }
+
+    /// A RST passes through the node.
+    pub(crate) fn transit_reset(self, ms: u64, by_client: bool, status: u32) -> Self {
+        let tuple = if by_client { self.orig() } else { self.reply() };
+        let mut packet = self.packet(tuple, 20, Some(self.entry(Status::CONFIRMED | status)));
+        packet.original_direction = Some(by_client);
+        self.push(ms, Hook::TcpPacket, NODE, Fact::Packet(packet))
+    }
+
+    /// A host tells of a packet to the endpoint by ICMP.
+    pub(crate) fn icmp_error(self, ms: u64, from: &str, code: u8) -> Self {
+        let tuple = Tuple::new(Protocol::ICMP, addr(from), SocketAddr::new(self.client.ip(), 0));
+        let mut packet = self.packet(tuple, 0, Some(self.entry(Status::CONFIRMED)));
+        packet.original_direction = Some(false);
+        packet.reason = Some("DEST_UNREACH".into());
+        packet.icmp_code = Some(code);
+        self.push(ms, Hook::IcmpError, NODE, Fact::Packet(packet))
+    }
+
+    /// A segment is dropped that conntrack has no entry for.
+    pub(crate) fn drop_invalid(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.reply(), 24, None);
+        packet.reason = Some("NETFILTER_DROP".into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
+    pub(crate) fn sctp(mut self) -> Self {
+        self.protocol = Protocol::SCTP;
+        self
     }
 
     pub(crate) fn with_ct(mut self, ct: u64) -> Self {
@@ -170,6 +262,23 @@ impl Script {
         packet.icmp_code = Some(code);
         packet.nf_hook = Some(2);
         self.push(ms, Hook::SendUnreach, NODE, Fact::Packet(packet)).drop_syn(ms, "NETFILTER_DROP")
+    }
+
+    /// nftables mode drops the SYN before NAT: no decision was taken.
+    pub(crate) fn drop_before_nat(self, ms: u64) -> Self {
+        let mut ct = self.entry(0);
+        (ct.status, ct.reply) = (Status(0), self.orig().reversed());
+        let mut packet = self.packet(self.orig(), 2, Some(ct));
+        packet.reason = Some("NETFILTER_DROP".into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
+    /// The client's stack resets the SYN-ACK that came straight from the endpoint.
+    pub(crate) fn client_resets_answer(self, ms: u64) -> Self {
+        let tuple = Tuple::new(self.protocol, self.endpoint.unwrap(), self.client);
+        let mut packet = self.packet(tuple, 0x12, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
     }
 
     /// The endpoint's stack has no socket: as 6.12 shows it (tracepoint and function), in the endpoint's namespace.
@@ -310,6 +419,8 @@ pub(crate) struct World {
     pub(crate) dataplane: Option<&'static str>,
     pub(crate) rules: Option<bool>,
     pub(crate) rule: Option<Rule>,
+    pub(crate) rulings: Vec<Ruling>,
+    pub(crate) served_at: Option<IpAddr>,
     pub(crate) conntrack: Option<(u64, u64)>,
     pub(crate) missing: Vec<Hook>,
     pub(crate) translations: Translations,
@@ -334,6 +445,8 @@ impl World {
             target: "8080".into(),
             local_only: false,
             proxy_name: None,
+            source_ranges: Vec::new(),
+            affinity: false,
         };
         let mut world = Self {
             services: HashMap::from([(addr(VIP), service)]),
@@ -352,6 +465,8 @@ impl World {
             dataplane: None,
             rules: Some(true),
             rule: Some(Rule::Forwards),
+            rulings: Vec::new(),
+            served_at: None,
             conntrack: Some((1000, 131_072)),
             missing: Vec::new(),
             translations: Translations::new(),
@@ -497,6 +612,12 @@ impl NodeView for World {
     }
     fn rule(&self, _: SocketAddr, _: Protocol) -> Option<Rule> {
         self.rule
+    }
+    fn rulings(&self, _: SocketAddr, _: Protocol, _: IpAddr) -> Vec<Ruling> {
+        self.rulings.clone()
+    }
+    fn serves_node_port_at(&self, _: u16, _: Protocol) -> Option<IpAddr> {
+        self.served_at
     }
     fn conntrack_use(&self) -> Option<(u64, u64)> {
         self.conntrack

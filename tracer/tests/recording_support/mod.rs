@@ -3,7 +3,7 @@
 //!
 //! The traffic varies what varies on a node: clients, ports, endpoints, times, addresses of kernel objects, hashes.
 
-#![allow(dead_code, reason = "each user takes what it needs")]
+#![allow(dead_code, unreachable_pub, reason = "each user takes what it needs")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::{
@@ -19,7 +19,7 @@ use std::{
 use viptrace::{
     cluster::{Cluster, LOOK_BACK, Source},
     flow::Limits,
-    node::{NodeFacts, NodeState, Observed, ProxyMode, Rules},
+    node::{NodeFacts, NodeState, Observed, ProxyMode, iptables, ruleset::Snapshot},
     pipeline::{Detail, Judgements, Pipeline},
     probe::decode::Decoder,
     recording::{
@@ -106,8 +106,11 @@ pub(crate) fn node(at: Timestamp) -> NodeFacts {
         gaps: vec!["a gap".to_owned()],
         ..NodeState::default()
     };
-    let rules = Arc::new(Observed { time: at, value: Rules::parse(saved) });
-    NodeFacts { state: Arc::new(state), ipv4_rules: Some(rules), ipv6_rules: None }
+    let rules = Arc::new(Observed {
+        time: at,
+        value: Snapshot { rules: iptables::parse(saved, iptables::Hint::default()), ..Snapshot::default() },
+    });
+    NodeFacts { state: Arc::new(state), rules: Some(rules) }
 }
 
 /// `splitmix64`: the same traffic each time.

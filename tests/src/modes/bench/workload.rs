@@ -4,7 +4,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -20,7 +20,7 @@ const TRANSFER: u8 = b't';
 
 pub(super) struct Workload {
     client: Netns,
-    vip: SocketAddrV4,
+    vip: SocketAddr,
 }
 
 /// One run of the connections, each a cycle.
@@ -34,7 +34,7 @@ impl Workload {
     /// Starts the server in `shop/cart-1`; the client is `shop/client-1`.
     pub(super) fn start(world: &World) -> Result<Self> {
         let server = &world.pod("shop/cart-1")?.place;
-        let address = SocketAddrV4::new(server.address, 8080);
+        let address = SocketAddr::new(server.address, 8080);
         let listener = server
             .netns
             .run(move || TcpListener::bind(address))?
@@ -53,8 +53,8 @@ impl Workload {
     }
 
     /// The Service address that both workloads go to.
-    pub(super) fn vip(&self) -> Ipv4Addr {
-        *self.vip.ip()
+    pub(super) fn vip(&self) -> IpAddr {
+        self.vip.ip()
     }
 
     pub(super) fn connections(&self) -> Result<Run> {

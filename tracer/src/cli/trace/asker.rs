@@ -3,7 +3,8 @@
 //! Owns when the node is read and what a read that fails leaves. Judges nothing.
 
 use std::{
-    net::IpAddr,
+    io,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,7 +13,11 @@ use tokio::sync::oneshot;
 
 use super::now;
 use crate::{
-    node::{NodeFacts, NodeReader, RulesReader},
+    node::{
+        NodeFacts, NodeReader,
+        entries::{self, OldEntry},
+        ruleset::Reader,
+    },
     time::Timestamp,
 };
 
@@ -21,6 +26,53 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 9;
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Between two lists of conntrack entries: as long as an entry without an answer lives by default.
+const LIST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Has the old UDP entries listed beside the event loop, at the beginning, now and then, and at the end.
+#[derive(Debug, Default)]
+pub(super) struct EntryLister {
+    asked: Option<oneshot::Receiver<io::Result<Vec<OldEntry>>>>,
+    last: Option<Instant>,
+}
+
+impl EntryLister {
+    /// Asks for a list where one is due and none under way.
+    pub(super) fn want(&mut self) {
+        if self.asked.is_none() && self.last.is_none_or(|last| last.elapsed() >= LIST_PAUSE) {
+            self.start();
+        }
+    }
+
+    /// When a list is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.asked.is_some() { None } else { self.last.map(|last| last + LIST_PAUSE) }
+    }
+
+    /// A list, now.
+    pub(super) async fn read(&mut self) -> io::Result<Vec<OldEntry>> {
+        self.start();
+        self.answer().await
+    }
+
+    fn start(&mut self) {
+        let (answer, asked) = oneshot::channel();
+        tokio::task::spawn_blocking(move || {
+            let _ = answer.send(entries::unanswered_datagrams(Path::new("/proc"), entries::LIMITS));
+        });
+        self.asked = Some(asked);
+        self.last = Some(Instant::now());
+    }
+
+    /// What was asked for; waits for ever where nothing was.
+    pub(super) async fn answer(&mut self) -> io::Result<Vec<OldEntry>> {
+        let Some(asked) = &mut self.asked else { return std::future::pending().await };
+        let answer = asked.await;
+        self.asked = None;
+        answer.unwrap_or_else(|_| Err(io::Error::other("the list of conntrack entries broke off")))
+    }
+}
 
 /// Reads the node beside the event loop, one read at a time.
 #[derive(Debug, Default)]
@@ -59,22 +111,17 @@ impl NodeAsker {
             tokio::time::sleep(pause).await;
             let begun = now();
             let mut state = NodeReader::default().read().await;
-            let listing = if with_rules {
-                tokio::task::spawn_blocking(|| RulesReader::default().read(IpAddr::from([0, 0, 0, 0])))
-                    .await
-                    .ok()
+            let read = if with_rules {
+                tokio::task::spawn_blocking(|| Reader::default().read()).await.ok()
             } else {
                 None
             };
-            let ipv4_rules = match listing.transpose() {
-                Ok(rules) => rules,
-                Err(gap) => {
-                    state.gaps.push(gap);
-                    None
-                }
-            };
+            let rules = read.map(|mut read| {
+                state.gaps.append(&mut read.value.gaps);
+                Arc::new(read)
+            });
             // Nobody waits any more where the trace is over.
-            let _ = answer.send((NodeFacts { state: Arc::new(state), ipv4_rules, ipv6_rules: None }, begun));
+            let _ = answer.send((NodeFacts { state: Arc::new(state), rules }, begun));
         });
         self.asked = Some(asked);
         let at = Instant::now() + pause;

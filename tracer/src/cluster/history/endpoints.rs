@@ -2,7 +2,11 @@
 //!
 //! Owns the reading of `EndpointSlices`: ports by name, conditions, several slices a Service. Must not judge a flow.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+};
 
 use super::History;
 use crate::{
@@ -96,9 +100,43 @@ impl History {
         let past = stretches.iter().filter_map(|s| Some((s.to.filter(|to| *to <= at)?, s)));
         match past.max_by_key(|(to, _)| *to) {
             Some((left, stretch)) => Membership::Left { at: left, last: stretch.state.clone() },
-            None if at < begins => Membership::Unknown { history_begins: begins },
-            None => Membership::NeverSeen { since: begins },
+            None => match self.under_an_old_name(service, port, endpoint, at) {
+                Some((left, last)) => Membership::Left { at: left, last },
+                None if at < begins => Membership::Unknown { history_begins: begins },
+                None => Membership::NeverSeen { since: begins },
+            },
         }
+    }
+
+    /// A port that is renamed changes its name in the Service first, in the slices a moment later: until then no slice
+    /// lists an endpoint under the new name. It has been one under a name that the Service no longer has, until the
+    /// slice or the Service changed.
+    fn under_an_old_name(
+        &self,
+        service: &Key,
+        port: &ServicePort,
+        endpoint: SocketAddr,
+        at: Timestamp,
+    ) -> Option<(Timestamp, EndpointState)> {
+        let line = self.services.get(service)?;
+        let span = line.spans().filter(|span| span.from <= at && span.value.is_some()).last()?;
+        let current = span.value?;
+        let keys = self.slices_of_service.get(service).into_iter().flatten();
+        let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(Timeline::spans);
+        spans
+            .filter(|slice| slice.from <= at)
+            .filter_map(|slice| {
+                let listed = slice.value.filter(|value| value.service.as_ref() == Some(service))?;
+                let old = listed.ports.iter().find(|old| {
+                    old.port == endpoint.port()
+                        && old.protocol == port.protocol
+                        && !current.ports.iter().any(|known| known.name == old.name)
+                })?;
+                let renamed = ServicePort { name: Arc::clone(&old.name), ..port.clone() };
+                let left = slice.to.filter(|to| *to <= at).unwrap_or(span.from);
+                find(listed, &renamed, endpoint).map(|state| (left, state))
+            })
+            .max_by_key(|(left, _)| *left)
     }
 
     /// The endpoints of this Service port at `at`, ready or not, each once, in the order of their addresses. An
@@ -177,8 +215,28 @@ impl History {
             .max()
     }
 
+    /// Every address and port that a slice of this Service port has listed, in all the time up to `at` that is known.
+    pub fn past_endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> BTreeSet<SocketAddr> {
+        let keys = self.slices_of_service.get(service).into_iter().flatten();
+        let lines = keys.filter_map(|key| self.slices.get(key)).filter(|line| line.versions.len() > 1);
+        let mut found = BTreeSet::new();
+        for version in lines.flat_map(|line| &line.versions).filter(|version| version.from <= at) {
+            let Some(slice) = &version.value else { continue };
+            let Some(number) = slice.port_for(port) else { continue };
+            let first = slice.endpoints.iter().filter_map(|endpoint| endpoint.addresses.first());
+            found.extend(first.map(|ip| SocketAddr::new(*ip, number)));
+        }
+        found
+    }
+
+    /// When this Service itself last changed, up to `at`.
+    pub fn service_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
+        let versions = self.services.get(service)?.versions.iter();
+        versions.map(|version| version.from).filter(|from| *from <= at).max()
+    }
+
     /// The Service's slices in force at `at`.
-    pub(super) fn slices_at<'a>(
+    pub fn slices_at<'a>(
         &'a self,
         service: &'a Key,
         at: Timestamp,

@@ -197,6 +197,21 @@ fn an_endpoint_is_told_by_the_time_of_the_question() {
 }
 
 #[test]
+fn a_port_that_is_renamed_has_not_lost_its_endpoints_before_the_slices_follow() {
+    let ready = [("10.1.0.1", true, true, false)];
+    let mut history = history(vec![web(), slice("s", "http", &ready)]);
+    let port = json!({"name": "www", "port": 80, "targetPort": "web"});
+    let renamed = json!({"clusterIP": "10.0.0.1", "selector": {"app": "web"}, "ports": [port]});
+    history.apply(at(2000), Change::Put(service("web", renamed)));
+    let between = membership(&history, "10.1.0.1:8080", 2001);
+    assert!(matches!(between, Membership::Left { at: when, .. } if when == at(2000)), "{between:?}");
+    history.apply(at(2002), Change::Put(slice("s", "www", &ready)));
+    assert!(matches!(membership(&history, "10.1.0.1:8080", 2003), Membership::Member { .. }));
+    // Another address never was one, under whatever name.
+    assert!(matches!(membership(&history, "10.1.0.9:8080", 2001), Membership::NeverSeen { .. }));
+}
+
+#[test]
 fn before_the_history_begins_an_absence_is_not_claimed() {
     let mut known_since = slice("s", "http", &[("10.1.0.1", true, true, false)]);
     known_since.created = Some(at(100));

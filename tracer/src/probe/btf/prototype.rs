@@ -63,6 +63,12 @@ impl Btf {
         )
     }
 
+    /// The id of a function in the kernel's BTF, for programs that attach by it. Several functions of one name are no
+    /// answer: static functions may share one, and which of them an id means nobody could say.
+    pub fn function_id(&self, name: &str) -> Result<u32, LookupError> {
+        self.agree("function", name, |record| record.kind == KIND_FUNC, |id, _| Ok(id))
+    }
+
     /// The number of a function's argument, from 0.
     pub fn parameter(&self, function: &str, name: &str) -> Result<usize, LookupError> {
         self.function(function)?

@@ -1,0 +1,88 @@
+//! What a scenario runs on: the mode in which kube-proxy wrote the node's rules, and the address family of the
+//! traffic. What a mode needs on the node is `rules`' business.
+
+use std::{fmt, net::IpAddr};
+
+pub use crate::matrix::{Family, Mode};
+
+impl Mode {
+    /// The folder of a capture that holds what kube-proxy said and wrote in this mode.
+    pub const fn capture(self) -> &'static str {
+        match self {
+            Self::Iptables | Self::IptablesLegacy => "iptables",
+            Self::Nftables => "nftables",
+            Self::Ipvs => "ipvs",
+        }
+    }
+}
+
+impl Family {
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// As Kubernetes writes it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    pub const fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// The length of a prefix that holds one address.
+    pub const fn host_prefix(self) -> u8 {
+        match self {
+            Self::V4 => 32,
+            Self::V6 => 128,
+        }
+    }
+}
+
+/// One way in which a scenario runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Variant {
+    pub mode: Mode,
+    pub family: Family,
+}
+
+impl Variant {
+    /// What most scenarios run in; their names need not say it.
+    pub const DEFAULT: Self = Self::new(Mode::Iptables, Family::V4);
+
+    pub const fn new(mode: Mode, family: Family) -> Self {
+        Self { mode, family }
+    }
+}
+
+/// As it was before there were others: iptables through nft, IPv4.
+pub const DEFAULT: &[Variant] = &[Variant::DEFAULT];
+const IPTABLES_6: Variant = Variant::new(Mode::Iptables, Family::V6);
+const LEGACY: Variant = Variant::new(Mode::IptablesLegacy, Family::V4);
+const NFTABLES: Variant = Variant::new(Mode::Nftables, Family::V4);
+const NFTABLES_6: Variant = Variant::new(Mode::Nftables, Family::V6);
+/// What only IPVS has.
+pub const IPVS_ONLY: &[Variant] = &[IPVS];
+const IPVS: Variant = Variant::new(Mode::Ipvs, Family::V4);
+/// Every mode, in every family that tells something new.
+pub const EVERY: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6, IPVS];
+/// Every mode that writes its rules for netfilter, in every family that tells something new.
+pub const NETFILTER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6];
+/// The same of IPv4, for what the captures have in it alone.
+pub const NETFILTER_4: &[Variant] = &[Variant::DEFAULT, LEGACY, NFTABLES];
+/// Where another writer's leftovers can stand beside kube-proxy's own rules.
+pub const BESIDE_OTHERS: &[Variant] = &[Variant::DEFAULT, NFTABLES];
+/// What a newer kube-proxy writes differently.
+pub const NEWER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, NFTABLES_6];
+/// Those that differ most, for scenarios that take long.
+pub const WIDE: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, IPVS];
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.family {
+            Family::V4 => write!(f, "{}", self.mode),
+            Family::V6 => write!(f, "{}-ipv6", self.mode),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The node in ipvs mode: what kube-proxy once wrote there, put back. It owns virtual servers, sets, the addresses of
+//! kube-ipvs0 and IPVS's sysctls, and knows nothing of what a fault means.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{
+    command,
+    dataplane::Mode,
+    netns::Netns,
+    wait,
+    world::{Stage, World},
+};
+
+/// The interface that has the virtual servers' addresses; it stays down.
+const LINK: &str = "kube-ipvs0";
+/// `IP_VS_TCP_S_ESTABLISHED` in `tcp_timeouts` of net/netfilter/ipvs/ip_vs_proto_tcp.c.
+const KERNEL_TCP_TIMEOUT_SECS: u32 = 900;
+/// Modules that kube-proxy loads for this mode.
+const MODULES: [&str; 5] = ["ip_vs", "ip_vs_rr", "xt_set", "xt_ipvs", "dummy"];
+
+/// What kube-proxy sets (`NewProxier` in `pkg/proxy/ipvs/proxier.go`), and the kernel's default for reuse since 5.9.
+const SYSCTLS: [(&str, &str); 4] = [
+    ("net.ipv4.vs.conntrack", "1"),
+    ("net.ipv4.vs.conn_reuse_mode", "1"),
+    ("net.ipv4.vs.expire_nodest_conn", "1"),
+    ("net.ipv4.vs.expire_quiescent_template", "1"),
+];
+
+/// One capture of a node in ipvs mode.
+#[derive(Clone, Debug)]
+pub struct Capture {
+    /// `iptables-save`; the rules name the sets.
+    pub rules: String,
+    sets: String,
+    virtual_servers: String,
+    addresses: Vec<Ipv4Addr>,
+}
+
+impl Capture {
+    pub fn read(folder: &Path) -> Result<Self> {
+        let text = |name: &str| {
+            let path = folder.join(name);
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+        };
+        let links: Value = serde_json::from_str(&text("ip-addr.json")?).context("reading ip-addr.json")?;
+        let of_kube_ipvs0 = links.as_array().into_iter().flatten().find(|link| link["ifname"] == LINK);
+        let addresses = of_kube_ipvs0
+            .and_then(|link| link["addr_info"].as_array())
+            .into_iter()
+            .flatten()
+            .filter_map(|address| address["local"].as_str()?.parse().ok())
+            .collect();
+        Ok(Self {
+            rules: text("iptables-save.txt")?,
+            sets: sets_for_any_kernel(&text("ipset-save.txt")?),
+            virtual_servers: text("ipvsadm-save.txt")?,
+            addresses,
+        })
+    }
+
+    /// With nothing that kube-proxy wrote but these rules.
+    #[must_use]
+    pub fn without_servers(rules: String) -> Self {
+        Self { rules, sets: String::new(), virtual_servers: String::new(), addresses: Vec::new() }
+    }
+
+    /// Without one virtual server; its address stays the node's own.
+    #[must_use]
+    pub fn without_virtual_server(&self, vip: SocketAddr) -> Self {
+        let server = format!(" -t {vip} ");
+        let mut cut = self.clone();
+        cut.virtual_servers.clear();
+        for line in self.virtual_servers.lines().filter(|line| !line.contains(&server)) {
+            cut.virtual_servers.push_str(line);
+            cut.virtual_servers.push('\n');
+        }
+        cut
+    }
+
+    /// With every real server at one address moved to another; of equal ones one is left.
+    #[must_use]
+    pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {
+        let moved = self.virtual_servers.replace(&format!(" -r {from}:"), &format!(" -r {to}:"));
+        let mut lines: Vec<&str> = Vec::new();
+        for line in moved.lines() {
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+        Self { virtual_servers: lines.join("\n") + "\n", ..self.clone() }
+    }
+
+    /// Puts everything back as kube-proxy would, in the place of what is there: sets before the rules that name them.
+    pub fn restore(&self, node: &Netns) -> Result<()> {
+        for module in MODULES {
+            command::run("modprobe", &[module])?;
+        }
+        clear(node)?;
+        for (name, value) in SYSCTLS {
+            node.sysctl(name, value)?;
+        }
+        let link = [format!("link add {LINK} type dummy")].into_iter();
+        let addresses = self.addresses.iter().map(|ip| format!("address add {ip}/32 dev {LINK}"));
+        node.ip_batch(&link.chain(addresses).collect::<Vec<_>>())?;
+        for (tool, arguments, text) in [
+            ("ipset", &["restore"][..], &self.sets),
+            ("iptables-nft-restore", &[], &self.rules),
+            ("ipvsadm", &["-R"], &self.virtual_servers),
+        ] {
+            let text = text.clone();
+            node.run(move || command::run_with_input(tool, arguments, &text))??;
+        }
+        Ok(())
+    }
+}
+
+/// Takes everything of this mode off the node, whatever is there of it.
+pub fn clear(node: &Netns) -> Result<()> {
+    node.command("nft", &["flush", "ruleset"])?;
+    node.command("ipvsadm", &["-C"])?;
+    node.command("ipset", &["destroy"])?;
+    let there = node.run(|| Path::new("/proc/sys/net/ipv4/conf").join(LINK).exists())?;
+    if there { node.ip_batch(&[format!("link del {LINK}")]) } else { Ok(()) }
+}
+
+/// The dump without what kernels before 5.12 do not know of a set.
+fn sets_for_any_kernel(saved: &str) -> String {
+    let mut lines = Vec::new();
+    for line in saved.lines() {
+        let mut kept = Vec::new();
+        let mut words = line.split(' ');
+        while let Some(word) = words.next() {
+            if matches!(word, "bucketsize" | "initval") {
+                words.next();
+            } else {
+                kept.push(word);
+            }
+        }
+        lines.push(kept.join(" "));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Sets one of IPVS's sysctls for this scenario.
+pub fn sysctl(stage: &mut Stage, name: &str, value: &str) -> Result<()> {
+    let name = format!("net.ipv4.vs.{name}");
+    let usual = SYSCTLS.iter().find(|(known, _)| *known == name).map(|(_, usual)| *usual);
+    let usual = usual.with_context(|| format!("{name} is none of those that kube-proxy sets"))?;
+    let (set, reset) = (name.clone(), name);
+    let value = value.to_owned();
+    stage.break_with(
+        move |world| world.topology.host.sysctl(&set, &value),
+        move |world| world.topology.host.sysctl(&reset, usual),
+    )
+}
+
+/// How long IPVS keeps idle TCP connections in this scenario.
+pub fn set_tcp_timeout(stage: &mut Stage, seconds: u32) -> Result<()> {
+    let set = |seconds: u32| {
+        move |world: &World| {
+            world.topology.host.command("ipvsadm", &["--set", &seconds.to_string(), "0", "0"]).map(drop)
+        }
+    };
+    stage.break_with(set(seconds), set(KERNEL_TCP_TIMEOUT_SECS))
+}
+
+/// Breaks the virtual servers of this scenario, which get all of them back at its end.
+pub fn breaking(stage: &mut Stage) -> Result<()> {
+    stage.break_with(|_| Ok(()), |world| world.rules(Mode::Ipvs)?.restore(&world.topology.host))
+}
+
+/// Gives a real server weight 0: it keeps its connections and gets no new ones.
+pub fn set_weight_0(node: &Netns, virtual_server: SocketAddr, real: SocketAddr) -> Result<()> {
+    let (server, real) = (virtual_server.to_string(), real.to_string());
+    node.command("ipvsadm", &["-e", "-t", &server, "-r", &real, "-m", "-w", "0"]).map(drop)
+}
+
+/// Takes a real server out of its virtual server.
+pub fn remove_real_server(node: &Netns, virtual_server: SocketAddr, real: SocketAddr) -> Result<()> {
+    node.command("ipvsadm", &["-d", "-t", &virtual_server.to_string(), "-r", &real.to_string()]).map(drop)
+}
+
+/// Waits until IPVS has no entry for this client's connection any more.
+pub fn wait_until_forgotten(node: &Netns, client: SocketAddr, limit: Duration) -> Result<()> {
+    let IpAddr::V4(ip) = client.ip() else { bail!("this lab's IPVS speaks IPv4: {client}") };
+    let entry = format!("{:08X} {:04X}", ip.to_bits(), client.port());
+    wait::until("IPVS to forget an idle connection", limit, || {
+        let listed = node.run(|| fs::read_to_string("/proc/net/ip_vs_conn"));
+        matches!(listed, Ok(Ok(text)) if !text.contains(&entry)).then_some(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn the_capture_is_read_whole() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kube-proxy/worker-1/ipvs");
+        let capture = Capture::read(&folder).unwrap();
+        assert_eq!(capture.addresses.len(), 11);
+        assert!(capture.virtual_servers.contains("-a -t 10.96.10.10:80 -r 10.244.1.11:8080 -m -w 1"));
+    }
+
+    #[test]
+    fn sets_lose_what_old_kernels_do_not_know() {
+        let saved = "create A hash:ip family inet hashsize 1024 maxelem 65536 bucketsize 12 initval 0x1\nadd A 10.96.0.1\n";
+        let wanted = "create A hash:ip family inet hashsize 1024 maxelem 65536\nadd A 10.96.0.1\n";
+        assert_eq!(sets_for_any_kernel(saved), wanted);
+    }
+}

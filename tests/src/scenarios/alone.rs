@@ -1,0 +1,33 @@
+//! A Service whose every connection goes to one Pod of this node, in whatever family.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+
+use crate::{dataplane::Family, world::Stage};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Alone {
+    pub(super) service: &'static str,
+    pub(super) pod: &'static str,
+    pub(super) vip: SocketAddr,
+    pub(super) endpoint: SocketAddr,
+}
+
+impl Alone {
+    /// `shop/api` has one endpoint, and no IPv6. There `shop/payments` is taken, with the rules sending to only one of
+    /// its two endpoints.
+    pub(super) fn new(stage: &mut Stage) -> Result<Self> {
+        let at = |pod, port| Ok::<_, anyhow::Error>(SocketAddr::new(stage.place(pod)?.address, port));
+        if stage.family() == Family::V4 {
+            let (pod, vip) = ("shop/api-1", stage.vip("shop/api", "https")?);
+            return Ok(Self { service: "shop/api", pod, vip, endpoint: at(pod, 8443)? });
+        }
+        let (pod, vip) = ("shop/payments-1", stage.vip("shop/payments", "grpc")?);
+        let endpoint = at(pod, 9090)?;
+        let other = stage.place("shop/payments-2")?.address;
+        let rules = stage.rules()?.with_endpoint_moved(other, endpoint.ip());
+        stage.break_rules(&rules)?;
+        Ok(Self { service: "shop/payments", pod, vip, endpoint })
+    }
+}

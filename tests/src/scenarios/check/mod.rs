@@ -1,0 +1,108 @@
+//! `viptrace check` on a node of the lab: whole, and with one thing broken at a time. Each story breaks something, and
+//! the check has to name it, and nothing beside it but what is wrong in this cluster by design.
+
+pub(super) mod node;
+pub(super) mod offline;
+pub(super) mod proxy;
+
+use std::{collections::BTreeSet, path::Path, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::{
+    console,
+    invocation::Invocation,
+    tool::Ended,
+    world::{NODE, Stage},
+};
+
+/// A check on an emulated machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What this cluster lacks on this node, whatever else is broken: no endpoints, and none that is local.
+const BY_DESIGN: [&str; 5] =
+    ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
+
+/// One finding, as far as the lab asks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Finding {
+    /// `C20 shop/checkout`, or `C2` where the whole node is affected.
+    pub(super) name: String,
+    pub(super) level: String,
+    pub(super) root_cause: String,
+}
+
+/// What a check said.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) ended: Ended,
+    pub(super) report: Value,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Checked {
+    fn of(ended: Ended) -> Result<Self> {
+        let report: Value = serde_json::from_str(&ended.stdout.join("\n"))
+            .with_context(|| format!("the check wrote no JSON: {ended:?}"))?;
+        let findings = report["findings"].as_array().context("the check has no findings")?;
+        let findings = findings.iter().map(finding).collect();
+        Ok(Self { ended, report, findings })
+    }
+
+    /// Names of what is a fault or a warning, without what is wrong by design.
+    pub(super) fn beside_the_design(&self) -> BTreeSet<&str> {
+        let named = self.findings.iter().filter(|finding| finding.level != "note");
+        named.map(|finding| finding.name.as_str()).filter(|name| !BY_DESIGN.contains(name)).collect()
+    }
+
+    /// The first finding of this name.
+    pub(super) fn find(&self, name: &str) -> Result<&Finding> {
+        let found = self.findings.iter().find(|finding| finding.name == name);
+        found.with_context(|| format!("no finding {name} in {:#?}", self.findings))
+    }
+}
+
+fn finding(value: &Value) -> Finding {
+    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    let service = &value["service"];
+    let name = match (service["namespace"].as_str(), service["name"].as_str()) {
+        (Some(namespace), Some(name)) => format!("{} {namespace}/{name}", text("class")),
+        _ => text("class"),
+    };
+    Finding { name, level: text("level"), root_cause: text("root_cause") }
+}
+
+/// Runs `viptrace check -o json` against the stage's API server, with further arguments.
+pub(super) fn check(stage: &Stage, arguments: &[&str]) -> Result<Checked> {
+    let kubeconfig = stage.kubeconfig()?.display().to_string();
+    let all = ["check", "-o", "json", "--node", NODE, "--kubeconfig", &kubeconfig];
+    Checked::of(Invocation::start(&[&all[..], arguments].concat())?.end(LIMIT)?)
+}
+
+/// Runs it on a captured folder.
+pub(super) fn check_from(folder: &Path) -> Result<Checked> {
+    let folder = folder.display().to_string();
+    Checked::of(Invocation::start(&["check", "-o", "json", "--from", &folder])?.end(LIMIT)?)
+}
+
+/// Takes a capture of the node as it is.
+pub(super) fn capture(stage: &Stage, folder: &Path) -> Result<Ended> {
+    let (folder, kubeconfig) = (folder.display().to_string(), stage.kubeconfig()?.display().to_string());
+    Invocation::start(&["capture", &folder, "--node", NODE, "--kubeconfig", &kubeconfig])?.end(LIMIT)
+}
+
+/// Checks, and expects these findings beside what is wrong by design: faults lead to status 3, as the design's do.
+pub(super) fn expect(stage: &Stage, expected: &[&str]) -> Result<Checked> {
+    let checked = check(stage, &[])?;
+    let found = checked.beside_the_design();
+    if found != expected.iter().copied().collect() {
+        console::file("check.json", &format!("{:#}", checked.report));
+        bail!("found {found:?} beside the design, expected {expected:?}: {:#?}", checked.findings);
+    }
+    for name in BY_DESIGN {
+        checked.find(name)?;
+    }
+    ensure!(checked.ended.status == 3, "the exit status is {}, expected 3", checked.ended.status);
+    Ok(checked)
+}

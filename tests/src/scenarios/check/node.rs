@@ -1,0 +1,134 @@
+//! Faults of the node itself: the table of connections, settings, rules that somebody else wrote or removed.
+
+use anyhow::{Result, ensure};
+
+use super::expect;
+use crate::{
+    command, console,
+    dataplane::Mode,
+    traffic::{
+        client::{self, Script},
+        server,
+    },
+    world::{CONNTRACK_MAX, Stage},
+};
+
+/// Nothing is broken but what is wrong by design.
+pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    let checked = expect(stage, &[])?;
+    console::file("check-healthy.json", &format!("{:#}", checked.report));
+    let mode = if stage.mode() == Mode::Nftables { "nftables" } else { "iptables" };
+    let said = &checked.report["kube_proxy_mode"];
+    ensure!(said == mode, "the mode is {said}");
+    let first = super::check(stage, &["shop/cart"])?;
+    ensure!(first.ended.status == 0, "shop/cart is not healthy: {:#?}", first.findings);
+    ensure!(first.report["state"] == "healthy", "its state is {}", first.report["state"]);
+    Ok(())
+}
+
+/// C5e: somebody flushed the rules.
+pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    let flushed = stage.rules()?.without_kube_proxy();
+    stage.break_rules(&flushed)?;
+    let checked = super::check(stage, &[])?;
+    let first = checked.findings.first().map(|finding| finding.name.as_str());
+    ensure!(first == Some("C5e"), "the first finding is {first:?}: {:#?}", checked.findings);
+    Ok(())
+}
+
+/// C16: a table that a dozen connections fill.
+pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    let keeps = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
+    let _serving = stage.serve("shop/frontend-1", 8080, keeps)?;
+    let from = stage.place("shop/client-1")?;
+    let frontend = stage.vip("shop/frontend", "http")?;
+    let mut standing = Vec::new();
+    for _ in 0..12 {
+        standing.push(client::hold(from, frontend, Script::exchange())?);
+    }
+    set(stage, "net.netfilter.nf_conntrack_max", "8", CONNTRACK_MAX)?;
+    let full = expect(stage, &["C16"])?;
+    ensure!(full.find("C16")?.level == "fault", "a full table is no fault: {:#?}", full.findings);
+    Ok(())
+}
+
+/// C31, C32: settings on the packet's path.
+pub(in crate::scenarios) fn settings(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    for (name, broken, whole, expected) in
+        [("net.ipv4.ip_forward", "0", "1", "C32"), ("net.bridge.bridge-nf-call-iptables", "0", "1", "C31")]
+    {
+        set(stage, name, broken, whole)?;
+        let found = expect(stage, &[expected])?;
+        ensure!(
+            found.find(expected)?.root_cause.contains(name),
+            "{name} is not named: {:#?}",
+            found.findings
+        );
+        stage.mend()?;
+    }
+    // A strict reverse path filter matters where there is a second way out.
+    stage.break_with(
+        |world| {
+            world.topology.host.ip_batch(&[
+                "link add up9 type veth peer name up9-far".to_owned(),
+                "address add 198.51.100.9/24 dev up9".to_owned(),
+                "link set up9-far up".to_owned(),
+                "link set up9 up".to_owned(),
+            ])
+        },
+        |world| world.topology.host.ip_batch(&["link delete up9".to_owned()]),
+    )?;
+    set(stage, "net.ipv4.conf.all.rp_filter", "1", "0")?;
+    let strict = expect(stage, &["C32"])?;
+    ensure!(strict.find("C32")?.level == "warning", "{:#?}", strict.findings);
+    Ok(())
+}
+
+/// C10 and C3: rules of another mode, and of another backend, beside kube-proxy's own.
+pub(in crate::scenarios) fn leftovers(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    stage.break_with(
+        |world| world.topology.host.command("nft", &["add", "table", "ip", "kube-proxy"]).map(drop),
+        |world| world.topology.host.command("nft", &["delete", "table", "ip", "kube-proxy"]).map(drop),
+    )?;
+    let left = expect(stage, &["C10"])?;
+    ensure!(left.find("C10")?.root_cause.contains("nftables"), "{:#?}", left.findings);
+    stage.mend()?;
+
+    if let Err(error) = command::run("modprobe", &["iptable_nat"]) {
+        console::say(format!("check-leftovers: this kernel has no legacy iptables: {error:#}"));
+        return Ok(());
+    }
+    let rules = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n\
+        -A KUBE-SERVICES -j KUBE-SVC-AAAAAAAAAAAAAAAA\nCOMMIT\n";
+    let empty = "*nat\nCOMMIT\n";
+    let restore = |text: &'static str| move || command::run_with_input("iptables-legacy-restore", &[], text);
+    stage.break_with(
+        move |world| world.topology.host.run(restore(rules))?.map(drop),
+        move |world| world.topology.host.run(restore(empty))?.map(drop),
+    )?;
+    expect(stage, &["C3"])?;
+    Ok(())
+}
+
+/// Sets a sysctl of the node for this scenario.
+fn set(stage: &mut Stage, name: &'static str, broken: &'static str, whole: &'static str) -> Result<()> {
+    stage.break_with(
+        move |world| world.topology.host.sysctl(name, broken),
+        move |world| world.topology.host.sysctl(name, whole),
+    )
+}

@@ -1,0 +1,51 @@
+//! A capture taken from the node says what the node said: the same findings, whole and broken.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Checked, capture, check, check_from};
+use crate::{invocation::Invocation, world::Stage};
+
+pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    let folder = Path::new("/tmp/captured");
+    same(stage, folder)?;
+    let manifest =
+        fs::read_to_string(folder.join("viptrace-capture.json")).context("reading the manifest")?;
+    for name in ["services.json", "iptables-nft-save.txt", "metrics.txt", "sysctl.txt"] {
+        ensure!(manifest.contains(name), "{name} is not in the manifest: {manifest}");
+    }
+
+    // Its own folder is replaced, nobody else's is touched.
+    stage.kube_proxy.kill();
+    same(stage, folder)?;
+    fs::write(folder.join("precious.txt"), "x").context("writing beside the capture")?;
+    let refused = capture(stage, folder)?;
+    ensure!(refused.status == 1, "a folder with foreign files was taken: {refused:?}");
+    ensure!(folder.join("precious.txt").exists() && folder.join("sysctl.txt").exists(), "files are gone");
+
+    let nothing =
+        Invocation::start(&["check", "--from", "/run/lab-nowhere"])?.end(Duration::from_secs(60))?;
+    ensure!(nothing.status == 1, "a folder that is not there was checked: {nothing:?}");
+    Ok(())
+}
+
+/// Checks the node and a capture of it.
+fn same(stage: &Stage, folder: &Path) -> Result<()> {
+    let taken = capture(stage, folder)?;
+    ensure!(taken.status == 0, "the capture failed: {taken:?}");
+    let (live, saved) = (check(stage, &[])?, check_from(folder)?);
+    let said = |checked: &Checked| checked.findings.clone();
+    ensure!(said(&live) == said(&saved), "live {:#?}\nfrom the folder {:#?}", live.findings, saved.findings);
+    ensure!(
+        live.report["gaps"] == saved.report["gaps"],
+        "gaps: live {}, from the folder {}",
+        live.report["gaps"],
+        saved.report["gaps"]
+    );
+    ensure!(live.ended.status == saved.ended.status, "the exit statuses differ");
+    Ok(())
+}

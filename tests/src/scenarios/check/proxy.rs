@@ -1,0 +1,31 @@
+//! Faults of kube-proxy: it is gone; it holds on to what the API has given up.
+
+use anyhow::{Result, ensure};
+
+use super::{check, expect};
+use crate::{scenarios::stale::remove_cart_2, world::Stage};
+
+/// C1: the process was killed; its rules stand.
+pub(in crate::scenarios) fn gone(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    stage.kube_proxy.kill();
+    let checked = expect(stage, &["C1"])?;
+    ensure!(checked.find("C1")?.level == "fault", "{:#?}", checked.findings);
+    Ok(())
+}
+
+/// C6: an endpoint that the API has given up and the rules have not.
+pub(in crate::scenarios) fn stale(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    let gone = remove_cart_2(stage)?;
+    stage.after_grace();
+    let checked = check(stage, &["shop/cart"])?;
+    let stale = checked.find("C6 shop/cart")?;
+    ensure!(stale.root_cause.contains(&gone.to_string()), "{gone} is not named: {stale:?}");
+    ensure!(checked.ended.status == 3, "the exit status is {}", checked.ended.status);
+    Ok(())
+}

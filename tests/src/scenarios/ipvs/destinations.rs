@@ -1,0 +1,64 @@
+//! C12, C21, C22: what IPVS does where it has no real server for a Service, or only one on another node.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::Result;
+
+use crate::{
+    expect::{Class, Endpoint},
+    ipvs,
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+    },
+    world::Stage,
+};
+
+/// The API has three endpoints of `shop/cart`; IPVS has them at weight 0 first, then not at all.
+pub(in super::super) fn without_servers(stage: &mut Stage) -> Result<()> {
+    stage.watch()?;
+    let world = stage.world;
+    let cart = stage.vip("shop/cart", "http")?;
+    let from = stage.place("shop/client-1")?;
+    let mut real_servers = Vec::new();
+    for pod in ["shop/cart-1", "shop/cart-2", "shop/cart-3"] {
+        real_servers.push(SocketAddr::new(stage.place(pod)?.address, 8080));
+    }
+    ipvs::breaking(stage)?;
+    let node = &world.topology.host;
+    for step in [ipvs::set_weight_0, ipvs::remove_real_server] {
+        for real_server in &real_servers {
+            step(node, cart, *real_server)?;
+        }
+        let attempts = client::connect(from, cart, 4, 1, Script::exchange())?;
+        all_ended(&attempts, &Outcome::Refused)?;
+        stage.expect(&attempts, "shop/cart", Class::C12, &Endpoint::Null);
+    }
+    Ok(())
+}
+
+/// `shop/cache` serves cluster-internally from the client's own node only, and its endpoint is on another one.
+pub(in super::super) fn no_local_endpoint(stage: &mut Stage) -> Result<()> {
+    stage.watch()?;
+    let from = stage.place("shop/client-1")?;
+    let cache = stage.vip("shop/cache", "redis")?;
+    let attempts = client::connect(from, cache, 3, 1, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Refused)?;
+    stage.expect(&attempts, "shop/cache", Class::C22, &Endpoint::Null);
+    Ok(())
+}
+
+/// `shop/frontend`'s node port keeps to the node that is asked, which has no endpoint: IPVS sends to the other node without
+/// masquerading, and a client from there gets its answer from an address that it never asked.
+pub(in super::super) fn reply_elsewhere(stage: &mut Stage) -> Result<()> {
+    let _unknown_to_the_client = stage.serve("shop/frontend-1", 8080, crate::traffic::server::EXCHANGE)?;
+    stage.watch()?;
+    let from = stage.place("shop/cart-3")?;
+    let node_port = SocketAddr::new(stage.world.topology.node.network(stage.family())?.address, 30_080);
+    let endpoint = SocketAddr::new(stage.place("shop/frontend-1")?.address, 8080);
+    let script = Script::exchange().connect_limit(Duration::from_secs(4));
+    let attempts = client::connect(from, node_port, 3, 3, script)?;
+    all_ended(&attempts, &Outcome::ConnectTimedOut)?;
+    stage.expect(&attempts, "shop/frontend", Class::C21, &Endpoint::Is(endpoint));
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! The faults that only IPVS has, and what differs in its mode. The stories that every mode shares are beside this folder.
+
+mod connections;
+mod destinations;
+mod untracked;
+
+pub(super) use connections::{
+    affinity, entry_expires, port_reused, server_removed, server_removed_in_silence,
+};
+pub(super) use destinations::{no_local_endpoint, reply_elsewhere, without_servers};
+pub(super) use untracked::story as untracked;

@@ -1,0 +1,125 @@
+//! Connections that conntrack breaks: an answer that it calls invalid (C18), an entry that goes (C19).
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    expect::{Class, Endpoint},
+    matrix::Family,
+    rules,
+    topology::Place,
+    traffic::{
+        Outcome,
+        client::{self, Ending, Held, Script},
+        raw,
+        server::{self, Server},
+    },
+    world::Stage,
+};
+
+const CHAT: server::Script = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
+/// Far beyond any window.
+const FAR: u32 = 500_000_000;
+
+fn hold(stage: &Stage, service: &str, port: &str) -> Result<Held> {
+    let vip = stage.vip(service, port)?;
+    client::hold(stage.place("shop/client-1")?, vip, Script::exchange())
+}
+
+/// The Pod's network sends an answer far outside the window, as one that is late or badly offloaded is.
+fn answer_out_of_window(stage: &Stage, server: &Server, held: &Held) -> Result<()> {
+    let (sent, expected) = held.sequences()?;
+    let place = stage.place("shop/api-1")?;
+    raw::send_segment(place, server.address(), held.client, expected.wrapping_add(FAR), sent)
+}
+
+/// Whether a TCP socket of the place is established with this port at its other end.
+fn is_connected(place: &Place, port: u16) -> Result<bool> {
+    let table = place.netns.run(|| fs::read_to_string("/proc/thread-self/net/tcp"))??;
+    // local_address rem_address st, in hexadecimal (proc(5)).
+    let port = format!(":{port:04X}");
+    Ok(table.lines().any(|line| {
+        let mut fields = line.split_whitespace().skip(2);
+        fields.next().is_some_and(|peer| peer.ends_with(&port)) && fields.next() == Some("01")
+    }))
+}
+
+/// The rules of a mode, or a kube-proxy, that does not drop what is invalid.
+pub(in crate::scenarios) fn out_of_window(stage: &mut Stage) -> Result<()> {
+    let server = stage.serve("shop/api-1", 8443, CHAT)?;
+    stage.break_rules(&stage.rules()?.clone().without_line("--ctstate INVALID -j DROP"))?;
+    stage.watch()?;
+    let mut held = hold(stage, "shop/api", "https")?;
+    answer_out_of_window(stage, &server, &held)?;
+    let place = stage.place("shop/api-1")?;
+    crate::wait::until("the client's stack to reset the endpoint", Duration::from_secs(20), || {
+        is_connected(place, held.client.port()).is_ok_and(|connected| !connected).then_some(())
+    })?;
+    let seen = held.exchange(&Script::exchange());
+    if seen != Outcome::Reset {
+        bail!("the connection was expected to be reset and ended as {seen:?}");
+    }
+    let attempt = held.end(Ending::Close, seen);
+    stage.expect(&[attempt], "shop/api", Class::C18, &Endpoint::Is(server.address()));
+    stage.check(|records, _| {
+        let said = records.iter().map(crate::expect::Record::said).collect::<String>();
+        for what in ["SEQ is ", "that came from the endpoint's own address", "conntrack called an answer"] {
+            ensure!(said.contains(what), "{what:?} is not said: {said}");
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// The same with the rule: the answer is dropped, and nothing breaks.
+pub(in crate::scenarios) fn dropped(stage: &mut Stage) -> Result<()> {
+    let server = stage.serve("shop/api-1", 8443, CHAT)?;
+    stage.watch()?;
+    let mut held = hold(stage, "shop/api", "https")?;
+    answer_out_of_window(stage, &server, &held)?;
+    let seen = held.exchange(&Script::exchange());
+    if seen != Outcome::Done {
+        bail!("the connection was expected to live on and ended as {seen:?}");
+    }
+    let attempt = held.end(Ending::Close, seen);
+    stage.expect(&[attempt], "shop/api", Class::Ok, &Endpoint::Is(server.address()));
+    Ok(())
+}
+
+/// Somebody flushes the table. The next segment is picked up in mid-stream, and NAT chooses anew.
+pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
+    let first = stage.serve("shop/api-1", 8443, CHAT)?;
+    stage.watch()?;
+    let mut held = hold(stage, "shop/api", "https")?;
+    // Another endpoint is as good, so say the API and the rules, before the connection goes on.
+    let (from, to) = (stage.place("shop/api-1")?.address, stage.place("shop/payments-1")?.address);
+    let mut slice = stage.world.cluster.slice_of("shop/api", Family::V4)?;
+    let endpoints = slice["endpoints"].as_array_mut().context("the slice has no endpoints")?;
+    let mut other = endpoints.first().cloned().context("the slice has no endpoint")?;
+    other["addresses"][0] = to.to_string().into();
+    if let Some(other) = other.as_object_mut() {
+        other.remove("targetRef");
+    }
+    endpoints.push(other);
+    stage.apply(slice)?;
+    let second = stage.serve("shop/payments-1", 8443, CHAT)?;
+    stage.break_rules(&stage.rules()?.clone().with_endpoint_moved(from, to))?;
+    stage.after_grace();
+    rules::flush_conntrack(&stage.world.topology.host)?;
+    let seen = held.exchange(&Script::exchange());
+    if seen != Outcome::Reset {
+        bail!("the connection was expected to be reset and ended as {seen:?}");
+    }
+    let attempt = held.end(Ending::Close, seen);
+    stage.expect(&[attempt], "shop/api", Class::C19, &Endpoint::Is(first.address()));
+    let chosen = second.address().to_string();
+    stage.check(move |records, _| {
+        let said = records.iter().map(crate::expect::Record::said).collect::<String>();
+        for what in ["in mid-stream", "was deleted through netlink", chosen.as_str()] {
+            ensure!(said.contains(what), "{what:?} is not said: {said}");
+        }
+        Ok(())
+    });
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! SCTP: a server that echoes once an association, and clients that exchange one message. One-to-one sockets, which
+//! behave as TCP's do (RFC 6458 section 4).
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{Attempt, Outcome, Transport, bound_socket, client::REQUEST};
+use crate::topology::Place;
+
+const IPPROTO_SCTP: i32 = 132;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The socket type that all sockets of this protocol have here.
+pub(super) fn socket(domain: Domain) -> io::Result<Socket> {
+    Socket::new(domain, Type::STREAM, Some(Protocol::from(IPPROTO_SCTP)))
+}
+
+/// A running server; it stops with this value.
+#[derive(Debug)]
+pub struct SctpServer {
+    address: SocketAddr,
+    listener: Arc<Socket>,
+}
+
+impl SctpServer {
+    /// Listens on `port` of the place's address when this returns.
+    pub fn start(place: &Place, port: u16) -> Result<Self> {
+        let address = SocketAddr::new(place.address, port);
+        let listen = move || -> io::Result<Socket> {
+            let listener = socket(Domain::for_address(address))?;
+            listener.bind(&address.into())?;
+            listener.listen(64)?;
+            Ok(listener)
+        };
+        let listener = place.netns.run(listen)?.with_context(|| format!("listening on SCTP {address}"))?;
+        let listener = Arc::new(listener);
+        let theirs = Arc::clone(&listener);
+        let serve = move || {
+            while let Ok((mut association, _)) = theirs.accept() {
+                let mut message = [0; 256];
+                // A client that leaves early is its own affair.
+                let _gone =
+                    association.read(&mut message).and_then(|length| association.write(&message[..length]));
+            }
+        };
+        place.netns.spawn("sctp-server", serve).context("starting a server's thread")?;
+        Ok(Self { address, listener })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for SctpServer {
+    fn drop(&mut self) {
+        let _closed = self.listener.shutdown(Shutdown::Both);
+    }
+}
+
+/// Makes `count` associations one after the other, each with one message there and back.
+pub fn connect(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Attempt>> {
+    let there = place.clone();
+    place
+        .netns
+        .spawn("client", move || (0..count).map(|_| attempt(&there, target)).collect::<Result<Vec<_>>>())
+        .context("starting a client's thread")?
+        .join()
+        .map_err(|_| anyhow!("a client's thread panicked"))?
+        .with_context(|| format!("entering {}", place.netns.name()))?
+}
+
+fn attempt(place: &Place, target: SocketAddr) -> Result<Attempt> {
+    let (mut socket, client) = bound_socket(place, Transport::Sctp)?;
+    let outcome = match socket.connect_timeout(&target.into(), LIMIT) {
+        Err(error) => Outcome::of_connect(&error),
+        Ok(()) => exchange(&mut socket).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done),
+    };
+    Ok(Attempt { protocol: Transport::Sctp, client, target, outcome })
+}
+
+fn exchange(socket: &mut Socket) -> io::Result<()> {
+    socket.set_read_timeout(Some(LIMIT))?;
+    socket.write_all(&[b'q'; REQUEST])?;
+    let mut echo = [0; REQUEST];
+    socket.read_exact(&mut echo)
+}

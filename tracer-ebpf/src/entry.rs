@@ -1,0 +1,48 @@
+//! A kernel function's entry, reached by a kprobe or by fentry: one body, two programs.
+//!
+//! It owns the difference between the two contexts and nothing of what the programs do.
+
+use aya_ebpf::{
+    EbpfContext,
+    programs::{FEntryContext, ProbeContext},
+};
+
+/// The context of a program that runs at a function's entry.
+pub(crate) trait Entry: EbpfContext {
+    /// Argument `n` as it is passed in its register, 0 where the platform passes none in registers.
+    fn argument(&self, n: usize) -> u64;
+}
+
+impl Entry for ProbeContext {
+    #[inline(always)]
+    fn argument(&self, n: usize) -> u64 {
+        self.arg(n).unwrap_or(0)
+    }
+}
+
+impl Entry for FEntryContext {
+    #[inline(always)]
+    fn argument(&self, n: usize) -> u64 {
+        // Whole: the verifier takes no narrower load of a pointer, and the compiler would narrow one of a scalar.
+        unsafe { self.as_ptr().cast::<u64>().add(n).read_volatile() }
+    }
+}
+
+/// The kprobe and the fentry program around one body.
+macro_rules! at_entry {
+    ($kprobe:ident, $fentry:ident, $body:ident) => {
+        #[::aya_ebpf::macros::kprobe]
+        pub(crate) fn $kprobe(ctx: ::aya_ebpf::programs::ProbeContext) -> u32 {
+            $body(&ctx);
+            0
+        }
+
+        #[::aya_ebpf::macros::fentry]
+        pub(crate) fn $fentry(ctx: ::aya_ebpf::programs::FEntryContext) -> i32 {
+            $body(&ctx);
+            0
+        }
+    };
+}
+
+pub(crate) use at_entry;

@@ -1,0 +1,186 @@
+//! `check`, `capture` and `schema` as they are typed, and what they resolve to.
+
+use std::{env, path::PathBuf};
+
+use clap::{Args, CommandFactory, ValueEnum, error::ErrorKind};
+
+use super::{Attach, Cli, ClusterSource, EXIT_STATUS, host_name};
+use crate::{cli::target::Target, report::Output};
+
+const CHECK_EXAMPLES: &str = "Examples:
+  viptrace check                          this node: Services, kube-proxy, rules, conntrack, settings
+  viptrace check shop/cart                only what concerns one Service
+  viptrace check -o wide                  with notes and the runbooks' procedures
+  viptrace check --save worker-1.json     and keep it for
+  viptrace check --compare worker-1.json  what differs on another node
+  viptrace check --from must-gather/      a folder taken from a node, anywhere
+  viptrace check --kernel                 whether tracing can run on this node
+
+Nothing is changed, on the node or in the cluster.";
+
+const CAPTURE_EXAMPLES: &str = "Examples:
+  viptrace capture worker-1/              take everything that a check reads
+  viptrace check --from worker-1/         check it, anywhere
+
+Secrets are not read. Pods' environment values and kubeconfigs are left out.";
+
+#[derive(Debug, Args)]
+#[command(after_help = CHECK_EXAMPLES, after_long_help = format!("{CHECK_EXAMPLES}\n\n{EXIT_STATUS}"))]
+pub struct CheckArgs {
+    /// Only what concerns this Service: NAMESPACE/SERVICE
+    #[arg(value_name = "SERVICE")]
+    target: Option<String>,
+    /// The same, as a flag
+    #[arg(long, value_name = "SERVICE", conflicts_with = "target")]
+    service: Option<String>,
+    /// The namespace, where the Service is a bare name
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+
+    /// How to write the findings
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    output: Output,
+    /// Compare with another node's check, saved by --save or -o json
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    compare: Option<PathBuf>,
+    /// Save the check as JSON in this file as well
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    save: Option<PathBuf>,
+
+    /// Check what was saved in this folder (viptrace capture, a must-gather), not this node
+    #[arg(long, value_name = "DIR", help_heading = "Source", conflicts_with_all = ["kubeconfig", "context", "cluster_from"])]
+    from: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// Print each kernel hook: how it attaches here, and what its absence costs
+    #[arg(long, help_heading = "Kernel", conflicts_with_all = ["target", "service", "namespace", "compare", "save", "from"])]
+    pub kernel: bool,
+    /// Check this way to reach kernel functions
+    #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel", requires = "kernel")]
+    pub attach: Attach,
+}
+
+/// Where a check or a capture gets the cluster's objects.
+#[derive(Debug, Args)]
+struct SourceArgs {
+    /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config, else the Pod's service account]
+    #[arg(long, value_name = "PATH", help_heading = "Source", conflicts_with = "cluster_from")]
+    kubeconfig: Option<PathBuf>,
+    /// The context in the kubeconfig file [default: its current one]
+    #[arg(long, value_name = "NAME", help_heading = "Source", conflicts_with = "cluster_from")]
+    context: Option<String>,
+    /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
+    #[arg(long, value_name = "DIR", help_heading = "Source")]
+    cluster_from: Option<PathBuf>,
+    /// The name of the node in Kubernetes [default: NODE_NAME, else this host's name; of a folder, what it says]
+    #[arg(long, value_name = "NAME", help_heading = "Source")]
+    node: Option<String>,
+}
+
+impl SourceArgs {
+    fn resolve(self) -> (ClusterSource, Option<String>) {
+        let cluster = match self.cluster_from {
+            Some(folder) => ClusterSource::Folder(folder),
+            None => ClusterSource::Api { kubeconfig: self.kubeconfig, context: self.context },
+        };
+        (cluster, self.node.filter(|name| !name.is_empty()))
+    }
+}
+
+/// What `viptrace check` is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckOptions {
+    /// Namespace and name.
+    pub service: Option<(String, String)>,
+    pub output: Output,
+    pub compare: Option<PathBuf>,
+    pub save: Option<PathBuf>,
+    /// A captured folder; without it this node is looked at.
+    pub from: Option<PathBuf>,
+    pub cluster: ClusterSource,
+    pub node: Option<String>,
+}
+
+impl CheckArgs {
+    /// Turns what was typed into options; the error is one of usage.
+    pub fn resolve(self) -> Result<CheckOptions, clap::Error> {
+        let usage = |why: String| {
+            let mut command = Cli::command();
+            command.build();
+            match command.find_subcommand_mut("check") {
+                Some(check) => check.error(ErrorKind::ValueValidation, why),
+                None => command.error(ErrorKind::ValueValidation, why),
+            }
+        };
+        let service = match self.target.or(self.service) {
+            Some(text) => match Target::parse(&text, self.namespace.as_deref()).map_err(usage)? {
+                Target::Service { namespace, name } => Some((namespace, name)),
+                _ => return Err(usage(format!("{text:?} is not a Service: write NAMESPACE/SERVICE"))),
+            },
+            None if self.namespace.is_some() => {
+                return Err(usage("-n NAMESPACE goes with a Service: write NAMESPACE/SERVICE".to_owned()));
+            }
+            None => None,
+        };
+        let (cluster, node) = self.source.resolve();
+        // What the environment says is of this node, not of the folder's.
+        let node = if self.from.is_some() { node } else { node.or_else(own_name) };
+        Ok(CheckOptions {
+            service,
+            output: self.output,
+            compare: self.compare,
+            save: self.save,
+            from: self.from,
+            cluster,
+            node,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = CAPTURE_EXAMPLES)]
+pub struct CaptureArgs {
+    /// The folder: a new or empty one, or an earlier capture, which is replaced
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// What `viptrace capture` is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureOptions {
+    pub folder: PathBuf,
+    pub cluster: ClusterSource,
+    pub node: Option<String>,
+}
+
+impl CaptureArgs {
+    pub fn resolve(self) -> CaptureOptions {
+        let (cluster, node) = self.source.resolve();
+        CaptureOptions { folder: self.folder, cluster, node: node.or_else(own_name) }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct SchemaArgs {
+    /// The record whose schema is printed
+    #[arg(value_name = "RECORD", default_value = "verdict")]
+    pub record: Record,
+}
+
+/// A kind of record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Record {
+    /// What trace writes, one for each flow
+    #[default]
+    Verdict,
+    /// What check writes
+    Check,
+}
+
+/// This node's name: as its Pod was told, or the host's.
+fn own_name() -> Option<String> {
+    env::var("NODE_NAME").ok().filter(|name| !name.is_empty()).or_else(host_name)
+}

@@ -1,0 +1,183 @@
+//! `viptrace capture`: save in a folder what a check reads; and the look at node and API server that both share.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::Context as _;
+
+use crate::{
+    cli::{
+        Outcome, ResultExt as _,
+        args::{CaptureOptions, ClusterSource},
+    },
+    cluster::{
+        Access,
+        raw::{Ask, Lister},
+        watch::Limits,
+    },
+    node::{
+        self,
+        capture::{Capture, Kind, folder, live::LiveReader},
+    },
+    report::Printer,
+};
+
+/// For one question to the API server: a person waits.
+const REQUEST: Duration = Duration::from_secs(20);
+
+/// Takes the capture and says what it lacks.
+pub(super) fn run(options: &CaptureOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    // Before the work, so that nobody waits for a refusal.
+    folder::prepare(&options.folder).hint(|| "name another folder".to_owned())?;
+    let capture = look(&options.cluster, options.node.clone(), &mut printer)?;
+    if capture.artifacts.is_empty() {
+        return Err(anyhow::anyhow!("nothing could be read: there is nothing to save"))
+            .hint(|| "run it as root on a node, with a kubeconfig".to_owned());
+    }
+    let manifest = folder::write(&options.folder, &capture, node::now())?;
+    for gap in &manifest.gaps {
+        printer.detail(&format!("without {}: {}", gap.name, gap.why));
+    }
+    let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
+    printer.data(&format!(
+        "{}: {} files, {bytes} bytes; {} could not be had (see viptrace-capture.json)\n",
+        options.folder.display(),
+        manifest.files.len(),
+        manifest.gaps.len(),
+    ))?;
+    printer.flush()?;
+    Ok(Outcome::Clean)
+}
+
+/// Looks at this node and at the cluster, at the same time.
+pub(super) fn look(
+    cluster: &ClusterSource,
+    node: Option<String>,
+    printer: &mut Printer,
+) -> anyhow::Result<Capture> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    printer.detail("looking at this node and at the cluster");
+    let reader = LiveReader::default();
+    let capture = runtime.block_on(async {
+        match cluster {
+            ClusterSource::Folder(dir) => {
+                let mut capture = reader.gather().await;
+                from_folder(dir, &mut capture)?;
+                anyhow::Ok(capture)
+            }
+            ClusterSource::Api { kubeconfig, context } => {
+                let limits = Limits { request: REQUEST, ..Limits::default() };
+                let access = Access { kubeconfig: kubeconfig.clone(), context: context.clone(), limits };
+                // A kubeconfig that was asked for has to be one.
+                if kubeconfig.is_some() || context.is_some() {
+                    Lister::open(&access).await?;
+                }
+                let (mut capture, objects) =
+                    tokio::join!(reader.gather(), from_api(&access, node.as_deref()));
+                let own_log = capture.get(Kind::ProxyLog).is_some();
+                let own_config = capture.get(Kind::ProxyConfig).is_some();
+                let wanted = |kind: Kind| {
+                    !(own_log && matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious)
+                        || own_config && kind == Kind::ProxyConfig)
+                };
+                capture
+                    .artifacts
+                    .extend(objects.artifacts.into_iter().filter(|artifact| wanted(artifact.kind)));
+                capture.gaps.extend(objects.gaps.into_iter().filter(|gap| wanted(gap.kind)));
+                let have: Vec<Kind> = capture.artifacts.iter().map(|artifact| artifact.kind).collect();
+                capture.gaps.retain(|gap| !have.contains(&gap.kind));
+                Ok(capture)
+            }
+        }
+    });
+    // A hanging read of the node is left behind, not waited for.
+    runtime.shutdown_background();
+    let mut capture = capture?;
+    capture.node = node;
+    capture.taken = Some(node::now());
+    Ok(capture)
+}
+
+/// The cluster's lists from a folder, everything else in it left aside.
+fn from_folder(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
+    let read = folder::read(dir, None)?;
+    capture
+        .artifacts
+        .extend(read.capture.artifacts.into_iter().filter(|artifact| !artifact.kind.is_of_node()));
+    Ok(())
+}
+
+/// What the API server says.
+async fn from_api(access: &Access, node: Option<&str>) -> Capture {
+    let mut capture = Capture::default();
+    let lister = match Lister::open(access).await {
+        Ok(lister) => lister,
+        Err(error) => {
+            for ask in Ask::ALL {
+                capture.miss(kind_of(ask), error.to_string());
+            }
+            return capture;
+        }
+    };
+    let answers = futures::future::join_all(Ask::ALL.map(|ask| lister.ask(ask))).await;
+    let mut pods = None;
+    for (ask, answer) in Ask::ALL.into_iter().zip(answers) {
+        match answer {
+            Ok(value) => {
+                capture.put(kind_of(ask), format!("GET {}", ask.path()), value.to_string());
+                if ask == Ask::Pods {
+                    pods = Some(value);
+                }
+            }
+            Err(why) => capture.miss(kind_of(ask), why),
+        }
+    }
+    if let (Some(pods), Some(node)) = (pods, node) {
+        logs(&lister, &pods, node, &mut capture).await;
+    }
+    capture
+}
+
+/// The log of kube-proxy's Pod on this node.
+async fn logs(lister: &Lister, pods: &serde_json::Value, node: &str, capture: &mut Capture) {
+    let text = |pod: &serde_json::Value, pointer: &str| {
+        pod.pointer(pointer).and_then(|value| value.as_str()).unwrap_or_default().to_owned()
+    };
+    let items = pods.get("items").and_then(serde_json::Value::as_array);
+    let is_it = |pod: &&serde_json::Value| {
+        text(pod, "/spec/nodeName") == node
+            && (text(pod, "/metadata/labels/k8s-app") == "kube-proxy"
+                || text(pod, "/metadata/labels/component") == "kube-proxy")
+    };
+    let Some(pod) = items.into_iter().flatten().find(is_it) else { return };
+    let (namespace, name) = (text(pod, "/metadata/namespace"), text(pod, "/metadata/name"));
+    let statuses = pod.pointer("/status/containerStatuses").and_then(serde_json::Value::as_array);
+    let restarts = statuses.into_iter().flatten().any(|status| {
+        status.get("restartCount").and_then(serde_json::Value::as_u64).is_some_and(|count| count > 0)
+    });
+    for (kind, previous, wanted) in [(Kind::ProxyLog, false, true), (Kind::ProxyLogPrevious, true, restarts)]
+    {
+        if !wanted {
+            continue;
+        }
+        match lister.log(&namespace, &name, previous).await {
+            Ok(log) => capture.put(kind, format!("log of Pod {namespace}/{name}"), log),
+            Err(why) => capture.miss(kind, why),
+        }
+    }
+}
+
+const fn kind_of(ask: Ask) -> Kind {
+    match ask {
+        Ask::Services => Kind::Services,
+        Ask::EndpointSlices => Kind::EndpointSlices,
+        Ask::Pods => Kind::Pods,
+        Ask::Nodes => Kind::Nodes,
+        Ask::DaemonSets => Kind::DaemonSets,
+        Ask::Events => Kind::Events,
+        Ask::ProxyConfig => Kind::ProxyConfig,
+        Ask::Version => Kind::ApiVersion,
+    }
+}

@@ -1,0 +1,90 @@
+//! `viptrace check`: look at the node and the API server, or at a folder, and say what is wrong.
+//!
+//! Owns the order of things and the exit status. A live check reads what `viptrace capture` would save, and the same
+//! way, so that a folder tells what its node told.
+
+use std::{fs, path::Path};
+
+use anyhow::Context as _;
+
+use crate::{
+    cli::{Outcome, ResultExt as _, args::CheckOptions, capture},
+    cluster::{Key, Kind},
+    node::capture::{Capture, folder},
+    report::{Output, Printer, check},
+    triage::{self, CheckReport, Facts, Saved, Scope, State},
+};
+
+/// Runs the check and prints it.
+pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+    let saved = options.compare.as_deref().map(read_saved).transpose()?;
+    let capture = look(options, &mut printer)?;
+    let facts = Facts::read(&capture);
+    let scope =
+        Scope { service: options.service.as_ref().map(|(namespace, name)| Key::new(namespace, name)) };
+    require_service(&facts, &scope)?;
+    let mut report = triage::triage(&facts, &scope);
+    if let Some(saved) = &saved {
+        report.differences = triage::compare::differences(&report, saved);
+    }
+    if let Some(path) = &options.save {
+        fs::write(path, check::record(&report)?)
+            .with_context(|| format!("cannot save the check in {}", path.display()))?;
+    }
+    let text = match options.output {
+        Output::Table | Output::Wide => check::text(&report, printer.paint(), options.output == Output::Wide),
+        Output::Json => check::record(&report)?,
+        Output::Yaml => check::document(&report)?,
+    };
+    printer.data(&text)?;
+    printer.flush()?;
+    outcome(&report, &facts)
+}
+
+fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
+    match report.state {
+        State::Broken => Ok(Outcome::Faults),
+        // Neither the cluster nor the node's rules: "nothing broken" would say nothing.
+        State::Unknown if facts.history.is_none() && facts.rules.any().is_none() => Err(anyhow::anyhow!(
+            "neither the cluster's objects nor this node's rules could be read: nothing was checked"
+        ))
+        .hint(|| {
+            "run it as root on a node, with a kubeconfig; or give a captured folder with --from".to_owned()
+        }),
+        State::Unknown | State::Warnings | State::Healthy => Ok(Outcome::Clean),
+    }
+}
+
+fn look(options: &CheckOptions, printer: &mut Printer) -> anyhow::Result<Capture> {
+    let Some(dir) = &options.from else {
+        return capture::look(&options.cluster, options.node.clone(), printer);
+    };
+    let read = folder::read(dir, options.node.as_deref())
+        .hint(|| "`viptrace capture DIR` makes such a folder on a node".to_owned())?;
+    for warning in &read.warnings {
+        printer.warn(warning);
+    }
+    Ok(read.capture)
+}
+
+fn read_saved(path: &Path) -> anyhow::Result<Saved> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let parsed =
+        Saved::parse(&text).map_err(|why| anyhow::anyhow!("{} is no saved check: {why}", path.display()));
+    parsed.hint(|| "`viptrace check --save FILE` on the other node makes one".to_owned())
+}
+
+/// A Service that is not there cannot be checked.
+fn require_service(facts: &Facts, scope: &Scope) -> anyhow::Result<()> {
+    let Some(key) = &scope.service else { return Ok(()) };
+    let history = facts.history.as_ref().filter(|history| history.knows(Kind::Service));
+    let Some(history) = history else {
+        return Err(anyhow::anyhow!("the Services are not known, so {key} cannot be checked"))
+            .hint(|| "give a kubeconfig, or lists with --cluster-from".to_owned());
+    };
+    if history.services().any(|service| service.key == *key) {
+        return Ok(());
+    }
+    Err(anyhow::anyhow!("there is no Service {key} in this cluster"))
+        .hint(|| "`kubectl get services -A` lists what there is".to_owned())
+}

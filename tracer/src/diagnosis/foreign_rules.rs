@@ -1,0 +1,105 @@
+//! Rules of kube-proxy that it does not keep any more: in the other iptables backend (C3), or of another proxy mode
+//! (C10). They go on translating, and nobody mends them.
+
+use super::{Case, Finding, Membership, Rule, Ruling};
+use crate::verdict::{Confidence, Domain, EvidenceType, Safety, Severity};
+
+/// C3, C10.
+/// Mechanism: kube-proxy writes through one backend in one mode. What it, or an older one, once wrote through another
+/// stays and translates first or as well, often to endpoints that are long gone.
+/// For: NAT chose an endpoint that no slice lists, the rules that kube-proxy keeps now do not send to it, and those of
+/// the other writer do. Against: the rules were read later than NAT decided.
+pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let since = match &case.membership {
+        Some(Membership::Left { at, .. }) => *at,
+        Some(Membership::NeverSeen { since }) => *since,
+        _ => return None,
+    };
+    if case.within_grace(since) || case.decided <= since {
+        return None;
+    }
+    let rulings = case.ctx.node.rulings(case.service.asked, case.service.protocol, case.flow.orig.src.ip());
+    let sends = |ruling: &&Ruling| ruling.endpoints.contains(&endpoint);
+    let leftover = rulings.iter().find(sends)?;
+    let kept: Vec<&Ruling> = rulings.iter().filter(|ruling| ruling.writer != leftover.writer).collect();
+    let mode = case.ctx.node.kube_proxy_mode();
+    if kept.is_empty() || kept.iter().any(sends) || is_certainly_kept(mode, leftover, &kept) {
+        return None;
+    }
+    let of_other_mode = mode.is_some_and(|mode| !writes(mode, leftover.writer));
+    let kept_names = kept.iter().map(|ruling| ruling.writer).collect::<Vec<_>>().join(" and ");
+    let (class, what) = if of_other_mode {
+        (
+            "C10",
+            format!(
+                "kube-proxy is in {} mode and rules of {} mode still translate",
+                mode.unwrap_or("another"),
+                leftover.writer
+            ),
+        )
+    } else {
+        ("C3", format!("kube-proxy's rules stand in both {} and {kept_names}", leftover.writer))
+    };
+    let chain = leftover.chain.as_deref().unwrap_or("a rule");
+    let (family, tool) = if endpoint.is_ipv4() { ("ip", "iptables") } else { ("ip6", "ip6tables") };
+    let clean = match leftover.writer {
+        "nftables" => format!("nft delete table {family} kube-proxy"),
+        "ipvs" => "ipvsadm -C and ip link delete kube-ipvs0".to_owned(),
+        backend => format!(
+            "the chains KUBE-* of {backend} ({})",
+            backend.replacen("iptables", tool, 1) + "-save | grep KUBE-"
+        ),
+    };
+    let mut finding = Finding::new(
+        class,
+        Domain::IptablesSync,
+        format!("{what}: the {} rules sent {} to {}, which is no endpoint any more", leftover.writer, case.name(), case.endpoint_name()),
+    )
+    .confidence(if of_other_mode { Confidence::High } else { Confidence::Medium })
+    .severity(if case.failed() { Severity::High } else { Severity::Medium })
+    .api(Some(since), format!("no EndpointSlice of {} lists {endpoint}", case.name()))
+    .node(case.ctx.node.read_at(), format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.service.asked))
+    .action(
+        if of_other_mode {
+            "restart kube-proxy, which cleans up what other modes left; else kube-proxy --cleanup in a maintenance window"
+                .to_owned()
+        } else {
+            format!("find out which backend kube-proxy writes ({kept_names}) and take away what is left in the other: {clean}")
+        },
+        "use one iptables backend on the node and in kube-proxy's image; clean up when the proxy mode is changed",
+        Safety::Disruptive,
+    )
+    .see(if of_other_mode { &["C10", "kubernetes/kubernetes#102314"] } else { &["C3", "kubernetes/kubernetes#109811"] });
+    for ruling in kept {
+        let verb = match ruling.rule {
+            Rule::Forwards => "sends it to endpoints, and not to this one",
+            Rule::Refuses => "refuses it",
+            Rule::Drops => "drops it",
+            Rule::Missing => "does not name it",
+        };
+        finding = finding.node(case.ctx.node.read_at(), format!("{}: {verb}", ruling.writer));
+    }
+    if case.flow.was_answered() {
+        finding = finding.against(
+            EvidenceType::Kernel,
+            case.flow.client.established,
+            format!("the connection was answered: something has the address {} now", endpoint.ip()),
+        );
+    }
+    Some(finding.unseen("which rules translated this very connection: they were read after it"))
+}
+
+/// Whether the writer's rules are the ones of this mode.
+fn writes(mode: &str, writer: &str) -> bool {
+    match mode {
+        "iptables" => writer.starts_with("iptables"),
+        other => writer == other,
+    }
+}
+
+/// Whether the writer is the one that kube-proxy writes with now: then its rules are old, which is another class.
+fn is_certainly_kept(mode: Option<&str>, candidate: &Ruling, others: &[&Ruling]) -> bool {
+    let Some(mode) = mode else { return true };
+    writes(mode, candidate.writer) && !others.iter().any(|other| writes(mode, other.writer))
+}

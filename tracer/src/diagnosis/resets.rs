@@ -1,0 +1,259 @@
+//! Resets that conntrack brought about: after an invalid packet (C18), by a pick-up in mid-stream (C19); packets that
+//! are dropped as invalid (C18b); and for every reset who sent it and whether it arrived.
+
+use std::net::SocketAddr;
+
+use super::{
+    Case, Finding,
+    text::{length, times},
+};
+use crate::{
+    flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, StackReset},
+    sighting::Hook,
+    time::Timestamp,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// The client's stack answered a packet that came from the endpoint's own address.
+fn untranslated_answer<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
+    let resets = &case.trouble()?.stack_resets;
+    resets.iter().find(|reset| reset.by == End::Client && reset.untranslated && !reset.to_syn)
+}
+
+/// Whether the client's socket lived at that moment, as far as it was seen.
+fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
+    let client = &flow.client;
+    if !client.is_seen() {
+        return None;
+    }
+    Some(
+        client.established.is_none_or(|since| since <= at)
+            && client.closed.is_none_or(|closed| closed.time >= at),
+    )
+}
+
+/// C18 (kubernetes/kubernetes#74839).
+/// Mechanism: conntrack calls an answer invalid (out of window), so it is not translated back, and with no rule that
+/// drops it the client gets it from the endpoint's own address. The client's stack has no such connection and resets
+/// the endpoint's; the client's own connection, to the VIP, hangs until the endpoint answers it with a RST too.
+/// For: the fingerprint, a RST without a socket to the endpoint's address from the port of a socket that is connected
+/// to the VIP; the packet that was called invalid.
+/// Against: an answer that comes by another way than the request did is not translated either (C31).
+pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
+    let reset = untranslated_answer(case)?;
+    let lived = client_lived(case.flow, reset.mark.first);
+    let began = case.flow.client.established.is_some() || case.flow.partial || !case.flow.client.is_seen();
+    if lived == Some(false) || !began {
+        return None;
+    }
+    let invalid = invalid_answer(case.flow);
+    if lived.is_none() && invalid.is_none() {
+        return None;
+    }
+    let endpoint = case.endpoint_name();
+    let mut finding = Finding::new(
+        "C18",
+        Domain::Conntrack,
+        format!(
+            "an answer of {endpoint} was not translated back to {}, and the client's stack reset {endpoint}'s connection",
+            case.flow.orig.dst
+        ),
+    )
+    .confidence(match (invalid.is_some(), lived) {
+        (true, Some(true)) => Confidence::High,
+        _ => Confidence::Medium,
+    })
+    .severity(Severity::High)
+    .action(
+        "read net.netfilter.nf_conntrack_tcp_be_liberal; setting it to 1 lets conntrack translate packets that it holds \
+         to be out of window (the verified cure), and affects only what would have been invalid",
+        "set kube-proxy's conntrack.tcpBeLiberal, or have its rule drop INVALID packets (iptables mode does for forwarded \
+         ones, kubernetes/kubernetes#117924 for those of the host's network)",
+        Safety::Disruptive,
+    )
+    .see(&["C18", "kubernetes/kubernetes#74839", "kubernetes/kubernetes#117924"]);
+    if invalid.is_none() {
+        finding = finding.unseen(if case.has_hook(Hook::InvalidLog) {
+            "that conntrack called the answer invalid"
+        } else {
+            "whether conntrack called the answer invalid: this trace has no hook there"
+        });
+        finding = finding.against(
+            EvidenceType::Kernel,
+            None,
+            "an answer that bypasses this node's conntrack on its way back looks alike (C31)",
+        );
+    }
+    Some(finding)
+}
+
+/// C31, the answer that comes directly.
+/// Mechanism: client and endpoint share a bridge whose frames do not pass the rules (bridge-nf-call-iptables=0), or the
+/// answer takes another way: it comes from the endpoint's own address, and the client, which waits for the VIP, resets
+/// it before there is a connection.
+pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
+    let reset = untranslated_answer(case)?;
+    if case.flow.client.established.is_some() || case.flow.partial || !case.flow.client.is_seen() {
+        return None;
+    }
+    Some(
+        Finding::new(
+            "C31",
+            Domain::Hairpin,
+            format!(
+                "{} answered the client directly, not through {}: the client's stack refused the answer {}",
+                case.endpoint_name(),
+                case.flow.orig.dst,
+                times(reset.mark.count)
+            ),
+        )
+        .confidence(Confidence::High)
+        .severity(Severity::High)
+        .action(
+            "sysctl net.bridge.bridge-nf-call-iptables must be 1 where Pods share a bridge; ip route get CLIENT from \
+             ENDPOINT shows the way back",
+            "load br_netfilter at boot, and keep the sysctl set: the CNI's documentation names it",
+            Safety::ReadOnly,
+        )
+        .see(&["C31"]),
+    )
+}
+
+/// A connection whose entry was made anew while it lived.
+struct Anew {
+    at: Timestamp,
+    /// Where its packets go since then.
+    chosen: SocketAddr,
+    /// Where they went before, and how the entry of that time ended.
+    before: Option<(SocketAddr, Option<Ended>)>,
+}
+
+fn made_anew(case: &Case<'_>) -> Option<Anew> {
+    // Where the client's socket is on this node, the flow is known to be the same.
+    if let Some(picked_up) = case.trouble().and_then(|trouble| trouble.picked_up) {
+        let before = case.endpoint.map(|endpoint| (endpoint, case.flow.deleted));
+        let chosen = picked_up.ct.endpoint().filter(|chosen| case.endpoint != Some(*chosen))?;
+        return Some(Anew { at: picked_up.time, chosen, before });
+    }
+    let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
+    let before = case.flow.previous.map(|previous| (previous.endpoint, previous.ended));
+    Some(Anew { at: case.decided, chosen: decision.endpoint()?, before })
+}
+
+/// C19.
+/// Mechanism: the entry of a connection went (deleted, flushed, timed out, or the path moved to this node) while the
+/// connection lived. Its next packet makes a new entry in mid-stream (`nf_conntrack_tcp_loose`), NAT chooses anew, and
+/// an endpoint that has no such connection resets it.
+/// For: an entry that was confirmed for a segment without SYN; the RST of a stack without a socket.
+/// Against: the same endpoint chosen again: then it knew the connection.
+pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
+    let anew = made_anew(case)?;
+    let sender = case.trouble().and_then(|trouble| {
+        trouble.stack_resets.iter().find(|reset| reset.by == End::Endpoint && !reset.to_syn)
+    });
+    let reset = sender.is_some()
+        || matches!(case.outcome, Outcome::Reset(ResetBy::Endpoint | ResetBy::Unknown) | Outcome::Refused);
+    if !reset {
+        return None;
+    }
+    let mut finding = Finding::new(
+        "C19",
+        Domain::Conntrack,
+        format!(
+            "the connection to {} went on without its conntrack entry: NAT chose {} in mid-stream, which does not know it",
+            case.name(),
+            anew.chosen
+        ),
+    )
+    .confidence(if sender.is_some() { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::Medium)
+    .action(
+        "find who deletes entries (conntrack -F, conntrack -D, a restarted firewall), or what idles longer than \
+         net.netfilter.nf_conntrack_tcp_timeout_established; the client must connect anew",
+        "keepalive below the conntrack and load balancer timeouts; never conntrack -F on a node in service",
+        Safety::ReadOnly,
+    )
+    .see(&["C19"]);
+    match anew.before {
+        Some((endpoint, ended)) => {
+            let ended = ended.map_or("its end was not seen".to_owned(), |ended| {
+                let how = match ended.deleted_by {
+                    Some(port) => format!("it was deleted through netlink (port {port})"),
+                    None => "it timed out or the kernel killed it".to_owned(),
+                };
+                format!("{how} {} before", length(anew.at.since(ended.time)))
+            });
+            let what = format!("the entry before it led to {endpoint}; {ended}");
+            if endpoint == anew.chosen {
+                finding = finding.against(EvidenceType::Kernel, Some(anew.at), what);
+            } else {
+                finding = finding.kernel(Some(anew.at), what);
+            }
+        }
+        None => {
+            finding =
+                finding.unseen("what became of the entry before: it was gone before this trace knew it");
+        }
+    }
+    Some(finding)
+}
+
+/// C18b (kubernetes/kubernetes#94861).
+/// Mechanism: conntrack calls legitimate packets invalid, for it saw only one direction (asymmetric routes, anycast,
+/// several uplinks) or lost the count of a window, and a rule drops what is invalid (KUBE-FORWARD).
+/// For: invalid packets, and rules' drops of packets without an entry, in a connection that then fell silent.
+/// Against: drops of invalid packets alone break nothing: they are a cure for C18.
+pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
+    let trouble = case.trouble()?;
+    let invalid = trouble.invalid.iter().min_by_key(|invalid| invalid.mark.first)?;
+    let dropped = trouble
+        .drops
+        .iter()
+        .find(|drop| drop.is("NETFILTER_DROP") && !drop.opening && drop.mark.last >= invalid.mark.first)?;
+    if !matches!(case.outcome, Outcome::Silent | Outcome::Stalled | Outcome::Reset(_)) {
+        return None;
+    }
+    let why = invalid.why.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
+    Some(
+        Finding::new(
+            "C18b",
+            Domain::Conntrack,
+            format!(
+                "packets of the connection to {} were dropped {} as invalid{why}, and it broke",
+                case.name(),
+                times(dropped.mark.count)
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .severity(Severity::Medium)
+        .unseen("the rule that dropped them: KUBE-FORWARD drops what is INVALID in iptables mode")
+        .action(
+            "compare conntrack -S (invalid) before and after; look for a second way between the two ends: ip route get",
+            "make the routes symmetric, or set net.netfilter.nf_conntrack_tcp_be_liberal=1",
+            Safety::Disruptive,
+        )
+        .see(&["C18b", "kubernetes/kubernetes#94861"]),
+    )
+}
+
+fn invalid_answer(flow: &Flow) -> Option<&Invalid> {
+    flow.trouble.as_ref()?.invalid.iter().find(|invalid| invalid.reply)
+}
+
+/// What is not known of a reset's arrival at its other end.
+pub(super) fn arrival(case: &Case<'_>) -> Option<String> {
+    let flow = case.flow;
+    let (receiver, end) = match case.outcome {
+        Outcome::Reset(ResetBy::Client) => ("endpoint", &flow.server),
+        Outcome::Reset(ResetBy::Endpoint) | Outcome::Refused if flow.is_tcp() => ("client", &flow.client),
+        _ => return None,
+    };
+    if end.reset_received().is_some() || !case.has_hook(Hook::TcpReceiveReset) {
+        return None;
+    }
+    Some(if end.is_seen() {
+        format!("the RST's arrival at the {receiver}'s socket: none was seen before it closed")
+    } else {
+        format!("whether the RST reached the {receiver}: its socket was not seen on this node")
+    })
+}

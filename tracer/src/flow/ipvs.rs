@@ -1,0 +1,127 @@
+//! What IPVS says itself: the real server that it chose, and connections that outlive their entries.
+//!
+//! Owns the folding of these facts. A flow needs none of them where IPVS tracks its connections in conntrack: the
+//! confirmed entry's reply tuple is then the better source, for it shows masquerading too.
+
+use std::time::Duration;
+
+use super::{
+    Chosen, Flow, FlowTable, PickedUp, Trouble,
+    fold::Place,
+    identity::OVERTAKEN,
+    key::{Key, make_plain},
+    table::is_tracked,
+};
+use crate::sighting::{Conntrack, Hook, IpvsFact, IpvsFlags, SocketEvent, SocketFact, TcpState};
+
+/// A persistence template and the connection that it is made for come from one call of `ip_vs_sched_persist`; an
+/// emulated machine may stand still between them.
+const SAME_CALL: Duration = Duration::from_millis(20);
+
+impl FlowTable {
+    pub(super) fn fold_ipvs(&mut self, fact: &mut IpvsFact, place: Place) -> Option<u32> {
+        make_plain(&mut fact.tuple);
+        if fact.tuple.src.port() == 0 || fact.flags.has(IpvsFlags::TEMPLATE) {
+            self.template = Some((place.time, *fact));
+            return None;
+        }
+        if !is_tracked(fact.tuple.protocol) {
+            return None;
+        }
+        let first_of_client = self.template.take().is_some_and(|(time, template)| {
+            time <= place.time
+                && place.time.since(time) < SAME_CALL
+                && template.tuple.dst.ip() == fact.tuple.dst.ip()
+                && template.destination.ip() == fact.destination.ip()
+        });
+        let index = self.scheduled(fact, place);
+        let flow = self.slots.get_mut(index)?;
+        flow.touch(place.time);
+        let chosen = Chosen {
+            time: place.time,
+            netns: place.netns,
+            tuple: fact.tuple,
+            destination: fact.destination,
+            flags: fact.flags,
+            first_of_client,
+        };
+        let before = flow.ipvs_mut().chosen.replace(chosen);
+        if let Some(before) = before.filter(|before| before.reply() != chosen.reply()) {
+            let key = Key::new(&before.reply(), before.netns);
+            if self.index.get(&key) == Some(&index) {
+                self.index.remove(&key);
+            }
+        }
+        if let Some(other) = self.index.insert(Key::new(&chosen.reply(), chosen.netns), index)
+            && other != index
+        {
+            self.absorb(other, index, place.time);
+        }
+        Some(index)
+    }
+
+    /// A socket connects from the addresses of a flow whose entry was held to be picked up: it was a new connection's, and
+    /// the end of the one before was not seen.
+    pub(super) fn split_picked_up(&mut self, fact: &SocketFact, place: Place) {
+        let connects = matches!(
+            fact.event,
+            SocketEvent::State { old: TcpState::SynSent, .. }
+                | SocketEvent::Retransmit { state: TcpState::SynSent }
+        );
+        let index =
+            if connects { self.index.get(&Key::new(&fact.tuple, place.netns)).copied() } else { None };
+        let Some(flow) = index.and_then(|index| self.slots.get_mut(index)) else { return };
+        let picked_up = flow.trouble.as_ref().and_then(|trouble| trouble.picked_up);
+        let Some(picked_up) = picked_up.filter(|known| flow.orig == fact.tuple && known.time <= place.time)
+        else {
+            return;
+        };
+        if let Some(trouble) = &mut flow.trouble {
+            trouble.picked_up = None;
+        }
+        flow.trouble = flow.trouble.take().filter(|trouble| **trouble != Trouble::default());
+        let place = Place { time: picked_up.time, netns: picked_up.netns, hook: Hook::Confirm };
+        let index = self.begin(picked_up.ct.orig, place, false);
+        if let Some(flow) = self.slots.get_mut(index) {
+            flow.fold_decision(picked_up.ct, place);
+        }
+        self.link(index, &picked_up.ct, place);
+    }
+
+    /// The flow that IPVS makes an entry for: a SYN's (or any datagram's), before its conntrack entry is confirmed.
+    fn scheduled(&mut self, fact: &IpvsFact, place: Place) -> u32 {
+        if let Some(index) = self.index.get(&Key::new(&fact.tuple, place.netns)).copied()
+            && let Some(flow) = self.slots.get(index)
+            && flow.orig == fact.tuple
+        {
+            let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
+            // Answered facts that overtook this one within the reorder window's reach belong to it.
+            let answered = flow.is_tcp() && flow.was_answered();
+            if !over && (!answered || flow.first_seen.saturating_add(OVERTAKEN) >= place.time) {
+                return index;
+            }
+        }
+        self.begin(fact.tuple, place, false)
+    }
+}
+
+impl Flow {
+    /// Whether the entry that is being confirmed was made from the middle of this connection, whose own is gone. It
+    /// says nothing of how the connection began, so the decision of that time stays.
+    pub(super) fn fold_pick_up(&mut self, ct: &Conntrack, place: Place) -> bool {
+        if let Some(ipvs) = &mut self.ipvs {
+            ipvs.old_entry = 0;
+        }
+        let established = self.client.established.is_some_and(|time| time < place.time);
+        let decided = self
+            .decision_for(ct, place.netns)
+            .map(|known| known.confirmed.is_none_or(|confirmed| confirmed < place.time));
+        let chosen = self.chosen_by_ipvs(None).is_some_and(|chosen| chosen.time < place.time);
+        if !self.is_tcp() || !self.is_open() || !established || !decided.unwrap_or(chosen) {
+            return false;
+        }
+        let picked_up = PickedUp { time: place.time, netns: place.netns, ct: *ct };
+        self.trouble_mut().picked_up.get_or_insert(picked_up);
+        true
+    }
+}

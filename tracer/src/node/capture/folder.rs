@@ -1,0 +1,304 @@
+//! A capture as a folder: written by `viptrace capture`, and read from any folder of captured files (a must-gather).
+//!
+//! Owns walking, limits and what to do where several files are of one kind. A file that cannot be used is named, a
+//! missing one is for the audit to notice; only a folder without any usable file is an error.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use super::{
+    Artifact, Capture, Gap, Kind, MANIFEST, Manifest,
+    manifest::{Entry, Missing},
+    recognise::recognise,
+};
+use crate::time::Timestamp;
+
+/// Larger files are left out: parsing takes several times a file's size in memory.
+const FILE_MAX_BYTES: u64 = 512 << 20;
+const FILES_MAX: usize = 20_000;
+const DEPTH_MAX: usize = 16;
+
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    #[error("cannot read the folder {path}: {source}")]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error(
+        "nothing in {path} is known here: no rules, no list of objects, nothing of kube-proxy ({seen} files looked at)"
+    )]
+    Empty { path: PathBuf, seen: usize },
+    #[error("{path} is not empty and holds no capture of viptrace: give a new or an empty folder")]
+    Occupied { path: PathBuf },
+    #[error("cannot write {path}: {source}")]
+    Unwritable { path: PathBuf, source: io::Error },
+}
+
+/// What a folder gave.
+#[derive(Clone, Debug)]
+pub struct ReadFolder {
+    pub capture: Capture,
+    /// What could not be used, ready to print.
+    pub warnings: Vec<String>,
+}
+
+struct Found {
+    kind: Kind,
+    path: PathBuf,
+    text: String,
+    modified: Option<Timestamp>,
+}
+
+/// Reads every file anywhere below `dir`. Where several nodes' files lie there, those below a folder named as `node`
+/// count; where two files of one kind remain, neither does, as nothing tells which is meant.
+pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
+    let mut paths = Vec::new();
+    let mut warnings = Vec::new();
+    walk(dir, 0, &mut paths).map_err(|source| FolderError::Unreadable { path: dir.to_owned(), source })?;
+    // The order of a directory is chance; the result must not be.
+    paths.sort();
+    if paths.len() > FILES_MAX {
+        warnings.push(format!("{}: only the first {FILES_MAX} files are looked at", dir.display()));
+        paths.truncate(FILES_MAX);
+    }
+    let mut found = Vec::new();
+    let mut manifests = Vec::new();
+    for path in &paths {
+        match read_file(path) {
+            Ok((text, modified)) => {
+                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                if name == MANIFEST {
+                    manifests.extend(Manifest::parse(&text).map(|manifest| (path.clone(), manifest)));
+                } else if let Some(kind) = recognise(name, &text) {
+                    found.push(Found { kind, path: path.clone(), text, modified });
+                }
+            }
+            Err(why) => warnings.push(format!("{}: {why}", path.display())),
+        }
+    }
+    let manifest = choose_manifest(&manifests, node);
+    if found.is_empty() {
+        return Err(FolderError::Empty { path: dir.to_owned(), seen: paths.len() });
+    }
+    let mut capture = Capture { node: node.map(str::to_owned), ..Capture::default() };
+    if let Some(manifest) = manifest {
+        capture.taken = Some(Timestamp::from_unix_ns(manifest.taken_ns));
+        capture.node = capture.node.or_else(|| manifest.node.clone());
+        for gap in &manifest.gaps {
+            if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.file_name() == gap.name) {
+                capture.miss(kind, gap.why.clone());
+            }
+        }
+    }
+    choose(dir, found, &mut capture, &mut warnings);
+    Ok(ReadFolder { capture, warnings })
+}
+
+fn choose_manifest<'m>(manifests: &'m [(PathBuf, Manifest)], node: Option<&str>) -> Option<&'m Manifest> {
+    match manifests {
+        [(_, only)] => Some(only),
+        several => several
+            .iter()
+            .map(|(_, manifest)| manifest)
+            .find(|manifest| node.is_some() && manifest.node.as_deref() == node),
+    }
+}
+
+/// Moves what was found into the capture, one file of each kind that belongs to a node.
+fn choose(dir: &Path, found: Vec<Found>, capture: &mut Capture, warnings: &mut Vec<String>) {
+    let node = capture.node.clone();
+    let mut newest = None;
+    for kind in Kind::ALL {
+        let mut of_kind: Vec<&Found> = found.iter().filter(|file| file.kind == kind).collect();
+        let below = |file: &&Found| {
+            let inside = file.path.strip_prefix(dir).unwrap_or(&file.path);
+            node.as_deref().is_some_and(|node| inside.components().any(|part| part.as_os_str() == node))
+        };
+        if of_kind.iter().any(below) {
+            of_kind.retain(below);
+        }
+        // Kubelet rotates logs: all parts together are the log.
+        let is_log = matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious);
+        if kind.is_of_node() && of_kind.len() > 1 && !is_log {
+            let names: Vec<String> =
+                of_kind.iter().take(3).map(|file| file.path.display().to_string()).collect();
+            capture.gaps.push(Gap {
+                kind,
+                why: format!(
+                    "{} files are of this kind ({}): give one node's folder, or name the node with --node",
+                    of_kind.len(),
+                    names.join(", ")
+                ),
+            });
+            warnings.push(format!(
+                "{} files could be {}: {}; none is used",
+                of_kind.len(),
+                kind.about(),
+                names.join(", ")
+            ));
+            continue;
+        }
+        for file in of_kind {
+            newest = newest.max(file.modified);
+            capture.artifacts.push(Artifact {
+                kind,
+                text: file.text.clone(),
+                source: file.path.display().to_string(),
+            });
+        }
+    }
+    // Without a manifest: the files are as old as the newest of them, unless they were copied since.
+    capture.taken = capture.taken.or(newest);
+}
+
+fn walk(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() && depth < DEPTH_MAX {
+            // A folder that may not be read hides only itself.
+            let _ = walk(&entry.path(), depth + 1, found);
+        } else if kind.is_file() && found.len() <= FILES_MAX {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+fn read_file(path: &Path) -> Result<(String, Option<Timestamp>), String> {
+    let cannot = |error: io::Error| format!("cannot be read: {error}");
+    let file = File::open(path).map_err(cannot)?;
+    let meta = file.metadata().map_err(cannot)?;
+    if meta.len() > FILE_MAX_BYTES {
+        return Err(format!("has {} bytes, more than {FILE_MAX_BYTES}; left out", meta.len()));
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(cannot)?;
+    let modified = meta.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let modified =
+        modified.and_then(|since| u64::try_from(since.as_nanos()).ok()).map(Timestamp::from_unix_ns);
+    Ok((String::from_utf8_lossy(&bytes).into_owned(), modified))
+}
+
+/// Writes the capture into `dir`, which must be new, empty or an earlier capture of viptrace. Files are readable for
+/// their owner only. Returns the manifest.
+pub fn write(dir: &Path, capture: &Capture, taken: Timestamp) -> Result<Manifest, FolderError> {
+    prepare(dir)?;
+    let mut manifest = Manifest::new(taken, capture.node.clone());
+    for artifact in &capture.artifacts {
+        let same =
+            manifest.files.iter().filter(|entry| entry.name.ends_with(artifact.kind.file_name())).count();
+        let name = match same {
+            0 => artifact.kind.file_name().to_owned(),
+            more => format!("{more}-{}", artifact.kind.file_name()),
+        };
+        write_file(&dir.join(&name), &artifact.text)?;
+        manifest.files.push(Entry {
+            name,
+            source: artifact.source.clone(),
+            bytes: artifact.text.len() as u64,
+        });
+    }
+    let missing = |gap: &Gap| Missing { name: gap.kind.file_name().to_owned(), why: gap.why.clone() };
+    manifest.gaps = capture.gaps.iter().map(missing).collect();
+    let text = serde_json::to_string_pretty(&manifest).unwrap_or_default();
+    write_file(&dir.join(MANIFEST), &(text + "\n"))?;
+    Ok(manifest)
+}
+
+/// Makes the folder, or empties it of an earlier capture's files.
+pub fn prepare(dir: &Path) -> Result<(), FolderError> {
+    let unwritable = |source| FolderError::Unwritable { path: dir.to_owned(), source };
+    match fs::DirBuilder::new().mode(0o700).recursive(true).create(dir) {
+        Ok(()) => {}
+        Err(source) => return Err(unwritable(source)),
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(unwritable)? {
+        names.push(entry.map_err(unwritable)?.file_name());
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    let own = fs::read_to_string(dir.join(MANIFEST)).ok().and_then(|text| Manifest::parse(&text));
+    let Some(own) = own else { return Err(FolderError::Occupied { path: dir.to_owned() }) };
+    let written = |name: &std::ffi::OsString| {
+        name == MANIFEST || own.files.iter().any(|entry| name.to_str() == Some(entry.name.as_str()))
+    };
+    if !names.iter().all(written) {
+        return Err(FolderError::Occupied { path: dir.to_owned() });
+    }
+    for name in names {
+        fs::remove_file(dir.join(name)).map_err(unwritable)?;
+    }
+    Ok(())
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), FolderError> {
+    let write = || {
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(text.as_bytes())
+    };
+    write().map_err(|source| FolderError::Unwritable { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn capture() -> Capture {
+        let mut capture = Capture { node: Some("worker-1".into()), ..Capture::default() };
+        capture.put(Kind::ProxyMode, "http://127.0.0.1:10249/proxyMode", "ipvs".into());
+        capture.put(Kind::Sysctls, "/proc/sys", "net.ipv4.ip_forward = 1\n".into());
+        capture.put(Kind::ProxyLog, "0.log", "I1120 23:24:57.911600   1 proxier.go:1] a\n".into());
+        capture.put(Kind::ProxyLog, "1.log", "I1120 23:24:58.911600   1 proxier.go:1] b\n".into());
+        capture.miss(Kind::IpsetSave, "`ipset` is not installed here");
+        capture
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("new");
+        let taken = Timestamp::from_unix_secs(1_700_000_000);
+        let written = write(&folder, &capture(), taken).unwrap();
+        assert_eq!((written.files.len(), written.gaps.len()), (4, 1));
+        let read = read(&folder, None).unwrap();
+        assert!(read.warnings.is_empty(), "{:?}", read.warnings);
+        let read = read.capture;
+        assert_eq!((read.taken, read.node.as_deref()), (Some(taken), Some("worker-1")));
+        assert_eq!(read.text(Kind::ProxyMode), Some("ipvs"));
+        assert_eq!(read.all(Kind::ProxyLog).count(), 2);
+        assert_eq!(read.why_missing(Kind::IpsetSave), Some("`ipset` is not installed here"));
+    }
+
+    #[test]
+    fn only_its_own_folder_is_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &capture(), Timestamp::MIN).unwrap();
+        write(dir.path(), &capture(), Timestamp::MIN).unwrap();
+        fs::write(dir.path().join("precious.txt"), "x").unwrap();
+        let refused = write(dir.path(), &capture(), Timestamp::MIN);
+        assert!(matches!(refused, Err(FolderError::Occupied { .. })), "{refused:?}");
+        assert!(dir.path().join("precious.txt").exists() && dir.path().join("sysctl.txt").exists());
+    }
+
+    #[test]
+    fn two_nodes_in_one_folder_are_told_apart_by_name_only() {
+        let dir = tempfile::tempdir().unwrap();
+        for (node, mode) in [("worker-1", "ipvs"), ("worker-2", "iptables")] {
+            fs::create_dir_all(dir.path().join(node)).unwrap();
+            fs::write(dir.path().join(node).join("proxyMode.txt"), mode).unwrap();
+        }
+        let one = read(dir.path(), Some("worker-2")).unwrap().capture;
+        assert_eq!(one.text(Kind::ProxyMode), Some("iptables"));
+        let either = read(dir.path(), None).unwrap();
+        assert_eq!(either.capture.text(Kind::ProxyMode), None);
+        assert!(either.capture.why_missing(Kind::ProxyMode).is_some_and(|why| why.contains("--node")));
+        assert!(matches!(read(tempfile::tempdir().unwrap().path(), None), Err(FolderError::Empty { .. })));
+    }
+}

@@ -1,0 +1,63 @@
+//! The manifest of a captured folder: what was taken, when, by which command, and what could not be had.
+
+use serde::{Deserialize, Serialize};
+
+/// Its file name.
+pub const MANIFEST: &str = "viptrace-capture.json";
+/// The version of its form.
+const FORMAT: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Always `viptrace-capture`, by which the file is known.
+    pub kind: String,
+    pub format: u32,
+    /// Version of the program that wrote it.
+    pub viptrace: String,
+    /// RFC 3339, UTC.
+    pub taken: String,
+    /// The same as nanoseconds since the Unix epoch.
+    pub taken_ns: u64,
+    #[serde(default)]
+    pub node: Option<String>,
+    #[serde(default)]
+    pub files: Vec<Entry>,
+    #[serde(default)]
+    pub gaps: Vec<Missing>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    pub name: String,
+    /// The command or the place that it comes from.
+    pub source: String,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// The name that the file would have had.
+    pub name: String,
+    pub why: String,
+}
+
+impl Manifest {
+    pub(super) fn new(taken: crate::time::Timestamp, node: Option<String>) -> Self {
+        Self {
+            kind: "viptrace-capture".to_owned(),
+            format: FORMAT,
+            viptrace: env!("CARGO_PKG_VERSION").to_owned(),
+            taken: taken.to_string(),
+            taken_ns: taken.as_unix_ns(),
+            node,
+            files: Vec::new(),
+            gaps: Vec::new(),
+        }
+    }
+
+    /// `None` where the text is not a manifest that is understood here.
+    pub fn parse(text: &str) -> Option<Self> {
+        let manifest: Self = serde_json::from_str(text).ok()?;
+        (manifest.kind == "viptrace-capture" && manifest.format == FORMAT).then_some(manifest)
+    }
+}

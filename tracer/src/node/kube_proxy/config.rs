@@ -1,0 +1,316 @@
+//! kube-proxy's configuration: `KubeProxyConfiguration` as YAML or JSON, alone, in the `ConfigMap` kube-system/kube-proxy,
+//! or as flags of the command line (K3).
+//!
+//! Owns the reading of it. Fields that are not known here are passed over, in every version of the type; a field of
+//! another shape counts as not set.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::process::ProcessList;
+
+/// Larger texts are no configuration.
+const TEXT_MAX_BYTES: usize = 1 << 20;
+
+/// What the triage reads of it. `None` stands for kube-proxy's default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Config {
+    /// `iptables`, `nftables`, `ipvs`; as it is spelled there.
+    pub mode: Option<String>,
+    pub cluster_cidrs: Vec<String>,
+    pub hostname_override: Option<String>,
+    pub node_port_addresses: Vec<String>,
+    pub feature_gates: Vec<(String, bool)>,
+    pub metrics_bind_address: Option<String>,
+    pub healthz_bind_address: Option<String>,
+    pub detect_local_mode: Option<String>,
+    /// `iptables.localhostNodePorts`.
+    pub localhost_node_ports: Option<bool>,
+    /// `masqueradeAll` of the mode, or of any mode where none is set.
+    pub masquerade_all: Option<bool>,
+    pub sync_period: Option<Duration>,
+    pub min_sync_period: Option<Duration>,
+    pub ipvs_scheduler: Option<String>,
+    pub ipvs_strict_arp: Option<bool>,
+    pub ipvs_exclude_cidrs: Vec<String>,
+    /// `conntrack.maxPerCore`; 0 leaves the limit as it is.
+    pub conntrack_max_per_core: Option<u64>,
+    pub conntrack_min: Option<u64>,
+    pub tcp_be_liberal: Option<bool>,
+    pub tcp_established_timeout: Option<Duration>,
+}
+
+impl Config {
+    /// Reads a `KubeProxyConfiguration` or a `ConfigMap` that holds one (`config.conf`). The error is for a person.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let value = read(text)?;
+        let kind = value.get("kind").and_then(Value::as_str).unwrap_or_default();
+        match kind {
+            "KubeProxyConfiguration" => Ok(Self::from_value(&value)),
+            "ConfigMap" => Self::from_map(&value),
+            "ConfigMapList" | "List" => {
+                let items = value.get("items").and_then(Value::as_array);
+                let found = items.into_iter().flatten().find_map(|item| Self::from_map(item).ok());
+                found.ok_or_else(|| "no ConfigMap in the list holds a KubeProxyConfiguration".to_owned())
+            }
+            "" => Err("it has no kind, expected KubeProxyConfiguration".to_owned()),
+            other => Err(format!("it is a {}, expected KubeProxyConfiguration", other.escape_default())),
+        }
+    }
+
+    /// What the flags say, where kube-proxy was started without `--config`: with it, it ignores nearly all others.
+    pub fn from_flags(process: &ProcessList) -> Option<Self> {
+        if process.arguments.is_empty() || process.flag("config").is_some() {
+            return None;
+        }
+        let flag = |name: &str| process.flag(name).filter(|value| !value.is_empty());
+        let text = |name: &str| flag(name).map(str::to_owned);
+        let list = |name: &str| flag(name).map(split).unwrap_or_default();
+        Some(Self {
+            mode: text("proxy-mode"),
+            cluster_cidrs: list("cluster-cidr"),
+            hostname_override: text("hostname-override"),
+            node_port_addresses: list("nodeport-addresses"),
+            feature_gates: list("feature-gates")
+                .iter()
+                .filter_map(|gate| gate.split_once('='))
+                .filter_map(|(name, on)| Some((name.to_owned(), on.parse().ok()?)))
+                .collect(),
+            metrics_bind_address: text("metrics-bind-address"),
+            healthz_bind_address: text("healthz-bind-address"),
+            detect_local_mode: text("detect-local-mode"),
+            localhost_node_ports: flag("iptables-localhost-nodeports").and_then(|value| value.parse().ok()),
+            masquerade_all: flag("masquerade-all").and_then(|value| value.parse().ok()),
+            sync_period: flag("iptables-sync-period").and_then(duration),
+            min_sync_period: flag("iptables-min-sync-period").and_then(duration),
+            ipvs_scheduler: text("ipvs-scheduler"),
+            ipvs_strict_arp: flag("ipvs-strict-arp").and_then(|value| value.parse().ok()),
+            ipvs_exclude_cidrs: list("ipvs-exclude-cidrs"),
+            conntrack_max_per_core: flag("conntrack-max-per-core").and_then(|value| value.parse().ok()),
+            conntrack_min: flag("conntrack-min").and_then(|value| value.parse().ok()),
+            tcp_be_liberal: flag("conntrack-tcp-be-liberal").and_then(|value| value.parse().ok()),
+            tcp_established_timeout: flag("conntrack-tcp-timeout-established").and_then(duration),
+        })
+    }
+
+    fn from_map(map: &Value) -> Result<Self, String> {
+        let data = map.get("data").and_then(Value::as_object);
+        let texts = || data.into_iter().flat_map(|data| data.values()).filter_map(Value::as_str);
+        let is_config = |text: &&str| text.contains("KubeProxyConfiguration");
+        match texts().find(is_config) {
+            Some(text) => {
+                let value = read(text)?;
+                if value.get("kind").and_then(Value::as_str) == Some("KubeProxyConfiguration") {
+                    Ok(Self::from_value(&value))
+                } else {
+                    Err("the ConfigMap's text is no KubeProxyConfiguration".to_owned())
+                }
+            }
+            None => Err("the ConfigMap holds no KubeProxyConfiguration".to_owned()),
+        }
+    }
+
+    fn from_value(value: &Value) -> Self {
+        let text = |pointer: &str| {
+            value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        let flag = |pointer: &str| value.pointer(pointer).and_then(Value::as_bool);
+        let number = |pointer: &str| value.pointer(pointer).and_then(Value::as_u64);
+        let time = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).and_then(duration);
+        let list = |pointer: &str| match value.pointer(pointer) {
+            Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            Some(Value::String(text)) => split(text),
+            _ => Vec::new(),
+        };
+        let mode = text("/mode");
+        let section = mode.as_deref().unwrap_or("iptables");
+        let gates = value.get("featureGates").and_then(Value::as_object);
+        // v1alpha2 moves what all Linux modes share to `linux`, and the periods to the top.
+        let conntrack = |name: &str| {
+            value
+                .pointer(&format!("/linux/conntrack/{name}"))
+                .or_else(|| value.pointer(&format!("/conntrack/{name}")))
+        };
+        Self {
+            cluster_cidrs: match value.get("clusterCIDR") {
+                Some(_) => list("/clusterCIDR"),
+                None => list("/detectLocal/clusterCIDRs"),
+            },
+            hostname_override: text("/hostnameOverride"),
+            node_port_addresses: list("/nodePortAddresses"),
+            feature_gates: gates
+                .into_iter()
+                .flatten()
+                .filter_map(|(name, on)| Some((name.clone(), on.as_bool()?)))
+                .collect(),
+            metrics_bind_address: text("/metricsBindAddress"),
+            healthz_bind_address: text("/healthzBindAddress"),
+            detect_local_mode: text("/detectLocalMode"),
+            localhost_node_ports: flag("/iptables/localhostNodePorts"),
+            masquerade_all: flag(&format!("/{section}/masqueradeAll"))
+                .or_else(|| flag("/linux/masqueradeAll")),
+            sync_period: time(&format!("/{section}/syncPeriod")).or_else(|| time("/syncPeriod")),
+            min_sync_period: time(&format!("/{section}/minSyncPeriod")).or_else(|| time("/minSyncPeriod")),
+            ipvs_scheduler: text("/ipvs/scheduler"),
+            ipvs_strict_arp: flag("/ipvs/strictARP"),
+            ipvs_exclude_cidrs: list("/ipvs/excludeCIDRs"),
+            conntrack_max_per_core: conntrack("maxPerCore").and_then(Value::as_u64),
+            conntrack_min: conntrack("min").and_then(Value::as_u64).or_else(|| number("/conntrack/min")),
+            tcp_be_liberal: conntrack("tcpBeLiberal").and_then(Value::as_bool),
+            tcp_established_timeout: conntrack("tcpEstablishedTimeout")
+                .and_then(Value::as_str)
+                .and_then(duration),
+            mode,
+        }
+    }
+
+    /// What kube-proxy raises `nf_conntrack_max` to on a machine of so many CPUs: `max(maxPerCore × CPUs, min)`; `None`
+    /// where it leaves the limit alone (`maxPerCore: 0`). Defaults: 32768 and 131072 (`pkg/proxy/apis/config`).
+    pub fn wanted_conntrack_max(&self, cpus: u64) -> Option<u64> {
+        let per_core = self.conntrack_max_per_core.unwrap_or(32_768);
+        (per_core > 0).then(|| per_core.saturating_mul(cpus).max(self.conntrack_min.unwrap_or(131_072)))
+    }
+}
+
+fn read(text: &str) -> Result<Value, String> {
+    if text.len() > TEXT_MAX_BYTES {
+        return Err(format!("it has {} bytes, more than {TEXT_MAX_BYTES}", text.len()));
+    }
+    if text.trim_start().starts_with('{') {
+        return serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"));
+    }
+    // Only the first line of the error: below it the parser quotes the text.
+    let reason = |error: serde_saphyr::Error| error.to_string().lines().next().unwrap_or_default().to_owned();
+    serde_saphyr::from_str(text).map_err(|error| format!("it is not YAML: {}", reason(error)))
+}
+
+fn split(text: &str) -> Vec<String> {
+    text.trim_matches(['[', ']'])
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Go's form: `1h30m`, `500ms`, `0s`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    let mut total = Duration::ZERO;
+    if rest == "0" {
+        return Some(total);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, behind) = rest.split_at_checked(digits)?;
+        let number: f64 = number.parse().ok()?;
+        let unit_end = behind.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(behind.len());
+        let (unit, behind) = behind.split_at_checked(unit_end)?;
+        let seconds = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::try_from_secs_f64(number * seconds).ok()?)?;
+        rest = behind;
+    }
+    Some(total)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::{collection::vec, prelude::*, sample::select};
+
+    use super::*;
+
+    #[test]
+    fn a_configuration_alone_and_in_its_config_map() {
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: \"ipvs\"\n\
+            clusterCIDR: 10.244.0.0/16,fd00::/48\nconntrack: {maxPerCore: 0, tcpEstablishedTimeout: 24h0m0s}\n\
+            featureGates: {NFTablesProxyMode: true}\nipvs: {syncPeriod: 500ms, scheduler: lc, excludeCIDRs: null}\n\
+            nodePortAddresses: [primary]\nsomethingNew: {deep: [1]}\n";
+        let config = Config::parse(text).unwrap();
+        assert_eq!(config.mode.as_deref(), Some("ipvs"));
+        assert_eq!(config.cluster_cidrs, ["10.244.0.0/16", "fd00::/48"]);
+        assert_eq!(config.sync_period, Some(Duration::from_millis(500)));
+        assert_eq!(config.tcp_established_timeout, Some(Duration::from_hours(24)));
+        assert_eq!((config.wanted_conntrack_max(64), config.ipvs_scheduler.as_deref()), (None, Some("lc")));
+        let map = serde_json::json!({"kind": "ConfigMap", "data": {"kubeconfig.conf": "kind: Config", "config.conf": text}});
+        assert_eq!(Config::parse(&map.to_string()).unwrap(), config);
+        let list = serde_json::json!({"kind": "ConfigMapList", "items": [{"data": {}}, map]});
+        assert_eq!(Config::parse(&list.to_string()).unwrap(), config);
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_told() {
+        assert!(Config::parse("kind: Deployment").unwrap_err().contains("Deployment"));
+        assert!(Config::parse("").unwrap_err().contains("no kind"));
+        assert!(Config::parse("a: [").unwrap_err().contains("not YAML"));
+        assert!(Config::parse("{\"kind\": \"ConfigMap\"}").unwrap_err().contains("holds no"));
+    }
+
+    #[test]
+    fn defaults_and_flags() {
+        let config = Config::parse("kind: KubeProxyConfiguration").unwrap();
+        assert_eq!(config, Config::default());
+        assert_eq!(
+            (config.wanted_conntrack_max(2), config.wanted_conntrack_max(64)),
+            (Some(131_072), Some(2_097_152))
+        );
+        let arguments = [
+            "kube-proxy",
+            "--proxy-mode=nftables",
+            "--nodeport-addresses",
+            "192.0.2.0/24,primary",
+            "--feature-gates=A=true,B=x",
+        ];
+        let process =
+            ProcessList { arguments: arguments.map(str::to_owned).to_vec(), ..ProcessList::default() };
+        let config = Config::from_flags(&process).unwrap();
+        assert_eq!(config.mode.as_deref(), Some("nftables"));
+        assert_eq!(config.node_port_addresses, ["192.0.2.0/24", "primary"]);
+        assert_eq!(config.feature_gates, [("A".to_owned(), true)]);
+        let arguments = vec!["kube-proxy".to_owned(), "--config=/x".to_owned()];
+        assert_eq!(Config::from_flags(&ProcessList { arguments, ..ProcessList::default() }), None);
+    }
+
+    #[test]
+    fn durations_as_go_writes_them() {
+        assert_eq!(duration("1h30m0.5s"), Some(Duration::from_millis(5_400_500)));
+        assert_eq!(duration("0s"), Some(Duration::ZERO));
+        assert_eq!((duration("5"), duration("h"), duration("-1s"), duration("")), (None, None, None, None));
+        assert_eq!(duration("99999999999999999999999h"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(mode in select(vec!["iptables", "nftables", "ipvs"]), cidrs in vec("10\\.[0-9]{1,2}\\.0\\.0/16", 0..3), minimum in any::<u32>(), seconds in 0_u64..1_000_000) {
+            let value = serde_json::json!({
+                "kind": "KubeProxyConfiguration", "mode": mode, "clusterCIDR": cidrs.join(","),
+                "conntrack": {"min": minimum}, mode: {"syncPeriod": format!("{seconds}s")},
+            });
+            let yaml = serde_saphyr::to_string(&value).unwrap();
+            for text in [value.to_string(), yaml] {
+                let config = Config::parse(&text).unwrap();
+                prop_assert_eq!(config.mode.as_deref(), Some(mode));
+                prop_assert_eq!(&config.cluster_cidrs, &cidrs);
+                prop_assert_eq!(config.conntrack_min, Some(u64::from(minimum)));
+                prop_assert_eq!(config.sync_period, Some(Duration::from_secs(seconds)));
+            }
+        }
+
+        #[test]
+        fn any_text_is_read(text in "[a-z:{}\\[\\]\n \"&*!|>-]{0,80}") {
+            let _ = Config::parse(&text);
+        }
+    }
+}

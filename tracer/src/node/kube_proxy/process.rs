@@ -1,0 +1,144 @@
+//! kube-proxy as a process of this node: whether it runs, and the flags that it was started with.
+//!
+//! Owns what is kept of the process list: kube-proxy's own line and no other. A program that contains kube-proxy (k3s)
+//! is named without its command line, where tokens may stand.
+
+use std::{fs, io, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::node::procfs::{self, Processes};
+
+/// Bytes of a command line that are read.
+const CMDLINE_MAX_BYTES: usize = 64 << 10;
+
+/// What the process list says about kube-proxy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessList {
+    /// Whether every process of the node was visible, so that absence is known.
+    pub complete: bool,
+    /// The program that runs it; `None` where none was found.
+    #[serde(default)]
+    pub program: Option<String>,
+    /// Its arguments, where the program is kube-proxy itself.
+    #[serde(default)]
+    pub arguments: Vec<String>,
+    /// Its process id, where the program is kube-proxy itself.
+    #[serde(default)]
+    pub pid: Option<u32>,
+    /// CPUs of the node, as the kernel's possible ones are not.
+    #[serde(default)]
+    pub cpus: Option<u32>,
+}
+
+impl ProcessList {
+    /// Reads `/proc` at `root`. Blocks shortly.
+    pub fn read(root: &Path) -> io::Result<Self> {
+        let found = procfs::find_kube_proxy(root)?;
+        let cpus = procfs::read_text(&root.join("cpuinfo")).ok().and_then(|text| {
+            u32::try_from(text.lines().filter(|line| line.starts_with("processor")).count()).ok()
+        });
+        let cpus = cpus.filter(|count| *count > 0);
+        Ok(match found {
+            Processes::Runs(program) => {
+                let own = if program == "kube-proxy" { own_process(root) } else { None };
+                let (pid, arguments) = own.map_or((None, Vec::new()), |(pid, own)| (Some(pid), own));
+                Self { complete: true, program: Some(program), arguments, pid, cpus }
+            }
+            Processes::Absent => Self { complete: true, cpus, ..Self::default() },
+            Processes::Partial => Self { complete: false, cpus, ..Self::default() },
+        })
+    }
+
+    /// Parses what [`Self::to_text`] writes. Anything else is no process list.
+    pub fn parse(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    pub fn to_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Whether kube-proxy runs; `None` where that cannot be told.
+    pub fn runs(&self) -> Option<bool> {
+        if self.program.is_some() { Some(true) } else { self.complete.then_some(false) }
+    }
+
+    /// The value of `--NAME=VALUE` or `--NAME VALUE`.
+    pub fn flag(&self, name: &str) -> Option<&str> {
+        let mut arguments = self.arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let Some(rest) = argument.strip_prefix("--").and_then(|flag| flag.strip_prefix(name)) else {
+                continue;
+            };
+            match rest.strip_prefix('=') {
+                Some(value) => return Some(value),
+                None if rest.is_empty() => return arguments.next().map(String::as_str),
+                None => {}
+            }
+        }
+        None
+    }
+}
+
+/// The process id of kube-proxy and its arguments.
+fn own_process(root: &Path) -> Option<(u32, Vec<String>)> {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let folder = entry.path();
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let is_it = procfs::read_text(&folder.join("comm")).is_ok_and(|comm| comm.trim_end() == "kube-proxy");
+        if is_it && let Ok(text) = procfs::read_text(&folder.join("cmdline")) {
+            let end = (0..=CMDLINE_MAX_BYTES.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+            let text = text.get(..end.unwrap_or(0)).unwrap_or_default();
+            let arguments = text.split('\0').filter(|argument| !argument.is_empty());
+            return Some((pid, arguments.map(str::to_owned).collect()));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn process(root: &Path, pid: u32, comm: &str, cmdline: &str) {
+        let folder = root.join(pid.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("comm"), format!("{comm}\n")).unwrap();
+        fs::write(folder.join("cmdline"), cmdline).unwrap();
+    }
+
+    #[test]
+    fn only_kube_proxys_own_flags_are_kept() {
+        let root = tempfile::tempdir().unwrap();
+        process(root.path(), 2, "kthreadd", "");
+        process(root.path(), 7, "bash", "bash\0-c\0secret");
+        assert_eq!(ProcessList::read(root.path()).unwrap().runs(), Some(false));
+        process(root.path(), 9, "k3s-agent", "k3s\0agent\0--token=secret");
+        let embedded = ProcessList::read(root.path()).unwrap();
+        assert_eq!((embedded.program.as_deref(), embedded.arguments.len()), (Some("k3s-agent"), 0));
+        process(root.path(), 8, "kube-proxy", "/usr/bin/kube-proxy\0--config=/etc/p.conf\0--v\x002\0");
+        let own = ProcessList::read(root.path()).unwrap();
+        assert_eq!(
+            (own.flag("config"), own.flag("v"), own.flag("conf")),
+            (Some("/etc/p.conf"), Some("2"), None)
+        );
+        assert!(!own.to_text().contains("secret"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(complete in any::<bool>(), program in proptest::option::of("[a-z]{1,9}"), arguments in vec(any::<String>(), 0..5), pid in any::<Option<u32>>(), cpus in any::<Option<u32>>()) {
+            let list = ProcessList { complete, program, arguments, pid, cpus };
+            prop_assert_eq!(ProcessList::parse(&list.to_text()), Some(list));
+        }
+
+        #[test]
+        fn any_text_is_read(text in any::<String>()) {
+            let _ = ProcessList::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The kernel settings that Services depend on (K8, K11).
+//!
+//! Owns the text form that `sysctl -a` writes and the list of the settings that are read. What a value means is for
+//! `triage`.
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use crate::node::procfs;
+
+/// Settings kept of one text, at most: a node with thousands of interfaces has some for each.
+const SETTINGS_MAX: usize = 200_000;
+/// A value longer than this is no setting that is read here.
+const VALUE_MAX_BYTES: usize = 256;
+
+/// Folders below `/proc/sys` that are read whole.
+const FOLDERS: [&str; 3] = ["net/netfilter", "net/bridge", "net/ipv4/vs"];
+/// Single settings.
+const SINGLE: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/ip_nonlocal_bind"];
+/// What is read of each interface, and where.
+const PER_INTERFACE: [(&str, &[&str]); 2] = [
+    ("net/ipv4/conf", &["rp_filter", "route_localnet", "forwarding", "arp_ignore", "arp_announce"]),
+    ("net/ipv6/conf", &["forwarding", "disable_ipv6"]),
+];
+/// Interfaces whose settings are read, at most.
+const INTERFACES_MAX: usize = 20_000;
+
+/// Settings by their path below `/proc/sys`, with `/` between the parts: an interface's name may contain dots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sysctls(BTreeMap<String, String>);
+
+impl Sysctls {
+    /// Parses `NAME = VALUE` lines. As sysctl(8) has it, the first separator decides how a name is read: with dots, a
+    /// `/` stands for a dot inside of a part (`net.ipv4.conf.eth0/100.rp_filter`).
+    pub fn parse(text: &str) -> Self {
+        let mut found = BTreeMap::new();
+        for line in text.lines().take(SETTINGS_MAX) {
+            let Some((name, value)) = line.split_once('=') else { continue };
+            let (name, value) = (name.trim(), value.trim());
+            if name.is_empty() || name.contains(char::is_whitespace) || value.len() > VALUE_MAX_BYTES {
+                continue;
+            }
+            found.insert(path_of(name), value.to_owned());
+        }
+        Self(found)
+    }
+
+    /// As [`Self::parse`] reads it.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        for (path, value) in &self.0 {
+            // Dots and separators change places.
+            let swapped = |c| match c {
+                '/' => '.',
+                '.' => '/',
+                c => c,
+            };
+            text.extend(path.chars().map(swapped));
+            text.push_str(" = ");
+            text.push_str(value);
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Reads what Services depend on below `root` (`/proc`). Blocks shortly.
+    pub fn read(root: &Path) -> io::Result<Self> {
+        let sys = root.join("sys");
+        let mut found = Self::default();
+        fs::read_dir(sys.join("net"))?;
+        for path in SINGLE {
+            found.take(&sys, path);
+        }
+        for folder in FOLDERS {
+            for name in names(&sys.join(folder)) {
+                found.take(&sys, &format!("{folder}/{name}"));
+            }
+        }
+        for (folder, settings) in PER_INTERFACE {
+            for interface in names(&sys.join(folder)).into_iter().take(INTERFACES_MAX) {
+                for setting in settings {
+                    found.take(&sys, &format!("{folder}/{interface}/{setting}"));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn take(&mut self, sys: &Path, path: &str) {
+        let file = sys.join(path);
+        // Folders (`nf_log`) and settings that may only be written are passed over.
+        if file.is_file()
+            && let Ok(text) = procfs::read_text(&file)
+            && text.trim().len() <= VALUE_MAX_BYTES
+            && !text.trim().contains('\n')
+        {
+            self.0.insert(path.to_owned(), text.trim().to_owned());
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The value of `net/ipv4/ip_forward`.
+    pub fn get(&self, path: &str) -> Option<&str> {
+        self.0.get(path).map(String::as_str)
+    }
+
+    /// The value as a number.
+    pub fn number(&self, path: &str) -> Option<i64> {
+        self.get(path)?.parse().ok()
+    }
+
+    /// Whether any setting lies below this folder: the part of the kernel that has them is there.
+    pub fn has_folder(&self, folder: &str) -> bool {
+        let begin = format!("{folder}/");
+        self.0.range(begin.clone()..).next().is_some_and(|(path, _)| path.starts_with(&begin))
+    }
+
+    /// One setting of each interface: `interfaces("net/ipv4/conf", "rp_filter")`. `all` and `default` are among them.
+    pub fn interfaces<'a>(
+        &'a self,
+        folder: &'a str,
+        setting: &'a str,
+    ) -> impl Iterator<Item = (&'a str, i64)> {
+        self.0.iter().filter_map(move |(path, value)| {
+            let rest = path.strip_prefix(folder)?.strip_prefix('/')?;
+            let (interface, name) = rest.rsplit_once('/')?;
+            (name == setting).then_some((interface, value.parse().ok()?))
+        })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(path, value)| (path.as_str(), value.as_str()))
+    }
+}
+
+fn path_of(name: &str) -> String {
+    match name.find(['.', '/']) {
+        Some(at) if name.get(at..).is_some_and(|rest| rest.starts_with('.')) => {
+            let swapped = |c| match c {
+                '/' => '.',
+                '.' => '/',
+                c => c,
+            };
+            name.chars().map(swapped).collect()
+        }
+        _ => name.to_owned(),
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::{collection::btree_map, prelude::*};
+
+    use super::*;
+
+    #[test]
+    fn both_ways_of_writing_a_name() {
+        let settings = Sysctls::parse(
+            "net.ipv4.ip_forward = 1\nnet/ipv4/conf/eth0.100/rp_filter = 2\n\
+             net.ipv4.conf.eth1/7.rp_filter=1\nnonsense\nnet.ipv4.vs.sync_threshold = 3\t50\n",
+        );
+        assert_eq!(settings.number("net/ipv4/ip_forward"), Some(1));
+        assert_eq!(settings.get("net/ipv4/vs/sync_threshold"), Some("3\t50"));
+        assert!(settings.has_folder("net/ipv4/vs") && !settings.has_folder("net/bridge"));
+        let filters: Vec<_> = settings.interfaces("net/ipv4/conf", "rp_filter").collect();
+        assert_eq!(filters, [("eth0.100", 2), ("eth1.7", 1)]);
+    }
+
+    #[test]
+    fn only_what_services_depend_on_is_read() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, value: &str| {
+            let file = root.path().join("sys").join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, value).unwrap();
+        };
+        write("net/ipv4/ip_forward", "0\n");
+        write("net/ipv4/conf/cni0/rp_filter", "1\n");
+        write("net/ipv4/conf/cni0/tag", "5\n");
+        write("net/netfilter/nf_log/0", "NONE\n");
+        write("net/netfilter/nf_conntrack_max", "262144\n");
+        let read = Sysctls::read(root.path()).unwrap();
+        assert_eq!(read.iter().count(), 3, "{read:?}");
+        assert_eq!(read.number("net/netfilter/nf_conntrack_max"), Some(262_144));
+        assert!(Sysctls::read(&root.path().join("nowhere")).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(settings in btree_map("net/[a-z0-9]{1,8}(/[a-z0-9._-]{1,9}){1,3}", "[0-9 \t]{0,8}[0-9]", 0..20)) {
+            let settings = Sysctls(settings.into_iter().map(|(name, value)| (name, value.trim().to_owned())).collect());
+            prop_assert_eq!(Sysctls::parse(&settings.to_text()), settings);
+        }
+
+        #[test]
+        fn any_text_is_read(text in any::<String>()) {
+            let read = Sysctls::parse(&text);
+            prop_assert!(read.iter().all(|(name, _)| !name.is_empty()));
+        }
+    }
+}

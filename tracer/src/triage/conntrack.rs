@@ -1,0 +1,207 @@
+//! Step 4: conntrack (K8): C16, C17 and what the table's size and timeouts make likely.
+//!
+//! Judges what grows now, never totals since boot: only differences of two readings tell.
+
+use super::{Facts, Finding, Level, Step};
+use crate::{
+    node::conntrack::Growth,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// A table this full drops soon. In percent of the limit.
+const NEARLY_FULL_PERCENT: u64 = 90;
+const FILLING_PERCENT: u64 = 75;
+/// Entries a bucket, on average, above which chains get too long (`chaintoolong`, from 5.15).
+const CHAIN_MAX: u64 = 16;
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    let count = facts.conntrack.as_ref().and_then(crate::node::conntrack::Counters::entries);
+    let setting = |name: &str| {
+        let number = facts.sysctls.as_ref()?.number(&format!("net/netfilter/{name}"))?;
+        u64::try_from(number).ok()
+    };
+    let (count, max) = (setting("nf_conntrack_count").or(count), setting("nf_conntrack_max"));
+    let grown = facts.conntrack.as_ref().zip(facts.conntrack_later.as_ref());
+    let growth = |column: &str| {
+        grown.and_then(|(before, after)| after.growth(before).get(column).copied()).unwrap_or_default()
+    };
+
+    if let (Some(count), Some(max)) = (count, max.filter(|max| *max > 0)) {
+        fullness(facts, count, max, growth("drop"), growth("early_drop"), findings);
+        other_namespaces(facts, count, max, findings);
+        wanted(facts, max, findings);
+        if let Some(buckets) = setting("nf_conntrack_buckets").filter(|buckets| *buckets > 0)
+            && max / buckets > CHAIN_MAX
+        {
+            findings.push(
+                Finding::new(
+                    "C17",
+                    Step::Conntrack,
+                    Domain::Conntrack,
+                    Severity::Low,
+                    &format!(
+                        "conntrack has {buckets} buckets for up to {max} entries: its chains get too long"
+                    ),
+                )
+                .level(Level::Warning)
+                .node(format!("nf_conntrack_buckets {buckets}, nf_conntrack_max {max}"))
+                .action(
+                    format!("raise the buckets: sysctl -w net.netfilter.nf_conntrack_buckets={}", max / 4),
+                    "set both together in /etc/sysctl.d",
+                    Safety::Disruptive,
+                ),
+            );
+        }
+    }
+    lost(growth("insert_failed"), growth("drop"), growth("chainlength"), count, max, findings);
+}
+
+fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, findings: &mut Vec<Finding>) {
+    let percent = count.saturating_mul(100) / max;
+    let full = count >= max || percent >= NEARLY_FULL_PERCENT && drop.by > 0;
+    let (level, severity, detail) = if full {
+        (
+            Level::Fault,
+            Severity::Critical,
+            format!(
+                "conntrack is full ({count} of {max}): new connections are dropped, established ones live on"
+            ),
+        )
+    } else if percent >= NEARLY_FULL_PERCENT {
+        (
+            Level::Fault,
+            Severity::High,
+            format!("conntrack is nearly full: {count} of {max} entries ({percent} %)"),
+        )
+    } else if percent >= FILLING_PERCENT || early.by > 0 {
+        (
+            Level::Warning,
+            Severity::Low,
+            format!("conntrack is filling up: {count} of {max} entries ({percent} %)"),
+        )
+    } else {
+        return;
+    };
+    let mut finding = Finding::new("C16", Step::Conntrack, Domain::Conntrack, severity, &detail)
+        .level(level)
+        .node(format!("nf_conntrack_count {count}, nf_conntrack_max {max}"));
+    if drop.by > 0 {
+        finding =
+            finding.node(format!("drop grew by {} on {} CPUs between two readings", drop.by, drop.cpus));
+    } else if facts.conntrack_later.is_some() && level == Level::Fault {
+        finding = finding.but(
+            EvidenceType::Node,
+            "drop did not grow between two readings: no new connection came, or room was made",
+        );
+    }
+    if early.by > 0 {
+        finding = finding
+            .node(format!("early_drop grew by {}: unreplied entries are thrown out to make room", early.by));
+    }
+    let wanted = facts
+        .config()
+        .and_then(|config| config.wanted_conntrack_max(cpus(facts)?))
+        .filter(|wanted| *wanted > max);
+    let new = wanted.unwrap_or_else(|| max.saturating_mul(2));
+    findings.push(finding.action(
+        format!("raise the limit: sysctl -w net.netfilter.nf_conntrack_max={new}; then find who fills it: conntrack -L -o extended | awk '{{print $7}}' | sort | uniq -c | sort -rn | head"),
+        "size nf_conntrack_max and its buckets for the node's peak; shorten nf_conntrack_tcp_timeout_established; alert at 75 %",
+        Safety::Disruptive,
+    ));
+}
+
+/// The limit is one for all namespaces, the counts are each namespace's own.
+fn other_namespaces(facts: &Facts, own: u64, max: u64, findings: &mut Vec<Finding>) {
+    let full: Vec<_> = facts
+        .namespaces
+        .iter()
+        .filter(|namespace| {
+            namespace.entries != own && namespace.entries.saturating_mul(100) / max >= NEARLY_FULL_PERCENT
+        })
+        .collect();
+    for namespace in full {
+        findings.push(
+            Finding::new(
+                "C16",
+                Step::Conntrack,
+                Domain::Conntrack,
+                Severity::Medium,
+                &format!(
+                    "conntrack of network namespace {} is nearly full: {} of {max} entries",
+                    namespace.netns, namespace.entries
+                ),
+            )
+            .level(Level::Warning)
+            .node(format!(
+                "a process in it: {}; the limit is the node's, the count the namespace's own",
+                namespace.process
+            ))
+            .action(
+                "raise net.netfilter.nf_conntrack_max on the node",
+                "alert on each namespace's count",
+                Safety::Disruptive,
+            ),
+        );
+    }
+}
+
+fn cpus(facts: &Facts) -> Option<u64> {
+    facts.process.as_ref()?.cpus.map(u64::from)
+}
+
+/// Whether the limit is what kube-proxy was told to make it.
+fn wanted(facts: &Facts, max: u64, findings: &mut Vec<Finding>) {
+    let (Some(config), Some(cpus)) = (facts.config(), cpus(facts)) else { return };
+    let Some(wanted) = config.wanted_conntrack_max(cpus).filter(|wanted| max < *wanted) else { return };
+    findings.push(
+        Finding::new("C16", Step::Conntrack, Domain::Conntrack, Severity::Low, &format!("nf_conntrack_max is {max}; kube-proxy's configuration asks for {wanted} on {cpus} CPUs"))
+            .level(Level::Note)
+            .node(format!("nf_conntrack_max {max}"))
+            .node(format!("conntrack.maxPerCore and conntrack.min of the configuration make max(32768 × CPUs, 131072) unless set: {wanted}"))
+            .action(format!("sysctl -w net.netfilter.nf_conntrack_max={wanted}, or restart kube-proxy"), "nothing else should set nf_conntrack_max", Safety::Disruptive),
+    );
+}
+
+/// C17, by what grew between the two readings.
+fn lost(
+    insert_failed: Growth,
+    drop: Growth,
+    chain: Growth,
+    count: Option<u64>,
+    max: Option<u64>,
+    findings: &mut Vec<Finding>,
+) {
+    let full = count
+        .zip(max)
+        .is_some_and(|(count, max)| count.saturating_mul(100) / max.max(1) >= NEARLY_FULL_PERCENT);
+    if insert_failed.by == 0 && (drop.by == 0 || full) {
+        return;
+    }
+    let detail = match (insert_failed.by, drop.by) {
+        (0, dropped) => {
+            format!("conntrack dropped {dropped} packets between two readings although it is not full")
+        }
+        (failed, _) => format!(
+            "conntrack could not insert {failed} entries between two readings: their first packets are lost"
+        ),
+    };
+    let mut finding = Finding::new("C17", Step::Conntrack, Domain::Conntrack, Severity::Medium, &detail)
+        .level(Level::Warning)
+        .confidence(Confidence::Medium)
+        .node(format!(
+            "insert_failed grew by {} on {} CPUs, drop by {} on {}",
+            insert_failed.by, insert_failed.cpus, drop.by, drop.cpus
+        ));
+    if chain.by > 0 {
+        finding = finding.node(format!("chainlength grew by {}: hash chains were too long", chain.by));
+    }
+    findings.push(
+        finding
+            .action(
+                "watch the flows that pay for it: viptrace trace --faults-only; UDP (DNS) and many connections to one endpoint are the usual ones",
+                "NodeLocal DNSCache; more conntrack buckets; iptables with --random-fully",
+                Safety::ReadOnly,
+            )
+            .refer(&["kubernetes#56903"]),
+    );
+}

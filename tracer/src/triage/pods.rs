@@ -1,0 +1,259 @@
+//! Steps 2 and 5: kube-proxy's Pods and `DaemonSet` (K1), the Nodes (K10), and the Events about both.
+
+use super::{Facts, Finding, Level, Step};
+use crate::{
+    cluster::{
+        History,
+        model::{Phase, Pod},
+    },
+    time::Timestamp,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// Pods and Nodes named in one finding, at most; the rest is counted.
+const NAMED_MAX: usize = 5;
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    if let Some(history) = &facts.history {
+        proxy_pods(facts, history, findings);
+        nodes(facts, history, findings);
+    }
+    daemon_sets(facts, findings);
+    events(facts, findings);
+}
+
+/// By the labels that kubeadm and its relatives give it, or by its name in kube-system.
+fn is_proxy(pod: &Pod) -> bool {
+    let label = |name: &str| pod.labels.get(name).is_some_and(|value| value == "kube-proxy");
+    ["k8s-app", "component", "app.kubernetes.io/name", "app"].iter().any(|name| label(name))
+        || *pod.key.namespace == *"kube-system" && pod.key.name.starts_with("kube-proxy-")
+}
+
+fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
+    let pods: Vec<_> = history.pods().filter(|pod| is_proxy(pod)).collect();
+    let here = |pod: &Pod| facts.node.is_some() && pod.node.as_deref() == facts.node.as_deref();
+    let runs = |pod: &Pod| pod.phase == Phase::Running && pod.ready && pod.trouble.is_none();
+    if let Some(node) = facts.known_node()
+        && !pods.is_empty()
+        && !pods.iter().any(|pod| here(pod))
+    {
+        let running = facts.process.as_ref().is_some_and(|process| process.program.is_some())
+            || facts.said_mode.is_some();
+        let finding = Finding::new("C1", Step::KubeProxy, Domain::PodCrash, Severity::High, &format!("no kube-proxy Pod is on {node}; other nodes have one"))
+            .api(format!("{} kube-proxy Pods, none with spec.nodeName {node}", pods.len()))
+            .action(
+                format!("kubectl -n kube-system describe daemonset kube-proxy; kubectl describe node {node}: taints and its selector keep it away"),
+                "let the DaemonSet tolerate every taint",
+                Safety::ReadOnly,
+            );
+        findings.push(if running {
+            finding
+                .level(Level::Note)
+                .but(EvidenceType::Node, "kube-proxy runs on this node, in another way than as a Pod")
+        } else {
+            finding
+        });
+    }
+    for pod in pods.iter().filter(|pod| here(pod) && !runs(pod)) {
+        let why = pod.trouble.as_deref().unwrap_or(if pod.deletion.is_some() {
+            "it is being deleted"
+        } else {
+            "it is not ready"
+        });
+        let detail = format!("kube-proxy's Pod {} on this node does not run: {why}", pod.key);
+        findings.push(
+            Finding::new("C1", Step::KubeProxy, Domain::PodCrash, Severity::High, &detail)
+                .api(format!(
+                    "Pod {}: phase {:?}, ready {}, {} restarts: {why}",
+                    pod.key, pod.phase, pod.ready, pod.restarts
+                ))
+                .but(
+                    EvidenceType::Node,
+                    "the rules that it has written stay: what has not changed since goes on working",
+                )
+                .action(
+                    format!(
+                        "kubectl -n {0} logs {1} --previous; kubectl -n {0} describe pod {1}",
+                        pod.key.namespace, pod.key.name
+                    ),
+                    "enough memory for the number of Services; alert on restarts of kube-proxy",
+                    Safety::ReadOnly,
+                ),
+        );
+    }
+    let restarted: Vec<String> = pods
+        .iter()
+        .filter(|pod| here(pod) && runs(pod) && pod.restarts > 0)
+        .map(|pod| format!("{} ({})", pod.key, pod.restarts))
+        .collect();
+    if !restarted.is_empty() {
+        findings.push(
+            Finding::new(
+                "C1",
+                Step::KubeProxy,
+                Domain::PodCrash,
+                Severity::Low,
+                &format!("kube-proxy on this node was restarted: {}", restarted.join(", ")),
+            )
+            .level(Level::Note)
+            .api(format!("restarts of its containers: {}", restarted.join(", ")))
+            .action(
+                "kubectl -n kube-system logs POD --previous, if it goes on",
+                "",
+                Safety::ReadOnly,
+            ),
+        );
+    }
+    let elsewhere: Vec<String> =
+        pods.iter().filter(|pod| !here(pod) && !runs(pod)).map(|pod| pod.key.to_string()).collect();
+    if !elsewhere.is_empty() {
+        let named = name(&elsewhere);
+        findings.push(
+            Finding::new(
+                "C1",
+                Step::KubeProxy,
+                Domain::PodCrash,
+                Severity::Low,
+                &format!("kube-proxy does not run on other nodes: {named}"),
+            )
+            .level(Level::Warning)
+            .api(format!("Pods that are not ready: {named}"))
+            .action(
+                "kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy",
+                "",
+                Safety::ReadOnly,
+            ),
+        );
+    }
+}
+
+fn daemon_sets(facts: &Facts, findings: &mut Vec<Finding>) {
+    for set in facts.daemon_sets.iter().flatten().filter(|set| set.ready < set.desired) {
+        findings.push(
+            Finding::new(
+                "C1",
+                Step::KubeProxy,
+                Domain::PodCrash,
+                Severity::Medium,
+                &format!("DaemonSet {}: {} of {} kube-proxies are ready", set.name, set.ready, set.desired),
+            )
+            .level(Level::Warning)
+            .api(format!(
+                "desired {}, scheduled {}, updated {}, ready {}, image {}",
+                set.desired, set.scheduled, set.updated, set.ready, set.image
+            ))
+            .but(EvidenceType::Api, "during a rolling update this is normal for a while")
+            .action(
+                format!("kubectl -n kube-system rollout status daemonset {}", set.name),
+                "",
+                Safety::ReadOnly,
+            ),
+        );
+    }
+}
+
+fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
+    let mut away = Vec::new();
+    for node in history.nodes() {
+        let name = node.key.name.to_string();
+        let here = facts.node.as_deref() == Some(&*name);
+        if node.ready != Some(true) {
+            if here {
+                let detail = format!(
+                    "this node is not Ready ({})",
+                    if node.ready.is_none() { "its kubelet does not report" } else { "by its own report" }
+                );
+                findings.push(
+                    Finding::new("K10", Step::Path, Domain::NetworkPath, Severity::High, &detail)
+                        .api(format!(
+                            "Node {name}: condition Ready is {}",
+                            node.ready.map_or("Unknown", |_| "False")
+                        ))
+                        .action(
+                            format!("kubectl describe node {name}; journalctl -u kubelet"),
+                            "",
+                            Safety::ReadOnly,
+                        ),
+                );
+            } else {
+                away.push(name.clone());
+            }
+        }
+        if here && !node.pressure.is_empty() {
+            let pressure = node.pressure.join(", ");
+            findings.push(
+                Finding::new(
+                    "K10",
+                    Step::Path,
+                    Domain::HostKernel,
+                    Severity::Low,
+                    &format!("this node is under pressure: {pressure}"),
+                )
+                .level(Level::Warning)
+                .api(format!("Node {name}: conditions that are true: {pressure}"))
+                .action(format!("kubectl describe node {name}"), "", Safety::ReadOnly),
+            );
+        }
+    }
+    if away.is_empty() {
+        return;
+    }
+    let serves = history.services().filter(|service| {
+        service.ports.iter().any(|port| {
+            let families =
+                [crate::cluster::model::AddressType::Ipv4, crate::cluster::model::AddressType::Ipv6];
+            families.iter().any(|family| {
+                let usable = history.usable(&service.key, port, *family, None, Timestamp::MAX);
+                usable.iter().any(|endpoint| {
+                    endpoint.node.as_deref().is_some_and(|node| away.iter().any(|name| name == node))
+                })
+            })
+        })
+    });
+    let serves: Vec<String> = serves.map(|service| service.key.to_string()).collect();
+    let mut finding = Finding::new(
+        "C29",
+        Step::Path,
+        Domain::NetworkPath,
+        Severity::Medium,
+        &format!("other nodes are not Ready: {}", name(&away)),
+    )
+    .level(Level::Warning)
+    .confidence(Confidence::Medium)
+    .api(format!("Nodes with Ready other than True: {}", name(&away)))
+    .action("kubectl get nodes; kubectl describe node NODE", "", Safety::ReadOnly);
+    if !serves.is_empty() {
+        finding = finding.api(format!("endpoints there still serve {}", name(&serves)));
+    }
+    findings.push(finding);
+}
+
+/// What the cluster itself has noticed about kube-proxy.
+fn events(facts: &Facts, findings: &mut Vec<Finding>) {
+    let about =
+        facts.events.iter().flatten().filter(|event| event.warning && event.object.starts_with("kube-proxy"));
+    for event in about.take(NAMED_MAX) {
+        findings.push(
+            Finding::new(
+                "C1",
+                Step::KubeProxy,
+                Domain::PodCrash,
+                Severity::Low,
+                &format!("Event of {}: {}: {}", event.object, event.reason, event.message),
+            )
+            .level(Level::Note)
+            .api(format!("{} times, last at {}", event.count, event.last))
+            .action(
+                format!("kubectl -n kube-system describe pod {}", event.object),
+                "",
+                Safety::ReadOnly,
+            ),
+        );
+    }
+}
+
+fn name(names: &[String]) -> String {
+    let more = names.len().saturating_sub(NAMED_MAX);
+    let shown = names.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
+}

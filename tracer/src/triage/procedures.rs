@@ -1,0 +1,247 @@
+//! The five procedures of the runbooks (K20), each gone through step by step: what was looked at, and with what result.
+//!
+//! Owns their order and which finding answers which step; the findings themselves are made elsewhere.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{Facts, Finding, Level, Step, knows_services};
+use crate::{
+    cluster::model::{Service, ServiceType, TrafficPolicy},
+    node::ProxyMode,
+};
+
+/// One procedure and where it ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Procedure {
+    /// `clusterip-unreachable`, `nodeport-unreachable`, `sync-slow`, `source-ip-lost`, `conntrack-exhausted`.
+    pub name: &'static str,
+    /// The worst result of its steps.
+    pub result: Outcome,
+    pub steps: Vec<Check>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Check {
+    /// What is looked at.
+    pub check: &'static str,
+    pub result: Outcome,
+    /// What was found, or why it could not be looked at.
+    pub detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Passed,
+    /// It could not be looked at.
+    Unknown,
+    /// It may be the cause.
+    Suspicious,
+    Failed,
+}
+
+/// Goes through all five.
+pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
+    let book = Book { facts, findings };
+    let knows = knows_services(facts);
+    let rules = facts.rules.any().is_some();
+    let sysctls = facts.sysctls.is_some();
+    let proxy = facts.said_mode.is_some()
+        || facts.metrics.is_some()
+        || facts.process.is_some()
+        || facts.log.is_some();
+    let common = |first: Vec<Check>| {
+        let mut steps = first;
+        steps.push(
+            book.look("kube-proxy runs and reads the API", proxy, |finding| finding.step == Step::KubeProxy),
+        );
+        steps.push(book.look("the rules stand and are of one mode and backend", rules, |finding| {
+            finding.step == Step::Rules
+        }));
+        steps.push(book.look("conntrack has room", facts.conntrack.is_some() || sysctls, |finding| {
+            finding.step == Step::Conntrack
+        }));
+        steps
+    };
+
+    let mut cluster_ip = common(vec![book.look("the Service has endpoints", knows, |finding| {
+        matches!(finding.class.as_str(), "C20" | "C22")
+    })]);
+    cluster_ip.push(book.look("the kernel forwards and bridges through the rules", sysctls, |finding| {
+        finding.step == Step::Path && finding.class != "C26"
+    }));
+
+    let mut node_port = common(vec![
+        book.look("the Service has endpoints", knows, |finding| finding.class == "C20"),
+        book.look("a Local policy has a local endpoint", knows && facts.known_node().is_some(), |finding| {
+            finding.class == "C21"
+        }),
+        book.look("nodePortAddresses lets this node serve", facts.config().is_some(), |finding| {
+            finding.class == "C26"
+        }),
+    ]);
+    node_port.push(
+        book.look("the kernel forwards what comes from outside", sysctls, |finding| finding.class == "C32"),
+    );
+
+    let metrics = facts.metrics.is_some();
+    let slow = vec![
+        book.look("nothing waits to be written", metrics, |finding| finding.class == "C4"),
+        book.look("kube-proxy writes soon after a change", metrics, |finding| finding.class == "C5"),
+        book.look("nobody else holds the lock or the rules", facts.log.is_some() || metrics, |finding| {
+            matches!(finding.class.as_str(), "C3" | "C4")
+        }),
+        book.scale(),
+    ];
+
+    let exhausted = vec![
+        book.look("the table has room", sysctls || facts.conntrack.is_some(), |finding| {
+            finding.class == "C16"
+        }),
+        book.look("entries are inserted without loss", facts.conntrack_later.is_some(), |finding| {
+            finding.class == "C17"
+        }),
+        book.timeouts(),
+    ];
+
+    let procedures = [
+        ("clusterip-unreachable", cluster_ip),
+        ("nodeport-unreachable", node_port),
+        ("sync-slow", slow),
+        ("source-ip-lost", book.source_ip()),
+        ("conntrack-exhausted", exhausted),
+    ];
+    let worst = |steps: &[Check]| steps.iter().map(|step| step.result).max().unwrap_or(Outcome::Unknown);
+    procedures.into_iter().map(|(name, steps)| Procedure { name, result: worst(&steps), steps }).collect()
+}
+
+struct Book<'a> {
+    facts: &'a Facts,
+    findings: &'a [Finding],
+}
+
+impl Book<'_> {
+    /// A step that the findings answer.
+    fn look(&self, check: &'static str, could: bool, is_its: impl Fn(&Finding) -> bool) -> Check {
+        let mut found: Vec<&Finding> =
+            self.findings.iter().filter(|finding| finding.level != Level::Note && is_its(finding)).collect();
+        found.sort_by_key(|finding| finding.level);
+        let result = match found.first().map(|finding| finding.level) {
+            Some(Level::Fault) => Outcome::Failed,
+            Some(_) => Outcome::Suspicious,
+            None if could => Outcome::Passed,
+            None => Outcome::Unknown,
+        };
+        let detail = match (found.as_slice(), result) {
+            ([], Outcome::Passed) => "nothing found".to_owned(),
+            ([], _) => "could not be looked at: see the gaps".to_owned(),
+            ([only], _) => format!("{} {}", only.class, only.root_cause),
+            ([first, rest @ ..], _) => {
+                format!("{} {}; and {} more", first.class, first.root_cause, rest.len())
+            }
+        };
+        Check { check, result, detail }
+    }
+
+    /// iptables mode grows slow with the number of Services.
+    fn scale(&self) -> Check {
+        let check = "the mode fits the number of Services";
+        let Some(history) = self.facts.history.as_ref().filter(|_| knows_services(self.facts)) else {
+            return Check {
+                check,
+                result: Outcome::Unknown,
+                detail: "the Services are not known".to_owned(),
+            };
+        };
+        let ports: usize =
+            history.services().filter(|service| !service.headless).map(|service| service.ports.len()).sum();
+        let mode = self.facts.mode();
+        let detail =
+            format!("{ports} Service ports in {} mode", mode.map_or("an unknown", ProxyMode::as_str));
+        match mode {
+            Some(ProxyMode::Iptables) if ports > 1000 => Check {
+                check,
+                result: Outcome::Suspicious,
+                detail: format!("{detail}: nftables mode writes only what changed"),
+            },
+            Some(_) => Check { check, result: Outcome::Passed, detail },
+            None => Check { check, result: Outcome::Unknown, detail },
+        }
+    }
+
+    fn timeouts(&self) -> Check {
+        let check = "established entries do not stay for days";
+        let path = "net/netfilter/nf_conntrack_tcp_timeout_established";
+        match self.facts.sysctls.as_ref().and_then(|sysctls| sysctls.number(path)) {
+            // kube-proxy's default is 24 h, the kernel's 5 days.
+            Some(seconds) if seconds > 86_400 => Check {
+                check,
+                result: Outcome::Suspicious,
+                detail: format!(
+                    "nf_conntrack_tcp_timeout_established is {seconds} s; kube-proxy's default is 86400 s"
+                ),
+            },
+            Some(seconds) => Check { check, result: Outcome::Passed, detail: format!("{seconds} s") },
+            None => Check { check, result: Outcome::Unknown, detail: "the timeout was not read".to_owned() },
+        }
+    }
+
+    /// Where the client's address is lost on purpose.
+    fn source_ip(&self) -> Vec<Check> {
+        let mut steps = Vec::new();
+        let masquerade_all = self.facts.config().map(|config| config.masquerade_all.unwrap_or(false));
+        steps.push(match masquerade_all {
+            Some(true) => Check {
+                check: "masqueradeAll is off",
+                result: Outcome::Failed,
+                detail: "masqueradeAll: true: every connection to a Service gets this node's address"
+                    .to_owned(),
+            },
+            Some(false) => Check {
+                check: "masqueradeAll is off",
+                result: Outcome::Passed,
+                detail: "it is off".to_owned(),
+            },
+            None => Check {
+                check: "masqueradeAll is off",
+                result: Outcome::Unknown,
+                detail: "kube-proxy's configuration is not known".to_owned(),
+            },
+        });
+        let check = "Services that take traffic from outside keep its source";
+        let Some(history) = self.facts.history.as_ref().filter(|_| knows_services(self.facts)) else {
+            steps.push(Check {
+                check,
+                result: Outcome::Unknown,
+                detail: "the Services are not known".to_owned(),
+            });
+            return steps;
+        };
+        let outside = |service: &Service| {
+            matches!(service.r#type, ServiceType::NodePort | ServiceType::LoadBalancer)
+                || !service.external_ips.is_empty()
+        };
+        let losing: Vec<String> = history
+            .services()
+            .filter(|service| outside(service) && service.external_traffic_policy == TrafficPolicy::Cluster)
+            .map(|service| service.key.to_string())
+            .collect();
+        let shown = losing.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        steps.push(if losing.is_empty() {
+            Check { check, result: Outcome::Passed, detail: "none has externalTrafficPolicy: Cluster".to_owned() }
+        } else {
+            Check {
+                check,
+                result: Outcome::Suspicious,
+                detail: format!("{} with externalTrafficPolicy: Cluster are masqueraded by design: {shown}; Local keeps the source", losing.len()),
+            }
+        });
+        steps.push(self.look(
+            "a Local policy has endpoints where the traffic arrives",
+            self.facts.known_node().is_some(),
+            |finding| finding.class == "C21",
+        ));
+        steps
+    }
+}

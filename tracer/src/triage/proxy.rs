@@ -1,0 +1,373 @@
+//! Step 2: kube-proxy itself: whether it runs, what it was told and what its log says (K1, K2, K3, K7).
+//!
+//! Owns C1, C2, C8 (its cleanup), C11 and the mode of C10, as far as kube-proxy's own words tell them. Whether its rules
+//! are current is for `sync`.
+
+use super::{Facts, Finding, Level, Step, knows_services};
+use crate::{
+    node::{
+        ProxyMode,
+        kube_proxy::log::{Log, Told, Trouble},
+    },
+    time::Timestamp,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// Newer slices than kube-proxy's last wish to write are a sign of deafness only after so long, in seconds.
+const UNHEARD_SECS: f64 = 15.0;
+
+/// How the log is looked at.
+const LOGS: &str =
+    "kubectl -n kube-system logs -l k8s-app=kube-proxy --field-selector spec.nodeName=NODE --tail=200";
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    let before = findings.len();
+    config(facts, findings);
+    if let Some(log) = &facts.log {
+        ends(log, findings);
+        ipvs(facts, log, findings);
+        cleanup(log, findings);
+    }
+    api(facts, findings);
+    let explained =
+        findings.iter().skip(before).any(|finding| matches!(finding.class.as_str(), "C11" | "C9"));
+    absent(facts, explained, findings);
+    out_of_scope(facts, findings);
+}
+
+fn logs_of(facts: &Facts) -> String {
+    LOGS.replace("NODE", facts.node.as_deref().unwrap_or("NODE"))
+}
+
+/// C1: no process, no ports.
+fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
+    let answers = facts.said_mode.is_some() || facts.metrics.is_some() || facts.healthz.is_some();
+    let runs = facts.process.as_ref().and_then(crate::node::kube_proxy::process::ProcessList::runs);
+    if answers || runs != Some(false) || explained || other_dataplane(facts).is_some() {
+        return;
+    }
+    let standing = facts.rules.any();
+    let (severity, detail) = match standing {
+        Some(false) => {
+            (Severity::Critical, "kube-proxy does not run on this node and there are no rules of its")
+        }
+        _ => (Severity::High, "kube-proxy does not run on this node: its rules are frozen as they were"),
+    };
+    let mut finding = Finding::new("C1", Step::KubeProxy, Domain::PodCrash, severity, detail)
+        .node("no process of this node is kube-proxy or a program that contains it")
+        .node("nothing answers on kube-proxy's ports (metrics 10249, health 10256)")
+        .action(
+            format!("see why it does not run: kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy; its last words: {} --previous", logs_of(facts)),
+            "alert on kube-proxy not running (absent kubeproxy metrics)",
+            Safety::ReadOnly,
+        );
+    if standing == Some(true) {
+        finding = finding.but(
+            EvidenceType::Node,
+            "its rules still stand: connections to Services that have not changed since go on working",
+        );
+    }
+    if let Some(told) = facts.log.as_ref().and_then(|log| {
+        log.told.iter().filter(|told| !told.before_restart).max_by(|a, b| a.last.cmp(&b.last))
+    }) {
+        finding = finding.node(format!("its log, at {}: {}", told.last, told.text));
+    }
+    findings.push(finding);
+}
+
+/// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
+pub(super) fn other_dataplane(facts: &Facts) -> Option<&'static str> {
+    let names: String = facts
+        .interfaces
+        .iter()
+        .flat_map(|interfaces| interfaces.iter())
+        .map(|interface| format!("{}:\n", interface.name))
+        .collect();
+    crate::node::procfs::other_dataplane(&names)
+}
+
+fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
+    let runs =
+        facts.process.as_ref().is_some_and(|process| process.program.is_some()) || facts.said_mode.is_some();
+    let Some(name) = other_dataplane(facts) else { return };
+    if runs || facts.rules.any() == Some(true) {
+        return;
+    }
+    findings.push(
+        Finding::new(
+            "K1",
+            Step::KubeProxy,
+            Domain::Unknown,
+            Severity::None,
+            &format!("{name} may serve Services here in kube-proxy's place: its ways are not checked"),
+        )
+        .level(Level::Note)
+        .confidence(Confidence::Medium)
+        .node(format!("interfaces of {name} are here, kube-proxy is not"))
+        .action(format!("ask {name}'s own tools"), "", Safety::ReadOnly),
+    );
+}
+
+/// K3: what it was told against what it does.
+fn config(facts: &Facts, findings: &mut Vec<Finding>) {
+    let Some(config) = facts.config() else { return };
+    let configured = config.mode.as_deref();
+    if let (Some(configured), Some(said)) = (configured, facts.said_mode)
+        && configured != said.as_str()
+    {
+        findings.push(
+            Finding::new(
+                "C10",
+                Step::KubeProxy,
+                Domain::IptablesSync,
+                Severity::Medium,
+                &format!("kube-proxy runs in {said} mode, its configuration says {configured}"),
+            )
+            .level(Level::Warning)
+            .node(format!("/proxyMode answers {said}"))
+            .node(format!("mode: {configured} in the configuration"))
+            .but(
+                EvidenceType::Node,
+                "the configuration may have been changed after kube-proxy was started, or be another node's",
+            )
+            .action(
+                "in a maintenance window: kubectl -n kube-system rollout restart daemonset kube-proxy",
+                "restart kube-proxy with each change of its configuration",
+                Safety::Disruptive,
+            ),
+        );
+    }
+    if let Some(unknown) = configured.filter(|mode| ProxyMode::parse(mode).is_none()) {
+        findings.push(
+            Finding::new(
+                "C10",
+                Step::KubeProxy,
+                Domain::IptablesSync,
+                Severity::Medium,
+                &format!("the mode {unknown:?} of kube-proxy's configuration is none that Linux has"),
+            )
+            .level(Level::Warning)
+            .node(format!("mode: {unknown} in the configuration"))
+            .action(
+                "set mode to nftables or iptables: kubectl -n kube-system edit configmap kube-proxy",
+                "",
+                Safety::Disruptive,
+            )
+            .refer(&["userspace was removed in 1.26"]),
+        );
+    }
+    if facts.mode() == Some(ProxyMode::Ipvs) {
+        findings.push(
+            Finding::new(
+                "K3",
+                Step::KubeProxy,
+                Domain::Normal,
+                Severity::None,
+                "IPVS mode is deprecated since Kubernetes 1.35",
+            )
+            .level(Level::Note)
+            .node("mode: ipvs")
+            .action("plan the change to nftables mode (kernel 5.13 or newer)", "", Safety::Dangerous)
+            .refer(&["KEP-5495"]),
+        );
+    }
+}
+
+/// C1 by its last words, and a configuration that it rejects (C9 where a newer or older release wrote it).
+fn ends(log: &Log, findings: &mut Vec<Finding>) {
+    for (trouble, class, domain, detail) in [
+        (Trouble::ConfigRejected, "C9", Domain::VersionSkew, "kube-proxy rejects its configuration and ends"),
+        (Trouble::Ended, "C1", Domain::PodCrash, "kube-proxy ends with an error"),
+    ] {
+        let Some(told) = log.of(trouble).filter(|told| !told.before_restart) else { continue };
+        // The IPVS error ends the process with the same words and is told as itself.
+        if trouble == Trouble::Ended && log.of(Trouble::IpvsUnusable).is_some() {
+            continue;
+        }
+        findings.push(
+            told_by(Finding::new(class, Step::KubeProxy, domain, Severity::Critical, detail), told).action(
+                "correct what the last lines of its log name, then let it be started again: kubectl -n kube-system logs -l k8s-app=kube-proxy --previous",
+                "try a new configuration on one node first",
+                Safety::ReadOnly,
+            ),
+        );
+    }
+}
+
+fn told_by(finding: Finding, told: &Told) -> Finding {
+    let times = if told.count == 1 {
+        format!("once, at {}", told.last)
+    } else {
+        format!("{} times, first at {}, last at {}", told.count, told.first, told.last)
+    };
+    finding.node(format!("kube-proxy's log, {times}: {}", told.text))
+}
+
+/// C11.
+fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
+    let Some(told) = log.of(Trouble::IpvsUnusable).filter(|told| !told.before_restart) else { return };
+    let mut finding = told_by(
+        Finding::new(
+            "C11",
+            Step::KubeProxy,
+            Domain::IpvsModules,
+            Severity::Critical,
+            "kube-proxy is in ipvs mode and this kernel has no IPVS: it ends and there is no fallback",
+        ),
+        told,
+    );
+    for module in missing_ipvs_modules(facts) {
+        finding = finding.node(format!("module {module} is neither loaded nor built in"));
+    }
+    findings.push(finding.action(
+        "load the modules and let kube-proxy start again: modprobe -a ip_vs ip_vs_rr nf_conntrack",
+        "list ip_vs and the scheduler in /etc/modules-load.d, or change to nftables mode",
+        Safety::Disruptive,
+    ));
+}
+
+/// What IPVS mode needs and the kernel surely lacks.
+pub(super) fn missing_ipvs_modules(facts: &Facts) -> Vec<String> {
+    let Some(modules) = &facts.modules else { return Vec::new() };
+    let scheduler =
+        facts.config().and_then(|config| config.ipvs_scheduler.clone()).unwrap_or_else(|| "rr".to_owned());
+    let wanted = ["ip_vs".to_owned(), format!("ip_vs_{scheduler}"), "nf_conntrack".to_owned()];
+    wanted.into_iter().filter(|module| modules.has(module) == Some(false)).collect()
+}
+
+/// C8: entries that it could not clean up.
+fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
+    let Some(told) = log.of(Trouble::ConntrackCleanup).filter(|told| !told.before_restart) else { return };
+    findings.push(
+        told_by(
+            Finding::new(
+                "C8",
+                Step::Conntrack,
+                Domain::StaleEndpoints,
+                Severity::Medium,
+                "kube-proxy could not clean up conntrack: UDP flows may go on to endpoints that are gone",
+            ),
+            told,
+        )
+        .level(Level::Warning)
+        .confidence(Confidence::Medium)
+        .action(
+            "look for entries to endpoints that are gone: conntrack -L -p udp --orig-dst VIP",
+            "Kubernetes 1.32 or newer reconciles them",
+            Safety::ReadOnly,
+        )
+        .refer(&["kubernetes#112604", "kubernetes#127318"]),
+    );
+}
+
+/// C2: it cannot reach or read the API server, by its log or by changes that it did not follow.
+fn api(facts: &Facts, findings: &mut Vec<Finding>) {
+    let unheard = unheard(facts);
+    let told: Vec<&Told> = facts
+        .log
+        .iter()
+        .flat_map(|log| &log.told)
+        .filter(|told| told.trouble.is_api() && !told.before_restart && !told.recovered)
+        .collect();
+    let cut = facts
+        .log
+        .as_ref()
+        .and_then(|log| log.of(Trouble::WatchCut))
+        .filter(|told| !told.before_restart && !told.recovered);
+    let Some(detail) = told
+        .iter()
+        .max_by_key(|told| told.count)
+        .map(|told| told.trouble.to_string())
+        .or_else(|| unheard.as_ref().map(|_| "it has not noticed changes of the API".to_owned()))
+    else {
+        return;
+    };
+    let never = facts.metrics.as_ref().is_some_and(|metrics| {
+        let times = metrics.sync_times();
+        !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
+    });
+    let severity = if never { Severity::Critical } else { Severity::High };
+    let frozen = if never { "it has never written its rules" } else { "its rules are frozen" };
+    let mut finding = Finding::new(
+        "C2",
+        Step::KubeProxy,
+        Domain::ApiConnectivity,
+        severity,
+        &format!("kube-proxy has lost the API: {detail}; {frozen}"),
+    );
+    for told in &told {
+        finding = told_by(finding, told);
+    }
+    if let Some(cut) = cut {
+        finding = told_by(finding, cut);
+    }
+    if let Some((content, since)) = &unheard {
+        finding = finding.saw(EvidenceType::Api, *since, content.clone()).since(*since);
+    }
+    if never {
+        finding = finding
+            .node("kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0: it has never written its rules");
+    }
+    // One of the two alone can be explained otherwise: old lines of a log, a change that does not touch the rules.
+    let sure = unheard.is_some() && (cut.is_some() || !told.is_empty()) || never;
+    if !sure {
+        finding = finding.confidence(Confidence::Medium);
+        if unheard.is_some() {
+            finding = finding.level(Level::Warning).but(
+                EvidenceType::Api,
+                "a change of an EndpointSlice that changes no rule is not followed by a write either",
+            );
+        }
+    }
+    if facts.healthz.as_ref().is_some_and(crate::node::Health::is_healthy) {
+        finding =
+            finding.but(EvidenceType::Node, "/healthz answers 200; it does so too when the API is lost");
+    }
+    let trouble = told.iter().max_by_key(|told| told.count).map(|told| told.trouble);
+    findings.push(finding.action(
+        api_action(trouble, facts),
+        "alert on the age of kube-proxy's last sync and on rest_client_requests_total errors",
+        Safety::ReadOnly,
+    ));
+}
+
+fn api_action(trouble: Option<Trouble>, facts: &Facts) -> String {
+    let logs = logs_of(facts);
+    match trouble {
+        Some(Trouble::ApiUnauthorized) => {
+            "renew kube-proxy's credentials: its ServiceAccount kube-system/kube-proxy and the token it mounts, or the kubeconfig it was given; then delete its Pod on this node".to_owned()
+        }
+        Some(Trouble::ApiForbidden) => {
+            "kubectl auth can-i list endpointslices.discovery.k8s.io --as=system:serviceaccount:kube-system:kube-proxy; restore the ClusterRole system:node-proxier".to_owned()
+        }
+        Some(Trouble::ApiVersion) => "align the versions of kube-proxy and the API server: kubectl version; kubectl -n kube-system get ds kube-proxy -o wide".to_owned(),
+        Some(Trouble::ApiCertificate) => {
+            "compare the CA in kube-proxy's kubeconfig with the API server's: kubectl -n kube-system get configmap kube-proxy -o yaml; check the node's clock".to_owned()
+        }
+        _ => format!("from this node, try the API server's address of kube-proxy's kubeconfig (curl -k https://ADDRESS/livez); then {logs}"),
+    }
+}
+
+/// The newest change of a Service's slices, where kube-proxy has not asked for a write since. With its time.
+fn unheard(facts: &Facts) -> Option<(String, Option<Timestamp>)> {
+    let history = facts.history.as_ref().filter(|_| knows_services(facts))?;
+    let metrics = facts.metrics.as_ref()?;
+    let queued = metrics.sync_times().iter().map(|times| times.last_queued).fold(f64::NAN, f64::max);
+    let now = facts.now()?;
+    let proxied = history.services().filter(|service| {
+        !service.headless && service.proxy_name.is_none() && !service.cluster_ips.is_empty()
+    });
+    let changed = proxied
+        .filter_map(|service| Some((history.endpoints_changed(&service.key, Timestamp::MAX)?, service)));
+    let (at, service) = changed.max_by_key(|(at, _)| *at)?;
+    let at_secs = std::time::Duration::from_nanos(at.as_unix_ns()).as_secs_f64();
+    // What came after kube-proxy's answers were taken it cannot have heard of.
+    let unheard = queued > 0.0 && at_secs > queued + UNHEARD_SECS.min(5.0) && now - at_secs >= UNHEARD_SECS;
+    let content = format!(
+        "the EndpointSlices of {} changed {:.0} s after kube-proxy last had something to write, and {:.0} s before it was asked",
+        service.key,
+        at_secs - queued,
+        now - at_secs
+    );
+    unheard.then_some((content, Some(at)))
+}

@@ -1,0 +1,221 @@
+//! Step 3: whose rules stand in the kernel (C3, C10), and whether there are any (C1, C5e).
+//!
+//! Owns what the presence of rules tells. Whether each rule is right is told by the audit.
+
+use super::{Facts, Finding, Level, Step, knows_services, proxy};
+use crate::{
+    node::ProxyMode,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    two_backends(facts, findings);
+    leftovers(facts, findings);
+    none(facts, findings);
+    ipvs_device(facts, findings);
+}
+
+/// C3.
+fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
+    let rules = &facts.rules;
+    // Without a list of its own the nft backend's rules are in the plain list, unless that is the legacy one.
+    let nft = rules.iptables_nft.or(if rules.iptables_legacy.is_some() { rules.iptables } else { None });
+    let (Some(nft), Some(legacy)) = (nft, rules.iptables_legacy) else { return };
+    let same_list = rules.iptables_nft.is_none() && rules.iptables == rules.iptables_legacy;
+    if nft == 0 || legacy == 0 || same_list {
+        return;
+    }
+    findings.push(
+        Finding::new("C3", Step::Rules, Domain::IptablesSync, Severity::Critical, "kube-proxy's chains stand in both iptables backends: packets pass both, and one of the two is stale")
+            .node(format!("iptables-nft: {nft} chains of Services"))
+            .node(format!("iptables-legacy: {legacy} chains of Services"))
+            .action(
+                "find which backend kube-proxy writes (its log names it, its counters move), then clear the other in a maintenance window: kube-proxy --cleanup, or a reboot",
+                "the same iptables backend in kube-proxy's image and on the host",
+                Safety::Dangerous,
+            )
+            .refer(&["kubernetes#109811", "kubernetes#112477"]),
+    );
+}
+
+/// C10: rules of another mode than the one that kube-proxy runs in.
+fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
+    // Only what kube-proxy itself says counts: guessed from the rules there would be no contradiction.
+    let Some(mode) = facts.said_mode else { return };
+    let rules = &facts.rules;
+    let ipvs_device =
+        facts.interfaces.as_ref().is_some_and(|interfaces| interfaces.get("kube-ipvs0").is_some());
+    let mut left = Vec::new();
+    if mode != ProxyMode::Iptables
+        && let Some(chains) = rules.iptables_chains().filter(|chains| *chains > 0)
+    {
+        left.push(format!("iptables mode: {chains} chains of Services"));
+    }
+    if mode != ProxyMode::Nftables && rules.nftables == Some(true) {
+        left.push("nftables mode: the table kube-proxy".to_owned());
+    }
+    if mode != ProxyMode::Ipvs {
+        if let Some(servers) = rules.ipvs.filter(|servers| *servers > 0) {
+            left.push(format!("ipvs mode: {servers} virtual servers"));
+        }
+        if ipvs_device {
+            left.push("ipvs mode: the interface kube-ipvs0 with every VIP as a local address".to_owned());
+        }
+    }
+    if left.is_empty() {
+        return;
+    }
+    let mut finding = Finding::new(
+        "C10",
+        Step::Rules,
+        Domain::IptablesSync,
+        Severity::Critical,
+        &format!(
+            "kube-proxy runs in {mode} mode, and rules of another mode stand beside its own: {}",
+            left.join("; ")
+        ),
+    )
+    .node(format!("/proxyMode answers {mode}"));
+    for what in left {
+        finding = finding.node(format!("left over from {what}"));
+    }
+    findings.push(
+        finding
+            .action(
+                "in a maintenance window: drain the node and reboot it, or stop kube-proxy, run kube-proxy --cleanup and start it again",
+                "reboot a node when its kube-proxy changes its mode",
+                Safety::Dangerous,
+            )
+            .refer(&["kubernetes#102314"]),
+    );
+}
+
+/// C1 or C5e: no rules of any mode.
+fn none(facts: &Facts, findings: &mut Vec<Finding>) {
+    let rules = &facts.rules;
+    let mode = facts.said_mode.or_else(|| facts.mode());
+    let missing = match mode {
+        Some(ProxyMode::Iptables) => rules.iptables_chains().map(|chains| chains == 0),
+        Some(ProxyMode::Nftables) => rules.nftables.map(|there| !there),
+        Some(ProxyMode::Ipvs) => rules.ipvs.map(|servers| servers == 0),
+        None => rules.any().map(|any| !any),
+    };
+    let serves = facts.history.as_ref().filter(|_| knows_services(facts)).is_none_or(|history| {
+        history.services().any(|service| !service.cluster_ips.is_empty() && service.proxy_name.is_none())
+    });
+    let told =
+        |class: &str| findings.iter().any(|finding| finding.class == class && finding.level == Level::Fault);
+    if missing != Some(true) || !serves || proxy::other_dataplane(facts).is_some() {
+        return;
+    }
+    // What kept them from being written is told already; a process that is not there is told with them.
+    let caused = told("C11") || told("C9") || told("C1") || told("C2") && never_wrote(facts) || told("C5");
+    if caused {
+        return;
+    }
+    let wrote = facts
+        .metrics
+        .as_ref()
+        .is_some_and(|metrics| metrics.sync_times().iter().any(|times| times.last_synced > 0.0));
+    let mode_text = mode.map_or("any mode".to_owned(), |mode| format!("{mode} mode"));
+    let (class, detail) = if wrote {
+        (
+            "C5e",
+            format!(
+                "kube-proxy has written its rules of {mode_text}, and they are gone: somebody else removed them"
+            ),
+        )
+    } else {
+        ("C1", format!("there are no rules of kube-proxy of {mode_text} on this node"))
+    };
+    let mut finding = Finding::new(class, Step::Rules, Domain::IptablesSync, Severity::Critical, &detail)
+        .node(match mode {
+            Some(ProxyMode::Iptables) => "iptables-save lists no chain KUBE-SVC-, KUBE-SEP- or the like",
+            Some(ProxyMode::Nftables) => "nft lists no table kube-proxy",
+            Some(ProxyMode::Ipvs) => "there is no IPVS virtual server",
+            None => "neither iptables chains, nor a table kube-proxy, nor IPVS virtual servers",
+        });
+    if wrote {
+        finding = finding
+            .node("kubeproxy_sync_proxy_rules_last_timestamp_seconds says that they were written")
+            .but(
+                EvidenceType::Node,
+                "kube-proxy notices the loss within its syncPeriod (30 s) and writes them again",
+            );
+    } else {
+        finding = finding.confidence(Confidence::Medium);
+    }
+    findings.push(finding.action(
+        "find who flushes the rules (firewalld reload, iptables -F, nft flush ruleset): journalctl; then kubectl -n kube-system delete pod of this node's kube-proxy",
+        "one owner of the node's rules",
+        Safety::Disruptive,
+    ));
+}
+
+fn never_wrote(facts: &Facts) -> bool {
+    facts
+        .metrics
+        .as_ref()
+        .is_none_or(|metrics| metrics.sync_times().iter().all(|times| times.last_synced == 0.0))
+}
+
+/// K7: in IPVS mode each VIP is an address of kube-ipvs0.
+fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
+    if facts.mode() != Some(ProxyMode::Ipvs) || facts.rules.ipvs.is_none_or(|servers| servers == 0) {
+        return;
+    }
+    let Some(interfaces) = &facts.interfaces else { return };
+    let repair = (
+        "restart kube-proxy on this node: kubectl -n kube-system delete pod of this node's kube-proxy",
+        "keep network managers off kube-ipvs0 (NetworkManager: unmanaged-devices=interface-name:kube-ipvs0)",
+    );
+    let Some(device) = interfaces.get("kube-ipvs0") else {
+        findings.push(
+            Finding::new(
+                "C11",
+                Step::Rules,
+                Domain::IpvsModules,
+                Severity::Critical,
+                "the interface kube-ipvs0 is missing: no VIP is local, so IPVS never sees its packets",
+            )
+            .node("ip addr lists no kube-ipvs0, and there are IPVS virtual servers")
+            .action(repair.0, repair.1, Safety::Disruptive),
+        );
+        return;
+    };
+    if !device.addresses_known {
+        return;
+    }
+    let Some(history) = facts.history.as_ref().filter(|_| knows_services(facts)) else { return };
+    for service in history.services().filter(|service| !service.headless && service.proxy_name.is_none()) {
+        let missing: Vec<String> = service
+            .cluster_ips
+            .iter()
+            .filter(|ip| !device.addresses.iter().any(|(address, _)| address == *ip))
+            .filter(|ip| ip.is_ipv4() || device.addresses.iter().any(|(address, _)| address.is_ipv6()))
+            .map(ToString::to_string)
+            .collect();
+        if !missing.is_empty() {
+            findings.push(
+                Finding::new(
+                    "C11",
+                    Step::Rules,
+                    Domain::IpvsModules,
+                    Severity::High,
+                    &format!(
+                        "{}: its address {} is not on kube-ipvs0: its packets leave the node unserved",
+                        service.key,
+                        missing.join(", ")
+                    ),
+                )
+                .service(&service.key, "*")
+                .node(format!(
+                    "kube-ipvs0 has {} addresses, not {}",
+                    device.addresses.len(),
+                    missing.join(", ")
+                ))
+                .action(repair.0, repair.1, Safety::Disruptive),
+            );
+        }
+    }
+}

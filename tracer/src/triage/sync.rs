@@ -1,0 +1,243 @@
+//! Step 3: whether kube-proxy writes its rules, and how fast (K5): C4, C5 and the sync that is merely under way.
+//!
+//! The key: `last_queued` later than `last_timestamp` means that something waits to be written. Young, it is in flight;
+//! old, it fails (C4). Both old while the API has moved on is C2, which `proxy` tells.
+
+use super::{Facts, Finding, Level, Step};
+use crate::{
+    node::kube_proxy::{
+        log::{Told, Trouble},
+        metrics::{Metrics, SyncTimes},
+    },
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// A write that waits longer than this has failed at least once: a sync is tried each `minSyncPeriod` (1 s) and takes
+/// seconds on large tables. In seconds.
+const IN_FLIGHT_SECS: f64 = 15.0;
+/// Slower than this, 99 of 100 changes, a rollout is felt. Seconds.
+const SLOW_PROGRAMMING_SECS: f64 = 10.0;
+const SLOW_SYNC_SECS: f64 = 5.0;
+/// Fewer observations make no percentile.
+const OBSERVATIONS_MIN: f64 = 20.0;
+/// Waiting this long for the first lists is more than starting up. Seconds.
+const START_SECS: f64 = 60.0;
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    let metrics = facts.metrics.as_ref();
+    let times = metrics.map(Metrics::sync_times).unwrap_or_default();
+    failing(facts, &times, findings);
+    if let Some(metrics) = metrics {
+        slow(metrics, findings);
+        starting(facts, metrics, &times, findings);
+    }
+    health(facts, &times, findings);
+}
+
+/// Something waits to be written.
+fn waiting(times: &SyncTimes) -> bool {
+    times.last_queued > times.last_synced && times.last_synced > 0.0
+}
+
+fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
+    let failures = facts.metrics.as_ref().map(Metrics::failures).unwrap_or_default();
+    let told: Vec<&Told> = facts
+        .log
+        .iter()
+        .flat_map(|log| &log.told)
+        .filter(|told| told.trouble.is_sync() && !told.before_restart)
+        .collect();
+    let pending: Vec<&SyncTimes> = times.iter().filter(|times| waiting(times)).collect();
+    let age = |times: &SyncTimes| facts.now().map(|now| now - times.last_queued);
+    let oldest = pending.iter().filter_map(|times| age(times)).fold(0.0, f64::max);
+    let unhealthy = facts.healthz.as_ref().is_some_and(|health| !health.is_healthy());
+    let stuck = !pending.is_empty() && (oldest > IN_FLIGHT_SECS || unhealthy);
+    // Without metrics the log is all there is, and it does not tell whether a later try went well.
+    let blind = times.is_empty() && !told.is_empty();
+    if !stuck && told.is_empty() && failures.is_empty() {
+        if !pending.is_empty() {
+            findings.push(in_flight(&pending, oldest));
+        }
+        return;
+    }
+    if !stuck && !pending.is_empty() && oldest <= IN_FLIGHT_SECS && told.is_empty() && failures.is_empty() {
+        return;
+    }
+    let cause = told.iter().max_by_key(|told| told.count).map(|told| told.trouble);
+    let detail = match (stuck, blind) {
+        (true, _) => format!(
+            "kube-proxy cannot write its rules: a change waits for {oldest:.0} s{}",
+            cause.map(|cause| format!("; {cause}")).unwrap_or_default()
+        ),
+        (false, true) => format!(
+            "kube-proxy's log tells of rules that it could not write: {}",
+            cause.map(|cause| cause.to_string()).unwrap_or_default()
+        ),
+        (false, false) => {
+            "kube-proxy failed to write its rules before; since then it has succeeded".to_owned()
+        }
+    };
+    let mut finding = Finding::new("C4", Step::Rules, Domain::IptablesSync, Severity::High, &detail);
+    for times in &pending {
+        let family = if times.family.is_empty() { String::new() } else { format!(" ({})", times.family) };
+        finding = finding.node(format!(
+            "last_queued_timestamp {:.3} is later than last_timestamp {:.3}{family}",
+            times.last_queued, times.last_synced
+        ));
+    }
+    for (name, count) in &failures {
+        finding = finding.node(format!("{name} is {count:.0}"));
+    }
+    for told in &told {
+        finding = finding
+            .node(format!("kube-proxy's log, {} times, last at {}: {}", told.count, told.last, told.text));
+    }
+    finding = match (stuck, blind) {
+        (true, _) => finding,
+        (false, true) => finding.confidence(Confidence::Medium).level(Level::Warning),
+        (false, false) => finding
+            .level(Level::Note)
+            .but(EvidenceType::Node, "last_timestamp is later than last_queued: nothing waits now"),
+    };
+    findings.push(
+        finding
+            .action(
+                sync_action(cause),
+                "one owner of the node's rules; the same iptables version in the image and on the host",
+                Safety::ReadOnly,
+            )
+            .refer(&["kubernetes#121362", "kubernetes#112477"]),
+    );
+}
+
+fn sync_action(cause: Option<Trouble>) -> &'static str {
+    match cause {
+        Some(Trouble::XtablesLock) => {
+            "find who holds the lock: lsof /run/xtables.lock; firewall agents that rewrite rules in a loop are the usual ones"
+        }
+        Some(Trouble::RulesUnsupported) => {
+            "load what the log names (modprobe nf_tables ip_tables xt_comment …) and compare the iptables versions of host and image"
+        }
+        _ => {
+            "read the lines that were rejected: kubectl -n kube-system logs -l k8s-app=kube-proxy | grep -A20 'Failed to execute'; find who else writes rules"
+        }
+    }
+}
+
+fn in_flight(pending: &[&SyncTimes], age: f64) -> Finding {
+    let families: Vec<&str> =
+        pending.iter().map(|times| times.family.as_str()).filter(|family| !family.is_empty()).collect();
+    Finding::new(
+        "C5",
+        Step::Rules,
+        Domain::Normal,
+        Severity::None,
+        &format!("a sync of the rules is under way, for {:.1} s", age.max(0.0)),
+    )
+    .level(Level::Note)
+    .node(
+        format!("last_queued_timestamp is later than last_timestamp {}", families.join(", "))
+            .trim()
+            .to_owned(),
+    )
+    .action("check again in some seconds", "", Safety::ReadOnly)
+}
+
+/// C5: the rules come, but late.
+fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
+    let checks = [
+        (
+            "kubeproxy_network_programming_duration_seconds",
+            SLOW_PROGRAMMING_SECS,
+            "from a change of an EndpointSlice to its rules",
+        ),
+        ("kubeproxy_sync_proxy_rules_duration_seconds", SLOW_SYNC_SECS, "for one sync"),
+        ("kubeproxy_sync_full_proxy_rules_duration_seconds", SLOW_SYNC_SECS * 4.0, "for one full sync"),
+    ];
+    let slow: Vec<(&str, f64, f64, &str)> = checks
+        .into_iter()
+        .filter_map(|(name, limit, what)| {
+            let (bound, count) = metrics.quantile(name, 0.99)?;
+            (count >= OBSERVATIONS_MIN && bound > limit).then_some((name, bound, count, what))
+        })
+        .collect();
+    let Some((_, bound, _, what)) = slow.first() else { return };
+    let bound_text = |bound: f64| {
+        if bound.is_finite() {
+            format!("up to {bound:.1} s")
+        } else {
+            "longer than the largest bucket".to_owned()
+        }
+    };
+    let mut finding = Finding::new(
+        "C5",
+        Step::Rules,
+        Domain::IptablesSync,
+        Severity::Medium,
+        &format!("kube-proxy writes its rules late: {} {what} (p99)", bound_text(*bound)),
+    )
+    .level(Level::Warning);
+    for (name, bound, count, _) in &slow {
+        finding = finding
+            .node(format!("{name}: p99 {} over {count:.0} observations since its start", bound_text(*bound)));
+    }
+    findings.push(
+        finding.but(EvidenceType::Node, "a percentile since the start tells nothing of now").action(
+            "nftables mode writes only what changed; until then raise minSyncPeriod and give kube-proxy CPU",
+            "nftables mode (kernel 5.13 or newer)",
+            Safety::Dangerous,
+        ),
+    );
+}
+
+/// It never wrote its rules since it was started.
+fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mut Vec<Finding>) {
+    let never = !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0);
+    if !never || findings.iter().any(|finding| finding.class == "C2") {
+        return;
+    }
+    let age = facts.now().zip(metrics.started()).map(|(now, started)| now - started);
+    let waits = facts.log.as_ref().is_some_and(|log| log.waiting_for_informers);
+    let late = age.is_some_and(|age| age > START_SECS);
+    let detail = match age {
+        Some(age) => format!("kube-proxy runs for {age:.0} s and has never written its rules"),
+        None => "kube-proxy has never written its rules since its start".to_owned(),
+    };
+    let mut finding = Finding::new("C5", Step::Rules, Domain::IptablesSync, Severity::Critical, &detail)
+        .node("kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0");
+    if waits {
+        finding = finding.node("its log: not syncing until Services and Endpoints have been received");
+    }
+    if !late {
+        finding = finding.level(Level::Warning).but(EvidenceType::Node, "it may just be starting");
+    }
+    findings.push(finding.action(
+        "kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=50",
+        "",
+        Safety::ReadOnly,
+    ));
+}
+
+fn health(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
+    let Some(health) = facts.healthz.as_ref().filter(|health| !health.is_healthy()) else { return };
+    if findings.iter().any(|finding| finding.class == "C4" && finding.level == Level::Fault) {
+        return;
+    }
+    let lives = facts.livez.as_ref().is_some_and(crate::node::Health::is_healthy);
+    let waits = times.iter().any(waiting);
+    let (level, detail) = if lives && !waits {
+        (Level::Note, "kube-proxy's healthz says no because the node is being removed (N15)")
+    } else {
+        (Level::Fault, "kube-proxy says that it is not healthy: a change was not written in time")
+    };
+    findings.push(
+        Finding::new("C4", Step::Rules, Domain::IptablesSync, Severity::High, detail)
+            .level(level)
+            .node(format!(
+                "/healthz answers {}, last updated {}",
+                health.status,
+                health.last_updated.as_deref().unwrap_or("never")
+            ))
+            .action("kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=200", "", Safety::ReadOnly),
+    );
+}

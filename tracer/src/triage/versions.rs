@@ -1,0 +1,83 @@
+//! Step 2: the versions of kube-proxy, the kubelet and the API server against the skew policy (K4, C9).
+//!
+//! The policy: neither may be newer than the API server; kube-proxy and kubelet may be three minor versions older, two
+//! before 1.25 (kubernetes.io/releases/version-skew-policy).
+
+use super::{Facts, Finding, Level, Step};
+use crate::{
+    time::Timestamp,
+    verdict::{Domain, EvidenceType, Safety, Severity},
+};
+
+/// Major and minor number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Release(u32, u32);
+
+impl Release {
+    /// From `v1.30.5`, `v1.29.6-eks-1552ad0` or `v1.30.5+k3s1`. Builds without a version (`v0.0.0-master`) are none.
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.trim().trim_start_matches('v').split('.');
+        let (major, minor) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        parts.next()?;
+        (major > 0).then_some(Self(major, minor))
+    }
+
+    /// How many minor versions `self` is behind; negative where it is newer.
+    fn behind(self, other: Self) -> Option<i64> {
+        (self.0 == other.0).then(|| i64::from(other.1) - i64::from(self.1))
+    }
+}
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    let Some(server_text) = facts.api_version.as_deref() else { return };
+    let Some(server) = Release::parse(server_text) else { return };
+    let allowed = if server >= Release(1, 25) { 3 } else { 2 };
+    let node = facts.known_node().and_then(|node| facts.history.as_ref()?.node(node, Timestamp::MAX));
+    let kubelet = node.map(|node| node.kubelet_version.to_string());
+    for (name, version) in
+        [("kube-proxy", facts.proxy_version().map(str::to_owned)), ("the kubelet", kubelet)]
+    {
+        let Some(version) = version else { continue };
+        let Some(behind) = Release::parse(&version).and_then(|release| release.behind(server)) else {
+            continue;
+        };
+        let what = match behind {
+            0.. if behind <= allowed => continue,
+            0.. => format!("{behind} minor versions older than the API server, {allowed} are allowed"),
+            _ => "newer than the API server, which is not allowed".to_owned(),
+        };
+        findings.push(
+            Finding::new(
+                "C9",
+                Step::KubeProxy,
+                Domain::VersionSkew,
+                Severity::Medium,
+                &format!("{name} {version} is {what} ({server_text})"),
+            )
+            .level(Level::Warning)
+            .node(format!("{name} says {version}"))
+            .api(format!("the API server says {server_text}"))
+            .but(EvidenceType::Node, "a skew alone breaks nothing: removed API versions and old RBAC do")
+            .action(
+                "align the versions: upgrade the older side, one minor version at a time",
+                "upgrade kube-proxy with the control plane",
+                Safety::Disruptive,
+            ),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_and_builds() {
+        assert_eq!(Release::parse("v1.30.5"), Some(Release(1, 30)));
+        assert_eq!(Release::parse("v1.29.6-eks-1552ad0"), Some(Release(1, 29)));
+        assert_eq!(Release::parse("v0.0.0-master+$Format:%H$"), None);
+        assert_eq!(Release::parse("latest"), None);
+        assert_eq!(Release(1, 30).behind(Release(1, 33)), Some(3));
+        assert_eq!(Release(1, 34).behind(Release(1, 33)), Some(-1));
+    }
+}

@@ -1,0 +1,78 @@
+//! Whatever a folder's files say, the check ends with a report: parts cut out, doubled, turned into something else.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+mod check_support;
+
+use std::{fs, sync::OnceLock};
+
+use check_support::{Gathered, fixtures};
+use proptest::prelude::*;
+use viptrace::{
+    node::capture::{Capture, folder},
+    report::{Paint, check},
+    triage::{Facts, Scope, triage},
+};
+
+/// A node in each mode, with settings and counters.
+fn captures() -> &'static [Capture] {
+    static CAPTURES: OnceLock<Vec<Capture>> = OnceLock::new();
+    CAPTURES.get_or_init(|| {
+        let folders = [
+            "kube-proxy/worker-1/iptables",
+            "kube-proxy/worker-1/nftables",
+            "kube-proxy/worker-1/ipvs",
+            "incidents/api-lost",
+        ];
+        let read = |capture: &&str| {
+            let gathered = Gathered::new(&[capture]);
+            gathered.write("node/nf_conntrack.stat.txt", "entries drop insert_failed early_drop\n0f 1 2 3\n");
+            gathered.write(
+                "node/nf_conntrack.stat.later.txt",
+                "entries drop insert_failed early_drop\n0f 2 2 3\n",
+            );
+            gathered.write(
+                "node/kube-proxy.process.json",
+                "{\"complete\": true, \"program\": \"kube-proxy\", \"cpus\": 2}",
+            );
+            if !gathered.path().join("node/sysctl.txt").exists() {
+                let sysctls =
+                    fs::read_to_string(fixtures().join("kube-proxy/worker-1/ipvs/sysctl.txt")).unwrap();
+                gathered.write("node/sysctl.txt", &sysctls);
+            }
+            folder::read(gathered.path(), None).unwrap().capture
+        };
+        folders.iter().map(read).collect()
+    })
+}
+
+/// A change of one text: where, how long, and what comes there instead.
+fn change() -> impl Strategy<Value = (prop::sample::Index, prop::sample::Index, usize, String)> {
+    let put = prop_oneof![
+        Just(String::new()),
+        any::<String>(),
+        "[0-9]{1,20}",
+        "[{}\\[\\]\",:=*-]{1,4}",
+        Just("\u{1b}[2J".to_owned())
+    ];
+    (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0_usize..200, put)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn changed_files_are_checked_all_the_same(which in any::<prop::sample::Index>(), changes in prop::collection::vec(change(), 1..4)) {
+        let mut capture = which.get(captures()).clone();
+        for (file, at, length, put) in changes {
+            let artifact = file.index(capture.artifacts.len());
+            let text = &mut capture.artifacts[artifact].text;
+            let mut from = at.index(text.len().max(1)).min(text.len());
+            while !text.is_char_boundary(from) { from -= 1; }
+            let mut to = (from + length).min(text.len());
+            while !text.is_char_boundary(to) { to -= 1; }
+            text.replace_range(from..to.max(from), &put);
+        }
+        let report = triage(&Facts::read(&capture), &Scope::default());
+        prop_assert!(check::is_clean(&check::text(&report, Paint(false), true)));
+        prop_assert!(check::record(&report).is_ok() && check::document(&report).is_ok());
+    }
+}
