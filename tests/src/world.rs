@@ -155,10 +155,10 @@ pub struct Stage<'w> {
     changed: Option<Instant>,
     /// Whether viptrace sees how healthy TCP flows end.
     sees_ends: bool,
-    /// What goes on until the judgement is over.
-    kept: Vec<Box<dyn std::any::Any>>,
     /// Where the trace is recorded, to be replayed and compared at the end.
     recording: Option<&'static str>,
+    /// What goes on until the judgement is over.
+    kept: Vec<Box<dyn std::any::Any>>,
 }
 
 impl fmt::Debug for Stage<'_> {
@@ -187,8 +187,8 @@ impl<'w> Stage<'w> {
             checks: Vec::new(),
             changed: None,
             sees_ends: true,
-            kept: Vec::new(),
             recording: None,
+            kept: Vec::new(),
         })
     }
 

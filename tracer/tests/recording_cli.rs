@@ -33,7 +33,7 @@ fn recording(folder: &Path, faults: bool, target: Option<&str>) -> (PathBuf, Vec
     let mut live = Live::new(&header, Detail::All, &path);
     // The first five of the corpus are a healthy connection.
     let traffic: Vec<Vec<u8>> = if faults {
-        Traffic::new(&corpus, 3, 200.0).take(1500).collect()
+        Traffic::new(&corpus, 3, 200.0).take(6000).collect()
     } else {
         corpus.records.iter().take(5).cloned().collect()
     };

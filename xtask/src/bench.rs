@@ -29,10 +29,10 @@ const SILENCE: Duration = Duration::from_mins(20);
 pub(crate) enum What {
     /// Cost on connections and on bulk transfer, with viptrace and its peers attached in turn
     Kernel(Options),
-    /// Cost of the audit of a node's rules, on captured and on generated clusters; writes a plot
-    Audit,
     /// Speed, size and memory of recordings, replayed on this machine
     Replay(replay::Options),
+    /// Cost of the audit of a node's rules, on captured and on generated clusters; writes a plot
+    Audit,
 }
 
 #[derive(Debug, Args)]

@@ -280,8 +280,8 @@ mod tests {
             scenario: None,
             without_hooks: Vec::new(),
             host_only: false,
-            matrix: false,
             keep_recordings: false,
+            matrix: false,
         };
         assert_eq!(parameters(&options, None), ["lab.mode=test"]);
         options.without_hooks = vec!["kfree_skb".into(), "early_drop".into()];
@@ -299,8 +299,8 @@ mod tests {
             scenario: None,
             without_hooks: Vec::new(),
             host_only: false,
-            matrix: false,
             keep_recordings: false,
+            matrix: false,
         };
         assert_eq!(options.filter(series("6.12")), None);
         assert_eq!(options.filter(series("5.10")), Some(DIFFERS));
