@@ -76,6 +76,13 @@ impl Scenario {
 const NODE_PORT4: &[Covers] =
     &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
 
+/// TCP over IPv4 through a node port and an external IP.
+const FROM_OUTSIDE4: &[Covers] = &[Covers {
+    kinds: &[Kind::NodePort, Kind::ExternalIps],
+    families: &[Family::V4],
+    protocols: &[Protocol::Tcp],
+}];
+
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
     scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
@@ -98,6 +105,7 @@ pub const ALL: &[Scenario] = &[
     scenario("api-server-away", api_away::story),
     scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
     scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
+    scenario("ipvs-from-outside", ipvs::from_outside).covers(FROM_OUTSIDE4).on(IPVS_ONLY),
     scenario("c12-without-servers", ipvs::without_servers).covers(TCP4).on(IPVS_ONLY),
     scenario("c13-server-removed", ipvs::server_removed).on(IPVS_ONLY),
     scenario("c13-server-removed-in-silence", ipvs::server_removed_in_silence).on(IPVS_ONLY),
