@@ -21,7 +21,7 @@ use crate::{
 
 /// The interface that has the virtual servers' addresses; it stays down.
 const LINK: &str = "kube-ipvs0";
-/// `IP_VS_TCP_S_ESTABLISHED` in `tcp_timeouts` of net/netfilter/ipvs/ip_vs_proto_tcp.c.
+/// `IP_VS_TCP_S_ESTABLISHED` in `tcp_timeouts` of `net/netfilter/ipvs/ip_vs_proto_tcp.c`.
 const KERNEL_TCP_TIMEOUT_SECS: u32 = 900;
 /// Modules that kube-proxy loads for this mode.
 const MODULES: [&str; 5] = ["ip_vs", "ip_vs_rr", "xt_set", "xt_ipvs", "dummy"];

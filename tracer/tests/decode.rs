@@ -15,7 +15,9 @@ use viptrace::{
         decode::{DecodeError, Decoder},
         layout::Layout,
     },
-    sighting::{Conntrack, EntryNote, Fact, Hook, Netns, Protocol, SocketEvent, Status, TcpState, Tuple},
+    sighting::{
+        Conntrack, EntryNote, Fact, Hook, IpvsFlags, Netns, Protocol, SocketEvent, Status, TcpState, Tuple,
+    },
     time::Timestamp,
 };
 
@@ -249,6 +251,27 @@ fn a_closed_socket_still_tells_its_port() {
 }
 
 #[test]
+fn a_real_server_that_ipvs_chose() {
+    let mut record = header(Hook::IpVsConnNew, 8);
+    record.extend(0x1000_u32.to_ne_bytes());
+    record.extend([2_u16, 2].map(u16::to_ne_bytes).as_flattened());
+    for ip in [[10, 244, 1, 100], [10, 96, 10, 10], [10, 244, 1, 11]] {
+        record.extend(ip);
+        // What follows an IPv4 address in the kernel's union is anything.
+        record.extend([0x5a; 12]);
+    }
+    record.extend([40_000_u16, 80, 8080].map(u16::to_be_bytes).as_flattened());
+    record.extend(6_u16.to_ne_bytes());
+    let sighting = decoder().decode(&record).unwrap();
+    let Fact::Ipvs(fact) = sighting.fact else { unreachable!() };
+    assert_eq!((sighting.hook, fact.tuple), (Hook::IpVsConnNew, client_to_vip()));
+    assert_eq!(fact.destination, addr("10.244.1.11:8080"));
+    assert!(fact.flags.has(IpvsFlags::TEMPLATE));
+    record[20] = 7;
+    assert_eq!(decoder().decode(&record), Err(DecodeError::Unreadable));
+}
+
+#[test]
 fn a_record_cut_short_or_of_no_kind_is_named_as_such() {
     let whole = confirm();
     assert_eq!(decoder().decode(&whole[..9]), Err(DecodeError::NoHeader { length: 9 }));
@@ -272,9 +295,9 @@ proptest! {
     #[test]
     fn no_record_and_no_layout_can_panic_the_decoder(
         mut record in proptest::collection::vec(any::<u8>(), 0..320),
-        kind in 0_u8..6,
-        hook in 0_u8..20,
-        length in prop_oneof![Just(208_usize), Just(264), Just(160), Just(24), 0_usize..320],
+        kind in 0_u8..10,
+        hook in 0_u8..32,
+        length in prop_oneof![Just(208_usize), Just(264), Just(160), Just(80), Just(24), 0_usize..320],
         offsets in proptest::collection::vec(any::<u32>(), OFFSETS.len()),
     ) {
         record.resize(length, 0x5a);

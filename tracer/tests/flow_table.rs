@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use viptrace::{
     flow::{Flow, FlowTable, Limits, Outcome, ResetBy},
     sighting::{
-        Conntrack, ConntrackFact, EntryNote, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent,
-        SocketFact, Status, Task, TcpState, Tuple,
+        Conntrack, ConntrackFact, EntryNote, Fact, Hook, IpvsFact, IpvsFlags, Netns, PacketFact, Protocol,
+        Sighting, SocketEvent, SocketFact, Status, Task, TcpState, Tuple,
     },
     time::Timestamp,
 };
@@ -217,6 +217,9 @@ fn any_fact() -> BoxedStrategy<Fact> {
                 Fact::Socket(SocketFact { sk, tuple, event, bytes_acked: bytes, bytes_received: bytes, task })
             }
         ),
+        (any_tuple(), any_tuple(), any::<u32>()).prop_map(|(tuple, other, flags)| {
+            Fact::Ipvs(IpvsFact { tuple, destination: other.dst, flags: IpvsFlags(flags) })
+        }),
         any::<bool>().prop_map(|freed| Fact::TableFull { freed }),
     ]
     .boxed()

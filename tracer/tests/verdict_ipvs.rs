@@ -235,6 +235,14 @@ fn c15_the_node_resets_what_ipvs_forgot() {
 }
 
 #[test]
+fn a_stray_packet_behind_a_connections_end_breaks_nothing() {
+    let mut script = by_ipvs(to_cart().healthy(10_000));
+    let ct = null_bound(0x2000, Status::CONFIRMED);
+    script.out.push(packet(10_500, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
+    assert_eq!(world().verdict(script, 20_000).class, "ok");
+}
+
+#[test]
 fn an_entry_that_ends_before_its_connection_is_not_its_end() {
     let script = to_cart().established(10_000).delete(20_000, Status::SEEN_REPLY | Status::ASSURED);
     let flows = last_words(fold(script.out, 60_000).0);

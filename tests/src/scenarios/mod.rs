@@ -93,6 +93,12 @@ const OTHER_KINDS4: &[Covers] = &[Covers {
     families: &[Family::V4],
     protocols: &[Protocol::Tcp],
 }];
+/// TCP over IPv4 through a node port and an external IP.
+const FROM_OUTSIDE4: &[Covers] = &[Covers {
+    kinds: &[Kind::NodePort, Kind::ExternalIps],
+    families: &[Family::V4],
+    protocols: &[Protocol::Tcp],
+}];
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
@@ -141,6 +147,7 @@ pub const ALL: &[Scenario] = &[
     scenario("api-server-away", api_away::story),
     scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
     scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
+    scenario("ipvs-from-outside", ipvs::from_outside).covers(FROM_OUTSIDE4).on(IPVS_ONLY),
     scenario("c12-without-servers", ipvs::without_servers).covers(TCP4).on(IPVS_ONLY),
     scenario("c13-server-removed", ipvs::server_removed).on(IPVS_ONLY),
     scenario("c13-server-removed-in-silence", ipvs::server_removed_in_silence).on(IPVS_ONLY),

@@ -208,8 +208,9 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
         ),
     };
     finding = match setting {
-        Some(expires) => finding
-            .node(case.ctx.node.read_at(), format!("net.ipv4.vs.expire_nodest_conn={}", u8::from(expires))),
+        Some(set) => {
+            finding.node(case.ctx.node.read_at(), format!("net.ipv4.vs.expire_nodest_conn={}", u8::from(set)))
+        }
         None => finding.unseen("net.ipv4.vs.expire_nodest_conn"),
     };
     Some(finding)
@@ -224,9 +225,8 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
 /// connection that came over from another node, look alike.
 pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let reset = reset_by_node(case)?;
-    if !case.flow.was_answered()
-        || !matches!(case.outcome, Outcome::Reset(_) | Outcome::Closed | Outcome::Silent)
-    {
+    // A connection that was seen from its beginning, and that IPVS never had, has lost nothing there.
+    if !case.flow.was_answered() || (case.endpoint.is_none() && case.flow.client.established.is_some()) {
         return None;
     }
     let trouble = case.trouble()?;
@@ -353,12 +353,14 @@ pub(super) fn endpoint_unseen(case: &Case<'_>) -> Option<&'static str> {
     })
 }
 
-/// The node's own stack answered a packet of a connection with a RST, in place of the VIP.
+/// The node's own stack answered a packet of a connection with a RST, in place of the VIP, and that broke it: a stray
+/// packet behind a connection's end meets the same.
 fn reset_by_node<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
     let here = |netns| case.ctx.node_netns.is_none_or(|node| node == netns);
     let resets = &case.trouble()?.stack_resets;
     let reset = resets.iter().find(|reset| reset.by == End::Vip && !reset.to_syn && here(reset.netns))?;
-    case.is_ipvs().then_some(reset)
+    let end_unseen = !case.flow.client.is_seen() && case.flow.server.closed.is_none();
+    (case.is_ipvs() && (matches!(case.outcome, Outcome::Reset(_)) || end_unseen)).then_some(reset)
 }
 
 /// A packet of a known connection, dropped before it was translated.

@@ -74,10 +74,10 @@ impl FlowTable {
                 let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
                 let late = since > LATE && !flow.is_still_trying();
                 // IPVS drops a SYN with the entry of the connection that had the port before.
-                let reused = place.hook == Hook::IpVsConnExpire && flow.is_tcp() && flow.was_answered();
+                let port_again = place.hook == Hook::IpVsConnExpire && flow.is_tcp() && flow.was_answered();
                 opening
                     && !waited
-                    && (late || soon || reused || (another && since > Duration::from_millis(1)))
+                    && (late || soon || port_again || (another && since > Duration::from_millis(1)))
             });
             if !again {
                 return index;

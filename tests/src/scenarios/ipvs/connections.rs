@@ -80,7 +80,7 @@ pub(in super::super) fn entry_expires(stage: &mut Stage) -> Result<()> {
     ipvs::set_tcp_timeout(stage, 2)?;
     stage.watch()?;
     let mut held = hold(stage)?;
-    ipvs::wait_until_forgotten(&stage.world.topology.host, held.client, Duration::from_secs(60))?;
+    ipvs::wait_until_forgotten(&stage.world.topology.host, held.client, Duration::from_mins(1))?;
     let seen = held.exchange(&Script::exchange());
     expect_outcome(&seen, &Outcome::Reset)?;
     let attempt = held.end(Ending::Close, seen);
@@ -125,7 +125,7 @@ pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// `shop/payments` has ClientIP affinity: every connection follows the first one's template.
+/// `shop/payments` has `ClientIP` affinity: every connection follows the first one's template.
 pub(in super::super) fn affinity(stage: &mut Stage) -> Result<()> {
     let here = stage.serve("shop/payments-1", 9090, server::EXCHANGE)?;
     let there = stage.serve("shop/payments-2", 9090, server::EXCHANGE)?;

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::{
     expect::{Class, Endpoint},
@@ -10,6 +10,7 @@ use crate::{
     traffic::{
         Outcome, all_ended,
         client::{self, Script},
+        server::EXCHANGE,
     },
     world::Stage,
 };
@@ -51,7 +52,7 @@ pub(in super::super) fn no_local_endpoint(stage: &mut Stage) -> Result<()> {
 /// `shop/frontend`'s node port keeps to the node that is asked, which has no endpoint: IPVS sends to the other node without
 /// masquerading, and a client from there gets its answer from an address that it never asked.
 pub(in super::super) fn reply_elsewhere(stage: &mut Stage) -> Result<()> {
-    let _unknown_to_the_client = stage.serve("shop/frontend-1", 8080, crate::traffic::server::EXCHANGE)?;
+    let _unknown_to_the_client = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
     let from = stage.place("shop/cart-3")?;
     let node_port = SocketAddr::new(stage.world.topology.node.network(stage.family())?.address, 30_080);
@@ -60,5 +61,28 @@ pub(in super::super) fn reply_elsewhere(stage: &mut Stage) -> Result<()> {
     let attempts = client::connect(from, node_port, 3, 3, script)?;
     all_ended(&attempts, &Outcome::ConnectTimedOut)?;
     stage.expect(&attempts, "shop/frontend", Class::C21, &Endpoint::Is(endpoint));
+    Ok(())
+}
+
+/// A node port asked from another node, masqueraded, and an external IP asked by a Pod of this node: IPVS serves both.
+pub(in super::super) fn from_outside(stage: &mut Stage) -> Result<()> {
+    let api = stage.serve("shop/api-1", 8443, EXCHANGE)?;
+    stage.watch()?;
+    let node_port = SocketAddr::new(stage.world.topology.node.network(stage.family())?.address, 30_443);
+    let external = SocketAddr::from(([203, 0, 113, 50], 443));
+    for (client, target) in [("shop/cart-3", node_port), ("shop/client-1", external)] {
+        let attempts = client::connect(stage.place(client)?, target, 4, 1, Script::exchange())?;
+        all_ended(&attempts, &Outcome::Done)?;
+        // The server sees the node's address, not the client's.
+        stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(api.address()));
+    }
+    stage.check(|records, _| {
+        for record in records.iter().filter(|record| record.text("/service/name") == "api") {
+            if !record.said().contains("masqueraded") {
+                bail!("the masquerading is not told: {}", record.said());
+            }
+        }
+        Ok(())
+    });
     Ok(())
 }

@@ -22,8 +22,8 @@ pub(in super::super) fn story(stage: &mut Stage) -> Result<()> {
     let here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
     let beside = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
     let there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
-    let dns_here = UdpServer::start(stage.place("kube-system/coredns-1")?, 53, Answer::Echo)?;
-    let dns_there = UdpServer::start(stage.place("kube-system/coredns-2")?, 53, Answer::Echo)?;
+    let first_dns = UdpServer::start(stage.place("kube-system/coredns-1")?, 53, Answer::Echo)?;
+    let second_dns = UdpServer::start(stage.place("kube-system/coredns-2")?, 53, Answer::Echo)?;
     stage.watch()?;
 
     let from = stage.place("shop/client-1")?;
@@ -37,7 +37,8 @@ pub(in super::super) fn story(stage: &mut Stage) -> Result<()> {
     let dns = stage.vip("kube-system/kube-dns", "dns")?;
     let attempts = udp::ask(from, dns, 6, Duration::from_secs(20))?;
     all_ended(&attempts, &Outcome::Done)?;
-    let classes: [(&dyn crate::world::Reached, Class); 2] = [(&dns_here, Class::Ok), (&dns_there, Class::Ok)];
+    let classes: [(&dyn crate::world::Reached, Class); 2] =
+        [(&first_dns, Class::Ok), (&second_dns, Class::Ok)];
     stage.expect_by_server(&attempts, "kube-system/kube-dns", &classes)?;
 
     let api = stage.vip("shop/api", "https")?;
