@@ -226,11 +226,12 @@ fn scenario_line(series: &str, scenario: &Scenario) -> String {
 
 /// A value that can stand on the kernel's command line.
 pub(crate) fn parameter(text: &str) -> Result<String, String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         Ok(text.to_owned())
     } else {
-        Err("may hold letters, digits and -_.,:/ only, since it goes on the kernel's command line".to_owned())
+        Err("may hold letters, digits and -_.,:/@ only, since it goes on the kernel's command line"
+            .to_owned())
     }
 }
 

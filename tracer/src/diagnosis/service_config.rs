@@ -147,7 +147,8 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     }
     let drop = case.rule_drop();
     let vanished = matches!(case.outcome, Outcome::Stalled | Outcome::Dropped | Outcome::Abandoned);
-    if !vanished && !(case.failed() && drop.is_some()) {
+    let stopped = vanished || (case.failed() && drop.is_some());
+    if !stopped {
         return None;
     }
     let listed: Vec<String> = ranges.iter().take(8).map(ToString::to_string).collect();
