@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A check on an emulated machine.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// What this cluster lacks on this node, whatever else is broken: no endpoints, and none that is local.
 const BY_DESIGN: [&str; 5] =

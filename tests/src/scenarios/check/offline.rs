@@ -27,8 +27,7 @@ pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
     ensure!(refused.status == 1, "a folder with foreign files was taken: {refused:?}");
     ensure!(folder.join("precious.txt").exists() && folder.join("sysctl.txt").exists(), "files are gone");
 
-    let nothing =
-        Invocation::start(&["check", "--from", "/run/lab-nowhere"])?.end(Duration::from_secs(60))?;
+    let nothing = Invocation::start(&["check", "--from", "/run/lab-nowhere"])?.end(Duration::from_mins(1))?;
     ensure!(nothing.status == 1, "a folder that is not there was checked: {nothing:?}");
     Ok(())
 }

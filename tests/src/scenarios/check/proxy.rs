@@ -24,8 +24,8 @@ pub(in crate::scenarios) fn stale(stage: &mut Stage) -> Result<()> {
     let gone = remove_cart_2(stage)?;
     stage.after_grace();
     let checked = check(stage, &["shop/cart"])?;
-    let stale = checked.find("C6 shop/cart")?;
-    ensure!(stale.root_cause.contains(&gone.to_string()), "{gone} is not named: {stale:?}");
+    let found = checked.find("C6 shop/cart")?;
+    ensure!(found.root_cause.contains(&gone.to_string()), "{gone} is not named: {found:?}");
     ensure!(checked.ended.status == 3, "the exit status is {}", checked.ended.status);
     Ok(())
 }
