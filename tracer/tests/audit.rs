@@ -1,6 +1,15 @@
 //! The audit of a node's rules, on what a real kube-proxy wrote: nothing is found in a healthy capture, and every edit is.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::format_push_string,
+    clippy::cast_precision_loss,
+    reason = "tests"
+)]
 #![allow(unreachable_pub, reason = "modules of one test")]
 
 #[path = "audit/captures.rs"]

@@ -31,7 +31,7 @@ pub fn now() -> Timestamp {
     Timestamp::from_unix_secs(1_795_651_200)
 }
 
-/// So many Services with a ClusterIP.
+/// So many Services with a `ClusterIP`.
 pub fn cluster(services: u32) -> Cluster {
     let mut history = History::new(LOOK_BACK);
     let at = Timestamp::from_unix_secs(1_795_000_000);

@@ -26,7 +26,7 @@ pub fn cluster(dir: &str) -> History {
     for name in ["services.json", "endpointslices.json", "nodes.json"] {
         fs::copy(path(dir).join(name), lists.path().join(name)).unwrap();
     }
-    folder::read(lists.path(), Duration::from_secs(3600)).unwrap().history
+    folder::read(lists.path(), Duration::from_hours(1)).unwrap().history
 }
 
 /// A moment after all objects of the captures.

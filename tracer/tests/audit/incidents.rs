@@ -22,7 +22,7 @@ fn a_stale_endpoint_after_the_api_server_was_lost() {
     ] {
         fs::copy(path(from), lists.path().join(name)).unwrap();
     }
-    let history = folder::read(lists.path(), Duration::from_secs(3600)).unwrap().history;
+    let history = folder::read(lists.path(), Duration::from_hours(1)).unwrap().history;
     let rules = iptables_of(&read("incidents/api-lost/iptables-save.txt"));
     let mut context = context("worker-1", ProxyMode::Iptables);
     // Its last work, of the capture's metrics, was before the endpoint left.

@@ -24,7 +24,7 @@ fn cluster() -> History {
         fs::write(lists.path().join(name), unpacked(&format!("cluster/{name}.zst"))).unwrap();
     }
     fs::copy(path("cluster/nodes.json"), lists.path().join("nodes.json")).unwrap();
-    folder::read(lists.path(), Duration::from_secs(3600)).unwrap().history
+    folder::read(lists.path(), Duration::from_hours(1)).unwrap().history
 }
 
 #[test]

@@ -68,7 +68,9 @@ impl Subjects {
             add(viptrace::audit::names::iptables_hash(&port.service.key, &port.port));
             add(service.clone());
             for known in &port.frontends {
-                known.frontend.address.map(|ip| add(ip.to_string()));
+                if let Some(ip) = known.frontend.address {
+                    add(ip.to_string());
+                }
                 add(format!("{}", known.frontend.port));
             }
             for endpoint in port.endpoints.cluster.iter().chain(port.endpoints.local.iter()) {
