@@ -3,7 +3,7 @@
 //! Owns the table's text form. Its columns are found by name: kernels differ in them, and some columns lie
 //! (`chainlength` counts chains that were too long; `new`, `ignore` and `delete` stay 0 on 6.x).
 
-use std::{collections::BTreeMap, fs, io, os::unix::fs::MetadataExt as _, path::Path};
+use std::{collections::BTreeMap, fmt::Write as _, fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::node::procfs;
 
@@ -139,7 +139,8 @@ pub fn namespaces_to_text(namespaces: &[Namespace]) -> String {
     let mut text = format!("{NAMESPACES_HEAD}\n");
     for Namespace { netns, entries, process } in namespaces {
         let process: String = process.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-        text.push_str(&format!("{netns} {entries} {process}\n"));
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{netns} {entries} {process}");
     }
     text
 }

@@ -188,17 +188,16 @@ impl Facts {
         own.extend(self.log.iter().flat_map(|log| &log.node_ips));
         let mut same =
             history.nodes().filter(|node| node.addresses.iter().any(|address| own.contains(address)));
-        match (same.next(), same.next()) {
-            (Some(only), None) => self.node = Some(only.key.name.to_string()),
-            _ => {
-                let named = self.node.as_deref().map_or("this node's name is not known".to_owned(), |node| {
-                    format!("the cluster has no Node {node}")
-                });
-                self.gaps.push(format!(
-                    "what is local to this node: {named}; give it as `kubectl get nodes` lists it with --node"
-                ));
-            }
+        if let (Some(only), None) = (same.next(), same.next()) {
+            self.node = Some(only.key.name.to_string());
+            return;
         }
+        let named = self.node.as_deref().map_or("this node's name is not known".to_owned(), |node| {
+            format!("the cluster has no Node {node}")
+        });
+        self.gaps.push(format!(
+            "what is local to this node: {named}; give it as `kubectl get nodes` lists it with --node"
+        ));
     }
 
     /// Texts that are there and say nothing to their reader.

@@ -77,12 +77,8 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
 
 /// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
 pub(super) fn other_dataplane(facts: &Facts) -> Option<&'static str> {
-    let names: String = facts
-        .interfaces
-        .iter()
-        .flat_map(|interfaces| interfaces.iter())
-        .map(|interface| format!("{}:\n", interface.name))
-        .collect();
+    let listed = facts.interfaces.iter().flat_map(crate::node::interfaces::Interfaces::iter);
+    let names = listed.map(|interface| interface.name.as_str()).collect::<Vec<_>>().join(":\n") + ":\n";
     crate::node::procfs::other_dataplane(&names)
 }
 

@@ -73,7 +73,7 @@ struct SourceArgs {
     /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
     #[arg(long, value_name = "DIR", help_heading = "Source")]
     cluster_from: Option<PathBuf>,
-    /// The name of the node in Kubernetes [default: NODE_NAME, else this host's name; of a folder, what it says]
+    /// The name of the node in Kubernetes [default: `NODE_NAME`, else this host's name; of a folder, what it says]
     #[arg(long, value_name = "NAME", help_heading = "Source")]
     node: Option<String>,
 }

@@ -93,7 +93,7 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
             }
         }
     }
-    choose(dir, found, &mut capture, &mut warnings);
+    choose(dir, &found, &mut capture, &mut warnings);
     Ok(ReadFolder { capture, warnings })
 }
 
@@ -108,7 +108,7 @@ fn choose_manifest<'m>(manifests: &'m [(PathBuf, Manifest)], node: Option<&str>)
 }
 
 /// Moves what was found into the capture, one file of each kind that belongs to a node.
-fn choose(dir: &Path, found: Vec<Found>, capture: &mut Capture, warnings: &mut Vec<String>) {
+fn choose(dir: &Path, found: &[Found], capture: &mut Capture, warnings: &mut Vec<String>) {
     let node = capture.node.clone();
     let mut newest = None;
     for kind in Kind::ALL {

@@ -99,7 +99,7 @@ impl LiveReader {
         let place = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
         match Sysctls::read(&self.proc) {
             Ok(read) => {
-                capture.put(Kind::Sysctls, self.proc.join("sys").display().to_string(), read.to_text())
+                capture.put(Kind::Sysctls, self.proc.join("sys").display().to_string(), read.to_text());
             }
             Err(error) => capture.miss(Kind::Sysctls, place(&self.proc.join("sys"), error)),
         }
@@ -130,7 +130,7 @@ impl LiveReader {
             Ok(output) => capture.put(Kind::Interfaces, "ip -d -j addr show", text(&output)),
             Err(error) => match Interfaces::from_files(&self.sys, &self.proc) {
                 Ok(read) => {
-                    capture.put(Kind::Interfaces, self.sys.join("class/net").display().to_string(), read)
+                    capture.put(Kind::Interfaces, self.sys.join("class/net").display().to_string(), read);
                 }
                 Err(other) => capture.miss(Kind::Interfaces, format!("{error}; {}", place(&self.sys, other))),
             },

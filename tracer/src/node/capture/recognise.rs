@@ -196,7 +196,7 @@ fn is_modules(head: &str) -> bool {
 
 /// A log is kube-proxy's by its name, or by what only kube-proxy says.
 fn is_log(name: &str, head: &str) -> bool {
-    let is_log = name.contains(".log") || name.ends_with(".txt") || !name.contains('.');
+    let is_log = name.contains(".log") || name.contains(".txt") || !name.contains('.');
     let named = name.contains("kube-proxy") || name.contains("kube_proxy") || name.contains("kubeproxy");
     let said = [
         "proxier.go:",

@@ -50,7 +50,7 @@ impl Facts {
         facts
     }
 
-    /// Where the rules send a Pod's connections to each ClusterIP: nodes must not differ in it (catalogue C12).
+    /// Where the rules send a Pod's connections to each `ClusterIP`: nodes must not differ in it (catalogue C12).
     fn digest_rules(&self, facts: &mut BTreeMap<String, String>) {
         let Some(history) = &self.history else { return };
         if self.rules.any() != Some(true) {
