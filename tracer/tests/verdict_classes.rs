@@ -4,9 +4,7 @@
 
 mod flow_support;
 
-use flow_support::{
-    CLIENT, CLIENT_NS, CT, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words,
-};
+use flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words};
 use viptrace::{
     diagnosis::{Address, ClusterView, Membership, Rule, Summary, Usable, Via},
     sighting::{Fact, Hook, Protocol, Status, TcpState},
@@ -268,7 +266,7 @@ fn c17_an_entry_that_lost_its_race() {
     let script = to_cart().udp().confirm(10_000).with_ct(9).confirm(10_000).clash(10_000);
     let verdict = World::new().verdict(script.clone(), 50_000);
     assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::Medium));
-    let verdict = World::new().verdict(script.with_ct(CT).delete(45_000, Status::SEEN_REPLY), 50_000);
+    let verdict = World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000);
     assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::High));
     // The other datagram was answered: this one was lost all the same.
     let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");

@@ -24,7 +24,7 @@ pub(super) fn unanswered_for(case: &Case<'_>) -> Option<Duration> {
     }
     let Answer::NotSeen { until } = case.flow.answer() else { return None };
     let waited = until.since(case.flow.first_seen);
-    let expected = case.service.protocol == Protocol::SCTP
+    let expected = case.flow.orig.protocol == Protocol::SCTP
         || ANSWERING_PORTS.contains(&case.service.port)
         || case.ctx.translations.answers(case.service.asked, case.service.protocol);
     (expected && waited >= PATIENCE).then_some(waited)

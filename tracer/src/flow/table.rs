@@ -382,7 +382,9 @@ impl FlowTable {
         }
         let tcp = flow.is_tcp();
         let handed = flow.handed;
-        let after_all = flow.was_answered_after_all();
+        // Where nobody could look, the entry's end is the first to tell that there was no answer.
+        let first_told = flow.revision == 1 && flow.looked.is_none() && flow.deleted.is_some();
+        let after_all = flow.was_answered_after_all() || (!tcp && first_told);
         let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let now = self.slots.queue_of(index);
         if now == Some(Queue::Settling) {
