@@ -61,7 +61,7 @@ pub enum Hook {
     SockState = 13,
     /// `tcp_v6_send_reset(sk, skb)`: the twin of [`Self::TcpV4SendReset`].
     TcpV6SendReset = 14,
-    /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an ICMPv6 error.
+    /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an `ICMPv6` error.
     SendUnreach6 = 15,
     /// `nf_send_reset6(net, sk, oldskb, hook)`: a rule rejects with a forged RST over IPv6.
     NfSendReset6 = 16,

@@ -219,7 +219,7 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
 /// C15.
 /// Mechanism: IPVS forgets an idle TCP connection after 900 s unless kube-proxy is told otherwise (`ipvs.tcpTimeout`), and
 /// takes the conntrack entry along. A packet without SYN is not scheduled: it falls to the node's own stack, which has the
-/// VIP on kube-ipvs0 and answers with a RST (NO_SOCKET).
+/// VIP on kube-ipvs0 and answers with a RST (`NO_SOCKET`).
 /// For: an established connection, then a RST to one of its packets by the node's own stack, at the VIP.
 /// Against: nothing that can be seen: an entry that somebody removed (`ipvsadm -C`, a restart with `--cleanup`), and a
 /// connection that came over from another node, look alike.
@@ -329,7 +329,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C14, a note and no fault: the client felt a delay of a second (a SYN), or lost one datagram.
-/// Mechanism: the client reuses a port whose old connection IPVS still has in TIME_WAIT or CLOSE. `conn_reuse_mode=1`
+/// Mechanism: the client reuses a port whose old connection IPVS still has in `TIME_WAIT` or CLOSE. `conn_reuse_mode=1`
 /// chooses anew; as the SYN belongs to the old conntrack entry, it is dropped with it and the next one succeeds.
 pub(super) fn lost_packet(case: &Case<'_>) -> Option<(Timestamp, String)> {
     let ipvs = case.flow.ipvs.as_ref().filter(|ipvs| ipvs.expired.is_seen())?;

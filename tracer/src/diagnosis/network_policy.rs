@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// Mechanism: a network policy or host firewall refuses, behind NAT or with a code that kube-proxy never uses
-/// (9, 10, 13 of ICMP, 1, 5, 6 of ICMPv6: administratively prohibited; a forged RST where endpoints exist).
+/// (9, 10, 13 of ICMP, 1, 5, 6 of `ICMPv6`: administratively prohibited; a forged RST where endpoints exist).
 /// For: the refusal and where it happened. Against: the CNI's own rules were not read.
 pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;

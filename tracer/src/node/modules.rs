@@ -82,7 +82,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_listed_module_is_found(names in btree_set("[a-z][a-z0-9_]{0,20}", 0..30)) {
-            let text: String = names.iter().map(|name| format!("{name} 4096 0 - Live 0x0\n")).collect();
+            let text = names.iter().fold(String::new(), |text, name| text + name + " 4096 0 - Live 0x0\n");
             let modules = Modules::parse(&text);
             prop_assert!(modules.loaded().eq(names.iter().map(String::as_str)));
         }

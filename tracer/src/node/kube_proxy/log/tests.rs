@@ -115,8 +115,10 @@ proptest! {
         (Trouble::SyncFailed, "\"Sync failed\""),
         (Trouble::WatchCut, "Unexpected EOF during watch stream event decoding"),
     ]), 0..40)) {
-        let text: String = lines.iter().enumerate().map(|(at, (_, message))|
-            format!("E1120 23:29:{:02}.000000   1 x.go:1] {message}\n", at % 60)).collect();
+        let line = |(at, (_, message)): (usize, &(Trouble, &str))| {
+            format!("E1120 23:29:{:02}.000000   1 x.go:1] {message}", at % 60)
+        };
+        let text = lines.iter().enumerate().map(line).collect::<Vec<_>>().join("\n");
         let log = Log::parse(&text);
         for trouble in Trouble::ALL {
             let expected = lines.iter().filter(|(written, _)| *written == trouble).count() as u64;
