@@ -116,7 +116,9 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
     if options.matrix {
         let names: Vec<&'static str> = guests.iter().map(|series| series.name).collect();
         let table = matrix.table(&names);
-        table.iter().for_each(|line| printer.data(line));
+        for line in &table {
+            printer.data(line);
+        }
         let path = place.guest().join("out/matrix.md");
         fs::write(&path, table.join("\n") + "\n")
             .with_context(|| format!("could not write {}", path.display()))?;
