@@ -65,8 +65,8 @@ pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
     let (here, there) = (endpoint("kube-system/coredns-1")?, endpoint("kube-system/coredns-2")?);
     let rules = stage.rules()?.clone();
     let only = |gone: &SocketAddr, kept: &SocketAddr| rules.with_endpoint_moved(gone.ip(), kept.ip());
-    let (rules_here, rules_there) = (only(&there, &here), only(&here, &there));
-    for (rules, endpoint) in [(rules_here, here), (rules_there, there)] {
+    let plans = [(only(&there, &here), here), (only(&here, &there), there)];
+    for (rules, endpoint) in plans {
         stage.break_rules(&rules)?;
         let attempts = udp::ask(from, dns, 3, PATIENCE)?;
         all_ended(&attempts, &Outcome::Refused)?;
@@ -116,7 +116,7 @@ pub(in crate::scenarios) fn race(stage: &mut Stage) -> Result<()> {
     stage.check(move |records, _| {
         let of = |class: &str| records.iter().filter(|record| record.class() == class).count();
         let (resolved, insertion_failed) = (of("N10"), of("C17a"));
-        crate::console::say(&format!(
+        crate::console::say(format!(
             "{resolved} races resolved, {insertion_failed} lost; {lost} pairs lack an answer"
         ));
         ensure!(resolved > 0, "no pair raced for an entry, or nobody saw it");
