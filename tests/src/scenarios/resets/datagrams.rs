@@ -65,8 +65,8 @@ pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
     let (here, there) = (endpoint("kube-system/coredns-1")?, endpoint("kube-system/coredns-2")?);
     let rules = stage.rules()?.clone();
     let only = |gone: &SocketAddr, kept: &SocketAddr| rules.with_endpoint_moved(gone.ip(), kept.ip());
-    let (to_own, to_other) = (only(&there, &here), only(&here, &there));
-    for (rules, endpoint) in [(to_own, here), (to_other, there)] {
+    let plans = [(only(&there, &here), here), (only(&here, &there), there)];
+    for (rules, endpoint) in plans {
         stage.break_rules(&rules)?;
         let attempts = udp::ask(from, dns, 3, PATIENCE)?;
         all_ended(&attempts, &Outcome::Refused)?;
