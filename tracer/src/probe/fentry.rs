@@ -141,7 +141,7 @@ impl Loader {
             self.modules = Some(listed);
         }
         let known = self.modules.as_ref().and_then(|modules| modules.get(name));
-        known.map(|fd| fd.as_raw_fd()).ok_or(FentryError::NoModule(name))
+        known.map(std::os::fd::AsRawFd::as_raw_fd).ok_or(FentryError::NoModule(name))
     }
 }
 
@@ -224,7 +224,7 @@ impl Request<'_> {
     }
 }
 
-/// Attaches a loaded tracing program: for these programs BPF_RAW_TRACEPOINT_OPEN without a name does that.
+/// Attaches a loaded tracing program: for these programs `BPF_RAW_TRACEPOINT_OPEN` without a name does that.
 fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
     let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
     let mut attributes = RawTracepointAttributes { name: 0, prog_fd, reserved: 0 };
@@ -232,7 +232,7 @@ fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
     unsafe { new_fd(BPF_RAW_TRACEPOINT_OPEN, &mut attributes) }
 }
 
-/// Every module's BTF by the module's name. Needs CAP_SYS_ADMIN.
+/// Every module's BTF by the module's name. Needs `CAP_SYS_ADMIN`.
 fn modules() -> io::Result<HashMap<String, OwnedFd>> {
     let mut modules = HashMap::new();
     let mut id = 0;
@@ -277,7 +277,7 @@ fn module_name(btf: &OwnedFd) -> io::Result<Option<String>> {
     if info.kernel_btf == 0 {
         return Ok(None);
     }
-    let name = CStr::from_bytes_until_nul(&name).map(CStr::to_owned).unwrap_or_else(|_| CString::default());
+    let name = CStr::from_bytes_until_nul(&name).map_or_else(|_| CString::default(), CStr::to_owned);
     Ok(name.into_string().ok())
 }
 
