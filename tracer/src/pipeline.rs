@@ -143,7 +143,7 @@ impl Pipeline {
     }
 
     /// Of UDP entries without an answer, older than the trace perhaps, as the node lists them: those that lead to an
-    /// endpoint that is no more, and so may be the stale ones of a sender that goes on (C8). They are to be observed as
+    /// endpoint that is no more, and by which something was sent since: the stale ones of a sender that goes on (C8). They are to be observed as
     /// sightings of [`Hook::Look`].
     pub fn stale_entries(&self, entries: &[OldEntry]) -> Vec<OldEntry> {
         let history: &dyn ClusterView = &self.cluster.history;
@@ -153,11 +153,14 @@ impl Pipeline {
             let Address::Service(service) = history.address(orig.dst, orig.protocol, entry.read_at) else {
                 return false;
             };
-            match history.membership(&service, endpoint, entry.read_at) {
-                Membership::Left { .. } | Membership::NeverSeen { .. } => true,
-                Membership::Member { ready, serving, .. } => !ready && !serving,
-                Membership::Unknown => false,
-            }
+            let gone_since = match history.membership(&service, endpoint, entry.read_at) {
+                Membership::Left { at, .. } => at,
+                Membership::NeverSeen { since } => since,
+                Membership::Member { ready: false, serving: false, since, .. } => since,
+                Membership::Member { .. } | Membership::Unknown => return false,
+            };
+            // One that nothing was sent by since only waits for its end.
+            entry.last_packet.is_some_and(|last| last > gone_since.saturating_add(self.settings.grace))
         };
         entries.iter().filter(gone).copied().collect()
     }

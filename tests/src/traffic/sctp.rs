@@ -3,8 +3,12 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr},
-    sync::Arc,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -16,6 +20,8 @@ use crate::topology::Place;
 
 const IPPROTO_SCTP: i32 = 132;
 const LIMIT: Duration = Duration::from_secs(20);
+/// How often a server looks whether it should stop.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// The socket type that all sockets of this protocol have here.
 pub(super) fn socket(domain: Domain) -> io::Result<Socket> {
@@ -26,7 +32,8 @@ pub(super) fn socket(domain: Domain) -> io::Result<Socket> {
 #[derive(Debug)]
 pub struct SctpServer {
     address: SocketAddr,
-    listener: Arc<Socket>,
+    stop: Arc<AtomicBool>,
+    serving: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl SctpServer {
@@ -37,21 +44,26 @@ impl SctpServer {
             let listener = socket(Domain::for_address(address))?;
             listener.bind(&address.into())?;
             listener.listen(64)?;
+            // A shutdown does not wake who waits for an association: it has to look now and then.
+            listener.set_read_timeout(Some(LOOK_AGAIN))?;
             Ok(listener)
         };
         let listener = place.netns.run(listen)?.with_context(|| format!("listening on SCTP {address}"))?;
-        let listener = Arc::new(listener);
-        let theirs = Arc::clone(&listener);
+        let stop = Arc::<AtomicBool>::default();
+        let theirs = Arc::clone(&stop);
         let serve = move || {
-            while let Ok((mut association, _)) = theirs.accept() {
+            while !theirs.load(Ordering::Relaxed) {
+                let Ok((mut association, _)) = listener.accept() else { continue };
                 let mut message = [0; 256];
-                // A client that leaves early is its own affair.
-                let _gone =
-                    association.read(&mut message).and_then(|length| association.write(&message[..length]));
+                // The listener's own limit is handed down. A client that leaves early is its own affair.
+                let _gone = association
+                    .set_read_timeout(Some(LIMIT))
+                    .and_then(|()| association.read(&mut message))
+                    .and_then(|length| association.write(&message[..length]));
             }
         };
-        place.netns.spawn("sctp-server", serve).context("starting a server's thread")?;
-        Ok(Self { address, listener })
+        let serving = place.netns.spawn("sctp-server", serve).context("starting a server's thread")?;
+        Ok(Self { address, stop, serving: Some(serving) })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -61,7 +73,9 @@ impl SctpServer {
 
 impl Drop for SctpServer {
     fn drop(&mut self) {
-        let _closed = self.listener.shutdown(Shutdown::Both);
+        self.stop.store(true, Ordering::Relaxed);
+        // The port is free when this is over.
+        let _served = self.serving.take().map(JoinHandle::join);
     }
 }
 
