@@ -3,6 +3,8 @@
 //! Pure over byte slices and a [`Layout`], so that tests, fuzzing and recordings use the same code as a live
 //! kernel. A record that can't be read is counted, never guessed at.
 
+mod mask;
+
 use std::{
     collections::HashMap,
     mem::offset_of,
@@ -32,6 +34,8 @@ use crate::{
     },
     time::Timestamp,
 };
+
+pub use mask::Mask;
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
