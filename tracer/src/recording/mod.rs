@@ -47,9 +47,9 @@
 //!
 //! A reader that finds something else than a whole frame looks for the next frame's first eight bytes, and counts what
 //! it passed over ([`Damage`]). A killed writer loses the block that it had in hand: at most a second, or 16,384 records.
-//! Reading takes at most 16 MiB for a compressed block, 16 MiB for its payload, 32 MiB for its records, 20 MiB for their
-//! shapes and 64 MiB for one item put together from several blocks, besides the history and the flows, which are bounded
-//! as in a live trace.
+//! Reading takes at most 16 MiB for a compressed block, 16 MiB for its payload and as much again for its columns put
+//! into rows, 32 MiB for its records, 20 MiB for their shapes and 64 MiB for one item put together from several blocks,
+//! besides the history and the flows, which are bounded as in a live trace.
 //!
 //! [`Mask`]: crate::probe::decode::Mask
 //! [`Pipeline`]: crate::pipeline::Pipeline
