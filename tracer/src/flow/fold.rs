@@ -113,7 +113,7 @@ impl Flow {
                 self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
             }
             Hook::NfSendReset | Hook::NfSendReset6 => {
-                self.fold_refusal(RefusalKind::Reset, stage, packet, place)
+                self.fold_refusal(RefusalKind::Reset, stage, packet, place);
             }
             Hook::IpVsLeave => self.fold_refusal(RefusalKind::NoDestination, stage, packet, place),
             Hook::IpVsSchedule => self.ipvs_mut().unscheduled.hit(place.time),
