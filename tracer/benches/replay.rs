@@ -46,7 +46,7 @@ fn main() {
 
 /// Replays a file and prints what it took.
 fn play(path: &Path) {
-    let begun = Instant::now();
+    let (begun, begun_on_cpu) = (Instant::now(), on_cpu_ns());
     let mut player = Player::open(File::open(path).unwrap(), Detail::Faults).unwrap();
     let (mut judged, mut folded) = (0_u64, 0_u64);
     let mut ended = false;
@@ -60,11 +60,18 @@ fn play(path: &Path) {
         }
     }
     assert!(ended && player.damage().1 == 0);
-    let took = begun.elapsed();
+    let (took, took_on_cpu) = (begun.elapsed(), on_cpu_ns() - begun_on_cpu);
     let events = player.pipeline().counters().sightings;
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("?").trim().to_owned();
-    println!("{events} {} {judged} {folded} {peak}", took.as_nanos());
+    println!("{events} {took_on_cpu} {} {judged} {folded} {peak}", took.as_nanos());
+}
+
+/// How long this thread was on a CPU, in nanoseconds (the first number of `schedstat`): what a core of one's own would
+/// take, however busy the machine is.
+fn on_cpu_ns() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
 }
 
 /// Makes a recording of so many events; answers its bytes.
@@ -93,29 +100,31 @@ fn make(path: &Path, events: usize) -> u64 {
 fn compare(events: usize) {
     let folder = tempfile::tempdir().unwrap();
     println!(
-        "{:>10} {:>12} {:>9} {:>14} {:>10} {:>10}",
-        "events", "bytes", "B/event", "events/s", "ns/event", "peak RSS"
+        "{:>10} {:>12} {:>9} {:>14} {:>12} {:>14} {:>12}",
+        "events", "bytes", "B/event", "events/CPU s", "CPU ns/event", "wall ns/event", "peak RSS"
     );
     for times in [1, 4] {
         let path = folder.path().join(format!("{times}.viptrace"));
         let bytes = make(&path, events * times);
-        let mut runs: Vec<(u64, u64, String)> = (0..ROUNDS)
+        let mut runs: Vec<(u64, u64, u64, String)> = (0..ROUNDS)
             .map(|_| {
                 let output =
                     Command::new(env::current_exe().unwrap()).arg("--play").arg(&path).output().unwrap();
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
                 let text = String::from_utf8(output.stdout).unwrap();
                 let words: Vec<_> = text.split_whitespace().collect();
-                (words[1].parse().unwrap(), words[0].parse().unwrap(), words[4..].join(" "))
+                let number = |at: usize| words[at].parse().unwrap();
+                (number(1), number(2), number(0), words[5..].join(" "))
             })
             .collect();
         runs.sort();
-        let (took_ns, seen, peak) = runs[runs.len() / 2].clone();
+        let (on_cpu_ns, took_ns, seen, peak) = runs[runs.len() / 2].clone();
         assert_eq!(seen, (events * times) as u64);
         println!(
-            "{seen:>10} {bytes:>12} {:>9} {:>14} {:>10} {peak:>10}",
+            "{seen:>10} {bytes:>12} {:>9} {:>14} {:>12} {:>14} {peak:>12}",
             format!("{}.{:02}", bytes / seen, bytes % seen * 100 / seen),
-            seen * 1_000_000_000 / took_ns,
+            seen * 1_000_000_000 / on_cpu_ns,
+            on_cpu_ns / seen,
             took_ns / seen
         );
     }

@@ -8,14 +8,15 @@ use std::{
     fs,
     io::Cursor,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use proptest::{collection::vec, prelude::*};
+use proptest::{collection::vec, prelude::*, sample::Index};
 use viptrace::{
     cluster::{Kind, Update, watch::Event},
     pipeline::Detail,
+    probe::decode::{Decoder, Mask},
     recording::{DamageKind, Dropped, End, Player},
 };
 
@@ -194,8 +195,8 @@ proptest! {
 
     #[test]
     fn whatever_is_changed_nothing_panics(
-        places in vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
-        cut in any::<prop::sample::Index>(),
+        places in vec((any::<Index>(), any::<u8>()), 1..20),
+        cut in any::<Index>(),
     ) {
         let mut bytes = sample().bytes.clone();
         for (at, byte) in places {
@@ -233,4 +234,73 @@ fn an_existing_file_is_kept() {
     drop(viptrace::recording::create(&path, true).unwrap());
     let meta = fs::metadata(&path).unwrap();
     assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (0, 0o600));
+}
+
+/// Where the copy of `struct nf_conn` or `struct sock_common` begins, by the record's kind.
+fn copy_at(record: &[u8]) -> usize {
+    match record[15] {
+        1 => 56,
+        2 | 5 => 112,
+        3 => 72,
+        _ => record.len(),
+    }
+}
+
+/// As many other bytes, anywhere in a copy.
+fn some_noise() -> impl Strategy<Value = Vec<(Index, u8)>> {
+    prop_oneof![vec((any::<Index>(), any::<u8>()), 0..4), vec((any::<Index>(), any::<u8>()), 300)]
+}
+
+proptest! {
+    #[test]
+    fn what_is_left_out_is_not_read(which in any::<Index>(), noise in some_noise(), missing in 0..80_usize) {
+        for kernel in KERNELS {
+            let corpus = corpus(kernel);
+            let mut header = header(&corpus);
+            // A kernel may lack a field.
+            let lacking = header.offsets.keys().nth(missing).cloned();
+            header.offsets.retain(|name, _| Some(name) != lacking.as_ref());
+            let layout = Arc::new(header.layout());
+            let mut record = corpus.records[which.index(corpus.records.len())].clone();
+            let at = copy_at(&record);
+            for (place, byte) in &noise {
+                if at < record.len() {
+                    let place = at + place.index(record.len() - at);
+                    record[place] = *byte;
+                }
+            }
+            let mut masked = record.clone();
+            Mask::new(&layout).apply(&mut masked);
+            let mut decoder = Decoder::new(layout, 0);
+            prop_assert_eq!(decoder.decode(&masked), decoder.decode(&record));
+        }
+    }
+}
+
+#[test]
+fn of_a_kernel_structure_only_its_fields_are_recorded() {
+    for kernel in KERNELS {
+        let corpus = corpus(kernel);
+        let mask = Mask::new(&header(&corpus).layout());
+        for record in &corpus.records {
+            let at = copy_at(record);
+            let mut masked = record.clone();
+            masked[at..].fill(u8::MAX);
+            let family = at + corpus.offsets["OFF_SK_FAMILY"] as usize;
+            if record[15] == 3 {
+                masked[family..family + 2].copy_from_slice(&record[family..family + 2]);
+            }
+            mask.apply(&mut masked);
+            assert_eq!(masked[..at], record[..at]);
+            let kept = masked[at..].iter().map(|byte| usize::from(*byte == u8::MAX)).sum::<usize>();
+            // Two tuples, a zone and a status; two addresses and two ports, besides the family.
+            let expected = match record[15] {
+                1 | 2 => 2 * 39 + 2 + 4,
+                3 if record[family] == 10 => 2 * 16 + 2 * 2,
+                3 => 2 * 4 + 2 * 2,
+                _ => continue,
+            };
+            assert_eq!(kept, expected, "{kernel}: {record:x?}");
+        }
+    }
 }

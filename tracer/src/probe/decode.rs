@@ -3,6 +3,8 @@
 //! Pure over byte slices and a [`Layout`], so that tests, fuzzing and recordings use the same code as a live
 //! kernel. A record that can't be read is counted, never guessed at.
 
+mod mask;
+
 use std::{
     collections::HashMap,
     mem::offset_of,
@@ -25,6 +27,7 @@ use tracer_ebpf::{
 
 use super::{layout::Layout, listed};
 use crate::{
+    flow::KeyHash,
     node::entries::OldEntry,
     sighting::{
         Conntrack, ConntrackFact, EntryNote, Fact, IpvsFact, IpvsFlags, Netns, PacketFact, Protocol,
@@ -32,6 +35,8 @@ use crate::{
     },
     time::Timestamp,
 };
+
+pub use mask::Mask;
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
@@ -62,7 +67,8 @@ pub struct Decoder {
     layout: Arc<Layout>,
     /// Nanoseconds from the kernel's monotonic clock to the Unix epoch's.
     clock_offset_ns: u64,
-    comms: HashMap<[u8; COMM_BYTES], Arc<str>>,
+    /// By the name's two words.
+    comms: HashMap<(u64, u64), Arc<str>, KeyHash>,
 }
 
 /// The offsets used for each record, looked up once.
@@ -135,7 +141,7 @@ impl Fields {
 impl Decoder {
     /// A decoder for one kernel; `clock_offset_ns` is what turns its monotonic time into Unix time.
     pub fn new(layout: Arc<Layout>, clock_offset_ns: u64) -> Self {
-        Self { fields: Fields::new(&layout), layout, clock_offset_ns, comms: HashMap::new() }
+        Self { fields: Fields::new(&layout), layout, clock_offset_ns, comms: HashMap::default() }
     }
 
     /// One record into a sighting.
@@ -343,7 +349,8 @@ impl Decoder {
         if self.comms.len() >= MAX_COMMS {
             self.comms.clear();
         }
-        let name = self.comms.entry(comm).or_insert_with(|| {
+        let words = u128::from_ne_bytes(comm);
+        let name = self.comms.entry((words as u64, (words >> 64) as u64)).or_insert_with(|| {
             let end = comm.iter().position(|byte| *byte == 0).unwrap_or(COMM_BYTES);
             String::from_utf8_lossy(&comm[..end]).into()
         });

@@ -39,17 +39,19 @@
 //! | 11 | end | JSON: the end of the trace; without it the recording was cut off |
 //!
 //! Kinds that a reader does not know are passed over. A record is what the kernel half wrote (`tracer_ebpf`'s structs:
-//! `Header` and what follows it), unchanged; the header's offsets and reason names say how to read the copies of kernel
-//! structures in it.
+//! `Header` and what follows it); the header's offsets and reason names say how to read the copies of `struct nf_conn` and
+//! `struct sock_common` in it. Of these copies viptrace writes the fields that it reads ([`Mask`]) and zeros for the rest:
+//! hashes, timers and pointers, which are most of what cannot be compressed. Records without zeros there are as good.
 //!
 //! # Damage
 //!
 //! A reader that finds something else than a whole frame looks for the next frame's first eight bytes, and counts what
 //! it passed over ([`Damage`]). A killed writer loses the block that it had in hand: at most a second, or 16,384 records.
-//! Reading takes at most 16 MiB for a compressed block, 16 MiB for its payload, 32 MiB for its records, 20 MiB for their
-//! shapes and 64 MiB for one item put together from several blocks, besides the history and the flows, which are bounded
-//! as in a live trace.
+//! Reading takes at most 16 MiB for a compressed block, 16 MiB for its payload and as much again for its columns put
+//! into rows, 32 MiB for its records, 20 MiB for their shapes and 64 MiB for one item put together from several blocks,
+//! besides the history and the flows, which are bounded as in a live trace.
 //!
+//! [`Mask`]: crate::probe::decode::Mask
 //! [`Pipeline`]: crate::pipeline::Pipeline
 
 mod frame;

@@ -248,14 +248,51 @@ fn joined(low: &[u8], high: &[u8]) -> Vec<u16> {
 
 /// A shape while its records are unpacked.
 #[derive(Debug)]
-struct Columns<'a> {
+struct Rows {
     length: usize,
     /// Where each differing word stands in the record, in bytes.
     places: Vec<u16>,
-    /// All columns, each `count` bytes.
-    bytes: &'a [u8],
     count: usize,
-    next: usize,
+    /// The differing words, record by record.
+    values: Vec<u32>,
+    /// How many of them are used up.
+    used: usize,
+}
+
+impl Rows {
+    /// `columns` are four bytes for each of the words, each for all records.
+    fn fill(&mut self, columns: &[u8]) {
+        let width = self.places.len();
+        if width == 0 || self.count == 0 {
+            return;
+        }
+        self.values.resize(width * self.count, 0);
+        for (column, planes) in columns.chunks_exact(4 * self.count).enumerate() {
+            let (low, high) = planes.split_at(2 * self.count);
+            let ((first, second), (third, fourth)) = (low.split_at(self.count), high.split_at(self.count));
+            let words = first.iter().zip(second).zip(third.iter().zip(fourth));
+            let column = self.values.iter_mut().skip(column).step_by(width);
+            for (value, ((first, second), (third, fourth))) in column.zip(words) {
+                *value = u32::from_le_bytes([*first, *second, *third, *fourth]);
+            }
+        }
+    }
+
+    /// Makes the next record of its reference.
+    fn apply(&mut self, record: &mut [u8]) {
+        let values = self.values.get(self.used..).unwrap_or_default();
+        self.used += self.places.len();
+        for (place, value) in self.places.iter().zip(values) {
+            let Some(rest) = record.get_mut(usize::from(*place)..) else { continue };
+            if let Some(word) = rest.first_chunk_mut::<4>() {
+                *word = (u32::from_le_bytes(*word) ^ value).to_le_bytes();
+            } else {
+                for (byte, value) in rest.iter_mut().zip(value.to_le_bytes()) {
+                    *byte ^= value;
+                }
+            }
+        }
+    }
 }
 
 /// Unpacks what [`Packer`] packed, in place of what is in `into`.
@@ -276,12 +313,12 @@ pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpack
             return Err(Unpackable("a shape is impossible"));
         }
         let places = (0..128_u16).filter(|at| words >> at & 1 == 1).map(|at| at * 4).collect();
-        shapes.push(Columns { length, places, bytes: &[], count: 0, next: 0 });
+        shapes.push(Rows { length, places, count: 0, values: Vec::new(), used: 0 });
     }
     let mut take = |bytes: usize| packed.split_off(..bytes).ok_or(SHORT);
     let (shape_low, shape_high) = (take(count)?, take(count)?);
     let (back_low, back_high) = (take(count)?, take(count)?);
-    let times = [take(count)?, take(count)?, take(count)?, take(count)?];
+    let times = joined(take(count)?, take(count)?).into_iter().zip(joined(take(count)?, take(count)?));
     let far_count = take(4)?.get_u32_le() as usize;
     let mut far_times = take(far_count.checked_mul(8).ok_or(SHORT)?)?;
     let of_shape = joined(shape_low, shape_high);
@@ -295,7 +332,8 @@ pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpack
         total_bytes += shape.length;
     }
     for shape in &mut shapes {
-        shape.bytes = take(shape.count * shape.places.len() * 4)?;
+        let columns = take(shape.count * shape.places.len() * 4)?;
+        shape.fill(columns);
     }
     if !packed.is_empty() {
         return Err(Unpackable("something follows them"));
@@ -304,7 +342,7 @@ pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpack
     into.bytes.reserve(total_bytes);
     into.ends.reserve(count);
     let mut last_time = 0_u64;
-    for (index, (shape, back)) in of_shape.iter().zip(&back).enumerate() {
+    for (index, ((shape, back), (time_low, time_high))) in of_shape.iter().zip(&back).zip(times).enumerate() {
         let Some(shape) = shapes.get_mut(usize::from(*shape)) else { return Err(SHORT) };
         let start = into.bytes.len();
         match usize::from(*back) {
@@ -324,27 +362,14 @@ pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpack
             }
         }
         let Some(record) = into.bytes.get_mut(start..) else { return Err(SHORT) };
-        for (column, place) in shape.places.iter().enumerate() {
-            let first = column * 4 * shape.count + shape.next;
-            for byte in 0..4 {
-                let value = shape.bytes.get(first + byte * shape.count).copied().unwrap_or(0);
-                if let Some(own) = record.get_mut(usize::from(*place) + byte) {
-                    *own ^= value;
-                }
-            }
-        }
-        shape.next += 1;
-        let step = times
-            .iter()
-            .rev()
-            .fold(0, |step, column| step << 8 | u32::from(column.get(index).copied().unwrap_or(0)));
-        let step = match step {
+        shape.apply(record);
+        let step = match u32::from(time_high) << 16 | u32::from(time_low) {
             FAR => far_times.try_get_u64_le().map_err(|_| Unpackable("a time is missing"))?,
             near => u64::from(near),
         };
         last_time = last_time.wrapping_add(unzigzag(step));
-        if let Some(time) = record.get_mut(..8) {
-            time.copy_from_slice(&last_time.to_le_bytes());
+        if let Some(time) = record.first_chunk_mut() {
+            *time = last_time.to_le_bytes();
         }
         into.ends.push(u32::try_from(into.bytes.len()).unwrap_or(u32::MAX));
     }

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     cluster::{Cluster, Update},
     node::NodeFacts,
+    probe::decode::Mask,
     time::Timestamp,
 };
 use blocks::Blocks;
@@ -125,7 +126,8 @@ impl Recorder {
     pub fn begin(path: &Path, file: File, header: &Header) -> Result<Self, CreateError> {
         let failed = |error| CreateError::Begin { path: path.to_owned(), error };
         let json = serde_json::to_vec(header).map_err(|error| failed(error.into()))?;
-        let blocks = Blocks::begin(file, json, header.started).map_err(failed)?;
+        let mask = Mask::new(&header.layout());
+        let blocks = Blocks::begin(file, json, header.started, mask).map_err(failed)?;
         let (queue, messages) = mpsc::sync_channel(QUEUE);
         let (ended, done) = mpsc::channel();
         let shared = Arc::new(Shared::default());

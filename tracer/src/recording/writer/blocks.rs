@@ -12,10 +12,11 @@ use bytes::BufMut;
 
 use super::{Failure, Finished};
 use crate::{
+    probe::decode::Mask,
     recording::{
         frame::{FILE_MAGIC, FRAME_HEADER_BYTES, Frame, FrameKind},
         item::{Dropped, Item, put_piece},
-        records::{Packer, Records},
+        records::{MAX_RECORD_BYTES, Packer, Records},
     },
     time::Timestamp,
 };
@@ -34,6 +35,7 @@ pub(super) struct Blocks {
     header: Vec<u8>,
     sequence: u32,
     items: Vec<u8>,
+    mask: Mask,
     packer: Packer,
     /// Records packed that no item speaks of yet.
     run: u32,
@@ -45,13 +47,14 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Writes the file's beginning. `header` is JSON.
-    pub(super) fn begin(mut file: File, header: Vec<u8>, started: Timestamp) -> io::Result<Self> {
+    pub(super) fn begin(mut file: File, header: Vec<u8>, started: Timestamp, mask: Mask) -> io::Result<Self> {
         file.write_all(&FILE_MAGIC)?;
         let mut blocks = Self {
             file: Some(file),
             header,
             sequence: 0,
             items: Vec::new(),
+            mask,
             packer: Packer::default(),
             run: 0,
             now: started,
@@ -74,11 +77,15 @@ impl Blocks {
     }
 
     pub(super) fn records(&mut self, records: &Records) {
+        let mut room = [0; MAX_RECORD_BYTES];
         for record in records.iter() {
+            let Some(masked) = room.get_mut(..record.len()) else { continue };
+            masked.copy_from_slice(record);
+            self.mask.apply(masked);
             if self.packer.len() >= BLOCK_RECORDS {
                 self.flush();
             }
-            if self.packer.push(record) {
+            if self.packer.push(masked) {
                 self.run += 1;
             }
         }
