@@ -290,6 +290,17 @@ fn a_packet_that_waited_belongs_to_the_connection_that_was_under_way() {
     assert_eq!(flow.decision(None).and_then(viptrace::flow::Decision::endpoint), Some(addr(EP)));
 }
 
+/// Seen on 6.12: the connect fails with the first SYN, and three seconds later the last one that waited is given up, with
+/// an ICMP error of its own.
+#[test]
+fn an_error_about_a_packet_that_waited_is_no_further_attempt() {
+    let failed = Script::new(CLIENT, VIP, Some(EP)).neighbour_failed(13_000).connect_failed(13_002);
+    let waited = Script::new(CLIENT, VIP, Some(EP)).with_ct(0xffff_8880_1000_2000).neighbour_failed(16_071);
+    let (flows, table) = fold(failed.out.into_iter().chain(waited.out), 40_000);
+    assert_eq!(table.counters().seen, 1);
+    assert_eq!(last_words(flows).pop().unwrap().outcome(), Outcome::Unreachable);
+}
+
 #[test]
 fn a_reused_entry_address_does_not_join_two_clients() {
     let mut script = to_cart().healthy(10_000);

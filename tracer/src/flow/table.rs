@@ -227,7 +227,10 @@ impl FlowTable {
         fact.ct = fact.ct.filter(|ct| is_tracked(ct.orig.protocol));
         let opening = may_open(fact);
         let index = if let Some(ct) = &fact.ct {
-            let index = self.entry_unconfirmed(ct, place, opening, waited(fact));
+            // An ICMP error tells of a packet that was sent before, seldom of an attempt that begins: the host that could not
+            // be reached is reported as late as its packet is given up.
+            let index =
+                self.entry_unconfirmed(ct, place, opening, waited(fact) || place.hook == Hook::IcmpError);
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
             if opening && confirmed && flow.is_tcp() && place.hook == Hook::IpVsConnExpire {

@@ -191,6 +191,16 @@ impl Script {
         self.push(ms, Hook::TcpPacket, NODE, Fact::Packet(packet))
     }
 
+    /// The node gives a SYN up that waited for its endpoint's link address: it tells by ICMP, then drops it.
+    pub(crate) fn neighbour_failed(self, ms: u64) -> Self {
+        let tuple = Tuple::new(Protocol::ICMP, addr("10.244.1.1:0"), SocketAddr::new(self.client.ip(), 0));
+        let mut packet = self.packet(tuple, 0, Some(self.entry(0)));
+        packet.original_direction = Some(false);
+        packet.reason = Some("DEST_UNREACH".into());
+        packet.icmp_code = Some(1);
+        self.push(ms, Hook::IcmpError, NODE, Fact::Packet(packet)).drop_syn(ms, "NEIGH_FAILED")
+    }
+
     /// A host tells of a packet to the endpoint by ICMP.
     pub(crate) fn icmp_error(self, ms: u64, from: &str, code: u8) -> Self {
         let tuple = Tuple::new(Protocol::ICMP, addr(from), SocketAddr::new(self.client.ip(), 0));
