@@ -155,8 +155,8 @@ impl Pipeline {
             };
             let gone_since = match history.membership(&service, endpoint, entry.read_at) {
                 Membership::Left { at, .. } => at,
-                Membership::NeverSeen { since } => since,
-                Membership::Member { ready: false, serving: false, since, .. } => since,
+                Membership::NeverSeen { since }
+                | Membership::Member { ready: false, serving: false, since, .. } => since,
                 Membership::Member { .. } | Membership::Unknown => return false,
             };
             // One that nothing was sent by since only waits for its end.
