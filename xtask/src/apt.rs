@@ -3,7 +3,6 @@
 //! When nothing is missing, apt is not called. Kernels are not installed; `kernels` downloads and unpacks them.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -62,17 +61,25 @@ fn refresh() -> Result<()> {
     Lists::own().refresh()
 }
 
-/// A suite of an archive that is not among this machine's sources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Suite {
-    pub(crate) uri: &'static str,
-    pub(crate) name: &'static str,
+/// The mirror of Debian's archive that this machine's own sources name: another suite is looked for there.
+pub(crate) fn mirror() -> Result<String> {
+    let text = Call::new("ask apt for this machine's sources", "apt-get")
+        .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"])
+        .hint("check the addresses in /etc/apt/sources.list")
+        .read()?;
+    mirror_of(&text).context(
+        "no source of this machine is a mirror of Debian\nhint: add one to /etc/apt/sources.list, then type: apt-get update",
+    )
 }
 
-impl fmt::Display for Suite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.name, self.uri)
-    }
+/// The first that is no mere archive of updates.
+fn mirror_of(targets: &str) -> Option<String> {
+    targets.lines().find_map(|line| match line.split_whitespace().collect::<Vec<_>>().as_slice() {
+        [uri, release, "main"] if !release.contains("-security") && !release.contains("-updates") => {
+            Some((*uri).trim_end_matches('/').to_owned())
+        }
+        _ => None,
+    })
 }
 
 /// Signs every suite of Debian's; of the package debian-archive-keyring, which every Debian has.
@@ -91,14 +98,13 @@ impl Lists {
         Self { options: Vec::new(), hint }
     }
 
-    /// Of this suite, kept below `folder`.
-    pub(crate) fn of(suite: &Suite, folder: &Path) -> Result<Self> {
-        let host = suite.uri.split('/').nth(2).unwrap_or("archive");
-        let folder = folder.join(format!("{}-{host}", suite.name));
+    /// Of this suite of a mirror's, kept below `folder`.
+    pub(crate) fn of(mirror: &str, suite: &str, folder: &Path) -> Result<Self> {
+        let folder = folder.join(suite);
         let write = || {
             fs::create_dir_all(folder.join("lists/partial"))?;
             fs::create_dir_all(folder.join("cache/archives/partial"))?;
-            let line = format!("deb [signed-by={KEYRING}] {} {} main\n", suite.uri, suite.name);
+            let line = format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
             fs::write(folder.join("sources.list"), line)
         };
         write().with_context(|| format!("could not write {}", folder.join("sources.list").display()))?;
@@ -215,15 +221,22 @@ mod tests {
     #[test]
     fn another_suite_leaves_the_machine_alone() {
         let here = tempfile::tempdir().unwrap();
-        let suite = Suite { uri: "http://mirror.invalid/debian", name: "sid" };
-        let lists = Lists::of(&suite, here.path()).unwrap();
-        let folder = here.path().join("sid-mirror.invalid");
+        let lists = Lists::of("http://mirror.invalid/debian", "sid", here.path()).unwrap();
+        let folder = here.path().join("sid");
         let source = fs::read_to_string(folder.join("sources.list")).unwrap();
         assert!(source.starts_with("deb [signed-by=/") && source.ends_with(" sid main\n"), "{source}");
         let says = |text: String| lists.options().contains(&text);
         assert!(says(format!("Dir::State::Lists={}", folder.join("lists").display())));
         assert!(says("Dir::Etc::SourceParts=-".to_owned()));
         assert!(Lists::own().options().is_empty());
+    }
+
+    #[test]
+    fn the_machines_own_mirror_is_used() {
+        let text = "http://a.invalid/debian-security/ bookworm-security main\nhttp://b.invalid/debian/ bookworm-updates main\n\
+                    http://b.invalid/debian/ bookworm contrib\nhttp://b.invalid/debian/ bookworm main\n";
+        assert_eq!(mirror_of(text).as_deref(), Some("http://b.invalid/debian"));
+        assert_eq!(mirror_of("odd\n\n"), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::apt::{self, Lists, Suite};
+use crate::apt::{self, Lists};
 use crate::call::Call;
 use crate::place::Place;
 use crate::printer::Outcome;
@@ -24,10 +24,8 @@ pub(crate) struct Series {
     /// How the names of the builds begin.
     build_prefix: &'static str,
     /// Where else than in this machine's own sources to look, in this order.
-    suites: &'static [Suite],
+    suites: &'static [&'static str],
 }
-
-const DEBIAN: &str = "http://mirror.invalid/debian";
 
 /// Debian 12's own kernel, the one that its security archive offers beside it, Debian 11's, and the newest.
 pub(crate) const SERIES: &[Series] = &[
@@ -35,10 +33,7 @@ pub(crate) const SERIES: &[Series] = &[
         name: "5.10",
         metapackage: "linux-image-cloud-amd64",
         build_prefix: "linux-image-5.10.",
-        suites: &[
-            Suite { uri: DEBIAN, name: "bullseye" },
-            Suite { uri: "http://archive.invalid/debian", name: "bullseye" },
-        ],
+        suites: &["bullseye"],
     },
     Series {
         name: "6.1",
@@ -56,11 +51,7 @@ pub(crate) const SERIES: &[Series] = &[
         name: "7.2",
         metapackage: "linux-image-cloud-amd64",
         build_prefix: "linux-image-7.2.",
-        suites: &[
-            Suite { uri: DEBIAN, name: "trixie-backports" },
-            Suite { uri: DEBIAN, name: "forky" },
-            Suite { uri: DEBIAN, name: "sid" },
-        ],
+        suites: &["trixie-backports", "forky", "sid"],
     },
 ];
 
@@ -152,19 +143,20 @@ fn fetch_from_own(series: &Series, directory: &Path) -> Result<Vec<String>> {
 fn fetch_from_suites(
     place: &Place,
     series: &Series,
-    suites: &[Suite],
+    suites: &[&str],
     directory: &Path,
 ) -> Result<Vec<String>> {
+    let mirror = apt::mirror()?;
     let mut tried = Vec::new();
     for suite in suites {
         let attempt = || {
-            let lists = Lists::of(suite, &place.guest().join("apt"))?;
+            let lists = Lists::of(&mirror, suite, &place.guest().join("apt"))?;
             lists.refresh()?;
             fetch(&lists, series, directory)
         };
         match attempt() {
             Ok(packages) => return Ok(packages),
-            Err(error) => tried.push(format!("{suite}: {error:#}")),
+            Err(error) => tried.push(format!("{suite} of {mirror}: {error:#}")),
         }
     }
     bail!(
