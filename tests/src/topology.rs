@@ -166,6 +166,8 @@ impl Topology {
 /// What every namespace needs before its first link.
 fn prepare(netns: &Netns) -> Result<()> {
     netns.sysctl("net.ipv4.ip_forward", "1")?;
+    // What a scenario leaves unacknowledged is not to be repeated for minutes, into the next ones.
+    netns.sysctl("net.ipv4.tcp_orphan_retries", "1")?;
     netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
     make_ipv6_quiet(netns)?;
     netns.ip_batch(&["link set lo up".to_owned()])

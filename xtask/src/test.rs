@@ -54,13 +54,20 @@ pub(crate) struct Options {
 
 /// How many guests run at the same time: each has two processors and mostly waits for one.
 const GUESTS: usize = 2;
-/// Kernels whose scenarios run in full where nothing else is asked for.
+/// Kernels on which every scenario runs where nothing else is asked for.
 const WHOLE: &[&str] = &["6.1", "6.12"];
+/// The kernel on which each of them runs in all its modes and families then; on the others in the first that it names.
+const WIDE: &str = "6.12";
 /// What runs on the other kernels then: what these do otherwise than the kernels between them.
 const DIFFERS: &str =
     "healthy-tcp,healthy-udp,c16,c20,c28,c29-silent,n1-probes,n9-old,check-kernel,attach-tiers,mixed-5000";
 
 impl Options {
+    /// Whether scenarios run in one mode and family only on this kernel.
+    fn first_variant_only(&self, series: &Series) -> bool {
+        !self.matrix && self.kernels.is_empty() && self.scenario.is_none() && series.name != WIDE
+    }
+
     /// The scenarios to run on this kernel; none for all.
     fn filter(&self, series: &Series) -> Option<&str> {
         let asked = self.matrix || !self.kernels.is_empty() || WHOLE.contains(&series.name);
@@ -106,7 +113,7 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
             kernel,
             image,
             emulator: vm::QEMU.into(),
-            parameters: parameters(options, options.filter(series)),
+            parameters: parameters(options, series),
             counted: false,
             console: Console::Prefixed(format!("{:>5} | ", series.name)),
             limit: LIMIT,
@@ -157,9 +164,12 @@ fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) ->
 }
 
 /// What the guest's command line tells the lab.
-fn parameters(options: &Options, filter: Option<&str>) -> Vec<String> {
+fn parameters(options: &Options, series: &Series) -> Vec<String> {
     let mut parameters = vec!["lab.mode=test".to_owned()];
-    parameters.extend(filter.map(|filter| format!("lab.filter={filter}")));
+    parameters.extend(options.filter(series).map(|filter| format!("lab.filter={filter}")));
+    if options.first_variant_only(series) {
+        parameters.push("lab.variants=first".to_owned());
+    }
     if !options.without_hooks.is_empty() {
         parameters.push(format!("lab.without={}", options.without_hooks.join(",")));
     }
@@ -286,10 +296,13 @@ mod tests {
             keep_recordings: false,
             matrix: false,
         };
-        assert_eq!(parameters(&options, None), ["lab.mode=test"]);
+        let series = |name: &str| kernels::parse(name).unwrap();
+        assert_eq!(parameters(&options, series("6.12")), ["lab.mode=test"]);
+        assert_eq!(parameters(&options, series("6.1")), ["lab.mode=test", "lab.variants=first"]);
+        options.scenario = Some("c6,n1".into());
         options.without_hooks = vec!["kfree_skb".into(), "early_drop".into()];
         assert_eq!(
-            parameters(&options, Some("c6,n1")),
+            parameters(&options, series("6.1")),
             ["lab.mode=test", "lab.filter=c6,n1", "lab.without=kfree_skb,early_drop"]
         );
     }
