@@ -166,6 +166,8 @@ impl Topology {
 /// What every namespace needs before its first link.
 fn prepare(netns: &Netns) -> Result<()> {
     netns.sysctl("net.ipv4.ip_forward", "1")?;
+    // kube-proxy's own, in iptables mode with localhostNodePorts.
+    netns.sysctl("net.ipv4.conf.all.route_localnet", "1")?;
     // What a scenario leaves unacknowledged is not to be repeated for minutes, into the next ones.
     netns.sysctl("net.ipv4.tcp_orphan_retries", "1")?;
     netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;

@@ -315,7 +315,8 @@ impl Pipeline {
 
     /// Keeps what was said of a flow that is not over.
     fn remember(&mut self, id: u64, verdict: Arc<Verdict>) {
-        if self.before.len() >= MAX_BEFORE {
+        // Of evicted flows nothing is said again.
+        if self.before.len() >= MAX_BEFORE.min(self.settings.limits.max_flows) {
             self.before.pop_first();
         }
         self.before.insert(id, verdict);

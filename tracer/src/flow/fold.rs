@@ -379,9 +379,14 @@ pub(super) const fn may_open(packet: &PacketFact) -> bool {
 }
 
 /// Whether a dropped packet had waited for its next hop's address, for up to three seconds by default
-/// (`mcast_solicit` times `retrans_time_ms`): it belongs to what was under way then.
+/// (`mcast_solicit` times `retrans_time_ms`): it belongs to what was under way then. IPv6 gives such a packet up without
+/// a reason (`ndisc_error_report`, seen on 6.12), and little else of a packet that was translated already.
 pub(super) fn waited(packet: &PacketFact) -> bool {
-    packet.reason.as_deref().is_some_and(|reason| reason.starts_with("NEIGH_"))
+    packet.reason.as_deref().is_some_and(|reason| {
+        reason.starts_with("NEIGH_")
+            || (reason == "NOT_SPECIFIED"
+                && packet.ct.is_some_and(|ct| ct.orig.dst.is_ipv6() && ct.endpoint().is_some()))
+    })
 }
 
 /// The addresses with which a flow can be looked up, besides the client's own.
