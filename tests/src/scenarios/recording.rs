@@ -73,7 +73,7 @@ pub(super) fn disk_full(stage: &mut Stage) -> Result<()> {
     let recording = "/run/small/trace.viptrace";
     fs::create_dir_all(folder).context("making a folder")?;
     stage.break_with(
-        |_| command::run("mount", &["-t", "tmpfs", "-o", "size=12k", "small", folder]).map(drop),
+        |_| command::run("mount", &["-t", "tmpfs", "-o", "size=8k", "small", folder]).map(drop),
         |_| command::run("umount", &[folder]).map(drop),
     )?;
     stage.watch_recorded(recording, &[])?;
