@@ -77,7 +77,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
                 format!("kubectl describe node {}; {}", word(name), finding.mitigation.immediate);
         }
         Some(name) if !local => {
-            finding = finding.unseen(format!("whether the SYN reached node {name}: a trace there tells"));
+            finding = finding.unseen(format!("whether the packet reached node {name}: a trace there tells"));
         }
         Some(_) => {}
         None => finding = finding.unseen("on which node the endpoint is"),

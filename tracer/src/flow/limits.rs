@@ -17,7 +17,8 @@ pub struct Limits {
     /// How long a TCP flow may go without a sign of an answer until it is handed out. SYN retransmits come after
     /// 1 s and 3 s (after 1, 2, 3 s since Linux 6.5) and an unresolved neighbour fails after 3 s: 4 s see both.
     pub answer: Duration,
-    /// How long a flow of datagrams must be silent to be handed out (conntrack's own timeout for one-way UDP).
+    /// How long no hook may have told of a flow of datagrams until its entry is read again and it is handed out: after a
+    /// resolver's patience (resolv.conf(5)), before conntrack forgets one-way UDP (30 s).
     pub silence: Duration,
     /// How long a flow that was handed out is kept for late evidence.
     pub linger: Duration,
@@ -50,7 +51,7 @@ impl Default for Limits {
             reorder: Duration::from_millis(30),
             settle: Duration::from_millis(200),
             answer: Duration::from_secs(4),
-            silence: Duration::from_secs(30),
+            silence: Duration::from_secs(5),
             linger: Duration::from_secs(3),
             unanswered: Duration::from_secs(135),
             look: LookAt::Nothing,

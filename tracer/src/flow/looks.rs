@@ -50,7 +50,8 @@ impl FlowTable {
             LookAt::Datagrams => !flow.is_tcp(),
             LookAt::All => !flow.client.is_seen() && !flow.server.is_seen(),
         };
-        if !asks || flow.handed.is_some() || flow.deleted.is_some() || flow.outcome() != Outcome::Pending {
+        let knows = flow.handed.is_some() || flow.deleted.is_some() || flow.looked.is_some();
+        if !asks || knows || flow.outcome() != Outcome::Pending {
             return None;
         }
         let decision = flow.decision(None)?;

@@ -12,10 +12,10 @@ use std::{
 
 use viptrace::{
     diagnosis::{
-        Address, ClusterView, Context, Membership, NodeView, Pod, Probe, Rule, Ruling, ServicePort,
-        Translations, Usable, Via, judge,
+        Address, ClusterView, Context, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, Ruling,
+        ServicePort, Translations, Usable, Via, judge,
     },
-    flow::{Flow, FlowTable, Limits},
+    flow::{Flow, FlowTable, Limits, LookAt},
     sighting::{
         Conntrack, ConntrackFact, EntryNote, Fact, Hook, Netns, PacketFact, Protocol, Sighting, SocketEvent,
         SocketFact, Status, Task, TcpState, Tuple,
@@ -393,8 +393,9 @@ impl Script {
     }
 }
 
+/// As in a trace, flows of datagrams wait for what their entries say.
 pub(crate) fn fold(sightings: impl IntoIterator<Item = Sighting>, until_ms: u64) -> (Vec<Flow>, FlowTable) {
-    let mut table = FlowTable::new(Limits::default());
+    let mut table = FlowTable::new(Limits { look: LookAt::Datagrams, ..Limits::default() });
     for sighting in sightings {
         table.observe(sighting);
     }
@@ -431,6 +432,7 @@ pub(crate) struct World {
     pub(crate) rule: Option<Rule>,
     pub(crate) rulings: Vec<Ruling>,
     pub(crate) served_at: Option<IpAddr>,
+    pub(crate) ipvs: Option<IpvsSettings>,
     pub(crate) conntrack: Option<(u64, u64)>,
     pub(crate) missing: Vec<Hook>,
     pub(crate) translations: Translations,
@@ -477,6 +479,7 @@ impl World {
             rule: Some(Rule::Forwards),
             rulings: Vec::new(),
             served_at: None,
+            ipvs: None,
             conntrack: Some((1000, 131_072)),
             missing: Vec::new(),
             translations: Translations::new(),
@@ -631,6 +634,9 @@ impl NodeView for World {
     }
     fn conntrack_use(&self) -> Option<(u64, u64)> {
         self.conntrack
+    }
+    fn ipvs_settings(&self) -> Option<IpvsSettings> {
+        self.ipvs
     }
     fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
         Some(self.own.contains(&ip))
