@@ -39,6 +39,7 @@ pub enum Class {
     N4,
     N8,
     N9,
+    N20,
 }
 
 impl Class {
@@ -70,13 +71,14 @@ impl Class {
             Self::N4 => "N4",
             Self::N8 => "N8",
             Self::N9 => "N9",
+            Self::N20 => "N20",
         }
     }
 
     /// The record's `domain`.
     pub const fn domain(self) -> &'static str {
         match self {
-            Self::Ok | Self::N1 | Self::N4 | Self::N8 | Self::N9 => "normal",
+            Self::Ok | Self::N1 | Self::N4 | Self::N8 | Self::N9 | Self::N20 => "normal",
             Self::C1 => "pod_crash",
             Self::C3 | Self::C5 | Self::C10 | Self::C12 => "iptables_sync",
             Self::C6 | Self::C8 | Self::C13 => "stale_endpoints",
@@ -90,7 +92,7 @@ impl Class {
     }
 
     pub const fn is_fault(self) -> bool {
-        !matches!(self, Self::Ok | Self::N1 | Self::N4 | Self::N8 | Self::N9)
+        !matches!(self, Self::Ok | Self::N1 | Self::N4 | Self::N8 | Self::N9 | Self::N20)
     }
 }
 

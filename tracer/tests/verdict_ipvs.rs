@@ -6,7 +6,7 @@ mod flow_support;
 
 use flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
 use viptrace::{
-    diagnosis::{Membership, Rule, Usable, Via},
+    diagnosis::{IpvsSettings, Membership, Rule, Usable, Via},
     flow::Outcome,
     sighting::{
         Conntrack, Fact, Hook, IpvsFact, IpvsFlags, Netns, PacketFact, Protocol, Sighting, SocketEvent,
@@ -217,6 +217,9 @@ fn c21_a_reply_that_goes_past_this_node() {
     // With the client's end elsewhere the entry is all there is.
     let verdict = world.verdict(by_ipvs(to_cart().confirm(10_000)), 90_000);
     assert_eq!((verdict.class.as_str(), verdict.confidence), ("C21", Confidence::Medium));
+    // Where the client's own stack is seen to refuse the answer, the policy still is why it came from there.
+    let script = to_cart().confirm(10_000).client_has_no_socket(10_001, addr(EP)).connect_failed(14_000);
+    assert_eq!(world.verdict(by_ipvs(script), 30_000).class, "C21");
     // Answered, or asked for by a Pod of this node, whose reply comes back here, it is none.
     assert_eq!(world.verdict(by_ipvs(to_cart().healthy(10_000)), 30_000).class, "ok");
     world.pod(CLIENT, "shop", "client");
@@ -347,7 +350,16 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
     refused = refused.no_socket(10_001).receive_reset(10_002, TcpState::SynSent).connect_failed(10_002);
     assert_eq!(world().verdict(refused, 20_000).class, "C28");
 
+    // Of a datagram's answer only an entry would tell.
+    let mut datagram = to_cart().udp();
+    let fact = IpvsFact { tuple: datagram.orig(), destination: addr(EP), flags: IpvsFlags(0) };
+    datagram.out.push(seen(10_000, Hook::IpVsConnNew, NODE, Fact::Ipvs(fact)));
     let mut world = world();
+    world.ipvs = Some(IpvsSettings { conntrack: Some(false), ..IpvsSettings::default() });
+    let verdict = world.verdict(datagram, 20_000);
+    assert_eq!(verdict.class, "N20");
+    assert!(verdict.unseen.iter().any(|unseen| unseen.contains("vs/conntrack=0")), "{:?}", verdict.unseen);
+
     world.leaves(EP, 1_000);
     let mut stale = to_cart();
     stale.out = vec![chosen(10_000, CLIENT, EP, 0)];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Case, Finding, Membership, text::length};
+use super::{Case, Finding, Membership, ipvs, text::length};
 use crate::{
     flow::{Answer, Outcome},
     sighting::{Hook, Protocol},
@@ -52,7 +52,9 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
         .see(&["C29"])
         .unseen("whether an answer is due: senders that expect none look the same");
     if answer == Answer::Unknown {
-        finding = finding.unseen(if case.has_hook(Hook::Look) {
+        finding = finding.unseen(if ipvs::is_untracked(case) {
+            "whether anybody answered: IPVS does not track in conntrack here (vs/conntrack=0)"
+        } else if case.has_hook(Hook::Look) {
             "whether anybody answered: the conntrack entry had gone before it could be read again"
         } else {
             "whether anybody answered: this trace can't read the conntrack entry again"

@@ -344,13 +344,18 @@ pub(super) fn lost_packet(case: &Case<'_>) -> Option<(Timestamp, String)> {
 
 /// What stays unseen of an answered flow without a conntrack entry.
 pub(super) fn endpoint_unseen(case: &Case<'_>) -> Option<&'static str> {
-    let untracked = case.ctx.node.ipvs_settings().and_then(|settings| settings.conntrack) == Some(false);
-    (case.decision.is_none() && untracked && case.is_ipvs()).then_some(if case.endpoint.is_some() {
+    is_untracked(case).then_some(if case.endpoint.is_some() {
         "masquerading and the entry's end: IPVS does not track in conntrack here (vs/conntrack=0)"
     } else {
         "which endpoint IPVS chose: it does not track in conntrack here (vs/conntrack=0), and this trace has no hook at \
          ip_vs_conn_new"
     })
+}
+
+/// IPVS translated it, if anybody, and conntrack has no entry of it.
+pub(super) fn is_untracked(case: &Case<'_>) -> bool {
+    let untracked = case.ctx.node.ipvs_settings().and_then(|settings| settings.conntrack) == Some(false);
+    case.decision.is_none() && untracked && case.is_ipvs()
 }
 
 /// The node's own stack answered a packet of a connection with a RST, in place of the VIP, and that broke it: a stray

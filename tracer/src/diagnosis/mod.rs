@@ -83,6 +83,8 @@ const RULES: [fn(&Case<'_>) -> Option<Finding>; 29] = [
     stale_endpoints::stale_entry,
     resets::after_invalid,
     resets::midstream,
+    // Names the setting behind what the next one sees.
+    ipvs::reply_elsewhere,
     resets::answered_directly,
     network_policy::prohibited,
     service_config::other_proxy,
@@ -96,7 +98,6 @@ const RULES: [fn(&Case<'_>) -> Option<Finding>; 29] = [
     stale_endpoints::stale,
     ipvs::dead_destination,
     ipvs::entry_expired,
-    ipvs::reply_elsewhere,
     network_policy::dropped,
     no_endpoints::unanswered,
     service_config::node_port_not_here,
