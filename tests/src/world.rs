@@ -203,20 +203,6 @@ impl<'w> Stage<'w> {
         self.watch_recorded(replay::RECORDING, arguments)
     }
 
-    /// The same without a recording, whose blocks would count in viptrace's memory.
-    pub fn watch_unrecorded(&mut self, arguments: &[&str]) -> Result<()> {
-        if self.watch == Watch::Nobody {
-            return Ok(());
-        }
-        let grace = format!("{}s", GRACE.as_secs());
-        let mut all = vec!["--grace", grace.as_str()];
-        if self.watch == Watch::Json {
-            all.extend(["-o", "json", "--all"]);
-        }
-        all.extend(arguments);
-        self.start(&all, false)
-    }
-
     /// The same, recorded elsewhere. The recording is not compared with the trace at the end.
     pub fn watch_recorded(&mut self, recording: &str, arguments: &[&str]) -> Result<()> {
         if self.watch == Watch::Nobody {

@@ -240,7 +240,7 @@ impl Pipeline {
                 judged.extend(self.judge(&flow, now));
                 continue;
             }
-            if self.waiting.len() >= MAX_WAITING
+            if self.waiting.len() >= self.most(MAX_WAITING)
                 && let Some(oldest) = self.waiting.pop_front()
             {
                 judged.extend(self.judge(&oldest, now));
@@ -313,10 +313,15 @@ impl Pipeline {
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
     }
 
+    /// How much may be kept of flows that are not in the table any more: no more of anything than the table holds, so that
+    /// one limit bounds the memory.
+    fn most(&self, limit: usize) -> usize {
+        limit.min(self.settings.limits.max_flows)
+    }
+
     /// Keeps what was said of a flow that is not over.
     fn remember(&mut self, id: u64, verdict: Arc<Verdict>) {
-        // Of evicted flows nothing is said again.
-        if self.before.len() >= MAX_BEFORE.min(self.settings.limits.max_flows) {
+        if self.before.len() >= self.most(MAX_BEFORE) {
             self.before.pop_first();
         }
         self.before.insert(id, verdict);
