@@ -16,9 +16,14 @@ use crate::{
     world::{Stage, Watch, World},
 };
 
-/// Runs those whose name holds `filter`, or one of several separated by commas; returns whether all passed.
+/// Runs those whose name holds `filter`, or one of several separated by commas (`=NAME` is just that one); returns whether
+/// all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
-    let is_chosen = |name: &str| filter.split(',').any(|part| name.contains(part));
+    let is_chosen = |name: &str| {
+        filter
+            .split(',')
+            .any(|part| part.strip_prefix('=').map_or(name.contains(part), |whole| name == whole))
+    };
     // All modes and families of a scenario, or the first that it names.
     let most = if boot::kernel_argument("lab.variants").as_deref() == Some("first") { 1 } else { usize::MAX };
     // Mode after mode: the node's rules are changed as seldom as can be.

@@ -49,8 +49,9 @@ fn break_old_flow(
     if seen != *outcome {
         bail!("the old connection was expected to end as {outcome:?} and ended as {seen:?}");
     }
-    let attempt = held.end(Ending::Close, seen);
+    let (attempt, closing) = held.close(seen)?;
     stage.expect(&[attempt], "shop/cart", Class::N9, &Endpoint::Is(endpoint));
+    stage.keep(closing);
     Ok(())
 }
 

@@ -91,10 +91,38 @@ impl Held {
         sys::tcp_sequences(&self.socket).context("reading a connection's sequence numbers")
     }
 
+    fn attempt(&self, outcome: Outcome) -> Attempt {
+        Attempt { protocol: Transport::Tcp, client: self.client, target: self.target, outcome }
+    }
+
     /// Ends it, and tells the attempt that it was. `outcome` is what the client saw last.
     pub fn end(self, ending: Ending, outcome: Outcome) -> Attempt {
+        let attempt = self.attempt(outcome);
         let _as_scripted = finish(self.socket, ending);
-        Attempt { protocol: Transport::Tcp, client: self.client, target: self.target, outcome }
+        attempt
+    }
+
+    /// Closes it, and keeps the connection from outliving the returned value.
+    pub fn close(self, outcome: Outcome) -> Result<(Attempt, Closing)> {
+        let attempt = self.attempt(outcome);
+        match self.socket.shutdown(Shutdown::Both) {
+            // It was reset.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
+            closed => closed.with_context(|| format!("closing the connection of {}", self.client))?,
+        }
+        Ok((attempt, Closing(self.socket)))
+    }
+}
+
+/// A connection that its client closed. Where nobody acknowledges that, the kernel repeats it for minutes and would be
+/// seen by whoever watches next: with this value, the connection is gone.
+#[derive(Debug)]
+pub struct Closing(Socket);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // Without it the kernel just goes on for a while.
+        let _aborted = server::reset(&self.0);
     }
 }
 

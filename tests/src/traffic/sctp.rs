@@ -20,6 +20,8 @@ use crate::topology::Place;
 
 const IPPROTO_SCTP: i32 = 132;
 const LIMIT: Duration = Duration::from_secs(20);
+/// An INIT is repeated within (after 3 s, RFC 9260).
+const CONNECT_LIMIT: Duration = Duration::from_secs(4);
 /// How often a server looks whether it should stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -93,7 +95,7 @@ pub fn connect(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<At
 
 fn attempt(place: &Place, target: SocketAddr) -> Result<Attempt> {
     let (mut socket, client) = bound_socket(place, Transport::Sctp)?;
-    let outcome = match socket.connect_timeout(&target.into(), LIMIT) {
+    let outcome = match socket.connect_timeout(&target.into(), CONNECT_LIMIT) {
         Err(error) => Outcome::of_connect(&error),
         Ok(()) => exchange(&mut socket).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done),
     };
