@@ -1,4 +1,4 @@
-//! `cargo xtask test`: set-up, checks, the host's tests, then the scenarios in a guest of each kernel, two guests at a time.
+//! `cargo xtask test`: set-up, checks, the host's tests, then the scenarios in a guest of each kernel, a few guests at a time.
 //!
 //! `--matrix` runs every scenario on every kernel and prints the table of what they prove (`matrix`).
 //! The last line of stdout is the tally; whatever went wrong before it is counted in it.
@@ -34,7 +34,8 @@ pub(crate) struct Options {
     /// Only guests of this kernel; may be given more than once
     #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse)]
     kernels: Vec<&'static Series>,
-    /// Only scenarios whose name contains this, or one of several separated by commas, and no tests on the host
+    /// Only scenarios whose name contains this, or one of several separated by commas (`=NAME` for just that one), and no
+    /// tests on the host
     #[arg(long, value_name = "FILTER", value_parser = parameter, conflicts_with = "host_only")]
     scenario: Option<String>,
     /// Let viptrace trace without this kernel hook, to see which scenarios need it; may be given more than once
@@ -52,26 +53,57 @@ pub(crate) struct Options {
     matrix: bool,
 }
 
-/// How many guests run at the same time: each has two processors and mostly waits for one.
-const GUESTS: usize = 2;
-/// Kernels on which every scenario runs where nothing else is asked for.
-const WHOLE: &[&str] = &["6.1", "6.12"];
-/// The kernel on which each of them runs in all its modes and families then; on the others in the first that it names.
-const WIDE: &str = "6.12";
-/// What runs on the other kernels then: what these do otherwise than the kernels between them.
-const DIFFERS: &str =
-    "healthy-tcp,healthy-udp,c16,c20,c28,c29-silent,n1-probes,n9-old,check-kernel,attach-tiers,mixed-5000";
+/// How many guests run at the same time: each has two processors and waits for conditions half of its time.
+const GUESTS: usize = 3;
+
+/// What runs on a kernel where nothing else is asked for, so that a run takes minutes: every scenario on one kernel, in the
+/// first of its modes and families; on another the verdicts that the dataplane gives rise to, and every mode and family;
+/// on the others what they do otherwise than the kernels between them. `--matrix` runs all of it everywhere.
+struct Share {
+    /// As `lab.filter` takes it; none for all.
+    scenarios: Option<&'static str>,
+    first_variant_only: bool,
+}
+
+const SHARES: &[(&str, Share)] = &[
+    ("6.12", Share { scenarios: None, first_variant_only: true }),
+    (
+        "6.1",
+        Share {
+            scenarios: Some(
+                "healthy-,c20-no-endpoints,c28-refused-same-node,=c6-stale-endpoint-answers,=c6-stale-endpoint-gone,\
+                 =c1-rules-flushed,=c5-one-service-without-rules,=c16-conntrack-table-full,=c28-refused-other-node,\
+                 =c29-silent-same-node,=c29-silent-other-node,=c29-host-unreachable,=n1-probes,\
+                 =n3-one-record-per-connection,=n9-old-flow-reset,=n9-old-flow-stalls,=check-kernel,=attach-tiers,\
+                 =mixed-5000",
+            ),
+            first_variant_only: false,
+        },
+    ),
+];
+const OTHERS: Share = Share {
+    scenarios: Some(
+        "healthy-tcp,healthy-udp,c16,c20,c28,c29-silent,n1-probes,n9-old,check-kernel,attach-tiers,=mixed-5000",
+    ),
+    first_variant_only: true,
+};
+
+impl Share {
+    fn of(series: &Series) -> &'static Self {
+        SHARES.iter().find(|(name, _)| *name == series.name).map_or(&OTHERS, |(_, share)| share)
+    }
+}
 
 impl Options {
-    /// Whether scenarios run in one mode and family only on this kernel.
-    fn first_variant_only(&self, series: &Series) -> bool {
-        !self.matrix && self.kernels.is_empty() && self.scenario.is_none() && series.name != WIDE
+    /// What to run on this kernel if it was not said; `None` if it was.
+    fn share(&self, series: &Series) -> Option<&'static Share> {
+        let asked = self.matrix || !self.kernels.is_empty();
+        (!asked && self.scenario.is_none()).then(|| Share::of(series))
     }
 
     /// The scenarios to run on this kernel; none for all.
     fn filter(&self, series: &Series) -> Option<&str> {
-        let asked = self.matrix || !self.kernels.is_empty() || WHOLE.contains(&series.name);
-        self.scenario.as_deref().or((!asked).then_some(DIFFERS))
+        self.scenario.as_deref().or_else(|| self.share(series)?.scenarios)
     }
 }
 
@@ -167,7 +199,7 @@ fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) ->
 fn parameters(options: &Options, series: &Series) -> Vec<String> {
     let mut parameters = vec!["lab.mode=test".to_owned()];
     parameters.extend(options.filter(series).map(|filter| format!("lab.filter={filter}")));
-    if options.first_variant_only(series) {
+    if options.share(series).is_some_and(|share| share.first_variant_only) {
         parameters.push("lab.variants=first".to_owned());
     }
     if !options.without_hooks.is_empty() {
@@ -238,11 +270,11 @@ fn scenario_line(series: &str, scenario: &Scenario) -> String {
 
 /// A value that can stand on the kernel's command line.
 pub(crate) fn parameter(text: &str) -> Result<String, String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/@".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/@=".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         Ok(text.to_owned())
     } else {
-        Err("may hold letters, digits and -_.,:/@ only, since it goes on the kernel's command line"
+        Err("may hold letters, digits and -_.,:/@= only, since it goes on the kernel's command line"
             .to_owned())
     }
 }
@@ -297,8 +329,7 @@ mod tests {
             matrix: false,
         };
         let series = |name: &str| kernels::parse(name).unwrap();
-        assert_eq!(parameters(&options, series("6.12")), ["lab.mode=test"]);
-        assert_eq!(parameters(&options, series("6.1")), ["lab.mode=test", "lab.variants=first"]);
+        assert_eq!(parameters(&options, series("6.12")), ["lab.mode=test", "lab.variants=first"]);
         options.scenario = Some("c6,n1".into());
         options.without_hooks = vec!["kfree_skb".into(), "early_drop".into()];
         assert_eq!(
@@ -319,8 +350,10 @@ mod tests {
             matrix: false,
         };
         assert_eq!(options.filter(series("6.12")), None);
-        assert_eq!(options.filter(series("5.10")), Some(DIFFERS));
-        assert!(parameter(DIFFERS).is_ok());
+        assert_eq!(options.filter(series("5.10")), OTHERS.scenarios);
+        for name in ["5.10", "6.1"] {
+            assert!(options.filter(series(name)).is_some_and(|filter| parameter(filter).is_ok()));
+        }
         options.matrix = true;
         assert_eq!(options.filter(series("5.10")), None);
         options.matrix = false;
