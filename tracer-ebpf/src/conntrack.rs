@@ -3,9 +3,9 @@
 use aya_ebpf::{
     EbpfContext,
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
-    macros::{fexit, kprobe, kretprobe, map, raw_tracepoint},
+    macros::{fentry, fexit, kprobe, kretprobe, map, raw_tracepoint},
     maps::{LruPerCpuHashMap, PerCpuArray},
-    programs::{FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
+    programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use aya_log_ebpf::debug;
 use tracer_ebpf::{
@@ -14,14 +14,13 @@ use tracer_ebpf::{
 
 use crate::{
     entry::{Entry, at_entry},
-    filter, globals, output,
+    filter, globals, output, pair,
 };
 
 /// Confirmed flows by VIP and endpoint, for sampled traces.
 #[map]
 static CONFIRMED: LruPerCpuHashMap<ServiceKey, u64> = LruPerCpuHashMap::with_max_entries(16384, 0);
 
-at_entry!(confirm, confirm_fentry, on_confirm);
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
 at_entry!(resolve_clash, resolve_clash_fentry, on_resolve_clash);
 at_entry!(kill_acct, kill_acct_fentry, on_kill_acct);
@@ -44,11 +43,31 @@ impl Note {
 
 /// `__nf_conntrack_confirm(skb)`, at entry: the tuples are final, POSTROUTING's NAT included. It also runs for
 /// ICMP errors and other related packets that carry the same entry; those are not `IP_CT_NEW`.
+#[kprobe]
+pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
+    on_confirm(&ctx, |_| true);
+    0
+}
+
+/// One of a pair: unlike a kprobe's, this program may be preempted.
+#[fentry]
+pub(crate) fn confirm_fentry(ctx: FEntryContext) -> i32 {
+    on_confirm(&ctx, |ct| pair::takes(Hook::Confirm, ct));
+    0
+}
+
+/// The other of the pair.
+#[fentry]
+pub(crate) fn confirm_again_fentry(ctx: FEntryContext) -> i32 {
+    on_confirm(&ctx, |ct| pair::takes(Hook::Confirm, ct));
+    0
+}
+
 #[inline(always)]
-fn on_confirm(ctx: &impl Entry) {
+fn on_confirm(ctx: &impl Entry, takes: impl Fn(u64) -> bool) {
     let skb = ctx.argument(0);
     let nfct = nfct(skb);
-    if nfct & 7 != u64::from(IP_CT_NEW) {
+    if nfct & 7 != u64::from(IP_CT_NEW) || !takes(nfct) {
         return;
     }
     report(

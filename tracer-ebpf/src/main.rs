@@ -2,7 +2,8 @@
 //!
 //! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of
 //! state; every other program sits on a path that only failures take. One file a subsystem; what they share is
-//! `globals` (this kernel's offsets), `output` (records and the count of lost ones) and `filter` (a trace's target).
+//! `globals` (this kernel's offsets), `output` (records and the count of lost ones), `filter` (a trace's target) and `pair` (events
+//! that come while a program is busy).
 
 #![no_std]
 #![no_main]
@@ -15,6 +16,7 @@ mod globals;
 mod ipvs;
 mod output;
 mod packet;
+mod pair;
 mod tcp;
 
 #[cfg(target_arch = "bpf")]

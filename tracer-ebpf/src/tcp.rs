@@ -5,7 +5,7 @@ use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
 use crate::{
     entry::{Entry, at_entry},
-    filter, globals, output, packet,
+    filter, globals, output, packet, pair,
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
@@ -24,6 +24,19 @@ const NEW_SYN_RECV: u8 = 12;
 /// established, failed to connect, closed.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
+    on_sock_state(&ctx);
+    0
+}
+
+/// The other of the pair.
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+pub(crate) fn sock_state_again(ctx: RawTracePointContext) -> i32 {
+    on_sock_state(&ctx);
+    0
+}
+
+#[inline(always)]
+fn on_sock_state(ctx: &RawTracePointContext) {
     let (old, new) = (ctx.arg::<u32>(1) as u8, ctx.arg::<u32>(2) as u8);
     let tells = match new {
         ESTABLISHED => old == SYN_SENT || old == SYN_RECV,
@@ -31,15 +44,16 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
         _ => false,
     };
     // SCTP and MPTCP sockets come here too, with other states and without a peer.
-    if tells && is_tcp(ctx.arg(0)) {
+    let sk = ctx.arg::<u64>(0);
+    // A socket's address leaves room for a state in its lowest bits.
+    if tells && is_tcp(sk) && pair::takes(Hook::SockState, sk | u64::from(new)) {
         report(
-            &ctx,
+            ctx,
             Hook::SockState,
-            ctx.arg(0),
+            sk,
             &Change { states: Some((old, new)), reason: REASON_NONE, with_task: false },
         );
     }
-    0
 }
 
 /// Tracepoint `tcp:tcp_retransmit_skb(sk, skb, …)`.

@@ -31,13 +31,15 @@ impl Attach {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Twin {
     Entry(&'static str),
+    /// Two programs for one event each: one of them is run while the other is busy on that CPU.
+    Pair(&'static str, &'static str),
     Exit(&'static str),
 }
 
 impl Twin {
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Entry(_) => "fentry",
+            Self::Entry(_) | Self::Pair(..) => "fentry",
             Self::Exit(_) => "fexit",
         }
     }
@@ -46,7 +48,7 @@ impl Twin {
 /// The hook's program for fentry or fexit, if it has one.
 pub const fn twin(hook: Hook) -> Option<Twin> {
     Some(match hook {
-        Hook::Confirm => Twin::Entry("confirm_fentry"),
+        Hook::Confirm => Twin::Pair("confirm_fentry", "confirm_again_fentry"),
         Hook::NatSetup => Twin::Entry("nat_setup_fentry"),
         Hook::ResolveClash => Twin::Entry("resolve_clash_fentry"),
         Hook::KillAcct => Twin::Entry("kill_acct_fentry"),
@@ -273,7 +275,7 @@ pub const HOOKS: &[HookSpec] = &[
     },
     HookSpec {
         hook: Hook::SockState,
-        programs: &["sock_state"],
+        programs: &["sock_state", "sock_state_again"],
         attach: Attach::RawTracepoint,
         need: Need::Full,
         module: None,

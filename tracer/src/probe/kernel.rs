@@ -126,8 +126,8 @@ impl Probe {
         for (spec_index, spec) in plan.planned() {
             if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
                 match fentry.attach(&ebpf, spec, target) {
-                    Ok(program) => {
-                        programs.extend(program.map(|program| (spec.hook, program)));
+                    Ok(attached_programs) => {
+                        programs.extend(attached_programs.into_iter().map(|program| (spec.hook, program)));
                         attached.push(spec.hook);
                         continue;
                     }
@@ -305,12 +305,12 @@ impl Probe {
         failed
     }
 
-    /// How often the kernel left a hook's program out, because the same program ran on that CPU already: an interrupt
-    /// came in its middle and led to the same function. Counted since 5.12 for fentry and later for the others.
-    pub fn missed_runs(&self) -> Vec<(Hook, u64)> {
+    /// How often at most the kernel left all of a hook's programs out for one event, because they ran on that CPU
+    /// already. Counted since 5.12 for fentry and later for the others.
+    pub fn missed_runs(&self, hook: Hook) -> u64 {
         let missed = |program: &OwnedFd| fentry::missed_runs(program.as_fd()).unwrap_or_default();
-        let counted = self.programs.iter().map(|(hook, program)| (*hook, missed(program)));
-        counted.filter(|(_, count)| *count > 0).collect()
+        let programs = self.programs.iter().filter(|(of, _)| *of == hook);
+        programs.map(|(_, program)| missed(program)).min().unwrap_or_default()
     }
 
     /// Replaces the addresses of a targeted trace.
@@ -368,10 +368,11 @@ impl Fentry {
         ebpf: &Ebpf,
         spec: &HookSpec,
         target: &FentryTarget,
-    ) -> Result<Option<OwnedFd>, String> {
-        let (name, place) = match twin(spec.hook) {
-            Some(Twin::Entry(name)) => (name, Place::Entry),
-            Some(Twin::Exit(name)) => (name, Place::Exit),
+    ) -> Result<Vec<OwnedFd>, String> {
+        let (names, place) = match twin(spec.hook) {
+            Some(Twin::Entry(name)) => (vec![name], Place::Entry),
+            Some(Twin::Pair(one, other)) => (vec![one, other], Place::Entry),
+            Some(Twin::Exit(name)) => (vec![name], Place::Exit),
             None => return Err(format!("{} has no fentry program", spec.hook.symbol())),
         };
         let loader = self
@@ -379,11 +380,16 @@ impl Fentry {
             .get_or_insert_with(|| Loader::new(OBJECT, ebpf).map_err(|error| error.to_string()))
             .as_mut()
             .map_err(|error| error.clone())?;
-        let link = loader.attach(name, place, target).map_err(|error| error.to_string())?;
-        let program = link.program.try_clone().ok();
-        self.links.push(link);
-        debug!(symbol = spec.hook.symbol(), program = name, "attached");
-        Ok(program)
+        // All or none: half a pair takes every other one of equal events for its partner's.
+        let links: Vec<Link> = names
+            .iter()
+            .map(|name| loader.attach(name, place, target))
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
+        let programs = links.iter().filter_map(|link| link.program.try_clone().ok()).collect();
+        self.links.extend(links);
+        debug!(symbol = spec.hook.symbol(), programs = names.join(", "), "attached");
+        Ok(programs)
     }
 }
 
