@@ -250,7 +250,7 @@ fn a_look_that_is_not_answered_does_not_hold_the_flow_back() {
     {
         table.observe(sighting);
     }
-    table.advance(at(16_000));
+    table.advance(at(18_000));
     let flows: Vec<_> = table.drain_settled().collect();
     let verdict = World::new().judge(&flows[0]).unwrap();
     assert_eq!(verdict.class, "N20");

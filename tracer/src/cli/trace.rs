@@ -366,8 +366,9 @@ impl<'a> Trace<'a> {
         self.read()?;
         let now = now();
         let judged = self.pipeline.advance(now);
-        self.show(report, judged, now)?;
+        // First of all: the flows do not wait long for what their entries say.
         self.look();
+        self.show(report, judged, now)?;
         self.lister.want();
         if self.pipeline.pipeline().wants_node() {
             self.node.want();
@@ -526,10 +527,12 @@ impl Trace<'_> {
     /// What the kernel left out without a record that could be counted as lost. Only new connections: of the other hooks
     /// most runs report nothing, so that nobody could say whether one that was left out would have.
     fn missed(&self) -> Option<String> {
-        let missed = self.probe.as_ref()?.missed_runs();
-        let (_, count) = missed.into_iter().find(|(hook, _)| *hook == Hook::Confirm)?;
+        let count = self.probe.as_ref()?.missed_runs(Hook::Confirm);
+        if count == 0 {
+            return None;
+        }
         Some(format!(
-            "{}: the kernel left its program out {count} times, because an interrupt came while it ran: of that many \
+            "{}: the kernel left its programs out up to {count} times, because they were busy on that CPU: of that many \
              packets at most the NAT decision was not seen",
             Hook::Confirm.symbol()
         ))

@@ -26,7 +26,7 @@ pub struct Limits {
     pub unanswered: Duration,
     /// Which flows' entries are read again before they are handed out unanswered.
     pub look: LookAt,
-    /// How long such a flow waits for what its entry says.
+    /// How long such a flow waits for what its entry says; a busy program may come to ask it late.
     pub look_wait: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Default for Limits {
             linger: Duration::from_secs(3),
             unanswered: Duration::from_secs(135),
             look: LookAt::Nothing,
-            look_wait: Duration::from_millis(500),
+            look_wait: Duration::from_secs(2),
         }
     }
 }
