@@ -19,7 +19,7 @@ use crate::{
     node::{NodeFacts, entries::OldEntry},
     sighting::{Hook, Netns, Sighting},
     time::Timestamp,
-    verdict::Verdict,
+    verdict::{Told, Verdict},
 };
 use likes::Likes;
 
@@ -27,7 +27,7 @@ pub use likes::{Clients, Folded};
 
 /// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
 const MAX_WAITING: usize = 16_384;
-/// Verdicts remembered of flows that are not over and may be judged again.
+/// What was told is remembered of so many flows that are not over and may be judged again.
 const MAX_BEFORE: usize = 65_536;
 
 /// How much is made of a healthy flow.
@@ -57,8 +57,8 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub struct Judged {
     pub verdict: Verdict,
-    /// The verdict that this one replaces.
-    pub before: Option<Verdict>,
+    /// What was told of it before, which this replaces.
+    pub before: Option<Arc<Told>>,
     /// From the flow's beginning to its client's established socket.
     pub connect_time: Option<Duration>,
 }
@@ -83,7 +83,7 @@ pub struct Pipeline {
     translations: Translations,
     waiting: VecDeque<Flow>,
     /// By the flow's number, so that the oldest goes first where there are too many.
-    before: BTreeMap<u64, Arc<Verdict>>,
+    before: BTreeMap<u64, Arc<Told>>,
     likes: Likes,
     lost: u64,
 }
@@ -262,8 +262,8 @@ impl Pipeline {
             self.translations.translated(flow.orig.dst, decision.time);
         }
         if flow.ended.is_none() {
-            let verdict = Arc::clone(found.verdict);
-            self.remember(flow.id, verdict);
+            let told = Arc::clone(found.told);
+            self.remember(flow.id, told);
         }
         true
     }
@@ -297,19 +297,18 @@ impl Pipeline {
         let lasting =
             judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
         if lasting.is_some() || flow.ended.is_none() {
-            let kept = Arc::new(verdict.clone());
+            let told = Arc::new(verdict.told());
             if flow.ended.is_none() {
-                self.remember(flow.id, Arc::clone(&kept));
+                self.remember(flow.id, Arc::clone(&told));
             }
             if let Some(service) = lasting {
-                self.likes.keep(flow, &service, kept, &self.cluster.history);
+                self.likes.keep(flow, &service, Arc::new(verdict.clone()), told, &self.cluster.history);
             }
         }
         // More of the same is no news.
         if before.as_ref().is_some_and(|before| before.class == verdict.class) {
             return None;
         }
-        let before = before.map(Arc::unwrap_or_clone);
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
     }
 
@@ -319,12 +318,12 @@ impl Pipeline {
         limit.min(self.settings.limits.max_flows)
     }
 
-    /// Keeps what was said of a flow that is not over.
-    fn remember(&mut self, id: u64, verdict: Arc<Verdict>) {
+    /// Keeps what was told of a flow that is not over.
+    fn remember(&mut self, id: u64, told: Arc<Told>) {
         if self.before.len() >= self.most(MAX_BEFORE) {
             self.before.pop_first();
         }
-        self.before.insert(id, verdict);
+        self.before.insert(id, told);
     }
 
     fn context(&self, now: Timestamp) -> Context<'_> {

@@ -43,7 +43,18 @@ pub struct Verdict {
     pub cross_reference: Vec<String>,
 }
 
+/// What a verdict is counted by; all that is kept of it for a flow that may be judged again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub class: String,
+    pub service: Option<ServiceRef>,
+}
+
 impl Verdict {
+    pub fn told(&self) -> Told {
+        Told { class: self.class.clone(), service: self.service.clone() }
+    }
+
     /// Whether a person has to act: the flow failed for a reason that is not normal.
     pub fn is_fault(&self) -> bool {
         self.class.starts_with('C')

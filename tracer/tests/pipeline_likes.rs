@@ -194,7 +194,7 @@ impl Trace {
         for judged in &judgements.judged {
             let verdict = &judged.verdict;
             self.judged += 1;
-            self.summary.add(verdict, judged.before.as_ref());
+            self.summary.add(verdict, judged.before.as_deref());
             if let (true, Some(service), Some(time)) =
                 (verdict.class == "ok", &verdict.service, judged.connect_time)
             {

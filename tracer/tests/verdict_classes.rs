@@ -513,7 +513,7 @@ fn the_summary_ranks_as_a_person_would_look() {
     assert_eq!(summary.judged, 7);
     assert!(summary.has_faults());
     // A flow judged again is counted once.
-    summary.add(&refused, Some(&ok));
+    summary.add(&refused, Some(&ok.told()));
     assert_eq!(summary.judged, 7);
     assert_eq!(summary.causes()[1].flows, 6);
     assert!(summary.classes().iter().all(|class| class.class != "ok"));

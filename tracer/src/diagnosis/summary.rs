@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::verdict::{Domain, ServiceRef, Severity, Verdict};
+use crate::verdict::{Domain, ServiceRef, Severity, Told, Verdict};
 
 /// Causes kept apart, each with a verdict of a few KiB; more are counted by class only.
 const MAX_CAUSES: usize = 1000;
@@ -46,8 +46,8 @@ impl Summary {
         Self::default()
     }
 
-    /// Counts a flow's verdict. A flow that is judged again gives its verdict before, which is taken back.
-    pub fn add(&mut self, verdict: &Verdict, before: Option<&Verdict>) {
+    /// Counts a flow's verdict. A flow that is judged again gives what was told before, which is taken back.
+    pub fn add(&mut self, verdict: &Verdict, before: Option<&Told>) {
         if let Some(before) = before {
             self.take_back(before);
         }
@@ -97,19 +97,19 @@ impl Summary {
         self.ignored += 1;
     }
 
-    fn take_back(&mut self, verdict: &Verdict) {
+    fn take_back(&mut self, told: &Told) {
         self.judged = self.judged.saturating_sub(1);
-        if let Some((_, count)) = self.classes.get_mut(&verdict.class) {
+        if let Some((_, count)) = self.classes.get_mut(&told.class) {
             *count = count.saturating_sub(1);
         }
         self.classes.retain(|_, (_, count)| *count > 0);
-        if let Some(service) = &verdict.service
+        if let Some(service) = &told.service
             && let Some(count) =
-                self.services.get_mut(service).and_then(|classes| classes.get_mut(&verdict.class))
+                self.services.get_mut(service).and_then(|classes| classes.get_mut(&told.class))
         {
             *count = count.saturating_sub(1);
         }
-        let key = (verdict.class.clone(), verdict.service.clone());
+        let key = (told.class.clone(), told.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
             known.flows = known.flows.saturating_sub(1);
             if known.flows == 0 {

@@ -20,7 +20,7 @@ use crate::{
     flow::{Flow, KeyHash, Outcome},
     sighting::Protocol,
     time::Timestamp,
-    verdict::Verdict,
+    verdict::{Told, Verdict},
 };
 
 /// Verdicts kept to fold by; when there are more, all are forgotten and made anew as flows come.
@@ -93,6 +93,7 @@ impl Key {
 #[derive(Debug)]
 struct Like {
     verdict: Arc<Verdict>,
+    told: Arc<Told>,
     service: cluster::Key,
     is_cluster_ip: bool,
     /// Flows that began later are judged by the same versions of the same objects.
@@ -110,7 +111,7 @@ struct Like {
 /// What a folded flow's healthy like tells the pipeline.
 #[derive(Debug)]
 pub(super) struct Found<'a> {
-    pub(super) verdict: &'a Arc<Verdict>,
+    pub(super) told: &'a Arc<Told>,
     pub(super) is_cluster_ip: bool,
 }
 
@@ -146,7 +147,7 @@ impl Likes {
         like.last = like.last.max(diagnosis::verdict_time(flow));
         like.connect_times.extend(flow.connect_time());
         like.note_client(flow, history);
-        Some(Found { verdict: &like.verdict, is_cluster_ip: like.is_cluster_ip })
+        Some(Found { told: &like.told, is_cluster_ip: like.is_cluster_ip })
     }
 
     /// Keeps the verdict for the flows to come, if the history has not changed since the flow began.
@@ -155,6 +156,7 @@ impl Likes {
         flow: &Flow,
         service: &ServicePort,
         verdict: Arc<Verdict>,
+        told: Arc<Told>,
         history: &History,
     ) {
         let Some(endpoint) = verdict.flow.endpoint else { return };
@@ -179,6 +181,7 @@ impl Likes {
         };
         let like = Like {
             verdict,
+            told,
             service,
             is_cluster_ip,
             since: settled.since,

@@ -23,7 +23,7 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn add(&mut self, judged: &Judged) {
-        self.summary.add(&judged.verdict, judged.before.as_ref());
+        self.summary.add(&judged.verdict, judged.before.as_deref());
         if judged.verdict.class == class::OK
             && let (Some(service), Some(time)) = (&judged.verdict.service, judged.connect_time)
         {
