@@ -177,7 +177,20 @@ impl Pipeline {
     /// the node's rules or counters tell wait for a look at the node that is younger than they are
     /// ([`Self::wants_node`]): older rules say nothing of their decision.
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
+        let _nobody_looks = self.pass(now);
+        self.judge(now)
+    }
+
+    /// The first half of [`Self::advance`]: time has passed. Returns the conntrack entries to be read again, by their kernel
+    /// addresses, for flows that wait to be judged by what they are: observed as sightings of [`Hook::Look`]. They should
+    /// be read before the second half, which may take its time.
+    pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
         self.flows.advance(now);
+        self.flows.take_looks()
+    }
+
+    /// The second half: judges what is settled.
+    pub fn judge(&mut self, now: Timestamp) -> Judgements {
         let judged = self.judge_settled(now);
         self.out(judged)
     }
@@ -191,13 +204,7 @@ impl Pipeline {
         self.out(judged)
     }
 
-    /// Conntrack entries to be read again, by their kernel addresses, for flows that wait to be judged by what they are:
-    /// observed as sightings of [`Hook::Look`]. To be asked for after each [`Self::advance`].
-    pub fn take_looks(&mut self) -> Vec<u64> {
-        self.flows.take_looks()
-    }
-
-    /// The same for all that is still open, before [`Self::finish`].
+    /// The entries of all that is still open, as [`Self::pass`] returns them, before [`Self::finish`].
     pub fn last_looks(&mut self) -> Vec<u64> {
         self.flows.last_looks()
     }
@@ -220,7 +227,7 @@ impl Pipeline {
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= asked);
         self.waiting = waiting;
-        let judged = ready.iter().filter_map(|flow| self.judge(flow, now)).collect();
+        let judged = ready.iter().filter_map(|flow| self.judge_flow(flow, now)).collect();
         self.out(judged)
     }
 
@@ -237,13 +244,13 @@ impl Pipeline {
             self.note(&flow, now);
             let fresh = self.node_asked.is_some_and(|asked| asked >= flow.first_seen);
             if fresh || !self.asks_node(&flow) {
-                judged.extend(self.judge(&flow, now));
+                judged.extend(self.judge_flow(&flow, now));
                 continue;
             }
             if self.waiting.len() >= self.most(MAX_WAITING)
                 && let Some(oldest) = self.waiting.pop_front()
             {
-                judged.extend(self.judge(&oldest, now));
+                judged.extend(self.judge_flow(&oldest, now));
             }
             self.waiting.push_back(flow);
         }
@@ -290,7 +297,7 @@ impl Pipeline {
         self.translations = translations;
     }
 
-    fn judge(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
+    fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
         let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
         let before = self.before.remove(&flow.id);
         let verdict = judgement.verdict;

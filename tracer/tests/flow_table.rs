@@ -248,6 +248,15 @@ fn the_same_five_tuple_again_is_another_flow() {
     assert_eq!(outcomes, [Outcome::Closed, Outcome::Closed, Outcome::Refused, Outcome::Refused]);
 }
 
+/// Seen on 7.2, where the kernel's task may move to another CPU between the two programs of the hook.
+#[test]
+fn a_confirmation_told_twice_is_one_flow() {
+    let script = to_cart().confirm(9_970).healthy(10_000);
+    let flows = last_words(fold(script.out, 60_000).0);
+    let outcomes: Vec<_> = flows.iter().map(Flow::outcome).collect();
+    assert_eq!(outcomes, [Outcome::Closed]);
+}
+
 #[test]
 fn a_refusal_again_from_the_same_port_is_another_flow_and_a_retransmit_is_not() {
     let script = Script::new(CLIENT, VIP, None);

@@ -237,6 +237,24 @@ fn an_entry_that_saw_no_reply_is_not_asked_again() {
 }
 
 #[test]
+fn a_late_reader_still_asks_before_it_hands_out() {
+    let mut table = looking();
+    let later = Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().with_ct(78).confirm(30_000);
+    for sighting in to_cart().udp().confirm(10_000).out.into_iter().chain(later.out) {
+        table.observe(sighting);
+    }
+    table.advance(at(30_100));
+    assert_eq!(table.take_looks(), [flow_support::CT]);
+    assert_eq!(table.drain_settled().count(), 0);
+    for sighting in to_cart().udp().look(30_200, Status::SEEN_REPLY).out {
+        table.observe(sighting);
+    }
+    table.advance(at(33_000));
+    let flows: Vec<_> = table.drain_settled().collect();
+    assert_eq!(World::new().judge(&flows[0]).unwrap().class, "ok");
+}
+
+#[test]
 fn a_look_that_is_not_answered_does_not_hold_the_flow_back() {
     let mut table = looking();
     for sighting in to_cart().udp().confirm(10_000).out {

@@ -365,9 +365,9 @@ impl<'a> Trace<'a> {
     fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
         self.read()?;
         let now = now();
-        let judged = self.pipeline.advance(now);
-        // First of all: the flows do not wait long for what their entries say.
-        self.look();
+        let entries = self.pipeline.pass(now);
+        self.look(&entries);
+        let judged = self.pipeline.judge(now);
         self.show(report, judged, now)?;
         self.lister.want();
         if self.pipeline.pipeline().wants_node() {
@@ -438,10 +438,9 @@ impl<'a> Trace<'a> {
     }
 
     /// Has the entries of flows without a sign of an answer read again; what they are comes through the ring buffer.
-    fn look(&mut self) {
-        let entries = self.pipeline.take_looks();
+    fn look(&mut self, entries: &[u64]) {
         if let Some(probe) = self.probe.as_mut() {
-            probe.look(&entries);
+            probe.look(entries);
         }
     }
 
@@ -486,9 +485,7 @@ impl<'a> Trace<'a> {
         let judged = self.pipeline.advance(last);
         self.show(report, judged, last)?;
         let entries = self.pipeline.last_looks();
-        if let Some(probe) = self.probe.as_mut() {
-            probe.look(&entries);
-        }
+        self.look(&entries);
         self.read()?;
         let listed = tokio::select! {
             listed = self.lister.read() => listed,

@@ -30,8 +30,13 @@ impl FlowTable {
                 Some(known) => match known.confirmed {
                     // A second copy of the sighting, or one that came late.
                     Some(confirmed) if place.time <= confirmed => true,
-                    // Two datagrams of one socket raced for one entry (C17, N10).
-                    Some(confirmed) => !flow.is_tcp() && !over && place.time.since(confirmed) < LATE,
+                    // A copy from another CPU: the kernel's task moved there between the two programs that tell of it. Or
+                    // two datagrams of one socket raced for one entry (C17, N10).
+                    Some(confirmed) => {
+                        (known.ct.id == ct.id || !flow.is_tcp())
+                            && !over
+                            && place.time.since(confirmed) < LATE
+                    }
                     // A retransmit got through what dropped the first packet.
                     None => !over,
                 },

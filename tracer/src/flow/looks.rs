@@ -13,8 +13,9 @@ use crate::{
 const MAX_LOOKS: usize = 4096;
 
 impl FlowTable {
-    /// The entries to be read again, by their kernel addresses. What they are is to be [observed](Self::observe) as
-    /// sightings of [`Hook::Look`](crate::sighting::Hook::Look) within [`Limits::look_wait`](super::Limits::look_wait).
+    /// The entries to be read again, by their kernel addresses, to be asked for after each [`advance`](Self::advance).
+    /// What they are is to be [observed](Self::observe) as sightings of [`Hook::Look`](crate::sighting::Hook::Look),
+    /// read within [`Limits::look_wait`](super::Limits::look_wait) of that.
     pub fn take_looks(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.looks)
     }
@@ -39,8 +40,20 @@ impl FlowTable {
         if self.looks.len() < MAX_LOOKS {
             self.looks.push(entry);
         }
-        self.slots.enqueue(index, Queue::Looking, self.clock.saturating_add(self.limits.look_wait));
+        // Nobody asks before all that was seen is folded, however much that is: the wait begins then.
+        self.slots.enqueue(index, Queue::Looking, Timestamp::MAX);
+        self.asking.push(index);
         true
+    }
+
+    /// The questions are about to be taken: from now on the flows wait for the answers.
+    pub(super) fn begin_looking(&mut self) {
+        let deadline = self.clock.saturating_add(self.limits.look_wait);
+        for index in std::mem::take(&mut self.asking) {
+            if self.slots.queue_of(index) == Some(Queue::Looking) {
+                self.slots.enqueue(index, Queue::Looking, deadline);
+            }
+        }
     }
 
     fn entry_to_look_at(&self, index: u32) -> Option<u64> {

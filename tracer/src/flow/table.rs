@@ -43,6 +43,8 @@ pub struct FlowTable {
     pub(super) counters: Counters,
     /// Addresses of the entries that are to be read again.
     pub(super) looks: Vec<u64>,
+    /// The flows that wait for that and were not told for how long.
+    pub(super) asking: Vec<u32>,
     /// The last persistence template that IPVS made, and when: the connection that it is made for comes next.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
     /// The latest time known. Never goes back.
@@ -67,6 +69,7 @@ impl FlowTable {
             losses: VecDeque::new(),
             counters: Counters::default(),
             looks: Vec::new(),
+            asking: Vec::new(),
             template: None,
             clock: Timestamp::MIN,
         }
@@ -90,6 +93,7 @@ impl FlowTable {
         // What is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
         self.expire(certain);
+        self.begin_looking();
     }
 
     /// When [`advance`](Self::advance) will next have something to do; `None` while nothing waits.

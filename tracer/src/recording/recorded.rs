@@ -63,11 +63,6 @@ impl Recorded {
         }
     }
 
-    /// As [`Pipeline::take_looks`]; what is read comes as records.
-    pub fn take_looks(&mut self) -> Vec<u64> {
-        self.pipeline.take_looks()
-    }
-
     /// As [`Pipeline::last_looks`].
     pub fn last_looks(&mut self) -> Vec<u64> {
         self.pipeline.last_looks()
@@ -95,10 +90,21 @@ impl Recorded {
     }
 
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
+        let _nobody_looks = self.pass(now);
+        self.judge(now)
+    }
+
+    /// As [`Pipeline::pass`]; what is read comes as records.
+    pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
         if let Some(recorder) = &mut self.recorder {
             recorder.advance(now);
         }
-        self.pipeline.advance(now)
+        self.pipeline.pass(now)
+    }
+
+    /// As [`Pipeline::judge`].
+    pub fn judge(&mut self, now: Timestamp) -> Judgements {
+        self.pipeline.judge(now)
     }
 
     pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) -> Judgements {
