@@ -110,15 +110,8 @@ pub struct TraceArgs {
     #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
     namespace: Option<String>,
 
-    /// How to write verdicts
-    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
-    output: Output,
-    /// Show every flow, healthy and normal ones (N…) too
-    #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
-    all: bool,
-    /// Show only flows that are faulty or not explained
-    #[arg(long, help_heading = "Output")]
-    faults_only: bool,
+    #[command(flatten)]
+    shown: ShownArgs,
 
     /// Stop after this time, such as 30s or 5m; without it, Ctrl-C stops
     #[arg(long, value_name = "TIME", value_parser = units::positive_duration, help_heading = "Run")]
@@ -168,6 +161,30 @@ pub struct TraceArgs {
     buffer: usize,
 }
 
+/// How verdicts are written, and which.
+#[derive(Debug, Args)]
+struct ShownArgs {
+    /// How to write verdicts
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
+    output: Output,
+    /// Show every flow, healthy and normal ones (N…) too
+    #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
+    all: bool,
+    /// Show only flows that are faulty or not explained
+    #[arg(long, help_heading = "Output")]
+    faults_only: bool,
+}
+
+impl ShownArgs {
+    fn view(&self) -> View {
+        match (self.all, self.faults_only) {
+            (true, _) => View::All,
+            (false, true) => View::FaultsOnly,
+            (false, false) => View::Default,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = REPLAY_EXAMPLES)]
 pub struct ReplayArgs {
@@ -181,15 +198,8 @@ pub struct ReplayArgs {
     #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
     namespace: Option<String>,
 
-    /// How to write verdicts
-    #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
-    output: Output,
-    /// Show every flow, healthy and normal ones (N…) too
-    #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
-    all: bool,
-    /// Show only flows that are faulty or not explained
-    #[arg(long, help_heading = "Output")]
-    faults_only: bool,
+    #[command(flatten)]
+    shown: ShownArgs,
 }
 
 /// What `viptrace replay` is to do.
@@ -205,16 +215,8 @@ impl ReplayArgs {
     /// Turns what was typed into options; the error is one of usage.
     pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
         let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
-        let view = view(self.all, self.faults_only);
-        Ok(ReplayOptions { file: self.file, target, output: self.output, view })
-    }
-}
-
-fn view(all: bool, faults_only: bool) -> View {
-    match (all, faults_only) {
-        (true, _) => View::All,
-        (_, true) => View::FaultsOnly,
-        _ => View::Default,
+        let view = self.shown.view();
+        Ok(ReplayOptions { file: self.file, target, output: self.shown.output, view })
     }
 }
 
@@ -303,7 +305,7 @@ impl TraceArgs {
     /// Turns what was typed into options; the error is one of usage.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
         let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
-        let view = view(self.all, self.faults_only);
+        let view = self.shown.view();
         let force = self.force;
         let cluster = match self.cluster_from {
             Some(folder) => ClusterSource::Folder(folder),
@@ -311,7 +313,7 @@ impl TraceArgs {
         };
         Ok(TraceOptions {
             target,
-            output: self.output,
+            output: self.shown.output,
             view,
             duration: self.duration,
             ready_file: self.ready_file,

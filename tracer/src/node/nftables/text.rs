@@ -117,26 +117,29 @@ impl<'a> Reader<'a> {
         line
     }
 
+    /// The next line of the block that was opened; none at its end, which is passed.
+    fn next_line(&mut self) -> Option<VecDeque<Token<'a>>> {
+        loop {
+            match self.tokens.front()? {
+                Token::Close => {
+                    self.tokens.pop_front();
+                    return None;
+                }
+                Token::End => {
+                    self.tokens.pop_front();
+                }
+                _ => return Some(self.line()),
+            }
+        }
+    }
+
     fn set(&mut self, table: &mut Table) {
         let name = self.word().unwrap_or_default();
         if !self.open() {
             return;
         }
         let mut set = Set::new(name);
-        loop {
-            match self.tokens.front() {
-                None => break,
-                Some(Token::Close) => {
-                    self.tokens.pop_front();
-                    break;
-                }
-                Some(Token::End) => {
-                    self.tokens.pop_front();
-                    continue;
-                }
-                Some(_) => {}
-            }
-            let mut line = self.line();
+        while let Some(mut line) = self.next_line() {
             match line.pop_front() {
                 Some(Token::Word("timeout")) => {
                     set.timeout = line.pop_front().and_then(|token| token.text()).and_then(duration);
@@ -171,20 +174,7 @@ impl<'a> Reader<'a> {
         if let Some(chain) = table.chain_mut(name) {
             chain.base = None;
         }
-        loop {
-            match self.tokens.front() {
-                None => break,
-                Some(Token::Close) => {
-                    self.tokens.pop_front();
-                    break;
-                }
-                Some(Token::End) => {
-                    self.tokens.pop_front();
-                    continue;
-                }
-                Some(_) => {}
-            }
-            let mut line = self.line();
+        while let Some(mut line) = self.next_line() {
             match line.front() {
                 Some(Token::Word("type")) => {
                     if let Some(chain) = table.chain_mut(name) {
