@@ -316,6 +316,20 @@ proptest! {
     }
 
     #[test]
+    fn what_a_recording_keeps_of_rules_is_what_was_read(which in 0..5_usize, edits in edits()) {
+        let rules = match which {
+            0 => iptables::parse(&damage(&read("kube-proxy/worker-1/iptables/iptables-save.txt"), &edits), iptables::Hint::default()),
+            1 => nftables::parse(damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"), &edits).as_bytes()).unwrap_or_default(),
+            2 => nftables::parse(damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.txt"), &edits).as_bytes()).unwrap_or_default(),
+            3 => ipset::parse(&damage(&read("kube-proxy/worker-1/ipvs/ipset-save.txt"), &edits)),
+            _ => IpvsCapture::worker_1().rules(),
+        };
+        let again: Ruleset = serde_json::from_slice(&serde_json::to_vec(&rules).unwrap()).unwrap();
+        prop_assert_eq!(kept(&again), kept(&rules));
+        ask_everything(&again);
+    }
+
+    #[test]
     fn damaged_iptables_rules_are_read(edits in edits()) {
         let text = damage(&read("kube-proxy/worker-1/iptables/iptables-save.txt"), &edits);
         ask_everything(&iptables::parse(&text, iptables::Hint::default()));
@@ -337,6 +351,25 @@ proptest! {
         *text = damage(text, &edits);
         ask_everything(&capture.rules());
     }
+}
+
+/// All of it, with what has no order sorted.
+fn kept(rules: &Ruleset) -> serde_json::Value {
+    fn sort(value: &mut serde_json::Value) {
+        match value {
+            serde_json::Value::Object(fields) => {
+                if let Some(serde_json::Value::Array(elements)) = fields.get_mut("elements") {
+                    elements.sort_by_key(ToString::to_string);
+                }
+                fields.values_mut().for_each(sort);
+            }
+            serde_json::Value::Array(values) => values.iter_mut().for_each(sort),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::to_value(rules).unwrap();
+    sort(&mut value);
+    value
 }
 
 /// Places and what is done there.
