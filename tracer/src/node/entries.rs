@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn tuple_attribute(kind: u16, src: &str, dst: &str) -> Vec<u8> {
-        let end = |text: &str| text.parse::<std::net::SocketAddrV4>().unwrap();
+        let end = |text: &str| text.parse::<SocketAddrV4>().unwrap();
         let (src, dst) = (end(src), end(dst));
         let ip = [attribute(1, &src.ip().octets()), attribute(2, &dst.ip().octets())].concat();
         let proto = [
