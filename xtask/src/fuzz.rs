@@ -33,18 +33,20 @@ struct Target {
 
 /// The largest allocation of a reader whose inputs are this short.
 const SMALL_MIB: u64 = 16;
+/// What rules may take at once: the ways of one packet through them, 65,536 of some 450 bytes, in a list that doubles.
+const RULES_MIB: u64 = 64;
 /// What a recording may take at once: an item put together from its pieces, 64 MiB, in a list that doubles as it grows.
 const RECORDING_MIB: u64 = 128;
 
 const TARGETS: &[Target] = &[
     Target { name: "btf", max_bytes: 64 << 10, allocation_mib: SMALL_MIB },
-    Target { name: "check", max_bytes: 64 << 10, allocation_mib: SMALL_MIB },
+    Target { name: "check", max_bytes: 64 << 10, allocation_mib: RULES_MIB },
     Target { name: "decode", max_bytes: 1 << 10, allocation_mib: SMALL_MIB },
     Target { name: "entries", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
     Target { name: "objects", max_bytes: 16 << 10, allocation_mib: SMALL_MIB },
     Target { name: "recording", max_bytes: 64 << 10, allocation_mib: RECORDING_MIB },
-    Target { name: "replay", max_bytes: 256 << 10, allocation_mib: RECORDING_MIB },
-    Target { name: "rules", max_bytes: 64 << 10, allocation_mib: SMALL_MIB },
+    Target { name: "replay", max_bytes: 96 << 10, allocation_mib: RECORDING_MIB },
+    Target { name: "rules", max_bytes: 64 << 10, allocation_mib: RULES_MIB },
     Target { name: "texts", max_bytes: 16 << 10, allocation_mib: SMALL_MIB },
 ];
 

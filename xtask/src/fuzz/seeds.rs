@@ -34,7 +34,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
     let files = files(&tests.join("fixtures"))?;
     let corpus = tests.join("corpus");
     let list = match target {
-        "btf" => vec![read(&corpus.join("small-kernel.btf"))?],
+        "btf" => vec![read(corpus.join("small-kernel.btf"))?],
         "check" => check(&files, tests)?,
         "decode" => {
             let records =
@@ -47,7 +47,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
                 .collect()
         }
         "entries" => {
-            let dump = read(&corpus.join("unanswered-datagrams.ctnetlink"))?;
+            let dump = read(corpus.join("unanswered-datagrams.ctnetlink"))?;
             [0, 30].map(|timeout| [&[timeout], dump.as_slice()].concat()).into()
         }
         "objects" => objects(&files)?,
@@ -279,7 +279,7 @@ fn compact(path: &Path) -> Result<Vec<u8>> {
     let text = String::from_utf8_lossy(&bytes);
     let is_metric = |line: &&str| line.contains("kubeproxy_") || line.contains("kubernetes_build_info");
     let mut text = if path.ends_with("metrics.txt") {
-        text.lines().filter(is_metric).map(|line| format!("{line}\n")).collect()
+        text.lines().filter(is_metric).flat_map(|line| [line, "\n"]).collect()
     } else {
         text.into_owned()
     };
