@@ -3,13 +3,14 @@
 
 mod check_support;
 
-use std::{fs, sync::OnceLock};
+use std::{collections::BTreeSet, fs, sync::OnceLock};
 
 use check_support::{Gathered, fixtures};
 use proptest::prelude::*;
 use viptrace::{
-    node::capture::{Capture, folder},
+    node::capture::{Capture, Kind, folder},
     report::{Paint, check},
+    time::Timestamp,
     triage::{Facts, Scope, triage},
 };
 
@@ -55,6 +56,44 @@ fn change() -> impl Strategy<Value = (prop::sample::Index, prop::sample::Index, 
         Just("\u{1b}[2J".to_owned())
     ];
     (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0_usize..200, put)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn a_written_folder_is_read_as_it_was(
+        which in any::<prop::sample::Index>(),
+        kept in prop::collection::vec(any::<bool>(), 40),
+        gaps in prop::collection::btree_map(prop::sample::select(Kind::ALL.to_vec()), any::<String>(), 0..3),
+        node in prop::option::of("[a-z0-9.-]{1,20}"),
+        taken in any::<u64>(),
+    ) {
+        let mut capture = which.get(captures()).clone();
+        let mut kept = kept.into_iter().chain(std::iter::repeat(true));
+        capture.artifacts.retain(|_| kept.next().unwrap());
+        capture.node = node;
+        for (kind, why) in gaps {
+            capture.miss(kind, why);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = folder::write(folder.path(), &capture, Timestamp::from_unix_ns(taken)).unwrap();
+        prop_assert_eq!(manifest.files.len(), capture.artifacts.len());
+        match folder::read(folder.path(), None) {
+            Ok(read) => {
+                prop_assert_eq!(read.warnings, Vec::<String>::new());
+                prop_assert_eq!(texts(&read.capture), texts(&capture));
+                prop_assert_eq!(read.capture.taken, Some(Timestamp::from_unix_ns(taken)));
+                prop_assert_eq!(read.capture.node, capture.node);
+                prop_assert_eq!(read.capture.gaps, capture.gaps);
+            }
+            Err(error) => prop_assert!(capture.artifacts.is_empty(), "{}", error),
+        }
+    }
+}
+
+/// What was captured, wherever it came from.
+fn texts(capture: &Capture) -> BTreeSet<(Kind, &str)> {
+    capture.artifacts.iter().map(|artifact| (artifact.kind, artifact.text.as_str())).collect()
 }
 
 proptest! {

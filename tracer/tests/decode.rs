@@ -291,6 +291,38 @@ fn a_layout_without_a_needed_field_reads_nothing() {
 }
 
 proptest! {
+    #[test]
+    fn a_listed_entry_is_read_as_it_was_written(
+        (client, vip, endpoint) in any::<(SocketAddr, SocketAddr, SocketAddr)>(),
+        (zone, status, protocol, netns) in any::<(u16, u32, u8, u32)>(),
+        read_at in 10_000..4_000_000_000_u64,
+        idle in proptest::option::of(0..9_000_u64),
+    ) {
+        // One family, and no scope: a tuple has neither.
+        let of_client = |end: SocketAddr| match (client, end) {
+            (SocketAddr::V4(_), SocketAddr::V6(v6)) => {
+                let [.., a, b, c, d] = v6.ip().octets();
+                SocketAddr::from(([a, b, c, d], v6.port()))
+            }
+            (SocketAddr::V6(_), SocketAddr::V4(v4)) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+            (_, end) => SocketAddr::new(end.ip(), end.port()),
+        };
+        let (client, vip, endpoint) = (of_client(client), of_client(vip), of_client(endpoint));
+        let orig = Tuple::new(Protocol(protocol), client, vip);
+        let reply = Tuple::new(Protocol(protocol), endpoint, client);
+        let ct = Conntrack { id: 0, zone, status: Status(status), orig, reply };
+        let read_at = Timestamp::from_unix_secs(read_at);
+        let last_packet = idle.map(|idle| read_at.saturating_sub(std::time::Duration::from_secs(idle)));
+        let written = OldEntry { ct, read_at, last_packet };
+        let (told, record) = decoder().listed(&written, Netns(netns)).unwrap();
+        let read = decoder().decode(record.as_ref()).unwrap();
+        prop_assert_eq!(&read, &told);
+        prop_assert_eq!((read.time, read.netns, read.hook), (read_at, Netns(netns), Hook::Look));
+        let Fact::Conntrack(fact) = read.fact else { unreachable!() };
+        prop_assert_eq!(fact.ct, ct);
+        prop_assert_eq!(fact.note.last_packet, last_packet);
+    }
+
     /// Whatever the bytes and wherever a hostile layout points, decoding ends in a sighting or an error.
     #[test]
     fn no_record_and_no_layout_can_panic_the_decoder(

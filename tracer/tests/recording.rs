@@ -13,11 +13,14 @@ use std::{
 };
 
 use proptest::{collection::vec, prelude::*, sample::Index};
+use serde_json::Value;
 use viptrace::{
     cluster::{Kind, Update, watch::Event},
+    node::{Observed, ipset, iptables, ipvs, nftables, ruleset::Snapshot},
     pipeline::Detail,
     probe::decode::{Decoder, Mask},
-    recording::{DamageKind, Dropped, End, Player},
+    recording::{DamageKind, Dropped, End, NodeReading, Player},
+    time::Timestamp,
 };
 
 use recording_support::{Live, Traffic, corpus, header, replayed};
@@ -38,14 +41,25 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> (Vec<String>, Option<End>, Player<C
 
 /// A trace in which everything happens that can: losses, a lost API server, readings of the node, pruning.
 fn eventful(path: &Path, detail: Detail, records: usize) -> Vec<String> {
+    traced(path, detail, 7, records, (0..7).cycle())
+}
+
+/// As many records of traffic, and behind each hundred of them what happens then.
+fn traced(
+    path: &Path,
+    detail: Detail,
+    seed: u64,
+    records: usize,
+    happenings: impl Iterator<Item = u8>,
+) -> Vec<String> {
     let corpus = corpus("debian-6.12");
-    let traffic: Vec<_> = Traffic::new(&corpus, 7, 300.0).take(records).collect();
+    let traffic: Vec<_> = Traffic::new(&corpus, seed, 300.0).take(records).collect();
     let mut live = Live::new(&header(&corpus), detail, path);
-    for (turn, batch) in traffic.chunks(100).enumerate() {
+    for (batch, happening) in traffic.chunks(100).zip(happenings) {
         live.turn(batch.iter().map(Vec::as_slice));
         let received = live.now;
         let update = |event| Update { kind: Kind::Pod, received, event };
-        match turn % 7 {
+        match happening {
             1 => live.lose(3, Duration::from_millis(2)),
             2 => live.recorded.absorb(update(Event::Lost("connection refused".to_owned()))),
             3 => live.pass(Duration::from_secs(2)),
@@ -76,6 +90,22 @@ fn a_replay_says_what_the_live_trace_said() {
         assert_eq!(player.damage().1, 0);
         assert_eq!(player.missing(), &viptrace::recording::Missing::default());
         assert!(player.pipeline().lost_events() > 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn whatever_happens_is_replayed_word_for_word(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..8_u8, 1..12)) {
+        let detail = if all { Detail::All } else { Detail::Faults };
+        let (_folder, path) = temporary();
+        let live = traced(&path, detail, seed, happenings.len() * 100, happenings.into_iter());
+        let (lines, end, player) = replay(fs::read(&path).unwrap(), detail);
+        prop_assert_eq!(lines, live);
+        prop_assert!(end.is_some());
+        prop_assert_eq!(player.damage().1, 0);
+        prop_assert_eq!(player.missing(), &viptrace::recording::Missing::default());
     }
 }
 
@@ -303,4 +333,74 @@ fn of_a_kernel_structure_only_its_fields_are_recorded() {
             assert_eq!(kept, expected, "{kernel}: {record:x?}");
         }
     }
+}
+
+/// Rules in every form, few of each.
+const IPTABLES: &str = "*nat
+:PREROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-A - [0:0]
+:KUBE-SEP-B - [0:0]
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.10.10/32 -p tcp -m comment --comment \"shop/cart:http cluster IP\" -m tcp --dport 80 -j KUBE-SVC-A
+-A KUBE-SVC-A -m statistic --mode random --probability 0.33333333349 -j KUBE-SEP-B
+-A KUBE-SVC-A -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
+-A KUBE-SEP-B -p tcp -m tcp -j DNAT --to-destination 10.244.1.11:8080
+COMMIT
+";
+const NFTABLES: &str = "table ip kube-proxy {
+\tmap service-ips {
+\t\ttype ipv4_addr . inet_proto . inet_service : verdict
+\t\telements = { 10.96.10.10 . tcp . 80 : goto service-A, 10.96.10.20 . tcp . 80 : drop }
+\t}
+\tset affinity {
+\t\ttype ipv4_addr
+\t\tflags dynamic,timeout
+\t\ttimeout 3h
+\t}
+\tchain services {
+\t\tip daddr . meta l4proto . th dport vmap @service-ips
+\t}
+\tchain service-A {
+\t\tnumgen random mod 2 vmap { 0 : goto endpoint-B, 1 : goto endpoint-B }
+\t}
+\tchain endpoint-B {
+\t\tip saddr 10.244.1.11 jump mark-for-masquerade
+\t\tmeta l4proto tcp dnat to 10.244.1.11:8080
+\t}
+}
+";
+const IPSET: &str = "create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 1024 maxelem 65536
+add KUBE-CLUSTER-IP 10.96.10.10,tcp:80
+";
+const IPVS: &str = "-A -t 10.96.10.10:80 -s rr -p 10800\n-a -t 10.96.10.10:80 -r 10.244.1.11:8080 -m -w 1\n";
+
+/// What fuzzing begins with; `VIPTRACE_BLESS=1` writes it anew.
+#[test]
+fn the_corpus_has_a_reading_of_a_node() {
+    let at = Timestamp::from_unix_secs(1_796_083_200);
+    let mut facts = recording_support::node(at);
+    let mut rules = iptables::parse(IPTABLES, iptables::Hint::default());
+    rules.absorb(nftables::parse(NFTABLES.as_bytes()).unwrap());
+    rules.absorb(ipset::parse(IPSET));
+    rules.servers = Some(ipvs::parse(IPVS));
+    assert_eq!((rules.skipped, rules.oddities.as_slice()), (0, [].as_slice()));
+    let sources = vec!["a test".to_owned()];
+    facts.rules = Some(Arc::new(Observed {
+        time: at,
+        value: Snapshot { rules, gaps: vec!["a gap".to_owned()], sources },
+    }));
+    let reading = serde_json::to_value(NodeReading { facts, asked: at, now: at }).unwrap();
+    let path = recording_support::tests_folder().join("corpus/node-reading.json");
+    if std::env::var_os("VIPTRACE_BLESS").is_some() {
+        fs::write(&path, format!("{reading}\n")).unwrap();
+    }
+    let kept: NodeReading = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    // The elements of a set have no order.
+    let sorted = |value: &Value| {
+        let mut bytes = value.to_string().into_bytes();
+        bytes.sort_unstable();
+        bytes
+    };
+    assert_eq!(sorted(&serde_json::to_value(kept).unwrap()), sorted(&reading));
 }

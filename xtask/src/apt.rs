@@ -29,6 +29,8 @@ pub(crate) const GUEST: &[&str] = &[
     "ipset",
     "ipvsadm",
 ];
+/// To build libFuzzer, which comes as source, and to link it.
+pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.
 pub(crate) const BENCH: &[&str] = &["tcpdump", "bpftrace"];
 

@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
@@ -97,6 +98,13 @@ impl Call {
             Ok(status) => Err(self.failure(&ended(status))),
             Err(error) => Err(self.not_started(&error)),
         }
+    }
+
+    /// Runs to the end with all its output in a file.
+    pub(crate) fn logged(mut self, file: &File) -> Result<ExitStatus> {
+        let copies = file.try_clone().and_then(|out| Ok((out, file.try_clone()?)));
+        let (out, err) = copies.map_err(|error| self.not_started(&error))?;
+        self.command.stdout(out).stderr(err).status().map_err(|error| self.not_started(&error))
     }
 
     /// Runs to the end quietly and returns what it wrote to stdout; an error repeats the last lines it wrote.

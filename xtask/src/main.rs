@@ -1,4 +1,4 @@
-//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, a guest shell.
+//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell.
 //!
 //! This file owns the command line and the exit status (0 done, 1 failed; clap's own 2 for usage). What a verb does
 //! lives in its own file; nothing here starts a program.
@@ -10,6 +10,7 @@ mod cpio;
 mod demo;
 mod disk;
 mod event;
+mod fuzz;
 mod host_tests;
 mod image;
 mod kernels;
@@ -53,6 +54,8 @@ enum Verb {
     /// Measure what tracing costs
     #[command(subcommand)]
     Bench(bench::What),
+    /// Give every reader the inputs that a fuzzer makes up
+    Fuzz(fuzz::Options),
     /// A shell in a guest, for looking around
     Shell(shell::Options),
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Verb::Test(options) => Ok(test::run(&printer, options)),
         Verb::Demo(options) => demo::run(&printer, options),
         Verb::Bench(what) => bench::run(&printer, what),
+        Verb::Fuzz(options) => fuzz::run(&printer, options),
         Verb::Shell(options) => shell::run(&printer, options),
     };
     match outcome {

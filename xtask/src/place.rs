@@ -62,9 +62,14 @@ impl Place {
 /// does) would run again, with all that depends on them, whenever `cargo xtask` and a plain `cargo build` take turns.
 pub(crate) fn cargo(what: impl Into<String>) -> Call {
     let program = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    apart(Call::new(what, program))
+}
+
+/// A call of something that calls cargo in turn: what `cargo run` told us about our own package is not handed on.
+pub(crate) fn apart(call: Call) -> Call {
     let ours =
         env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_of_package(name));
-    ours.fold(Call::new(what, program), |call, name| call.without_env(&name))
+    ours.fold(call, |call, name| call.without_env(&name))
 }
 
 fn is_of_package(variable: &str) -> bool {

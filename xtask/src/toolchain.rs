@@ -1,4 +1,4 @@
-//! The tools that build BPF, and the build of the binaries that go into the guests.
+//! The tools that build BPF and the fuzz targets, and the build of the binaries that go into the guests.
 //!
 //! The BPF object itself is built by the tracer's build script, which looks for the same two things as this file:
 //! `bpf-linker` below the target folder, and a compiler that may use unstable features with core's source beside it.
@@ -16,6 +16,8 @@ use crate::printer::Outcome;
 
 /// bpf-linker reads the bitcode of rustc, so its LLVM must be at least as new: 22 serves rustc 1.95 to 1.97.
 const BPF_LINKER_VERSION: &str = "0.13.0";
+/// Builds the fuzz targets, by any compiler from 1.95 on.
+const CARGO_FUZZ_VERSION: &str = "0.13.2";
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 
 /// The packages to build with, here. rustup's nightly with rust-src takes the place of Debian's compiler.
@@ -38,7 +40,7 @@ fn has_nightly_with_source() -> bool {
 pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
     let root = place.toolchain();
     let binary = root.join("bin/bpf-linker");
-    if let Some(version) = linker_version(&binary) {
+    if let Some(version) = version(&binary, BPF_LINKER_VERSION) {
         return Ok(Outcome::Skipped(format!("{version} is built")));
     }
     disk::require(&place.target, disk::COLD_BYTES)?;
@@ -56,19 +58,44 @@ pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .hint("check that crates.io can be reached and that the disk is not full, then try again")
         .stream()?;
-    if build.exists() {
-        fs::remove_dir_all(&build).with_context(|| format!("could not remove {}", build.display()))?;
-    }
+    remove(&build)?;
     Ok(Outcome::Done(format!("built bpf-linker {BPF_LINKER_VERSION}")))
 }
 
-fn linker_version(binary: &Path) -> Option<String> {
+/// Builds cargo-fuzz once and keeps it below the target folder.
+pub(crate) fn ensure_cargo_fuzz(place: &Place) -> Result<Outcome> {
+    let root = place.toolchain();
+    if let Some(version) = version(&root.join("bin/cargo-fuzz"), CARGO_FUZZ_VERSION) {
+        return Ok(Outcome::Skipped(format!("{version} is built")));
+    }
+    disk::require(&place.target, disk::WARM_BYTES)?;
+    let build = root.join("build");
+    cargo("build cargo-fuzz")
+        .args(["install", "cargo-fuzz", "--version", CARGO_FUZZ_VERSION, "--locked", "--force", "--root"])
+        .arg(&root)
+        .arg("--target-dir")
+        .arg(&build)
+        .hint("check that crates.io can be reached and that the disk is not full, then try again")
+        .stream()?;
+    remove(&build)?;
+    Ok(Outcome::Done(format!("built cargo-fuzz {CARGO_FUZZ_VERSION}")))
+}
+
+fn remove(build: &Path) -> Result<()> {
+    if build.exists() {
+        fs::remove_dir_all(build).with_context(|| format!("could not remove {}", build.display()))?;
+    }
+    Ok(())
+}
+
+/// What a program says of itself, where it is there and of this version.
+fn version(binary: &Path, wanted: &str) -> Option<String> {
     if !binary.is_file() {
         return None;
     }
-    let text = Call::new("start bpf-linker", binary).arg("--version").read().ok()?;
+    let text = Call::new(format!("start {}", binary.display()), binary).arg("--version").read().ok()?;
     let text = text.trim();
-    text.ends_with(BPF_LINKER_VERSION).then(|| text.to_owned())
+    text.ends_with(wanted).then(|| text.to_owned())
 }
 
 /// The binaries that go into the guests, in the release profile.
@@ -87,9 +114,9 @@ mod tests {
 
     #[test]
     fn a_linker_that_does_not_answer_is_built_anew() {
-        assert_eq!(linker_version(Path::new("/nonexistent/bpf-linker")), None);
-        assert_eq!(linker_version(Path::new("/bin/false")), None);
-        assert_eq!(linker_version(Path::new("/bin/true")), None);
+        for path in ["/nonexistent/bpf-linker", "/bin/false", "/bin/true"] {
+            assert_eq!(version(Path::new(path), BPF_LINKER_VERSION), None);
+        }
     }
 
     #[test]

@@ -4,14 +4,32 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::probe::{btf::Btf, layout::Layout};
+use viptrace::probe::{
+    btf::Btf,
+    hooks::HOOKS,
+    layout::{FIELDS, Layout},
+};
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Ok(btf) = Btf::parse(bytes) {
-        let _ = Layout::resolve(&btf);
-        let _ = btf.enum_variants("skb_drop_reason");
-        let _ = btf.function("__nf_conntrack_confirm");
-        let _ = btf.raw_tracepoint("kfree_skb");
-        let _ = Btf::parse_split(&Arc::new(btf), bytes);
+    let Ok(btf) = Btf::parse(bytes) else { return };
+    ask(&btf);
+    if let Ok(module) = Btf::parse_split(&Arc::new(btf), bytes) {
+        ask(&module);
     }
 });
+
+/// All that a trace asks, and what the small kernel of the corpus has besides.
+fn ask(btf: &Btf) {
+    let _ = Layout::resolve(btf);
+    for structure in FIELDS.iter().map(|field| field.structure).chain(["nf_conn", "sk_buff", "net"]) {
+        let _ = btf.struct_size(structure);
+    }
+    for name in ["skb_drop_reason", "verdict", "wide"] {
+        let _ = btf.enum_variants(name);
+        let _ = btf.enum_value(name, "SMALL");
+    }
+    for symbol in HOOKS.iter().map(|hook| hook.hook.symbol()).chain(["nf_confirm", "kfree_skb", "lonely"]) {
+        let _ = btf.function(symbol);
+        let _ = btf.raw_tracepoint(symbol);
+    }
+}

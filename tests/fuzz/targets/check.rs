@@ -1,20 +1,42 @@
-//! Any bytes as one text of a capture, of each kind; the whole is read, judged and printed.
+//! Any bytes as the texts of a capture; the whole is read, judged, compared and printed.
+//!
+//! The input is what a folder's files would be: `=== NAME` on a line of its own, then the text. As for a folder, the
+//! name or else the text says of which kind it is. What stands before the first name is a check to compare with.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use viptrace::{
-    node::capture::{Capture, Kind},
+    cluster::Key,
+    node::capture::{Capture, Kind, recognise},
     report::{Paint, check},
-    triage::{Facts, Scope, triage},
+    time::Timestamp,
+    triage::{Facts, Saved, Scope, compare, triage},
 };
 
-fuzz_target!(|input: (u8, Vec<u8>)| {
-    let (kind, bytes) = input;
-    let kind = Kind::ALL[usize::from(kind) % Kind::ALL.len()];
-    let mut capture = Capture { node: Some("worker-1".into()), ..Capture::default() };
-    capture.put(Kind::ProxyMode, "mode", "iptables".into());
-    capture.put(kind, "fuzz", String::from_utf8_lossy(&bytes).into_owned());
-    let report = triage(&Facts::read(&capture), &Scope::default());
+fuzz_target!(|input: &[u8]| {
+    let service = (input.len() % 2 == 1).then(|| Key::new("shop", "cart"));
+    let input = String::from_utf8_lossy(input);
+    let mut parts = input.split("=== ");
+    let saved = parts.next().and_then(|text| Saved::parse(text).ok());
+    let mut capture = Capture {
+        node: Some("worker-1".into()),
+        taken: Some(Timestamp::from_unix_secs(1_795_217_105)),
+        ..Capture::default()
+    };
+    for part in parts {
+        let (name, text) = part.split_once('\n').unwrap_or((part, ""));
+        let named = Kind::ALL.into_iter().find(|kind| kind.file_name() == name);
+        if let Some(kind) = named.or_else(|| recognise(name, text)) {
+            capture.put(kind, name, text.to_owned());
+        }
+    }
+    let mut report = triage(&Facts::read(&capture), &Scope { service });
+    if let Some(saved) = &saved {
+        report.differences = compare::differences(&report, saved);
+    }
     assert!(check::is_clean(&check::text(&report, Paint(false), true)));
-    assert!(check::record(&report).is_ok() && check::document(&report).is_ok());
+    assert!(check::document(&report).is_ok());
+    // What is saved is read again, and differs in nothing.
+    let again = Saved::parse(&check::record(&report).unwrap()).unwrap();
+    assert_eq!(compare::differences(&report, &again), []);
 });

@@ -1,14 +1,47 @@
-//! Any JSON as a Kubernetes object of each kind.
+//! Any JSON as a Kubernetes object of each kind: trimmed, taken into a history and asked for.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::cluster::{Kind, trim};
+use viptrace::{
+    cluster::{History, Kind, LOOK_BACK, model::Change, trim},
+    time::Timestamp,
+};
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(value) = serde_json::from_slice::<serde_json::Value>(bytes) else { return };
-    for kind in Kind::ALL {
+    let mut history = History::new(LOOK_BACK);
+    for (kind, second) in Kind::ALL.into_iter().zip(1_000_u64..) {
         let mut odd = Vec::new();
-        let _ = trim::trim(kind, value.clone(), &mut odd);
-        let _ = trim::key_of(kind, &value);
+        let trimmed = trim::trim(kind, value.clone(), &mut odd);
+        let key = trim::key_of(kind, &value);
+        history.mark_known(kind);
+        if let Some(trimmed) = trimmed {
+            history.apply_listed(Timestamp::from_unix_secs(second), trimmed.clone());
+            history.apply(Timestamp::from_unix_secs(second + 5), Change::Put(trimmed));
+        }
+        if let Some(key) = key {
+            history.apply(Timestamp::from_unix_secs(second + 10), Change::Delete(kind, key));
+        }
     }
+    ask(&history);
+    history.prune(Timestamp::from_unix_secs(2_000));
+    history.prune(Timestamp::MAX);
+    ask(&history);
 });
+
+fn ask(history: &History) {
+    for at in [Timestamp::MIN, Timestamp::from_unix_secs(1_003), Timestamp::MAX] {
+        for service in history.services() {
+            for port in &service.ports {
+                for ip in &service.cluster_ips {
+                    let _ = history.service_for(*ip, port.port, port.protocol, at);
+                }
+                let _ = history.node_port(port.node_port.unwrap_or(0), port.protocol, at);
+            }
+        }
+        for ip in history.pods().flat_map(|pod| pod.ips.iter()) {
+            let _ = (history.pod_by_ip(*ip, at), history.last_pod_by_ip(*ip, at));
+            let _ = history.is_probe_target(*ip, 8080, at);
+        }
+    }
+}

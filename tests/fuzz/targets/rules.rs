@@ -7,13 +7,13 @@ use viptrace::node::{
     ruleset::{Family, Origin, Probe, Ruleset, walk::Walker},
 };
 
-fuzz_target!(|input: (u8, Vec<u8>)| {
-    let (kind, bytes) = input;
-    let text = String::from_utf8_lossy(&bytes);
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, bytes)) = input.split_first() else { return };
+    let text = String::from_utf8_lossy(bytes);
     let mut rules = Ruleset::default();
     match kind % 4 {
         0 => rules = iptables::parse(&text, iptables::Hint::default()),
-        1 => rules = nftables::parse(&bytes).unwrap_or_default(),
+        1 => rules = nftables::parse(bytes).unwrap_or_default(),
         2 => rules.servers = Some(ipvs::parse(&text)),
         _ => rules = ipset::parse(&text),
     }
@@ -21,10 +21,20 @@ fuzz_target!(|input: (u8, Vec<u8>)| {
         let walker = Walker::new(&rules, family);
         let traffic = rules.local_traffic(family);
         let (source, interface) = traffic.example(family);
-        for (frontend, origin) in rules.frontends(family).into_keys().take(8).zip(Origin::ALL.into_iter().cycle()) {
+        for (frontend, origin) in
+            rules.frontends(family).into_keys().take(8).zip(Origin::ALL.into_iter().cycle())
+        {
             let destination = (frontend.address.unwrap_or(source), frontend.port).into();
             let (protocol, local) = (frontend.protocol, frontend.address.is_none());
-            let _ = walker.walk(&Probe { origin, source, interface, destination, protocol, local, hairpin: true });
+            let _ = walker.walk(&Probe {
+                origin,
+                source,
+                interface,
+                destination,
+                protocol,
+                local,
+                hairpin: true,
+            });
         }
     }
 });

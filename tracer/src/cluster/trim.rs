@@ -31,6 +31,11 @@ mod tests;
 /// The longest name that the API accepts (DNS subdomain, RFC 1123), in bytes.
 const NAME_MAX_BYTES: usize = 253;
 
+/// Endpoints of one slice, at most, and its ports: what the API server lets through
+/// (`maxEndpoints` and `maxPorts` of `pkg/apis/discovery/validation`).
+const SLICE_ENDPOINTS_MAX: usize = 1000;
+const SLICE_PORTS_MAX: usize = 20_000;
+
 /// Kubernetes' default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
 const AFFINITY_DEFAULT: Duration = Duration::from_hours(3);
 
@@ -332,15 +337,21 @@ fn slice(key: Key, parsed: discovery::EndpointSlice, notes: &mut Notes<'_>) -> O
         }
         name => name.map(|name| Key { namespace: Arc::clone(&key.namespace), name: name.into() }),
     };
+    let (endpoints, ports) = (parsed.endpoints.len(), parsed.ports.as_ref().map_or(0, Vec::len));
+    if endpoints > SLICE_ENDPOINTS_MAX || ports > SLICE_PORTS_MAX {
+        notes.note(format!(
+            "{endpoints} endpoints and {ports} ports, of which {SLICE_ENDPOINTS_MAX} and {SLICE_PORTS_MAX} can be"
+        ));
+    }
     // A port without a number means "all ports"; kube-proxy programs nothing for it.
-    let ports = parsed.ports.into_iter().flatten().filter_map(|port| {
+    let ports = parsed.ports.into_iter().flatten().take(SLICE_PORTS_MAX).filter_map(|port| {
         let protocol = notes.protocol(port.protocol.as_deref())?;
         Some(SlicePort { name: text(port.name), protocol, port: notes.port(port.port?, "port")? })
     });
     let ports = ports.collect();
     let mut endpoints = Vec::new();
     if address_type != AddressType::Fqdn {
-        for endpoint in parsed.endpoints {
+        for endpoint in parsed.endpoints.into_iter().take(SLICE_ENDPOINTS_MAX) {
             endpoints.extend(slice_endpoint(endpoint, address_type, &key.namespace, notes));
         }
     }

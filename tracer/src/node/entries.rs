@@ -111,8 +111,13 @@ fn request() -> Vec<u8> {
     message
 }
 
-/// Reads the messages of one datagram; whether the dump ends with it.
-fn parse(
+/// Reads the messages of one datagram; whether the dump ends with it. `timeout` is how long an entry without an answer
+/// lives after its last packet, where that is known.
+///
+/// # Errors
+///
+/// What the kernel answered instead of entries, or a message that is cut off.
+pub fn parse(
     mut rest: &[u8],
     read_at: Timestamp,
     timeout: Option<Duration>,
@@ -238,6 +243,8 @@ fn u32_be(from: &[u8]) -> Option<u32> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+    use std::net::SocketAddrV4;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -252,7 +259,7 @@ mod tests {
     }
 
     fn tuple_attribute(kind: u16, src: &str, dst: &str) -> Vec<u8> {
-        let end = |text: &str| text.parse::<std::net::SocketAddrV4>().unwrap();
+        let end = |text: &str| text.parse::<SocketAddrV4>().unwrap();
         let (src, dst) = (end(src), end(dst));
         let ip = [attribute(1, &src.ip().octets()), attribute(2, &dst.ip().octets())].concat();
         let proto = [
@@ -322,10 +329,56 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(1));
     }
 
+    /// What fuzzing begins with; `VIPTRACE_BLESS=1` writes it anew.
+    #[test]
+    fn the_corpus_has_such_a_dump() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/corpus/unanswered-datagrams.ctnetlink");
+        let dump = [entry(0x1a8), entry(0x1aa), message(NLMSG_DONE, &[0; 4])].concat();
+        if std::env::var_os("VIPTRACE_BLESS").is_some() {
+            std::fs::write(&path, &dump).unwrap();
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), dump);
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_read_to_an_end(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
             let _ = parse(&bytes, Timestamp::MIN, Some(Duration::from_secs(30)), &mut Vec::new());
+        }
+
+        #[test]
+        fn what_is_written_is_read(
+            ends in proptest::collection::vec((any::<SocketAddrV4>(), any::<SocketAddrV4>(), any::<SocketAddrV4>(), any::<bool>(), 0..=30_u32), 0..6),
+        ) {
+            let mut dump = Vec::new();
+            for (client, vip, endpoint, answered, left) in &ends {
+                let status = 0x1a8 | u32::from(*answered) << 1;
+                let body = [
+                    vec![2, 0, 0, 0],
+                    tuple_attribute(1, &client.to_string(), &vip.to_string()),
+                    tuple_attribute(2, &endpoint.to_string(), &client.to_string()),
+                    attribute(3, &status.to_be_bytes()),
+                    attribute(7, &left.to_be_bytes()),
+                ];
+                dump.extend(message(CT_NEW, &body.concat()));
+            }
+            dump.extend(message(NLMSG_DONE, &[0; 4]));
+            let (done, entries) = read(&dump);
+            prop_assert!(done);
+            let read: Vec<_> = entries
+                .iter()
+                .map(|entry| (entry.ct.orig.src, entry.ct.orig.dst, entry.ct.reply.src, entry.last_packet.unwrap()))
+                .collect();
+            let written: Vec<_> = ends
+                .into_iter()
+                .filter(|(.., answered, _)| !answered)
+                .map(|(client, vip, endpoint, _, left)| {
+                    let last = Timestamp::from_unix_secs(100 - 30 + u64::from(left));
+                    (client.into(), vip.into(), endpoint.into(), last)
+                })
+                .collect();
+            prop_assert_eq!(read, written);
         }
 
         #[test]

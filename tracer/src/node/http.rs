@@ -58,8 +58,8 @@ async fn exchange(addr: SocketAddr, path: &str, max_bytes: usize) -> Result<Resp
     parse_response(&answer, truncated).ok_or(HttpError::NotHttp { addr })
 }
 
-/// Splits an HTTP/1.x answer into status and body.
-fn parse_response(answer: &[u8], truncated: bool) -> Option<Response> {
+/// Splits an HTTP/1.x answer into status and body; `None` for anything else.
+pub fn parse_response(answer: &[u8], truncated: bool) -> Option<Response> {
     let (end, skip) =
         find(answer, b"\r\n\r\n").map(|at| (at, 4)).or_else(|| find(answer, b"\n\n").map(|at| (at, 2)))?;
     let head = answer.get(..end)?;

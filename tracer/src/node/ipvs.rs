@@ -3,6 +3,7 @@
 //! Parsers are pure and tolerant. The live read needs no `ipvsadm`.
 
 use std::{
+    collections::HashMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::Path,
 };
@@ -44,6 +45,8 @@ pub fn settings(proc: &Path) -> Option<IpvsSettings> {
 /// Parses any of the three formats.
 pub fn parse(text: &str) -> Vec<VirtualServer> {
     let mut servers: Vec<VirtualServer> = Vec::new();
+    // Where a saved server stands: its real servers name it, and need not follow at once.
+    let mut places = HashMap::new();
     let mut count = 0_usize;
     let hexadecimal = is_proc(text);
     let endpoint = |text: &str| endpoint(text, hexadecimal);
@@ -55,16 +58,15 @@ pub fn parse(text: &str) -> Vec<VirtualServer> {
         match words.as_slice() {
             ["-A", rest @ ..] => {
                 if let Some(server) = saved_server(rest) {
+                    places.insert((server.protocol, server.address), servers.len());
                     servers.push(server);
                     count += 1;
                 }
             }
             ["-a", rest @ ..] => {
                 if let Some((protocol, address, destination)) = saved_destination(rest) {
-                    // Real servers follow their virtual server.
-                    let owner =
-                        servers.iter_mut().rev().find(|s| s.protocol == protocol && s.address == address);
-                    if let Some(owner) = owner {
+                    let place = places.get(&(protocol, address));
+                    if let Some(owner) = place.and_then(|place| servers.get_mut(*place)) {
                         owner.destinations.push(destination);
                         count += 1;
                     }

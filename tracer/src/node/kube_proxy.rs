@@ -87,7 +87,23 @@ pub fn version(metrics: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn an_answer_is_read_as_it_was_saved(status in 100..600_u16, body in "(\\{\"lastUpdated\": \"[ -!#-\\[\\]-~]{0,30}\"\\}|[ -~\n]{0,40})") {
+            let body = body.trim();
+            let saved = format!("{body}\n{status}");
+            prop_assert_eq!(Health::parse_saved(&saved), Some(Health::parse(status, body.as_bytes())));
+        }
+
+        #[test]
+        fn any_text_is_read(text in any::<String>()) {
+            let _ = (Health::parse_saved(&text), ProxyMode::parse(&text), version(&text));
+        }
+    }
 
     #[test]
     fn modes() {

@@ -93,7 +93,28 @@ pub(super) fn find(bytes: &[u8], from: usize) -> Option<usize> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(header: bool, sequence: u32, compressed in vec(any::<u8>(), 0..300), payload_bytes in 0..=16_u32 << 20) {
+            let kind = if header { FrameKind::Header } else { FrameKind::Items };
+            let frame = Frame::around(kind, sequence, &compressed, payload_bytes);
+            let bytes = [frame.encode().as_slice(), &compressed].concat();
+            prop_assert_eq!(Frame::decode(&bytes), Some(frame));
+            prop_assert_eq!(find(&bytes, 0), Some(0));
+        }
+
+        #[test]
+        fn any_bytes_are_a_frame_or_none(bytes in vec(any::<u8>(), 0..64)) {
+            let bytes = [FRAME_MAGIC.as_slice(), &bytes].concat();
+            if let Some(frame) = Frame::decode(&bytes) {
+                prop_assert!(bytes.starts_with(&frame.encode()));
+            }
+        }
+    }
 
     #[test]
     fn a_frame_is_read_as_it_was_written_and_no_bit_of_it_may_change() {

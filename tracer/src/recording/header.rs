@@ -148,3 +148,59 @@ impl Header {
         missing.filter_map(|line| Hook::ALL.into_iter().find(|hook| hook.symbol() == line.hook)).collect()
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::{collection::btree_map, collection::vec, option, prelude::*, sample::select};
+
+    use super::*;
+
+    fn line() -> impl Strategy<Value = HookLine> {
+        let states = vec![HookState::Attached, HookState::NotNeeded, HookState::Missing];
+        (any::<String>(), any::<String>(), select(states), option::of(any::<String>()))
+            .prop_map(|(hook, attach, state, reason)| HookLine { hook, attach, state, reason })
+    }
+
+    fn header() -> impl Strategy<Value = Header> {
+        let numbers = (any::<u32>(), any::<u32>(), any::<[u64; 3]>(), any::<Option<u32>>());
+        let texts = (any::<String>(), any::<String>(), any::<String>(), option::of(any::<String>()));
+        let reasons = btree_map(any::<u32>(), any::<String>().prop_map(Arc::from), 0..4);
+        let tables = (btree_map(any::<String>(), any::<u32>(), 0..6), reasons, vec(line(), 0..4));
+        (numbers, texts, tables).prop_map(
+            |(
+                (format, record_layout, [started, clock_offset_ns, grace_ns], netns),
+                (viptrace, byte_order, kernel_release, node_name),
+                (offsets, reasons, hooks),
+            )| Header {
+                format,
+                record_layout,
+                viptrace,
+                byte_order,
+                kernel_release,
+                target: node_name.clone(),
+                node_name,
+                node_netns: netns.map(Netns),
+                started: Timestamp::from_unix_ns(started),
+                clock_offset_ns,
+                grace_ns,
+                limits: Limits::default(),
+                hooks,
+                offsets,
+                drop_reasons: reasons.clone(),
+                reset_reasons: reasons,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(header in header()) {
+            let json = serde_json::to_vec(&header).unwrap();
+            let read: Header = serde_json::from_slice(&json).unwrap();
+            prop_assert_eq!(&read, &header);
+            let fits = header.format == FORMAT && header.record_layout == RECORD_LAYOUT && header.byte_order == BYTE_ORDER;
+            prop_assert_eq!(read.check().is_ok(), fits);
+        }
+    }
+}

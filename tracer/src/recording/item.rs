@@ -265,6 +265,15 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
+    use crate::{
+        cluster::{
+            Event, Key, Kind, Origin,
+            history::Line,
+            model::{Change, Node},
+            trim::Oddity,
+        },
+        node::{ConntrackUse, NodeState, Observed},
+    };
 
     fn at(ns: u64) -> Timestamp {
         Timestamp::from_unix_ns(ns)
@@ -306,7 +315,123 @@ mod tests {
         assert!(!assembler.forget());
     }
 
+    fn time() -> impl Strategy<Value = Timestamp> {
+        any::<u64>().prop_map(at)
+    }
+
+    fn update() -> impl Strategy<Value = Update> {
+        let event = prop_oneof![
+            Just(Event::Synced),
+            Just(Event::Heard),
+            any::<String>().prop_map(Event::Lost),
+            any::<String>().prop_map(Event::Denied),
+            (any::<String>(), any::<String>())
+                .prop_map(|(object, what)| Event::Odd(vec![Oddity { object, what }])),
+            ("[a-z]{1,9}", "[a-z]{1,9}").prop_map(|(namespace, name)| {
+                Event::Changed(Change::Delete(Kind::Pod, Key::new(&namespace, &name)))
+            }),
+        ];
+        (prop::sample::select(Kind::ALL.to_vec()), time(), event).prop_map(|(kind, received, event)| Update {
+            kind,
+            received,
+            event,
+        })
+    }
+
+    fn reading() -> impl Strategy<Value = NodeReading> {
+        let state = (
+            prop::option::of(any::<String>()),
+            prop::option::of((any::<u64>(), any::<u64>())),
+            vec(any::<String>(), 0..3),
+        );
+        (time(), time(), state).prop_map(|(asked, now, (version, conntrack, gaps))| {
+            let state = NodeState {
+                kube_proxy_version: version.map(|value| Observed { time: now, value }),
+                conntrack_use: conntrack
+                    .map(|(count, max)| Observed { time: asked, value: ConntrackUse { count, max } }),
+                gaps,
+                ..NodeState::default()
+            };
+            NodeReading { facts: NodeFacts { state: state.into(), rules: None }, asked, now }
+        })
+    }
+
+    fn object() -> impl Strategy<Value = SavedObject> {
+        let versions = vec(
+            (time(), prop::option::of(("[a-z0-9.]{0,9}", any::<Option<bool>>(), any::<std::net::IpAddr>()))),
+            0..4,
+        );
+        (any::<String>(), prop::option::of(time()), versions).prop_map(|(name, created, versions)| {
+            let key = Key::new("", &name);
+            let node = |(uid, ready, address): (String, Option<bool>, std::net::IpAddr)| {
+                let addresses = vec![address];
+                let (uid, kubelet_version) = (uid.as_str().into(), uid.as_str().into());
+                let (pod_cidrs, pressure) = (Vec::new(), Vec::new());
+                let (key, kube_proxy_version, zone) = (key.clone(), "".into(), None);
+                Node {
+                    key,
+                    uid,
+                    addresses,
+                    pod_cidrs,
+                    ready,
+                    pressure,
+                    kubelet_version,
+                    kube_proxy_version,
+                    zone,
+                }
+            };
+            let versions =
+                versions.into_iter().map(|(from, version)| (from, version.map(|it| node(it).into())));
+            SavedObject::Node(Line { key: key.clone(), created, versions: versions.collect() })
+        })
+    }
+
+    fn any_item() -> impl Strategy<Value = Item> {
+        let counts = || (any::<u64>(), time(), time());
+        prop_oneof![
+            any::<u32>().prop_map(Item::Records),
+            time().prop_map(Item::Advance),
+            counts().prop_map(|(count, from, to)| Item::Lost(Lost { count, from, to })),
+            time().prop_map(Item::Prune),
+            time().prop_map(Item::Finish),
+            update().prop_map(Item::Update),
+            reading().prop_map(|reading| Item::Node(Box::new(reading))),
+            object().prop_map(|object| Item::Object(Box::new(object))),
+            (any::<u64>(), any::<bool>(), any::<String>()).prop_map(|(look_back, known, server)| {
+                let history =
+                    SavedFacts { look_back, known: [known; Kind::ALL.len()], forgotten: 1, refused: 2 };
+                Item::Start(Box::new(Start { history, status: Status::new(Origin::ApiServer(server)) }))
+            }),
+            counts().prop_map(|(count, from, to)| Item::Dropped(Dropped {
+                records: count,
+                others: count,
+                from,
+                to
+            })),
+            (time(), vec(any::<String>(), 0..3))
+                .prop_map(|(ended, gaps)| Item::End(Box::new(End { ended, gaps }))),
+        ]
+    }
+
     proptest! {
+        #[test]
+        fn what_is_written_is_read(items in vec((any_item(), 1..200_usize), 0..6)) {
+            let mut bytes = Vec::new();
+            for (item, size) in &items {
+                let (kind, body) = item.encode().unwrap();
+                let count = body.chunks(*size).count();
+                for (index, piece) in body.chunks(*size).enumerate() {
+                    put_piece(&mut bytes, kind, piece, index + 1 < count);
+                }
+            }
+            let (mut rest, mut assembler) = (bytes.as_slice(), Assembler::default());
+            let read: Vec<_> = std::iter::from_fn(|| assembler.next(&mut rest)).map(Result::unwrap).collect();
+            // Not all that an item holds can be compared; all of it can be written.
+            let told = |item: &Item| item.encode().unwrap();
+            prop_assert_eq!(read.iter().map(told).collect::<Vec<_>>(), items.iter().map(|(item, _)| told(item)).collect::<Vec<_>>());
+            prop_assert_eq!(format!("{read:?}"), format!("{:?}", items.iter().map(|(item, _)| item).collect::<Vec<_>>()));
+        }
+
         #[test]
         fn no_bytes_panic(bytes in vec(any::<u8>(), 0..300)) {
             let (mut rest, mut assembler) = (bytes.as_slice(), Assembler::default());

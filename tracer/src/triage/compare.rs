@@ -97,3 +97,62 @@ pub fn differences(report: &CheckReport, saved: &Saved) -> Vec<Difference> {
     }
     found
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::{collection::btree_map, collection::vec, option, prelude::*, sample::select};
+
+    use super::*;
+    use crate::{
+        cluster::Key,
+        report::check,
+        triage::{Facts, Finding, Level, Scope, Step, triage},
+        verdict::{Domain, Severity},
+    };
+
+    fn finding() -> impl Strategy<Value = Finding> {
+        let levels = vec![Level::Fault, Level::Warning, Level::Note];
+        let service = option::of(("[a-z]{1,3}", "[a-z]{1,3}", any::<String>()));
+        ("[CKN][0-9]{1,2}", select(levels), any::<String>(), service).prop_map(
+            |(class, level, detail, service)| {
+                let found = Finding::new(&class, Step::Rules, Domain::NoEndpoints, Severity::High, &detail)
+                    .level(level);
+                match service {
+                    Some((namespace, name, port)) => found.service(&Key::new(&namespace, &name), &port),
+                    None => found,
+                }
+            },
+        )
+    }
+
+    fn report(findings: Vec<Finding>, facts: BTreeMap<String, String>) -> CheckReport {
+        CheckReport { findings, facts, ..triage(&Facts::default(), &Scope::default()) }
+    }
+
+    proptest! {
+        #[test]
+        fn a_saved_check_differs_from_itself_in_nothing_and_from_another_in_what_it_says(
+            findings in vec(finding(), 0..6),
+            facts in btree_map(any::<String>(), any::<String>(), 0..6),
+            (name, value) in (any::<String>(), any::<String>()),
+        ) {
+            let mut report = report(findings, facts);
+            let saved = Saved::parse(&check::record(&report).unwrap()).unwrap();
+            prop_assert_eq!(&saved.facts, &report.facts);
+            prop_assert_eq!(saved.findings.len(), report.findings.len());
+            prop_assert_eq!(differences(&report, &saved), []);
+            if report.facts.insert(name.clone(), value.clone()).as_ref() != Some(&value) {
+                let there = saved.facts.get(&name).cloned();
+                prop_assert_eq!(differences(&report, &saved), [Difference { what: name, here: Some(value), there }]);
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_saved_check_or_an_error(text in "(\\{|\\}|\\[|\\]|\"(node|state|findings|facts|class|level|service)\":|\"[a-z]{0,3}\"|,|null|7){0,30}") {
+            if let Ok(saved) = Saved::parse(&text) {
+                let _ = differences(&report(Vec::new(), BTreeMap::new()), &saved);
+            }
+        }
+    }
+}

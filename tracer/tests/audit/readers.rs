@@ -8,7 +8,8 @@ use viptrace::{
         ipset, iptables, ipvs, nftables,
         ruleset::{
             AddressRange, Datum, Destination, Family, Field, Origin, Probe, Rule, Ruleset, Side, Step,
-            Verdict, VirtualServer, walk::Walker,
+            Verdict, VirtualServer,
+            walk::{End, Fate, Walker},
         },
     },
     sighting::Protocol,
@@ -316,6 +317,20 @@ proptest! {
     }
 
     #[test]
+    fn what_a_recording_keeps_of_rules_is_what_was_read(which in 0..5_usize, edits in edits()) {
+        let rules = match which {
+            0 => iptables::parse(&damage(&read("kube-proxy/worker-1/iptables/iptables-save.txt"), &edits), iptables::Hint::default()),
+            1 => nftables::parse(damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"), &edits).as_bytes()).unwrap_or_default(),
+            2 => nftables::parse(damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.txt"), &edits).as_bytes()).unwrap_or_default(),
+            3 => ipset::parse(&damage(&read("kube-proxy/worker-1/ipvs/ipset-save.txt"), &edits)),
+            _ => IpvsCapture::worker_1().rules(),
+        };
+        let again: Ruleset = serde_json::from_slice(&serde_json::to_vec(&rules).unwrap()).unwrap();
+        prop_assert_eq!(kept(&again), kept(&rules));
+        ask_everything(&again);
+    }
+
+    #[test]
     fn damaged_iptables_rules_are_read(edits in edits()) {
         let text = damage(&read("kube-proxy/worker-1/iptables/iptables-save.txt"), &edits);
         ask_everything(&iptables::parse(&text, iptables::Hint::default()));
@@ -337,6 +352,25 @@ proptest! {
         *text = damage(text, &edits);
         ask_everything(&capture.rules());
     }
+}
+
+/// All of it, with what has no order sorted.
+fn kept(rules: &Ruleset) -> serde_json::Value {
+    fn sort(value: &mut serde_json::Value) {
+        match value {
+            serde_json::Value::Object(fields) => {
+                if let Some(serde_json::Value::Array(elements)) = fields.get_mut("elements") {
+                    elements.sort_by_key(ToString::to_string);
+                }
+                fields.values_mut().for_each(sort);
+            }
+            serde_json::Value::Array(values) => values.iter_mut().for_each(sort),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::to_value(rules).unwrap();
+    sort(&mut value);
+    value
 }
 
 /// Places and what is done there.
@@ -407,4 +441,64 @@ fn maps_of_nft_are_looked_up_by_their_fields() {
     let services = steps(&rules, "kube-proxy", "services");
     let fields = [Field::Destination, Field::Protocol, Field::Port].into();
     assert_eq!(services[0], [Step::Look { fields, map: "service-ips".into() }]);
+}
+
+/// The fate of a Pod's connection to the address that the rules below are about.
+fn fate(rules: &Ruleset) -> Fate {
+    let probe = Probe {
+        origin: Origin::Pod,
+        source: "10.244.1.90".parse().unwrap(),
+        interface: None,
+        destination: "10.96.0.1:80".parse().unwrap(),
+        protocol: Protocol::TCP,
+        local: false,
+        hairpin: true,
+    };
+    Walker::new(rules, Family::Ipv4).walk(&probe)
+}
+
+#[test]
+fn chains_that_lead_to_themselves_are_left_with_a_note() {
+    let iptables = "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j KUBE-SERVICES\n\
+        -A KUBE-SERVICES -d 10.96.0.1/32 -g KUBE-SVC-A\n-A KUBE-SVC-A -g KUBE-SVC-A\nCOMMIT\n";
+    let nft = "table ip kube-proxy {\n\tmap m {\n\t\ttype ipv4_addr : verdict\n\t\telements = { 10.96.0.1 : goto a }\n\t}\n\
+        \tchain a {\n\t\ttype nat hook prerouting priority -100; policy accept;\n\t\tip daddr vmap @m\n\t}\n}\n";
+    let iptables = iptables::parse(iptables, iptables::Hint::default());
+    for rules in [iptables, nftables::parse(nft.as_bytes()).unwrap()] {
+        let fate = fate(&rules);
+        let [branch] = fate.branches.as_slice() else { panic!("{fate:?}") };
+        assert_eq!(branch.end, End::Passed);
+        assert!(fate.unknown.iter().any(|note| note.contains("lead to")), "{fate:?}");
+    }
+}
+
+#[test]
+fn ways_that_double_in_each_chain_are_given_up() {
+    let mut text = String::from(
+        "table ip kube-proxy {\n\tchain c0 {\n\t\ttype nat hook prerouting priority -100; policy accept;\n",
+    );
+    for next in 1..40 {
+        text.push_str(&format!("\t\tnumgen random mod 2 vmap {{ 0 : goto c{next}, 1 : goto c{next} }}\n\t}}\n\tchain c{next} {{\n"));
+    }
+    text.push_str("\t\tdrop\n\t}\n}\n");
+    let fate = fate(&nftables::parse(text.as_bytes()).unwrap());
+    assert!(fate.cut);
+    assert!(fate.branches.len() < 70_000, "{}", fate.branches.len());
+}
+
+#[test]
+fn many_real_servers_find_their_virtual_servers() {
+    let address = |number: u32| format!("10.{}.{}.{}:80", number >> 16, number >> 8 & 255, number & 255);
+    let mut text = String::new();
+    for number in 0..40_000 {
+        text.push_str(&format!("-A -t {} -s rr\n", address(number)));
+    }
+    for number in 0..40_000 {
+        text.push_str(&format!("-a -t {} -r 10.244.1.1:80 -m -w 1\n", address(number)));
+    }
+    let begun = std::time::Instant::now();
+    let servers = ipvs::parse(&text);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(servers.len(), 40_000);
+    assert!(servers.iter().all(|server| server.destinations.len() == 1));
 }

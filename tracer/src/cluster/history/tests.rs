@@ -412,6 +412,51 @@ proptest! {
     }
 
     #[test]
+    fn what_is_saved_is_restored(
+        steps in prop::collection::vec((0..5_u8, 0..3_u8, any::<bool>()), 0..40),
+        pruned in prop::option::of(900_u64..8000),
+    ) {
+        let mut history = history(vec![web()]);
+        for (second, (kind, which, ready)) in (1001_u64..).step_by(97).zip(steps) {
+            let (name, ip) = (format!("x{which}"), format!("10.1.0.{which}"));
+            let change = match kind {
+                0 => Change::Put(slice(&name, "http", &[(&ip, ready, ready, !ready)])),
+                1 => Change::Put(pod(&name, &ip, ready)),
+                2 => Change::Put(service(&name, json!({"clusterIP": format!("10.0.0.{}", 7 + which), "ports": [{"port": 80}]}))),
+                3 => Change::Delete(Kind::EndpointSlice, Key::new("a", &name)),
+                _ => Change::Delete(Kind::Pod, Key::new("a", &name)),
+            };
+            history.apply(at(second), change);
+        }
+        if let Some(second) = pruned {
+            history.prune(at(second));
+        }
+        let (facts, objects) = history.save();
+        let mut restored = History::default();
+        for object in &objects {
+            let json = serde_json::to_vec(object).unwrap();
+            restored.restore_object(serde_json::from_slice(&json).unwrap());
+        }
+        restored.restore_facts(serde_json::from_slice(&serde_json::to_vec(&facts).unwrap()).unwrap());
+        prop_assert_eq!(restored.save(), (facts, objects));
+        prop_assert_eq!(restored.counts(), history.counts());
+        for second in (900..6000).step_by(333).map(at) {
+            for number in 0..3 {
+                let ip = format!("10.1.0.{number}").parse().unwrap();
+                prop_assert_eq!(restored.pod_by_ip(ip, second), history.pod_by_ip(ip, second));
+                prop_assert_eq!(restored.last_pod_by_ip(ip, second), history.last_pod_by_ip(ip, second));
+                let vip = format!("10.0.0.{}", 7 + number).parse().unwrap();
+                let ask = |history: &History| history.service_for(vip, 80, Protocol::TCP, second);
+                prop_assert_eq!(ask(&restored), ask(&history));
+            }
+            prop_assert_eq!(
+                restored.services_of_endpoint("10.1.0.1:8080".parse().unwrap(), Protocol::TCP, second),
+                history.services_of_endpoint("10.1.0.1:8080".parse().unwrap(), Protocol::TCP, second)
+            );
+        }
+    }
+
+    #[test]
     fn membership_follows_the_versions(ready in prop::collection::vec(prop::option::of(any::<bool>()), 1..20), when in 0_usize..40) {
         let mut history = history(vec![web()]);
         for (n, state) in ready.iter().enumerate() {

@@ -163,3 +163,18 @@ fn ranges_hints_and_names_are_kept_within_reason() {
     let endpoint = &slice.endpoints[0];
     assert_eq!((&*endpoint.for_zones[0], &*endpoint.for_nodes[0]), ("a", "n"));
 }
+
+#[test]
+fn a_slice_has_no_more_endpoints_than_the_api_lets_through() {
+    let endpoints: Vec<Value> =
+        (0..1500).map(|n| json!({"addresses": [format!("10.1.{}.{}", n >> 8, n & 255)]})).collect();
+    let slice =
+        json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});
+    let (Some(Trimmed { object: Object::EndpointSlice(slice), .. }), odd) =
+        trimmed(Kind::EndpointSlice, slice)
+    else {
+        panic!("not trimmed");
+    };
+    assert_eq!(slice.endpoints.len(), SLICE_ENDPOINTS_MAX);
+    assert!(odd[0].what.contains("1500 endpoints"), "{odd:?}");
+}

@@ -61,3 +61,33 @@ impl Manifest {
         (manifest.kind == "viptrace-capture" && manifest.format == FORMAT).then_some(manifest)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::{collection::vec, option, prelude::*};
+
+    use super::*;
+    use crate::time::Timestamp;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            taken: u64,
+            node in option::of(any::<String>()),
+            files in vec((any::<String>(), any::<String>(), any::<u64>()), 0..5),
+            gaps in vec((any::<String>(), any::<String>()), 0..5),
+        ) {
+            let mut manifest = Manifest::new(Timestamp::from_unix_ns(taken), node);
+            manifest.files = files.into_iter().map(|(name, source, bytes)| Entry { name, source, bytes }).collect();
+            manifest.gaps = gaps.into_iter().map(|(name, why)| Missing { name, why }).collect();
+            let text = serde_json::to_string_pretty(&manifest).unwrap();
+            prop_assert_eq!(Manifest::parse(&text), Some(manifest));
+        }
+
+        #[test]
+        fn any_text_is_read(text in any::<String>()) {
+            let _ = Manifest::parse(&text);
+        }
+    }
+}

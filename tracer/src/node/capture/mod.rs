@@ -12,6 +12,7 @@ mod recognise;
 pub use folder::{FolderError, ReadFolder};
 pub use kind::Kind;
 pub use manifest::{Entry, MANIFEST, Manifest};
+pub use recognise::recognise;
 
 use crate::time::Timestamp;
 

@@ -10,7 +10,7 @@ use super::Kind;
 const HEAD_BYTES: usize = 64 << 10;
 
 /// The kind of a file of this name with this text; `None` for somebody else's file.
-pub(super) fn recognise(name: &str, text: &str) -> Option<Kind> {
+pub fn recognise(name: &str, text: &str) -> Option<Kind> {
     let head = head(text);
     if text.trim().is_empty() {
         // An empty answer is an answer: no rules, no virtual server. Only the exact name can say to what.

@@ -254,6 +254,8 @@ struct Link {
     writer: Writer,
     /// How deep in the calls; what was called and has returned is not on the way.
     depth: usize,
+    /// How many there are on the way, with this one.
+    length: usize,
     before: Trail,
 }
 

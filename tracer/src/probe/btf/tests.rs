@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
-use std::{fmt::Write as _, fs, sync::Arc};
+use std::{env, fmt::Write as _, fs, path::Path, sync::Arc};
 
 use proptest::prelude::*;
 
@@ -262,6 +262,17 @@ fn survive(bytes: &[u8]) {
 
 fn name() -> impl Strategy<Value = String> {
     "[a-z_][a-z0-9_]{0,20}"
+}
+
+/// What fuzzing begins with; `VIPTRACE_BLESS=1` writes it anew.
+#[test]
+fn the_corpus_has_this_small_kernel() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/corpus/small-kernel.btf");
+    let bytes = kernel().finish();
+    if env::var_os("VIPTRACE_BLESS").is_some() {
+        fs::write(&path, &bytes).unwrap();
+    }
+    assert_eq!(fs::read(&path).unwrap(), bytes);
 }
 
 proptest! {

@@ -1,87 +1,28 @@
 //! The machine that runs one packet: its states, the stack of chains, the order of hooks.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    rc::Rc,
-};
+use std::{net::SocketAddr, rc::Rc};
 
 use super::{
     super::{Datum, Destination, HookPoint, Name, Rule, Step, Table, Verdict, Writer},
-    Branch, End, Entry, Fate, Link, Origin, Probe, STEPS_MAX, Sticky, Trail, Walker, is_own,
+    Branch, End, Entry, Fate, Link, Origin, Probe, STEPS_MAX, Sticky, Walker, is_own,
 };
+use way::{DEPTH_MAX, State, TRAIL_MAX, Way};
 
 mod conditions;
+mod way;
 
-/// Chains that call each other, at most, as in the kernel (16).
-const DEPTH_MAX: usize = 16;
+/// Ways that branch off while one packet is followed, at most: a Service has an endpoint for each.
+const WAYS_MAX: u32 = 65_536;
 /// A branch with less weight is not followed.
 const WEIGHT_MIN: f64 = 1e-9;
 /// Unknown conditions noted for one packet.
 const UNKNOWN_MAX: usize = 8;
-
-/// The packet on one of its ways.
-#[derive(Clone, Debug)]
-struct State {
-    weight: f64,
-    source: IpAddr,
-    destination: SocketAddr,
-    translated: bool,
-    mark: u32,
-    masquerade: bool,
-    /// A packet from this source would have this mark.
-    own: Option<(IpAddr, u32)>,
-    remembers: Option<Name>,
-    sticky: Option<(Name, Option<u32>)>,
-    /// The chains that it is in.
-    trail: Trail,
-    /// Those that it was in when it was translated or stopped.
-    decided: Trail,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
     Pass,
     Drop,
     Reject,
-}
-
-/// Where in which chain a way goes on.
-#[derive(Clone, Copy, Debug, Default)]
-struct Frame {
-    chain: usize,
-    rule: usize,
-}
-
-#[derive(Clone, Debug)]
-struct Way {
-    state: State,
-    frames: [Frame; DEPTH_MAX],
-    depth: usize,
-    /// The rule to go on with, from this step.
-    resume: Option<(usize, usize)>,
-}
-
-impl Way {
-    fn top(&mut self) -> Option<&mut Frame> {
-        let top = self.depth.checked_sub(1)?;
-        self.frames.get_mut(top)
-    }
-
-    /// Back to the caller.
-    fn leave(&mut self) {
-        self.depth = self.depth.saturating_sub(1);
-        while let Some(link) = self.state.trail.take_if(|link| link.depth > self.depth) {
-            self.state.trail.clone_from(&link.before);
-        }
-    }
-
-    /// Whether there was room.
-    fn call(&mut self, chain: usize) -> bool {
-        let Some(frame) = self.frames.get_mut(self.depth) else { return false };
-        *frame = Frame { chain, rule: 0 };
-        self.depth += 1;
-        true
-    }
 }
 
 /// A stopped packet with the chains that stopped it.
@@ -101,12 +42,21 @@ pub(super) struct Run<'w, 'a, 'p> {
     probe: &'p Probe<'p>,
     fate: Fate,
     budget: u32,
+    /// Ways that may still branch off.
+    room: u32,
     key: Vec<Datum>,
 }
 
 impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
     pub(super) fn new(walker: &'w Walker<'a>, probe: &'p Probe<'p>) -> Self {
-        Self { walker, probe, fate: Fate::default(), budget: STEPS_MAX, key: Vec::with_capacity(4) }
+        Self {
+            walker,
+            probe,
+            fate: Fate::default(),
+            budget: STEPS_MAX,
+            room: WAYS_MAX,
+            key: Vec::with_capacity(4),
+        }
     }
 
     pub(super) fn into_fate(self) -> Fate {
@@ -160,7 +110,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                 Some(real) => format!("real server {}", real.address),
                 None => format!("virtual server {}", state.destination),
             };
-            Some(Rc::new(Link { name: name.into(), writer: Writer::Ipvs, depth: 0, before: None }))
+            Some(Rc::new(Link { name: name.into(), writer: Writer::Ipvs, depth: 0, length: 1, before: None }))
         };
         if destinations.iter().all(|real| real.weight == 0) {
             // ip_vs_leave answers with ICMP port unreachable.
@@ -169,6 +119,9 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
             return;
         }
         for real in destinations.iter().filter(|real| real.weight > 0) {
+            if !self.branches_off() {
+                return;
+            }
             let mut state = State {
                 weight: state.weight * f64::from(real.weight) / sum,
                 destination: real.address,
@@ -194,6 +147,17 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                 self.end(state, End::Dropped, None);
             }
         }
+    }
+
+    /// Whether one more way may branch off; without room the walk is given up.
+    fn branches_off(&mut self) -> bool {
+        if self.room == 0 {
+            self.budget = 0;
+            self.fate.cut = true;
+            return false;
+        }
+        self.room -= 1;
+        true
     }
 
     /// The last hook, for what is sent on; what is the node's own ends here.
@@ -309,7 +273,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                     Step::Remember(list) => way.state.remembers = Some(list.clone()),
                     Step::Chance(chance) => {
                         let rest = way.state.weight * (1.0 - chance);
-                        if rest > WEIGHT_MIN {
+                        if rest > WEIGHT_MIN && self.branches_off() {
                             let mut other = way.clone();
                             other.state.weight = rest;
                             ways.push(other);
@@ -320,7 +284,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                         }
                     }
                     Step::Sticky { list, seconds } => {
-                        if way.state.sticky.is_none() {
+                        if way.state.sticky.is_none() && self.branches_off() {
                             let mut side = way.clone();
                             let seconds = seconds.or_else(|| table.set(list).and_then(|set| set.timeout));
                             side.state.sticky = Some((list.clone(), seconds));
@@ -334,7 +298,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                         let mut left = way.state.weight;
                         for (_, verdict) in to.iter().filter(|(number, _)| number < of) {
                             // A number that is there twice takes no more than there is.
-                            if left < share * 0.5 {
+                            if left < share * 0.5 || !self.branches_off() {
                                 break;
                             }
                             left -= share;
@@ -365,12 +329,9 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                         };
                         self.fill(&way.state, fields);
                         let Some(Some(verdict)) = set.find(&self.key) else { continue 'rules };
-                        way.state.trail = Some(Rc::new(Link {
-                            name: set.name.clone(),
-                            writer: table.writer,
-                            depth: way.depth + 1,
-                            before: way.state.trail.take(),
-                        }));
+                        if !way.pass(&set.name, table.writer, way.depth + 1) {
+                            return Some(self.endless(map));
+                        }
                         match self.apply(table, verdict, way) {
                             After::On => continue 'rules,
                             After::Stopped(stop) => return Some(stop),
@@ -424,13 +385,10 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                     return After::Stopped(Stop::Pass);
                 }
                 // KUBE-MARK-MASQ and its like return at once; they are not on the way to anywhere.
-                if table.chains.get(chain).is_some_and(|chain| marks(chain.rules.as_slice()).is_none()) {
-                    way.state.trail = Some(Rc::new(Link {
-                        name: to.clone(),
-                        writer: table.writer,
-                        depth: way.depth,
-                        before: way.state.trail.take(),
-                    }));
+                let is_listed =
+                    table.chains.get(chain).is_some_and(|chain| marks(chain.rules.as_slice()).is_none());
+                if is_listed && !way.pass(to, table.writer, way.depth) {
+                    return After::Stopped(self.endless(to));
                 }
                 After::On
             }
@@ -439,6 +397,12 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                 After::On
             }
         }
+    }
+
+    /// What becomes of a packet that comes through more chains and maps than there can be.
+    fn endless(&mut self, name: &Name) -> Stop {
+        self.note(format!("more than {TRAIL_MAX} chains and maps lead to {name}"));
+        Stop::Pass
     }
 
     fn note(&mut self, what: String) {

@@ -1,0 +1,18 @@
+//! Any bytes as datagrams of ctnetlink, one behind the other: read to their end, never more entries than messages.
+#![no_main]
+
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use viptrace::{node::entries, time::Timestamp};
+
+/// `struct nlmsghdr`: no message is shorter.
+const HEADER_BYTES: usize = 16;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&seconds, datagram)) = input.split_first() else { return };
+    let timeout = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let mut found = Vec::new();
+    let _ = entries::parse(datagram, Timestamp::from_unix_secs(1_800_000_000), timeout, &mut found);
+    assert!(found.len() <= datagram.len() / HEADER_BYTES);
+});

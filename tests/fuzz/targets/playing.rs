@@ -1,0 +1,51 @@
+//! Plays a recording as `viptrace replay` does, and prints what comes out to nowhere.
+
+use std::{
+    io::{self, Cursor},
+    time::Instant,
+};
+
+use viptrace::{
+    pipeline::{Detail, Judgements},
+    recording::{Player, Step},
+    report::{FoldedItem, Item, Output, Printer, Report, Verbosity, View},
+};
+
+pub fn play(bytes: Vec<u8>, detail: Detail) {
+    let length = bytes.len() as u64;
+    let Ok(mut player) = Player::open(Cursor::new(bytes), detail) else { return };
+    let output = if detail == Detail::All { Output::Json } else { Output::Wide };
+    let printer = Printer::to(Box::new(io::sink()), Box::new(io::sink()), Verbosity::Normal);
+    let mut report = Report::new(output, View::All, printer);
+    while let Ok(Some(step)) = player.step() {
+        if let Step::Judged { judgements, .. } = step {
+            show(&mut report, &judgements);
+        }
+    }
+    show(&mut report, &player.cut_off());
+    let (damage, count) = player.damage();
+    assert!(count >= damage.len() as u64);
+    assert!(damage.iter().all(|damage| damage.offset <= length && damage.skipped <= length - damage.offset));
+}
+
+fn show(report: &mut Report, judgements: &Judgements) {
+    let now = Instant::now();
+    for judged in &judgements.judged {
+        let (verdict, connect_time) = (&judged.verdict, judged.connect_time);
+        report.show(Item { verdict, connect_time, revised: judged.before.is_some() }, now).unwrap();
+    }
+    for folded in &judgements.folded {
+        let item = FoldedItem {
+            verdict: &folded.verdict,
+            count: folded.count,
+            slowest: folded.connect_times.iter().max().copied(),
+            last: folded.last,
+            client: folded.clients.address,
+            client_pod: folded.clients.pod.as_deref(),
+            one_address: folded.clients.one_address,
+            one_pod: folded.clients.one_pod,
+        };
+        report.fold(item, now);
+    }
+    report.tick(now).unwrap();
+}

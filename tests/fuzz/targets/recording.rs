@@ -1,0 +1,12 @@
+//! Any bytes as a recording, played to its end.
+#![no_main]
+
+mod playing;
+
+use libfuzzer_sys::fuzz_target;
+use viptrace::pipeline::Detail;
+
+fuzz_target!(|bytes: &[u8]| {
+    let detail = if bytes.len() % 2 == 0 { Detail::All } else { Detail::Faults };
+    playing::play(bytes.to_vec(), detail);
+});

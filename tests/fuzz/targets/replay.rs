@@ -1,0 +1,192 @@
+//! A recording put together here, with right lengths and checksums, of whatever pieces the input says; played to its end.
+//!
+//! The input is pieces, one behind the other: `u8 kind, u24 length (little-endian), bytes`, the last one as long as there
+//! are bytes. What they are, by kind:
+//!
+//! | kind | piece |
+//! |---|---|
+//! | 0 | an item of this block: its kind, its body |
+//! | 1 | a record of this block, as the kernel half writes it |
+//! | 2 | all records of this block, packed |
+//! | 3 | this block ends here, and is repeated as often as the first byte says |
+//! | 4 | a header, as JSON |
+//! | 5 | bytes between two blocks |
+//! | 6 | the next block's number is greater by the first byte |
+//!
+//! Without a header a real kernel's is put first.
+#![no_main]
+
+mod corpus;
+mod playing;
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use viptrace::pipeline::Detail;
+
+const FILE_MAGIC: &[u8] = b"\xf1viptrace rec\r\n\x1a";
+const FRAME_MAGIC: &[u8] = b"\xf1VTBLK\r\n";
+const HEADER: u32 = 0;
+const ITEMS: u32 = 1;
+/// Payloads of a file, in bytes: what repeats itself has an end.
+const PAYLOADS_MAX_BYTES: usize = 4 << 20;
+/// What the kernel half can write: a header at least, and no more than there are bits for its words.
+const RECORD_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
+
+static REAL_HEADER: LazyLock<Vec<u8>> = LazyLock::new(|| serde_json::to_vec(&corpus::header()).unwrap());
+
+fuzz_target!(|input: &[u8]| {
+    let Some((flags, pieces)) = input.split_first() else { return };
+    let mut file = File::new();
+    let mut rest = pieces;
+    while let Some(([kind, length @ ..], bytes)) = rest.split_first_chunk::<4>() {
+        let [low, middle, high] = *length;
+        let length = u32::from_le_bytes([low, middle, high, 0]) as usize;
+        let (piece, behind) = bytes.split_at(length.min(bytes.len()));
+        file.put(*kind, piece);
+        rest = behind;
+    }
+    file.end_block(1);
+    let detail = if flags & 1 == 0 { Detail::All } else { Detail::Faults };
+    playing::play(file.bytes, detail);
+});
+
+struct File {
+    bytes: Vec<u8>,
+    sequence: u32,
+    has_header: bool,
+    payloads_bytes: usize,
+    items: Vec<u8>,
+    records: Vec<Vec<u8>>,
+    packed: Option<Vec<u8>>,
+}
+
+impl File {
+    fn new() -> Self {
+        Self {
+            bytes: FILE_MAGIC.to_vec(),
+            sequence: 0,
+            has_header: false,
+            payloads_bytes: 0,
+            items: Vec::new(),
+            records: Vec::new(),
+            packed: None,
+        }
+    }
+
+    fn put(&mut self, kind: u8, piece: &[u8]) {
+        let first = piece.first().copied().unwrap_or(0);
+        match kind % 7 {
+            0 => {
+                if let Some((kind, body)) = piece.split_first() {
+                    self.item(*kind, body);
+                }
+            }
+            1 if RECORD_BYTES.contains(&piece.len()) => {
+                self.records.push(piece.to_vec());
+                // The item that says that one more record was observed.
+                self.item(1, &1_u32.to_le_bytes());
+            }
+            1 => {}
+            2 => self.packed = Some(piece.to_vec()),
+            3 => self.end_block(u32::from(first).max(1)),
+            4 => {
+                self.end_block(1);
+                self.frame(HEADER, piece);
+                self.has_header = true;
+            }
+            5 => {
+                self.end_block(1);
+                self.begin();
+                self.bytes.extend(piece);
+            }
+            _ => {
+                self.end_block(1);
+                self.begin();
+                self.sequence = self.sequence.wrapping_add(u32::from(first));
+            }
+        }
+    }
+
+    fn item(&mut self, kind: u8, body: &[u8]) {
+        self.items.push(kind);
+        let mut length = body.len();
+        while length >= 0x80 {
+            self.items.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        self.items.push(length as u8);
+        self.items.extend(body);
+    }
+
+    fn begin(&mut self) {
+        if !self.has_header {
+            self.has_header = true;
+            self.frame(HEADER, &REAL_HEADER);
+        }
+    }
+
+    fn end_block(&mut self, times: u32) {
+        let (items, records) = (std::mem::take(&mut self.items), std::mem::take(&mut self.records));
+        let packed = self.packed.take();
+        if items.is_empty() && packed.is_none() {
+            return;
+        }
+        self.begin();
+        let mut payload = (items.len() as u32).to_le_bytes().to_vec();
+        payload.extend(items);
+        payload.extend(packed.unwrap_or_else(|| pack(&records)));
+        for _ in 0..times {
+            self.frame(ITEMS, &payload);
+        }
+    }
+
+    fn frame(&mut self, kind: u32, payload: &[u8]) {
+        self.payloads_bytes += payload.len();
+        if self.payloads_bytes > PAYLOADS_MAX_BYTES {
+            return;
+        }
+        let compressed = zstd::bulk::compress(payload, 1).unwrap();
+        let mut header = FRAME_MAGIC.to_vec();
+        let lengths = [compressed.len() as u32, payload.len() as u32];
+        for word in [kind, self.sequence, lengths[0], lengths[1], crc32fast::hash(&compressed)] {
+            header.extend(word.to_le_bytes());
+        }
+        let checksum = crc32fast::hash(&header);
+        self.bytes.extend(header);
+        self.bytes.extend(checksum.to_le_bytes());
+        self.bytes.extend(compressed);
+        self.sequence = self.sequence.wrapping_add(1);
+    }
+}
+
+/// In the plainest way: a shape for each record, with all words but the time's, differing from zeros.
+fn pack(records: &[Vec<u8>]) -> Vec<u8> {
+    let records = records.get(..records.len().min(65_535)).unwrap();
+    let mut packed = (records.len() as u32).to_le_bytes().to_vec();
+    packed.extend((records.len() as u16).to_le_bytes());
+    for record in records {
+        let words = record.len().div_ceil(4);
+        let set = u128::MAX.checked_shl(words as u32).map_or(u128::MAX, |beyond| !beyond) & !0b11;
+        packed.extend((record.len() as u16).to_le_bytes());
+        packed.extend(set.to_le_bytes());
+    }
+    packed.extend((0..records.len()).map(|shape| shape as u8));
+    packed.extend((0..records.len()).map(|shape| (shape >> 8) as u8));
+    packed.extend(vec![0; 2 * records.len()]);
+    // Every time is written out: its difference to the one before it, as 64 bits.
+    packed.extend(vec![0xff; 4 * records.len()]);
+    packed.extend((records.len() as u32).to_le_bytes());
+    let mut last = 0_u64;
+    for record in records {
+        let time = u64::from_le_bytes(*record.first_chunk().unwrap());
+        let step = time.wrapping_sub(last).cast_signed();
+        packed.extend((step << 1 ^ step >> 63).to_le_bytes());
+        last = time;
+    }
+    for record in records {
+        packed.extend(record.get(8..).unwrap());
+        packed.extend(vec![0; record.len().next_multiple_of(4) - record.len()]);
+    }
+    packed
+}

@@ -1,0 +1,64 @@
+//! Any text as what is read beside rules and captures: a trace's target, an answer over HTTP, `/proc`'s files, a saved
+//! check, a manifest, a file to be recognised.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viptrace::{
+    cli::target::Target,
+    node::{
+        ProxyMode,
+        capture::{Manifest, recognise},
+        http, procfs,
+    },
+    triage::{CheckReport, Facts, Saved, Scope, compare, triage},
+};
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, bytes)) = input.split_first() else { return };
+    let text = String::from_utf8_lossy(bytes);
+    match kind % 6 {
+        0 => target(&text),
+        1 => {
+            if let Some(response) = http::parse_response(bytes, false) {
+                assert!(response.body.len() < bytes.len());
+                let _ = ProxyMode::parse(&String::from_utf8_lossy(&response.body));
+            }
+        }
+        2 => {
+            let _ = procfs::parse_conntrack_counters(&text);
+            let (trie, inet6) = text.split_once('\0').unwrap_or((&text, &text));
+            let _ = procfs::parse_addresses(trie, inet6);
+            let _ = (procfs::other_dataplane(&text), procfs::has_interface(&text, "kube-ipvs0"));
+        }
+        3 => {
+            if let Ok(saved) = Saved::parse(&text) {
+                let _ = compare::differences(&empty(), &saved);
+            }
+        }
+        4 => {
+            if let Some(manifest) = Manifest::parse(&text) {
+                let written = serde_json::to_string(&manifest).unwrap();
+                assert_eq!(Manifest::parse(&written), Some(manifest));
+            }
+        }
+        _ => {
+            let (name, text) = text.split_once('\n').unwrap_or(("", &text));
+            let _ = recognise(name, text);
+        }
+    }
+});
+
+/// What is accepted reads back.
+fn target(text: &str) {
+    let (text, namespace) = match text.split_once('\n') {
+        Some((text, namespace)) => (text, Some(namespace)),
+        None => (text, None),
+    };
+    if let Ok(target) = Target::parse(text, namespace) {
+        assert_eq!(Target::parse(&target.to_string(), None), Ok(target));
+    }
+}
+
+fn empty() -> CheckReport {
+    triage(&Facts::read(&Default::default()), &Scope::default())
+}

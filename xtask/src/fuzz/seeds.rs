@@ -1,0 +1,395 @@
+//! The inputs that fuzzing begins with, made of what the tests' folder holds: captures, objects, records, recordings.
+//!
+//! Owns how each target wants its input; the targets themselves say it in their first lines. Nothing here has to be
+//! right for a target to be sound: a bad seed only costs time.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+/// Longer files are no seeds: they would be run a few times a second.
+const FILE_MAX_BYTES: u64 = 128 << 10;
+
+/// Writes the seeds of a target into `folder`, in place of what is there. Returns how many there are.
+pub(super) fn write(target: &str, tests: &Path, folder: &Path) -> Result<usize> {
+    let seeds = of(target, tests)?;
+    if seeds.is_empty() {
+        bail!("there are no seeds for the fuzz target {target} below {}", tests.display());
+    }
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("could not remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("could not create {}", folder.display()))?;
+    for (number, seed) in seeds.iter().enumerate() {
+        let path = folder.join(format!("{number:04}"));
+        fs::write(&path, seed).with_context(|| format!("could not write {}", path.display()))?;
+    }
+    Ok(seeds.len())
+}
+
+fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
+    let files = files(&tests.join("fixtures"))?;
+    let corpus = tests.join("corpus");
+    let list = match target {
+        "btf" => vec![read(corpus.join("small-kernel.btf"))?],
+        "check" => check(&files, tests)?,
+        "decode" => {
+            let records =
+                [records(&corpus.join("debian-6.1.records"))?, records(&corpus.join("debian-6.12.records"))?];
+            let strides = [0_u32, 8].map(u32::to_le_bytes);
+            let records = records.concat();
+            strides
+                .iter()
+                .flat_map(|stride| records.iter().map(|record| [stride, record.as_slice()].concat()))
+                .collect()
+        }
+        "entries" => {
+            let dump = read(corpus.join("unanswered-datagrams.ctnetlink"))?;
+            [0, 30].map(|timeout| [&[timeout], dump.as_slice()].concat()).into()
+        }
+        "objects" => objects(&files)?,
+        "recording" => with_ending(&files, ".viptrace").map(read).collect::<Result<_>>()?,
+        "replay" => replay(&files, &corpus)?,
+        "rules" => rules(&files)?,
+        "texts" => texts(&files)?,
+        other => bail!("there are no seeds for the fuzz target {other}"),
+    };
+    Ok(list.into_iter().collect())
+}
+
+/// Captured files of a name, and the format that they are in.
+const RULES: [(&str, u8); 7] = [
+    ("iptables-save.txt", 0),
+    ("ip6tables-save.txt", 0),
+    ("nft-ruleset.json", 1),
+    ("nft-ruleset.txt", 1),
+    ("ipvsadm-save.txt", 2),
+    ("ipvsadm-list.txt", 2),
+    ("ipset-save.txt", 3),
+];
+
+fn rules(files: &[PathBuf]) -> Result<Vec<Vec<u8>>> {
+    let mut seeds = Vec::new();
+    for (name, format) in RULES {
+        for path in with_ending(files, name) {
+            seeds.push([&[format], compact(path)?.as_slice()].concat());
+        }
+    }
+    Ok(seeds)
+}
+
+/// Every file of a node by itself, and each node whole: its rules and settings with the cluster's objects.
+fn check(files: &[PathBuf], tests: &Path) -> Result<Vec<Vec<u8>>> {
+    let part = |path: &Path| -> Result<Vec<u8>> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(["=== ".as_bytes(), name.as_bytes(), b"\n", &compact(path)?].concat())
+    };
+    let mut seeds = vec![made::CHECK_TEXTS.into()];
+    for path in files
+        .iter()
+        .filter(|path| is_of(path, "incidents") || is_of(path, "worker-1") || is_of(path, "cluster"))
+    {
+        seeds.push(part(path)?);
+    }
+    let objects = ["services.json", "endpointslices.json", "nodes.json"];
+    let node = tests.join("fixtures/kube-proxy/worker-1");
+    for mode in ["iptables", "nftables", "ipvs"] {
+        let mut whole = made::SAVED_CHECK.as_bytes().to_vec();
+        for name in objects {
+            whole.extend(part(&tests.join("fixtures/cluster").join(name))?);
+        }
+        let rules = RULES.iter().map(|(name, _)| *name).filter(|name| !name.ends_with("list.txt"));
+        for name in rules.chain(["proxyMode.txt", "config.yaml", "sysctl.txt", "ip-addr.json"]) {
+            let path = node.join(mode).join(name);
+            // The same rules stand in one listing only, the shorter one.
+            let other = mode != "nftables" && name.starts_with("nft-") || name == "nft-ruleset.json";
+            if path.is_file() && !other {
+                whole.extend(part(&path)?);
+            }
+        }
+        seeds.push(whole);
+    }
+    Ok(seeds)
+}
+
+/// Each object of each list.
+fn objects(files: &[PathBuf]) -> Result<Vec<Vec<u8>>> {
+    let mut seeds = Vec::new();
+    for path in with_ending(files, ".json") {
+        let Ok(value) = serde_json::from_slice::<Value>(&read(path)?) else { continue };
+        let items = value.get("items").and_then(Value::as_array);
+        seeds.extend(items.into_iter().flatten().map(|item| item.to_string().into_bytes()));
+    }
+    Ok(seeds)
+}
+
+fn texts(files: &[PathBuf]) -> Result<Vec<Vec<u8>>> {
+    let mut seeds: Vec<Vec<u8>> = Vec::new();
+    let mut put = |kind: u8, text: &[u8]| seeds.push([&[kind], text].concat());
+    for target in made::TARGETS {
+        put(0, target.as_bytes());
+    }
+    for name in ["proxyMode.txt", "healthz.txt", "livez.txt"] {
+        for path in with_ending(files, name) {
+            put(
+                1,
+                &[b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n", read(path)?.as_slice()].concat(),
+            );
+        }
+    }
+    for text in made::PROC_FILES {
+        put(2, text.as_bytes());
+    }
+    put(3, made::SAVED_CHECK.as_bytes());
+    put(4, made::MANIFEST.as_bytes());
+    for path in files.iter().filter(|path| !is_of(path, "recordings")) {
+        let text = compact(path)?;
+        let text = text.get(..text.len().min(4096)).unwrap_or_default();
+        for name in ["x", &path.file_name().unwrap_or_default().to_string_lossy()] {
+            put(5, &[name.as_bytes(), b"\n", text].concat());
+        }
+    }
+    Ok(seeds)
+}
+
+/// Kinds of pieces; see `tests/fuzz/targets/replay.rs`.
+const ITEM: u8 = 0;
+const RECORD: u8 = 1;
+const PACKED: u8 = 2;
+const END_OF_BLOCK: u8 = 3;
+const HEADER: u8 = 4;
+/// Kinds of items; see `tracer/src/recording/mod.rs`.
+const ADVANCE: u8 = 2;
+const FINISH: u8 = 5;
+const NODE: u8 = 7;
+const OBJECT: u8 = 8;
+
+/// What a record of the corpus has to have added to be in Unix time, in nanoseconds: see the target's header.
+const CLOCK_OFFSET_NS: u64 = 1_796_083_200_000_000_000;
+
+/// Recordings taken to pieces, and records of the corpus with a reading of the node before them.
+fn replay(files: &[PathBuf], corpus: &Path) -> Result<Vec<Vec<u8>>> {
+    let mut seeds = Vec::new();
+    for (detail, path) in [0, 1].into_iter().cycle().zip(with_ending(files, ".viptrace")) {
+        let bytes = read(path)?;
+        let pieces = unframed(&bytes).with_context(|| format!("could not take {} apart", path.display()))?;
+        seeds.push([&[detail], pieces.as_slice()].concat());
+    }
+    let reading = read(corpus.join("node-reading.json"))?;
+    for detail in [0, 1] {
+        let mut pieces = vec![detail];
+        put(&mut pieces, ITEM, &[&[NODE], reading.as_slice()].concat());
+        for record in records(&corpus.join("debian-6.12.records"))? {
+            put(&mut pieces, RECORD, &record);
+        }
+        // A time long after all of them: flows are judged; then the end of the trace.
+        let late = (CLOCK_OFFSET_NS + 3_600_000_000_000).to_le_bytes();
+        for kind in [ADVANCE, FINISH] {
+            put(&mut pieces, ITEM, &[&[kind], late.as_slice()].concat());
+        }
+        put(&mut pieces, ITEM, &[&[NODE], reading.as_slice()].concat());
+        put(&mut pieces, END_OF_BLOCK, &[1]);
+        seeds.push(pieces);
+    }
+    Ok(seeds)
+}
+
+fn put(pieces: &mut Vec<u8>, kind: u8, piece: &[u8]) {
+    let [low, middle, high, _] = u32::try_from(piece.len()).unwrap_or(0).to_le_bytes();
+    pieces.extend([kind, low, middle, high]);
+    pieces.extend(piece);
+}
+
+/// The pieces of a whole recording. `None` where it is none.
+fn unframed(mut file: &[u8]) -> Option<Vec<u8>> {
+    const FILE_MAGIC_BYTES: usize = 16;
+    const FRAME_HEADER_BYTES: usize = 32;
+    const PAYLOAD_MAX_BYTES: usize = 16 << 20;
+    let mut pieces = Vec::new();
+    file = file.get(FILE_MAGIC_BYTES..)?;
+    while let Some((header, rest)) = file.split_at_checked(FRAME_HEADER_BYTES) {
+        let (kind, compressed_bytes) = (word(header, 8)?, word(header, 16)?);
+        let (compressed, rest) = rest.split_at_checked(compressed_bytes as usize)?;
+        let payload = zstd::bulk::decompress(compressed, PAYLOAD_MAX_BYTES).ok()?;
+        if kind == 0 {
+            put(&mut pieces, HEADER, &payload);
+        } else {
+            let (mut items, packed) = payload.get(4..)?.split_at_checked(word(&payload, 0)? as usize)?;
+            while let Some(item) = item(&mut items) {
+                // Most of the cluster says nothing that the rest does not, and takes its time.
+                let names = |name: &str| item.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+                if item.first() != Some(&OBJECT) || ["cart", "checkout", "worker-1"].into_iter().any(names) {
+                    put(&mut pieces, ITEM, &item);
+                }
+            }
+            put(&mut pieces, PACKED, packed);
+            put(&mut pieces, END_OF_BLOCK, &[1]);
+        }
+        file = rest;
+    }
+    Some(pieces)
+}
+
+/// Kind and body of the next item.
+fn item(items: &mut &[u8]) -> Option<Vec<u8>> {
+    let mut take = |count: usize| items.split_off(..count);
+    let kind = take(1)?;
+    let mut length = 0_usize;
+    for shift in (0..35).step_by(7) {
+        let byte = *take(1)?.first()?;
+        length |= usize::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            break;
+        }
+    }
+    Some([kind, take(length)?].concat())
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// The lines `record HEX` of a corpus.
+fn records(path: &Path) -> Result<Vec<Vec<u8>>> {
+    let text = fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
+    let record = |line: &str| {
+        let hex = line.strip_prefix("record ")?;
+        (0..hex.len() / 2).map(|at| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()).collect()
+    };
+    Ok(text.lines().filter_map(record).collect())
+}
+
+fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
+    let path = path.as_ref();
+    fs::read(path).with_context(|| format!("could not read {}", path.display()))
+}
+
+/// JSON without its spaces, of metrics those that are kube-proxy's own, of anything else the beginning.
+fn compact(path: &Path) -> Result<Vec<u8>> {
+    const TEXT_MAX_BYTES: usize = 16 << 10;
+    let bytes = read(path)?;
+    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    match serde_json::from_slice::<Value>(&bytes) {
+        Ok(value) if is_json => return Ok(value.to_string().into_bytes()),
+        _ => {}
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let is_metric = |line: &&str| line.contains("kubeproxy_") || line.contains("kubernetes_build_info");
+    let mut text = if path.ends_with("metrics.txt") {
+        text.lines().filter(is_metric).flat_map(|line| [line, "\n"]).collect()
+    } else {
+        text.into_owned()
+    };
+    text.truncate(
+        (0..=TEXT_MAX_BYTES.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0),
+    );
+    Ok(text.into_bytes())
+}
+
+/// Whether a folder of this name holds it.
+fn is_of(path: &Path, folder: &str) -> bool {
+    path.components().any(|part| part.as_os_str() == folder)
+}
+
+fn with_ending<'a>(files: &'a [PathBuf], ending: &'a str) -> impl Iterator<Item = &'a PathBuf> {
+    files.iter().filter(move |path| path.to_string_lossy().ends_with(ending))
+}
+
+/// All files below a folder that are not too long, in the order of their names.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("could not list {}", folder.display()))?;
+        for entry in entries {
+            let entry = entry.with_context(|| format!("could not list {}", folder.display()))?;
+            let meta =
+                entry.metadata().with_context(|| format!("could not look at {}", entry.path().display()))?;
+            if meta.is_dir() {
+                folders.push(entry.path());
+            } else if meta.len() <= FILE_MAX_BYTES {
+                found.push(entry.path());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Texts that no fixture has.
+mod made {
+    pub(super) const TARGETS: [&str; 9] = [
+        "shop/cart",
+        "cart\nshop",
+        "svc/shop/cart",
+        "pod/shop/cart-7d.x",
+        "po/cart-0\nshop",
+        "10.96.0.10",
+        "10.96.0.10:53",
+        "2001:db8::1",
+        "[2001:db8::1]:80",
+    ];
+    pub(super) const PROC_FILES: [&str; 3] = [
+        "entries  clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop icmp_error  expect_new expect_create expect_delete search_restart\n\
+         00000a0f  00000001 00000002 00000000 00000003 00000004 00000000 00000005 00000000 00000006 00000007 00000008 00000000  00000000 00000000 00000000 00000009\n",
+        "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.244.1.0\n        /24 link UNICAST\n     |-- 10.244.1.1\n        /32 host LOCAL\n\0\
+         fd000000000000000000000000000010 02 40 00 80 kube-ipvs0\n",
+        "Inter-|   Receive\n face |bytes    packets\n    lo:  1 2 0\nkube-ipvs0: 0 0 0\ncilium_host: 0 0\n",
+    ];
+    pub(super) const SAVED_CHECK: &str = r#"{"node":"worker-2","state":"broken","findings":[{"class":"C20","level":"fault","root_cause":"no_endpoints","service":{"namespace":"shop","name":"checkout"}},{"class":"C16","level":"warning","root_cause":"conntrack"}],"facts":{"kube-proxy mode":"ipvs","sysctl: net.ipv4.ip_forward":"0","rules: shop/cart:http 10.96.10.10:80/TCP":"refused"}}
+"#;
+    pub(super) const MANIFEST: &str = r#"{"kind":"viptrace-capture","format":1,"viptrace":"0.1.0","taken":"2026-11-20T23:25:05.5Z","taken_ns":1795217105500000000,"node":"worker-1","files":[{"name":"sysctl.txt","source":"/proc/sys","bytes":25}],"gaps":[{"name":"ipset-save.txt","why":"not installed"}]}"#;
+    /// What only a live capture has.
+    pub(super) const CHECK_TEXTS: &str = "=== proxyMode.txt\niptables\n=== nf_conntrack.stat.txt\nentries drop insert_failed early_drop\n0f 1 2 3\n\
+         === nf_conntrack.stat.later.txt\nentries drop insert_failed early_drop\n0f 2 2 3\n\
+         === netstat.txt\nTcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 0 7\n\
+         === netstat.later.txt\nTcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 0 9\n\
+         === nf_conntrack.namespaces.txt\n4026531840 12 262144 init\n4026532001 9 262144 shop/cart-1\n\
+         === kube-proxy.process.json\n{\"complete\":true,\"program\":\"kube-proxy\",\"arguments\":[\"--proxy-mode=ipvs\",\"--hostname-override\",\"worker-1\"],\"pid\":7,\"cpus\":2}\n\
+         === version.json\n{\"serverVersion\":{\"gitVersion\":\"v1.33.1\"}}\n\
+         === sysctl.txt\nnet.ipv4.ip_forward = 0\nnet.netfilter.nf_conntrack_max = 262144\nnet.netfilter.nf_conntrack_count = 262144\n\
+         === daemonsets.json\n{\"items\":[{\"metadata\":{\"name\":\"kube-proxy\"},\"spec\":{\"template\":{\"spec\":{\"containers\":[{\"image\":\"registry.k8s.io/kube-proxy:v1.33.1\"}]}}},\"status\":{\"desiredNumberScheduled\":2,\"numberReady\":1}}]}\n\
+         === events.json\n{\"items\":[{\"involvedObject\":{\"name\":\"kube-proxy-x\"},\"reason\":\"BackOff\",\"message\":\"m\",\"type\":\"Warning\",\"count\":7,\"lastTimestamp\":\"2026-11-20T23:25:05Z\"}]}\n";
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_seeds_and_they_are_written_anew() {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
+        let here = tempfile::tempdir().unwrap();
+        for target in super::super::TARGETS {
+            let folder = here.path().join(target.name);
+            fs::create_dir_all(folder.join("left over")).unwrap();
+            let count = write(target.name, &tests, &folder).unwrap();
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), count, "{}", target.name);
+            for seed in fs::read_dir(&folder).unwrap() {
+                let bytes = seed.unwrap().metadata().unwrap().len();
+                assert!((1..=target.max_bytes).contains(&bytes), "{}: {bytes} bytes", target.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_recording_is_taken_to_pieces() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/fixtures/recordings/debian-6.12-healthy-tcp.viptrace");
+        let pieces = unframed(&fs::read(path).unwrap()).unwrap();
+        let mut kinds = BTreeSet::new();
+        let mut rest = pieces.as_slice();
+        while let Some(([kind, length @ ..], behind)) = rest.split_first_chunk::<4>() {
+            kinds.insert(*kind);
+            let [low, middle, high] = *length;
+            rest = behind.get(u32::from_le_bytes([low, middle, high, 0]) as usize..).unwrap();
+        }
+        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), [ITEM, PACKED, END_OF_BLOCK, HEADER]);
+        assert_eq!(unframed(b"something else"), None);
+    }
+}
