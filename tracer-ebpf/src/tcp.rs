@@ -28,7 +28,7 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// The other of the pair.
+/// The other of the pair, where there has to be one.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state_again(ctx: RawTracePointContext) -> i32 {
     on_sock_state(&ctx);
@@ -46,7 +46,9 @@ fn on_sock_state(ctx: &RawTracePointContext) {
     // SCTP and MPTCP sockets come here too, with other states and without a peer.
     let sk = ctx.arg::<u64>(0);
     // A socket's address leaves room for a state in its lowest bits.
-    if tells && is_tcp(sk) && pair::takes(Hook::SockState, sk | u64::from(new)) {
+    let takes =
+        || globals::SOCK_STATE_PAIRED.load() == 0 || pair::takes(Hook::SockState, sk | u64::from(new));
+    if tells && is_tcp(sk) && takes() {
         report(
             ctx,
             Hook::SockState,

@@ -275,7 +275,7 @@ pub const HOOKS: &[HookSpec] = &[
     },
     HookSpec {
         hook: Hook::SockState,
-        programs: &["sock_state", "sock_state_again"],
+        programs: &["sock_state"],
         attach: Attach::RawTracepoint,
         need: Need::Full,
         module: None,
