@@ -60,11 +60,16 @@ impl Variant {
 pub const DEFAULT: &[Variant] = &[Variant::DEFAULT];
 const IPTABLES_6: Variant = Variant::new(Mode::Iptables, Family::V6);
 const LEGACY: Variant = Variant::new(Mode::IptablesLegacy, Family::V4);
+const LEGACY_6: Variant = Variant::new(Mode::IptablesLegacy, Family::V6);
 const NFTABLES: Variant = Variant::new(Mode::Nftables, Family::V4);
 const NFTABLES_6: Variant = Variant::new(Mode::Nftables, Family::V6);
 /// What only IPVS has.
 pub const IPVS_ONLY: &[Variant] = &[IPVS];
 const IPVS: Variant = Variant::new(Mode::Ipvs, Family::V4);
+const IPVS_6: Variant = Variant::new(Mode::Ipvs, Family::V6);
+/// Every mode in every family.
+pub const WHOLE: &[Variant] =
+    &[Variant::DEFAULT, IPTABLES_6, LEGACY, LEGACY_6, NFTABLES, NFTABLES_6, IPVS, IPVS_6];
 /// Every mode, in every family that tells something new.
 pub const EVERY: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6, IPVS];
 /// Every mode that writes its rules for netfilter, in every family that tells something new.

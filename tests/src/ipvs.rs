@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::Path,
     time::Duration,
 };
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     command,
-    dataplane::Mode,
+    dataplane::{Family, Mode},
     netns::Netns,
     wait,
     world::{Stage, World},
@@ -39,9 +39,11 @@ const SYSCTLS: [(&str, &str); 4] = [
 pub struct Capture {
     /// `iptables-save`; the rules name the sets.
     pub rules: String,
+    /// The same of the other family; empty where kube-proxy had no Service of it.
+    pub rules_of_ipv6: String,
     sets: String,
     virtual_servers: String,
-    addresses: Vec<Ipv4Addr>,
+    addresses: Vec<IpAddr>,
 }
 
 impl Capture {
@@ -60,6 +62,7 @@ impl Capture {
             .collect();
         Ok(Self {
             rules: text("iptables-save.txt")?,
+            rules_of_ipv6: String::new(),
             sets: sets_for_any_kernel(&text("ipset-save.txt")?),
             virtual_servers: text("ipvsadm-save.txt")?,
             addresses,
@@ -69,7 +72,25 @@ impl Capture {
     /// With nothing that kube-proxy wrote but these rules.
     #[must_use]
     pub fn without_servers(rules: String) -> Self {
-        Self { rules, sets: String::new(), virtual_servers: String::new(), addresses: Vec::new() }
+        let nothing = String::new;
+        Self {
+            rules,
+            rules_of_ipv6: nothing(),
+            sets: nothing(),
+            virtual_servers: nothing(),
+            addresses: Vec::new(),
+        }
+    }
+
+    /// Adds members to its sets, virtual servers and addresses.
+    pub fn add(&mut self, sets: &[String], virtual_servers: &[String], addresses: &[IpAddr]) {
+        for (text, lines) in [(&mut self.sets, sets), (&mut self.virtual_servers, virtual_servers)] {
+            for line in lines {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+        self.addresses.extend(addresses);
     }
 
     /// Without one virtual server; its address stays the node's own.
@@ -108,11 +129,15 @@ impl Capture {
             node.sysctl(name, value)?;
         }
         let link = [format!("link add {LINK} type dummy")].into_iter();
-        let addresses = self.addresses.iter().map(|ip| format!("address add {ip}/32 dev {LINK}"));
+        let addresses = self
+            .addresses
+            .iter()
+            .map(|&ip| format!("address add {ip}/{} dev {LINK}", Family::of(ip).host_prefix()));
         node.ip_batch(&link.chain(addresses).collect::<Vec<_>>())?;
         for (tool, arguments, text) in [
             ("ipset", &["restore"][..], &self.sets),
             ("iptables-nft-restore", &[], &self.rules),
+            ("ip6tables-nft-restore", &[], &self.rules_of_ipv6),
             ("ipvsadm", &["-R"], &self.virtual_servers),
         ] {
             let text = text.clone();

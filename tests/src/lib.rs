@@ -18,6 +18,7 @@ pub mod kube_proxy;
 pub mod matrix;
 pub mod modes;
 pub mod netns;
+pub mod published;
 pub mod replay;
 pub mod rules;
 pub mod scenarios;

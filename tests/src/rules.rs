@@ -15,6 +15,7 @@ use crate::{
     dataplane::{Family, Mode},
     ipvs,
     netns::Netns,
+    published::{self, Published},
     traffic::Transport,
 };
 
@@ -123,48 +124,30 @@ impl Rules {
         cut
     }
 
-    /// With an IPv4 Service of one endpoint, or none, as kube-proxy writes it in iptables mode. The chains' names are
-    /// hashes in a real one.
+    /// With one more Service, as kube-proxy writes it on the node at this address.
     #[must_use]
-    pub fn with_service(
-        &self,
-        name: &str,
-        protocol: &str,
-        vip: SocketAddr,
-        endpoint: Option<SocketAddr>,
-    ) -> Self {
-        let matched = format!("-d {}/32 -p {protocol} -m comment --comment \"{name}", vip.ip());
-        let port = format!("-m {protocol} --dport {}", vip.port());
-        let (service, sep) = ("KUBE-SVC-LABSIGNALAAAAAAA", "KUBE-SEP-LABSIGNALAAAAAAA");
-        let (mut nat, mut filter) = (Vec::new(), Vec::new());
-        if let Some(endpoint) = endpoint {
-            nat.push(format!(":{service} - [0:0]"));
-            nat.push(format!(":{sep} - [0:0]"));
-            nat.push(format!("-A KUBE-SERVICES {matched} cluster IP\" {port} -j {service}"));
-            nat.push(format!("-A {service} -m comment --comment \"{name} -> {endpoint}\" -j {sep}"));
-            nat.push(format!(
-                "-A {sep} -p {protocol} -m comment --comment \"{name}\" -m {protocol} -j DNAT --to-destination {endpoint}"
-            ));
-        } else {
-            filter.push(format!(
-                "-A KUBE-SERVICES {matched} has no endpoints\" {port} -j REJECT --reject-with icmp-port-unreachable"
-            ));
-        }
+    pub fn with_published(&self, service: &Published, node: IpAddr) -> Self {
         let mut with = self.clone();
-        if let Text::Xtables { ipv4, .. } = &mut with.text {
-            let mut lines = Vec::new();
-            let mut table = "";
-            for line in ipv4.lines() {
-                if line.starts_with('*') {
-                    table = line;
-                }
-                if line == "COMMIT" && table != "*mangle" {
-                    let added = if table == "*nat" { &nat } else { &filter };
-                    lines.extend(added.iter().map(String::as_str));
-                }
-                lines.push(line);
+        match &mut with.text {
+            Text::Xtables { ipv4, ipv6 } => {
+                let text = if service.family == Family::V4 { ipv4 } else { ipv6 };
+                let added = published::xtables_additions(service);
+                *text = with_rules(&with_rules(text, "*nat", &added.nat), "*filter", &added.filter);
             }
-            *ipv4 = lines.join("\n") + "\n";
+            Text::Nft { changes, .. } => changes.push_str(&published::changes(service)),
+            Text::Ipvs(capture) => {
+                let added = published::Additions::of(service, node);
+                let text = if service.family == Family::V4 {
+                    &mut capture.rules
+                } else {
+                    if capture.rules_of_ipv6.is_empty() {
+                        capture.rules_of_ipv6 = published::rules_of_ipv6(&capture.rules);
+                    }
+                    &mut capture.rules_of_ipv6
+                };
+                *text = with_rules(text, "*nat", &added.rules);
+                capture.add(&added.sets, &added.virtual_servers, &added.addresses);
+            }
         }
         with
     }
@@ -311,14 +294,19 @@ fn with_host_firewall_only(text: &str) -> String {
 
 /// With one rule more, at the beginning of the filter table's rules.
 fn with_filter_rule(text: &str, rule: &str) -> String {
+    with_rules(text, "*filter", &[rule.to_owned()])
+}
+
+/// With some rules and chains more, before the other rules of this table.
+fn with_rules(text: &str, table: &str, rules: &[String]) -> String {
     let mut lines = Vec::new();
     let mut pending = false;
     for line in text.lines() {
         if line.starts_with('*') {
-            pending = line == "*filter";
+            pending = line == table;
         }
         if pending && (line.starts_with("-A") || line.starts_with('[') || line == "COMMIT") {
-            lines.push(rule);
+            lines.extend(rules.iter().map(String::as_str));
             pending = false;
         }
         lines.push(line);

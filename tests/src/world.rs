@@ -21,6 +21,7 @@ use crate::{
     dataplane::{Family, Mode, Variant},
     expect::{self, Class, Endpoint, Expected, Record},
     kube_proxy::KubeProxy,
+    published::Published,
     replay,
     rules::{self, Rules},
     tool::{Ended, Options, Tool},
@@ -314,6 +315,21 @@ impl<'w> Stage<'w> {
         )
     }
 
+    /// Makes up these Services for this scenario: in the API and, but for those without an address, in the node's rules.
+    pub fn publish(&mut self, services: &[Published]) -> Result<()> {
+        let node = self.world.topology.node_at(self.family())?.address;
+        let mut rules = self.rules()?.clone();
+        for service in services {
+            for object in service.objects() {
+                self.apply(object)?;
+            }
+            if service.cluster_ip.is_some() {
+                rules = rules.with_published(service, node);
+            }
+        }
+        self.break_rules(&rules)
+    }
+
     /// Applies an object to the API server.
     pub fn apply(&mut self, object: serde_json::Value) -> Result<()> {
         self.api.apply(object).context("applying an object to the lab's API server")?;
@@ -403,6 +419,22 @@ impl<'w> Stage<'w> {
         self.check(move |records, _| {
             let recorded = records.iter().find(|record| record.key().is_some_and(|key| keys.contains(&key)));
             recorded.map_or(Ok(()), |record| bail!("a record of what is not traced: {record}"))
+        });
+    }
+
+    /// Expects that these attempts, which go past every Service, are not taken for one's, nor for a fault.
+    pub fn expect_no_service(&mut self, attempts: &[Attempt]) {
+        let keys: HashSet<_> =
+            attempts.iter().map(|attempt| Expected::to_pod(attempt, Class::Ok).key()).collect();
+        self.check(move |records, _| {
+            let of_them = records.iter().filter(|record| record.key().is_some_and(|key| keys.contains(&key)));
+            for record in of_them {
+                let direct = record.text("/flow/vip").is_empty() && record.text("/service/name").is_empty();
+                if !direct || record.is_trouble() {
+                    bail!("a direct flow is taken for a Service's, or for a fault: {record}");
+                }
+            }
+            Ok(())
         });
     }
 

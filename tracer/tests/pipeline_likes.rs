@@ -74,6 +74,7 @@ fn service(name: &str, ip: &str, protocol: Protocol, port: u16) -> Object {
         source_ranges: Vec::new(),
         health_check_node_port: None,
         traffic_distribution: None,
+        external_name: None,
     }))
 }
 

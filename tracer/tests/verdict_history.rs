@@ -9,7 +9,10 @@ use std::{fs, time::Duration};
 use flow_support::{NODE, Script, addr, at, fold, last_words};
 use serde_json::{Value, json};
 use viptrace::{
-    cluster::{Cluster, Source},
+    cluster::{
+        Cluster, Source,
+        model::{Change, Key, Object, ServiceType, Trimmed},
+    },
     diagnosis::{Address, ClusterView, Context, Membership, Translations, UnreadNode, judge},
     sighting::{Netns, Protocol, TcpState},
     time::Timestamp,
@@ -133,6 +136,70 @@ fn the_real_history_gives_the_same_verdicts() {
 
     let probe = verdict(&cluster, Script::new("192.168.1.2:50000", EP, None).refused(60_000));
     assert_eq!(probe.class, "N1");
+}
+
+/// From this moment on the object is this one.
+fn put(cluster: &mut Cluster, ms: u64, object: Object) {
+    cluster.history.apply(at(ms), Change::Put(Trimmed { object, created: None, changed: None }));
+}
+
+#[test]
+fn hints_that_narrow_the_endpoints_are_told_beside_the_fault() {
+    let mut cluster = cluster();
+    let key = Key::new("shop", "cart");
+    let mut slice = cluster.history.slices_at(&key, at(50_000)).next().unwrap().as_ref().clone();
+    let mut node = cluster.history.node("worker-1", at(50_000)).unwrap().as_ref().clone();
+    node.zone = Some("a".into());
+    put(&mut cluster, 51_000, Object::Node(node.into()));
+    let here = slice.endpoints[0].clone();
+    for (ip, zone) in [("10.244.2.7", "b"), ("10.244.2.8", "b")] {
+        let mut elsewhere = here.clone();
+        elsewhere.addresses = vec![ip.parse().unwrap()];
+        elsewhere.for_zones = vec![zone.into()];
+        slice.endpoints.push(elsewhere);
+    }
+    let failing = |endpoint| Script::new("10.244.1.100:40000", CART, Some(endpoint)).refused(60_000);
+    let told =
+        |verdict: &Verdict| verdict.evidence.iter().any(|said| said.content.contains("topology hints"));
+    // One endpoint without a hint, and all are used.
+    put(&mut cluster, 52_000, Object::EndpointSlice(slice.clone().into()));
+    assert!(!told(&verdict(&cluster, failing(EP))));
+
+    slice.endpoints[0].for_zones = vec!["a".into()];
+    put(&mut cluster, 53_000, Object::EndpointSlice(slice.into()));
+    let refused = verdict(&cluster, failing(EP));
+    assert_eq!(refused.class, "C28");
+    let said = refused.evidence.iter().find(|said| said.content.contains("topology hints")).unwrap();
+    assert!(said.content.contains("1 of the 3 ready endpoints of shop/cart:http"), "{}", said.content);
+    assert!(refused.cross_reference.iter().any(|reference| reference == "C25"));
+    // An endpoint that hints leave to others, and one that serves.
+    assert!(!told(&verdict(&cluster, failing("10.244.2.7:8080"))));
+    let served = Script::new("10.244.1.100:40000", CART, Some(EP)).healthy(60_000);
+    assert!(!told(&verdict(&cluster, served)));
+}
+
+#[test]
+fn a_service_that_gave_its_address_up_says_why_it_has_none() {
+    let (key, silent) =
+        (Key::new("shop", "cart"), || Script::new("10.244.1.100:40000", CART, None).silent(60_000));
+    for (class, words, change) in [
+        ("C27", "headless", "headless"),
+        ("C27", "a name in DNS", "name"),
+        ("C5c", "gave up", "another address"),
+    ] {
+        let mut cluster = cluster();
+        let mut service = cluster.history.service(&key, at(10_000)).unwrap().as_ref().clone();
+        service.cluster_ips.clear();
+        match change {
+            "headless" => service.headless = true,
+            "name" => service.r#type = ServiceType::ExternalName,
+            _ => service.cluster_ips.push("10.96.0.99".parse().unwrap()),
+        }
+        put(&mut cluster, 20_000, Object::Service(service.into()));
+        let verdict = verdict(&cluster, silent());
+        assert_eq!(verdict.class, class, "{change}");
+        assert!(verdict.root_cause.contains(words), "{}", verdict.root_cause);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod api_away;
 mod attach_tiers;
 mod check;
 mod check_kernel;
+mod every_kind;
 mod exit_status;
 mod flood;
 mod hairpin;
@@ -33,7 +34,9 @@ mod translated_twice;
 use anyhow::Result;
 
 use crate::{
-    dataplane::{BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, Variant, WIDE},
+    dataplane::{
+        BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, Variant, WHOLE, WIDE,
+    },
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
 };
@@ -70,6 +73,7 @@ impl Scenario {
         } else {
             cells.collect()
         };
+        cells.sort_unstable();
         cells.dedup();
         cells
     }
@@ -80,6 +84,12 @@ impl Scenario {
     }
 }
 
+/// Every cell of the mode that it runs in.
+const EVERY_KIND: &[Covers] = &[Covers {
+    kinds: &Kind::ALL,
+    families: &Family::ALL,
+    protocols: &[Protocol::Tcp, Protocol::Udp, Protocol::Sctp],
+}];
 /// TCP over IPv4 through a node port.
 const NODE_PORT4: &[Covers] =
     &[Covers { kinds: &[Kind::NodePort], families: &[Family::V4], protocols: &[Protocol::Tcp] }];
@@ -116,6 +126,7 @@ pub const ALL: &[Scenario] = &[
     scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
     scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
     scenario("kinds-addresses", kinds::addresses).covers(OTHER_KINDS4).on(NETFILTER_4),
+    scenario("every-kind", every_kind::story).covers(EVERY_KIND).on(WHOLE),
     scenario("c23-source-ranges", kinds::source_ranges).covers(LOAD_BALANCER4).on(NETFILTER_4),
     scenario("c21-no-local-endpoint", kinds::no_local_endpoint_external).covers(NODE_PORT4).on(NETFILTER),
     scenario("c22-no-local-endpoint-inside", kinds::no_local_endpoint_internal).covers(TCP4).on(NETFILTER),
@@ -187,3 +198,29 @@ pub struct Beside {
 
 /// Those that run beside the others, to be told of at the end.
 pub const BESIDE: &[Beside] = &[Beside { name: "exit-status-unanswered", story: exit_status::unanswered }];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_of_the_matrix_is_some_scenario_s() {
+        let declared: Vec<Cell> = ALL
+            .iter()
+            .flat_map(|scenario| scenario.variants.iter().flat_map(|variant| scenario.cells(*variant)))
+            .collect();
+        let missing: Vec<Cell> = Cell::all().into_iter().filter(|cell| !declared.contains(cell)).collect();
+        assert!(missing.is_empty(), "no scenario covers {} cells: {missing:?}", missing.len());
+    }
+
+    #[test]
+    fn a_scenario_covers_only_the_family_that_it_runs_in() {
+        for scenario in ALL {
+            for variant in scenario.variants {
+                let cells = scenario.cells(*variant);
+                let foreign = cells.iter().find(|cell| cell.family != variant.family);
+                assert!(foreign.is_none(), "{} in {variant}: {foreign:?}", scenario.name);
+            }
+        }
+    }
+}

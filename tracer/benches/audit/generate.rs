@@ -67,6 +67,7 @@ pub fn cluster(services: u32) -> Cluster {
             source_ranges: Vec::new(),
             health_check_node_port: None,
             traffic_distribution: None,
+            external_name: None,
         })));
         put(Object::EndpointSlice(Arc::new(EndpointSlice {
             key: Key::new("load", &format!("svc-{number:05}-x")),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use crate::{
     cluster::{
-        History,
+        Hints, History, meant_for,
         model::{AddressType, Service, ServicePort, TrafficPolicy},
     },
     node::ruleset::Family,
@@ -119,24 +119,11 @@ fn listed(
     found.into_values().collect()
 }
 
-/// The ready endpoints that are meant for this node or its zone. `None` where hints are not followed: one ready endpoint
-/// without a hint, or none that is meant for here, and all are used.
+/// The ready endpoints that are meant for this node or its zone. `None` where hints are not followed.
 fn hinted(all: &[Endpoint], node: &str, zone: Option<&str>) -> Option<Arc<[SocketAddr]>> {
-    let ready = || all.iter().filter(|endpoint| endpoint.ready);
-    ready().next()?;
-    let chosen = |meant: &dyn Fn(&Endpoint) -> bool, hinted: &dyn Fn(&Endpoint) -> bool| {
-        let all_hinted = ready().all(hinted);
-        let chosen: Arc<[SocketAddr]> = ready().filter(|e| meant(e)).map(|endpoint| endpoint.addr).collect();
-        (all_hinted && !chosen.is_empty()).then_some(chosen)
-    };
-    // A hint for this node goes before one for its zone (1.34).
-    let for_node = chosen(&|endpoint| endpoint.nodes.iter().any(|name| name.as_ref() == node), &|endpoint| {
-        !endpoint.nodes.is_empty()
-    });
-    for_node.or_else(|| {
-        let zone = zone?;
-        chosen(&|endpoint| endpoint.zones.iter().any(|name| name.as_ref() == zone), &|endpoint| {
-            !endpoint.zones.is_empty()
-        })
-    })
+    let ready: Vec<&Endpoint> = all.iter().filter(|endpoint| endpoint.ready).collect();
+    let hints: Vec<Hints<'_>> =
+        ready.iter().map(|endpoint| Hints { zones: &endpoint.zones, nodes: &endpoint.nodes }).collect();
+    let meant = meant_for(&hints, node, zone)?;
+    Some(ready.iter().zip(meant).filter(|(_, meant)| *meant).map(|(endpoint, _)| endpoint.addr).collect())
 }

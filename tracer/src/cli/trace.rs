@@ -220,13 +220,7 @@ impl<'a> Trace<'a> {
             ))
             .hint(|| "`kubectl get services -A -o json > DIR/services.json` makes it".to_owned());
         }
-        if let Some(target) = &self.options.target
-            && !targets::exists(target, history, now())
-        {
-            return Err(anyhow::anyhow!("there is no {target} in this cluster"))
-                .hint(|| "`kubectl get services,pods -A` lists what there is".to_owned());
-        }
-        Ok(())
+        self.options.target.as_ref().map_or(Ok(()), |target| targets::check(target, history, now()))
     }
 
     /// What to say where no Node bears the name that this node is taken for: what is local to it cannot be told then.

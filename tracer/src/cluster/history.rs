@@ -24,6 +24,7 @@ use crate::{
 
 mod changes;
 mod endpoints;
+mod hints;
 mod reason;
 mod saved;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use changes::Changes;
 
 pub use changes::Settled;
 pub use endpoints::{EndpointState, Membership};
+pub use hints::{Hints, meant_for};
 pub use reason::{NoEndpointsReason, UnreadyPod};
 pub use saved::{Line, SavedFacts, SavedObject};
 

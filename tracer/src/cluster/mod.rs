@@ -19,8 +19,8 @@ pub mod watch;
 
 pub use folder::FolderError;
 pub use history::{
-    EndpointState, History, Lookup, Membership, NoEndpointsReason, PortMatch, SavedFacts, SavedObject,
-    Settled, Via,
+    EndpointState, Hints, History, Lookup, Membership, NoEndpointsReason, PortMatch, SavedFacts, SavedObject,
+    Settled, Via, meant_for,
 };
 pub use model::{Key, Kind};
 pub use status::{Origin, Status};

@@ -235,9 +235,25 @@ pub struct Service {
     /// `trafficDistribution` (`PreferClose`, `PreferSameZone`, `PreferSameNode`), or the value of the older annotation
     /// `service.kubernetes.io/topology-mode`.
     pub traffic_distribution: Option<Arc<str>>,
+    /// The name that an `ExternalName` stands for in DNS.
+    #[serde(default)]
+    pub external_name: Option<Arc<str>>,
 }
 
 impl Service {
+    /// Why it has no address of its own, so that nothing is translated for it (C27); `None` where it has one.
+    pub const fn without_address(&self) -> Option<&'static str> {
+        match self.r#type {
+            ServiceType::ExternalName => {
+                Some("it is an ExternalName: a name in DNS without an address of its own")
+            }
+            _ if self.headless => {
+                Some("it is headless: DNS gives out its Pods' addresses, nothing is translated")
+            }
+            _ => None,
+        }
+    }
+
     pub fn has_cluster_ip(&self, ip: IpAddr) -> bool {
         self.cluster_ips.contains(&ip)
     }

@@ -294,6 +294,10 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
             .filter(|name| !name.is_empty())
             .or(topology)
             .map(|name| text(Some(name))),
+        external_name: spec
+            .external_name
+            .filter(|name| kind == ServiceType::ExternalName && !name.is_empty())
+            .map(|name| text(Some(name))),
     }
 }
 

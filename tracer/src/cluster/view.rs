@@ -52,6 +52,7 @@ impl diagnosis::ClusterView for History {
                 namespace: Arc::clone(&service.key.namespace),
                 service: Arc::clone(&service.key.name),
                 since,
+                without: self.service(&service.key, at).and_then(|now| now.without_address()),
             },
             Lookup::NotService => diagnosis::Address::Other,
         }
@@ -116,6 +117,18 @@ impl diagnosis::ClusterView for History {
         let local = node.map(|node| Self::usable(self, &found.key, &port, family, Some(node), at).len());
         let terminating = !all.is_empty() && all.iter().all(|endpoint| !endpoint.conditions.ready);
         Some(diagnosis::Usable { count: all.len(), local, since, terminating })
+    }
+
+    fn hinted(
+        &self,
+        service: &diagnosis::ServicePort,
+        node: &str,
+        at: Timestamp,
+    ) -> Option<diagnosis::Hinted> {
+        let (found, port) = self.port_of(service, at)?;
+        let family = AddressType::of(service.asked.ip());
+        let (endpoints, of) = Self::hinted(self, &found.key, &port, family, node, at)?;
+        Some(diagnosis::Hinted { endpoints, of, asked_by: found.traffic_distribution.clone() })
     }
 
     fn no_endpoints_reason(&self, service: &diagnosis::ServicePort, at: Timestamp) -> Option<String> {

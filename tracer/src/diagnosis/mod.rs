@@ -34,8 +34,8 @@ pub use self::{
     summary::{ClassCount, RankedCause, Summary},
     translations::Translations,
     view::{
-        Address, ClusterView, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, Ruling, ServicePort,
-        UnreadNode, Usable, Via,
+        Address, ClusterView, Hinted, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, Ruling,
+        ServicePort, UnreadNode, Usable, Via,
     },
 };
 use crate::{
@@ -148,8 +148,8 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
             let finding = service_config::unknown_port(flow, ctx, &namespace, &service)?;
             return alone(record::without_port(flow, ctx, finding, &namespace, &service));
         }
-        Address::Gone { namespace, service, since } => {
-            let finding = service_config::gone(flow, ctx, &namespace, &service, since)?;
+        Address::Gone { namespace, service, since, without } => {
+            let finding = service_config::gone(flow, ctx, &namespace, &service, since, without)?;
             return alone(record::without_port(flow, ctx, finding, &namespace, &service));
         }
         Address::Other => {
@@ -163,6 +163,7 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
         .find_map(|rule| rule(&case))
         .or_else(|| normal::judge(&case))
         .unwrap_or_else(|| unexplained(&case));
+    let finding = service_config::with_hints(&case, finding);
     let lasts = finding.class == "ok"
         && finding.against.is_empty()
         && case.endpoint.is_some()

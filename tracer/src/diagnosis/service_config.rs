@@ -1,5 +1,5 @@
 //! The Service is not what the client takes it for: wrong port (C5c), another proxy (C5d), a Local policy without a
-//! local endpoint (C21, C22).
+//! local endpoint (C21, C22), no address at all (C27); and hints that narrow its endpoints (C25).
 
 use super::{
     Case, Context, Finding, Rule,
@@ -51,13 +51,15 @@ pub(super) fn unknown_port(
     )
 }
 
-/// The Service was deleted, or gave the address up: C6 where a rule still translated it, else C5c.
+/// The Service was deleted, or gave the address up: C6 where a rule still translated it, else C5c; C27 where it has none
+/// any more, and `without` says why.
 pub(super) fn gone(
     flow: &Flow,
     ctx: &Context<'_>,
     namespace: &str,
     service: &str,
     since: Timestamp,
+    without: Option<&str>,
 ) -> Option<Finding> {
     let decision = flow.decision(ctx.node_netns);
     let decided = decision.map_or(flow.first_seen, |decision| decision.time);
@@ -87,20 +89,49 @@ pub(super) fn gone(
     }
     let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;
     failed.then(|| {
-        Finding::new(
-            "C5c",
-            Domain::ServiceConfig,
-            format!("the client asks for an address that {namespace}/{service} gave up {ago} before"),
-        )
-        .severity(Severity::Low)
-        .api(Some(since), past)
-        .action(
-            "find out where the client has the address from: a cached name, or its configuration",
-            "resolve the Service's name for each connection",
-            Safety::ReadOnly,
-        )
-        .see(&["C5c"])
+        let asks = format!("the client asks for an address that {namespace}/{service} gave up {ago} before");
+        let finding = match without {
+            Some(why) => Finding::new("C27", Domain::ServiceConfig, format!("{asks}: {why}")).see(&["C27"]),
+            None => Finding::new("C5c", Domain::ServiceConfig, asks),
+        };
+        finding
+            .severity(Severity::Low)
+            .api(Some(since), past)
+            .action(
+                "find out where the client has the address from: a cached name, or its configuration",
+                "resolve the Service's name for each connection",
+                Safety::ReadOnly,
+            )
+            .see(&["C5c"])
     })
+}
+
+/// C25.
+/// Mechanism: hints in the `EndpointSlices` keep a node's traffic to the endpoints of its zone, or its own: what is wrong
+/// with those few is not evened out by the others. By design, so said beside the fault, never as one.
+/// For: the flow failed at one of the endpoints that hints leave to this node, and they leave out others that are ready.
+/// Against: under a Local policy hints are not asked.
+pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
+    let hinted = || {
+        let endpoint = case.endpoint.filter(|_| case.failed() && !case.service.local_only)?;
+        let node = case.ctx.node_name?;
+        let hinted = case.ctx.cluster.hinted(&case.service, node, case.decided)?;
+        hinted.endpoints.contains(&endpoint).then_some(hinted)
+    };
+    let Some(hinted) = hinted() else { return finding };
+    let asked_by = hinted.asked_by.map(|wish| format!(" ({wish})")).unwrap_or_default();
+    finding
+        .api(
+            None,
+            format!(
+                "by design, topology hints{asked_by} leave {} of the {} ready endpoints of {} to this node's traffic, this \
+                 one among them",
+                hinted.endpoints.len(),
+                hinted.of,
+                case.name()
+            ),
+        )
+        .see(&["C25"])
 }
 
 /// C5d.

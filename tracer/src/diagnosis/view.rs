@@ -21,6 +21,10 @@ pub trait ClusterView {
     /// The endpoints that kube-proxy should send to, of the family of the address asked for; `node` is where the
     /// traffic arrived. `None` where the endpoints are not known at all.
     fn usable(&self, service: &ServicePort, node: Option<&str>, at: Timestamp) -> Option<Usable>;
+    /// What topology hints leave to traffic that arrives on `node`; `None` where they leave no ready endpoint out.
+    fn hinted(&self, _service: &ServicePort, _node: &str, _at: Timestamp) -> Option<Hinted> {
+        None
+    }
     /// Why there is no usable endpoint, in one sentence without a full stop; `None` where it cannot be told.
     fn no_endpoints_reason(&self, service: &ServicePort, at: Timestamp) -> Option<String>;
     /// The Pod that had this address, not one on the host's network.
@@ -48,6 +52,8 @@ pub enum Address {
         namespace: Arc<str>,
         service: Arc<str>,
         since: Timestamp,
+        /// Why the Service has no address any more; `None` where it has another, or is gone itself.
+        without: Option<&'static str>,
     },
     Other,
 }
@@ -136,6 +142,16 @@ pub struct Usable {
     pub since: Timestamp,
     /// None is ready: these serve while they terminate (N8).
     pub terminating: bool,
+}
+
+/// The ready endpoints that topology hints leave to one node (C25).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hinted {
+    pub endpoints: Vec<SocketAddr>,
+    /// How many are ready in all.
+    pub of: usize,
+    /// `trafficDistribution`, or the annotation that asked for the hints.
+    pub asked_by: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

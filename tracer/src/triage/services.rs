@@ -46,15 +46,7 @@ fn proxied(service: &Service) -> Result<(), (&'static str, &'static str)> {
     if service.proxy_name.is_some() {
         return Err(("C5d", "its label service.kubernetes.io/service-proxy-name gives it to another proxy"));
     }
-    match service.r#type {
-        ServiceType::ExternalName => {
-            Err(("C27", "it is an ExternalName: a DNS alias without an address of its own"))
-        }
-        _ if service.headless => {
-            Err(("C27", "it is headless: DNS gives out its Pods' addresses, nothing is translated"))
-        }
-        _ => Ok(()),
-    }
+    service.without_address().map_or(Ok(()), |why| Err(("C27", why)))
 }
 
 fn not_proxied(service: &Service, (class, why): (&str, &str)) -> Finding {

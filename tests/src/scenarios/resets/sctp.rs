@@ -1,16 +1,16 @@
 //! SCTP: a Service port of its own beside the captured ones, in kube-proxy's own form. Accepted, refused, and without
 //! endpoints.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use serde_json::json;
 
 use crate::{
     command,
     expect::{Class, Endpoint},
+    published::{Member, Port, Published},
     traffic::{
-        Outcome, all_ended,
+        Outcome, Transport, all_ended,
         sctp::{self, SctpServer},
     },
     world::Stage,
@@ -18,45 +18,35 @@ use crate::{
 
 const SERVICE: &str = "shop/signal";
 const PORT: u16 = 3868;
+const POD: &str = "shop/api-1";
 
 /// A Service `shop/signal` with this endpoint, or none: in the API and in the rules.
-fn service(stage: &mut Stage, endpoint: Option<SocketAddr>) -> Result<SocketAddr> {
+fn service(stage: &mut Stage, endpoint: Option<IpAddr>) -> Result<SocketAddr> {
     command::run("modprobe", &["sctp"])?;
     let vip = SocketAddr::new([10, 96, 10, 70].into(), PORT);
-    let meta = |name: &str| {
-        json!({"namespace": "shop", "name": name, "uid": format!("00000000-0000-0000-0000-{PORT:012}"),
-            "resourceVersion": "1", "creationTimestamp": "2025-01-01T00:00:00Z",
-            "labels": {"kubernetes.io/service-name": "signal"}})
-    };
-    stage.apply(json!({"apiVersion": "v1", "kind": "Service", "metadata": meta("signal"), "spec": {
-        "type": "ClusterIP", "clusterIP": vip.ip().to_string(), "clusterIPs": [vip.ip().to_string()],
-        "ipFamilies": ["IPv4"], "selector": {"app": "signal"},
-        "ports": [{"name": "diameter", "protocol": "SCTP", "port": PORT, "targetPort": PORT}]}}))?;
-    let endpoints: Vec<_> = endpoint
-        .iter()
-        .map(|endpoint| {
-            json!({"addresses": [endpoint.ip().to_string()], "nodeName": "worker-1",
-                "conditions": {"ready": true, "serving": true, "terminating": false}})
-        })
-        .collect();
-    stage.apply(
-        json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": meta("signal-x"),
-        "addressType": "IPv4", "endpoints": endpoints,
-        "ports": [{"name": "diameter", "protocol": "SCTP", "port": PORT}]}),
-    )?;
-    let rules = stage.rules()?.clone().with_service("shop/signal:diameter", "sctp", vip, endpoint);
-    stage.break_rules(&rules)?;
+    let port =
+        Port { name: "diameter", protocol: Transport::Sctp, number: PORT, target: PORT, node_port: None };
+    stage.publish(&[Published {
+        name: "signal",
+        cluster_ip: Some(vip.ip()),
+        external_ip: None,
+        load_balancer_ip: None,
+        ports: vec![port],
+        family: stage.family(),
+        endpoint: endpoint.map(|address| Member { address, pod: Some(POD) }),
+        selects: true,
+    }])?;
     Ok(vip)
 }
 
 fn pod(stage: &Stage) -> Result<SocketAddr> {
-    Ok(SocketAddr::new(stage.place("shop/api-1")?.address, PORT))
+    Ok(SocketAddr::new(stage.place(POD)?.address, PORT))
 }
 
 pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
     let endpoint = pod(stage)?;
-    let vip = service(stage, Some(endpoint))?;
-    let server = SctpServer::start(stage.place("shop/api-1")?, PORT)?;
+    let vip = service(stage, Some(endpoint.ip()))?;
+    let server = SctpServer::start(stage.place(POD)?, PORT)?;
     stage.watch()?;
     let attempts = sctp::connect(stage.place("shop/client-1")?, vip, 3)?;
     all_ended(&attempts, &Outcome::Done)?;
@@ -66,7 +56,7 @@ pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
 
 pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
     let endpoint = pod(stage)?;
-    let vip = service(stage, Some(endpoint))?;
+    let vip = service(stage, Some(endpoint.ip()))?;
     stage.watch()?;
     let attempts = sctp::connect(stage.place("shop/client-1")?, vip, 3)?;
     all_ended(&attempts, &Outcome::Refused)?;

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use crate::{
-    cli::target::Target,
+    cli::{ResultExt as _, target::Target},
     cluster::{
         History,
-        model::{Key, ServiceType},
+        model::{Key, Service, ServiceType},
     },
     time::Timestamp,
     verdict::Verdict,
@@ -43,13 +43,53 @@ pub(super) fn addresses(target: &Target, history: &History, now: Timestamp) -> V
     addresses
 }
 
-/// Whether there is such an object; an address always is.
-pub(super) fn exists(target: &Target, history: &History, now: Timestamp) -> bool {
-    match target {
+/// Fails where nothing can come of the target: there is no such object, or a Service without an address of its own (C27).
+pub(super) fn check(target: &Target, history: &History, now: Timestamp) -> anyhow::Result<()> {
+    let found = match target {
         Target::Address { .. } => true,
         Target::Pod { namespace, name } => history.pod(&Key::new(namespace, name), now).is_some(),
-        Target::Service { namespace, name } => history.service(&Key::new(namespace, name), now).is_some(),
+        Target::Service { namespace, name } => match history.service(&Key::new(namespace, name), now) {
+            Some(service) => return has_address(&service, history, now),
+            None => false,
+        },
+    };
+    if found {
+        return Ok(());
     }
+    Err(anyhow::anyhow!("there is no {target} in this cluster"))
+        .hint(|| "`kubectl get services,pods -A` lists what there is".to_owned())
+}
+
+fn has_address(service: &Service, history: &History, now: Timestamp) -> anyhow::Result<()> {
+    let Some(why) = service.without_address() else { return Ok(()) };
+    let error = format!("{} has no VIP, so no connection to it can be traced (C27): {why}", service.key);
+    Err(anyhow::Error::msg(error)).hint(|| what_to_do(service, history, now))
+}
+
+/// Where a failure has to be looked for instead.
+fn what_to_do(service: &Service, history: &History, now: Timestamp) -> String {
+    if let Some(name) = &service.external_name {
+        return format!(
+            "`nslookup {name}` in the client's Pod tells whether the name resolves; what it leads to is outside kube-proxy"
+        );
+    }
+    let Key { namespace, name } = &service.key;
+    let mut endpoints = service.ports.iter().flat_map(|port| history.endpoints(&service.key, port, now));
+    endpoints.next().map_or_else(
+        || {
+            format!(
+                "`kubectl -n {namespace} get endpointslices -l kubernetes.io/service-name={name}` lists what the name \
+                 resolves to"
+            )
+        },
+        |endpoint| {
+            format!(
+                "in the client's Pod, `nslookup {name}.{namespace}` tells whether the name resolves, and a connection to \
+                 {} whether the way to a Pod is clear",
+                endpoint.addr
+            )
+        },
+    )
 }
 
 /// Whether a verdict is about the target.
@@ -71,5 +111,51 @@ pub(super) fn matches(target: &Target, verdict: &Verdict) -> bool {
             .into_iter()
             .flatten()
             .any(|addr| addr.ip() == *ip && port.is_none_or(|port| addr.port() == port)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::{path::Path, time::Duration};
+
+    use super::*;
+    use crate::{cli::hint::Hint, cluster::folder};
+
+    /// 2026-11-20T23:28:00Z, before the fixture's watch begins.
+    const BEFORE: Timestamp = Timestamp::from_unix_secs(1_795_217_280);
+
+    /// What is said of a target in the fixture cluster, and the hint.
+    fn said(target: &str) -> Option<(String, String)> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/cluster");
+        let history = folder::read(&folder, Duration::from_hours(1)).unwrap().history;
+        let target = Target::parse(target, None).unwrap();
+        let error = check(&target, &history, BEFORE).err()?;
+        let hint = error.chain().find_map(|cause| cause.downcast_ref::<Hint>()).map(Hint::text);
+        Some((error.to_string(), hint.unwrap().to_owned()))
+    }
+
+    #[test]
+    fn a_service_without_an_address_is_refused_with_the_reason() {
+        let (error, hint) = said("shop/db").unwrap();
+        assert!(
+            error.starts_with("shop/db has no VIP") && error.contains("(C27): it is headless"),
+            "{error}"
+        );
+        assert!(hint.contains("a connection to 10.244.2.61:5432"), "{hint}");
+        let (error, hint) = said("shop/legacy").unwrap();
+        assert!(error.contains("a name in DNS"), "{error}");
+        assert!(hint.contains("nslookup legacy.example.com"), "{hint}");
+    }
+
+    #[test]
+    fn what_is_there_is_traced_and_what_is_not_is_named() {
+        for target in ["shop/cart", "pod/shop/cart-1", "203.0.113.9:80"] {
+            assert_eq!(said(target), None, "{target}");
+        }
+        for target in ["shop/nobody", "pod/shop/nobody"] {
+            let (error, hint) = said(target).unwrap();
+            assert!(error.contains("shop/nobody") && hint.contains("kubectl get"), "{error}; {hint}");
+        }
     }
 }
