@@ -24,11 +24,10 @@ use crate::{
 const WAVES: usize = 10;
 const WAVE: usize = 2_000;
 const FLOOD: usize = WAVES * WAVE;
-/// Few, since flows that wait for the node to be read are judged in one go, with a verdict of some KiB each.
-const MAX_FLOWS: usize = 500;
-/// Since the first wave, which fills the table: half of what the others would take if their flows were kept, at 1 KiB
-/// each.
-const GROWTH_LIMIT_KIB: u64 = 9 * 1024;
+const MAX_FLOWS: usize = 2_000;
+/// Since the first wave, which fills the table: the others would take this alone if their flows were kept, at 1 KiB each.
+/// What comes and goes takes up to 13 MiB: all flows that waited for the node to be read are judged in one go.
+const GROWTH_LIMIT_KIB: u64 = (FLOOD - WAVE) as u64;
 /// In all: the program, its buffer from the kernel (8 MiB, mapped twice) and its flows.
 const TOTAL_LIMIT_KIB: u64 = 96 * 1024;
 
