@@ -28,7 +28,7 @@ use viptrace::{
     node::NodeFacts,
     pipeline::{Detail, Judgements, Pipeline, Settings},
     report::{
-        self, FoldedItem, Item, Output, Printer, Report, Verbosity, View,
+        self, Output, Printer, Report, Verbosity, View,
         latency::{Latencies, Latency},
     },
     sighting::{Protocol, Sighting, Status as CtStatus, TcpState},
@@ -202,9 +202,7 @@ impl Trace {
                 self.latencies.record(&service.to_string(), time);
             }
             for (report, _) in &mut self.reports {
-                let item =
-                    Item { verdict, connect_time: judged.connect_time, revised: judged.before.is_some() };
-                report.show(item, self.now).unwrap();
+                report.show(judged.into(), self.now).unwrap();
             }
         }
         for folded in &judgements.folded {
@@ -214,17 +212,7 @@ impl Trace {
             let service = folded.verdict.service.as_ref().unwrap().to_string();
             self.latencies.record_all(&service, &folded.connect_times);
             for (report, _) in &mut self.reports {
-                let item = FoldedItem {
-                    verdict: &folded.verdict,
-                    count: folded.count,
-                    slowest: folded.connect_times.iter().max().copied(),
-                    last: folded.last,
-                    client: folded.clients.address,
-                    client_pod: folded.clients.pod.as_deref(),
-                    one_address: folded.clients.one_address,
-                    one_pod: folded.clients.one_pod,
-                };
-                report.fold(item, self.now);
+                report.fold(folded.into(), self.now);
             }
         }
     }

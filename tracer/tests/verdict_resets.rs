@@ -8,7 +8,7 @@ use flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_words};
 use viptrace::{
     diagnosis::Translations,
     flow::{FlowTable, Limits, LookAt, Outcome, ResetBy},
-    sighting::{Protocol, Status, TcpState},
+    sighting::{Protocol, Sighting, Status, TcpState},
     verdict::{Confidence, Domain, Verdict},
 };
 
@@ -199,20 +199,22 @@ fn looking() -> FlowTable {
     FlowTable::new(Limits { look: LookAt::Datagrams, ..Limits::default() })
 }
 
+fn observe(table: &mut FlowTable, sightings: impl IntoIterator<Item = Sighting>) {
+    for sighting in sightings {
+        table.observe(sighting);
+    }
+}
+
 #[test]
 fn a_quiet_datagram_flow_is_looked_at_before_it_is_handed_out() {
     let mut table = looking();
-    for sighting in to_cart().udp().confirm(10_000).out {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().confirm(10_000).out);
     table.advance(at(14_000));
     assert!(table.take_looks().is_empty());
     table.advance(at(15_100));
     assert_eq!(table.take_looks(), [flow_support::CT]);
     assert_eq!(table.drain_settled().count(), 0);
-    for sighting in to_cart().udp().look(15_200, Status::SEEN_REPLY).out {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().look(15_200, Status::SEEN_REPLY).out);
     table.advance(at(15_300));
     let flows: Vec<_> = table.drain_settled().collect();
     assert_eq!(flows[0].outcome(), Outcome::Established);
@@ -222,14 +224,10 @@ fn a_quiet_datagram_flow_is_looked_at_before_it_is_handed_out() {
 #[test]
 fn an_entry_that_saw_no_reply_is_not_asked_again() {
     let mut table = looking();
-    for sighting in to_cart().udp().confirm(10_000).out {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().confirm(10_000).out);
     table.advance(at(15_100));
     assert_eq!(table.take_looks(), [flow_support::CT]);
-    for sighting in to_cart().udp().look(15_200, 0).out {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().look(15_200, 0).out);
     table.advance(at(15_300));
     table.advance(at(16_000));
     assert!(table.take_looks().is_empty());
@@ -240,15 +238,11 @@ fn an_entry_that_saw_no_reply_is_not_asked_again() {
 fn a_late_reader_still_asks_before_it_hands_out() {
     let mut table = looking();
     let later = Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().with_ct(78).confirm(30_000);
-    for sighting in to_cart().udp().confirm(10_000).out.into_iter().chain(later.out) {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().confirm(10_000).out.into_iter().chain(later.out));
     table.advance(at(30_100));
     assert_eq!(table.take_looks(), [flow_support::CT]);
     assert_eq!(table.drain_settled().count(), 0);
-    for sighting in to_cart().udp().look(30_200, Status::SEEN_REPLY).out {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().look(30_200, Status::SEEN_REPLY).out);
     table.advance(at(33_000));
     let flows: Vec<_> = table.drain_settled().collect();
     assert_eq!(World::new().judge(&flows[0]).unwrap().class, "ok");
@@ -257,17 +251,14 @@ fn a_late_reader_still_asks_before_it_hands_out() {
 #[test]
 fn a_look_that_is_not_answered_does_not_hold_the_flow_back() {
     let mut table = looking();
-    for sighting in to_cart().udp().confirm(10_000).out {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().confirm(10_000).out);
     table.advance(at(15_100));
     assert_eq!(table.take_looks().len(), 1);
     // Another entry lies at the address by now.
-    for sighting in
-        Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().look(15_200, Status::SEEN_REPLY).out
-    {
-        table.observe(sighting);
-    }
+    observe(
+        &mut table,
+        Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().look(15_200, Status::SEEN_REPLY).out,
+    );
     table.advance(at(18_000));
     let flows: Vec<_> = table.drain_settled().collect();
     let verdict = World::new().judge(&flows[0]).unwrap();
@@ -279,9 +270,7 @@ fn a_look_that_is_not_answered_does_not_hold_the_flow_back() {
 fn all_that_is_open_is_looked_at_in_the_end() {
     let mut table = looking();
     let two = Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().with_ct(78).confirm(11_000);
-    for sighting in to_cart().udp().confirm(10_000).out.into_iter().chain(two.out) {
-        table.observe(sighting);
-    }
+    observe(&mut table, to_cart().udp().confirm(10_000).out.into_iter().chain(two.out));
     table.advance(at(12_000));
     assert_eq!(table.last_looks(), [78, flow_support::CT]);
 }

@@ -8,7 +8,7 @@ use std::{
 use viptrace::{
     pipeline::{Detail, Judgements},
     recording::{Player, Step},
-    report::{FoldedItem, Item, Output, Printer, Report, Verbosity, View},
+    report::{Output, Printer, Report, Verbosity, View},
 };
 
 pub fn play(bytes: Vec<u8>, detail: Detail) {
@@ -31,21 +31,10 @@ pub fn play(bytes: Vec<u8>, detail: Detail) {
 fn show(report: &mut Report, judgements: &Judgements) {
     let now = Instant::now();
     for judged in &judgements.judged {
-        let (verdict, connect_time) = (&judged.verdict, judged.connect_time);
-        report.show(Item { verdict, connect_time, revised: judged.before.is_some() }, now).unwrap();
+        report.show(judged.into(), now).unwrap();
     }
     for folded in &judgements.folded {
-        let item = FoldedItem {
-            verdict: &folded.verdict,
-            count: folded.count,
-            slowest: folded.connect_times.iter().max().copied(),
-            last: folded.last,
-            client: folded.clients.address,
-            client_pod: folded.clients.pod.as_deref(),
-            one_address: folded.clients.one_address,
-            one_pod: folded.clients.one_pod,
-        };
-        report.fold(item, now);
+        report.fold(folded.into(), now);
     }
     report.tick(now).unwrap();
 }

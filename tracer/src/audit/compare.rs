@@ -88,6 +88,17 @@ pub(super) fn compare(
     comparison.found.report(&expected.ports, family, writer, rules, audit);
 }
 
+/// A connection that the audit tries: which Service port's, by which of its frontends, and what the rules make of it.
+#[derive(Clone, Copy, Debug)]
+struct Tried<'t> {
+    /// The port's place among the expected ones.
+    index: usize,
+    port: &'t ExpectedPort,
+    known: &'t ExpectedFrontend,
+    probe: &'t Probe<'t>,
+    fate: &'t Fate,
+}
+
 impl Comparison<'_> {
     fn port(&mut self, index: usize, port: &ExpectedPort, audit: &mut Audit) {
         self.found.checked += 1;
@@ -113,7 +124,7 @@ impl Comparison<'_> {
                     };
                     let fate = self.walk(&probe, audit);
                     let wanted = self.wanted(port, known, origin, source);
-                    self.judge(index, port, known, &probe, &fate, &wanted, audit);
+                    self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
                 }
                 if !known.ranges.is_empty() && !self.frame.blocked.contains(&Origin::Outside) {
                     self.edges(index, port, known, destination, audit);

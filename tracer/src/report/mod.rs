@@ -28,7 +28,11 @@ use std::{net::SocketAddr, time::Duration};
 
 use clap::ValueEnum;
 
-use crate::{time::Timestamp, verdict::Verdict};
+use crate::{
+    pipeline::{Folded, Judged},
+    time::Timestamp,
+    verdict::Verdict,
+};
 
 /// How verdicts are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -86,6 +90,21 @@ pub struct FoldedItem<'a> {
     pub one_pod: bool,
 }
 
+impl<'a> From<&'a Folded> for FoldedItem<'a> {
+    fn from(folded: &'a Folded) -> Self {
+        Self {
+            verdict: &folded.verdict,
+            count: folded.count,
+            slowest: folded.connect_times.iter().max().copied(),
+            last: folded.last,
+            client: folded.clients.address,
+            client_pod: folded.clients.pod.as_deref(),
+            one_address: folded.clients.one_address,
+            one_pod: folded.clients.one_pod,
+        }
+    }
+}
+
 /// One judged flow, as it is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Item<'a> {
@@ -95,4 +114,10 @@ pub struct Item<'a> {
     /// Whether this flow was shown before with another verdict. Its line is then replaced where that is possible;
     /// a record is written again.
     pub revised: bool,
+}
+
+impl<'a> From<&'a Judged> for Item<'a> {
+    fn from(judged: &'a Judged) -> Self {
+        Self { verdict: &judged.verdict, connect_time: judged.connect_time, revised: judged.before.is_some() }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Comparison, EDGES_MAX, Fault};
+use super::{Comparison, EDGES_MAX, Fault, Tried};
 use crate::{
     audit::{Aspect, Audit, Expectation, ExpectedFrontend, ExpectedPort, Kind},
     cluster::Via,
@@ -47,36 +47,20 @@ impl Comparison<'_> {
             let allowed = known.ranges.iter().any(|range| range.contains(source));
             let gets_in = !fate.endpoints().is_empty();
             if allowed && gets_in {
-                self.judge(index, port, known, &probe, &fate, &wanted, audit);
+                self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
             }
-            let aspect = Aspect::SourceRanges;
-            let place = self.firewall_place(port);
-            if allowed && !gets_in && matches!(wanted, Expectation::Endpoints(_)) {
+            let (kind, text) = if allowed && !gets_in && matches!(wanted, Expectation::Endpoints(_)) {
                 let text =
                     format!("connections from {source} are turned away, although a source range allows them");
-                let fault = Fault {
-                    port: index,
-                    kind: Kind::Missing,
-                    aspect,
-                    class: "C23",
-                    endpoint: None,
-                    place,
-                    text,
-                };
-                self.found.add(fault, known.frontend, Origin::Outside);
+                (Kind::Missing, text)
             } else if !allowed && gets_in {
-                let text = format!("connections from {source} get in, which no source range allows");
-                let fault = Fault {
-                    port: index,
-                    kind: Kind::Wrong,
-                    aspect,
-                    class: "C23",
-                    endpoint: None,
-                    place,
-                    text,
-                };
-                self.found.add(fault, known.frontend, Origin::Outside);
-            }
+                (Kind::Wrong, format!("connections from {source} get in, which no source range allows"))
+            } else {
+                continue;
+            };
+            let (aspect, place) = (Aspect::SourceRanges, self.firewall_place(port));
+            let fault = Fault { port: index, kind, aspect, class: "C23", endpoint: None, place, text };
+            self.found.add(fault, known.frontend, Origin::Outside);
         }
     }
 

@@ -1,48 +1,32 @@
 //! Whether a connection gets where it should: to which endpoints with what share, refused, dropped.
 
-use super::{Comparison, Fault, SHARE_TOLERANCE};
+use super::{Comparison, Fault, SHARE_TOLERANCE, Tried};
 use crate::{
-    audit::{Aspect, Audit, Expectation, ExpectedFrontend, ExpectedPort, Kind},
+    audit::{Aspect, Audit, Expectation, Kind},
     cluster::Via,
     node::{
         ProxyMode,
-        ruleset::{End, Fate, Name, Probe, Writer, frontends},
+        ruleset::{End, Name, Writer, frontends},
     },
 };
 
 impl Comparison<'_> {
-    #[expect(clippy::too_many_arguments, reason = "one question with all that it is about")]
-    pub(super) fn judge(
-        &mut self,
-        index: usize,
-        port: &ExpectedPort,
-        known: &ExpectedFrontend,
-        probe: &Probe,
-        fate: &Fate,
-        wanted: &Expectation,
-        audit: &mut Audit,
-    ) {
+    pub(super) fn judge(&mut self, tried: Tried<'_>, wanted: &Expectation, audit: &mut Audit) {
         let mut faults = Vec::new();
-        let forwarded = self.reach((index, port, known), probe, fate, wanted, &mut faults);
+        let forwarded = self.reach(tried, wanted, &mut faults);
         for fault in faults {
-            self.found.add(fault, known.frontend, probe.origin);
+            self.found.add(fault, tried.known.frontend, tried.probe.origin);
         }
         if forwarded {
-            self.found.forwarded.insert(index);
-            self.masquerade(index, port, known, probe, fate, audit);
-            self.affinity(index, port, known, probe, fate);
+            self.found.forwarded.insert(tried.index);
+            self.masquerade(tried, audit);
+            self.affinity(tried);
         }
     }
 
     /// Whether it gets where it should. Answers whether it is forwarded at all, so that there is more to ask.
-    pub(super) fn reach(
-        &self,
-        (index, port, known): (usize, &ExpectedPort, &ExpectedFrontend),
-        probe: &Probe,
-        fate: &Fate,
-        wanted: &Expectation,
-        faults: &mut Vec<Fault>,
-    ) -> bool {
+    pub(super) fn reach(&self, tried: Tried<'_>, wanted: &Expectation, faults: &mut Vec<Fault>) -> bool {
+        let Tried { index, port, known, probe, fate } = tried;
         let weight_of =
             |end: End| fate.branches.iter().filter(|b| b.end == end).map(|b| b.weight).sum::<f64>();
         let (refused, dropped) = (weight_of(End::Refused), weight_of(End::Dropped));

@@ -2,26 +2,19 @@
 
 use std::net::SocketAddr;
 
-use super::{Comparison, Fault, gap};
+use super::{Comparison, Fault, Tried, gap};
 use crate::{
     audit::{Aspect, Audit, ExpectedFrontend, ExpectedPort, Kind},
     cluster::Via,
     node::{
         ProxyMode,
-        ruleset::{End, Fate, LocalTraffic, Name, Origin, Probe, Writer, frontends},
+        ruleset::{End, LocalTraffic, Name, Origin, Writer, frontends},
     },
 };
 
 impl Comparison<'_> {
-    pub(super) fn masquerade(
-        &mut self,
-        index: usize,
-        port: &ExpectedPort,
-        known: &ExpectedFrontend,
-        probe: &Probe,
-        fate: &Fate,
-        audit: &mut Audit,
-    ) {
+    pub(super) fn masquerade(&mut self, tried: Tried<'_>, audit: &mut Audit) {
+        let Tried { index, port, known, probe, fate } = tried;
         if self.frame.no_masquerade {
             return;
         }
@@ -118,14 +111,8 @@ impl Comparison<'_> {
         }
     }
 
-    pub(super) fn affinity(
-        &mut self,
-        index: usize,
-        port: &ExpectedPort,
-        known: &ExpectedFrontend,
-        probe: &Probe,
-        fate: &Fate,
-    ) {
+    pub(super) fn affinity(&mut self, tried: Tried<'_>) {
+        let Tried { index, port, known, probe, fate } = tried;
         let wanted = port.affinity().map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let add = |kind, endpoint, place: Option<Name>, text: String, expected: &Self| {
             let place = place.unwrap_or_else(|| expected.place_of(port, known));

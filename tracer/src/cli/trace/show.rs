@@ -6,7 +6,7 @@ use super::{tally::Tally, targets};
 use crate::{
     cli::{Outcome, target::Target},
     pipeline::{Detail, Judgements, Pipeline},
-    report::{FoldedItem, Item, Report, Summary, View},
+    report::{Report, Summary, View},
     time::Timestamp,
 };
 
@@ -36,12 +36,7 @@ impl Show {
                 continue;
             }
             self.tally.add(&judged);
-            let item = Item {
-                verdict: &judged.verdict,
-                connect_time: judged.connect_time,
-                revised: judged.before.is_some(),
-            };
-            report.show(item, at)?;
+            report.show((&judged).into(), at)?;
         }
         for folded in &judgements.folded {
             // Where flows are folded, a target is a Service: it is meant by all of them or by none.
@@ -49,17 +44,7 @@ impl Show {
                 continue;
             }
             self.tally.add_folded(folded);
-            let item = FoldedItem {
-                verdict: &folded.verdict,
-                count: folded.count,
-                slowest: folded.connect_times.iter().max().copied(),
-                last: folded.last,
-                client: folded.clients.address,
-                client_pod: folded.clients.pod.as_deref(),
-                one_address: folded.clients.one_address,
-                one_pod: folded.clients.one_pod,
-            };
-            report.fold(item, at);
+            report.fold(folded.into(), at);
         }
         if report.shows_status() {
             report.status(self.tally.status(pipeline, now), at);

@@ -21,10 +21,8 @@ fn service_of(spec: Value, status: Value) -> (Arc<Service>, Vec<Oddity>) {
     }
 }
 
-#[test]
-fn conditions_that_are_not_told_have_the_apis_defaults() {
-    let endpoints =
-        json!([{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "conditions": {"ready": false}}]);
+/// A slice of these endpoints, and what is odd about it.
+fn slice_of(endpoints: &Value) -> (Arc<EndpointSlice>, Vec<Oddity>) {
     let slice =
         json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});
     let (Some(Trimmed { object: Object::EndpointSlice(slice), .. }), odd) =
@@ -32,6 +30,14 @@ fn conditions_that_are_not_told_have_the_apis_defaults() {
     else {
         panic!("not trimmed");
     };
+    (slice, odd)
+}
+
+#[test]
+fn conditions_that_are_not_told_have_the_apis_defaults() {
+    let endpoints =
+        json!([{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "conditions": {"ready": false}}]);
+    let (slice, odd) = slice_of(&endpoints);
     let conditions: Vec<_> = slice.endpoints.iter().map(|e| e.conditions.to_string()).collect();
     assert_eq!((conditions, odd), (vec!["ready".to_owned(), "serving".to_owned()], vec![]));
 }
@@ -168,13 +174,7 @@ fn ranges_hints_and_names_are_kept_within_reason() {
 fn a_slice_has_no_more_endpoints_than_the_api_lets_through() {
     let endpoints: Vec<Value> =
         (0..1500).map(|n| json!({"addresses": [format!("10.1.{}.{}", n >> 8, n & 255)]})).collect();
-    let slice =
-        json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});
-    let (Some(Trimmed { object: Object::EndpointSlice(slice), .. }), odd) =
-        trimmed(Kind::EndpointSlice, slice)
-    else {
-        panic!("not trimmed");
-    };
+    let (slice, odd) = slice_of(&json!(endpoints));
     assert_eq!(slice.endpoints.len(), SLICE_ENDPOINTS_MAX);
     assert!(odd[0].what.contains("1500 endpoints"), "{odd:?}");
 }
