@@ -14,7 +14,7 @@ use tracer_ebpf::{
 
 use crate::{
     entry::{Entry, at_entry},
-    filter, globals, output, pair,
+    filter, globals, output, partners,
 };
 
 /// Confirmed flows by VIP and endpoint, for sampled traces.
@@ -49,18 +49,30 @@ pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// One of a pair: unlike a kprobe's, this program may be preempted.
+/// Unlike a kprobe's, this program may be preempted, so it has partners.
 #[fentry]
 pub(crate) fn confirm_fentry(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, |ct| pair::takes(Hook::Confirm, ct));
+    on_confirm(&ctx, takes);
     0
 }
 
-/// The other of the pair.
+/// Its partner.
 #[fentry]
 pub(crate) fn confirm_again_fentry(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, |ct| pair::takes(Hook::Confirm, ct));
+    on_confirm(&ctx, takes);
     0
+}
+
+/// The partner of both, where two are too few.
+#[fentry]
+pub(crate) fn confirm_thrice_fentry(ctx: FEntryContext) -> i32 {
+    on_confirm(&ctx, takes);
+    0
+}
+
+#[inline(always)]
+fn takes(ct: u64) -> bool {
+    partners::takes(Hook::Confirm, globals::CONFIRM_PROGRAMS.load(), ct)
 }
 
 #[inline(always)]

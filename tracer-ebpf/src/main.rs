@@ -2,8 +2,8 @@
 //!
 //! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of
 //! state; every other program sits on a path that only failures take. One file a subsystem; what they share is
-//! `globals` (this kernel's offsets), `output` (records and the count of lost ones), `filter` (a trace's target) and `pair` (events
-//! that come while a program is busy).
+//! `globals` (this kernel's offsets), `output` (records and the count of lost ones), `filter` (a trace's target) and `partners`
+//! (events that come while a program is busy).
 
 #![no_std]
 #![no_main]
@@ -16,7 +16,7 @@ mod globals;
 mod ipvs;
 mod output;
 mod packet;
-mod pair;
+mod partners;
 mod tcp;
 
 #[cfg(target_arch = "bpf")]

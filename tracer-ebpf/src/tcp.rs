@@ -5,7 +5,7 @@ use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
 use crate::{
     entry::{Entry, at_entry},
-    filter, globals, output, packet, pair,
+    filter, globals, output, packet, partners,
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
@@ -28,9 +28,16 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// The other of the pair, where there has to be one.
+/// Its partner, where it has to have one.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state_again(ctx: RawTracePointContext) -> i32 {
+    on_sock_state(&ctx);
+    0
+}
+
+/// The partner of both.
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+pub(crate) fn sock_state_thrice(ctx: RawTracePointContext) -> i32 {
     on_sock_state(&ctx);
     0
 }
@@ -46,8 +53,8 @@ fn on_sock_state(ctx: &RawTracePointContext) {
     // SCTP and MPTCP sockets come here too, with other states and without a peer.
     let sk = ctx.arg::<u64>(0);
     // A socket's address leaves room for a state in its lowest bits.
-    let takes =
-        || globals::SOCK_STATE_PAIRED.load() == 0 || pair::takes(Hook::SockState, sk | u64::from(new));
+    let event = sk | u64::from(new);
+    let takes = || partners::takes(Hook::SockState, globals::SOCK_STATE_PROGRAMS.load(), event);
     if tells && is_tcp(sk) && takes() {
         report(
             ctx,

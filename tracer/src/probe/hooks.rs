@@ -31,15 +31,16 @@ impl Attach {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Twin {
     Entry(&'static str),
-    /// Two programs for one event each: one of them is run while the other is busy on that CPU.
-    Pair(&'static str, &'static str),
+    /// Several programs that see each event: one of them is run while another is busy on that CPU. The first two are
+    /// always attached, the third where programs are preempted often.
+    Partners([&'static str; 3]),
     Exit(&'static str),
 }
 
 impl Twin {
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Entry(_) | Self::Pair(..) => "fentry",
+            Self::Entry(_) | Self::Partners(_) => "fentry",
             Self::Exit(_) => "fexit",
         }
     }
@@ -48,7 +49,7 @@ impl Twin {
 /// The hook's program for fentry or fexit, if it has one.
 pub const fn twin(hook: Hook) -> Option<Twin> {
     Some(match hook {
-        Hook::Confirm => Twin::Pair("confirm_fentry", "confirm_again_fentry"),
+        Hook::Confirm => Twin::Partners(["confirm_fentry", "confirm_again_fentry", "confirm_thrice_fentry"]),
         Hook::NatSetup => Twin::Entry("nat_setup_fentry"),
         Hook::ResolveClash => Twin::Entry("resolve_clash_fentry"),
         Hook::KillAcct => Twin::Entry("kill_acct_fentry"),
