@@ -92,6 +92,7 @@ fn measure(
     ];
     parameters.extend(options.tool.iter().map(|filter| format!("lab.filter={filter}")));
     let guest = Guest {
+        name: format!("{} (bench)", series.name),
         kernel,
         image,
         emulator: vm::QEMU.into(),

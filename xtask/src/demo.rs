@@ -33,6 +33,7 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let (kernel, image) = setup::guest_image(printer, &place, series, Flavour::Lab)?;
     printer.say(&format!("==> demo on {} (plain emulation; it boots in a few seconds)", kernel.release));
     let guest = Guest {
+        name: format!("{} (demo)", series.name),
         kernel,
         image,
         emulator: vm::QEMU.into(),

@@ -29,6 +29,7 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     setup::binaries(printer, &place)?;
     let (kernel, image) = setup::guest_image(printer, &place, options.kernel, Flavour::Lab)?;
     let guest = Guest {
+        name: options.kernel.name.to_owned(),
         kernel,
         image,
         emulator: vm::QEMU.into(),

@@ -26,6 +26,8 @@ use crate::vm::{self, Console, Ending, Guest, Run};
 
 /// The longest a guest may take for all its scenarios.
 const LIMIT: Duration = Duration::from_mins(25);
+/// The same for a part of the whole matrix.
+const MATRIX_LIMIT: Duration = Duration::from_mins(90);
 /// The longest it may say nothing: the mixed run of 5,000 connections under emulation on a busy machine.
 const SILENCE: Duration = Duration::from_mins(5);
 
@@ -54,7 +56,7 @@ pub(crate) struct Options {
 }
 
 /// How many guests run at the same time: each has two processors and waits for conditions half of its time.
-const GUESTS: usize = 3;
+const GUESTS: usize = 4;
 
 /// What runs on a kernel where nothing else is asked for, so that a run takes minutes: every scenario on one kernel, in the
 /// first of its modes and families; on another the verdicts that the dataplane gives rise to, and every mode and family;
@@ -63,10 +65,15 @@ struct Share {
     /// As `lab.filter` takes it; none for all.
     scenarios: Option<&'static str>,
     first_variant_only: bool,
+    /// How many guests run it, each a part of it.
+    guests: usize,
 }
 
+/// How many guests of each kernel run the whole matrix.
+const MATRIX_GUESTS: usize = 4;
+
 const SHARES: &[(&str, Share)] = &[
-    ("6.12", Share { scenarios: None, first_variant_only: true }),
+    ("6.12", Share { scenarios: None, first_variant_only: true, guests: 2 }),
     (
         "6.1",
         Share {
@@ -78,6 +85,7 @@ const SHARES: &[(&str, Share)] = &[
                  =mixed-5000",
             ),
             first_variant_only: false,
+            guests: 1,
         },
     ),
 ];
@@ -86,7 +94,26 @@ const OTHERS: Share = Share {
         "healthy-tcp,healthy-udp,c16,c20,c28,c29-silent,n1-probes,n9-old,check-kernel,attach-tiers,=mixed-5000",
     ),
     first_variant_only: true,
+    guests: 1,
 };
+
+/// One guest's part of a kernel's scenarios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    /// From 1.
+    number: usize,
+    parts: usize,
+}
+
+impl Part {
+    /// How a guest that runs it is called.
+    fn of(self, series: &Series) -> String {
+        match self.parts {
+            1 => series.name.to_owned(),
+            parts => format!("{} {}/{parts}", series.name, self.number),
+        }
+    }
+}
 
 impl Share {
     fn of(series: &Series) -> &'static Self {
@@ -104,6 +131,13 @@ impl Options {
     /// The scenarios to run on this kernel; none for all.
     fn filter(&self, series: &Series) -> Option<&str> {
         self.scenario.as_deref().or_else(|| self.share(series)?.scenarios)
+    }
+
+    /// The parts in which this kernel's scenarios are run, each by a guest of its own.
+    fn parts(&self, series: &Series) -> Vec<Part> {
+        let parts =
+            if self.matrix { MATRIX_GUESTS } else { self.share(series).map_or(1, |share| share.guests) };
+        (1..=parts).map(|number| Part { number, parts }).collect()
     }
 }
 
@@ -141,17 +175,19 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
     let mut queue = VecDeque::new();
     for series in &guests {
         let (kernel, image) = setup::guest_image(printer, &place, series, Flavour::Lab)?;
-        queue.push_back(Guest {
-            kernel,
-            image,
+        let parts = options.parts(series);
+        queue.extend(parts.into_iter().map(|part| Guest {
+            name: part.of(series),
+            kernel: kernel.clone(),
+            image: image.clone(),
             emulator: vm::QEMU.into(),
-            parameters: parameters(options, series),
+            parameters: parameters(options, series, part),
             counted: false,
-            console: Console::Prefixed(format!("{:>5} | ", series.name)),
-            limit: LIMIT,
+            console: Console::Prefixed(format!("{:>8} | ", part.of(series))),
+            limit: if options.matrix { MATRIX_LIMIT } else { LIMIT },
             silence: SILENCE,
-            output: place.guest_output(series.name),
-        });
+            output: place.guest_output(&part.of(series).replace([' ', '/'], "-")),
+        }));
     }
     let mut matrix = Matrix::default();
     tally.add(run_guests(printer, queue, &mut matrix)?);
@@ -196,12 +232,13 @@ fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) ->
 }
 
 /// What the guest's command line tells the lab.
-fn parameters(options: &Options, series: &Series) -> Vec<String> {
+fn parameters(options: &Options, series: &Series, part: Part) -> Vec<String> {
     let mut parameters = vec!["lab.mode=test".to_owned()];
     parameters.extend(options.filter(series).map(|filter| format!("lab.filter={filter}")));
     if options.share(series).is_some_and(|share| share.first_variant_only) {
         parameters.push("lab.variants=first".to_owned());
     }
+    parameters.extend((part.parts > 1).then(|| format!("lab.part={}/{}", part.number, part.parts)));
     if !options.without_hooks.is_empty() {
         parameters.push(format!("lab.without={}", options.without_hooks.join(",")));
     }
@@ -214,7 +251,8 @@ fn parameters(options: &Options, series: &Series) -> Vec<String> {
 /// Runs one guest, prints a line for each of its scenarios, and one more if the guest itself failed.
 fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> Result<Tally> {
     let series = guest.kernel.series;
-    printer.say(&format!("==> guest {} ({})", series, guest.kernel.release));
+    let name = &guest.name;
+    printer.say(&format!("==> guest {name} ({})", guest.kernel.release));
     let mut tally = Tally::default();
     let matrix = || matrix.lock().unwrap_or_else(PoisonError::into_inner);
     let run = vm::run(printer, guest, |event| match event {
@@ -228,12 +266,12 @@ fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> R
     })?;
     for problem in problems(&run, tally) {
         tally.count(Verdict::Failed);
-        printer.data(&format!("failed   {series}  guest: {problem}"));
+        printer.data(&format!("failed   {name}  guest: {problem}"));
     }
     if tally.failed > 0 {
         printer.say(&format!("    logs and files of this guest: {}", guest.output.display()));
     }
-    printer.say(&format!("    guest {series}: {} ({})", tally.line(), seconds(run.took)));
+    printer.say(&format!("    guest {name}: {} ({})", tally.line(), seconds(run.took)));
     Ok(tally)
 }
 
@@ -329,11 +367,16 @@ mod tests {
             matrix: false,
         };
         let series = |name: &str| kernels::parse(name).unwrap();
-        assert_eq!(parameters(&options, series("6.12")), ["lab.mode=test", "lab.variants=first"]);
+        let whole = Part { number: 1, parts: 1 };
+        let part = Part { number: 2, parts: 3 };
+        assert_eq!(
+            parameters(&options, series("6.12"), part),
+            ["lab.mode=test", "lab.variants=first", "lab.part=2/3"]
+        );
         options.scenario = Some("c6,n1".into());
         options.without_hooks = vec!["kfree_skb".into(), "early_drop".into()];
         assert_eq!(
-            parameters(&options, series("6.1")),
+            parameters(&options, series("6.1"), whole),
             ["lab.mode=test", "lab.filter=c6,n1", "lab.without=kfree_skb,early_drop"]
         );
     }

@@ -37,6 +37,8 @@ pub(crate) enum Console {
 /// A guest to be run.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
+    /// What messages call it.
+    pub(crate) name: String,
     pub(crate) kernel: Kernel,
     pub(crate) image: PathBuf,
     /// The emulator: `QEMU`, but for tests.
@@ -109,7 +111,7 @@ pub(crate) fn run(printer: &Printer, guest: &Guest, mut on_event: impl FnMut(&Ev
     }
     printer.say(&format!(
         "    guest {} did not reach its init ({}); starting it once more",
-        guest.kernel.series, first.ending
+        guest.name, first.ending
     ));
     run_once(printer, guest, &mut on_event)
 }
@@ -252,6 +254,7 @@ mod tests {
         let kernel = Kernel { series: "6.1", release: "r".into(), image: "/k".into(), modules: "/m".into() };
         let parameters = vec!["lab.mode=test".into(), "lab.filter=c6".into()];
         Guest {
+            name: "6.1".into(),
             kernel,
             image: "/i".into(),
             emulator: QEMU.into(),

@@ -16,8 +16,8 @@ use crate::{
     world::{Stage, Watch, World},
 };
 
-/// Runs those whose name holds `filter`, or one of several separated by commas (`=NAME` is just that one); returns whether
-/// all passed.
+/// Runs those whose name holds `filter`, or one of several separated by commas (`=NAME` is just that one), or the part of
+/// them that `lab.part` names; returns whether all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     let is_chosen = |name: &str| {
         filter
@@ -41,6 +41,8 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
         bail!("no scenario's name holds {filter:?}; there are {}", names.join(", "));
     }
+    let part = Part::named(boot::kernel_argument("lab.part").as_deref())?;
+    let (chosen, beside) = (part.of(chosen), part.of(beside));
     console::matrix(&Cell::all());
     let waiting: Vec<_> = beside
         .into_iter()
@@ -68,6 +70,32 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     Ok(all_passed)
 }
 
+/// One guest's part of what several guests share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    /// From 0.
+    number: usize,
+    parts: usize,
+}
+
+impl Part {
+    /// As `lab.part` names it: `2/3` is the second of three; all there is without it.
+    fn named(text: Option<&str>) -> Result<Self> {
+        let Some(text) = text else { return Ok(Self { number: 0, parts: 1 }) };
+        let read = || {
+            let (number, parts) = text.split_once('/')?;
+            let (number, parts) = (number.parse::<usize>().ok()?.checked_sub(1)?, parts.parse().ok()?);
+            (number < parts).then_some(Self { number, parts })
+        };
+        read().ok_or_else(|| anyhow!("lab.part={text} is not a part like 2/3"))
+    }
+
+    /// Dealt like cards, so that each part has some of every mode and of what stands beside each other.
+    fn of<T>(self, all: Vec<T>) -> Vec<T> {
+        all.into_iter().skip(self.number).step_by(self.parts).collect()
+    }
+}
+
 /// Tells how a scenario ended; returns false if it failed.
 fn told(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool {
     let outcome = match played {
@@ -79,4 +107,24 @@ fn told(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool 
     };
     console::scenario(name, &outcome, cells, took);
     !matches!(outcome, Outcome::Failed(_))
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_are_the_whole_and_nothing_twice() {
+        let all: Vec<u32> = (0..11).collect();
+        let part = |text| Part::named(Some(text)).unwrap().of(all.clone());
+        let mut dealt: Vec<u32> = ["1/3", "2/3", "3/3"].into_iter().flat_map(part).collect();
+        assert_eq!(part("2/3"), [1, 4, 7, 10]);
+        dealt.sort_unstable();
+        assert_eq!(dealt, all);
+        assert_eq!(Part::named(None).unwrap().of(all.clone()), all);
+        for text in ["", "0/2", "3/2", "1", "a/b", "1/0"] {
+            assert!(Part::named(Some(text)).is_err(), "{text:?}");
+        }
+    }
 }
