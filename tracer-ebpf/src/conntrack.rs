@@ -70,9 +70,17 @@ pub(crate) fn confirm_thrice_fentry(ctx: FEntryContext) -> i32 {
     0
 }
 
+/// `union nf_inet_addr`, behind which an end's port is (`struct nf_conntrack_man`).
+const TUPLE_ADDRESS_BYTES: u64 = 16;
+
+/// `ct` with its three bits of state.
 #[inline(always)]
 fn takes(ct: u64) -> bool {
-    partners::takes(Hook::Confirm, globals::CONFIRM_PROGRAMS.load(), ct)
+    // The next entry at this address is of another flow.
+    partners::takes(Hook::Confirm, globals::CONFIRM_PROGRAMS.load(), ct, || {
+        let port = u64::from(globals::OFF_CT_ORIG_SRC.load()) + TUPLE_ADDRESS_BYTES;
+        output::read::<u16>((ct & !7).wrapping_add(port)).unwrap_or_default().into()
+    })
 }
 
 #[inline(always)]

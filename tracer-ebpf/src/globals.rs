@@ -51,6 +51,8 @@ offsets! {
     OFF_SK_V6_DADDR,
     /// `sock_common.skc_v6_rcv_saddr`
     OFF_SK_V6_SADDR,
+    /// `sock_common.skc_dport`
+    SK_DPORT,
     /// `sock.sk_protocol`
     OFF_SK_PROTOCOL,
     /// `inet_sock.inet_sport`

@@ -19,17 +19,16 @@ struct Mark {
 #[map]
 static TAKEN: PerCpuArray<Mark> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
 
-/// Whether this program, one of `programs` on the hook in whatever order, is to report the event, which `key`, never 0,
-/// tells from others on this CPU at that moment.
-///
-/// A mark may be left behind, by a program that was left out or moved to another CPU. Then one of the partners reports
-/// the same key's next event, as long as no more of them are left out again than were before; at worst an event is
-/// reported twice.
+/// Whether this program, one of `programs` on the hook in whatever order, is to report the event. `object`, the address
+/// of what it happens to, tells it from others on this CPU at that moment, `ports` from what happens to the object that
+/// is there next: a program that is left out, or moves to another CPU between two of them, leaves its mark behind.
+/// At worst an event is reported twice.
 #[inline(always)]
-pub(crate) fn takes(hook: Hook, programs: u32, key: u64) -> bool {
+pub(crate) fn takes(hook: Hook, programs: u32, object: u64, ports: impl FnOnce() -> u32) -> bool {
     if programs == 1 {
         return true;
     }
+    let key = object ^ u64::from(ports()) << 32;
     let Some(mark) = TAKEN.get_ptr_mut(hook as u32) else { return true };
     let Mark { key: taken, met } = unsafe { *mark };
     let is_taken = taken == key;

@@ -52,9 +52,13 @@ fn on_sock_state(ctx: &RawTracePointContext) {
     };
     // SCTP and MPTCP sockets come here too, with other states and without a peer.
     let sk = ctx.arg::<u64>(0);
-    // A socket's address leaves room for a state in its lowest bits.
-    let event = sk | u64::from(new);
-    let takes = || partners::takes(Hook::SockState, globals::SOCK_STATE_PROGRAMS.load(), event);
+    let takes = || {
+        // A socket's address leaves room for a state in its lowest bits. The next socket there has other ports.
+        partners::takes(Hook::SockState, globals::SOCK_STATE_PROGRAMS.load(), sk | u64::from(new), || {
+            let port = |offset: u32| u32::from(at_end::<u16>(true, sk, offset));
+            port(globals::OFF_INET_SPORT.load()) << 16 | port(globals::SK_DPORT.load())
+        })
+    };
     if tells && is_tcp(sk) && takes() {
         report(
             ctx,
