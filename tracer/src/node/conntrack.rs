@@ -7,6 +7,10 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, io, os::unix::fs::Metadata
 
 use crate::node::procfs;
 
+mod statistics;
+
+pub use statistics::read;
+
 /// CPUs that one table may have.
 const CPUS_MAX: usize = 8192;
 /// Columns that one table may have.

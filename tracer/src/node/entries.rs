@@ -5,15 +5,19 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::Path,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
+use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use crate::{
-    node::{Limits, now, procfs},
+    node::{
+        Limits,
+        netlink::{self, Attributes, address, u16_be, u32_be},
+        now, procfs,
+    },
     sighting::{Conntrack, Protocol, Status, Tuple},
     time::Timestamp,
 };
@@ -31,19 +35,12 @@ pub struct OldEntry {
 /// What is read at most: 64 MiB hold some 300,000 entries.
 pub const LIMITS: Limits = Limits { time: Duration::from_secs(3), bytes: 64 << 20 };
 
-const HEADER_BYTES: usize = 16;
 /// `struct nfgenmsg`.
 const FAMILY_BYTES: usize = 4;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET`.
 const CT_GET: u16 = 0x0101;
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: what a dump's entries come as.
 const CT_NEW: u16 = 0x0100;
-/// `NLM_F_REQUEST | NLM_F_DUMP`.
-const DUMP: u16 = 0x0301;
-/// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` are no part of an attribute's type.
-const TYPE_MASK: u16 = 0x3fff;
 
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
@@ -61,27 +58,17 @@ pub fn unanswered_datagrams(proc: &Path, limits: Limits) -> io::Result<Vec<OldEn
         ));
     }
     let timeout = udp_timeout(proc);
-    let begun = Instant::now();
-    let socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.send(&request(), 0)?;
     let mut entries = Vec::new();
-    let mut bytes = 0_usize;
-    loop {
-        let (datagram, _) = socket.recv_from_full()?;
-        bytes = bytes.saturating_add(datagram.len());
-        if parse(&datagram, now(), timeout, &mut entries)? {
-            return Ok(entries);
-        }
-        if datagram.is_empty() || bytes > limits.bytes || begun.elapsed() > limits.time {
-            // The first ones are better than none.
-            return Ok(entries);
-        }
-    }
+    // The first ones are better than none.
+    let _whole = netlink::ask(NETLINK_NETFILTER, &request(), limits, |datagram| {
+        parse(datagram, now(), timeout, &mut entries)
+    })?;
+    Ok(entries)
 }
 
 /// Whether ctnetlink answers without a module being loaded for it: it is loaded, or conntrack is built in, and ctnetlink
 /// with it. Nothing is changed on the node.
-fn is_ready(proc: &Path) -> bool {
+pub(super) fn is_ready(proc: &Path) -> bool {
     let modules = procfs::read_text(&proc.join("modules")).unwrap_or_default();
     let loaded = |name| modules.lines().any(|line| line.split_whitespace().next() == Some(name));
     loaded("nf_conntrack_netlink") || !loaded("nf_conntrack")
@@ -95,20 +82,12 @@ fn udp_timeout(proc: &Path) -> Option<Duration> {
 
 /// Asks for all entries without `IPS_SEEN_REPLY`; a kernel that does not know the mask sends all.
 fn request() -> Vec<u8> {
-    let mut message = Vec::with_capacity(64);
-    let attributes = [(CTA_STATUS, 0_u32), (CTA_STATUS_MASK, Status::SEEN_REPLY)];
-    let length = HEADER_BYTES + FAMILY_BYTES + attributes.len() * 8;
-    message.extend((length as u32).to_ne_bytes());
-    message.extend(CT_GET.to_ne_bytes());
-    message.extend(DUMP.to_ne_bytes());
-    message.extend([0; 8]); // sequence number and port
-    message.extend([0; FAMILY_BYTES]); // both families, version 0
-    for (kind, value) in attributes {
-        message.extend(8_u16.to_ne_bytes());
-        message.extend(kind.to_ne_bytes());
-        message.extend(value.to_be_bytes());
+    // Both families, version 0.
+    let mut body = vec![0; FAMILY_BYTES];
+    for (kind, value) in [(CTA_STATUS, 0_u32), (CTA_STATUS_MASK, Status::SEEN_REPLY)] {
+        body.extend(netlink::attribute(kind, &value.to_be_bytes()));
     }
-    message
+    netlink::message(CT_GET, netlink::DUMP, &body)
 }
 
 /// Reads the messages of one datagram; whether the dump ends with it. `timeout` is how long an entry without an answer
@@ -118,35 +97,16 @@ fn request() -> Vec<u8> {
 ///
 /// What the kernel answered instead of entries, or a message that is cut off.
 pub fn parse(
-    mut rest: &[u8],
+    datagram: &[u8],
     read_at: Timestamp,
     timeout: Option<Duration>,
     into: &mut Vec<OldEntry>,
 ) -> io::Result<bool> {
-    while let Some(length) = u32_ne(rest, 0) {
-        // Less than a header would never end.
-        let length = (length as usize).max(HEADER_BYTES);
-        let (Some(kind), Some(body)) = (u16_ne(rest, 4), rest.get(HEADER_BYTES..length)) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a netlink message is cut off"));
-        };
-        match kind {
-            NLMSG_DONE => return Ok(true),
-            NLMSG_ERROR => {
-                let code = u32_ne(body, 0).map_or(0, u32::cast_signed);
-                return if code == 0 {
-                    Ok(true)
-                } else {
-                    Err(io::Error::from_raw_os_error(code.saturating_neg()))
-                };
-            }
-            CT_NEW => {
-                into.extend(body.get(FAMILY_BYTES..).and_then(|entry| old_entry(entry, read_at, timeout)));
-            }
-            _ => {}
+    netlink::messages(datagram, |kind, body| {
+        if kind == CT_NEW {
+            into.extend(body.get(FAMILY_BYTES..).and_then(|entry| old_entry(entry, read_at, timeout)));
         }
-        rest = rest.get(aligned(length)..).unwrap_or_default();
-    }
-    Ok(false)
+    })
 }
 
 fn old_entry(entry: &[u8], read_at: Timestamp, timeout: Option<Duration>) -> Option<OldEntry> {
@@ -193,52 +153,6 @@ fn tuple(attribute: &[u8]) -> Option<Tuple> {
     Some(Tuple::new(Protocol(protocol?), end(src, ports.0)?, end(dst, ports.1)?))
 }
 
-fn address(value: &[u8]) -> Option<IpAddr> {
-    if let Ok(v4) = <[u8; 4]>::try_from(value) {
-        return Some(Ipv4Addr::from(v4).into());
-    }
-    <[u8; 16]>::try_from(value).ok().map(|v6| Ipv6Addr::from(v6).into())
-}
-
-/// Type and value of each attribute, as long as they are whole.
-struct Attributes<'a>(&'a [u8]);
-
-impl<'a> Iterator for Attributes<'a> {
-    type Item = (u16, &'a [u8]);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let length = usize::from(u16_ne(self.0, 0)?);
-        let kind = u16_ne(self.0, 2)? & TYPE_MASK;
-        let value = self.0.get(4..length)?;
-        self.0 = self.0.get(aligned(length)..).unwrap_or_default();
-        Some((kind, value))
-    }
-}
-
-const fn aligned(length: usize) -> usize {
-    length.saturating_add(3) & !3
-}
-
-fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
-    from.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-fn u16_ne(from: &[u8], at: usize) -> Option<u16> {
-    bytes(from, at).map(u16::from_ne_bytes)
-}
-
-fn u32_ne(from: &[u8], at: usize) -> Option<u32> {
-    bytes(from, at).map(u32::from_ne_bytes)
-}
-
-fn u16_be(from: &[u8]) -> Option<u16> {
-    bytes(from, 0).map(u16::from_be_bytes)
-}
-
-fn u32_be(from: &[u8]) -> Option<u32> {
-    bytes(from, 0).map(u32::from_be_bytes)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
@@ -248,15 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        out.extend(((value.len() + 4) as u16).to_ne_bytes());
-        out.extend(kind.to_ne_bytes());
-        out.extend(value);
-        out.resize(aligned(out.len()), 0);
-        out
-    }
+    use crate::node::netlink::{NLMSG_DONE, NLMSG_ERROR, attribute};
 
     fn tuple_attribute(kind: u16, src: &str, dst: &str) -> Vec<u8> {
         let end = |text: &str| text.parse::<SocketAddrV4>().unwrap();
@@ -272,12 +178,7 @@ mod tests {
     }
 
     fn message(kind: u16, body: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        out.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
-        out.extend(kind.to_ne_bytes());
-        out.extend([0; 10]);
-        out.extend(body);
-        out
+        netlink::message(kind, 0, body)
     }
 
     fn entry(status: u32) -> Vec<u8> {

@@ -1,6 +1,9 @@
-//! Reads IPVS: what `ipvsadm -Sn` and `ipvsadm -Ln` print, and the kernel's own list `/proc/net/ip_vs`.
+//! Reads IPVS: what the kernel says over generic netlink, what `ipvsadm -Sn` and `ipvsadm -Ln` print, and the kernel's
+//! own list `/proc/net/ip_vs`.
 //!
 //! Parsers are pure and tolerant. The live read needs no `ipvsadm`.
+
+mod kernel;
 
 use std::{
     collections::HashMap,
@@ -20,15 +23,34 @@ use crate::{
 /// Virtual and real servers read of one list; more are passed over.
 const SERVERS_MAX: usize = 1_000_000;
 
-/// Reads the servers of this network namespace: through `ipvsadm` where it is there (it alone tells how long clients
-/// stay with their server), else from `/proc/net/ip_vs`. Answers what was read as well.
-pub fn read(limits: Limits) -> Result<(Vec<VirtualServer>, String), String> {
-    if let Ok(output) = command::run("ipvsadm", &["-Sn"], limits) {
-        return Ok((parse(&String::from_utf8_lossy(&output)), "ipvsadm -Sn".into()));
+/// A list of virtual and real servers, and where it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List {
+    /// As [`parse`] takes it.
+    pub text: String,
+    pub source: String,
+    /// The list tells how long clients stay with their server, in seconds; `/proc/net/ip_vs` does not.
+    pub with_times: bool,
+}
+
+/// Reads the servers of this network namespace: over generic netlink, else through `ipvsadm`, else from
+/// `/proc/net/ip_vs`. Blocks shortly.
+///
+/// # Errors
+///
+/// All three failed; the text says how the last one did.
+pub fn read(proc: &Path, limits: Limits) -> Result<List, String> {
+    if let Ok(text) = kernel::saved(proc, limits) {
+        return Ok(List { text, source: "generic netlink of IPVS".into(), with_times: true });
     }
-    let path = "/proc/net/ip_vs";
-    let text = procfs::read_text(Path::new(path)).map_err(|error| format!("{path}: {error}"))?;
-    Ok((parse(&text), path.into()))
+    if let Ok(output) = command::run("ipvsadm", &["-Sn"], limits) {
+        let text = String::from_utf8_lossy(&output).into_owned();
+        return Ok(List { text, source: "ipvsadm -Sn".into(), with_times: true });
+    }
+    let path = proc.join("net/ip_vs");
+    let source = path.display().to_string();
+    let text = procfs::read_text(&path).map_err(|error| format!("{source}: {error}"))?;
+    Ok(List { text, source, with_times: false })
 }
 
 /// `net.ipv4.vs`, as far as it can be read; `None` where IPVS is not in the kernel.

@@ -15,6 +15,7 @@ pub mod iptables;
 pub mod ipvs;
 pub mod kube_proxy;
 pub mod modules;
+mod netlink;
 pub mod nftables;
 pub mod procfs;
 pub mod ruleset;

@@ -15,13 +15,16 @@ use serde::{Deserialize, Serialize};
 use crate::{
     diagnosis::IpvsSettings,
     node::{
-        Limits, command, http, ipvs,
+        Limits, command, conntrack, http, ipvs,
         kube_proxy::{self, Health, ProxyMode},
         now, procfs,
         ruleset::{Family, read},
     },
     time::Timestamp,
 };
+
+/// A row for each CPU that may be there.
+const STATISTICS: Limits = Limits { time: Duration::from_secs(1), bytes: 4 << 20 };
 
 /// A fact and when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,14 +188,14 @@ impl NodeReader {
                 self.proc.display()
             )),
         }
-        match net("stat/nf_conntrack") {
-            Ok(text) => match procfs::parse_conntrack_counters(&text) {
+        match conntrack::read(&self.proc, STATISTICS) {
+            Ok((text, _)) => match procfs::parse_conntrack_counters(&text) {
                 Some(value) => state.conntrack_counters = Some(Observed { time: now(), value }),
                 None => {
                     gaps.push("conntrack's counters: /proc/net/stat/nf_conntrack has another shape".into());
                 }
             },
-            Err(error) => gaps.push(format!("conntrack's counters: /proc/net/stat/nf_conntrack: {error}")),
+            Err(error) => gaps.push(format!("conntrack's counters: {error}")),
         }
         state.ipvs_settings = ipvs::settings(&self.proc).map(|value| Observed { time: now(), value });
         match net("fib_trie") {

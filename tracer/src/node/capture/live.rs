@@ -19,6 +19,7 @@ use crate::node::{
     command::{self, CommandError},
     conntrack, http,
     interfaces::Interfaces,
+    ipvs,
     kube_proxy::{config::Config, process::ProcessList},
     procfs, ruleset,
     sysctl::Sysctls,
@@ -84,13 +85,15 @@ impl LiveReader {
         capture
     }
 
-    fn counters(&self, capture: &mut Capture, conntrack: Kind, netstat: Kind, when: &str) {
-        for (kind, path) in [(conntrack, "net/stat/nf_conntrack"), (netstat, "net/netstat")] {
-            let path = self.proc.join(path);
-            match procfs::read_text(&path) {
-                Ok(text) => capture.put(kind, format!("{}{when}", path.display()), text),
-                Err(error) => capture.miss(kind, format!("{}: {error}", path.display())),
-            }
+    fn counters(&self, capture: &mut Capture, statistics: Kind, netstat: Kind, when: &str) {
+        match conntrack::read(&self.proc, self.commands) {
+            Ok((text, source)) => capture.put(statistics, format!("{source}{when}"), text),
+            Err(error) => capture.miss(statistics, error.to_string()),
+        }
+        let path = self.proc.join("net/netstat");
+        match procfs::read_text(&path) {
+            Ok(text) => capture.put(netstat, format!("{}{when}", path.display()), text),
+            Err(error) => capture.miss(netstat, format!("{}: {error}", path.display())),
         }
     }
 
@@ -186,15 +189,21 @@ impl LiveReader {
     }
 
     fn ipvs(&self, capture: &mut Capture) {
-        let path = self.proc.join("net/ip_vs");
-        if !path.exists() {
+        if !self.proc.join("net/ip_vs").exists() {
             capture.miss(Kind::IpvsSave, not_loaded("IPVS"));
-        } else if !self.list(capture, Kind::IpvsSave, "ipvsadm", &["-Sn"]) {
-            // The kernel's own list says nearly the same, but not how long clients stay with their server.
-            match procfs::read_text(&path) {
-                Ok(text) => capture.put(Kind::IpvsList, path.display().to_string(), text),
-                Err(error) => capture.miss(Kind::IpvsList, format!("{}: {error}", path.display())),
+            return;
+        }
+        match ipvs::read(&self.proc, self.commands) {
+            Ok(list) if list.with_times => capture.put(Kind::IpvsSave, list.source, list.text),
+            Ok(list) => {
+                capture.miss(
+                    Kind::IpvsSave,
+                    "how long clients stay with their server: generic netlink needs CAP_NET_ADMIN, and there is no \
+                     ipvsadm",
+                );
+                capture.put(Kind::IpvsList, list.source, list.text);
             }
+            Err(error) => capture.miss(Kind::IpvsList, error),
         }
     }
 

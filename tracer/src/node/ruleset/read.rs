@@ -147,14 +147,14 @@ impl Reader {
     }
 
     fn ipvs(&self, snapshot: &mut Snapshot) {
-        let path = Path::new("/proc/net/ip_vs");
-        if !path.exists() {
+        let proc = Path::new("/proc");
+        if !proc.join("net/ip_vs").exists() {
             return;
         }
-        match ipvs::read(self.limits) {
-            Ok((servers, source)) => {
-                snapshot.rules.servers = Some(servers);
-                snapshot.sources.push(source);
+        match ipvs::read(proc, self.limits) {
+            Ok(list) => {
+                snapshot.rules.servers = Some(ipvs::parse(&list.text));
+                snapshot.sources.push(list.source);
             }
             Err(error) => snapshot.gaps.push(format!("IPVS: {error}")),
         }
