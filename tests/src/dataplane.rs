@@ -82,6 +82,9 @@ pub const BESIDE_OTHERS: &[Variant] = &[Variant::DEFAULT, NFTABLES];
 pub const NEWER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, NFTABLES_6];
 /// Those that differ most, for scenarios that take long.
 pub const WIDE: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, IPVS];
+/// Where rules and objects were captured at one time, as a check needs that is to find nothing: IPVS's servers were
+/// captured at another, and of IPv4 alone.
+pub const OF_ONE_TIME: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES];
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

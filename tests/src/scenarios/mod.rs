@@ -35,7 +35,8 @@ use anyhow::Result;
 
 use crate::{
     dataplane::{
-        BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, Variant, WHOLE, WIDE,
+        BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, OF_ONE_TIME, Variant, WHOLE,
+        WIDE,
     },
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
@@ -173,7 +174,7 @@ pub const ALL: &[Scenario] = &[
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story),
     scenario("attach-tiers", attach_tiers::story),
-    scenario("check-healthy", check::node::healthy).on(WIDE),
+    scenario("check-healthy", check::node::healthy).on(OF_ONE_TIME),
     scenario("check-rules-flushed", check::node::flushed).on(WIDE),
     scenario("check-conntrack-full", check::node::table_full),
     scenario("check-settings", check::node::settings),
