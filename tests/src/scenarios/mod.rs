@@ -182,6 +182,7 @@ pub const ALL: &[Scenario] = &[
     scenario("check-kube-proxy-gone", check::proxy::gone),
     scenario("check-stale-endpoint", check::proxy::stale).on(WIDE),
     scenario("check-offline", check::offline::story),
+    scenario("check-virtual-servers", check::virtual_servers::story).on(IPVS_ONLY),
     scenario("exit-status", exit_status::story),
     scenario("recording-cut-off", recording::cut_off),
     scenario("recording-disk-full", recording::disk_full),

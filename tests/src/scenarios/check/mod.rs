@@ -4,6 +4,7 @@
 pub(super) mod node;
 pub(super) mod offline;
 pub(super) mod proxy;
+pub(super) mod virtual_servers;
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 

@@ -1,0 +1,32 @@
+//! What is read of IPVS over generic netlink is what `ipvsadm` prints of the same table.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+
+use super::capture;
+use crate::world::Stage;
+
+pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
+    if !stage.is_watched() {
+        return Ok(());
+    }
+    let folder = Path::new("/tmp/captured-servers");
+    let taken = capture(stage, folder)?;
+    ensure!(taken.status == 0, "the capture failed: {taken:?}");
+    let manifest =
+        fs::read_to_string(folder.join("viptrace-capture.json")).context("reading the manifest")?;
+    ensure!(manifest.contains("generic netlink of IPVS"), "it was read another way: {manifest}");
+    let read = fs::read_to_string(folder.join("ipvsadm-save.txt")).context("reading the servers")?;
+    let printed = stage.world.topology.host.command("ipvsadm", &["-Sn"])?;
+    let (read, printed) = (sorted(&read), sorted(&printed));
+    ensure!(read.len() > 10, "few servers: {read:?}");
+    ensure!(read == printed, "read {read:#?}\nprinted {printed:#?}");
+    Ok(())
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.sort_unstable();
+    lines
+}
