@@ -41,7 +41,7 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
                 tally.count(Verdict::Passed);
             }
             Err(error) => {
-                printer.data(&format!("failed   host  {}: {error:#}", check.name));
+                printer.failed(&format!("host  {}: {error:#}", check.name));
                 tally.count(Verdict::Failed);
             }
         }
@@ -57,13 +57,16 @@ pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
         call.args(["test", "--workspace", "--locked", "--no-fail-fast"]).directory(&place.repository);
     let status = command.lines(|line| {
         printer.say(line);
+        if let Some(test) = failed_test(line) {
+            printer.failed(&format!("host  {test}"));
+        }
         if let Some(counts) = parse(line) {
             tally.add(counts);
         }
     })?;
     if !status.success() && tally.failed == 0 {
         // It did not compile, or a test binary died before it could count.
-        printer.data(&format!("failed   host  cargo test ended with {status} and counted no failure"));
+        printer.failed(&format!("host  cargo test ended with {status} and counted no failure"));
         tally.failed += 1;
     }
     printer.data(&format!("{}  host  cargo test: {}", verb(tally), tally.line()));
@@ -72,6 +75,11 @@ pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
 
 fn verb(tally: Tally) -> &'static str {
     if tally.failed == 0 { "passed " } else { "failed " }
+}
+
+/// Reads `test a::b ... FAILED`.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
 /// Reads "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; …". Ignored tests are skipped ones.
@@ -94,6 +102,13 @@ mod tests {
         assert_eq!(parse(good), Some(Tally { passed: 12, failed: 0, skipped: 1 }));
         let bad = "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.50s";
         assert_eq!(parse(bad), Some(Tally { passed: 1, failed: 2, skipped: 0 }));
+    }
+
+    #[test]
+    fn failed_tests_are_named() {
+        assert_eq!(failed_test("test flow::tests::ends ... FAILED"), Some("flow::tests::ends"));
+        assert_eq!(failed_test("test flow::tests::ends ... ok"), None);
+        assert_eq!(failed_test("test result: FAILED. 1 passed; 2 failed"), None);
     }
 
     #[test]

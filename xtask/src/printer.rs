@@ -3,6 +3,7 @@
 //! Nothing else in this package writes to the terminal. A closed pipe is not an error worth a message.
 
 use std::io::{self, Write as _};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -16,17 +17,21 @@ pub(crate) enum Outcome {
     Skipped(String),
 }
 
+/// The most lines of a failure that are repeated at the end of a run.
+const REPEATED_LINES: usize = 40;
+
 /// The only writer to stdout and stderr.
 #[derive(Debug)]
 pub(crate) struct Printer {
     data: io::Stdout,
     talk: io::Stderr,
     quiet: bool,
+    failures: Mutex<Vec<String>>,
 }
 
 impl Printer {
     pub(crate) fn new() -> Self {
-        Self { data: io::stdout(), talk: io::stderr(), quiet: false }
+        Self { data: io::stdout(), talk: io::stderr(), quiet: false, failures: Mutex::default() }
     }
 
     /// One that prints nothing.
@@ -45,6 +50,26 @@ impl Printer {
     /// One line of data.
     pub(crate) fn data(&self, text: &str) {
         self.raw(format!("{text}\n").as_bytes());
+    }
+
+    /// One line of data about something that failed, kept to be repeated by `failures`.
+    pub(crate) fn failed(&self, what: &str) {
+        self.data(&format!("failed   {what}"));
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(what.to_owned());
+    }
+
+    /// What failed, again: with guests side by side, each failure is a thousand lines above the end.
+    pub(crate) fn failures(&self) {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.is_empty() {
+            return;
+        }
+        self.data("what failed:");
+        for failure in failures.iter() {
+            for line in beginning(failure) {
+                self.data(&format!("    {line}"));
+            }
+        }
     }
 
     /// Bytes of data as they are, with no line ending added.
@@ -81,6 +106,14 @@ impl Printer {
     }
 }
 
+/// A failure's first lines, and how many more there are.
+fn beginning(failure: &str) -> Vec<String> {
+    let mut lines: Vec<String> = failure.lines().take(REPEATED_LINES).map(str::to_owned).collect();
+    let more = failure.lines().count() - lines.len();
+    lines.extend((more > 0).then(|| format!("    … and {more} lines more, above")));
+    lines
+}
+
 /// Lines to be put under a message, each on its own line and indented.
 pub(crate) fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
     lines.into_iter().fold(String::new(), |text, line| text + "\n    " + line)
@@ -99,6 +132,14 @@ pub(crate) fn seconds(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_failure_is_repeated_in_part() {
+        assert_eq!(beginning("6.1  c6 (2.3 s): one\n    two"), ["6.1  c6 (2.3 s): one", "    two"]);
+        let long = vec!["line"; REPEATED_LINES + 2].join("\n");
+        assert_eq!(beginning(&long).len(), REPEATED_LINES + 1);
+        assert_eq!(beginning(&long).last().map(String::as_str), Some("    … and 2 lines more, above"));
+    }
 
     #[test]
     fn durations_read_naturally() {

@@ -156,6 +156,7 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> bool {
         printer.error(&error);
         tally.failed += 1;
     }
+    printer.failures();
     printer.data(&tally.line());
     tally.is_good()
 }
@@ -210,7 +211,7 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
             .with_context(|| format!("could not write {}", path.display()))?;
         let uncovered = matrix.uncovered(&names);
         if uncovered > 0 {
-            printer.data(&format!("failed   matrix: {uncovered} cells are not covered"));
+            printer.failed(&format!("matrix: {uncovered} cells are not covered"));
         }
         tally.failed += uncovered;
     }
@@ -267,14 +268,19 @@ fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> R
         Event::Scenario(scenario) => {
             tally.count(scenario.result);
             matrix().count(series, scenario);
-            printer.data(&scenario_line(series, scenario));
+            let line = scenario_line(&guest.name, scenario);
+            match scenario.result {
+                Verdict::Passed => printer.data(&format!("passed   {line}")),
+                Verdict::Skipped => printer.data(&format!("skipped  {line}")),
+                Verdict::Failed => printer.failed(&line),
+            }
         }
         Event::Matrix { cells } => matrix().list(cells),
         Event::File { .. } | Event::Metric(_) | Event::Done { .. } => {}
     })?;
     for problem in problems(&run, tally) {
         tally.count(Verdict::Failed);
-        printer.data(&format!("failed   {name}  guest: {problem}"));
+        printer.failed(&format!("{name}  guest: {problem}"));
     }
     if tally.failed > 0 {
         printer.say(&format!("    logs and files of this guest: {}", guest.output.display()));
@@ -301,17 +307,13 @@ fn problems(run: &Run, tally: Tally) -> Vec<String> {
     problems
 }
 
-fn scenario_line(series: &str, scenario: &Scenario) -> String {
-    let Scenario { name, result, detail, seconds, cells: _ } = scenario;
-    let verdict = match result {
-        Verdict::Passed => "passed ",
-        Verdict::Failed => "failed ",
-        Verdict::Skipped => "skipped",
-    };
+/// What is said of a scenario after its verdict.
+fn scenario_line(guest: &str, scenario: &Scenario) -> String {
+    let Scenario { name, result: _, detail, seconds, cells: _ } = scenario;
     let mut lines = detail.lines();
     let first = lines.next().map_or(String::new(), |line| format!(": {line}"));
     let detail = first + &indented(lines);
-    format!("{verdict}  {series}  {name} ({seconds:.1} s){detail}")
+    format!("{guest}  {name} ({seconds:.1} s){detail}")
 }
 
 /// A value that can stand on the kernel's command line.
@@ -343,11 +345,11 @@ mod tests {
             seconds: 2.34,
             cells: Vec::new(),
         };
-        assert_eq!(scenario_line("6.12", &scenario), "failed   6.12  c6 (2.3 s): no verdict");
+        assert_eq!(scenario_line("6.12", &scenario), "6.12  c6 (2.3 s): no verdict");
         let scenario = Scenario { result: Verdict::Passed, detail: String::new(), ..scenario };
-        assert_eq!(scenario_line("6.1", &scenario), "passed   6.1  c6 (2.3 s)");
+        assert_eq!(scenario_line("6.1", &scenario), "6.1  c6 (2.3 s)");
         let scenario = Scenario { detail: "one\ntwo".into(), ..scenario };
-        assert_eq!(scenario_line("6.1", &scenario), "passed   6.1  c6 (2.3 s): one\n    two");
+        assert_eq!(scenario_line("6.1", &scenario), "6.1  c6 (2.3 s): one\n    two");
     }
 
     #[test]
