@@ -43,6 +43,7 @@ const TARGETS: &[Target] = &[
     Target { name: "check", max_bytes: 64 << 10, allocation_mib: RULES_MIB },
     Target { name: "decode", max_bytes: 1 << 10, allocation_mib: SMALL_MIB },
     Target { name: "entries", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
+    Target { name: "netlink", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
     Target { name: "objects", max_bytes: 16 << 10, allocation_mib: SMALL_MIB },
     Target { name: "recording", max_bytes: 64 << 10, allocation_mib: RECORDING_MIB },
     Target { name: "replay", max_bytes: 96 << 10, allocation_mib: RECORDING_MIB },

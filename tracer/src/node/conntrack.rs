@@ -9,7 +9,7 @@ use crate::node::procfs;
 
 mod statistics;
 
-pub use statistics::read;
+pub use statistics::{read, told_by_ctnetlink};
 
 /// CPUs that one table may have.
 const CPUS_MAX: usize = 8192;

@@ -20,6 +20,8 @@ use crate::{
     sighting::Protocol,
 };
 
+pub use kernel::told;
+
 /// Virtual and real servers read of one list; more are passed over.
 const SERVERS_MAX: usize = 1_000_000;
 

@@ -50,6 +50,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
             let dump = read(corpus.join("unanswered-datagrams.ctnetlink"))?;
             [0, 30].map(|timeout| [&[timeout], dump.as_slice()].concat()).into()
         }
+        "netlink" => netlink::seeds().into(),
         "objects" => objects(&files)?,
         "recording" => with_ending(&files, ".viptrace").map(read).collect::<Result<_>>()?,
         "replay" => replay(&files, &corpus)?,
@@ -318,6 +319,65 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Answers of the kernel over netlink that no fixture has: of IPVS and of conntrack's counters.
+mod netlink {
+    /// See `tests/fuzz/targets/netlink.rs`.
+    const FAMILY: u16 = 0x1f;
+
+    pub(super) fn seeds() -> [Vec<u8>; 3] {
+        let v4 = |last: u8| [&[10, 96, 10, last], [0; 12].as_slice()].concat();
+        let v6 = |last: u8| [&[0xfd], [0; 14].as_slice(), &[last]].concat();
+        let (inet, inet6) = (2_u16.to_ne_bytes(), 10_u16.to_ne_bytes());
+        let services = [service(&inet, 6, &v4(10), 1), service(&inet6, 17, &v6(10), 0)].concat();
+        let real = [real(&inet, &v4(1)), real(&inet6, &v6(2)), message(3, &[0; 4])].concat();
+        let cpu = [2, 4, 8, 9, 10, 11, 12, 13, 14, 15]
+            .map(|column: u16| attribute(column, &u32::from(column).to_be_bytes()))
+            .concat();
+        let row = message(0x0104, &[&[0; 4], cpu.as_slice()].concat());
+        [
+            [&[0], (services.len() as u16).to_le_bytes().as_slice(), &services, &real].concat(),
+            [&[0], (services.len() as u16).to_le_bytes().as_slice(), &services].concat(),
+            [&[1], row.as_slice(), &row, &message(3, &[0; 4])].concat(),
+        ]
+    }
+
+    fn service(family: &[u8], protocol: u8, address: &[u8], flags: u32) -> Vec<u8> {
+        let attributes = [
+            attribute(1, family),
+            attribute(2, &[protocol, 0]),
+            attribute(3, address),
+            attribute(4, &80_u16.to_be_bytes()),
+            attribute(6, b"rr\0"),
+            attribute(7, &[flags.to_ne_bytes(), u32::MAX.to_ne_bytes()].concat()),
+            attribute(8, &10_800_u32.to_ne_bytes()),
+        ];
+        message(FAMILY, &[&[1, 1, 0, 0], attribute(1, &attributes.concat()).as_slice()].concat())
+    }
+
+    fn real(family: &[u8], address: &[u8]) -> Vec<u8> {
+        let attributes = [
+            attribute(1, address),
+            attribute(2, &8080_u16.to_be_bytes()),
+            attribute(3, &0_u32.to_ne_bytes()),
+            attribute(4, &1_u32.to_ne_bytes()),
+            attribute(11, family),
+        ];
+        message(FAMILY, &[&[5, 1, 0, 0], attribute(2, &attributes.concat()).as_slice()].concat())
+    }
+
+    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
+        let length = (body.len() + 16) as u32;
+        [length.to_ne_bytes().as_slice(), &kind.to_ne_bytes(), &[0; 10], body].concat()
+    }
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = (value.len() + 4) as u16;
+        let mut bytes = [length.to_ne_bytes().as_slice(), &kind.to_ne_bytes(), value].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
 }
 
 /// Texts that no fixture has.

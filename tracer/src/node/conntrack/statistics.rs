@@ -52,14 +52,19 @@ fn told(proc: &Path, limits: Limits) -> io::Result<Counters> {
     }
     let entries = procfs::conntrack_use(proc)?.count;
     let request = netlink::message(STATS_CPU, netlink::DUMP, &[0; FAMILY_BYTES]);
-    let mut counters = Counters { columns: names(), rows: Vec::new() };
-    netlink::ask(NETLINK_NETFILTER, &request, limits, |datagram| {
-        parse(datagram, entries, &mut counters.rows)
-    })?;
-    if counters.rows.is_empty() {
+    let mut rows = Vec::new();
+    netlink::ask(NETLINK_NETFILTER, &request, limits, |datagram| parse(datagram, entries, &mut rows))?;
+    if rows.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(counters)
+    Ok(Counters { columns: names(), rows })
+}
+
+/// The counters in a datagram of ctnetlink, beside the number of `entries`; rows before damage are among them.
+pub fn told_by_ctnetlink(datagram: &[u8], entries: u64) -> Counters {
+    let mut rows = Vec::new();
+    let _ = parse(datagram, entries, &mut rows);
+    Counters { columns: names(), rows }
 }
 
 fn names() -> Vec<String> {
@@ -103,9 +108,8 @@ mod tests {
     #[test]
     fn what_ctnetlink_tells_reads_as_the_file_does() {
         let dump = [cpu(0), cpu(100), netlink::message(NLMSG_DONE, 2, &[0; 4])].concat();
-        let mut rows = Vec::new();
-        assert!(parse(&dump, 7, &mut rows).unwrap());
-        let counters = Counters { columns: names(), rows };
+        assert!(parse(&dump, 7, &mut Vec::new()).unwrap());
+        let counters = told_by_ctnetlink(&dump, 7);
         assert_eq!(counters.entries(), Some(7));
         assert_eq!(counters.cpus(), 2);
         let summed = procfs::parse_conntrack_counters(&counters.to_text()).unwrap();

@@ -36,6 +36,7 @@ const PERSISTENT: u32 = 1;
 const FORWARD_MASK: u32 = 7;
 const TUNNEL: u32 = 2;
 const DIRECT: u32 = 3;
+const NO_SCHEDULER: &str = "none";
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
@@ -66,7 +67,7 @@ pub(super) fn saved(proc: &Path, limits: Limits) -> io::Result<String> {
     let family = family(limits)?;
     let mut services = Vec::new();
     whole(netlink::ask(NETLINK_GENERIC, &request(family, GET_SERVICE, &[]), limits, |datagram| {
-        parse(datagram, family, NEW_SERVICE, SERVICE, service, &mut services)
+        read_services(datagram, family, &mut services)
     })?)?;
     let mut text = String::new();
     for service in &services {
@@ -77,12 +78,25 @@ pub(super) fn saved(proc: &Path, limits: Limits) -> io::Result<String> {
         let mut destinations = Vec::new();
         let of = request(family, GET_DEST, &attribute(SERVICE | NESTED, &identity(service)));
         whole(netlink::ask(NETLINK_GENERIC, &of, left, |datagram| {
-            let read = |attributes: &[u8]| destination(attributes, service.address);
-            parse(datagram, family, NEW_DEST, DEST, read, &mut destinations)
+            read_destinations(datagram, family, service, &mut destinations)
         })?)?;
         print(service, &destinations, &mut text);
     }
     Ok(text)
+}
+
+/// What `ipvsadm -Sn` prints of the virtual servers in a kernel's datagram, each with the real servers in another;
+/// `family` is the number that the kernel gave IPVS. Servers before damage are in the text.
+pub fn told(family: u16, services: &[u8], destinations: &[u8]) -> String {
+    let mut found = Vec::new();
+    let _ = read_services(services, family, &mut found);
+    let mut text = String::new();
+    for service in &found {
+        let mut real = Vec::new();
+        let _ = read_destinations(destinations, family, service, &mut real);
+        print(service, &real, &mut text);
+    }
+    text
 }
 
 fn whole(all: bool) -> io::Result<()> {
@@ -147,9 +161,23 @@ fn parse<T>(
     })
 }
 
+fn read_services(datagram: &[u8], family: u16, into: &mut Vec<Service>) -> io::Result<bool> {
+    parse(datagram, family, NEW_SERVICE, SERVICE, service, into)
+}
+
+fn read_destinations(
+    datagram: &[u8],
+    family: u16,
+    service: &Service,
+    into: &mut Vec<String>,
+) -> io::Result<bool> {
+    let read = |attributes: &[u8]| destination(attributes, service.address);
+    parse(datagram, family, NEW_DEST, DEST, read, into)
+}
+
 fn service(attributes: &[u8]) -> Option<Service> {
     let (mut family, mut protocol, mut address, mut port) = (None, None, None, None);
-    let (mut scheduler, mut flags, mut timeout) = (String::new(), 0, 0);
+    let (mut scheduler, mut flags, mut timeout) = (NO_SCHEDULER.to_owned(), 0, 0);
     for (kind, value) in Attributes(attributes) {
         match kind {
             1 => family = u16_ne(value, 0),
@@ -201,11 +229,12 @@ fn address_bytes(family: u16) -> Option<usize> {
     }
 }
 
-/// A C string without what could be taken for another word.
+/// A scheduler's name without what could be taken for another word; `none`, as the kernel has it, where there is none.
 fn name(value: &[u8]) -> String {
     let value = value.split(|byte| *byte == 0).next().unwrap_or_default();
-    let is_plain = |byte: &u8| byte.is_ascii_graphic();
-    value.iter().filter(|byte| is_plain(byte)).map(|byte| char::from(*byte)).collect()
+    let name: String =
+        value.iter().filter(|byte| byte.is_ascii_graphic()).map(|byte| char::from(*byte)).collect();
+    if name.is_empty() { NO_SCHEDULER.to_owned() } else { name }
 }
 
 fn print(service: &Service, destinations: &[String], into: &mut String) {
@@ -278,25 +307,29 @@ mod tests {
         .concat()
     }
 
+    fn services_dump(servers: &[VirtualServer]) -> Vec<u8> {
+        servers.iter().flat_map(|server| answer(NEW_SERVICE, SERVICE, &service_bytes(server))).collect()
+    }
+
+    fn destinations_dump(server: &VirtualServer) -> Vec<u8> {
+        let real = server.destinations.iter();
+        real.flat_map(|real| {
+            answer(NEW_DEST, DEST, &destination_bytes(real.address, real.weight, real.masquerade))
+        })
+        .collect()
+    }
+
     /// What is read of the dumps that tell of these servers.
     fn read(servers: &[VirtualServer]) -> Vec<VirtualServer> {
-        let mut dump: Vec<u8> =
-            servers.iter().flat_map(|server| answer(NEW_SERVICE, SERVICE, &service_bytes(server))).collect();
-        dump.extend(netlink::message(NLMSG_DONE, 2, &[0; 4]));
-        let mut services = Vec::new();
-        assert!(parse(&dump, FAMILY, NEW_SERVICE, SERVICE, service, &mut services).unwrap());
-        let mut text = String::new();
-        for (service, server) in services.iter().zip(servers) {
-            let dump = server.destinations.iter().flat_map(|real| {
-                answer(NEW_DEST, DEST, &destination_bytes(real.address, real.weight, real.masquerade))
-            });
-            let mut destinations = Vec::new();
-            let read = |attributes: &[u8]| destination(attributes, service.address);
-            let done = parse(&dump.collect::<Vec<_>>(), FAMILY, NEW_DEST, DEST, read, &mut destinations);
-            assert!(!done.unwrap());
-            print(service, &destinations, &mut text);
-        }
-        ipvs::parse(&text)
+        let dump = services_dump(servers);
+        let ended = [dump.clone(), netlink::message(NLMSG_DONE, 2, &[0; 4])].concat();
+        assert!(!read_services(&dump, FAMILY, &mut Vec::new()).unwrap());
+        assert!(read_services(&ended, FAMILY, &mut Vec::new()).unwrap());
+        let one = |server: &VirtualServer| {
+            let dump = services_dump(std::slice::from_ref(server));
+            told(FAMILY, &dump, &destinations_dump(server))
+        };
+        ipvs::parse(&servers.iter().map(one).collect::<String>())
     }
 
     #[test]
@@ -305,6 +338,19 @@ mod tests {
         let limits = Limits { time: std::time::Duration::from_secs(1), bytes: 1024 };
         let error = saved(proc.path(), limits).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn a_server_without_a_scheduler_is_still_one() {
+        let server = VirtualServer {
+            protocol: Protocol::TCP,
+            address: "10.96.0.1:443".parse().unwrap(),
+            scheduler: "".into(),
+            persistent: Some(10_800),
+            destinations: Vec::new(),
+        };
+        let text = told(FAMILY, &services_dump(&[server]), &[]);
+        assert_eq!(text, "-A -t 10.96.0.1:443 -s none -p 10800\n");
     }
 
     #[test]
@@ -360,15 +406,15 @@ mod tests {
 
         #[test]
         fn a_damaged_dump_is_read_to_an_end(servers in servers(), at in any::<prop::sample::Index>(), byte: u8) {
-            let mut dump: Vec<u8> =
-                servers.iter().flat_map(|server| answer(NEW_SERVICE, SERVICE, &service_bytes(server))).collect();
+            let (mut dump, whole) = (services_dump(&servers), services_dump(&servers));
             if !dump.is_empty() {
                 let at = at.index(dump.len());
                 dump[at] = byte;
             }
-            let _ = parse(&dump, FAMILY, NEW_SERVICE, SERVICE, service, &mut Vec::new());
-            let read = |attributes: &[u8]| destination(attributes, "[::]:0".parse().unwrap());
-            let _ = parse(&dump, FAMILY, NEW_SERVICE, SERVICE, read, &mut Vec::new());
+            let real: Vec<u8> = servers.iter().flat_map(destinations_dump).collect();
+            let (damaged, sound) = (told(FAMILY, &dump, &real), told(FAMILY, &whole, &real));
+            prop_assert!(ipvs::parse(&damaged).len() <= servers.len());
+            prop_assert_eq!(ipvs::parse(&sound).len(), servers.len());
         }
     }
 }

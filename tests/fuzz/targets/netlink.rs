@@ -1,0 +1,49 @@
+//! Any bytes as what the kernel answers over netlink about IPVS, and about conntrack's counters: read to their end, and
+//! what is read can be written and read again.
+//!
+//! The first byte says which of the two; of IPVS, two bytes more say where the virtual servers' datagram ends and that
+//! of their real servers begins.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use viptrace::node::{
+    conntrack::{self, Counters},
+    ipvs,
+};
+
+/// `struct nlmsghdr`: no message is shorter.
+const HEADER_BYTES: usize = 16;
+/// `struct nlattr`: a server takes one at least.
+const ATTRIBUTE_BYTES: usize = 4;
+/// The number that the seeds give IPVS.
+const FAMILY: u16 = 0x1f;
+
+fuzz_target!(|input: &[u8]| {
+    match input.split_first() {
+        Some((0, rest)) => servers(rest),
+        Some((_, datagram)) => counters(datagram),
+        None => {}
+    }
+});
+
+fn servers(input: &[u8]) {
+    let Some((&length, datagrams)) = input.split_first_chunk() else { return };
+    let (services, destinations) =
+        datagrams.split_at_checked(u16::from_le_bytes(length).into()).unwrap_or((datagrams, &[]));
+    let text = ipvs::told(FAMILY, services, destinations);
+    let (servers, real) = (lines(&text, "-A "), lines(&text, "-a "));
+    assert_eq!(servers + real, text.lines().count());
+    assert!(servers <= services.len() / ATTRIBUTE_BYTES);
+    assert!(real <= servers * (destinations.len() / ATTRIBUTE_BYTES));
+    assert_eq!(ipvs::parse(&text).len(), servers, "{text}");
+}
+
+fn lines(text: &str, beginning: &str) -> usize {
+    text.lines().filter(|line| line.starts_with(beginning)).count()
+}
+
+fn counters(datagram: &[u8]) {
+    let counters = conntrack::told_by_ctnetlink(datagram, 7);
+    assert!(counters.cpus() <= datagram.len() / HEADER_BYTES);
+    assert_eq!(Counters::parse(&counters.to_text()), Some(counters));
+}
