@@ -29,6 +29,7 @@ fn stories() -> Vec<(Script, Outcome)> {
     vec![
         (quick(to_cart()), Outcome::Closed),
         (quick(masqueraded.clone()), Outcome::Closed),
+        (quick(masqueraded.clone().embryo_dropped(10_002)), Outcome::Closed),
         (to_cart().refused(10_000), Outcome::Refused),
         (masqueraded.refused(10_000), Outcome::Refused),
         (Script::new(CLIENT, VIP, None).unreach(10_000, 3).connect_failed(10_001), Outcome::Rejected),
@@ -255,6 +256,35 @@ fn a_confirmation_told_twice_is_one_flow() {
     let flows = last_words(fold(script.out, 60_000).0);
     let outcomes: Vec<_> = flows.iter().map(Flow::outcome).collect();
     assert_eq!(outcomes, [Outcome::Closed]);
+}
+
+/// Seen on 6.1 under load: the client's ACK and its request were handled at the same time, each made a socket.
+#[test]
+fn a_second_socket_for_one_handshake_does_not_end_the_flow() {
+    for dropped in [10_001, 10_002, 10_003, 10_900] {
+        let mut script = to_cart().established(10_000).embryo_dropped(dropped).closed(20_000);
+        script.out.sort_by_key(|sighting| sighting.time);
+        let flows = fold(script.out, 60_000).0;
+        assert_eq!(flows.len(), 1, "{dropped}: {flows:#?}");
+        assert_eq!(flows[0].outcome(), Outcome::Closed);
+        let [client, server] = [&flows[0].client, &flows[0].server].map(|end| end.closed.unwrap().time);
+        assert_eq!((client, server), (at(20_000), at(20_001)));
+    }
+}
+
+/// The queue of connections to be accepted was full: the client's repeated request is what makes the socket.
+#[test]
+fn a_socket_that_is_accepted_late_belongs_to_the_flow() {
+    let script = to_cart()
+        .confirm(10_000)
+        .state(10_001, false, TcpState::SynSent, TcpState::Established)
+        .embryo_dropped(10_002)
+        .retransmit(13_000, TcpState::Established)
+        .state(13_001, true, TcpState::SynRecv, TcpState::Established)
+        .closed(20_000);
+    let flows = fold(script.out, 60_000).0;
+    assert_eq!(flows.len(), 1, "{flows:#?}");
+    assert_eq!((flows[0].outcome(), flows[0].server.established), (Outcome::Closed, Some(at(13_001))));
 }
 
 #[test]

@@ -306,13 +306,15 @@ impl Flow {
         }
         end.bytes_acked = end.bytes_acked.max(socket.bytes_acked);
         end.bytes_received = end.bytes_received.max(socket.bytes_received);
-        fold_event(end, &socket.event, place.time);
+        fold_event(end, socket, place.time);
         true
     }
 }
 
-fn fold_event(end: &mut SocketEnd, event: &SocketEvent, time: Timestamp) {
-    match event {
+fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
+    match &socket.event {
+        // A socket that was established never closes from here: this is another, made for the same handshake.
+        SocketEvent::State { old, new: TcpState::Close } if is_embryo(*old) && end.established.is_some() => {}
         SocketEvent::State { old, new: TcpState::Close } => {
             let closed = Closed { time, from: *old };
             if end.closed.is_none_or(|known| known.time > time) {
@@ -321,6 +323,10 @@ fn fold_event(end: &mut SocketEnd, event: &SocketEvent, time: Timestamp) {
         }
         SocketEvent::State { new: TcpState::Established, .. } => {
             end.established = Some(end.established.map_or(time, |known| known.min(time)));
+            if end.closed.is_some_and(|closed| is_embryo(closed.from)) {
+                end.closed = None;
+                end.sk = socket.sk;
+            }
         }
         SocketEvent::State { .. } => {}
         SocketEvent::Retransmit { state } => {
@@ -353,6 +359,13 @@ fn fold_event(end: &mut SocketEnd, event: &SocketEvent, time: Timestamp) {
             end.trouble.get_or_insert_default().reset_received.get_or_insert(reset);
         }
     }
+}
+
+/// Whether a socket in this state is not accepted yet. Two packets of a client that are handled at the same time each
+/// make one, and the kernel drops the one that comes second (`inet_csk_complete_hashdance`); a client that repeats its
+/// packets gets a new one.
+pub(super) const fn is_embryo(state: TcpState) -> bool {
+    matches!(state, TcpState::SynRecv | TcpState::NewSynRecv)
 }
 
 /// Whether the fact tells that a socket begins, not that one goes on or ends.

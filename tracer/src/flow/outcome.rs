@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{End, Flow};
+use super::{End, Flow, fold::is_embryo};
 use crate::{
     sighting::{Protocol, Status, TcpState},
     time::Timestamp,
@@ -155,8 +155,9 @@ impl Flow {
         // An entry can end before its connection: it timed out, or IPVS took it along.
         let entry_ended =
             self.deleted.is_some() || self.trouble.as_ref().is_some_and(|trouble| trouble.killed.is_some());
-        let over =
-            self.client.closed.is_some() || self.server.closed.is_some() || (entry_ended && !self.is_open());
+        // Another may be accepted in the place of one that was not.
+        let server_closed = self.server.closed.is_some_and(|closed| !is_embryo(closed.from));
+        let over = self.client.closed.is_some() || server_closed || (entry_ended && !self.is_open());
         if over { Outcome::Closed } else { Outcome::Established }
     }
 

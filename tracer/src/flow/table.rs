@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Counters, End, Flow, Limits, Outcome, SocketEnd,
-    fold::{Place, accepts, begins, behind, may_open, waited},
+    fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Key, KeyHash, make_plain, make_plain_entry},
     reorder::Reorder,
@@ -279,7 +279,9 @@ impl FlowTable {
                 Some(_) => &flow.server,
                 None => return true,
             };
-            let another = end.is_seen() && end.sk != fact.sk && end.closed.is_some();
+            let another = end.is_seen()
+                && end.sk != fact.sk
+                && end.closed.is_some_and(|closed| !is_embryo(closed.from));
             let repeats = matches!(fact.event, SocketEvent::Retransmit { .. }) && flow.is_still_trying();
             let over = flow.ended.is_some_and(|ended| ended.saturating_add(LATE) < place.time);
             begins(&fact.event) && (another || (over && !repeats))

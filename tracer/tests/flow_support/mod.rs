@@ -338,6 +338,16 @@ impl Script {
         )
     }
 
+    /// A second socket that the endpoint's stack made for the same handshake, let go before it was accepted.
+    pub(crate) fn embryo_dropped(self, ms: u64) -> Self {
+        let mut script = self.state(ms, true, TcpState::SynRecv, TcpState::Close);
+        if let Some(Sighting { fact: Fact::Socket(socket), .. }) = script.out.last_mut() {
+            socket.sk += 64;
+            (socket.bytes_acked, socket.bytes_received) = (0, 0);
+        }
+        script
+    }
+
     pub(crate) fn connect_failed(self, ms: u64) -> Self {
         self.state(ms, false, TcpState::SynSent, TcpState::Close)
     }
