@@ -76,6 +76,8 @@ pub const EVERY: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, 
 pub const NETFILTER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6];
 /// The same of IPv4, for what the captures have in it alone.
 pub const NETFILTER_4: &[Variant] = &[Variant::DEFAULT, LEGACY, NFTABLES];
+/// For what differs between the families and not between modes.
+pub const BOTH_FAMILIES: &[Variant] = &[Variant::DEFAULT, IPTABLES_6];
 /// Where another writer's leftovers can stand beside kube-proxy's own rules.
 pub const BESIDE_OTHERS: &[Variant] = &[Variant::DEFAULT, NFTABLES];
 /// What a newer kube-proxy writes differently.

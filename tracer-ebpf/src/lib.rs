@@ -82,11 +82,13 @@ pub enum Hook {
     Look = 25,
     /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: an ICMP error about a packet of this entry.
     IcmpError = 26,
+    /// `nf_nat_icmpv6_reply_translation(skb, ct, ctinfo, hooknum, hdrlen)`: the same over IPv6.
+    IcmpError6 = 27,
 }
 
 impl Hook {
     /// Every hook, in the order of its number.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Confirm,
         Self::NatSetup,
         Self::ResolveClash,
@@ -112,6 +114,7 @@ impl Hook {
         Self::TcpPacket,
         Self::Look,
         Self::IcmpError,
+        Self::IcmpError6,
     ];
 
     /// The hook with this number, if there is one. The numbering may have gaps.
@@ -147,12 +150,18 @@ impl Hook {
             Self::TcpPacket => "nf_conntrack_tcp_packet",
             Self::Look => "bpf_prog_test_run",
             Self::IcmpError => "nf_nat_icmp_reply_translation",
+            Self::IcmpError6 => "nf_nat_icmpv6_reply_translation",
         }
     }
 
     /// Whether a rule of netfilter's refuses with an ICMP error here, of either family.
     pub const fn is_unreach(self) -> bool {
         matches!(self, Self::SendUnreach | Self::SendUnreach6)
+    }
+
+    /// Whether NAT passes on an ICMP error here, of either family.
+    pub const fn is_icmp_error(self) -> bool {
+        matches!(self, Self::IcmpError | Self::IcmpError6)
     }
 
     /// Whether a rule of netfilter's refuses with a RST of its own here, of either family.

@@ -18,6 +18,7 @@ use crate::{
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
 at_entry!(send_unreach6, send_unreach6_fentry, on_send_unreach6);
 at_entry!(icmp_error, icmp_error_fentry, on_icmp_error);
+at_entry!(icmp_error6, icmp_error6_fentry, on_icmp_error6);
 at_entry!(tcp_packet, tcp_packet_fentry, on_tcp_packet);
 
 /// One more than the last of `enum nf_inet_hooks`.
@@ -117,6 +118,12 @@ pub(crate) fn nf_send_reset6_fentry(ctx: FEntryContext) -> i32 {
 #[inline(always)]
 fn on_icmp_error(ctx: &impl Entry) {
     report(Hook::IcmpError, ctx.argument(0), REASON_NONE, ctx.argument(3) as u32);
+}
+
+/// `nf_nat_icmpv6_reply_translation(skb, ct, ctinfo, hooknum, hdrlen)`: the same over IPv6.
+#[inline(always)]
+fn on_icmp_error6(ctx: &impl Entry) {
+    report(Hook::IcmpError6, ctx.argument(0), REASON_NONE, ctx.argument(3) as u32);
 }
 
 const TCP_FLAGS_BYTE: u64 = 13;

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::unreachable, reason = "tests")]
 
 use std::{
-    net::{SocketAddr, SocketAddrV4},
+    net::{Ipv6Addr, SocketAddr, SocketAddrV4},
     sync::Arc,
 };
 
@@ -167,6 +167,29 @@ fn an_icmp_error_tells_its_type_its_code_and_its_sender() {
     let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
     assert_eq!((fact.reason.as_deref(), fact.icmp_code), (Some("DEST_UNREACH"), Some(3)));
     assert_eq!(fact.tuple.unwrap().src.ip(), addr("10.244.2.53:0").ip());
+}
+
+#[test]
+fn an_icmpv6_error_tells_the_same_by_its_own_numbers() {
+    let mut packet = [0_u8; PACKET_HEAD_BYTES];
+    packet[0] = 0x60;
+    packet[6] = 58;
+    packet[8..24].copy_from_slice(&"fd00:244:2::35".parse::<Ipv6Addr>().unwrap().octets());
+    packet[24..40].copy_from_slice(&"fd00:244:1::64".parse::<Ipv6Addr>().unwrap().octets());
+    for (kind, code, name) in
+        [(1, 4, "DEST_UNREACH"), (3, 0, "TIME_EXCEED"), (2, 0, "PKT_TOOBIG"), (200, 9, "other")]
+    {
+        packet[40..42].copy_from_slice(&[kind, code]);
+        let record = reply(Hook::IcmpError6, 2, &packet);
+        let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
+        assert_eq!((fact.reason.as_deref(), fact.icmp_code), (Some(name), Some(code)));
+        assert_eq!(fact.tuple.unwrap().src.ip(), addr("[fd00:244:2::35]:0").ip());
+    }
+    // Behind an extension header it is not looked for.
+    packet[6] = 0;
+    let record = reply(Hook::IcmpError6, 2, &packet);
+    let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
+    assert_eq!((fact.reason, fact.icmp_code), (None, None));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
 use proptest::prelude::*;
 use viptrace::{
-    flow::{Flow, FlowTable, Limits, Outcome, ResetBy},
+    flow::{Flow, FlowTable, IcmpMeaning, Limits, Outcome, ResetBy},
     sighting::{
         Conntrack, ConntrackFact, EntryNote, Fact, Hook, IpvsFact, IpvsFlags, Netns, PacketFact, Protocol,
         Sighting, SocketEvent, SocketFact, Status, Task, TcpState, Tuple,
@@ -338,6 +338,29 @@ fn an_error_about_a_packet_that_waited_is_no_further_attempt() {
     let (flows, table) = fold(failed.out.into_iter().chain(waited.out), 40_000);
     assert_eq!(table.counters().seen, 1);
     assert_eq!(last_words(flows).pop().unwrap().outcome(), Outcome::Unreachable);
+}
+
+/// The families number the same errors differently: 4 is a port's in one and a length in the other.
+#[test]
+fn an_icmp_error_means_what_its_family_says() {
+    let v6 = || Script::new("[fd00:244:1::64]:40000", "[fd00:96::50]:80", Some("[fd00:244:1::a]:8080"));
+    let told = |script: Script, from, code| {
+        let script = if script.protocol == Protocol::UDP {
+            script.confirm(10_000).icmp_error(10_001, from, code)
+        } else {
+            script.confirm(10_000).icmp_error(10_001, from, code).connect_failed(10_002)
+        };
+        let flow = last_words(fold(script.out, 60_000).0).remove(0);
+        (flow.outcome(), flow.trouble.as_ref().unwrap().icmp_errors[0].meaning)
+    };
+    let (here, there) = ("10.244.1.7:0", "[fd00:244:2::7]:0");
+    assert_eq!(told(to_cart().udp(), here, 3), (Outcome::Refused, IcmpMeaning::NothingListens));
+    assert_eq!(told(v6().udp(), there, 4), (Outcome::Refused, IcmpMeaning::NothingListens));
+    assert_eq!(told(v6(), there, 3), (Outcome::Unreachable, IcmpMeaning::NoWay));
+    assert_eq!(told(v6(), there, 1), (Outcome::Unreachable, IcmpMeaning::Prohibited));
+    assert_eq!(told(to_cart(), here, 13), (Outcome::Unreachable, IcmpMeaning::Prohibited));
+    assert_eq!(told(to_cart().udp(), here, 4).1, IcmpMeaning::TooBig);
+    assert_eq!(told(v6(), there, 77), (Outcome::Abandoned, IcmpMeaning::Other));
 }
 
 #[test]

@@ -81,7 +81,8 @@ const SHARES: &[(&str, Share)] = &[
                 "healthy-,c20-no-endpoints,c28-refused-same-node,=c6-stale-endpoint-answers,=c6-stale-endpoint-gone,\
                  =c1-rules-flushed,=c5-one-service-without-rules,=c16-conntrack-table-full,=c28-refused-other-node,\
                  =c29-silent-same-node,=c29-silent-other-node,=c29-host-unreachable,=n1-probes,\
-                 =n3-one-record-per-connection,=n9-old-flow-reset,=n9-old-flow-stalls,=check-kernel,=mixed-5000",
+                 =n3-one-record-per-connection,=n9-old-flow-reset,=n9-old-flow-stalls,c28-udp-refused,\
+                 =check-kernel,=mixed-5000",
             ),
             first_variant_only: false,
             guests: 1,

@@ -9,7 +9,7 @@ use crate::{command, console, invocation::Invocation, tool::Ended, world::Stage}
 
 const LIMIT: Duration = Duration::from_secs(90);
 /// Every hook that there may be.
-const HOOKS: [&str; 18] = [
+const HOOKS: [&str; 19] = [
     "__nf_conntrack_confirm",
     "kfree_skb",
     "nf_send_unreach",
@@ -26,6 +26,7 @@ const HOOKS: [&str; 18] = [
     "nf_nat_setup_info",
     "nf_ct_l4proto_log_invalid",
     "nf_nat_icmp_reply_translation",
+    "nf_nat_icmpv6_reply_translation",
     "bpf_prog_test_run",
     "nf_conntrack_tcp_packet",
 ];

@@ -35,8 +35,8 @@ use anyhow::Result;
 
 use crate::{
     dataplane::{
-        BESIDE_OTHERS, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, OF_ONE_TIME, Variant, WHOLE,
-        WIDE,
+        BESIDE_OTHERS, BOTH_FAMILIES, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, OF_ONE_TIME,
+        Variant, WHOLE, WIDE,
     },
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
@@ -144,7 +144,7 @@ pub const ALL: &[Scenario] = &[
     scenario("n9-old-flow-stalls", old_flow::stalls),
     scenario("udp-answered", resets::datagrams::answered),
     scenario("c29-udp-unanswered", resets::datagrams::unanswered),
-    scenario("c28-udp-refused", resets::datagrams::refused),
+    scenario("c28-udp-refused", resets::datagrams::refused).on(BOTH_FAMILIES),
     scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
     scenario("n10-udp-race", resets::datagrams::race),
     scenario("c18-out-of-window", resets::conntrack::out_of_window),

@@ -7,7 +7,7 @@ use super::{
     text::{length, word},
 };
 use crate::{
-    flow::Outcome,
+    flow::{IcmpMeaning, Outcome},
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
 };
 
@@ -98,7 +98,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
 /// For: the ICMP error and who sent it. Against: nothing of that rule is known here.
 pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     let errors = &case.trouble()?.icmp_errors;
-    let told = errors.iter().find(|error| error.about_request && error.is("DEST_UNREACH", &[9, 10, 13]))?;
+    let told = errors.iter().find(|error| error.about_request && error.meaning == IcmpMeaning::Prohibited)?;
     if case.outcome != Outcome::Unreachable {
         return None;
     }

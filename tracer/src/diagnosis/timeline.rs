@@ -2,7 +2,7 @@
 
 use super::text::{length, times};
 use crate::{
-    flow::{Decision, End, Flow, Ipvs, Mark, RefusalKind, SocketEnd, Stage},
+    flow::{Decision, End, Flow, IcmpMeaning, Ipvs, Mark, RefusalKind, SocketEnd, Stage},
     sighting::{Status, TcpState},
     time::Timestamp,
     verdict::{Evidence, EvidenceType},
@@ -118,7 +118,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
         for error in &trouble.icmp_errors {
             let from = error.from.map(|ip| format!(" from {ip}")).unwrap_or_default();
             let about = if error.about_request { "a packet to the endpoint" } else { "an answer" };
-            let kind = if error.is("DEST_UNREACH", &[4]) {
+            let kind = if error.meaning == IcmpMeaning::TooBig {
                 "fragmentation needed".to_owned()
             } else if &*error.kind == "DEST_UNREACH" {
                 icmp(error.code, flow.orig.dst.is_ipv4())

@@ -11,7 +11,7 @@ use std::{
 
 use super::Outcome;
 use crate::{
-    sighting::{Conntrack, IpvsFlags, Netns, Protocol, Status, Task, TcpState, Tuple},
+    sighting::{Conntrack, Hook, IpvsFlags, Netns, Protocol, Status, Task, TcpState, Tuple},
     time::Timestamp,
 };
 
@@ -293,6 +293,7 @@ pub struct IcmpError {
     /// The kernel's name of its type: `DEST_UNREACH`…
     pub kind: Arc<str>,
     pub code: Option<u8>,
+    pub meaning: IcmpMeaning,
     /// The host that sent it.
     pub from: Option<IpAddr>,
     /// Whether it is about a packet on its way to the endpoint, not about an answer.
@@ -300,9 +301,35 @@ pub struct IcmpError {
     pub mark: Mark,
 }
 
-impl IcmpError {
-    pub fn is(&self, kind: &str, codes: &[u8]) -> bool {
-        &*self.kind == kind && self.code.is_some_and(|code| codes.contains(&code))
+/// What an ICMP error says, in either family's types and codes (RFC 792, RFC 1812, RFC 4443).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IcmpMeaning {
+    /// Nothing listens: on the port, or for the protocol.
+    NothingListens,
+    /// A rule or a route of another host forbids it.
+    Prohibited,
+    /// There is no way to the host.
+    NoWay,
+    /// It is too long for a link on the way.
+    TooBig,
+    /// None of these.
+    Other,
+}
+
+impl IcmpMeaning {
+    /// Of the type by the kernel's name and the code, as this hook's family has them.
+    pub(super) fn of(hook: Hook, kind: &str, code: Option<u8>) -> Self {
+        let v6 = hook == Hook::IcmpError6;
+        match (v6, kind, code) {
+            (false, "DEST_UNREACH", Some(2 | 3)) | (true, "DEST_UNREACH", Some(4)) => Self::NothingListens,
+            (false, "DEST_UNREACH", Some(9 | 10 | 13)) | (true, "DEST_UNREACH", Some(1)) => Self::Prohibited,
+            (false, "DEST_UNREACH", Some(0 | 1 | 5 | 6 | 7 | 11 | 12))
+            | (true, "DEST_UNREACH", Some(0 | 2 | 3 | 5 | 6))
+            | (false, "TIME_EXCEEDED", Some(0))
+            | (true, "TIME_EXCEED", Some(0)) => Self::NoWay,
+            (false, "DEST_UNREACH", Some(4)) | (true, "PKT_TOOBIG", _) => Self::TooBig,
+            _ => Self::Other,
+        }
     }
 }
 

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use super::{
-    Closed, Decision, Dropped, End, Ended, Flow, IcmpError, Invalid, Mark, Refusal, RefusalKind, ResetEvent,
-    SocketEnd, StackReset, Stage, TransitReset,
+    Closed, Decision, Dropped, End, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Mark, Refusal, RefusalKind,
+    ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
     evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS},
 };
 use crate::{
@@ -126,7 +126,7 @@ impl Flow {
                 self.fold_stack_reset(by, opening, packet, place);
             }
             Hook::InvalidLog => self.fold_invalid(stage, packet, place),
-            Hook::IcmpError => self.fold_icmp_error(packet, place),
+            Hook::IcmpError | Hook::IcmpError6 => self.fold_icmp_error(packet, place),
             Hook::TcpPacket => self.fold_transit_reset(packet, place),
             _ => {
                 if place.hook == Hook::IpVsConnExpire {
@@ -228,6 +228,7 @@ impl Flow {
         // An error about a packet travels against it.
         let about_request = packet.original_direction == Some(false);
         let from = packet.tuple.map(|tuple| tuple.src.ip());
+        let meaning = IcmpMeaning::of(place.hook, &kind, packet.icmp_code);
         let errors = &mut self.trouble_mut().icmp_errors;
         let same = |known: &&mut IcmpError| {
             known.kind == kind && known.code == packet.icmp_code && known.about_request == about_request
@@ -236,7 +237,7 @@ impl Flow {
             known.mark.hit(place.time);
         } else if errors.len() < MAX_ICMP_ERRORS {
             let mark = Mark::once(place.time);
-            errors.push(IcmpError { kind, code: packet.icmp_code, from, about_request, mark });
+            errors.push(IcmpError { kind, code: packet.icmp_code, meaning, from, about_request, mark });
         }
     }
 

@@ -17,8 +17,8 @@ mod slots;
 mod table;
 
 pub use evidence::{
-    Chosen, Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, IcmpError, Invalid, Ipvs, Mark,
-    PickedUp, Previous, Refusal, RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
+    Chosen, Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Ipvs,
+    Mark, PickedUp, Previous, Refusal, RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
     Trouble,
 };
 pub(crate) use key::KeyHash;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{End, Flow, fold::is_embryo};
+use super::{End, Flow, IcmpMeaning, fold::is_embryo};
 use crate::{
     sighting::{Protocol, Status, TcpState},
     time::Timestamp,
@@ -227,16 +227,16 @@ impl Flow {
             {
                 return Outcome::Refused;
             }
-            let told = |kind, codes: &[u8]| {
-                trouble.icmp_errors.iter().any(|error| error.about_request && error.is(kind, codes))
+            let told = |meaning| {
+                trouble.icmp_errors.iter().any(|error| error.about_request && error.meaning == meaning)
             };
-            if !self.is_tcp() && told("DEST_UNREACH", &[2, 3]) {
+            if !self.is_tcp() && told(IcmpMeaning::NothingListens) {
                 return Outcome::Refused;
             }
             if on_the_way().any(|drop| NO_WAY.iter().any(|reason| drop.is(reason))) {
                 return Outcome::Unreachable;
             }
-            if told("DEST_UNREACH", &[0, 1, 5, 6, 7, 9, 10, 11, 12, 13]) || told("TIME_EXCEEDED", &[0]) {
+            if told(IcmpMeaning::NoWay) || told(IcmpMeaning::Prohibited) {
                 return Outcome::Unreachable;
             }
             if (trouble.table_full.is_seen() && stands(trouble.table_full.last))

@@ -234,7 +234,7 @@ impl FlowTable {
             // An ICMP error tells of a packet that was sent before, seldom of an attempt that begins: the host that could not
             // be reached is reported as late as its packet is given up.
             let index =
-                self.entry_unconfirmed(ct, place, opening, waited(fact) || place.hook == Hook::IcmpError);
+                self.entry_unconfirmed(ct, place, opening, waited(fact) || place.hook.is_icmp_error());
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
             if opening && confirmed && flow.is_tcp() && place.hook == Hook::IpVsConnExpire {

@@ -236,7 +236,7 @@ impl Decoder {
             Some((tuple, flags)) => (Some(tuple), flags),
             None => (None, 0),
         };
-        let icmp = if hook == Hook::IcmpError { icmp_error(packet) } else { None };
+        let icmp = if hook.is_icmp_error() { icmp_error(packet) } else { None };
         let rejects = hook.is_unreach() || hook.is_forged_reset();
         let reason_name = match hook {
             Hook::KfreeSkb | Hook::IpVsConnExpire => self.layout.drop_reason(reason),
@@ -253,7 +253,7 @@ impl Decoder {
             original_direction: (ctinfo != CTINFO_NONE).then_some(ctinfo < IP_CT_IS_REPLY),
             reason: match reason_name {
                 Some(name) => Some(Arc::clone(name)),
-                None if icmp.is_some() => icmp.map(|(kind, _)| Arc::from(icmp_type(kind))),
+                None if icmp.is_some() => icmp.map(|(kind, _)| Arc::from(icmp_type(hook, kind))),
                 None if reason == REASON_NONE || hook.is_unreach() => None,
                 None => Some(Arc::from(format!("reason {reason}"))),
             },
@@ -440,25 +440,30 @@ fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
 }
 
 const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
 
-/// Type and code of an ICMP message, from its network header on.
+/// Type and code of an ICMP message of either family, from its network header on. Extension headers hide it.
 fn icmp_error(packet: &[u8]) -> Option<(u8, u8)> {
     let first = *packet.first()?;
-    if first >> 4 != 4 || *packet.get(offset_of!(Ipv4Hdr, proto))? != ICMP {
-        return None;
-    }
-    let header_len = usize::from(first & 0xf) * 4;
-    bytes_at::<2>(packet, header_len).map(|[kind, code]| (kind, code))
+    let at = match first >> 4 {
+        4 if *packet.get(offset_of!(Ipv4Hdr, proto))? == ICMP => usize::from(first & 0xf) * 4,
+        6 if *packet.get(offset_of!(Ipv6Hdr, next_hdr))? == ICMPV6 => Ipv6Hdr::LEN,
+        _ => return None,
+    };
+    bytes_at::<2>(packet, at).map(|[kind, code]| (kind, code))
 }
 
-/// The kernel's name of an ICMP error's type (`include/uapi/linux/icmp.h`), without its prefix.
-const fn icmp_type(kind: u8) -> &'static str {
-    match kind {
-        3 => "DEST_UNREACH",
-        4 => "SOURCE_QUENCH",
-        5 => "REDIRECT",
-        11 => "TIME_EXCEEDED",
-        12 => "PARAMETERPROB",
+/// The kernel's name of an ICMP error's type, without its prefix (`include/uapi/linux/icmp.h`, `icmpv6.h`).
+const fn icmp_type(hook: Hook, kind: u8) -> &'static str {
+    match (hook, kind) {
+        (Hook::IcmpError, 3) | (Hook::IcmpError6, 1) => "DEST_UNREACH",
+        (Hook::IcmpError, 4) => "SOURCE_QUENCH",
+        (Hook::IcmpError, 5) => "REDIRECT",
+        (Hook::IcmpError, 11) => "TIME_EXCEEDED",
+        (Hook::IcmpError, 12) => "PARAMETERPROB",
+        (Hook::IcmpError6, 2) => "PKT_TOOBIG",
+        (Hook::IcmpError6, 3) => "TIME_EXCEED",
+        (Hook::IcmpError6, 4) => "PARAMPROB",
         _ => "other",
     }
 }

@@ -58,6 +58,7 @@ pub const fn twin(hook: Hook) -> Option<Twin> {
         Hook::SendUnreach => Twin::Entry("send_unreach_fentry"),
         Hook::NfSendReset => Twin::Entry("nf_send_reset_fentry"),
         Hook::IcmpError => Twin::Entry("icmp_error_fentry"),
+        Hook::IcmpError6 => Twin::Entry("icmp_error6_fentry"),
         Hook::TcpPacket => Twin::Entry("tcp_packet_fentry"),
         Hook::SendUnreach6 => Twin::Entry("send_unreach6_fentry"),
         Hook::NfSendReset6 => Twin::Entry("nf_send_reset6_fentry"),
@@ -313,6 +314,17 @@ pub const HOOKS: &[HookSpec] = &[
         arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)],
         fields: PACKET,
         cost: "an ICMP error from another node looks like silence: a refused datagram, a host that cannot be reached",
+    },
+    HookSpec {
+        hook: Hook::IcmpError6,
+        programs: &["icmp_error6"],
+        attach: Attach::Kprobe,
+        need: Need::Failure,
+        module: Some("nf_nat"),
+        arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)],
+        fields: PACKET,
+        cost: "over IPv6 an ICMP error from another node looks like silence: a refused datagram, a host that cannot be \
+               reached",
     },
     HookSpec {
         hook: Hook::Look,

@@ -201,14 +201,15 @@ impl Script {
         self.push(ms, Hook::IcmpError, NODE, Fact::Packet(packet)).drop_syn(ms, "NEIGH_FAILED")
     }
 
-    /// A host tells of a packet to the endpoint by ICMP.
+    /// A host tells of a packet to the endpoint by ICMP's or `ICMPv6`'s "unreachable".
     pub(crate) fn icmp_error(self, ms: u64, from: &str, code: u8) -> Self {
+        let hook = if addr(from).is_ipv6() { Hook::IcmpError6 } else { Hook::IcmpError };
         let tuple = Tuple::new(Protocol::ICMP, addr(from), SocketAddr::new(self.client.ip(), 0));
         let mut packet = self.packet(tuple, 0, Some(self.entry(Status::CONFIRMED)));
         packet.original_direction = Some(false);
         packet.reason = Some("DEST_UNREACH".into());
         packet.icmp_code = Some(code);
-        self.push(ms, Hook::IcmpError, NODE, Fact::Packet(packet))
+        self.push(ms, hook, NODE, Fact::Packet(packet))
     }
 
     /// A segment is dropped that conntrack has no entry for.
