@@ -285,6 +285,35 @@ fn c21_and_c22_local_policies_without_a_local_endpoint() {
     assert_eq!(world.verdict(script, 70_000).class, "C21");
 }
 
+/// Linux 5.10 tells of the drop and not why.
+#[test]
+fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
+    let mut world = World::new();
+    world.rule = Some(Rule::Drops);
+    let nameless = || {
+        let mut script = untranslated().drop_syn(60_000, "").drop_syn(61_000, "");
+        let asked = script.orig();
+        for sighting in &mut script.out {
+            if let Fact::Packet(packet) = &mut sighting.fact {
+                (packet.reason, packet.tuple) = (None, Some(asked));
+            }
+        }
+        script
+    };
+    let usable = |local| Usable { count: 2, local: Some(local), since: at(0), terminating: false };
+    world.service().local_only = true;
+    world.usable.insert(addr(VIP), usable(0));
+    let verdict = world.verdict(nameless(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C22", Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|what| what.contains("this kernel gives none")), "{verdict:#?}");
+    // With an endpoint here nothing has to be dropped, and nothing says that a rule did it.
+    world.usable.insert(addr(VIP), usable(1));
+    assert_ne!(world.verdict(nameless(), 70_000).class, "C22");
+    world.usable.insert(addr(VIP), usable(0));
+    world.service().local_only = false;
+    assert_ne!(world.verdict(nameless(), 70_000).class, "C22");
+}
+
 #[test]
 fn c28_the_backend_refuses() {
     let verdict = World::new().verdict(to_cart().refused(10_000), 20_000);

@@ -71,9 +71,18 @@ impl<'a> Case<'a> {
         self.flow.trouble.as_deref()
     }
 
-    /// A rule's drop, before or behind NAT.
+    /// A rule's drop, before or behind NAT. Where the kernel gives no reasons, it is taken for one where kube-proxy's
+    /// rules have to drop: the policy is Local, and no endpoint is on this node.
     pub(super) fn rule_drop(&self) -> Option<&'a Dropped> {
-        self.trouble()?.drops.iter().find(|drop| drop.is("NETFILTER_DROP") && drop.stage != Stage::Reply)
+        let mut drops = self.trouble()?.drops.iter().filter(|drop| drop.stage != Stage::Reply);
+        drops.clone().find(|drop| drop.is("NETFILTER_DROP")).or_else(|| {
+            let nameless =
+                drops.find(|drop| drop.reason.is_none() && drop.opening && drop.stage == Stage::Before)?;
+            let is_due = self.endpoint.is_none()
+                && self.service.local_only
+                && self.usable().is_some_and(|usable| usable.local == Some(0));
+            is_due.then_some(nameless)
+        })
     }
 
     /// The packet passed the node's NAT rules and no endpoint was chosen. In ipvs mode that is known only once the

@@ -273,7 +273,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
         Domain::ServiceConfig,
         format!("{policy} is Local and {} has no endpoint on this node: its packets are dropped", case.name()),
     )
-    .confidence(if local == Some(0) { Confidence::High } else { Confidence::Medium })
+    .confidence(if local == Some(0) && drop.reason.is_some() { Confidence::High } else { Confidence::Medium })
     .severity(Severity::High)
     .api(None, format!("{} usable endpoints in the cluster, none of them on this node", case.usable().map_or(0, |usable| usable.count)))
     .action(
@@ -287,7 +287,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     )
     .see(&[class, "kubernetes/kubernetes#121371"]);
     if drop.reason.is_none() {
-        finding = finding.unseen("the drop's reason");
+        finding = finding.unseen("the drop's reason: this kernel gives none");
     }
     if local.is_none() {
         finding = finding.unseen("which endpoints are on this node: its name is not known");
