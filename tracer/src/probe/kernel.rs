@@ -22,7 +22,7 @@ use super::{
     clock,
     decode::Decoder,
     fentry::{self, Link, Loader, Place},
-    hooks::{Attach, HookSpec, Twin, twin},
+    hooks::{Attach, HookSpec, Twin, split_part, twin},
     layout::{FIELDS, Layout},
     plan::{FentryTarget, HookPlan, Tier},
 };
@@ -127,6 +127,16 @@ impl Probe {
         let (mut gaps, mut fallbacks) = (Vec::new(), Vec::new());
         let (mut fentry, mut programs) = (Fentry::default(), Vec::new());
         for (spec_index, spec) in plan.planned() {
+            // Where there is such a part, the function itself leads to it.
+            if let Some(part) = split_part(spec.hook)
+                && plan.may_use_kprobes()
+                && attach_hook(&mut ebpf, spec, spec.programs, part).is_ok()
+            {
+                let fds = spec.programs.iter().filter_map(|name| program_fd(&ebpf, name));
+                programs.extend(fds.map(|fd| (spec.hook, fd)));
+                attached.push(spec.hook);
+                continue;
+            }
             if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
                 match fentry.attach(&ebpf, spec, target, partners) {
                     Ok(attached_programs) => {
@@ -141,7 +151,7 @@ impl Probe {
                 Hook::SockState => &SOCK_STATE[..partners.sock_state],
                 _ => spec.programs,
             };
-            match attach_hook(&mut ebpf, spec, names) {
+            match attach_hook(&mut ebpf, spec, names, spec.hook.symbol()) {
                 Ok(()) => {
                     let fds = names.iter().filter_map(|name| program_fd(&ebpf, name));
                     programs.extend(fds.map(|fd| (spec.hook, fd)));
@@ -432,15 +442,23 @@ impl Fentry {
     }
 }
 
-fn attach_hook(ebpf: &mut Ebpf, spec: &HookSpec, names: &[&'static str]) -> Result<(), AttachError> {
-    let symbol = spec.hook.symbol();
+/// Attaches programs of a hook at `symbol`: the hook's own, or a part of it.
+fn attach_hook(
+    ebpf: &mut Ebpf,
+    spec: &HookSpec,
+    names: &[&'static str],
+    symbol: &'static str,
+) -> Result<(), AttachError> {
     for &program in names {
         let refused = |error: &ProgramError| AttachError::Program { program, symbol, error: chain(error) };
         let loaded = ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
         match (loaded, spec.attach) {
             (Program::KProbe(kprobe), Attach::Kprobe | Attach::KprobePair) => {
                 let kprobe: &mut KProbe = kprobe;
-                kprobe.load().map_err(|error| refused(&error))?;
+                // It may be that it was loaded to be attached elsewhere, in vain.
+                if kprobe.fd().is_err() {
+                    kprobe.load().map_err(|error| refused(&error))?;
+                }
                 kprobe.attach(symbol, 0).map_err(|error| refused(&error))?;
             }
             (Program::RawTracePoint(tracepoint), Attach::RawTracepoint) => {

@@ -117,6 +117,7 @@ impl PlanLine {
 #[derive(Clone, Debug)]
 pub struct HookPlan {
     lines: Vec<PlanLine>,
+    tiers: Tiers,
     kfree_reason: Option<usize>,
     send_reset_reason: Option<usize>,
 }
@@ -149,7 +150,7 @@ impl HookPlan {
                     .to_owned(),
             );
         }
-        Self { lines, kfree_reason, send_reset_reason }
+        Self { lines, tiers, kfree_reason, send_reset_reason }
     }
 
     pub fn lines(&self) -> &[PlanLine] {
@@ -163,6 +164,11 @@ impl HookPlan {
             .enumerate()
             .filter(|(_, line)| line.state == State::Planned)
             .map(|(index, line)| (index, line.spec))
+    }
+
+    /// Whether functions may be reached by a kprobe.
+    pub fn may_use_kprobes(&self) -> bool {
+        self.tiers != Tiers::Fentry
     }
 
     /// How the hook with this index is reached.
