@@ -105,8 +105,11 @@ impl Rules {
             Text::Ipvs(capture) => *capture = capture.without_virtual_server(vip),
             Text::Nft { changes, .. } => {
                 let table = nft_table(vip.ip());
-                let key = format!("{} . tcp . {}", vip.ip(), vip.port());
-                changes.extend(["delete element ", table, " service-ips { ", key.as_str(), " }\n"]);
+                let (ip, key) = (vip.ip(), format!("{} . tcp . {}", vip.ip(), vip.port()));
+                changes.extend([
+                    format!("delete element {table} service-ips {{ {key} }}\n"),
+                    format!("delete element {table} cluster-ips {{ {ip} }}\n"),
+                ]);
             }
         }
         cut
