@@ -187,6 +187,12 @@ impl Record {
         Some(Key { transport: self.text("/flow/protocol").to_owned(), client })
     }
 
+    /// What was not seen, a line each.
+    pub fn unseen(&self) -> String {
+        let list = self.0["unseen"].as_array().into_iter().flatten();
+        list.filter_map(Value::as_str).flat_map(|what| [what, "\n"]).collect()
+    }
+
     /// All text of evidence and root cause, for what a scenario wants to find said.
     pub fn said(&self) -> String {
         let mut said = self.text("/root_cause").to_owned();
