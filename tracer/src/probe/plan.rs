@@ -60,8 +60,8 @@ pub enum Tier {
     Fentry(FentryTarget),
     /// And why not by fentry.
     Kprobe(String),
-    /// A tracepoint, which has one way only.
-    Tracepoint,
+    /// What is no function has one way only.
+    Fixed,
 }
 
 /// Which hooks a trace asks for.
@@ -251,14 +251,14 @@ fn position(prototype: Option<&Prototype>, name: &str) -> Option<usize> {
 }
 
 fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
-    if spec.attach == Attach::RawTracepoint {
-        return Tier::Tracepoint;
+    if matches!(spec.attach, Attach::RawTracepoint | Attach::OnDemand) {
+        return Tier::Fixed;
     }
     if tiers == Tiers::Kprobe {
         return Tier::Kprobe("kprobes were asked for".to_owned());
     }
     if twin(spec.hook).is_none() {
-        return Tier::Kprobe("viptrace has no fentry program for it".to_owned());
+        return Tier::Kprobe("fentry takes no function whose number of arguments varies".to_owned());
     }
     kernel.fentry(spec.hook.symbol()).map_or_else(Tier::Kprobe, Tier::Fentry)
 }
