@@ -191,7 +191,9 @@ fn a_function_is_reached_by_fentry_where_the_kernel_describes_it() {
     let plan = kernel.plan(HookSet::Full);
     assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(CONFIRM));
     assert_eq!(tier(&plan, Hook::Delete), Tier::Kprobe("the module has no BTF here".to_owned()));
-    assert_eq!(tier(&plan, Hook::KfreeSkb), Tier::Tracepoint);
+    assert_eq!([Hook::KfreeSkb, Hook::Look].map(|hook| tier(&plan, hook)), [Tier::Fixed, Tier::Fixed]);
+    let why = "fentry takes no function whose number of arguments varies";
+    assert_eq!(tier(&plan, Hook::InvalidLog), Tier::Kprobe(why.to_owned()));
     assert_eq!(plan.gaps().count(), 0);
     let attach = |hook| plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().attach();
     assert_eq!([attach(Hook::Confirm), attach(Hook::Delete)], ["fentry", "kprobe"]);

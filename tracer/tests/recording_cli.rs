@@ -84,6 +84,24 @@ fn a_target_is_remembered() {
 }
 
 #[test]
+fn a_target_of_which_nothing_was_recorded_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = recording(folder.path(), false, None);
+    for (target, why) in [
+        ("shop/checkout", "no flow of it was seen"),
+        ("shop/db", "has no VIP"),
+        ("shop/elsewhere", "there is no service/shop/elsewhere in this cluster"),
+    ] {
+        let (status, stdout, stderr) = replay(&path, &[target, "--all"]);
+        assert_eq!(status, Some(0), "{stderr}");
+        let said = format!("nothing of service/{target} is in the recording");
+        assert!(stderr.contains(&said) && stderr.contains(why), "{target}: {stdout}{stderr}");
+    }
+    let (_, _, stderr) = replay(&path, &["--all"]);
+    assert!(!stderr.contains("nothing of"), "{stderr}");
+}
+
+#[test]
 fn what_is_missing_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = recording(folder.path(), false, None);

@@ -54,6 +54,9 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
         gaps.push(format!("the recording is incomplete: {}", lacks.join("; ")));
     }
     let ended = end.map_or(player.now(), |end| end.ended);
+    if let Some(why) = show.nothing_meant(&player.pipeline().cluster().history, ended) {
+        report.warn(&why)?;
+    }
     report.finish(&show.summary(player.pipeline(), header.started, ended, gaps))?;
     Ok(match show.outcome() {
         Outcome::Clean if !lacks.is_empty() => Outcome::Incomplete,

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::{tally::Tally, targets};
 use crate::{
     cli::{Outcome, target::Target},
+    cluster::History,
     pipeline::{Detail, Judgements, Pipeline},
     report::{Report, Summary, View},
     time::Timestamp,
@@ -62,6 +63,16 @@ impl Show {
         gaps: Vec<String>,
     ) -> Summary {
         self.tally.summary(pipeline, started, ended, gaps)
+    }
+
+    /// Why nothing that is meant by the target was shown; `None` where something was, or all is meant.
+    pub(in crate::cli) fn nothing_meant(&self, history: &History, now: Timestamp) -> Option<String> {
+        let target = self.target.as_ref().filter(|_| self.tally.is_empty())?;
+        let why = match targets::check(target, history, now) {
+            Err(error) => format!("{error:#}"),
+            Ok(()) => "no flow of it was seen".to_owned(),
+        };
+        Some(format!("nothing of {target} is in the recording: {why}"))
     }
 
     pub(in crate::cli) fn outcome(&self) -> Outcome {

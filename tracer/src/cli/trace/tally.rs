@@ -38,6 +38,11 @@ impl Tally {
         }
     }
 
+    /// Nothing was counted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.summary.count(|_| true) == 0
+    }
+
     pub(super) fn has_faults(&self) -> bool {
         self.summary.has_faults()
     }
