@@ -46,6 +46,15 @@ enum Text {
     Ipvs(ipvs::Capture),
 }
 
+/// A rule of an endpoint's chain that names its address as the source, with another.
+fn with_own_source(line: &str, from: IpAddr, to: IpAddr) -> String {
+    if line.contains("-A KUBE-SEP-") {
+        line.replace(&format!("-s {from}/"), &format!("-s {to}/"))
+    } else {
+        line.to_owned()
+    }
+}
+
 impl Rules {
     /// Those in the folder `capture` of one kube-proxy in this mode.
     pub fn read(capture: &Path, mode: Mode) -> Result<Self> {
@@ -155,7 +164,8 @@ impl Rules {
         with
     }
 
-    /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it.
+    /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it, and where its own
+    /// are masqueraded on their way to itself.
     #[must_use]
     pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {
         if let Text::Ipvs(capture) = &self.text {
@@ -163,18 +173,26 @@ impl Rules {
         }
         // The port is left out: with it an address is written in brackets, or not, by its family.
         let at = |address: IpAddr| SocketAddr::new(address, 0).to_string().trim_end_matches('0').to_owned();
-        let (from, to) = (at(from), at(to));
+        let (target, new_target) = (at(from), at(to));
         let mut moved = self.clone();
         match &mut moved.text {
             Text::Xtables { ipv4, ipv6 } => {
                 for text in [ipv4, ipv6] {
-                    *text =
-                        text.replace(&format!("--to-destination {from}"), &format!("--to-destination {to}"));
+                    *text = text
+                        .replace(
+                            &format!("--to-destination {target}"),
+                            &format!("--to-destination {new_target}"),
+                        )
+                        .lines()
+                        .map(|line| with_own_source(line, from, to) + "\n")
+                        .collect();
                 }
             }
             Text::Ipvs(_) => {}
             Text::Nft { ruleset, .. } => {
-                *ruleset = ruleset.replace(&format!("dnat to {from}"), &format!("dnat to {to}"));
+                *ruleset = ruleset
+                    .replace(&format!("dnat to {target}"), &format!("dnat to {new_target}"))
+                    .replace(&format!("saddr {from} jump mark-"), &format!("saddr {to} jump mark-"));
             }
         }
         moved
@@ -386,6 +404,8 @@ mod tests {
                 let to: IpAddr = to.parse().unwrap();
                 let destination = SocketAddr::new(to, 8080).to_string();
                 assert!(text.contains(&destination), "{mode} {destination}");
+                let itself = [format!("-s {to}/"), format!("saddr {to} jump mark-for-masquerade")];
+                assert!(itself.iter().any(|rule| text.contains(rule)), "{mode} {to}");
             }
         }
     }

@@ -86,6 +86,11 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
         Some(rounds) => rounds.parse().with_context(|| format!("lab.rounds={rounds} is no number"))?,
         None => ROUNDS,
     };
+    let is_chosen = |tool: &&Tool| filter.split(',').any(|part| tool.name.contains(part));
+    if !TOOLS.iter().any(|tool| is_chosen(&tool)) {
+        let names = TOOLS.iter().map(|tool| tool.name).collect::<Vec<_>>().join(", ");
+        bail!("no tool's name holds {filter:?}; there are {names}");
+    }
     let variant = Variant { mode: mode()?, ..Variant::DEFAULT };
     let stage = Stage::set(world, Watch::Nobody, variant)?;
     fs::create_dir_all("/run/lab").context("making /run/lab")?;
@@ -103,7 +108,6 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
 
     let mut failed = Vec::new();
     for round in 1..=rounds {
-        let is_chosen = |tool: &&Tool| filter.split(',').any(|part| tool.name.contains(part));
         for tool in TOOLS.iter().filter(is_chosen) {
             if failed.contains(&tool.name) {
                 continue;

@@ -147,6 +147,7 @@ pub const ALL: &[Scenario] = &[
     scenario("c28-udp-refused", resets::datagrams::refused).on(BOTH_FAMILIES),
     scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
     scenario("n10-udp-race", resets::datagrams::race),
+    scenario("c17-insertion-failed", resets::datagrams::lost_race),
     scenario("c18-out-of-window", resets::conntrack::out_of_window),
     scenario("c18-dropped-as-invalid", resets::conntrack::dropped),
     scenario("c19-table-flushed", resets::conntrack::flushed),

@@ -2,6 +2,7 @@
 //! owns sockets and outcomes, and knows nothing of Services, rules or verdicts.
 
 pub mod client;
+pub mod queue;
 pub mod raw;
 pub mod sctp;
 pub mod server;

@@ -94,6 +94,14 @@ pub fn ask(place: &Place, target: SocketAddr, count: usize, limit: Duration) -> 
         .with_context(|| format!("entering {}", place.netns.name()))?
 }
 
+/// Gives the next socket of each place the same port.
+pub fn share_next_port(one: &Place, other: &Place) {
+    let port = one.next_port.load(Ordering::Relaxed).max(other.next_port.load(Ordering::Relaxed));
+    for place in [one, other] {
+        place.next_port.store(port, Ordering::Relaxed);
+    }
+}
+
 /// A socket that sends a datagram now and then and listens to nothing, until it is dropped.
 #[derive(Debug)]
 pub struct Sender {

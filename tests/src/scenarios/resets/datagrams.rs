@@ -3,16 +3,26 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 
 use crate::{
     expect::{Class, Endpoint},
+    topology::Place,
     traffic::{
         Outcome, all_ended,
+        queue::Queue,
         udp::{self, Answer, UdpServer},
     },
     world::Stage,
 };
+
+/// Masquerades what goes to the resolvers before kube-proxy's chains can, and lets it wait between NAT (priority 100) and
+/// the confirmation of its entry, which comes last.
+const MEETING: &str = "table ip meeting {
+    chain nat { type nat hook postrouting priority 90; udp dport 53 masquerade; }
+    chain wait { type filter hook postrouting priority 200; ct state new udp dport 53 queue num 53; }
+}";
+const MEETING_QUEUE: u16 = 53;
 
 const DNS: &str = "kube-system/kube-dns";
 /// A resolver's patience.
@@ -102,6 +112,42 @@ pub(in crate::scenarios) fn stale_entry(stage: &mut Stage) -> Result<()> {
     stage.after_grace();
     stage.expect(&[sender.attempt()], DNS, Class::C8, &Endpoint::Is(chosen));
     stage.keep((sender, here, there));
+    Ok(())
+}
+
+/// Two Pods ask from the same port, and a masquerade that keeps ports gives both the node's address: their entries expect
+/// the same answer, and the second cannot be inserted. Nothing tells its client.
+pub(in crate::scenarios) fn lost_race(stage: &mut Stage) -> Result<()> {
+    let [here, _there] = resolvers(stage, Answer::Echo)?;
+    let there = stage.world.pod("kube-system/coredns-2")?.place.address;
+    let rules = stage.rules()?.clone().with_endpoint_moved(there, here.address().ip());
+    stage.break_rules(&rules)?;
+    stage.break_with(
+        |world| world.topology.host.command("nft", &[MEETING]).map(drop),
+        |world| world.topology.host.command("nft", &["delete", "table", "ip", "meeting"]).map(drop),
+    )?;
+    let mut queue = Queue::open(&stage.world.topology.host, MEETING_QUEUE)?;
+    stage.watch()?;
+    let (one, other) = (stage.place("shop/client-1")?, stage.place("shop/payments-1")?);
+    udp::share_next_port(one, other);
+    let dns = stage.vip(DNS, "dns")?;
+    let ask = |place: &Place| {
+        let place = place.clone();
+        std::thread::spawn(move || udp::ask(&place, dns, 1, PATIENCE))
+    };
+    let first = ask(one);
+    queue.holds(1)?;
+    let second = ask(other);
+    queue.holds(2)?;
+    queue.let_go()?;
+    for (asking, outcome, class) in
+        [(first, Outcome::Done, Class::Ok), (second, Outcome::Silent, Class::C17a)]
+    {
+        let attempts = asking.join().map_err(|_| anyhow!("a client panicked"))??;
+        all_ended(&attempts, &outcome)?;
+        stage.expect(&attempts, DNS, class, &Endpoint::Is(here.address()));
+    }
+    stage.keep(queue);
     Ok(())
 }
 
