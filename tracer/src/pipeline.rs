@@ -49,6 +49,8 @@ pub struct Settings {
     /// The namespace in which kube-proxy writes its rules.
     pub node_netns: Option<Netns>,
     pub missing_hooks: Vec<Hook>,
+    /// The kernel says why it drops packets (since 5.17).
+    pub drop_reasons: bool,
     pub grace: Duration,
     pub detail: Detail,
 }
@@ -340,6 +342,7 @@ impl Pipeline {
             node_name: self.settings.node_name.as_deref(),
             node_netns: self.settings.node_netns,
             missing_hooks: &self.settings.missing_hooks,
+            drop_reasons: self.settings.drop_reasons,
             translations: &self.translations,
             grace: self.settings.grace,
             metadata_age: self.cluster.metadata_age(now),

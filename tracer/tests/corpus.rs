@@ -65,6 +65,7 @@ fn verdicts(sightings: Vec<Sighting>) -> BTreeMap<u16, Verdict> {
         node_name: Some("worker-1".into()),
         node_netns: Some(NODE),
         missing_hooks: Vec::new(),
+        drop_reasons: true,
         grace: Duration::from_secs(5),
         detail: Detail::All,
     };

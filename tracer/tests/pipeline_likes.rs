@@ -172,6 +172,7 @@ impl Trace {
             node_name: Some("worker-1".into()),
             node_netns: Some(NODE),
             missing_hooks: vec![],
+            drop_reasons: true,
             grace: Duration::from_secs(5),
             detail,
         };

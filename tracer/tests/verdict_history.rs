@@ -100,6 +100,7 @@ fn verdict(cluster: &Cluster, script: Script) -> Verdict {
         node_name: Some("worker-1"),
         node_netns: Some(NODE),
         missing_hooks: &[],
+        drop_reasons: true,
         translations: &translations,
         grace: Duration::from_secs(5),
         metadata_age: Some(0.0),

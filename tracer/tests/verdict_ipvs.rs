@@ -277,6 +277,23 @@ fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
     assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
 }
 
+/// Before 5.17 nothing tells of the drops: it may have drained, and may have been dropped.
+#[test]
+fn c13_in_silence_is_not_ruled_out_where_the_kernel_hides_drops() {
+    let mut world = world();
+    world.leaves(EP, 20_000);
+    let mut script = by_ipvs(to_cart().established(10_000));
+    for ms in [25_000, 25_200, 25_600, 26_400, 28_000] {
+        script = script.retransmit(ms, TcpState::Established);
+    }
+    let seen = world.verdict(script.clone(), 30_000);
+    assert_eq!((seen.class.as_str(), seen.confidence), ("N9", Confidence::High));
+    world.drop_reasons = false;
+    let hidden = world.verdict(script, 30_000);
+    assert_eq!((hidden.class.as_str(), hidden.confidence), ("N9", Confidence::Medium));
+    assert!(hidden.unseen.iter().any(|unseen| unseen.contains("(C13)")), "{:?}", hidden.unseen);
+}
+
 #[test]
 fn c13_in_silence_and_what_only_looks_like_it() {
     let mut world = world();

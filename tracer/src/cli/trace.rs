@@ -181,6 +181,7 @@ impl<'a> Trace<'a> {
             node_name: options.node.clone(),
             node_netns,
             missing_hooks: Vec::new(),
+            drop_reasons: layout.drop_reasons().next().is_some(),
             grace: options.grace,
             detail: detail(options.view, options.target.as_ref()),
         };

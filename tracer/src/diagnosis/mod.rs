@@ -59,6 +59,8 @@ pub struct Context<'a> {
     pub node_netns: Option<Netns>,
     /// Hooks that this kernel or this trace does not have.
     pub missing_hooks: &'a [Hook],
+    /// The kernel says why it drops packets; one that does not leaves drops of established connections unseen.
+    pub drop_reasons: bool,
     /// What other flows showed of this node's rules.
     pub translations: &'a Translations,
     /// How long kube-proxy may take to write a change.

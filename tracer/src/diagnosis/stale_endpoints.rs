@@ -273,13 +273,16 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
             Outcome::Closed => "ended well",
             _ => "broke",
         };
-        return Some(
+        // What IPVS would do to it under `expire_nodest_conn=0` (C13) shows in drops alone.
+        let hidden = case.is_ipvs() && case.outcome == Outcome::Silent && !case.ctx.drop_reasons;
+        let sure = !case.flow.partial && !hidden;
+        let finding =
             Finding::new(
                 "N9",
                 Domain::Normal,
                 format!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
             )
-            .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
+            .confidence(if sure { Confidence::High } else { Confidence::Medium })
             .severity(if drained { Severity::None } else { Severity::Low })
             .api(Some(removed), left)
             .action(
@@ -291,8 +294,14 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
                 },
                 Safety::ReadOnly,
             )
-            .see(&["N9"]),
-        );
+            .see(&["N9"]);
+        return Some(if hidden {
+            finding
+                .unseen("whether IPVS dropped its packets (C13): this kernel gives no reasons for drops")
+                .see(&["C13"])
+        } else {
+            finding
+        });
     }
     let mut finding = Finding::new(
         "C7",

@@ -138,6 +138,7 @@ impl Header {
             node_name: self.node_name.clone(),
             node_netns: self.node_netns,
             missing_hooks: self.missing_hooks(),
+            drop_reasons: !self.drop_reasons.is_empty(),
             grace: std::time::Duration::from_nanos(self.grace_ns),
             detail,
         }

@@ -446,6 +446,7 @@ pub(crate) struct World {
     pub(crate) ipvs: Option<IpvsSettings>,
     pub(crate) conntrack: Option<(u64, u64)>,
     pub(crate) missing: Vec<Hook>,
+    pub(crate) drop_reasons: bool,
     pub(crate) translations: Translations,
     pub(crate) metadata_age: Option<f64>,
 }
@@ -493,6 +494,7 @@ impl World {
             ipvs: None,
             conntrack: Some((1000, 131_072)),
             missing: Vec::new(),
+            drop_reasons: true,
             translations: Translations::new(),
             metadata_age: Some(0.5),
         };
@@ -546,6 +548,7 @@ impl World {
             node_name: Some("worker-1"),
             node_netns: Some(NODE),
             missing_hooks: &self.missing,
+            drop_reasons: self.drop_reasons,
             translations: &self.translations,
             grace: Duration::from_secs(5),
             metadata_age: self.metadata_age,
