@@ -1,4 +1,4 @@
-//! What kube-proxy says of itself: `/proxyMode` and `/metrics` on 127.0.0.1:10249, `/healthz` on port 10256.
+//! What kube-proxy says of itself: `/proxyMode` and `/metrics` at one port, `/healthz` at another.
 //!
 //! Parsers only. A healthy `/healthz` proves little: it turns 503 only when an update was queued and not written,
 //! so a kube-proxy that has lost the API server stays at 200.
@@ -7,6 +7,7 @@ pub mod config;
 pub mod log;
 pub mod metrics;
 pub mod process;
+pub mod servers;
 
 use std::fmt;
 

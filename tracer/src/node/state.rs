@@ -5,7 +5,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -16,7 +16,7 @@ use crate::{
     diagnosis::IpvsSettings,
     node::{
         Limits, command, conntrack, http, ipvs,
-        kube_proxy::{self, Health, ProxyMode},
+        kube_proxy::{self, Health, ProxyMode, servers::Servers},
         now, procfs,
         ruleset::{Family, read},
     },
@@ -61,22 +61,18 @@ pub struct NodeState {
 pub struct NodeReader {
     /// `/proc`.
     pub proc: PathBuf,
-    /// kube-proxy's metrics server.
-    pub metrics: SocketAddr,
-    /// kube-proxy's health server.
-    pub health: SocketAddr,
+    /// Where kube-proxy is asked; `None` where its process says that it is.
+    pub servers: Option<Servers>,
     /// For one request or command.
     pub limits: Limits,
 }
 
 impl Default for NodeReader {
-    /// kube-proxy's default ports on this node, 2 s and 8 MiB a read.
+    /// This node, 2 s and 8 MiB a read.
     fn default() -> Self {
-        let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         Self {
             proc: PathBuf::from("/proc"),
-            metrics: local(10249),
-            health: local(10256),
+            servers: None,
             limits: Limits { time: Duration::from_secs(2), bytes: 8 << 20 },
         }
     }
@@ -86,12 +82,18 @@ impl NodeReader {
     /// Reads everything, the slow readers at the same time.
     pub async fn read(&self) -> NodeState {
         let mut state = NodeState::default();
+        let servers = if let Some(servers) = self.servers {
+            servers
+        } else {
+            let proc = self.proc.clone();
+            tokio::task::spawn_blocking(move || Servers::find(&proc)).await.unwrap_or_default()
+        };
         let reader = self.clone();
         let files = tokio::task::spawn_blocking(move || reader.read_files());
         let (mode, metrics, health, files) = tokio::join!(
-            http::get(self.metrics, "/proxyMode", self.limits),
-            http::get(self.metrics, "/metrics", self.limits),
-            http::get(self.health, "/healthz", self.limits),
+            http::get(servers.metrics, "/proxyMode", self.limits),
+            http::get(servers.metrics, "/metrics", self.limits),
+            http::get(servers.health, "/healthz", self.limits),
             files,
         );
         let time = now();
@@ -107,7 +109,7 @@ impl NodeReader {
             Ok((200, Some(mode))) => state.kube_proxy_mode = Some(Observed { time, value: mode }),
             Ok((status, _)) => state.gaps.push(format!(
                 "kube-proxy's mode: {}/proxyMode answered {status} and no mode that is known here",
-                self.metrics
+                servers.metrics
             )),
             Err(error) => state.gaps.push(format!("kube-proxy's mode from its own port: {error}")),
         }
@@ -119,7 +121,7 @@ impl NodeReader {
                 Some(version) => state.kube_proxy_version = Some(Observed { time, value: version }),
                 None => state.gaps.push(format!(
                     "kube-proxy's version: {}/metrics has no kubernetes_build_info",
-                    self.metrics
+                    servers.metrics
                 )),
             },
             Err(error) => state.gaps.push(format!("kube-proxy's version: {error}")),
@@ -234,7 +236,7 @@ const PROCESS_GAP: &str = "whether kube-proxy runs";
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::fs;
+    use std::{fs, net::SocketAddr};
 
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -280,8 +282,8 @@ mod tests {
     async fn a_node_with_kube_proxy() {
         let proc = proc();
         let addr = kube_proxy().await;
-        let reader =
-            NodeReader { proc: proc.path().into(), metrics: addr, health: addr, ..NodeReader::default() };
+        let servers = Some(Servers { metrics: addr, health: addr });
+        let reader = NodeReader { proc: proc.path().into(), servers, ..NodeReader::default() };
         let state = reader.read().await;
         assert_eq!(state.kube_proxy_mode.unwrap().value, ProxyMode::Iptables);
         assert_eq!(state.kube_proxy_version.unwrap().value, "v1.30.5");
@@ -294,14 +296,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn kube_proxy_is_asked_where_it_was_told_to_listen() {
+        let proc = proc();
+        let addr = kube_proxy().await;
+        let process = proc.path().join("8");
+        fs::create_dir_all(&process).unwrap();
+        fs::write(process.join("comm"), "kube-proxy\n").unwrap();
+        let flags = format!("--metrics-bind-address={addr}\0--healthz-bind-address={addr}\0");
+        fs::write(process.join("cmdline"), format!("kube-proxy\0{flags}")).unwrap();
+        let state = NodeReader { proc: proc.path().into(), ..NodeReader::default() }.read().await;
+        assert_eq!(state.kube_proxy_version.unwrap().value, "v1.30.5");
+        assert!(state.kube_proxy_health.unwrap().value.is_healthy());
+    }
+
+    #[tokio::test]
     async fn a_node_that_says_nothing_leaves_named_gaps() {
         let proc = proc();
         fs::write(proc.path().join("net/dev"), "kube-ipvs0: 0\n").unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let closed = listener.local_addr().unwrap();
         drop(listener);
-        let reader =
-            NodeReader { proc: proc.path().into(), metrics: closed, health: closed, ..NodeReader::default() };
+        let servers = Some(Servers { metrics: closed, health: closed });
+        let reader = NodeReader { proc: proc.path().into(), servers, ..NodeReader::default() };
         let state = reader.read().await;
         assert_eq!(state.kube_proxy_mode.unwrap().value, ProxyMode::Ipvs);
         assert_eq!(state.kube_proxy_version, None);

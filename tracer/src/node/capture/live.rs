@@ -6,7 +6,6 @@
 use std::{
     fs::{self, File},
     io::{self, Read as _, Seek as _, SeekFrom},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -20,7 +19,11 @@ use crate::node::{
     conntrack, http,
     interfaces::Interfaces,
     ipvs,
-    kube_proxy::{config::Config, process::ProcessList},
+    kube_proxy::{
+        config::Config,
+        process::ProcessList,
+        servers::{self, Servers},
+    },
     procfs, ruleset,
     sysctl::Sysctls,
 };
@@ -246,10 +249,7 @@ impl LiveReader {
     /// kube-proxy's configuration and what its ports answer.
     async fn kube_proxy(&self, capture: &mut Capture) {
         let process = capture.text(Kind::Process).and_then(ProcessList::parse).unwrap_or_default();
-        if let (Some(path), Some(pid)) = (process.flag("config"), process.pid) {
-            // The file as kube-proxy sees it, inside of its container.
-            let inside = self.proc.join(pid.to_string()).join("root").join(path.trim_start_matches('/'));
-            let read = procfs::read_text(&inside).or_else(|_| procfs::read_text(Path::new(path)));
+        if let Some((path, read)) = servers::config_file(&process, &self.proc) {
             match read {
                 Ok(text) => capture.put(Kind::ProxyConfig, path.to_owned(), text),
                 Err(error) => capture
@@ -258,8 +258,7 @@ impl LiveReader {
         }
         let config = capture.text(Kind::ProxyConfig).and_then(|text| Config::parse(text).ok());
         let config = config.or_else(|| Config::from_flags(&process)).unwrap_or_default();
-        let metrics = address(config.metrics_bind_address.as_deref(), 10249);
-        let health = address(config.healthz_bind_address.as_deref(), 10256);
+        let Servers { metrics, health } = Servers::of(&config);
         let requests = [
             (Kind::ProxyMode, metrics, "/proxyMode"),
             (Kind::ProxyMetrics, metrics, "/metrics"),
@@ -290,29 +289,6 @@ impl LiveReader {
 
 fn not_loaded(what: &str) -> String {
     format!("{what} is not loaded in this kernel, so no command was run")
-}
-
-/// Where a server that binds to `text` is asked from this node.
-fn address(text: Option<&str>, default_port: u16) -> SocketAddr {
-    let local = SocketAddr::from((Ipv4Addr::LOCALHOST, default_port));
-    let Some(text) = text else { return local };
-    let bound = text.parse::<SocketAddr>().ok().or_else(|| {
-        // A bare address, or a bare port (`:10249`).
-        let ip = text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, default_port));
-        ip.or_else(|| Some(SocketAddr::from((Ipv4Addr::LOCALHOST, text.strip_prefix(':')?.parse().ok()?))))
-    });
-    match bound {
-        Some(bound) if bound.ip().is_unspecified() => {
-            let ip = if bound.is_ipv4() {
-                IpAddr::V4(Ipv4Addr::LOCALHOST)
-            } else {
-                IpAddr::V6(Ipv6Addr::LOCALHOST)
-            };
-            SocketAddr::new(ip, bound.port())
-        }
-        Some(bound) => bound,
-        None => local,
-    }
 }
 
 /// The kubelet's files of kube-proxy's container, the oldest first: `kube-system_kube-proxy-x_UID/kube-proxy/N.log`,
@@ -358,17 +334,6 @@ fn text(bytes: &[u8]) -> String {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-
-    #[test]
-    fn servers_are_asked_where_they_listen() {
-        let at = |text: Option<&str>| address(text, 10249).to_string();
-        assert_eq!(at(None), "127.0.0.1:10249");
-        assert_eq!(at(Some("0.0.0.0:9000")), "127.0.0.1:9000");
-        assert_eq!(at(Some("[::]:9000")), "[::1]:9000");
-        assert_eq!(at(Some("192.0.2.11")), "192.0.2.11:10249");
-        assert_eq!(at(Some(":7")), "127.0.0.1:7");
-        assert_eq!(at(Some("nonsense")), "127.0.0.1:10249");
-    }
 
     #[test]
     fn the_log_of_the_last_restart_is_the_current_one() {
