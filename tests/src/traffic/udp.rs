@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -31,6 +32,8 @@ pub struct UdpServer {
     address: SocketAddr,
     heard: Arc<Mutex<HashSet<SocketAddr>>>,
     stop: Arc<AtomicBool>,
+    /// Until it ends, its port is taken.
+    thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl UdpServer {
@@ -42,9 +45,9 @@ impl UdpServer {
             .run(move || UdpSocket::bind(address))?
             .with_context(|| format!("binding UDP {address} in namespace {}", place.netns.name()))?;
         socket.set_read_timeout(Some(LOOK_AGAIN)).context("setting a receive timeout")?;
-        let server = Self { address, heard: Arc::default(), stop: Arc::default() };
+        let mut server = Self { address, heard: Arc::default(), stop: Arc::default(), thread: None };
         let (heard, stop) = (Arc::clone(&server.heard), Arc::clone(&server.stop));
-        place
+        let thread = place
             .netns
             .spawn("udp-server", move || {
                 let mut datagram = [0; 2048];
@@ -60,6 +63,7 @@ impl UdpServer {
                 }
             })
             .context("starting a server's thread")?;
+        server.thread = Some(thread);
         Ok(server)
     }
 
@@ -76,6 +80,9 @@ impl UdpServer {
 impl Drop for UdpServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            crate::console::say(format!("the UDP server at {} panicked", self.address));
+        }
     }
 }
 
