@@ -26,6 +26,7 @@ struct Kernel {
     kprobes: Result<(), String>,
     /// Functions that fentry reaches.
     fentry: HashMap<&'static str, FentryTarget>,
+    preempts: bool,
 }
 
 fn prototype(names: &[&str]) -> Prototype {
@@ -53,6 +54,7 @@ impl Kernel {
             modules: HOOKS.iter().filter_map(|spec| spec.module).collect(),
             kprobes: Ok(()),
             fentry: HashMap::new(),
+            preempts: false,
         }
     }
 
@@ -76,6 +78,9 @@ impl KernelFacts for Kernel {
     }
     fn kprobes(&self) -> Result<(), String> {
         self.kprobes.clone()
+    }
+    fn preempts_programs(&self) -> bool {
+        self.preempts
     }
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         self.fentry.get(name).copied().ok_or_else(|| "the module has no BTF here".to_owned())
@@ -182,6 +187,22 @@ const CONFIRM: FentryTarget = FentryTarget { module: Some("nf_conntrack"), funct
 
 fn tier(plan: &HookPlan, hook: Hook) -> Tier {
     plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().tier.clone()
+}
+
+/// A program without partners is better off where it is not preempted.
+#[test]
+fn only_programs_with_partners_are_run_by_fentry_where_it_preempts_them() {
+    let mut kernel = Kernel::whole();
+    let target = |function| FentryTarget { module: Some("nf_conntrack"), function };
+    kernel.fentry = HashMap::from([("__nf_conntrack_confirm", target(7)), ("nf_ct_delete", target(8))]);
+    kernel.preempts = true;
+    let plan = kernel.plan(HookSet::Full);
+    assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(target(7)));
+    assert!(matches!(tier(&plan, Hook::Delete), Tier::Kprobe(why) if why.contains("preempts")));
+    let forced = HookPlan::with_tiers(HookSet::Full, Tiers::Fentry, &whole_layout(), &kernel);
+    assert_eq!(tier(&forced, Hook::Delete), Tier::Fentry(target(8)));
+    kernel.kprobes = Err("no kprobes here".to_owned());
+    assert_eq!(tier(&kernel.plan(HookSet::Full), Hook::Delete), Tier::Fentry(target(8)));
 }
 
 #[test]

@@ -84,7 +84,8 @@ pub enum Module {
 #[derive(Clone, Debug)]
 pub struct Environment {
     root: PathBuf,
-    /// As `uname -r` prints it; empty if /proc is not readable. For people: nothing is decided by it.
+    /// As `uname -r` prints it; empty if /proc is not readable. For people: nothing is decided by it but
+    /// whether programs may be preempted.
     pub kernel_release: String,
     /// `/sys/kernel/btf/vmlinux`.
     pub vmlinux_btf: Presence,
@@ -192,6 +193,17 @@ impl Environment {
             }
         }
         Ok(found)
+    }
+}
+
+/// Whether this kernel preempts programs of fentry and of tracepoints. Up to 6.12 tracepoints disable preemption
+/// (`__DO_TRACE`, include/linux/tracepoint.h), and fentry programs are seldom preempted; 7.2 preempts both, and between
+/// them it is not known.
+pub(super) fn preempts_programs(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) > (6, 12),
+        _ => true,
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     btf::{Btf, BtfError, Prototype},
-    environment::{Capability, Environment, Module},
+    environment::{Capability, Environment, Module, preempts_programs},
     hooks::{HOOKS, IPVS},
     layout::Layout,
     plan::{FentryTarget, KernelFacts},
@@ -135,6 +135,10 @@ impl KernelFacts for Host {
 
     fn has_module(&self, name: &str) -> bool {
         self.environment.module(name) != Module::Absent
+    }
+
+    fn preempts_programs(&self) -> bool {
+        preempts_programs(&self.environment.kernel_release)
     }
 
     /// Static functions can share a name, and may have been changed by the compiler: BTF describes neither.

@@ -1,13 +1,13 @@
 //! The hook plan: what this kernel offers, hook by hook, before anything is attached.
 //!
-//! Decided from symbols, BTF signatures and fields; never from a version. What is missing is a named gap with
+//! Decided from symbols, BTF signatures and fields; never from a version, but for whether programs are preempted. What is missing is a named gap with
 //! its cost, which `viptrace check --kernel` prints and verdicts respect.
 
 use tracer_ebpf::Hook;
 
 use super::{
     btf::Prototype,
-    hooks::{Attach, HOOKS, HookSpec, IPVS, Need, twin},
+    hooks::{Attach, HOOKS, HookSpec, IPVS, Need, Twin, twin},
     layout::Layout,
 };
 
@@ -26,6 +26,10 @@ pub trait KernelFacts {
     /// Whether IPVS tracks its connections in conntrack (`net.ipv4.vs.conntrack`); `None` where it does not say.
     fn ipvs_conntrack(&self) -> Option<bool> {
         None
+    }
+    /// Whether a program that fentry runs may be preempted: it is then left out of what else happens on its CPU.
+    fn preempts_programs(&self) -> bool {
+        false
     }
     /// Where fentry and fexit find a function, or why they cannot be used for it.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
@@ -257,8 +261,14 @@ fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
     if tiers == Tiers::Kprobe {
         return Tier::Kprobe("kprobes were asked for".to_owned());
     }
-    if twin(spec.hook).is_none() {
+    let Some(twin) = twin(spec.hook) else {
         return Tier::Kprobe("fentry takes no function whose number of arguments varies".to_owned());
+    };
+    let alone = !matches!(twin, Twin::Partners(_));
+    if tiers == Tiers::Auto && alone && kernel.preempts_programs() && kernel.kprobes().is_ok() {
+        return Tier::Kprobe(
+            "this kernel preempts what fentry runs; a kprobe's program it does not".to_owned(),
+        );
     }
     kernel.fentry(spec.hook.symbol()).map_or_else(Tier::Kprobe, Tier::Fentry)
 }
