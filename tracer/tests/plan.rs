@@ -191,13 +191,15 @@ fn tier(plan: &HookPlan, hook: Hook) -> Tier {
 
 /// A program without partners is better off where it is not preempted.
 #[test]
-fn only_programs_with_partners_are_run_by_fentry_where_it_preempts_them() {
+fn programs_at_an_entry_have_partners_or_a_kprobe_where_fentry_preempts_them() {
     let mut kernel = Kernel::whole();
     let target = |function| FentryTarget { module: Some("nf_conntrack"), function };
-    kernel.fentry = HashMap::from([("__nf_conntrack_confirm", target(7)), ("nf_ct_delete", target(8))]);
+    let functions = [("__nf_conntrack_confirm", 7), ("nf_ct_delete", 8), ("early_drop", 9)];
+    kernel.fentry = functions.map(|(name, function)| (name, target(function))).into();
     kernel.preempts = true;
     let plan = kernel.plan(HookSet::Full);
     assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(target(7)));
+    assert_eq!(tier(&plan, Hook::EarlyDrop), Tier::Fentry(target(9)));
     assert!(matches!(tier(&plan, Hook::Delete), Tier::Kprobe(why) if why.contains("preempts")));
     let forced = HookPlan::with_tiers(HookSet::Full, Tiers::Fentry, &whole_layout(), &kernel);
     assert_eq!(tier(&forced, Hook::Delete), Tier::Fentry(target(8)));

@@ -264,7 +264,8 @@ fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
     let Some(twin) = twin(spec.hook) else {
         return Tier::Kprobe("fentry takes no function whose number of arguments varies".to_owned());
     };
-    let alone = !matches!(twin, Twin::Partners(_));
+    // An exit has its function's arguments by fexit alone: a kprobe and a kretprobe lose each other where a task moves.
+    let alone = matches!(twin, Twin::Entry(_));
     if tiers == Tiers::Auto && alone && kernel.preempts_programs() && kernel.kprobes().is_ok() {
         return Tier::Kprobe(
             "this kernel preempts what fentry runs; a kprobe's program it does not".to_owned(),
