@@ -15,7 +15,11 @@ const FILE_MAX_BYTES: u64 = 128 << 10;
 
 /// Writes the seeds of a target into `folder`, in place of what is there. Returns how many there are.
 pub(super) fn write(target: &str, tests: &Path, folder: &Path) -> Result<usize> {
-    let seeds = of(target, tests)?;
+    // libFuzzer would cut what is longer.
+    let most =
+        super::TARGETS.iter().find(|known| known.name == target).map_or(u64::MAX, |known| known.max_bytes);
+    let mut seeds = of(target, tests)?;
+    seeds.retain(|seed| seed.len() as u64 <= most);
     if seeds.is_empty() {
         bail!("there are no seeds for the fuzz target {target} below {}", tests.display());
     }
