@@ -191,7 +191,8 @@ pub struct Task {
 
 /// An event on a packet: dropped (`kfree_skb`), rejected (`nf_send_unreach`, `nf_send_reset`) or answered with a
 /// RST (`tcp_send_reset` and `tcp_v4_send_reset` without a socket), called invalid (`nf_ct_l4proto_log_invalid`), a RST
-/// on its way through (`nf_conntrack_tcp_packet`), or an ICMP error (`nf_nat_icmp_reply_translation` and its twin of IPv6).
+/// on its way through (`nf_conntrack_tcp_packet`), or an ICMP error (`nf_nat_icmp_reply_translation` and its twin of
+/// IPv6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketFact {
     /// Address of the `struct sk_buff`; reused quickly.

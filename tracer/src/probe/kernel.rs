@@ -1,7 +1,7 @@
 //! The live kernel: loads the object, attaches the plan's hooks, reads records and counts the lost ones.
 
 use std::{
-    fmt, fs, io,
+    fmt, io,
     net::IpAddr,
     os::fd::{AsFd as _, OwnedFd},
     slice,
@@ -21,7 +21,6 @@ use tracing::{debug, warn};
 use super::{
     clock,
     decode::Decoder,
-    environment::preempts_programs,
     fentry::{self, Link, Loader, Place},
     hooks::{Attach, HookSpec, Twin, split_part, twin},
     layout::{FIELDS, Layout},
@@ -118,7 +117,7 @@ impl Probe {
         if OBJECT.is_empty() {
             return Err(AttachError::NoObject);
         }
-        let partners = Partners::on(&fs::read_to_string(OSRELEASE).unwrap_or_default());
+        let partners = Partners::on(plan.preempts_programs());
         let mut ebpf =
             load(plan, &layout, options, partners).map_err(|error| AttachError::Load(Box::new(error)))?;
         if let Some(targets) = &options.targets {
@@ -128,21 +127,22 @@ impl Probe {
         let (mut gaps, mut fallbacks) = (Vec::new(), Vec::new());
         let (mut fentry, mut programs) = (Fentry::default(), Vec::new());
         for (spec_index, spec) in plan.planned() {
+            let mut note = |fds: Vec<OwnedFd>| {
+                programs.extend(fds.into_iter().map(|fd| (spec.hook, fd)));
+                attached.push(spec.hook);
+            };
             // Where there is such a part, the function itself leads to it.
             if let Some(part) = split_part(spec.hook)
                 && plan.may_use_kprobes()
-                && attach_hook(&mut ebpf, spec, spec.programs, part).is_ok()
+                && let Ok(fds) = attach_hook(&mut ebpf, spec, spec.programs, part)
             {
-                let fds = spec.programs.iter().filter_map(|name| program_fd(&ebpf, name));
-                programs.extend(fds.map(|fd| (spec.hook, fd)));
-                attached.push(spec.hook);
+                note(fds);
                 continue;
             }
             if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
                 match fentry.attach(&ebpf, spec, target, partners) {
-                    Ok(attached_programs) => {
-                        programs.extend(attached_programs.into_iter().map(|program| (spec.hook, program)));
-                        attached.push(spec.hook);
+                    Ok(fds) => {
+                        note(fds);
                         continue;
                     }
                     Err(reason) => fallbacks.push(AttachGap { spec_index, reason }),
@@ -153,11 +153,7 @@ impl Probe {
                 _ => spec.programs,
             };
             match attach_hook(&mut ebpf, spec, names, spec.hook.symbol()) {
-                Ok(()) => {
-                    let fds = names.iter().filter_map(|name| program_fd(&ebpf, name));
-                    programs.extend(fds.map(|fd| (spec.hook, fd)));
-                    attached.push(spec.hook);
-                }
+                Ok(fds) => note(fds),
                 Err(error) if plan.is_essential(spec) => return Err(error),
                 Err(error) => gaps.push(AttachGap { spec_index, reason: error.to_string() }),
             }
@@ -348,7 +344,6 @@ impl fmt::Debug for Probe {
 
 /// `sock_state` and its partners, each of which costs a full trace another hundredth of a connection.
 const SOCK_STATE: &[&str] = &["sock_state", "sock_state_again", "sock_state_thrice"];
-const OSRELEASE: &str = "/proc/sys/kernel/osrelease";
 
 /// How many programs each of the two hooks has that a busy connection meets: one may run while others are busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -361,8 +356,8 @@ struct Partners {
 impl Partners {
     /// What this kernel needs. Where programs are preempted, of 5,000 connections in an emulated guest of 7.2 a single
     /// program was left out for 28, two at once for one in some runs. A partner too many does no harm.
-    fn on(release: &str) -> Self {
-        if preempts_programs(release) {
+    fn on(preempts_programs: bool) -> Self {
+        if preempts_programs {
             Self { confirm: 3, sock_state: 3 }
         } else {
             Self { confirm: 2, sock_state: 1 }
@@ -445,7 +440,7 @@ fn attach_hook(
     spec: &HookSpec,
     names: &[&'static str],
     symbol: &'static str,
-) -> Result<(), AttachError> {
+) -> Result<Vec<OwnedFd>, AttachError> {
     for &program in names {
         let refused = |error: &ProgramError| AttachError::Program { program, symbol, error: chain(error) };
         let loaded = ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
@@ -473,7 +468,7 @@ fn attach_hook(
         }
         debug!(symbol, program, "attached");
     }
-    Ok(())
+    Ok(names.iter().filter_map(|name| program_fd(ebpf, name)).collect())
 }
 
 /// A loaded program's descriptor, for questions about it.
@@ -528,14 +523,23 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe::environment::preempts_programs;
 
     #[test]
     fn only_kernels_known_to_hold_their_tracepoints_do_without_all_partners() {
         for release in ["5.10.0-32-cloud-amd64", "6.1.0-56-cloud-amd64", "6.12.117+deb12-cloud-amd64\n"] {
-            assert_eq!(Partners::on(release), Partners { confirm: 2, sock_state: 1 }, "{release}");
+            assert_eq!(
+                Partners::on(preempts_programs(release)),
+                Partners { confirm: 2, sock_state: 1 },
+                "{release}"
+            );
         }
         for release in ["6.13.0", "7.2.12+deb14-cloud-amd64", "", "next"] {
-            assert_eq!(Partners::on(release), Partners { confirm: 3, sock_state: 3 }, "{release}");
+            assert_eq!(
+                Partners::on(preempts_programs(release)),
+                Partners { confirm: 3, sock_state: 3 },
+                "{release}"
+            );
         }
     }
 }

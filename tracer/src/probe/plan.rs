@@ -1,7 +1,7 @@
 //! The hook plan: what this kernel offers, hook by hook, before anything is attached.
 //!
-//! Decided from symbols, BTF signatures and fields; never from a version, but for whether programs are preempted. What is missing is a named gap with
-//! its cost, which `viptrace check --kernel` prints and verdicts respect.
+//! Decided from symbols, BTF signatures and fields; never from a version, but for whether programs are preempted. What is
+//! missing is a named gap with its cost, which `viptrace check --kernel` prints and verdicts respect.
 
 use tracer_ebpf::Hook;
 
@@ -122,6 +122,7 @@ impl PlanLine {
 pub struct HookPlan {
     lines: Vec<PlanLine>,
     tiers: Tiers,
+    preempts_programs: bool,
     kfree_reason: Option<usize>,
     send_reset_reason: Option<usize>,
 }
@@ -154,7 +155,8 @@ impl HookPlan {
                     .to_owned(),
             );
         }
-        Self { lines, tiers, kfree_reason, send_reset_reason }
+        let preempts_programs = kernel.preempts_programs();
+        Self { lines, tiers, preempts_programs, kfree_reason, send_reset_reason }
     }
 
     pub fn lines(&self) -> &[PlanLine] {
@@ -173,6 +175,11 @@ impl HookPlan {
     /// Whether functions may be reached by a kprobe.
     pub fn may_use_kprobes(&self) -> bool {
         self.tiers != Tiers::Fentry
+    }
+
+    /// As [`KernelFacts::preempts_programs`].
+    pub fn preempts_programs(&self) -> bool {
+        self.preempts_programs
     }
 
     /// How the hook with this index is reached.
