@@ -5,6 +5,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeSet,
+    io,
     net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -16,7 +17,7 @@ use crate::{
     diagnosis::IpvsSettings,
     node::{
         Limits, command, conntrack, http, ipvs,
-        kube_proxy::{self, Health, ProxyMode, servers::Servers},
+        kube_proxy::{self, Health, ProxyMode, process::ProcessList, servers::Servers},
         now, procfs,
         ruleset::{Family, read},
     },
@@ -82,14 +83,11 @@ impl NodeReader {
     /// Reads everything, the slow readers at the same time.
     pub async fn read(&self) -> NodeState {
         let mut state = NodeState::default();
-        let servers = if let Some(servers) = self.servers {
-            servers
-        } else {
-            let proc = self.proc.clone();
-            tokio::task::spawn_blocking(move || Servers::find(&proc)).await.unwrap_or_default()
-        };
         let reader = self.clone();
-        let files = tokio::task::spawn_blocking(move || reader.read_files());
+        let found = tokio::task::spawn_blocking(move || reader.find_kube_proxy()).await;
+        let (process, servers) = found.unwrap_or_else(|error| (Err(error.into()), Servers::default()));
+        let reader = self.clone();
+        let files = tokio::task::spawn_blocking(move || reader.read_files(process));
         let (mode, metrics, health, files) = tokio::join!(
             http::get(servers.metrics, "/proxyMode", self.limits),
             http::get(servers.metrics, "/metrics", self.limits),
@@ -177,8 +175,16 @@ impl NodeReader {
         }
     }
 
-    /// Everything below `/proc`. Blocks shortly.
-    fn read_files(&self) -> NodeState {
+    /// Whether kube-proxy runs here, and where it is asked. Blocks shortly.
+    fn find_kube_proxy(&self) -> (io::Result<ProcessList>, Servers) {
+        let process = ProcessList::read(&self.proc);
+        let told = || process.as_ref().ok().map(|process| Servers::find(process, &self.proc));
+        let servers = self.servers.or_else(told).unwrap_or_default();
+        (process, servers)
+    }
+
+    /// Everything else below `/proc`. Blocks shortly.
+    fn read_files(&self, process: io::Result<ProcessList>) -> NodeState {
         let mut state = NodeState::default();
         let gaps = &mut state.gaps;
         let net = |name: &str| procfs::read_text(&self.proc.join("net").join(name));
@@ -210,14 +216,9 @@ impl NodeReader {
         let devices = net("dev").unwrap_or_default();
         state.other_dataplane =
             procfs::other_dataplane(&devices).map(|name| Observed { time: now(), value: name.into() });
-        match procfs::find_kube_proxy(&self.proc) {
-            Ok(procfs::Processes::Runs(_)) => {
-                state.kube_proxy_running = Some(Observed { time: now(), value: true });
-            }
-            Ok(procfs::Processes::Absent) => {
-                state.kube_proxy_running = Some(Observed { time: now(), value: false });
-            }
-            Ok(procfs::Processes::Partial) => {
+        match process.map(|process| process.runs()) {
+            Ok(Some(value)) => state.kube_proxy_running = Some(Observed { time: now(), value }),
+            Ok(None) => {
                 gaps.push(format!("{PROCESS_GAP}: not all of the node's processes are visible from here"));
             }
             Err(error) => gaps.push(format!("{PROCESS_GAP}: {}: {error}", self.proc.display())),

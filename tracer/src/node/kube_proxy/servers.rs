@@ -39,10 +39,9 @@ impl Servers {
 
     /// As the kube-proxy that runs here was told to bind them: by its file or its flags, as far as `/proc` at `root` shows
     /// them. Blocks shortly.
-    pub fn find(root: &Path) -> Self {
-        let process = ProcessList::read(root).unwrap_or_default();
-        let file = config_file(&process, root).and_then(|(_, text)| Config::parse(&text.ok()?).ok());
-        file.or_else(|| Config::from_flags(&process)).map_or_else(Self::default, |config| Self::of(&config))
+    pub fn find(process: &ProcessList, root: &Path) -> Self {
+        let file = config_file(process, root).and_then(|(_, text)| Config::parse(&text.ok()?).ok());
+        file.or_else(|| Config::from_flags(process)).map_or_else(Self::default, |config| Self::of(&config))
     }
 }
 
@@ -97,11 +96,12 @@ mod tests {
     #[test]
     fn servers_are_found_by_the_file_or_the_flags_of_the_process() {
         let root = tempfile::tempdir().unwrap();
-        assert_eq!(Servers::find(root.path()), Servers::default());
+        let find = || Servers::find(&ProcessList::read(root.path()).unwrap(), root.path());
+        assert_eq!(find(), Servers::default());
         let folder = root.path().join("8");
         let found = |cmdline: &str| {
             fs::write(folder.join("cmdline"), cmdline).unwrap();
-            let Servers { metrics, health } = Servers::find(root.path());
+            let Servers { metrics, health } = find();
             [metrics.to_string(), health.to_string()]
         };
         fs::create_dir_all(folder.join("root/etc")).unwrap();
