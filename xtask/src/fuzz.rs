@@ -118,7 +118,7 @@ fn fuzz(printer: &Printer, place: &Place, target: &Target, minutes: u64) -> Resu
     for made in [&corpus, &crashes] {
         fs::create_dir_all(made).with_context(|| format!("could not create {}", made.display()))?;
     }
-    let count = seeds::write(name, &place.repository.join("tests"), &seeds)?;
+    let count = seeds::write(target, &place.repository.join("tests"), &seeds)?;
     printer.say(&format!("==> fuzz {name} for {minutes} min, from {count} seeds; log: {}", log.display()));
     let binary = folder.join(TRIPLE).join("release").join(name);
     let into = File::create(&log).with_context(|| format!("could not write {}", log.display()))?;

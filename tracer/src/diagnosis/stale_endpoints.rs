@@ -276,7 +276,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         // What IPVS would do to it under `expire_nodest_conn=0` (C13) shows in drops alone.
         let hidden = case.is_ipvs() && case.outcome == Outcome::Silent && !case.ctx.drop_reasons;
         let sure = !case.flow.partial && !hidden;
-        let finding =
+        let mut finding =
             Finding::new(
                 "N9",
                 Domain::Normal,
@@ -295,13 +295,12 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
                 Safety::ReadOnly,
             )
             .see(&["N9"]);
-        return Some(if hidden {
-            finding
+        if hidden {
+            finding = finding
                 .unseen("whether IPVS dropped its packets (C13): this kernel gives no reasons for drops")
-                .see(&["C13"])
-        } else {
-            finding
-        });
+                .see(&["C13"]);
+        }
+        return Some(finding);
     }
     let mut finding = Finding::new(
         "C7",

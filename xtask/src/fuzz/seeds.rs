@@ -10,16 +10,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use super::Target;
+
 /// Longer files are no seeds: they would be run a few times a second.
 const FILE_MAX_BYTES: u64 = 128 << 10;
 
 /// Writes the seeds of a target into `folder`, in place of what is there. Returns how many there are.
-pub(super) fn write(target: &str, tests: &Path, folder: &Path) -> Result<usize> {
-    // libFuzzer would cut what is longer.
-    let most =
-        super::TARGETS.iter().find(|known| known.name == target).map_or(u64::MAX, |known| known.max_bytes);
+pub(super) fn write(target: &Target, tests: &Path, folder: &Path) -> Result<usize> {
+    let &Target { name: target, max_bytes, .. } = target;
     let mut seeds = of(target, tests)?;
-    seeds.retain(|seed| seed.len() as u64 <= most);
+    // libFuzzer would cut what is longer.
+    seeds.retain(|seed| seed.len() as u64 <= max_bytes);
     if seeds.is_empty() {
         bail!("there are no seeds for the fuzz target {target} below {}", tests.display());
     }
@@ -432,7 +433,7 @@ mod tests {
         for target in super::super::TARGETS {
             let folder = here.path().join(target.name);
             fs::create_dir_all(folder.join("left over")).unwrap();
-            let count = write(target.name, &tests, &folder).unwrap();
+            let count = write(target, &tests, &folder).unwrap();
             assert_eq!(fs::read_dir(&folder).unwrap().count(), count, "{}", target.name);
             for seed in fs::read_dir(&folder).unwrap() {
                 let bytes = seed.unwrap().metadata().unwrap().len();
