@@ -1,9 +1,10 @@
 //! `viptrace trace`: attach, watch, judge, print.
 //!
-//! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. A batch of records
-//! is read to its end before time passes for the flows, so that nobody is given up while an answer waits unread.
+//! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. Time passes for the
+//! flows only until where the kernel's records have all been read (`reader.rs`).
 
 mod asker;
+mod reader;
 mod record;
 pub(super) mod show;
 mod tally;
@@ -38,17 +39,16 @@ use crate::{
         layout::Layout,
         plan::{HookPlan, HookSet, State},
     },
-    recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded, Records},
+    recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
-    sighting::{Hook, Netns, Sighting},
+    sighting::{Hook, Netns},
     time::Timestamp,
 };
 use asker::{EntryLister, NodeAsker};
+use reader::Reader;
 use record::NewFile;
 use show::{Show, detail};
 
-/// Records read before the flows get their turn: bounds the memory between the two.
-const BATCH_RECORDS: usize = 8192;
 /// Flows end one by one; those that settle within this time of each other are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
 /// Updates of the metadata absorbed at once.
@@ -152,11 +152,8 @@ struct Trace<'a> {
     node: NodeAsker,
     lister: EntryLister,
     list_failed: bool,
-    sightings: Vec<Sighting>,
-    /// What the sightings were, for the recording.
-    records: Records,
+    reader: Reader,
     started: Timestamp,
-    last_read: Timestamp,
     pruned: Instant,
 }
 
@@ -203,10 +200,8 @@ impl<'a> Trace<'a> {
             node,
             lister: EntryLister::default(),
             list_failed: false,
-            sightings: Vec::new(),
-            records: Records::default(),
+            reader: Reader::new(now()),
             started: now(),
-            last_read: now(),
             pruned: Instant::now(),
         })
     }
@@ -274,7 +269,7 @@ impl<'a> Trace<'a> {
         let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
         self.pipeline.set_missing_hooks(missing);
         self.started = probe.armed_at();
-        self.last_read = self.started;
+        self.reader = Reader::new(self.started);
         if let Some(file) = file {
             let header = self.header(probe.clock_offset_ns());
             self.pipeline.begin(file.begin(&header)?);
@@ -358,8 +353,7 @@ impl<'a> Trace<'a> {
 
     /// Reads what the kernel has, lets time pass, prints.
     fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
-        self.read()?;
-        let now = now();
+        let now = self.read()?;
         let entries = self.pipeline.pass(now);
         self.look(&entries);
         let judged = self.pipeline.judge(now);
@@ -378,33 +372,22 @@ impl<'a> Trace<'a> {
         Ok(())
     }
 
-    /// Reads all that waits in the ring buffer, and how much was lost meanwhile.
-    fn read(&mut self) -> anyhow::Result<()> {
-        let Some(probe) = self.probe.as_mut() else { return Ok(()) };
-        let before = probe.counters();
+    /// Reads all that waits in the ring buffer. Returns the time until which nothing more can come.
+    fn read(&mut self) -> anyhow::Result<Timestamp> {
+        let Some(probe) = self.probe.as_mut() else { return Ok(now()) };
+        self.reader.read(probe, &mut self.pipeline)
+    }
+
+    /// Reads on until all has been read that was begun by now.
+    async fn read_all(&mut self) -> anyhow::Result<Timestamp> {
+        let wanted = now();
         loop {
-            let (records, recording) = (&mut self.records, self.pipeline.is_recording());
-            let read = probe.drain(BATCH_RECORDS, &mut self.sightings, |record| {
-                if recording {
-                    records.push(record);
-                }
-            });
-            self.pipeline.observe(self.sightings.drain(..), &mut self.records);
-            if read < BATCH_RECORDS {
-                break;
+            let until = self.read()?;
+            if until >= wanted {
+                return Ok(until);
             }
+            tokio::time::sleep(TOGETHER).await;
         }
-        probe.caught_up();
-        let read_at = now();
-        // A record is lost where the buffer is full of others: nothing was read, nothing was lost.
-        if probe.counters().records > before.records {
-            let losses = probe.losses().context("cannot read how many events were lost")?;
-            let lost: u64 = losses.iter().map(|(_, count)| count).sum();
-            let lost = lost + (probe.counters().undecodable - before.undecodable);
-            self.pipeline.lost(lost, self.last_read, read_at);
-        }
-        self.last_read = read_at;
-        Ok(())
     }
 
     /// Takes in the old entries, or says once why there are none.
@@ -414,13 +397,7 @@ impl<'a> Trace<'a> {
                 let Some(probe) = self.probe.as_mut() else { return };
                 let stale = self.pipeline.pipeline().stale_entries(&entries);
                 let netns = self.pipeline.pipeline().settings().node_netns.unwrap_or_default();
-                let (records, recording) = (&mut self.records, self.pipeline.is_recording());
-                probe.listed(&stale, netns, &mut self.sightings, |record| {
-                    if recording {
-                        records.push(record);
-                    }
-                });
-                self.pipeline.observe(self.sightings.drain(..), &mut self.records);
+                self.reader.listed(&stale, netns, probe, &mut self.pipeline);
             }
             Err(error) if !self.list_failed => {
                 self.list_failed = true;
@@ -475,13 +452,12 @@ impl<'a> Trace<'a> {
     async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
         // What came last is still held back to be sorted, and its flows' entries are to be looked at too.
         tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
-        self.read()?;
-        let last = now();
+        let last = self.read_all().await?;
         let judged = self.pipeline.advance(last);
         self.show(report, judged, last)?;
         let entries = self.pipeline.last_looks();
         self.look(&entries);
-        self.read()?;
+        self.read_all().await?;
         let listed = tokio::select! {
             listed = self.lister.read() => listed,
             () = stop.wanted() => Ok(Vec::new()),

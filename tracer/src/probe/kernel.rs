@@ -3,7 +3,7 @@
 use std::{
     fmt, io,
     net::IpAddr,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     slice,
     sync::Arc,
     time::Duration,
@@ -249,6 +249,16 @@ impl Probe {
             }
         }
         read
+    }
+
+    /// Whether the buffer holds records that [`Self::drain`] did not give: newer ones, or one that is still being
+    /// written and holds up those behind it (`ringbuf_map_poll`, kernel/bpf/ringbuf.c, counts both).
+    pub fn has_more(&self) -> bool {
+        let mut asked = libc::pollfd { fd: self.ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        #[expect(unsafe_code, reason = "poll(2) has no safe wrapper in std")]
+        // SAFETY: one entry, which outlives the call; the descriptor is open as long as the ring buffer.
+        let ready = unsafe { libc::poll(&raw mut asked, 1, 0) };
+        ready > 0
     }
 
     /// Old entries as if the kernel had told of them: sightings, and the records to keep.

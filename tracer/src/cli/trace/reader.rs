@@ -1,0 +1,131 @@
+//! What waits in the kernel's ring buffer, read to its end, and the time until which all has been read.
+//!
+//! Time passes for the flows only up to there, so that nobody is given up while an answer waits unread: a busy node
+//! may keep viptrace, or a program that has begun a record, from the CPU for longer than a flow waits.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::{
+    node::entries::OldEntry,
+    probe::{self, kernel::Probe},
+    recording::{Recorded, Records},
+    sighting::{Netns, Sighting},
+    time::Timestamp,
+};
+
+/// Records read before the flows get their turn: bounds the memory between the two.
+const BATCH_RECORDS: usize = 8192;
+/// How far time may stay behind for a record that was begun and is not finished.
+const HELD_UP: Duration = Duration::from_secs(1);
+
+/// The way of the records from the kernel to the flows.
+#[derive(Debug)]
+pub(super) struct Reader {
+    sightings: Vec<Sighting>,
+    /// What the sightings were, for the recording.
+    records: Records,
+    /// When the last reading ended: what is lost was lost since.
+    last: Timestamp,
+    until: Until,
+}
+
+impl Reader {
+    pub(super) fn new(started: Timestamp) -> Self {
+        Self { sightings: Vec::new(), records: Records::default(), last: started, until: Until(started) }
+    }
+
+    /// Reads all that waits, and how much was lost meanwhile. Returns the time until which nothing more can come.
+    pub(super) fn read(&mut self, probe: &mut Probe, pipeline: &mut Recorded) -> anyhow::Result<Timestamp> {
+        let before = probe.counters();
+        let began = now();
+        self.drain(probe, pipeline);
+        let mut held_up = probe.has_more();
+        if held_up && self.drain(probe, pipeline).is_some_and(|newest| newest >= began) {
+            // Records come out in the order in which room was made for them: all those from before are there.
+            held_up = false;
+        }
+        probe.caught_up();
+        let ended = now();
+        // A record is lost where the buffer is full of others: nothing was read, nothing was lost.
+        if probe.counters().records > before.records {
+            let losses = probe.losses().context("cannot read how many events were lost")?;
+            let lost: u64 = losses.iter().map(|(_, count)| count).sum();
+            let lost = lost + (probe.counters().undecodable - before.undecodable);
+            pipeline.lost(lost, self.last, ended);
+        }
+        self.last = ended;
+        Ok(self.until.advance(began, held_up))
+    }
+
+    /// Reads until nothing is left that is finished. Returns the time of the last record.
+    fn drain(&mut self, probe: &mut Probe, pipeline: &mut Recorded) -> Option<Timestamp> {
+        let mut newest = None;
+        loop {
+            let (records, recording) = (&mut self.records, pipeline.is_recording());
+            let read = probe.drain(BATCH_RECORDS, &mut self.sightings, |record| {
+                if recording {
+                    records.push(record);
+                }
+            });
+            newest = self.sightings.last().map_or(newest, |sighting| Some(sighting.time));
+            pipeline.observe(self.sightings.drain(..), &mut self.records);
+            if read < BATCH_RECORDS {
+                return newest;
+            }
+        }
+    }
+
+    /// Takes in old entries as if the kernel had told of them.
+    pub(super) fn listed(
+        &mut self,
+        entries: &[OldEntry],
+        netns: Netns,
+        probe: &mut Probe,
+        pipeline: &mut Recorded,
+    ) {
+        let (records, recording) = (&mut self.records, pipeline.is_recording());
+        probe.listed(entries, netns, &mut self.sightings, |record| {
+            if recording {
+                records.push(record);
+            }
+        });
+        pipeline.observe(self.sightings.drain(..), &mut self.records);
+    }
+}
+
+/// The time until which every record has been read. Never goes back.
+#[derive(Clone, Copy, Debug)]
+struct Until(Timestamp);
+
+impl Until {
+    /// A reading that began at `began` found the end of the buffer, or was `held_up` by a record that is still being
+    /// written, before which others may stand.
+    fn advance(&mut self, began: Timestamp, held_up: bool) -> Timestamp {
+        let certain = if held_up { began.saturating_sub(HELD_UP) } else { began };
+        self.0 = self.0.max(certain);
+        self.0
+    }
+}
+
+fn now() -> Timestamp {
+    Timestamp::from_unix_ns(probe::unix_ns())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_waits_for_a_record_that_is_being_written_and_not_for_ever() {
+        let at = |ms: u64| Timestamp::from_unix_ns(ms * 1_000_000);
+        let mut until = Until(at(5_000));
+        assert_eq!(until.advance(at(5_100), false), at(5_100));
+        assert_eq!(until.advance(at(5_200), true), at(5_100));
+        assert_eq!(until.advance(at(6_099), true), at(5_100));
+        assert_eq!(until.advance(at(6_300), true), at(5_300));
+        assert_eq!(until.advance(at(6_301), false), at(6_301));
+        assert_eq!(until.advance(at(6_200), false), at(6_301));
+    }
+}
