@@ -2,10 +2,7 @@
 //!
 //! Owns resourceVersions. Must not know HTTP.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::SystemTime,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -114,7 +111,8 @@ impl Store {
         let name = name_of(resource, &object)?;
         let old = self.objects.get(&name);
         let version = self.version + 1;
-        let now = rfc3339(SystemTime::now());
+        // Whole seconds, as the API writes `metav1.Time`.
+        let now = format!("{:.0}", jiff::Timestamp::now());
         let kept = |field: &str| old.and_then(|old| old.pointer(field)).cloned();
         let created = kept("/metadata/creationTimestamp").unwrap_or_else(|| json!(now));
         let uid =
@@ -244,36 +242,4 @@ fn complete(object: &mut Value, resource: Resource) -> Result<(), String> {
     object.insert("kind".to_owned(), json!(resource.kind()));
     object.insert("apiVersion".to_owned(), json!(resource.api_version()));
     Ok(())
-}
-
-/// `2026-01-02T03:04:05Z`: whole seconds, as the API writes `metav1.Time`.
-fn rfc3339(time: SystemTime) -> String {
-    let secs = time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (days, second) = (secs / 86_400, secs % 86_400);
-    // Days to a civil date: years are counted from March, so that a leap day is the last of its year.
-    let shifted = days + 719_468;
-    let era = shifted / 146_097;
-    let day_of_era = shifted % 146_097;
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3_600, second / 60 % 60, second % 60)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::{Duration, SystemTime};
-
-    use super::rfc3339;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        let at = |secs| rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(secs));
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(at(1_795_228_754), "2026-11-21T02:39:14Z");
-    }
 }
