@@ -1,9 +1,14 @@
 //! Two traces side by side on the same traffic, one whose functions are reached by fentry, one by kprobes: they tell the
 //! same story of each flow, event by event.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
+use jiff::Timestamp;
 use serde_json::Value;
 
 use super::silent;
@@ -23,6 +28,10 @@ use crate::{
 const CHECK_LIMIT: Duration = Duration::from_secs(90);
 const RECORDS_LIMIT: Duration = Duration::from_secs(90);
 const TIERS: [&str; 2] = ["fentry", "kprobe"];
+/// How far two traces may be apart in when they say that an event was: one program runs after the other.
+const APART: Duration = Duration::from_millis(50);
+/// Between the third SYN retransmit and the moment at which a flow without an answer is told of (4 s).
+const PATIENCE: Duration = Duration::from_millis(3_500);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
@@ -56,7 +65,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let served = client::connect(from, vip("shop/cart", "http")?, 20, 2, Script::exchange())?;
     let refused = client::connect(from, vip("shop/api", "https")?, 5, 1, Script::exchange())?;
     let without = client::connect(from, vip("shop/checkout", "http")?, 5, 1, Script::exchange())?;
-    let patience = Script::exchange().connect_limit(Duration::from_secs(4));
+    let patience = Script::exchange().connect_limit(PATIENCE);
     let silent = client::connect(from, vip("shop/payments", "grpc")?, 3, 3, patience)?;
     all_ended(&served, &Outcome::Done)?;
     all_ended(&refused, &Outcome::Refused)?;
@@ -73,24 +82,19 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         });
         let ended = tool.stop()?;
         ensure!(complete, "by {tier}, {records} of {flows} flows had a record: {}", ended.stderr);
-        told.push(stories(&ended.records()));
+        told.push(stories(&ended.records())?);
         left_out += events_left_out(&ended.stderr);
     }
     let [by_fentry, by_kprobe] = told.as_slice() else { bail!("there are not two traces") };
     ensure!(by_fentry.len() == flows, "{} flows were told of, of {flows}", by_fentry.len());
+    ensure!(by_kprobe.len() == flows, "by kprobe, {} flows were told of, of {flows}", by_kprobe.len());
     for (flow, story) in by_fentry {
         let other = by_kprobe.get(flow).with_context(|| format!("by kprobe, {flow} has no record"))?;
         // A kernel that preempts what fentry runs keeps events from it: those that the traces own up to, and no more.
-        let alike = match lacking(story, other) {
-            Some(count) if count <= left_out => {
-                left_out -= count;
-                true
-            }
-            _ => false,
-        };
-        ensure!(alike, "{flow} is told differently\nby fentry: {story:#?}\nby kprobe: {other:#?}");
+        let difference = Difference::between(story, other);
+        ensure!(difference.is_made_of_events(left_out), "{flow} is told differently:\n{difference}");
+        left_out -= difference.events.len();
     }
-    ensure!(by_kprobe.len() == flows, "by kprobe, {} flows were told of, of {flows}", by_kprobe.len());
     Ok(())
 }
 
@@ -119,34 +123,101 @@ fn events_left_out(summary: &str) -> usize {
     counts.filter_map(|rest| rest.split(' ').next()?.parse::<usize>().ok()).sum()
 }
 
-/// How many pieces of evidence one of two stories has and the other has not; `None` where they differ in more.
-fn lacking(story: &Value, other: &Value) -> Option<usize> {
-    if story == other {
-        return Some(0);
-    }
-    if ["class", "flow", "service"].iter().any(|field| story[field] != other[field]) {
-        return None;
-    }
-    let evidence = |story: &Value| story["evidence"].as_array().cloned().unwrap_or_default();
-    let (mut ours, mut theirs) = (evidence(story), evidence(other));
-    theirs.retain(|item| match ours.iter().position(|ours| ours == item) {
-        Some(at) => {
-            ours.remove(at);
-            false
-        }
-        None => true,
-    });
-    // What follows from a piece that is missing may differ, too; where none is, nothing may.
-    Some(ours.len() + theirs.len()).filter(|count| *count > 0)
+/// What was told of a flow.
+#[derive(Clone, Debug)]
+struct Story {
+    told: Timestamp,
+    evidence: Vec<Piece>,
+    /// The record without its evidence and without times.
+    rest: Value,
 }
 
-/// What was told of each flow, without the times.
-fn stories(records: &[Record]) -> BTreeMap<String, Value> {
-    let key = |record: &Record| {
-        let text = |pointer| record.text(pointer).to_owned();
-        format!("{} → {}", text("/flow/client"), text("/flow/vip"))
-    };
-    records.iter().map(|record| (key(record), timeless(record.value()))).collect()
+/// A piece of evidence, without the durations in its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Piece {
+    time: Option<Timestamp>,
+    content: String,
+}
+
+impl Story {
+    fn of(record: &Record) -> Result<Self> {
+        let time = |text: &str| text.parse::<Timestamp>().with_context(|| format!("{text:?} is no time"));
+        let mut rest = timeless(record.value());
+        rest.as_object_mut().context("a record is no object")?.remove("evidence");
+        let piece = |item: &Value| {
+            let time = item["time"].as_str().map(time).transpose()?;
+            let content = without_durations(item["content"].as_str().unwrap_or_default());
+            anyhow::Ok(Piece { time, content })
+        };
+        let evidence = record.value()["evidence"].as_array().into_iter().flatten();
+        Ok(Self {
+            told: time(record.text("/time"))?,
+            evidence: evidence.map(piece).collect::<Result<_>>()?,
+            rest,
+        })
+    }
+
+    /// What it says of the time before one of two stories was told, less what two traces' clocks may be apart.
+    fn before(&self, told: Timestamp) -> impl Iterator<Item = &Piece> {
+        let still_told = move |piece: &&Piece| piece.time.is_none_or(|time| time + APART < told);
+        self.evidence.iter().filter(still_told)
+    }
+}
+
+/// What two stories of a flow do not have in common. Events of the same moment may come in either order.
+#[derive(Debug, Default)]
+struct Difference {
+    /// Pieces of evidence of one alone, with its tier.
+    events: Vec<(&'static str, String)>,
+    /// Other fields that differ, with what both say.
+    fields: Vec<(String, [Value; 2])>,
+}
+
+impl Difference {
+    fn between(by_fentry: &Story, by_kprobe: &Story) -> Self {
+        let told = by_fentry.told.min(by_kprobe.told);
+        let mut theirs: Vec<&Piece> = by_kprobe.before(told).collect();
+        let mut events = Vec::new();
+        for ours in by_fentry.before(told) {
+            match theirs.iter().position(|theirs| theirs.content == ours.content) {
+                Some(at) => {
+                    theirs.remove(at);
+                }
+                None => events.push(("fentry", ours.content.clone())),
+            }
+        }
+        events.extend(theirs.into_iter().map(|piece| ("kprobe", piece.content.clone())));
+        let names = by_fentry.rest.as_object().into_iter().chain(by_kprobe.rest.as_object());
+        let names: BTreeSet<&String> = names.flat_map(|fields| fields.keys()).collect();
+        let both = |name: &str| [by_fentry.rest[name].clone(), by_kprobe.rest[name].clone()];
+        let fields = names.into_iter().map(|name| (name.clone(), both(name)));
+        Self { events, fields: fields.filter(|(_, [ours, theirs])| ours != theirs).collect() }
+    }
+
+    /// Whether it is no more than `at_most` events and what follows from them: never another class, flow or Service.
+    fn is_made_of_events(&self, at_most: usize) -> bool {
+        let says_another = |(name, _): &(String, _)| matches!(name.as_str(), "class" | "flow" | "service");
+        let follows = !self.events.is_empty() && !self.fields.iter().any(says_another);
+        self.events.len() <= at_most && (self.fields.is_empty() || follows)
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (tier, event) in &self.events {
+            writeln!(f, "by {tier} alone: {event}")?;
+        }
+        for (name, [by_fentry, by_kprobe]) in &self.fields {
+            writeln!(f, "{name}: by fentry {by_fentry}, by kprobe {by_kprobe}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What was told of each flow.
+fn stories(records: &[Record]) -> Result<BTreeMap<String, Story>> {
+    let key = |record: &Record| format!("{} → {}", record.text("/flow/client"), record.text("/flow/vip"));
+    records.iter().map(|record| Ok((key(record), Story::of(record)?))).collect()
 }
 
 /// The same without points in time and durations: the two traces stamp and wake at moments of their own.
@@ -177,21 +248,51 @@ fn without_durations(text: &str) -> String {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
+    fn story(class: &str, events: &[(&str, &str)]) -> Story {
+        let evidence = events.iter().map(|(seconds, content)| {
+            json!({"type": "kernel", "time": format!("2026-01-01T00:00:{seconds}Z"), "content": content})
+        });
+        let record =
+            json!({"time": "2026-01-01T00:00:05Z", "class": class, "evidence": evidence.collect::<Vec<_>>()});
+        Story::of(&Record::parse(&record.to_string()).unwrap()).unwrap()
+    }
+
     #[test]
-    fn evidence_that_the_kernel_kept_back_is_counted_and_nothing_else_is_overlooked() {
-        let story = |class: &str, evidence: &[&str]| json!({"class": class, "evidence": evidence});
-        let (whole, part) = (story("C28", &["a", "b", "b"]), story("C28", &["b", "a"]));
-        assert_eq!(lacking(&whole, &whole), Some(0));
-        assert_eq!(lacking(&whole, &part), Some(1));
-        assert_eq!(lacking(&story("C28", &["a"]), &story("C28", &["b"])), Some(2));
-        assert_eq!(lacking(&whole, &story("ok", &["a", "b", "b"])), None);
-        let other = json!({"class": "C28", "evidence": ["a", "b", "b"], "severity": "low"});
-        assert_eq!(lacking(&whole, &other), None);
+    fn events_that_one_trace_alone_tells_are_counted_whatever_their_order() {
+        let whole = story("C28", &[("01", "a"), ("02", "b"), ("02", "b")]);
+        let events = |other: &Story| Difference::between(&whole, other).events;
+        assert_eq!(events(&story("C28", &[("02", "b"), ("01", "a"), ("02", "b")])), []);
+        let one = vec![("fentry", "b".to_owned())];
+        assert_eq!(events(&story("C28", &[("02", "b"), ("01", "a")])), one);
+        let both = vec![("fentry", "b".to_owned()), ("kprobe", "c".to_owned())];
+        assert_eq!(events(&story("C28", &[("01", "a"), ("02", "b"), ("03", "c")])), both);
+    }
+
+    #[test]
+    fn what_happened_after_the_first_of_them_told_is_not_compared() {
+        let late = story("ok", &[("01", "a"), ("04.99", "b")]);
+        assert!(Difference::between(&late, &story("ok", &[("01", "a")])).is_made_of_events(0));
+        let early = story("ok", &[("01", "a"), ("04.9", "b")]);
+        assert!(!Difference::between(&early, &story("ok", &[("01", "a")])).is_made_of_events(0));
+    }
+
+    #[test]
+    fn only_events_that_the_kernel_kept_back_may_differ_and_what_follows_from_them() {
+        let (whole, part) = (story("C28", &[("01", "a"), ("02", "b")]), story("C28", &[("01", "a")]));
+        assert!(Difference::between(&whole, &part).is_made_of_events(1));
+        assert!(!Difference::between(&whole, &part).is_made_of_events(0));
+        assert!(!Difference::between(&whole, &story("ok", &[("01", "a")])).is_made_of_events(1));
+        let mut doubted = whole.clone();
+        doubted.rest["confidence"] = json!("low");
+        assert!(!Difference::between(&whole, &doubted).is_made_of_events(1));
+        doubted.evidence.pop();
+        assert!(Difference::between(&whole, &doubted).is_made_of_events(1));
         let summary = "x: the kernel left its programs out up to 2 times, because\ny: the kernel left its programs out up to 1 times";
         assert_eq!((events_left_out(summary), events_left_out("nothing")), (3, 0));
     }
