@@ -32,7 +32,7 @@ pub(crate) struct Watch<'a> {
     unread: Vec<String>,
     pub(crate) done: Option<(i64, Instant)>,
     pub(crate) last_sign: Instant,
-    reached_init: bool,
+    pub(crate) reached_init: bool,
 }
 
 impl<'a> Watch<'a> {
