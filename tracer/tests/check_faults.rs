@@ -152,12 +152,15 @@ fn rules_that_were_written_and_are_gone_were_flushed() {
 fn a_kube_proxy_that_does_not_run_is_told_with_what_still_stands() {
     let node = node();
     node.write("node/kube-proxy.process.json", "{\"complete\": true}");
+    node.edit("node/config.yaml", |text| text.replace("127.0.0.1:10249", "127.0.0.1:12345"));
     for file in ["proxyMode.txt", "metrics.txt", "healthz.txt", "livez.txt"] {
         node.remove(&format!("node/{file}"));
     }
     let report = node.check();
     let gone = only(&report, "C1");
     assert!(gone.against[0].content.contains("still stand"), "{gone:#?}");
+    let asked = gone.evidence.iter().find(|item| item.content.contains("do not answer")).unwrap();
+    assert!(asked.content.contains("127.0.0.1:12345 (metrics), 127.0.0.1:10256 (health)"), "{asked:#?}");
     // Where not all processes can be seen, nothing is claimed.
     node.write("node/kube-proxy.process.json", "{\"complete\": false}");
     assert_eq!(beside(&node.check()), [""; 0]);

@@ -7,7 +7,10 @@ use super::{Facts, Finding, Level, Step, knows_services};
 use crate::{
     node::{
         ProxyMode,
-        kube_proxy::log::{Log, Told, Trouble},
+        kube_proxy::{
+            log::{Log, Told, Trouble},
+            servers::Servers,
+        },
     },
     time::Timestamp,
     verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
@@ -53,9 +56,10 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
         }
         _ => (Severity::High, "kube-proxy does not run on this node: its rules are frozen as they were"),
     };
+    let Servers { metrics, health } = facts.config().map_or_else(Servers::default, Servers::of);
     let mut finding = Finding::new("C1", Step::KubeProxy, Domain::PodCrash, severity, detail)
         .node("no process of this node is kube-proxy or a program that contains it")
-        .node("nothing answers on kube-proxy's ports (metrics 10249, health 10256)")
+        .node(format!("kube-proxy's own servers do not answer: {metrics} (metrics), {health} (health)"))
         .action(
             format!("see why it does not run: kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy; its last words: {} --previous", logs_of(facts)),
             "alert on kube-proxy not running (absent kubeproxy metrics)",
