@@ -7,7 +7,7 @@ mod flow_support;
 use flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
 use viptrace::{
     diagnosis::{IpvsSettings, Membership, Rule, Usable, Via},
-    flow::Outcome,
+    flow::{Outcome, ResetBy},
     sighting::{
         Conntrack, Fact, Hook, IpvsFact, IpvsFlags, Netns, PacketFact, Protocol, Sighting, SocketEvent,
         SocketFact, Status, TcpState, Tuple,
@@ -339,6 +339,26 @@ fn c14_is_a_note_on_the_connection_that_had_to_wait() {
     assert!(!said(&before.against).contains("C14"), "{:?}", before.against);
     assert!(said(&after.against).contains("C14") && after.cross_reference.contains(&"C14".to_owned()));
     assert_eq!(after.flow.endpoint, Some(addr(EP)));
+}
+
+#[test]
+fn what_the_old_connection_says_late_is_not_the_new_ones() {
+    // Its server tells of its RST a moment later: the SYN that met the old entry was there before.
+    let old = Conntrack { id: 0x500, status: Status(0x18e), ..to_cart().entry(0) };
+    for late in [10_110, 10_150, 10_151, 10_152] {
+        let mut script = by_ipvs(to_cart().with_ct(0x500).established(10_000))
+            .receive_reset(10_100, TcpState::Established)
+            .state(10_100, false, TcpState::Established, TcpState::Close)
+            .state(late, true, TcpState::Established, TcpState::Close)
+            .send_reset(late, true, TcpState::Close, "TCP_STATE");
+        script.out.push(packet(10_150, Hook::IpVsConnExpire, SYN, Some(old), Some("NETFILTER_DROP")));
+        script = by_ipvs(script.delete(10_151, Status::SEEN_REPLY | Status::ASSURED));
+        let again = by_ipvs(to_cart().with_ct(0x600).retransmit(11_163, TcpState::SynSent).healthy(11_171));
+        script.out.extend(again.out.into_iter().map(another_socket));
+        let flows = fold(script.out, 60_000).0;
+        let [before, after] = flows.as_slice() else { unreachable!("two flows expected: {flows:#?}") };
+        assert_eq!((before.outcome(), after.outcome()), (Outcome::Reset(ResetBy::Endpoint), Outcome::Closed));
+    }
 }
 
 fn another_socket(mut sighting: Sighting) -> Sighting {

@@ -238,14 +238,15 @@ impl FlowTable {
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
             if opening && confirmed && flow.is_tcp() && place.hook == Hook::IpVsConnExpire {
+                // The port's last connection's, whose endpoint is not this one's.
                 flow.ipvs_mut().old_entry = ct.id;
-            } else if flow
-                .decision_for(ct, place.netns)
-                .is_none_or(|known| known.confirmed.is_none() && !confirmed)
-            {
-                flow.fold_decision(*ct, place);
+            } else {
+                let known = flow.decision_for(ct, place.netns);
+                if known.is_none_or(|known| known.confirmed.is_none() && !confirmed) {
+                    flow.fold_decision(*ct, place);
+                }
+                self.link(index, ct, place);
             }
-            self.link(index, ct, place);
             index
         } else {
             let tuple = fact.tuple.filter(|tuple| is_tracked(tuple.protocol))?;
