@@ -29,8 +29,8 @@ const MAX_LOSSES: usize = 64;
 
 /// All flows of a trace. See the module for the contract.
 ///
-/// Time comes from sightings and [`advance`](Self::advance): a live caller reads all waiting records before it
-/// advances to the wall clock, so that a flow is not given up while its answer waits to be read. What is
+/// Time comes from sightings and [`advance`](Self::advance): a live caller advances to no later than when it began to
+/// read what waited, so that a flow is not given up while its answer waits to be read. What is
 /// [drained](Self::drain_settled) is owned by the caller, who should drain after each batch.
 #[derive(Debug)]
 pub struct FlowTable {
