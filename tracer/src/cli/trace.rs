@@ -4,6 +4,7 @@
 //! flows only until where the kernel's records have all been read (`reader.rs`).
 
 mod asker;
+mod missed;
 mod reader;
 mod record;
 pub(super) mod show;
@@ -478,7 +479,7 @@ impl<'a> Trace<'a> {
             self.show(report, judged, now)?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);
-        gaps.extend(self.missed());
+        gaps.extend(self.probe.iter().flat_map(missed::told));
         let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
         if let (Some(finished), Some(record)) = (recorded, &self.options.record) {
             let (note, missing) = record::ended(&record.path, &finished);
@@ -488,38 +489,6 @@ impl<'a> Trace<'a> {
         let summary = self.show.summary(self.pipeline.pipeline(), self.started, ended, gaps);
         report.finish(&summary)?;
         Ok(self.show.outcome())
-    }
-}
-
-/// Hooks whose programs report whenever they run, and what of how many is missing where one did not.
-const EVERY_RUN_TELLS: [(Hook, &str); 10] = [
-    (Hook::Confirm, "packets at most the NAT decision"),
-    (Hook::Delete, "conntrack entries at most the end"),
-    (Hook::KillAcct, "conntrack entries at most that a RST ended them"),
-    (Hook::ResolveClash, "conntrack entries at most that they clashed"),
-    (Hook::SendUnreach, "packets at most that a rule refused them"),
-    (Hook::SendUnreach6, "packets at most that a rule refused them"),
-    (Hook::NfSendReset, "packets at most that a rule refused them"),
-    (Hook::NfSendReset6, "packets at most that a rule refused them"),
-    (Hook::IcmpError, "ICMP errors at most that they came"),
-    (Hook::IcmpError6, "ICMP errors at most that they came"),
-];
-
-impl Trace<'_> {
-    /// What the kernel left out without a record that could be counted as lost. Only of hooks whose every run tells
-    /// something: of the others nobody could say whether one that was left out would have.
-    fn missed(&self) -> Vec<String> {
-        let Some(probe) = &self.probe else { return Vec::new() };
-        let told = EVERY_RUN_TELLS.iter().map(|(hook, what)| (hook, what, probe.missed_runs(*hook)));
-        told.filter(|(.., count)| *count > 0)
-            .map(|(hook, what, count)| {
-                format!(
-                    "{}: the kernel left its programs out up to {count} times, because they were busy on that CPU: of \
-                     that many {what} was not seen",
-                    hook.symbol()
-                )
-            })
-            .collect()
     }
 }
 
