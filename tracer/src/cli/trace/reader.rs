@@ -39,13 +39,7 @@ impl Reader {
     /// Reads all that waits, and how much was lost meanwhile. Returns the time until which nothing more can come.
     pub(super) fn read(&mut self, probe: &mut Probe, pipeline: &mut Recorded) -> anyhow::Result<Timestamp> {
         let before = probe.counters();
-        let began = now();
-        self.drain(probe, pipeline);
-        let mut held_up = probe.has_more();
-        if held_up && self.drain(probe, pipeline).is_some_and(|newest| newest >= began) {
-            // Records come out in the order in which room was made for them: all those from before are there.
-            held_up = false;
-        }
+        let (began, held_up) = read_to_end(&mut Waiting { reader: self, probe, pipeline }, now);
         probe.caught_up();
         let ended = now();
         // A record is lost where the buffer is full of others: nothing was read, nothing was lost.
@@ -57,24 +51,6 @@ impl Reader {
         }
         self.last = ended;
         Ok(self.until.advance(began, held_up))
-    }
-
-    /// Reads until nothing is left that is finished. Returns the time of the last record.
-    fn drain(&mut self, probe: &mut Probe, pipeline: &mut Recorded) -> Option<Timestamp> {
-        let mut newest = None;
-        loop {
-            let (records, recording) = (&mut self.records, pipeline.is_recording());
-            let read = probe.drain(BATCH_RECORDS, &mut self.sightings, |record| {
-                if recording {
-                    records.push(record);
-                }
-            });
-            newest = self.sightings.last().map_or(newest, |sighting| Some(sighting.time));
-            pipeline.observe(self.sightings.drain(..), &mut self.records);
-            if read < BATCH_RECORDS {
-                return newest;
-            }
-        }
     }
 
     /// Takes in old entries as if the kernel had told of them.
@@ -93,6 +69,54 @@ impl Reader {
         });
         pipeline.observe(self.sightings.drain(..), &mut self.records);
     }
+}
+
+/// A buffer whose records come out in the order in which room was made for them.
+trait Buffer {
+    /// Takes out all that is finished. Returns the time of the last record.
+    fn drain(&mut self) -> Option<Timestamp>;
+    /// Whether there is more: newer records, or one that is still being written.
+    fn has_more(&self) -> bool;
+}
+
+/// What waits in the kernel's buffer, on its way to the flows.
+struct Waiting<'a> {
+    reader: &'a mut Reader,
+    probe: &'a mut Probe,
+    pipeline: &'a mut Recorded,
+}
+
+impl Buffer for Waiting<'_> {
+    fn drain(&mut self) -> Option<Timestamp> {
+        let mut newest = None;
+        let Reader { sightings, records, .. } = &mut *self.reader;
+        loop {
+            let recording = self.pipeline.is_recording();
+            let read = self.probe.drain(BATCH_RECORDS, sightings, |record| {
+                if recording {
+                    records.push(record);
+                }
+            });
+            newest = sightings.last().map_or(newest, |sighting| Some(sighting.time));
+            self.pipeline.observe(sightings.drain(..), records);
+            if read < BATCH_RECORDS {
+                return newest;
+            }
+        }
+    }
+
+    fn has_more(&self) -> bool {
+        self.probe.has_more()
+    }
+}
+
+/// Reads the buffer to its end. Returns when that began, and whether a record that is still being written holds up
+/// others from before.
+fn read_to_end(buffer: &mut impl Buffer, clock: impl Fn() -> Timestamp) -> (Timestamp, bool) {
+    let began = clock();
+    buffer.drain();
+    let held_up = buffer.has_more() && buffer.drain().is_none_or(|newest| newest < began);
+    (began, held_up)
 }
 
 /// The time until which every record has been read. Never goes back.
@@ -115,11 +139,54 @@ fn now() -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    /// Each draining takes a second and finds the next of these times, if any.
+    struct Slow<'a> {
+        clock: &'a Cell<u64>,
+        newest: Vec<Option<Timestamp>>,
+        more: bool,
+    }
+
+    impl Buffer for Slow<'_> {
+        fn drain(&mut self) -> Option<Timestamp> {
+            self.clock.set(self.clock.get() + 1_000);
+            self.newest.remove(0)
+        }
+
+        fn has_more(&self) -> bool {
+            self.more
+        }
+    }
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_unix_ns(ms * 1_000_000)
+    }
+
+    /// Read from the time 5,000 ms on.
+    fn read(newest: &[Option<u64>], more: bool) -> (Timestamp, bool) {
+        let clock = Cell::new(5_000);
+        let newest = newest.iter().map(|ms| ms.map(at)).collect();
+        read_to_end(&mut Slow { clock: &clock, newest, more }, || at(clock.get()))
+    }
+
+    #[test]
+    fn what_came_while_the_buffer_was_read_may_not_have_been_read() {
+        assert_eq!(read(&[None], false), (at(5_000), false));
+        assert_eq!(read(&[Some(5_900)], false), (at(5_000), false));
+    }
+
+    #[test]
+    fn a_record_that_is_being_written_is_told_from_a_new_one() {
+        assert_eq!(read(&[Some(4_900), Some(5_100)], true), (at(5_000), false));
+        assert_eq!(read(&[Some(4_900), Some(4_950)], true), (at(5_000), true));
+        assert_eq!(read(&[Some(4_900), None], true), (at(5_000), true));
+    }
 
     #[test]
     fn time_waits_for_a_record_that_is_being_written_and_not_for_ever() {
-        let at = |ms: u64| Timestamp::from_unix_ns(ms * 1_000_000);
         let mut until = Until(at(5_000));
         assert_eq!(until.advance(at(5_100), false), at(5_100));
         assert_eq!(until.advance(at(5_200), true), at(5_100));
