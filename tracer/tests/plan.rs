@@ -67,6 +67,9 @@ impl KernelFacts for Kernel {
     fn has_symbol(&self, name: &str) -> bool {
         self.symbols.contains(name)
     }
+    fn has_part(&self, part: &str) -> bool {
+        self.has_symbol(part)
+    }
     fn function(&self, name: &str) -> Option<Prototype> {
         self.functions.get(name).cloned()
     }
@@ -100,6 +103,20 @@ fn missing(plan: &HookPlan, hook: Hook) -> String {
         State::Missing(reason) => reason,
         other => format!("{other:?}"),
     }
+}
+
+#[test]
+fn a_part_that_the_compiler_split_off_is_out_of_fentrys_reach_alone() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert(Hook::Delete.symbol(), FentryTarget { module: None, function: 1 });
+    let limits = |kernel: &Kernel, tiers| {
+        let plan = HookPlan::with_tiers(HookSet::Full, tiers, &whole_layout(), kernel);
+        plan.limits().iter().filter(|limit| limit.contains("nf_ct_delete.part.0")).count()
+    };
+    assert_eq!(limits(&kernel, Tiers::Fentry), 0);
+    kernel.symbols.insert("nf_ct_delete.part.0");
+    let told = [Tiers::Auto, Tiers::Fentry, Tiers::Kprobe].map(|tiers| limits(&kernel, tiers));
+    assert_eq!(told, [0, 1, 0]);
 }
 
 #[test]

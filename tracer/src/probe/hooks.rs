@@ -73,7 +73,7 @@ pub const fn twin(hook: Hook) -> Option<Twin> {
 }
 
 /// The part of a hook's function that is entered in its place where the compiler split it: callers in the same module
-/// then make the function's first test themselves. Its arguments are the function's. Debian's 5.10 has
+/// then make the function's first test themselves. Its arguments are the function's. Debian's 5.10 and 7.2.12+deb14 have
 /// `nf_ct_delete.part.0`, by which the table's own cleaning, and a flush, pass `nf_ct_delete`.
 pub const fn split_part(hook: Hook) -> Option<&'static str> {
     match hook {

@@ -11,7 +11,7 @@ use std::{
 use super::{
     btf::{Btf, BtfError, Prototype},
     environment::{Capability, Environment, Module, preempts_programs},
-    hooks::{HOOKS, IPVS},
+    hooks::{HOOKS, IPVS, split_part},
     layout::Layout,
     plan::{FentryTarget, KernelFacts},
 };
@@ -91,7 +91,8 @@ impl Host {
 
     fn in_kallsyms(&self, name: &str) -> bool {
         let symbols = self.symbols.get_or_init(|| {
-            let wanted: Vec<&'static str> = HOOKS.iter().map(|spec| spec.hook.symbol()).collect();
+            let names = HOOKS.iter().flat_map(|spec| [Some(spec.hook.symbol()), split_part(spec.hook)]);
+            let wanted: Vec<&'static str> = names.flatten().collect();
             self.environment.symbols(&wanted).unwrap_or_else(|error| {
                 tracing::warn!(
                     "/proc/kallsyms cannot be read, so functions without BTF count as missing: {error}"
@@ -119,6 +120,10 @@ impl KernelFacts for Host {
             None => true,
         };
         may_be_there && self.in_kallsyms(name)
+    }
+
+    fn has_part(&self, part: &str) -> bool {
+        self.in_kallsyms(part)
     }
 
     fn function(&self, name: &str) -> Option<Prototype> {

@@ -7,7 +7,7 @@ use tracer_ebpf::Hook;
 
 use super::{
     btf::Prototype,
-    hooks::{Attach, HOOKS, HookSpec, IPVS, Need, Twin, twin},
+    hooks::{Attach, HOOKS, HookSpec, IPVS, Need, Twin, split_part, twin},
     layout::Layout,
 };
 
@@ -15,6 +15,10 @@ use super::{
 pub trait KernelFacts {
     /// Whether a function of exactly this name can be probed.
     fn has_symbol(&self, name: &str) -> bool;
+    /// Whether the compiler split this part off a hook's function (`split_part`).
+    fn has_part(&self, _part: &str) -> bool {
+        false
+    }
     /// A function's signature, from vmlinux or module BTF; `None` where BTF does not have it.
     fn function(&self, name: &str) -> Option<Prototype>;
     /// A tracepoint's `TP_PROTO`, from BTF.
@@ -123,6 +127,8 @@ pub struct HookPlan {
     lines: Vec<PlanLine>,
     tiers: Tiers,
     preempts_programs: bool,
+    /// Parts of hooks' functions that only a kprobe could reach, where there may be none.
+    out_of_reach: Vec<(Hook, &'static str)>,
     kfree_reason: Option<usize>,
     send_reset_reason: Option<usize>,
 }
@@ -155,8 +161,13 @@ impl HookPlan {
                     .to_owned(),
             );
         }
+        let parts = HOOKS.iter().filter_map(|spec| Some((spec.hook, split_part(spec.hook)?)));
+        let out_of_reach = match tiers {
+            Tiers::Fentry => parts.filter(|(_, part)| kernel.has_part(part)).collect(),
+            Tiers::Auto | Tiers::Kprobe => Vec::new(),
+        };
         let preempts_programs = kernel.preempts_programs();
-        Self { lines, tiers, preempts_programs, kfree_reason, send_reset_reason }
+        Self { lines, tiers, preempts_programs, out_of_reach, kfree_reason, send_reset_reason }
     }
 
     pub fn lines(&self) -> &[PlanLine] {
@@ -236,6 +247,13 @@ impl HookPlan {
                 "tcp_send_reset gives no reason on this kernel (it does since 6.10): who sent a RST is seen, why is not"
                     .to_owned(),
             );
+        }
+        for (hook, part) in self.out_of_reach.iter().filter(|(hook, _)| planned(*hook)) {
+            limits.push(format!(
+                "{}: callers in its own module enter {part} in its place on this kernel, which only a kprobe reaches: \
+                 what they do is not seen",
+                hook.symbol()
+            ));
         }
         limits
     }
