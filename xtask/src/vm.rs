@@ -208,6 +208,7 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
             watch.console(chunk);
         }
         watch.machine(on_event)?;
+        let silence = silence_of(guest, watch.reached_init);
         let closed = matches!(received, Err(RecvTimeoutError::Disconnected));
         if closed {
             let status = qemu.0.wait().context("could not wait for QEMU")?;
@@ -222,9 +223,8 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
             }
         } else if started.elapsed() > guest.limit {
             break Ending::Stopped(format!("it was not done after {}", seconds(guest.limit)));
-        } else if watch.last_sign.elapsed() > silence_of(guest, watch.reached_init) {
-            let silence = seconds(silence_of(guest, watch.reached_init));
-            break Ending::Stopped(format!("it wrote nothing for {silence}"));
+        } else if watch.last_sign.elapsed() > silence {
+            break Ending::Stopped(format!("it wrote nothing for {}", seconds(silence)));
         }
     };
     drop(qemu);

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use super::now;
 use crate::{
     node::entries::OldEntry,
-    probe::{self, kernel::Probe},
+    probe::kernel::Probe,
     recording::{Recorded, Records},
     sighting::{Netns, Sighting},
     time::Timestamp,
@@ -131,10 +132,6 @@ impl Until {
         self.0 = self.0.max(certain);
         self.0
     }
-}
-
-fn now() -> Timestamp {
-    Timestamp::from_unix_ns(probe::unix_ns())
 }
 
 #[cfg(test)]
