@@ -98,6 +98,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         if unreached {
             difference.events.retain(|(tier, event)| *tier != "kprobe" || !event.contains("(nf_ct_delete)"));
         }
+        ensure!(!difference.is_contradiction(), "{flow} is explained differently:\n{difference}");
         if !difference.is_none() {
             differing.push(format!("{flow} is told differently:\n{difference}"));
         }
@@ -135,7 +136,7 @@ fn events_left_out(summary: &str) -> usize {
 }
 
 /// What was told of a flow.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Story {
     told: Timestamp,
     evidence: Vec<Piece>,
@@ -144,7 +145,7 @@ struct Story {
 }
 
 /// A piece of evidence, without the durations in its text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Piece {
     time: Option<Timestamp>,
     content: String,
@@ -176,7 +177,7 @@ impl Story {
 }
 
 /// What two stories of a flow do not have in common. Events of the same moment may come in either order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Difference {
     /// Pieces of evidence of one alone, with its tier.
     events: Vec<(&'static str, String)>,
@@ -207,6 +208,15 @@ impl Difference {
 
     fn is_none(&self) -> bool {
         self.events.is_empty() && self.fields.is_empty()
+    }
+
+    /// Whether it is more than what a missing event explains: that may leave a flow unexplained, never make it another
+    /// class's or another Service's.
+    fn is_contradiction(&self) -> bool {
+        self.fields.iter().any(|(name, told)| match name.as_str() {
+            "class" => !told.iter().any(|class| class == "unknown"),
+            name => name == "service",
+        })
     }
 }
 
@@ -298,6 +308,18 @@ mod tests {
         let difference = Difference::between(&whole, &doubted);
         assert_eq!(difference.to_string(), "confidence: by fentry null, by kprobe \"low\"\n");
         assert!(!difference.is_none());
+    }
+
+    #[test]
+    fn a_missing_event_never_makes_a_flow_another_classs() {
+        let contradict = |ours, theirs| {
+            Difference::between(&story(ours, &[("01", "a")]), &story(theirs, &[])).is_contradiction()
+        };
+        assert!(contradict("C28", "ok") && contradict("ok", "C28"));
+        assert!(!contradict("C28", "unknown") && !contradict("C28", "C28"));
+        let (whole, mut other) = (story("ok", &[("01", "a")]), story("ok", &[]));
+        other.rest["service"] = json!({"name": "api"});
+        assert!(Difference::between(&whole, &other).is_contradiction());
     }
 
     #[test]
