@@ -217,8 +217,6 @@ fn network(node: &Value, family: Family) -> Option<NodeNetwork> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn captured() -> Cluster {

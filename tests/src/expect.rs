@@ -349,8 +349,6 @@ fn tally<'c>(classes: impl Iterator<Item = &'c str>) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use serde_json::json;
 
     use super::*;

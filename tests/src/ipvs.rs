@@ -225,8 +225,6 @@ pub fn wait_until_forgotten(node: &Netns, client: SocketAddr, limit: Duration) -
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -168,8 +168,6 @@ fn metadata(name: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::{fs, path::Path};
 
     use super::*;

@@ -349,8 +349,6 @@ pub fn conntrack_count(node: &Netns) -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
     use super::*;
 
     fn captured(mode: Mode) -> Rules {

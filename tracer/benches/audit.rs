@@ -4,12 +4,9 @@
 //! Times are of this machine at this moment; what holds elsewhere is the ratio: the cost of a Service must not grow
 //! with their number.
 
-#![allow(
+#![expect(
     clippy::print_stdout,
     clippy::unwrap_used,
-    clippy::cast_precision_loss,
-    missing_docs,
-    unreachable_pub,
     reason = "a benchmark prints, and ends where something is not as it should be"
 )]
 
@@ -25,9 +22,10 @@ use std::{
 };
 
 use viptrace::{
-    audit::{Context, Expected, audit},
     cluster::{History, folder},
-    node::{ProxyMode, Ruleset, iptables, nftables},
+    diagnosis::audit::{Context, Expected, audit},
+    node::ProxyMode,
+    rules::{Ruleset, iptables, nftables},
 };
 
 /// Runs of each measurement; the fastest counts: what slows a run down is not of this program.

@@ -4,9 +4,9 @@
 //! replay has a process of its own: decompress, decode, flows, verdicts with healthy flows folded, as in the default
 //! view. Nothing is printed for them.
 
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
+#![expect(clippy::panic, clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../tests/recording_support/mod.rs"]
+#[path = "../tests/it/recording_support.rs"]
 mod recording_support;
 
 use std::{
@@ -19,8 +19,8 @@ use std::{
 
 use recording_support::{Live, Traffic, corpus, header};
 use viptrace::{
-    pipeline::Detail,
     recording::{Player, Step},
+    session::Detail,
 };
 
 /// Connections a second: a busy node.

@@ -5,17 +5,17 @@
 //! yields a [`verdict`]; [`report`] prints it. `sighting`, `flow`, `diagnosis`, `verdict` and the cluster's history
 //! do no I/O and know no clock but the sightings'.
 
-pub mod audit;
 pub mod cli;
 pub mod cluster;
 pub mod diagnosis;
 pub mod flow;
+pub mod kernel;
+pub mod net;
 pub mod node;
-pub mod pipeline;
-pub mod probe;
 pub mod recording;
 pub mod report;
+pub mod rules;
+pub mod session;
 pub mod sighting;
 pub mod time;
-pub mod triage;
 pub mod verdict;

@@ -4,10 +4,12 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
-use serde::{Deserialize, Serialize};
 pub use tracer_ebpf::Hook;
 
-use crate::time::Timestamp;
+use crate::{
+    net::{Netns, Tuple},
+    time::Timestamp,
+};
 
 /// One observation by one kernel hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,60 +34,6 @@ pub enum Fact {
     TableFull {
         freed: bool,
     },
-}
-
-/// Inode number of a network namespace, as `ls -L /proc/PID/ns/net` shows it; 0 where the hook could not tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Netns(pub u32);
-
-/// Layer-4 protocol number (IANA).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Protocol(pub u8);
-
-impl Protocol {
-    pub const ICMP: Self = Self(1);
-    pub const TCP: Self = Self(6);
-    pub const UDP: Self = Self(17);
-    pub const SCTP: Self = Self(132);
-}
-
-/// The name Kubernetes uses: `TCP`, `UDP`, `SCTP`; otherwise the number.
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::TCP => f.write_str("TCP"),
-            Self::UDP => f.write_str("UDP"),
-            Self::SCTP => f.write_str("SCTP"),
-            Self::ICMP => f.write_str("ICMP"),
-            Self(number) => write!(f, "protocol {number}"),
-        }
-    }
-}
-
-/// Source and destination of one direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tuple {
-    pub protocol: Protocol,
-    pub src: SocketAddr,
-    pub dst: SocketAddr,
-}
-
-impl Tuple {
-    pub const fn new(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
-        Self { protocol, src, dst }
-    }
-
-    /// The same connection seen from the other end.
-    #[must_use]
-    pub const fn reversed(self) -> Self {
-        Self { protocol: self.protocol, src: self.dst, dst: self.src }
-    }
-}
-
-impl fmt::Display for Tuple {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} -> {}", self.protocol, self.src, self.dst)
-    }
 }
 
 /// A `struct nf_conn` as it stood at the sighting.
@@ -119,6 +67,16 @@ impl Conntrack {
     pub fn masqueraded(&self) -> bool {
         self.reply.dst != self.orig.src
     }
+}
+
+/// One entry without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListedEntry {
+    /// Its kernel address is not told: `id` is 0.
+    pub ct: Conntrack,
+    pub read_at: Timestamp,
+    /// When its last packet came, to the second: its timeout begins anew with each. `None` where the timeout is not known.
+    pub last_packet: Option<Timestamp>,
 }
 
 /// `enum ip_conntrack_status` bits.

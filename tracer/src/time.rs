@@ -127,7 +127,6 @@ impl<'de> Deserialize<'de> for Timestamp {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 

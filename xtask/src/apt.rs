@@ -210,7 +210,6 @@ fn read_or_empty(path: impl AsRef<Path>) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

@@ -244,7 +244,6 @@ fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use crate::event::{self, Event};

@@ -141,7 +141,6 @@ impl<W: Write> Writer<'_, W> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

@@ -46,7 +46,6 @@ pub(crate) fn gigabytes(bytes: u64) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

@@ -116,7 +116,6 @@ pub(crate) fn parse(line: &str) -> Result<Option<Event>, String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

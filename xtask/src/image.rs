@@ -294,7 +294,6 @@ fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

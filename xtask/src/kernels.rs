@@ -256,7 +256,6 @@ fn listing(directory: &Path) -> Result<Vec<PathBuf>> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

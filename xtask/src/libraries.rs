@@ -46,7 +46,6 @@ pub(crate) fn place(path: &Path) -> Result<String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

@@ -148,7 +148,6 @@ pub(crate) fn files_below(directory: &Path) -> Result<Vec<std::path::PathBuf>> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

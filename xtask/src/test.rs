@@ -329,7 +329,6 @@ pub(crate) fn parameter(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

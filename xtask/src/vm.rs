@@ -260,7 +260,6 @@ impl std::fmt::Display for Ending {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use crate::call::Call;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::probe::{
+use viptrace::kernel::{
     btf::Btf,
     hooks::HOOKS,
     layout::{FIELDS, Layout},

@@ -7,10 +7,10 @@
 use libfuzzer_sys::fuzz_target;
 use viptrace::{
     cluster::Key,
+    diagnosis::triage::{Facts, Saved, Scope, compare, triage},
     node::capture::{Capture, Kind, recognise},
     report::{Paint, check},
     time::Timestamp,
-    triage::{Facts, Saved, Scope, compare, triage},
 };
 
 fuzz_target!(|input: &[u8]| {

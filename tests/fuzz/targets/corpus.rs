@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use viptrace::{
-    probe::layout::{FIELDS, Layout},
+    kernel::layout::{FIELDS, Layout},
+    net::Netns,
     recording::{BYTE_ORDER, FORMAT, Header, RECORD_LAYOUT},
-    sighting::Netns,
     time::Timestamp,
 };
 

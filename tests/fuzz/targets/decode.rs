@@ -6,7 +6,7 @@ mod corpus;
 use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::probe::{
+use viptrace::kernel::{
     decode::{Decoder, Mask},
     layout::{FIELDS, Layout},
 };

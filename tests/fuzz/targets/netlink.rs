@@ -6,9 +6,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::node::{
-    conntrack::{self, Counters},
-    ipvs,
+use viptrace::{
+    node::{
+        conntrack::{self, Counters},
+        ipvs,
+    },
+    rules,
 };
 
 /// `struct nlmsghdr`: no message is shorter.
@@ -35,7 +38,7 @@ fn servers(input: &[u8]) {
     assert_eq!(servers + real, text.lines().count());
     assert!(servers <= services.len() / ATTRIBUTE_BYTES);
     assert!(real <= servers * (destinations.len() / ATTRIBUTE_BYTES));
-    assert_eq!(ipvs::parse(&text).len(), servers, "{text}");
+    assert_eq!(rules::ipvs::parse(&text).len(), servers, "{text}");
 }
 
 fn lines(text: &str, beginning: &str) -> usize {

@@ -6,9 +6,9 @@ use std::{
 };
 
 use viptrace::{
-    pipeline::{Detail, Judgements},
     recording::{Player, Step},
     report::{Output, Printer, Report, Verbosity, View},
+    session::{Detail, Judgements},
 };
 
 pub fn play(bytes: Vec<u8>, detail: Detail) {

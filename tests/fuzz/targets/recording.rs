@@ -4,7 +4,7 @@
 mod playing;
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::pipeline::Detail;
+use viptrace::session::Detail;
 
 fuzz_target!(|bytes: &[u8]| {
     let detail = if bytes.len() % 2 == 0 { Detail::All } else { Detail::Faults };

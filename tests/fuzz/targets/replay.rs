@@ -22,7 +22,7 @@ mod playing;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::pipeline::Detail;
+use viptrace::session::Detail;
 
 const FILE_MAGIC: &[u8] = b"\xf1viptrace rec\r\n\x1a";
 const FRAME_MAGIC: &[u8] = b"\xf1VTBLK\r\n";

@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::node::{
-    ipset, iptables, ipvs, nftables,
-    ruleset::{Family, Origin, Probe, Ruleset, walk::Walker},
+use viptrace::{
+    net::Family,
+    rules::{Origin, Probe, Ruleset, ipset, iptables, ipvs, nftables, walk::Walker},
 };
 
 fuzz_target!(|input: &[u8]| {

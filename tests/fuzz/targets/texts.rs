@@ -5,12 +5,12 @@
 use libfuzzer_sys::fuzz_target;
 use viptrace::{
     cli::target::Target,
+    diagnosis::triage::{CheckReport, Facts, Saved, Scope, compare, triage},
     node::{
         ProxyMode,
         capture::{Manifest, recognise},
         http, procfs,
     },
-    triage::{CheckReport, Facts, Saved, Scope, compare, triage},
 };
 
 fuzz_target!(|input: &[u8]| {

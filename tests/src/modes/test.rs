@@ -110,7 +110,6 @@ fn told(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool 
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

@@ -8,7 +8,7 @@ const MARGIN: f64 = 60.0;
 const COLOURS: [&str; 3] = ["#1f6feb", "#d1242f", "#1a7f37"];
 
 /// One line for each named list of points.
-pub fn svg(title: &str, x: &str, y: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> String {
+pub(crate) fn svg(title: &str, x: &str, y: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> String {
     let all = || lines.iter().flat_map(|(_, points)| points.iter());
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(1.0_f64, f64::max);
     let (max_x, max_y) = (most(&mut all().map(|p| p.0)), most(&mut all().map(|p| p.1)));

@@ -10,7 +10,7 @@ pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, Record, Sc
 
 use crate::{
     cli::{target::Target, units},
-    probe::plan::Tiers,
+    kernel::plan::Tiers,
     report::{Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
 };
@@ -347,7 +347,6 @@ fn host_name() -> Option<String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -7,10 +7,10 @@ use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
     cli::Outcome,
-    probe::{
+    kernel::{
+        attached::{Options, Probe},
         environment::{Environment, Severity},
         host::Host,
-        kernel::{Options, Probe},
         layout::Layout,
         plan::{HookPlan, HookSet, PlanLine, State, Tier, Tiers},
     },

@@ -40,7 +40,6 @@ impl<T, E: Into<anyhow::Error>> ResultExt<T> for Result<T, E> {
 }
 
 #[cfg(test)]
-#[allow(clippy::panic, reason = "tests")]
 mod tests {
     use anyhow::Context;
 

@@ -13,9 +13,9 @@ use crate::{
         target::Target,
         trace::show::{Show, detail},
     },
-    pipeline::Detail,
     recording::{Damage, DamageKind, End, Header, OpenError, Player, Step},
     report::{Printer, Report, safe},
+    session::Detail,
 };
 
 /// Damages named one by one; the rest is counted.

@@ -31,18 +31,18 @@ use crate::{
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::{Limits, LookAt},
-    node::entries::OldEntry,
-    pipeline::{Judgements, Pipeline, Settings},
-    probe::{
+    kernel::{
         self,
+        attached::{Options, Probe},
         environment::Environment,
-        kernel::{Options, Probe},
         layout::Layout,
         plan::{HookPlan, HookSet, State},
     },
+    net::Netns,
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
-    sighting::{Hook, Netns},
+    session::{Judgements, Pipeline, Settings},
+    sighting::{Hook, ListedEntry},
     time::Timestamp,
 };
 use asker::{EntryLister, NodeAsker};
@@ -392,7 +392,7 @@ impl<'a> Trace<'a> {
     }
 
     /// Takes in the old entries, or says once why there are none.
-    fn listed(&mut self, listed: io::Result<Vec<OldEntry>>) {
+    fn listed(&mut self, listed: io::Result<Vec<ListedEntry>>) {
         match listed {
             Ok(entries) => {
                 let Some(probe) = self.probe.as_mut() else { return };
@@ -493,7 +493,7 @@ impl<'a> Trace<'a> {
 }
 
 fn now() -> Timestamp {
-    Timestamp::from_unix_ns(probe::unix_ns())
+    Timestamp::from_unix_ns(kernel::unix_ns())
 }
 
 /// Of a lean trace no socket tells that a connection was answered: to ask for each of them would cost more than that.

@@ -18,7 +18,7 @@ use crate::{
         model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, ServicePort, Trimmed},
         timeline::{At, Timeline, horizon},
     },
-    sighting::Protocol,
+    net::Protocol,
     time::Timestamp,
 };
 

@@ -14,7 +14,6 @@ pub mod raw;
 pub mod status;
 mod timeline;
 pub mod trim;
-mod view;
 pub mod watch;
 
 pub use folder::FolderError;

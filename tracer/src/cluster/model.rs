@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{sighting::Protocol, time::Timestamp};
+use crate::{
+    net::{Cidr, Protocol},
+    time::Timestamp,
+};
 
 /// The kinds whose history is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -136,45 +139,6 @@ pub enum Change {
     /// Added or modified.
     Put(Trimmed),
     Delete(Kind, Key),
-}
-
-/// An address range: an address with its host bits as written, and the length of its prefix in bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Cidr {
-    pub base: IpAddr,
-    /// At most 32 for IPv4 and 128 for IPv6.
-    pub prefix: u8,
-}
-
-impl Cidr {
-    /// From `ADDRESS/LENGTH`; `None` for anything else.
-    pub fn parse(text: &str) -> Option<Self> {
-        let (base, prefix) = text.trim().split_once('/')?;
-        let (base, prefix) = (base.parse::<IpAddr>().ok()?, prefix.parse::<u8>().ok()?);
-        (prefix <= Self::bits(base)).then_some(Self { base, prefix })
-    }
-
-    /// Whether `ip` lies in it; an address of the other family never does.
-    pub fn contains(&self, ip: IpAddr) -> bool {
-        let same = |a: u128, b: u128, bits: u8| {
-            (a ^ b).checked_shr(u32::from(bits.saturating_sub(self.prefix))).unwrap_or(0) == 0
-        };
-        match (self.base, ip) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => same(a.to_bits().into(), b.to_bits().into(), 32),
-            (IpAddr::V6(a), IpAddr::V6(b)) => same(a.to_bits(), b.to_bits(), 128),
-            _ => false,
-        }
-    }
-
-    const fn bits(ip: IpAddr) -> u8 {
-        if ip.is_ipv4() { 32 } else { 128 }
-    }
-}
-
-impl fmt::Display for Cidr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.base, self.prefix)
-    }
 }
 
 /// Whether all endpoints serve, or only those on the node where the traffic arrived.

@@ -212,7 +212,6 @@ fn only_configuration(map: &Value) -> Value {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

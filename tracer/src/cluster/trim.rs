@@ -17,10 +17,10 @@ use serde_json::Value;
 
 use crate::{
     cluster::model::{
-        AddressType, Cidr, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object,
-        Phase, Pod, PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
+        AddressType, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object, Phase, Pod,
+        PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
     },
-    sighting::Protocol,
+    net::{Cidr, Protocol},
     time::Timestamp,
 };
 

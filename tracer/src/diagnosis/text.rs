@@ -74,7 +74,6 @@ pub(super) fn times(count: u32) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -11,7 +11,8 @@ use std::{
 
 use super::Outcome;
 use crate::{
-    sighting::{Conntrack, Hook, IpvsFlags, Netns, Protocol, Status, Task, TcpState, Tuple},
+    net::{Netns, Protocol, Tuple},
+    sighting::{Conntrack, Hook, IpvsFlags, Status, Task, TcpState},
     time::Timestamp,
 };
 

@@ -10,9 +10,8 @@ use super::{
     evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS},
 };
 use crate::{
-    sighting::{
-        Conntrack, EntryNote, Hook, Netns, PacketFact, SocketEvent, SocketFact, Status, TcpState, Tuple,
-    },
+    net::{Netns, Tuple},
+    sighting::{Conntrack, EntryNote, Hook, PacketFact, SocketEvent, SocketFact, Status, TcpState},
     time::Timestamp,
 };
 

@@ -3,11 +3,14 @@
 //! Owns normal forms of addresses only. It decides nothing about what belongs together in time.
 
 use std::{
-    hash::{BuildHasher, Hash, Hasher, RandomState},
+    hash::{Hash, Hasher},
     net::{IpAddr, SocketAddr, SocketAddrV6},
 };
 
-use crate::sighting::{Conntrack, Netns, Tuple};
+use crate::{
+    net::{Netns, Tuple},
+    sighting::Conntrack,
+};
 
 /// The two ends of a connection, unordered: a packet and its answer have the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,54 +52,6 @@ impl Hash for Key {
     }
 }
 
-/// A keyed hash of a few words, each folded in by one wide multiplication: `SipHash` would cost more than all the rest
-/// of a sighting's way. The secrets come from the operating system, so that whoever chooses addresses and ports
-/// cannot choose collisions.
-#[derive(Clone, Debug)]
-pub(crate) struct KeyHash {
-    seed: u64,
-    factor: u64,
-}
-
-impl Default for KeyHash {
-    fn default() -> Self {
-        let random = RandomState::new();
-        Self { seed: random.hash_one(1_u8), factor: random.hash_one(2_u8) | 1 }
-    }
-}
-
-impl BuildHasher for KeyHash {
-    type Hasher = KeyHasher;
-
-    fn build_hasher(&self) -> KeyHasher {
-        KeyHasher { state: self.seed, factor: self.factor }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct KeyHasher {
-    state: u64,
-    factor: u64,
-}
-
-impl Hasher for KeyHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        let wide = u128::from(self.state ^ word) * u128::from(self.factor);
-        // The seed comes in again, lest a product of zero forget all that went before.
-        self.state = (wide as u64 ^ (wide >> 64) as u64).rotate_left(23).wrapping_add(self.factor);
-    }
-
-    fn finish(&self) -> u64 {
-        self.state
-    }
-}
-
 fn end(addr: &SocketAddr) -> (u128, u16) {
     let ip = match addr.ip() {
         IpAddr::V4(ip) => u128::from(ip.to_ipv6_mapped()),
@@ -127,10 +82,9 @@ fn make_plain_addr(addr: &mut SocketAddr) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-    use crate::sighting::Protocol;
+    use crate::net::Protocol;
 
     fn tuple(src: &str, dst: &str) -> Tuple {
         Tuple::new(Protocol::TCP, src.parse().unwrap(), dst.parse().unwrap())
@@ -147,17 +101,6 @@ mod tests {
     fn loopback_is_per_namespace() {
         let t = tuple("127.0.0.1:1000", "127.0.0.1:30080");
         assert_ne!(Key::new(&t, Netns(1)), Key::new(&t, Netns(2)));
-    }
-
-    #[test]
-    fn neighbouring_connections_spread_over_the_table() {
-        let hash = KeyHash::default();
-        let mut buckets = [0_u32; 256];
-        for port in 0..25_600_u16 {
-            let key = Key::new(&tuple(&format!("10.0.0.1:{port}"), "10.0.0.2:80"), Netns(1));
-            buckets[(hash.hash_one(key) % 256) as usize] += 1;
-        }
-        assert!(buckets.iter().all(|n| (40..200).contains(n)), "{buckets:?}");
     }
 
     #[test]

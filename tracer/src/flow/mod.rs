@@ -21,7 +21,6 @@ pub use evidence::{
     Mark, PickedUp, Previous, Refusal, RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
     Trouble,
 };
-pub(crate) use key::KeyHash;
 pub use limits::{Counters, Limits, LookAt};
 pub use outcome::{Answer, Outcome, ResetBy};
 pub use table::FlowTable;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::{End, Flow, IcmpMeaning, fold::is_embryo};
 use crate::{
-    sighting::{Protocol, Status, TcpState},
+    net::Protocol,
+    sighting::{Status, TcpState},
     time::Timestamp,
 };
 

@@ -62,7 +62,10 @@ impl Reorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sighting::{Fact, Hook, Netns};
+    use crate::{
+        net::Netns,
+        sighting::{Fact, Hook},
+    };
 
     fn at(ms: u64) -> Sighting {
         Sighting {

@@ -8,18 +8,21 @@ use std::{
     time::Duration,
 };
 
+use foldhash::fast::RandomState;
+
 use super::{
     Counters, End, Flow, Limits, Outcome, SocketEnd,
     fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
-    key::{Key, KeyHash, make_plain, make_plain_entry},
+    key::{Key, make_plain, make_plain_entry},
     reorder::Reorder,
     slots::{QUEUES, Queue, Slots},
 };
 use crate::{
+    net::{Protocol, Tuple},
     sighting::{
-        Conntrack, ConntrackFact, Fact, Hook, IpvsFact, PacketFact, Protocol, Sighting, SocketEvent,
-        SocketFact, Status, TcpState, Tuple,
+        Conntrack, ConntrackFact, Fact, Hook, IpvsFact, PacketFact, Sighting, SocketEvent, SocketFact,
+        Status, TcpState,
     },
     time::Timestamp,
 };
@@ -36,7 +39,7 @@ const MAX_LOSSES: usize = 64;
 pub struct FlowTable {
     pub(super) limits: Limits,
     pub(super) slots: Slots,
-    pub(super) index: HashMap<Key, u32, KeyHash>,
+    pub(super) index: HashMap<Key, u32, RandomState>,
     reorder: Reorder,
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,

@@ -108,7 +108,6 @@ fn collect<R: Read + Send + 'static>(pipe: Option<R>, max_bytes: usize) -> mpsc:
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::time::Duration;
 

@@ -171,7 +171,6 @@ pub fn netstat(text: &str, group: &str, name: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, prelude::*};
 

@@ -13,24 +13,15 @@ use std::{
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use crate::{
+    net::{Protocol, Tuple},
     node::{
         Limits,
         netlink::{self, Attributes, address, u16_be, u32_be},
         now, procfs,
     },
-    sighting::{Conntrack, Protocol, Status, Tuple},
+    sighting::{Conntrack, ListedEntry, Status},
     time::Timestamp,
 };
-
-/// One entry without an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OldEntry {
-    /// Its kernel address is not told: `id` is 0.
-    pub ct: Conntrack,
-    pub read_at: Timestamp,
-    /// When its last packet came, to the second: its timeout begins anew with each. `None` where the timeout is not known.
-    pub last_packet: Option<Timestamp>,
-}
 
 /// What is read at most: 64 MiB hold some 300,000 entries.
 pub const LIMITS: Limits = Limits { time: Duration::from_secs(3), bytes: 64 << 20 };
@@ -50,7 +41,7 @@ const CTA_ZONE: u16 = 18;
 const CTA_STATUS_MASK: u16 = 26;
 
 /// Lists the UDP entries of this namespace, both families, that have seen no answer.
-pub fn unanswered_datagrams(proc: &Path, limits: Limits) -> io::Result<Vec<OldEntry>> {
+pub fn unanswered_datagrams(proc: &Path, limits: Limits) -> io::Result<Vec<ListedEntry>> {
     if !is_ready(proc) {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
@@ -100,7 +91,7 @@ pub fn parse(
     datagram: &[u8],
     read_at: Timestamp,
     timeout: Option<Duration>,
-    into: &mut Vec<OldEntry>,
+    into: &mut Vec<ListedEntry>,
 ) -> io::Result<bool> {
     netlink::messages(datagram, |kind, body| {
         if kind == CT_NEW {
@@ -109,7 +100,7 @@ pub fn parse(
     })
 }
 
-fn old_entry(entry: &[u8], read_at: Timestamp, timeout: Option<Duration>) -> Option<OldEntry> {
+fn old_entry(entry: &[u8], read_at: Timestamp, timeout: Option<Duration>) -> Option<ListedEntry> {
     let (mut orig, mut reply, mut status, mut left, mut zone) = (None, None, None, None, 0);
     for (kind, value) in Attributes(entry) {
         match kind {
@@ -132,7 +123,7 @@ fn old_entry(entry: &[u8], read_at: Timestamp, timeout: Option<Duration>) -> Opt
         _ => None,
     };
     let ct = Conntrack { id: 0, zone, status, orig, reply: reply? };
-    Some(OldEntry { ct, read_at, last_packet })
+    Some(ListedEntry { ct, read_at, last_packet })
 }
 
 fn tuple(attribute: &[u8]) -> Option<Tuple> {
@@ -155,8 +146,6 @@ fn tuple(attribute: &[u8]) -> Option<Tuple> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
-
     use std::net::SocketAddrV4;
 
     use proptest::prelude::*;
@@ -192,7 +181,7 @@ mod tests {
         message(CT_NEW, &body.concat())
     }
 
-    fn read(datagram: &[u8]) -> (bool, Vec<OldEntry>) {
+    fn read(datagram: &[u8]) -> (bool, Vec<ListedEntry>) {
         let mut entries = Vec::new();
         let at = Timestamp::from_unix_ns(100_000_000_000);
         let done = parse(datagram, at, Some(Duration::from_secs(30)), &mut entries).unwrap();

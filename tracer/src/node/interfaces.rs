@@ -152,7 +152,6 @@ fn addresses6(if_inet6: &str, name: &str) -> Vec<Value> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, prelude::*};
 

@@ -10,15 +10,12 @@ pub mod conntrack;
 pub mod entries;
 pub mod http;
 pub mod interfaces;
-pub mod ipset;
-pub mod iptables;
 pub mod ipvs;
 pub mod kube_proxy;
 pub mod modules;
 mod netlink;
-pub mod nftables;
 pub mod procfs;
-pub mod ruleset;
+pub mod rules;
 mod state;
 pub mod sysctl;
 mod view;
@@ -27,9 +24,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use kube_proxy::{Health, ProxyMode};
 pub use procfs::{ConntrackCounters, ConntrackUse};
-pub use ruleset::Ruleset;
 pub use state::{NodeReader, NodeState, Observed};
-pub use view::NodeFacts;
+pub use view::{IpvsSettings, NodeFacts, Rule, Ruling};
 
 use crate::time::Timestamp;
 

@@ -170,7 +170,6 @@ pub fn find_kube_proxy(root: &Path) -> io::Result<Processes> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

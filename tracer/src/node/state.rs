@@ -14,12 +14,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    diagnosis::IpvsSettings,
+    net::Family,
     node::{
-        Limits, command, conntrack, http, ipvs,
+        IpvsSettings, Limits, command, conntrack, http, ipvs,
         kube_proxy::{self, Health, ProxyMode, process::ProcessList, servers::Servers},
-        now, procfs,
-        ruleset::{Family, read},
+        now, procfs, rules,
     },
     time::Timestamp,
 };
@@ -149,12 +148,12 @@ impl NodeReader {
                 return Ok(Some(ProxyMode::Ipvs));
             }
             let tables = || command::run("nft", &["list", "tables", "ip"], limits);
-            if read::has_nf_tables(Path::new("/"))
+            if rules::has_nf_tables(Path::new("/"))
                 && tables().is_ok_and(|output| has_kube_proxy_table(&String::from_utf8_lossy(&output)))
             {
                 return Ok(Some(ProxyMode::Nftables));
             }
-            let snapshot = read::Reader { limits }.iptables_of(Family::Ipv4)?;
+            let snapshot = rules::Reader { limits }.iptables_of(Family::Ipv4)?;
             Ok(snapshot.rules.has_proxy_rules(Family::Ipv4).then_some(ProxyMode::Iptables))
         });
         match found.await {
@@ -235,7 +234,6 @@ fn has_kube_proxy_table(tables: &str) -> bool {
 const PROCESS_GAP: &str = "whether kube-proxy runs";
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::{fs, net::SocketAddr};
 

@@ -155,7 +155,6 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::btree_map, prelude::*};
 

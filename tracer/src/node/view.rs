@@ -9,21 +9,50 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    NodeState, Observed, ProxyMode,
-    ruleset::{
-        End, Family, Fate, LocalTraffic, Name, Origin, Probe, Ruleset, Snapshot, Writer, sources,
-        walk::Walker,
-    },
-};
+use super::{NodeState, Observed, ProxyMode, rules::Snapshot};
 use crate::{
-    diagnosis::{IpvsSettings, NodeView, Rule, Ruling},
-    sighting::Protocol,
+    net::{Family, Protocol},
+    rules::{End, Fate, LocalTraffic, Name, Origin, Probe, Ruleset, Writer, sources, walk::Walker},
     time::Timestamp,
 };
 
 /// Addresses of the node that are tried for a node port.
 const MAX_ADDRESSES: usize = 64;
+
+/// What kube-proxy's rules do with a new connection to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    Forwards,
+    Refuses,
+    Drops,
+    Missing,
+}
+
+/// How IPVS is set up on the node (`net.ipv4.vs`); what could not be read is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IpvsSettings {
+    /// `conntrack`: IPVS tracks its connections in conntrack; kube-proxy sets it.
+    pub conntrack: Option<bool>,
+    /// `expire_nodest_conn`: a packet to a real server that was removed ends its connection; otherwise such packets
+    /// are dropped without a word. kube-proxy sets it.
+    pub expire_nodest_conn: Option<bool>,
+    /// `conn_reuse_mode`: 0 follows the old entry when a client reuses a port, 1 chooses anew. kube-proxy sets 0 before
+    /// Linux 5.9 and leaves the kernel's 1 since (kubernetes/kubernetes#93297).
+    pub conn_reuse_mode: Option<u8>,
+}
+
+/// What one writer's rules do with a new connection to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// `iptables-nft`, `iptables-legacy`, `iptables`, `nftables` or `ipvs`.
+    pub writer: &'static str,
+    pub rule: Rule,
+    /// The chain, map or virtual server that decides; `None` where none does.
+    pub chain: Option<Arc<str>>,
+    /// Where it sends connections.
+    pub endpoints: Vec<SocketAddr>,
+}
 
 /// The node as it was last read.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -147,24 +176,24 @@ const fn rank(rule: Rule) -> u8 {
     }
 }
 
-impl NodeView for NodeFacts {
-    fn kube_proxy_mode(&self) -> Option<&str> {
+impl NodeFacts {
+    pub fn kube_proxy_mode(&self) -> Option<&str> {
         self.mode().map(ProxyMode::as_str)
     }
 
-    fn kube_proxy_version(&self) -> Option<&str> {
+    pub fn kube_proxy_version(&self) -> Option<&str> {
         self.state.kube_proxy_version.as_ref().map(|version| version.value.as_str())
     }
 
-    fn kube_proxy_running(&self) -> Option<bool> {
+    pub fn kube_proxy_running(&self) -> Option<bool> {
         self.state.kube_proxy_running.as_ref().map(|running| running.value)
     }
 
-    fn other_dataplane(&self) -> Option<&str> {
+    pub fn other_dataplane(&self) -> Option<&str> {
         self.state.other_dataplane.as_ref().map(|found| found.value.as_ref())
     }
 
-    fn has_proxy_rules(&self) -> Option<bool> {
+    pub fn has_proxy_rules(&self) -> Option<bool> {
         let Some(rules) = self.ruleset() else {
             return self.state.proxy_rules.as_ref().map(|found| found.value);
         };
@@ -191,11 +220,11 @@ impl NodeView for NodeFacts {
         }
     }
 
-    fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule> {
+    pub fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule> {
         self.vip_rule(addr, protocol).map(|found| found.rule)
     }
 
-    fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<Ruling> {
+    pub fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<Ruling> {
         let Some(rules) = self.ruleset() else { return Vec::new() };
         let ruling = |writer: Writer, rules: &Ruleset| {
             let found = from_source(rules, addr, protocol, source);
@@ -213,7 +242,7 @@ impl NodeView for NodeFacts {
         }
     }
 
-    fn serves_node_port_at(&self, port: u16, protocol: Protocol) -> Option<IpAddr> {
+    pub fn serves_node_port_at(&self, port: u16, protocol: Protocol) -> Option<IpAddr> {
         let rules = self.ruleset()?;
         let served = |ip: &&IpAddr| {
             let outside = sources::nowhere(Family::of(**ip), &[]);
@@ -223,29 +252,28 @@ impl NodeView for NodeFacts {
         rules.addresses.as_ref()?.iter().take(MAX_ADDRESSES).find(served).copied()
     }
 
-    fn conntrack_use(&self) -> Option<(u64, u64)> {
+    pub fn conntrack_use(&self) -> Option<(u64, u64)> {
         self.state.conntrack_use.as_ref().map(|used| (used.value.count, used.value.max))
     }
 
-    fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
+    pub fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
         self.state.addresses.as_ref().map(|addresses| addresses.value.contains(&ip) || ip.is_loopback())
     }
 
-    fn ipvs_settings(&self) -> Option<IpvsSettings> {
+    pub fn ipvs_settings(&self) -> Option<IpvsSettings> {
         self.state.ipvs_settings.as_ref().map(|settings| settings.value)
     }
 
-    fn read_at(&self) -> Option<Timestamp> {
+    pub fn read_at(&self) -> Option<Timestamp> {
         let rules = self.rules.as_ref().map(|rules| rules.time);
         rules.or(self.state.conntrack_use.as_ref().map(|used| used.time))
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-    use crate::node::iptables;
+    use crate::rules::iptables;
 
     fn facts(mode: Option<ProxyMode>, saved: &str) -> NodeFacts {
         let time = Timestamp::from_unix_secs(1);

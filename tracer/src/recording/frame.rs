@@ -91,7 +91,6 @@ pub(super) fn find(bytes: &[u8], from: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, prelude::*};
 

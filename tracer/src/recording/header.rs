@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     flow::Limits,
-    pipeline::{Detail, Settings},
-    probe::layout::{FIELDS, Layout},
-    sighting::{Hook, Netns},
+    kernel::layout::{FIELDS, Layout},
+    net::Netns,
+    session::{Detail, Settings},
+    sighting::Hook,
     time::Timestamp,
 };
 
@@ -151,7 +152,6 @@ impl Header {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::btree_map, collection::vec, option, prelude::*, sample::select};
 

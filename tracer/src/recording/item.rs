@@ -3,7 +3,7 @@
 //! Owns the items and their bytes. An item is one byte for its kind, its length, and its body; a body that has no room
 //! in one block is cut into pieces. Items of a kind that is not known here are passed over.
 //!
-//! [`Pipeline`]: crate::pipeline::Pipeline
+//! [`Pipeline`]: crate::session::Pipeline
 
 use bytes::{Buf, BufMut};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -260,7 +260,6 @@ fn piece<'a>(items: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, prelude::*};
 

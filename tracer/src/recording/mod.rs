@@ -51,8 +51,8 @@
 //! into rows, 32 MiB for its records, 20 MiB for their shapes and 64 MiB for one item put together from several blocks,
 //! besides the history and the flows, which are bounded as in a live trace.
 //!
-//! [`Mask`]: crate::probe::decode::Mask
-//! [`Pipeline`]: crate::pipeline::Pipeline
+//! [`Mask`]: crate::kernel::decode::Mask
+//! [`Pipeline`]: crate::session::Pipeline
 
 mod frame;
 mod header;

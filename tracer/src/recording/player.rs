@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, History, LOOK_BACK, Origin, Status},
-    pipeline::{Detail, Judgements, Pipeline},
-    probe::decode::Decoder,
+    kernel::decode::Decoder,
+    session::{Detail, Judgements, Pipeline},
     time::Timestamp,
 };
 

@@ -6,7 +6,7 @@ use super::{End, Failure, Finished, NodeReading, Recorder, Records};
 use crate::{
     cluster::{Cluster, Update},
     node::NodeFacts,
-    pipeline::{Judgements, Pipeline},
+    session::{Judgements, Pipeline},
     sighting::{Hook, Sighting},
     time::Timestamp,
 };

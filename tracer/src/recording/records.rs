@@ -1,7 +1,7 @@
 //! The kernel's records of one block, packed: each as its difference to an earlier one, by columns.
 //!
 //! Owns the packing and its inverse. Knows of a record only that it begins with its time and which of its bytes tell
-//! records alike; what they mean is for `probe::decode`. Unpacking checks everything: any bytes give records or an
+//! records alike; what they mean is for `kernel::decode`. Unpacking checks everything: any bytes give records or an
 //! error, never more than [`MAX_RECORDS`] times [`MAX_RECORD_BYTES`].
 //!
 //! ```text
@@ -377,7 +377,6 @@ pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpack
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, prelude::*};
 

@@ -1,7 +1,4 @@
 //! Recordings that somebody made to hurt: whole frames with right checksums around contents that viptrace never writes.
-
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
 use std::{io::Cursor, path::Path, sync::OnceLock};
 
 use bytes::BufMut as _;
@@ -13,7 +10,7 @@ use super::{
     item::{Item, MAX_BODY_BYTES, put_piece},
     records::Packer,
 };
-use crate::{pipeline::Detail, time::Timestamp};
+use crate::{session::Detail, time::Timestamp};
 
 fn framed(kind: FrameKind, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let compressed = zstd::bulk::compress(payload, 1).unwrap();

@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Update},
+    kernel::decode::Mask,
     node::NodeFacts,
-    probe::decode::Mask,
     time::Timestamp,
 };
 use blocks::Blocks;

@@ -6,9 +6,13 @@
 use std::{fmt::Write as _, io};
 
 use crate::{
-    report::printer::{Paint, Style},
-    report::{escape::is_unsafe, json, safe},
-    triage::{CheckReport, Finding, Level, State, procedures::Outcome},
+    diagnosis::triage::{CheckReport, Finding, Level, State, procedures::Outcome},
+    report::{
+        escape::is_unsafe,
+        json,
+        printer::{Paint, Style},
+        safe,
+    },
     verdict::Safety,
 };
 

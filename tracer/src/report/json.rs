@@ -49,7 +49,6 @@ impl Formatter for Safe {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::report::sink::fixture;

@@ -68,7 +68,6 @@ impl Latencies {
 }
 
 #[cfg(test)]
-#[allow(clippy::panic, reason = "tests")]
 mod tests {
     use super::*;
 

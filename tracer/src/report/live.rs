@@ -265,7 +265,6 @@ fn status_line(status: &Status, columns: usize) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::panic, reason = "tests")]
 mod tests {
     use std::sync::{
         Arc,

@@ -29,7 +29,7 @@ use std::{net::SocketAddr, time::Duration};
 use clap::ValueEnum;
 
 use crate::{
-    pipeline::{Folded, Judged},
+    session::{Folded, Judged},
     time::Timestamp,
     verdict::Verdict,
 };

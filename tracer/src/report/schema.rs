@@ -5,7 +5,7 @@ use schemars::{
     generate::{SchemaGenerator, SchemaSettings},
 };
 
-use crate::{triage::CheckReport, verdict::Verdict};
+use crate::{diagnosis::triage::CheckReport, verdict::Verdict};
 
 /// JSON Schema (draft 2020-12) of one line of `-o json`.
 pub fn schema() -> Schema {

@@ -98,7 +98,6 @@ pub(super) fn guard(text: &str) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::report::sink::fixture;

@@ -10,9 +10,9 @@ use anyhow::Context as _;
 use crate::{
     cli::{Outcome, ResultExt as _, args::CheckOptions, capture},
     cluster::{Key, Kind},
+    diagnosis::triage::{self, CheckReport, Facts, Saved, Scope, State},
     node::capture::{Capture, folder},
     report::{Output, Printer, check},
-    triage::{self, CheckReport, Facts, Saved, Scope, State},
 };
 
 /// Runs the check and prints it.

@@ -13,11 +13,8 @@ use tokio::sync::oneshot;
 
 use super::now;
 use crate::{
-    node::{
-        NodeFacts, NodeReader,
-        entries::{self, OldEntry},
-        ruleset::Reader,
-    },
+    node::{NodeFacts, NodeReader, entries, rules::Reader},
+    sighting::ListedEntry,
     time::Timestamp,
 };
 
@@ -33,7 +30,7 @@ const LIST_PAUSE: Duration = Duration::from_secs(30);
 /// Has the old UDP entries listed beside the event loop, at the beginning, now and then, and at the end.
 #[derive(Debug, Default)]
 pub(super) struct EntryLister {
-    asked: Option<oneshot::Receiver<io::Result<Vec<OldEntry>>>>,
+    asked: Option<oneshot::Receiver<io::Result<Vec<ListedEntry>>>>,
     last: Option<Instant>,
 }
 
@@ -51,7 +48,7 @@ impl EntryLister {
     }
 
     /// A list, now.
-    pub(super) async fn read(&mut self) -> io::Result<Vec<OldEntry>> {
+    pub(super) async fn read(&mut self) -> io::Result<Vec<ListedEntry>> {
         self.start();
         self.answer().await
     }
@@ -66,7 +63,7 @@ impl EntryLister {
     }
 
     /// What was asked for; waits for ever where nothing was.
-    pub(super) async fn answer(&mut self) -> io::Result<Vec<OldEntry>> {
+    pub(super) async fn answer(&mut self) -> io::Result<Vec<ListedEntry>> {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;
         self.asked = None;

@@ -1,6 +1,6 @@
 //! What the kernel left out without a record that could be counted as lost.
 
-use crate::{probe::kernel::Probe, sighting::Hook};
+use crate::{kernel::attached::Probe, sighting::Hook};
 
 /// Hooks whose programs report nearly whenever they run, and what of how many is missing where one did not. Of the
 /// others nobody could say whether a run that was left out would have told anything.

@@ -9,10 +9,10 @@ use anyhow::Context as _;
 
 use super::now;
 use crate::{
-    node::entries::OldEntry,
-    probe::kernel::Probe,
+    kernel::attached::Probe,
+    net::Netns,
     recording::{Recorded, Records},
-    sighting::{Netns, Sighting},
+    sighting::{ListedEntry, Sighting},
     time::Timestamp,
 };
 
@@ -57,7 +57,7 @@ impl Reader {
     /// Takes in old entries as if the kernel had told of them.
     pub(super) fn listed(
         &mut self,
-        entries: &[OldEntry],
+        entries: &[ListedEntry],
         netns: Netns,
         probe: &mut Probe,
         pipeline: &mut Recorded,

@@ -6,8 +6,8 @@ use super::{tally::Tally, targets};
 use crate::{
     cli::{Outcome, target::Target},
     cluster::History,
-    pipeline::{Detail, Judgements, Pipeline},
     report::{Report, Summary, View},
+    session::{Detail, Judgements, Pipeline},
     time::Timestamp,
 };
 

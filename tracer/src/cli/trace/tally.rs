@@ -4,13 +4,13 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     diagnosis,
-    pipeline::{Folded, Judged, Pipeline},
     report::{
         self,
         class::{self, Kind},
         latency::Latencies,
         summary::{Cause, ClassCount, ServiceCount},
     },
+    session::{Folded, Judged, Pipeline},
     time::Timestamp,
     verdict::Verdict,
 };

@@ -115,7 +115,6 @@ pub(super) fn matches(target: &Target, verdict: &Verdict) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::{path::Path, time::Duration};
 

@@ -1,7 +1,4 @@
 //! Folders as people make them, and as they should not be.
-
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
 use std::time::Duration;
 
 use tempfile::TempDir;

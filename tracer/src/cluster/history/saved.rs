@@ -106,14 +106,13 @@ fn restore<T>(lines: &mut std::collections::BTreeMap<Key, Timeline<T>>, line: Li
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 mod tests {
     use std::{net::IpAddr, path::Path};
 
     use super::*;
     use crate::{
         cluster::{LOOK_BACK, folder},
-        sighting::Protocol,
+        net::Protocol,
     };
 
     /// Through JSON and back.

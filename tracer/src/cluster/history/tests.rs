@@ -1,7 +1,5 @@
 //! The history's questions, asked of the fixture cluster and of hand-made objects.
-
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![allow(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
+#![expect(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
 
 use std::{net::SocketAddr, path::Path};
 

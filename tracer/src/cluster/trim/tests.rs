@@ -1,7 +1,5 @@
 //! Objects as clusters have them, and as nobody should write them.
-
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![allow(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
+#![expect(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
 
 use serde_json::json;
 

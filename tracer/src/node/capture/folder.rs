@@ -246,7 +246,6 @@ fn write_file(path: &Path, text: &str) -> Result<(), FolderError> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

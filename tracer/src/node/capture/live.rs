@@ -24,7 +24,7 @@ use crate::node::{
         process::ProcessList,
         servers::{self, Servers},
     },
-    procfs, ruleset,
+    procfs, rules,
     sysctl::Sysctls,
 };
 
@@ -153,7 +153,7 @@ impl LiveReader {
     /// Everything that can hold rules of kube-proxy. Blocks. A command is run only where its part of the kernel is
     /// loaded: elsewhere some would load it, and their empty answer would prove nothing.
     fn rules(&self, capture: &mut Capture) {
-        let nf_tables = ruleset::read::has_nf_tables(Path::new("/"));
+        let nf_tables = rules::has_nf_tables(Path::new("/"));
         for (family, names) in [("iptables", "ip_tables_names"), ("ip6tables", "ip6_tables_names")] {
             let legacy = procfs::read_text(&self.proc.join("net").join(names))
                 .is_ok_and(|text| !text.trim().is_empty());
@@ -331,7 +331,6 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

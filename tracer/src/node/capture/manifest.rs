@@ -63,7 +63,6 @@ impl Manifest {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, option, prelude::*};
 

@@ -89,8 +89,6 @@ fn parse(datagram: &[u8], entries: u64, rows: &mut Vec<Vec<u64>>) -> io::Result<
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use proptest::prelude::*;
 
     use super::*;

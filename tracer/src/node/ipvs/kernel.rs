@@ -8,11 +8,11 @@ use std::{fmt::Write as _, io, net::SocketAddr, path::Path, time::Instant};
 use netlink_sys::protocols::NETLINK_GENERIC;
 
 use crate::{
+    net::Protocol,
     node::{
         Limits,
         netlink::{self, Attributes, NESTED, attribute, u16_be, u16_ne, u32_ne},
     },
-    sighting::Protocol,
 };
 
 /// `GENL_ID_CTRL`, its `CTRL_CMD_GETFAMILY` and attributes.
@@ -258,12 +258,13 @@ fn print(service: &Service, destinations: &[String], into: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use proptest::prelude::*;
 
     use super::*;
-    use crate::node::{ipvs, netlink::NLMSG_DONE, ruleset::VirtualServer};
+    use crate::{
+        node::netlink::NLMSG_DONE,
+        rules::{self, VirtualServer},
+    };
 
     const FAMILY: u16 = 0x1f;
 
@@ -329,7 +330,7 @@ mod tests {
             let dump = services_dump(std::slice::from_ref(server));
             told(FAMILY, &dump, &destinations_dump(server))
         };
-        ipvs::parse(&servers.iter().map(one).collect::<String>())
+        rules::ipvs::parse(&servers.iter().map(one).collect::<String>())
     }
 
     #[test]
@@ -357,7 +358,7 @@ mod tests {
     fn real_captures_are_told_alike() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../tests/fixtures/kube-proxy/worker-1/ipvs/ipvsadm-save.txt");
-        let servers = ipvs::parse(&std::fs::read_to_string(path).unwrap());
+        let servers = rules::ipvs::parse(&std::fs::read_to_string(path).unwrap());
         assert!(servers.len() > 5);
         assert_eq!(read(&servers), servers);
     }
@@ -387,7 +388,7 @@ mod tests {
                     persistent,
                     destinations: destinations
                         .into_iter()
-                        .map(|(address, weight, masquerade)| crate::node::ruleset::Destination {
+                        .map(|(address, weight, masquerade)| rules::Destination {
                             address,
                             weight,
                             masquerade,
@@ -413,8 +414,8 @@ mod tests {
             }
             let real: Vec<u8> = servers.iter().flat_map(destinations_dump).collect();
             let (damaged, sound) = (told(FAMILY, &dump, &real), told(FAMILY, &whole, &real));
-            prop_assert!(ipvs::parse(&damaged).len() <= servers.len());
-            prop_assert_eq!(ipvs::parse(&sound).len(), servers.len());
+            prop_assert!(rules::ipvs::parse(&damaged).len() <= servers.len());
+            prop_assert_eq!(rules::ipvs::parse(&sound).len(), servers.len());
         }
     }
 }

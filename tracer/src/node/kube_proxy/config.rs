@@ -226,7 +226,6 @@ fn duration(text: &str) -> Option<Duration> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, prelude::*, sample::select};
 

@@ -185,7 +185,6 @@ fn read_labels<'t>(mut text: &'t str, labels: &mut BTreeMap<String, String>) -> 
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::btree_map, prelude::*};
 

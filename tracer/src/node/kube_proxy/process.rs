@@ -98,7 +98,6 @@ fn own_process(root: &Path) -> Option<(u32, Vec<String>)> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::{collection::vec, prelude::*};
 

@@ -76,7 +76,6 @@ fn address(text: Option<&str>, default_port: u16) -> SocketAddr {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::fs;
 

@@ -12,7 +12,7 @@ use bytes::BufMut;
 
 use super::{Failure, Finished};
 use crate::{
-    probe::decode::Mask,
+    kernel::decode::Mask,
     recording::{
         frame::{FILE_MAGIC, FRAME_HEADER_BYTES, Frame, FrameKind},
         item::{Dropped, Item, put_piece},

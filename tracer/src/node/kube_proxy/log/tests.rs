@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
-
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;

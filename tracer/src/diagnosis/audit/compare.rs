@@ -1,0 +1,246 @@
+//! Sends a new connection to each frontend from each side, and compares where it goes with where it should.
+//!
+//! One fault of the rules shows at several frontends and from several sides: it is reported once, with all of them
+//! ([`found`]). A fault that all Services share is one of the frame.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use super::{
+    Aspect, Audit, Context, Expectation, Expected, ExpectedFrontend, ExpectedPort, Kind, frame::Frame,
+    sources::Sources,
+};
+use crate::{
+    cluster::Via,
+    net::Family,
+    node::ProxyMode,
+    rules::{Fate, LocalTraffic, NFTABLES_TABLE, Origin, Probe, Ruleset, Writer, walk::Walker},
+};
+
+mod found;
+mod places;
+mod ranges;
+mod reach;
+mod sessions;
+
+use found::{Fault, Found};
+
+/// Shares that differ by less, relative to an even one, are even: iptables writes probabilities with 31 bits.
+const SHARE_TOLERANCE: f64 = 0.01;
+/// Edges of source ranges tried for one frontend.
+const EDGES_MAX: usize = 64;
+
+/// One audit of one family.
+pub(super) struct Comparison<'a> {
+    expected: &'a Expected,
+    rules: &'a Ruleset,
+    context: &'a Context,
+    family: Family,
+    writer: Writer,
+    frame: &'a Frame,
+    sources: Sources,
+    walker: Walker<'a>,
+    /// The kernel of nftables mode masquerades the hairpins of local endpoints by this set (v1.35 and later).
+    hairpin_set: bool,
+    /// Refuses ports that a Service does not have.
+    checks_ports: bool,
+    /// Addresses of IPVS servers of node ports.
+    node_port_servers: BTreeSet<IpAddr>,
+    found: Found,
+}
+
+/// Compares everything of one family.
+pub(super) fn compare(
+    expected: &Expected,
+    rules: &Ruleset,
+    context: &Context,
+    family: Family,
+    writer: Writer,
+    frame: &Frame,
+    audit: &mut Audit,
+) {
+    let table = rules.table(Writer::Nftables, family, NFTABLES_TABLE);
+    let has_chain = |name: &str| rules.tables.iter().any(|t| t.family == family && t.chain(name).is_some());
+    let mut comparison = Comparison {
+        expected,
+        rules,
+        context,
+        family,
+        writer,
+        frame,
+        sources: Sources::new(expected, rules, context, family),
+        walker: Walker::new(rules, family),
+        hairpin_set: table.is_some_and(|table| table.set("hairpin-connections").is_some()),
+        checks_ports: match context.mode {
+            ProxyMode::Iptables => false,
+            ProxyMode::Nftables => has_chain("cluster-ips-check"),
+            ProxyMode::Ipvs => has_chain("KUBE-IPVS-FILTER"),
+        },
+        node_port_servers: node_port_servers(expected, rules, family),
+        found: Found::default(),
+    };
+    for (index, port) in expected.ports.iter().enumerate().filter(|(_, port)| port.family == family) {
+        comparison.port(index, port, audit);
+    }
+    comparison.found.report(&expected.ports, family, writer, rules, audit);
+}
+
+/// A connection that the audit tries: which Service port's, by which of its frontends, and what the rules make of it.
+#[derive(Clone, Copy, Debug)]
+struct Tried<'t> {
+    /// The port's place among the expected ones.
+    index: usize,
+    port: &'t ExpectedPort,
+    known: &'t ExpectedFrontend,
+    probe: &'t Probe<'t>,
+    fate: &'t Fate,
+}
+
+impl Comparison<'_> {
+    fn port(&mut self, index: usize, port: &ExpectedPort, audit: &mut Audit) {
+        self.found.checked += 1;
+        for known in &port.frontends {
+            audit.checked.frontends += 1;
+            let addresses = self.addresses(known, audit);
+            for address in addresses {
+                let destination = SocketAddr::new(address, known.frontend.port);
+                for origin in Origin::ALL {
+                    if self.frame.blocked.contains(&origin) {
+                        continue;
+                    }
+                    let (source, interface) = self.sources.of(origin);
+                    let interface = interface.map(ToOwned::to_owned);
+                    let probe = Probe {
+                        origin,
+                        source,
+                        interface: interface.as_deref(),
+                        destination,
+                        protocol: known.frontend.protocol,
+                        local: known.frontend.address.is_none(),
+                        hairpin: origin == Origin::Pod && known.via == Via::ClusterIp,
+                    };
+                    let fate = self.walk(&probe, audit);
+                    let wanted = self.wanted(port, known, origin, source);
+                    self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
+                }
+                if !known.ranges.is_empty() && !self.frame.blocked.contains(&Origin::Outside) {
+                    self.edges(index, port, known, destination, audit);
+                }
+            }
+        }
+        if self.checks_ports && ranges::is_first(port) {
+            self.unlisted_port(index, port, audit);
+        }
+    }
+
+    fn walk(&self, probe: &Probe, audit: &mut Audit) -> Fate {
+        audit.checked.walks += 1;
+        let fate = self.walker.walk(probe);
+        if fate.cut {
+            gap(audit, format!("the way to {} is too long to be followed to its end", probe.destination));
+        }
+        fate
+    }
+
+    /// Where the frontend is tried: a node port at the node's addresses.
+    fn addresses(&self, known: &ExpectedFrontend, audit: &mut Audit) -> Vec<IpAddr> {
+        if let Some(address) = known.frontend.address {
+            return vec![address];
+        }
+        let allowed = &self.context.node_port_addresses;
+        let of_family =
+            self.expected.node_addresses.iter().copied().filter(|ip| Family::of(*ip) == self.family);
+        let mut addresses = of_family
+            .filter(|ip| allowed.is_empty() || allowed.iter().any(|cidr| cidr.contains(*ip)))
+            .take(1)
+            .collect::<Vec<_>>();
+        // IPVS has a server for each address: where one node port has one, the others should.
+        if self.context.mode == ProxyMode::Ipvs {
+            addresses.extend(
+                self.node_port_servers
+                    .iter()
+                    .copied()
+                    .filter(|ip| !addresses.contains(ip))
+                    .collect::<Vec<_>>(),
+            );
+        }
+        if addresses.is_empty() {
+            gap(
+                audit,
+                format!(
+                    "node ports of {}: no address of this node is known at which they are reached",
+                    self.family
+                ),
+            );
+        }
+        addresses
+    }
+
+    /// What should become of a connection from this source.
+    fn wanted(
+        &self,
+        port: &ExpectedPort,
+        known: &ExpectedFrontend,
+        origin: Origin,
+        source: IpAddr,
+    ) -> Expectation {
+        let wanted = port.expectation(known.via, origin, self.context.mode);
+        let allowed = known.ranges.is_empty() || known.ranges.iter().any(|range| range.contains(source));
+        // IPVS mode filters only what is routed to the node.
+        let filtered = !(self.context.mode == ProxyMode::Ipvs && origin == Origin::Node);
+        match wanted {
+            Expectation::Endpoints(_) if !allowed && filtered => Expectation::Dropped,
+            // Refused or dropped: whichever chain comes first.
+            Expectation::Refused | Expectation::Dropped if !allowed => Expectation::Any,
+            // Without a known mark of Pods, kube-proxy cannot tell them from others.
+            _ if self.sources.traffic == LocalTraffic::Unmarked
+                && origin == Origin::Pod
+                && known.via != Via::ClusterIp
+                && port.is_local(known.via) =>
+            {
+                Expectation::Any
+            }
+            wanted => wanted,
+        }
+    }
+}
+
+impl ExpectedPort {
+    /// What an address that should not be sent to is to the Service.
+    fn what_is(&self, endpoint: SocketAddr) -> String {
+        if self.left.contains_key(&endpoint) {
+            return "left the Service's EndpointSlices".to_owned();
+        }
+        let usable = |set: &[SocketAddr]| set.contains(&endpoint);
+        if usable(&self.endpoints.cluster) || usable(&self.endpoints.local) {
+            "is an endpoint, but not for these connections (traffic policy or topology)".to_owned()
+        } else if usable(&self.endpoints.here) {
+            "is an endpoint of this node that is not ready".to_owned()
+        } else {
+            "is no usable endpoint of the Service".to_owned()
+        }
+    }
+}
+
+/// Addresses of the node at which IPVS serves at least one node port.
+fn node_port_servers(expected: &Expected, rules: &Ruleset, family: Family) -> BTreeSet<IpAddr> {
+    let frontends = || expected.ports.iter().flat_map(|port| &port.frontends).map(|known| known.frontend);
+    let addresses = frontends().filter_map(|frontend| frontend.address).collect::<BTreeSet<_>>();
+    let ports = frontends().filter(|frontend| frontend.address.is_none());
+    let ports = ports.map(|frontend| (frontend.protocol, frontend.port)).collect::<BTreeSet<_>>();
+    let servers = rules.servers.iter().flatten();
+    let servers = servers.filter(|server| ports.contains(&(server.protocol, server.address.port())));
+    let found = servers.map(|server| server.address.ip());
+    found.filter(|ip| Family::of(*ip) == family && !addresses.contains(ip)).collect()
+}
+
+fn gap(audit: &mut Audit, what: String) {
+    if audit.gaps.len() < 64 && !audit.gaps.contains(&what) {
+        audit.gaps.push(what);
+    }
+}
+
+/// Faults by what they are about.
+type ByFault = BTreeMap<(usize, Kind, Aspect, Option<SocketAddr>), usize>;

@@ -1,0 +1,144 @@
+//! Gathers faults: one of each, with all the frontends and sides that show it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
+
+use super::{
+    super::{Aspect, Audit, Discrepancy, ExpectedPort, Kind, SyncState},
+    ByFault,
+};
+use crate::{
+    net::Family,
+    rules::{Frontend, Name, Origin, Ruleset, Step, Verdict, Writer},
+};
+
+/// A fault that so many percent of all Service ports has, and at least so many, is one of what they share.
+const COMMON_PERCENT: usize = 60;
+const COMMON_LEAST: usize = 4;
+
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    /// Index into the expected ports.
+    pub(super) port: usize,
+    pub(super) kind: Kind,
+    pub(super) aspect: Aspect,
+    pub(super) class: &'static str,
+    pub(super) endpoint: Option<SocketAddr>,
+    pub(super) place: Name,
+    pub(super) text: String,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    faults: Vec<(Fault, BTreeSet<Frontend>, BTreeSet<Origin>)>,
+    known: ByFault,
+    /// Service ports looked at.
+    pub(super) checked: usize,
+    /// Those of them that have endpoints.
+    pub(super) forwarded: BTreeSet<usize>,
+}
+
+impl Found {
+    pub(super) fn add(&mut self, fault: Fault, frontend: Frontend, origin: Origin) {
+        let key = (fault.port, fault.kind, fault.aspect, fault.endpoint);
+        let position = *self.known.entry(key).or_insert_with(|| {
+            self.faults.push((fault, BTreeSet::new(), BTreeSet::new()));
+            self.faults.len() - 1
+        });
+        if let Some((_, frontends, origins)) = self.faults.get_mut(position) {
+            frontends.insert(frontend);
+            origins.insert(origin);
+        }
+    }
+
+    pub(super) fn report(
+        self,
+        ports: &[ExpectedPort],
+        family: Family,
+        writer: Writer,
+        rules: &Ruleset,
+        audit: &mut Audit,
+    ) {
+        let mut shared = BTreeMap::<(Kind, Aspect), BTreeSet<usize>>::new();
+        for (fault, ..) in &self.faults {
+            shared.entry((fault.kind, fault.aspect)).or_default().insert(fault.port);
+        }
+        let common = |fault: &Fault| {
+            let count = shared.get(&(fault.kind, fault.aspect)).map_or(0, BTreeSet::len);
+            let of = match fault.aspect {
+                Aspect::Masquerade | Aspect::Hairpin | Aspect::Share | Aspect::Affinity => {
+                    self.forwarded.len()
+                }
+                _ => self.checked,
+            };
+            let shareable =
+                !matches!(fault.aspect, Aspect::Endpoint | Aspect::Frontend | Aspect::SourceRanges);
+            shareable
+                && count >= COMMON_LEAST
+                && count.saturating_mul(100) > of.saturating_mul(COMMON_PERCENT)
+        };
+        let mut folded = BTreeSet::new();
+        for (fault, frontends, origins) in &self.faults {
+            let port = ports.get(fault.port);
+            let mut discrepancy = Discrepancy {
+                kind: fault.kind,
+                aspect: fault.aspect,
+                class: fault.class,
+                family,
+                service: port.map(|port| port.service.key.to_string().into()),
+                port: port.map(|port| port.port.label().into()),
+                frontends: frontends.iter().copied().collect(),
+                origins: origins.iter().copied().collect(),
+                endpoint: fault.endpoint,
+                place: fault.place.clone(),
+                writer: Some(writer),
+                text: fault.text.clone(),
+                since: port.and_then(|port| since(port, fault)),
+                sync: SyncState::Unknown,
+            };
+            if common(fault) {
+                if !folded.insert((fault.kind, fault.aspect)) {
+                    continue;
+                }
+                let count = shared.get(&(fault.kind, fault.aspect)).map_or(0, BTreeSet::len);
+                discrepancy.text = format!("{count} of {} Service ports: {}", self.checked, fault.text);
+                discrepancy.since = None;
+                discrepancy.service = None;
+                discrepancy.port = None;
+                discrepancy.endpoint = None;
+                discrepancy.frontends = Vec::new();
+                if let Some(place) = shared_place(fault.aspect, family, writer, rules) {
+                    discrepancy.place = place;
+                }
+            }
+            audit.discrepancies.push(discrepancy);
+        }
+    }
+}
+
+/// How long the API has wanted it so.
+fn since(port: &ExpectedPort, fault: &Fault) -> Option<crate::time::Timestamp> {
+    let left = fault.endpoint.and_then(|endpoint| port.left.get(&endpoint).copied());
+    left.or(port.changed)
+}
+
+/// What all Services have in common where masquerading is wrong: the chain that marks, or the one that masquerades.
+fn shared_place(aspect: Aspect, family: Family, writer: Writer, rules: &Ruleset) -> Option<Name> {
+    if !matches!(aspect, Aspect::Masquerade | Aspect::Hairpin) {
+        return None;
+    }
+    let (table, marking, masquerading) = match writer {
+        Writer::Nftables => ("kube-proxy", "mark-for-masquerade", "masquerading"),
+        _ => ("nat", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"),
+    };
+    let table = rules.tables.iter().find(|t| t.family == family && *t.name == *table)?;
+    let marks = table.chain(marking).is_none_or(|chain| {
+        chain.rules.iter().any(|rule| rule.steps.iter().any(|step| matches!(step, Step::SetMark { .. })))
+    });
+    let masquerades = table.chain(masquerading).is_some_and(|chain| {
+        chain.rules.iter().any(|rule| rule.steps.contains(&Step::Do(Verdict::Masquerade)))
+    });
+    Some(if marks || !masquerades { masquerading.into() } else { marking.into() })
+}

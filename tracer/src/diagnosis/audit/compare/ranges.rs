@@ -1,0 +1,164 @@
+//! What should not get in: sources outside a load balancer's ranges, ports that a Service does not have.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Comparison, EDGES_MAX, Fault, Tried};
+use crate::{
+    cluster::Via,
+    diagnosis::audit::{Aspect, Audit, Expectation, ExpectedFrontend, ExpectedPort, Kind},
+    node::ProxyMode,
+    rules::{AddressRange, Datum, End, Frontend, Name, Origin, Probe, Set, Step, Writer},
+};
+
+impl Comparison<'_> {
+    /// Tries both sides of each edge of the source ranges, and what else the rules let in.
+    pub(super) fn edges(
+        &mut self,
+        index: usize,
+        port: &ExpectedPort,
+        known: &ExpectedFrontend,
+        destination: SocketAddr,
+        audit: &mut Audit,
+    ) {
+        let mut tried = Vec::new();
+        for range in known.ranges.iter().copied().chain(self.allowed(port, known)) {
+            tried.extend(
+                [Some(range.first), Some(range.last), before(range.first), after(range.last)]
+                    .into_iter()
+                    .flatten(),
+            );
+        }
+        tried.sort_unstable();
+        tried.dedup();
+        for source in tried.into_iter().take(EDGES_MAX) {
+            let probe = Probe {
+                origin: Origin::Outside,
+                source,
+                interface: None,
+                destination,
+                protocol: known.frontend.protocol,
+                local: false,
+                hairpin: false,
+            };
+            let fate = self.walk(&probe, audit);
+            let wanted = self.wanted(port, known, Origin::Outside, source);
+            let allowed = known.ranges.iter().any(|range| range.contains(source));
+            let gets_in = !fate.endpoints().is_empty();
+            if allowed && gets_in {
+                self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
+            }
+            let (kind, text) = if allowed && !gets_in && matches!(wanted, Expectation::Endpoints(_)) {
+                let text =
+                    format!("connections from {source} are turned away, although a source range allows them");
+                (Kind::Missing, text)
+            } else if !allowed && gets_in {
+                (Kind::Wrong, format!("connections from {source} get in, which no source range allows"))
+            } else {
+                continue;
+            };
+            let (aspect, place) = (Aspect::SourceRanges, self.firewall_place(port));
+            let fault = Fault { port: index, kind, aspect, class: "C23", endpoint: None, place, text };
+            self.found.add(fault, known.frontend, Origin::Outside);
+        }
+    }
+
+    /// The source ranges that the rules have for this Service port.
+    pub(super) fn allowed(&self, port: &ExpectedPort, known: &ExpectedFrontend) -> Vec<AddressRange> {
+        let name = self.firewall_place(port);
+        let chains =
+            self.rules.tables.iter().filter(|t| t.family == self.family).filter_map(|t| t.chain(&name));
+        let sources = chains.flat_map(|chain| chain.rules.iter()).flat_map(|rule| &rule.steps);
+        let mut ranges = sources
+            .filter_map(|step| match step {
+                Step::Source { ranges, .. } => Some(ranges.iter().copied()),
+                _ => None,
+            })
+            .flatten()
+            .collect::<Vec<_>>();
+        for (key, _) in self.rules.sets.iter().filter(|set| *set.name == *name).flat_map(Set::iter) {
+            if let [Datum::Address(ip), Datum::Protocol(_), Datum::Port(number), source] = key.as_ref()
+                && Some(*ip) == known.frontend.address
+                && *number == known.frontend.port
+            {
+                match source {
+                    Datum::Range(range) => ranges.push(*range),
+                    Datum::Address(ip) => ranges.push(AddressRange::host(*ip)),
+                    _ => {}
+                }
+            }
+        }
+        ranges
+    }
+
+    /// A `ClusterIP` refuses the ports that its Service does not have.
+    pub(super) fn unlisted_port(&mut self, index: usize, port: &ExpectedPort, audit: &mut Audit) {
+        let Some(number) =
+            (9..=u16::MAX).find(|number| !port.service.ports.iter().any(|p| p.port == *number))
+        else {
+            return;
+        };
+        // IPVS mode holds all of a Service's addresses on kube-ipvs0, and refuses what is not served there.
+        let all = self.context.mode == ProxyMode::Ipvs;
+        let frontends = port.frontends.iter().filter(|known| known.via == Via::ClusterIp || all);
+        for known in frontends {
+            let Some(ip) = known.frontend.address else { continue };
+            for origin in [Origin::Pod, Origin::Outside] {
+                if self.frame.unfiltered.contains(&origin) {
+                    continue;
+                }
+                let (source, interface) = self.sources.of(origin);
+                let probe = Probe {
+                    origin,
+                    source,
+                    interface,
+                    destination: SocketAddr::new(ip, number),
+                    protocol: port.port.protocol,
+                    // IPVS mode holds the address on kube-ipvs0.
+                    local: self.context.mode == ProxyMode::Ipvs,
+                    hairpin: false,
+                };
+                let fate = self.walk(&probe, audit);
+                if fate.branches.iter().all(|branch| branch.end == End::Refused) {
+                    continue;
+                }
+                let place: Name = match self.writer {
+                    Writer::Nftables => "cluster-ips".into(),
+                    _ => "KUBE-IPVS-FILTER".into(),
+                };
+                let text = format!(
+                    "connections to {ip}, port {number}, which the Service does not have, are not refused"
+                );
+                let frontend = Frontend { port: number, ..known.frontend };
+                let fault = Fault {
+                    port: index,
+                    kind: Kind::Missing,
+                    aspect: Aspect::UnlistedPort,
+                    class: "C5c",
+                    endpoint: None,
+                    place,
+                    text,
+                };
+                self.found.add(fault, frontend, origin);
+            }
+        }
+    }
+}
+
+fn before(ip: IpAddr) -> Option<IpAddr> {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().checked_sub(1).map(|bits| IpAddr::V4(bits.into())),
+        IpAddr::V6(ip) => ip.to_bits().checked_sub(1).map(|bits| IpAddr::V6(bits.into())),
+    }
+}
+
+fn after(ip: IpAddr) -> Option<IpAddr> {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().checked_add(1).map(|bits| IpAddr::V4(bits.into())),
+        IpAddr::V6(ip) => ip.to_bits().checked_add(1).map(|bits| IpAddr::V6(bits.into())),
+    }
+}
+
+/// Whether this is the first port of its Service: a Service's address is tried once.
+pub(super) fn is_first(port: &ExpectedPort) -> bool {
+    port.service.ports.first() == Some(&port.port)
+}

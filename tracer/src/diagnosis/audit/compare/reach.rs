@@ -1,0 +1,169 @@
+//! Whether a connection gets where it should: to which endpoints with what share, refused, dropped.
+
+use super::{Comparison, Fault, SHARE_TOLERANCE, Tried};
+use crate::{
+    cluster::Via,
+    diagnosis::audit::{Aspect, Audit, Expectation, Kind},
+    node::ProxyMode,
+    rules::{End, Name, Writer, frontends},
+};
+
+impl Comparison<'_> {
+    pub(super) fn judge(&mut self, tried: Tried<'_>, wanted: &Expectation, audit: &mut Audit) {
+        let mut faults = Vec::new();
+        let forwarded = self.reach(tried, wanted, &mut faults);
+        for fault in faults {
+            self.found.add(fault, tried.known.frontend, tried.probe.origin);
+        }
+        if forwarded {
+            self.found.forwarded.insert(tried.index);
+            self.masquerade(tried, audit);
+            self.affinity(tried);
+        }
+    }
+
+    /// Whether it gets where it should. Answers whether it is forwarded at all, so that there is more to ask.
+    pub(super) fn reach(&self, tried: Tried<'_>, wanted: &Expectation, faults: &mut Vec<Fault>) -> bool {
+        let Tried { index, port, known, probe, fate } = tried;
+        let weight_of =
+            |end: End| fate.branches.iter().filter(|b| b.end == end).map(|b| b.weight).sum::<f64>();
+        let (refused, dropped) = (weight_of(End::Refused), weight_of(End::Dropped));
+        let passed = weight_of(End::Passed);
+        let endpoints = fate.endpoints();
+        let place = fate.chain().cloned();
+        let note = fate.unknown.first().map(|what| format!(" ({what})")).unwrap_or_default();
+        let mut fault = |kind, aspect, class, endpoint, place: Name, text: String| {
+            faults.push(Fault { port: index, kind, aspect, class, endpoint, place, text });
+        };
+        match wanted {
+            Expectation::Any => {}
+            Expectation::Endpoints(set) => {
+                if endpoints.is_empty() {
+                    let what = if refused >= passed.max(dropped) {
+                        "refused"
+                    } else if dropped > passed {
+                        "dropped"
+                    } else {
+                        "not translated"
+                    };
+                    let kind = if what == "not translated" { Kind::Missing } else { Kind::Wrong };
+                    let (aspect, class) = if known.ranges.is_empty() || what == "not translated" {
+                        (Aspect::Reach, "C5")
+                    } else {
+                        (Aspect::SourceRanges, "C23")
+                    };
+                    let place = place.unwrap_or_else(|| self.place_of(port, known));
+                    let text = format!(
+                        "new connections are {what}, although there are {} endpoints{note}",
+                        set.len()
+                    );
+                    fault(kind, aspect, class, None, place, text);
+                    return false;
+                }
+                let set = match &port.endpoints.unhinted {
+                    Some(all)
+                        if endpoints.len() == all.len() && endpoints.iter().all(|(e, _)| all.contains(e)) =>
+                    {
+                        all
+                    }
+                    _ => set,
+                };
+                let mut same = true;
+                for endpoint in set.iter().filter(|wanted| !endpoints.iter().any(|(e, _)| e == *wanted)) {
+                    same = false;
+                    let place = self.endpoint_place(port, known, probe.origin, *endpoint);
+                    let text = format!("no new connection goes to the endpoint {endpoint}{note}");
+                    fault(Kind::Missing, Aspect::Endpoint, "C5", Some(*endpoint), place, text);
+                }
+                for (endpoint, share) in endpoints.iter().filter(|(e, _)| !set.contains(e)) {
+                    same = false;
+                    let branch = fate.branches.iter().find(|b| b.end == End::Endpoint(*endpoint));
+                    let place = branch.and_then(|b| b.trail.last().cloned()).or_else(|| place.clone());
+                    let text = format!(
+                        "{:.0} % of new connections go to {endpoint}, which {}",
+                        share * 100.0,
+                        port.what_is(*endpoint)
+                    );
+                    let place = place.unwrap_or_else(|| self.place_of(port, known));
+                    fault(Kind::Stale, Aspect::Endpoint, "C6", Some(*endpoint), place, text);
+                }
+                let lost = passed + refused + dropped;
+                let even = 1.0 / u32::try_from(set.len()).map_or(f64::INFINITY, f64::from);
+                let odd = |share: f64| (share - even).abs() > even * SHARE_TOLERANCE;
+                if same && (lost > SHARE_TOLERANCE * even || endpoints.iter().any(|(_, share)| odd(*share))) {
+                    let shares = endpoints.iter().map(|(e, share)| format!("{e} {:.1} %", share * 100.0));
+                    let shares = shares.take(12).collect::<Vec<_>>().join(", ");
+                    let rest =
+                        if lost > 1e-6 { format!(", nowhere {:.1} %", lost * 100.0) } else { String::new() };
+                    let text = format!("new connections are not shared out evenly: {shares}{rest}{note}");
+                    let place = place.clone().unwrap_or_else(|| self.place_of(port, known));
+                    fault(Kind::Wrong, Aspect::Share, "C5e", None, place, text);
+                }
+            }
+            Expectation::Refused | Expectation::Dropped => {
+                let (wants, has) =
+                    if *wanted == Expectation::Refused { ("refused", refused) } else { ("dropped", dropped) };
+                let common = fate.branches.iter().all(|branch| {
+                    branch
+                        .trail
+                        .last()
+                        .is_some_and(|name| matches!(&**name, "cluster-ips-check" | "KUBE-IPVS-FILTER"))
+                });
+                if has > 1.0 - 1e-6 && common && known.via == Via::ClusterIp {
+                    let place = if self.writer == Writer::Ipvs {
+                        frontends::ipset_name("CLUSTER-IP", self.family).into()
+                    } else {
+                        self.refusal_place(port, known, false)
+                    };
+                    let text =
+                        "new connections are refused as those to a port that the Service does not have"
+                            .to_owned();
+                    fault(Kind::Missing, Aspect::Frontend, "C20", None, place, text);
+                    return false;
+                }
+                if has > 1.0 - 1e-6 || self.frame.unfiltered.contains(&probe.origin) && endpoints.is_empty() {
+                    return false;
+                }
+                let ranges = !known.ranges.is_empty();
+                for (endpoint, share) in endpoints.iter().filter(|_| !ranges) {
+                    let branch = fate.branches.iter().find(|b| b.end == End::Endpoint(*endpoint));
+                    let place = branch.and_then(|b| b.trail.last().cloned());
+                    let place = place.unwrap_or_else(|| self.place_of(port, known));
+                    let text = format!(
+                        "{:.0} % of new connections go to {endpoint}, which {}; they should be {wants}",
+                        share * 100.0,
+                        port.what_is(*endpoint)
+                    );
+                    fault(Kind::Stale, Aspect::Endpoint, "C6", Some(*endpoint), place, text);
+                }
+                if ranges && !endpoints.is_empty() {
+                    let place = self.firewall_place(port);
+                    let text =
+                        format!("connections from {} get in, which no source range allows", probe.source);
+                    fault(Kind::Missing, Aspect::SourceRanges, "C23", None, place, text);
+                } else if endpoints.is_empty() {
+                    let is = if passed > 0.5 {
+                        "go on untranslated"
+                    } else if refused > 0.5 {
+                        "are refused"
+                    } else {
+                        "are dropped"
+                    };
+                    let kind = if passed > 0.5 { Kind::Missing } else { Kind::Wrong };
+                    let class = match (ranges, wants, known.via) {
+                        (true, ..) => "C23",
+                        (_, "refused", _) if self.context.mode == ProxyMode::Ipvs => "C12",
+                        (_, "refused", _) => "C20",
+                        (_, _, Via::ClusterIp) => "C22",
+                        _ => "C21",
+                    };
+                    let place = place.unwrap_or_else(|| self.refusal_place(port, known, wants == "dropped"));
+                    let text = format!("new connections {is}, and should be {wants}{note}");
+                    fault(kind, Aspect::Reach, class, None, place, text);
+                }
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,172 @@
+//! What else becomes of a connection that is forwarded: its masquerade, its hairpin, the client's stay with its endpoint.
+
+use std::net::SocketAddr;
+
+use super::{Comparison, Fault, Tried, gap};
+use crate::{
+    cluster::Via,
+    diagnosis::audit::{Aspect, Audit, ExpectedFrontend, ExpectedPort, Kind},
+    node::ProxyMode,
+    rules::{End, LocalTraffic, Name, Origin, Writer, frontends},
+};
+
+impl Comparison<'_> {
+    pub(super) fn masquerade(&mut self, tried: Tried<'_>, audit: &mut Audit) {
+        let Tried { index, port, known, probe, fate } = tried;
+        if self.frame.no_masquerade {
+            return;
+        }
+        if let Some(unread) = fate.unknown.iter().find(|what| what.starts_with("the ipset")) {
+            gap(audit, format!("what is masqueraded: {unread}"));
+            return;
+        }
+        let wanted = self.masqueraded(port, known, probe.origin);
+        let first = match self.writer {
+            Writer::Ipvs => self.marking_set(port, known),
+            _ => fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known)),
+        };
+        let forwarded = || fate.branches.iter().filter(|branch| matches!(branch.end, End::Endpoint(_)));
+        if let Some(wanted) = wanted {
+            let wrong = forwarded().filter(|branch| branch.masquerade != wanted).collect::<Vec<_>>();
+            let all = wrong.len() == forwarded().count();
+            let (kind, what) = if wanted {
+                (
+                    Kind::Missing,
+                    "are not masqueraded: the answer does not come back this way, or with another address",
+                )
+            } else {
+                (Kind::Wrong, "are masqueraded: the endpoint does not see who they are from")
+            };
+            let from = probe.origin.as_str();
+            let mut add = |endpoint: Option<SocketAddr>, place: Name, text: String| {
+                let fault = Fault {
+                    port: index,
+                    kind,
+                    aspect: Aspect::Masquerade,
+                    class: "C5e",
+                    endpoint,
+                    place,
+                    text,
+                };
+                self.found.add(fault, known.frontend, probe.origin);
+            };
+            if all && !wrong.is_empty() {
+                add(None, first, format!("new connections from {from} {what}"));
+            } else {
+                for branch in wrong {
+                    let End::Endpoint(endpoint) = branch.end else { continue };
+                    let place = branch.trail.last().cloned().unwrap_or_else(|| first.clone());
+                    add(Some(endpoint), place, format!("new connections from {from} to {endpoint} {what}"));
+                }
+            }
+        }
+        for branch in forwarded().filter(|branch| branch.hairpin == Some(false)) {
+            let End::Endpoint(endpoint) = branch.end else { continue };
+            let needed = match self.context.mode {
+                ProxyMode::Iptables => true,
+                ProxyMode::Nftables => !self.hairpin_set || port.endpoints.here.contains(&endpoint),
+                ProxyMode::Ipvs => port.endpoints.here.contains(&endpoint),
+            };
+            if needed {
+                let place = match self.writer {
+                    Writer::Ipvs => frontends::ipset_name("LOOP-BACK", self.family).into(),
+                    _ if self.hairpin_set => "hairpin-connections".into(),
+                    _ => branch.trail.last().cloned().unwrap_or_else(|| self.place_of(port, known)),
+                };
+                let text = format!(
+                    "a connection of {endpoint} to its own Service is not masqueraded and gets no answer"
+                );
+                let fault = Fault {
+                    port: index,
+                    kind: Kind::Missing,
+                    aspect: Aspect::Hairpin,
+                    class: "C31",
+                    endpoint: Some(endpoint),
+                    place,
+                    text,
+                };
+                self.found.add(fault, known.frontend, probe.origin);
+            }
+        }
+    }
+
+    /// Whether a connection should be masqueraded; `None` where that is not known.
+    pub(super) fn masqueraded(
+        &self,
+        port: &ExpectedPort,
+        known: &ExpectedFrontend,
+        origin: Origin,
+    ) -> Option<bool> {
+        let unmarked = self.sources.traffic == LocalTraffic::Unmarked;
+        match (known.via, port.is_local(known.via), origin) {
+            (Via::ClusterIp, ..) if self.context.masquerade_all => Some(true),
+            (Via::ClusterIp, ..) if unmarked => (self.context.mode != ProxyMode::Ipvs).then_some(false),
+            (Via::ClusterIp, _, origin) => Some(origin != Origin::Pod),
+            (_, false, _) => Some(true),
+            (_, true, _) if self.context.mode == ProxyMode::Ipvs => Some(false),
+            (_, true, Origin::Pod) => (!unmarked).then_some(false),
+            (_, true, origin) => Some(origin == Origin::Node),
+        }
+    }
+
+    pub(super) fn affinity(&mut self, tried: Tried<'_>) {
+        let Tried { index, port, known, probe, fate } = tried;
+        let wanted = port.affinity().map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
+        let add = |kind, endpoint, place: Option<Name>, text: String, expected: &Self| {
+            let place = place.unwrap_or_else(|| expected.place_of(port, known));
+            Fault { port: index, kind, aspect: Aspect::Affinity, class: "C24", endpoint, place, text }
+        };
+        let mut faults = Vec::new();
+        for branch in &fate.branches {
+            let End::Endpoint(endpoint) = branch.end else { continue };
+            let place = branch.trail.last().cloned();
+            let Some(wanted) = wanted else {
+                if branch.remembers.is_some() || fate.sticky.iter().any(|sticky| sticky.end == branch.end) {
+                    let text =
+                        format!("clients stay with {endpoint}, although the Service has no session affinity");
+                    faults.push(add(Kind::Wrong, Some(endpoint), place, text, self));
+                }
+                continue;
+            };
+            let Some(list) = &branch.remembers else {
+                let text =
+                    format!("a client of {endpoint} is not remembered: its next connection may go elsewhere");
+                faults.push(add(Kind::Missing, Some(endpoint), place, text, self));
+                continue;
+            };
+            match fate.sticky.iter().find(|sticky| sticky.list == *list && sticky.end == branch.end) {
+                None => {
+                    let text = format!("a client that {endpoint} served before is not sent there again");
+                    let place = fate.chain().cloned();
+                    faults.push(add(Kind::Missing, Some(endpoint), place, text, self));
+                }
+                // IPVS's own list gives the time in ticks of unknown length.
+                Some(sticky) if sticky.seconds.is_some_and(|s| s != wanted && s != u32::MAX) => {
+                    let text = format!(
+                        "clients stay with {endpoint} for {} s, and should for {wanted} s",
+                        sticky.seconds.unwrap_or_default()
+                    );
+                    faults.push(add(Kind::Wrong, Some(endpoint), fate.chain().cloned(), text, self));
+                }
+                Some(_) => {}
+            }
+        }
+        // Clients that are sent to an endpoint to which new ones are not (C24).
+        for sticky in &fate.sticky {
+            let served = fate.branches.iter().any(|branch| branch.end == sticky.end);
+            if let End::Endpoint(endpoint) = sticky.end
+                && !served
+            {
+                let text = format!(
+                    "clients that {endpoint} served before are still sent there, which {}",
+                    port.what_is(endpoint)
+                );
+                let place = sticky.trail.last().cloned();
+                faults.push(add(Kind::Stale, Some(endpoint), place, text, self));
+            }
+        }
+        for fault in faults {
+            self.found.add(fault, known.frontend, probe.origin);
+        }
+    }
+}

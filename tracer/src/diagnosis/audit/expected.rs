@@ -1,0 +1,278 @@
+//! What kube-proxy should have written on this node for the Services and `EndpointSlices` of one moment.
+//!
+//! Straight from the cluster's history; the rules that are there play no part in it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    Context,
+    topology::{self, Endpoints},
+};
+use crate::{
+    cluster::{
+        History, Kind, Via,
+        model::{Service, ServicePort, ServiceType, TrafficPolicy},
+    },
+    net::Family,
+    node::ProxyMode,
+    rules::{AddressRange, Frontend, Origin},
+    time::Timestamp,
+};
+
+/// What should be on the node.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    pub ports: Vec<ExpectedPort>,
+    /// Addresses of this node at which node ports are reached, by the Node object.
+    pub node_addresses: Vec<IpAddr>,
+    /// What the cluster's objects do not tell.
+    pub gaps: Vec<String>,
+    /// When an address or port that is no longer a Service's was given up, for naming what is left over.
+    pub(super) gone: BTreeMap<Frontend, (Arc<str>, Timestamp)>,
+    /// Frontends that belong to another proxy (C5d), which may have rules of its own.
+    pub(super) others: BTreeSet<Frontend>,
+}
+
+/// One port of a Service in one family.
+#[derive(Clone, Debug)]
+pub struct ExpectedPort {
+    pub service: Arc<Service>,
+    pub port: ServicePort,
+    pub family: Family,
+    pub endpoints: Endpoints,
+    pub frontends: Vec<ExpectedFrontend>,
+    /// When the Service or its slices last changed; `None` where they do not say.
+    pub changed: Option<Timestamp>,
+    /// When each endpoint that is no longer usable left or ceased to be, as far as the history goes.
+    pub left: BTreeMap<SocketAddr, Timestamp>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ExpectedFrontend {
+    pub frontend: Frontend,
+    pub via: Via,
+    /// Who may connect to a load balancer's address; empty: everybody.
+    pub ranges: Vec<AddressRange>,
+}
+
+/// What should become of a new connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expectation {
+    /// Shared out evenly among these.
+    Endpoints(Arc<[SocketAddr]>),
+    Refused,
+    Dropped,
+    /// kube-proxy leaves it to chance.
+    Any,
+}
+
+/// A frontend that is unreachable by design: C20, C21 or C22, and no fault of the rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreachable {
+    pub class: &'static str,
+    pub service: Arc<str>,
+    pub port: Arc<str>,
+    pub frontend: Frontend,
+    pub via: Via,
+    pub dropped: bool,
+}
+
+impl Expected {
+    /// What kube-proxy should have made of the cluster as it was at [`Context::at`].
+    pub fn new(history: &History, context: &Context) -> Self {
+        let mut expected = Self::default();
+        match history.node(&context.node, context.at) {
+            Some(node) => expected.node_addresses.clone_from(&node.addresses),
+            None => expected.gaps.push(format!(
+                "the Node {} is not known, so neither are its addresses and its zone: node ports are judged only where \
+                 the rules name their addresses",
+                context.node
+            )),
+        }
+        for kind in [Kind::Service, Kind::EndpointSlice] {
+            if !history.knows(kind) {
+                expected.gaps.push(format!("the {} are not known", kind.plural()));
+            }
+        }
+        for service in history.services() {
+            let Some(service) = history.service(&service.key, context.at) else { continue };
+            expected.add(history, &service, context);
+        }
+        expected.ports.sort_by(|a, b| {
+            (&a.service.key, &a.port.name, a.port.protocol, a.family).cmp(&(
+                &b.service.key,
+                &b.port.name,
+                b.port.protocol,
+                b.family,
+            ))
+        });
+        expected
+    }
+
+    fn add(&mut self, history: &History, service: &Arc<Service>, context: &Context) {
+        // `pkg/proxy/util`, ShouldSkipService.
+        if service.r#type == ServiceType::ExternalName || service.headless || service.cluster_ips.is_empty() {
+            return;
+        }
+        for port in &service.ports {
+            for family in Family::ALL {
+                let frontends = frontends(service, port, family);
+                // A Service is served in the families of its ClusterIPs only.
+                if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
+                    continue;
+                }
+                if service.proxy_name.is_some() {
+                    self.others.extend(frontends.iter().map(|known| known.frontend));
+                    continue;
+                }
+                let endpoints =
+                    topology::endpoints(history, service, port, family, &context.node, context.at);
+                let slices = history.endpoints_changed(&service.key, context.at);
+                let changed = slices.max(history.service_changed(&service.key, context.at));
+                self.ports.push(ExpectedPort {
+                    service: Arc::clone(service),
+                    port: port.clone(),
+                    family,
+                    endpoints,
+                    frontends,
+                    changed: changed.filter(|at| *at != Timestamp::MIN),
+                    left: BTreeMap::new(),
+                });
+            }
+        }
+    }
+
+    pub fn has(&self, family: Family) -> bool {
+        self.ports.iter().any(|port| port.family == family)
+    }
+
+    /// Adds what became of endpoints and frontends that the rules still have: asks the history for those alone.
+    pub fn trace_back(&mut self, history: &History, rules: &crate::rules::Ruleset, context: &Context) {
+        use crate::cluster::{Lookup, Membership};
+        for port in &mut self.ports {
+            for slice in history.past_endpoints(&port.service.key, &port.port, context.at) {
+                if Family::of(slice.ip()) == port.family
+                    && let Membership::Left { at, .. } =
+                        history.membership(&port.service.key, &port.port, slice, context.at)
+                {
+                    port.left.insert(slice, at);
+                }
+            }
+        }
+        for family in Family::ALL {
+            for frontend in rules.frontends(family).into_keys() {
+                let Some(ip) = frontend.address else { continue };
+                let found = history.service_for(ip, frontend.port, frontend.protocol, context.at);
+                if let Lookup::Gone { service, since } = found {
+                    self.gone.insert(frontend, (service.key.to_string().into(), since));
+                }
+            }
+        }
+    }
+
+    /// What is unreachable because the cluster says so.
+    pub fn unreachable(&self, mode: ProxyMode) -> Vec<Unreachable> {
+        let mut found = Vec::new();
+        for port in &self.ports {
+            for known in &port.frontends {
+                let dropped = match port.expectation(known.via, Origin::Outside, mode) {
+                    Expectation::Refused => false,
+                    Expectation::Dropped => true,
+                    _ => continue,
+                };
+                let class = match (dropped, known.via) {
+                    (false, _) => "C20",
+                    (true, Via::ClusterIp) => "C22",
+                    (true, _) => "C21",
+                };
+                found.push(Unreachable {
+                    class,
+                    service: port.service.key.to_string().into(),
+                    port: port.port.label().into(),
+                    frontend: known.frontend,
+                    via: known.via,
+                    dropped,
+                });
+            }
+        }
+        found
+    }
+}
+
+impl ExpectedPort {
+    /// The policy that holds for what comes this way.
+    pub fn is_local(&self, via: Via) -> bool {
+        let policy = match via {
+            Via::ClusterIp => self.service.internal_traffic_policy,
+            _ => self.service.external_traffic_policy,
+        };
+        policy == TrafficPolicy::Local
+    }
+
+    pub fn affinity(&self) -> Option<Duration> {
+        self.service.affinity
+    }
+
+    /// What should become of a new connection that comes this way from there. Source ranges are not regarded.
+    pub fn expectation(&self, via: Via, origin: Origin, mode: ProxyMode) -> Expectation {
+        let Endpoints { cluster, local, any, .. } = &self.endpoints;
+        if mode == ProxyMode::Ipvs {
+            // Without a local endpoint IPVS mode sends to all (#97081).
+            let set = if self.is_local(via) && !local.is_empty() { local } else { cluster };
+            return if set.is_empty() {
+                Expectation::Refused
+            } else {
+                Expectation::Endpoints(Arc::clone(set))
+            };
+        }
+        // From the node itself an external address passes no chain that refuses or drops it, in iptables mode.
+        let unfiltered = mode == ProxyMode::Iptables
+            && origin == Origin::Node
+            && !matches!(via, Via::ClusterIp | Via::NodePort);
+        if !any {
+            return if unfiltered { Expectation::Any } else { Expectation::Refused };
+        }
+        let set = match (self.is_local(via), via, origin) {
+            (true, Via::ClusterIp, _) | (true, _, Origin::Outside) => local,
+            // Under `Local` as well, Pods and the node itself get through to the cluster's endpoints.
+            (false, ..) | (true, _, Origin::Pod | Origin::Node) => cluster,
+        };
+        match set.is_empty() {
+            false => Expectation::Endpoints(Arc::clone(set)),
+            true if unfiltered => Expectation::Any,
+            true => Expectation::Dropped,
+        }
+    }
+}
+
+fn frontends(service: &Service, port: &ServicePort, family: Family) -> Vec<ExpectedFrontend> {
+    let mut found = Vec::new();
+    let mut add = |address: Option<IpAddr>, port_number: u16, via: Via, ranges: Vec<AddressRange>| {
+        if address.is_none_or(|ip| Family::of(ip) == family) {
+            let frontend = Frontend { address, protocol: port.protocol, port: port_number };
+            found.push(ExpectedFrontend { frontend, via, ranges });
+        }
+    };
+    for ip in &service.cluster_ips {
+        add(Some(*ip), port.port, Via::ClusterIp, Vec::new());
+    }
+    for ip in &service.external_ips {
+        add(Some(*ip), port.port, Via::ExternalIp, Vec::new());
+    }
+    let ranges = || {
+        let ranges = service.source_ranges.iter().map(|cidr| AddressRange::from(*cidr));
+        ranges.filter(|range| Family::of(range.first) == family).collect::<Vec<_>>()
+    };
+    for ip in &service.load_balancer_ips {
+        add(Some(*ip), port.port, Via::LoadBalancerIp, ranges());
+    }
+    if let Some(number) = port.node_port {
+        add(None, number, Via::NodePort, Vec::new());
+    }
+    found
+}

@@ -1,0 +1,341 @@
+//! The frame of kube-proxy's rules: the ways from netfilter's hooks into its chains, and the few rules that stand for no
+//! Service.
+//!
+//! A way that is missing is one fault, not one for each Service behind it; [`Frame`] says which questions it has
+//! already answered.
+
+use super::{Aspect, Audit, Context, Discrepancy, Expected, Kind, SyncState};
+use crate::{
+    net::Family,
+    node::ProxyMode,
+    rules::{
+        Chain,
+        HookPoint::{self, Forward, Input, Output, Postrouting, Prerouting},
+        Name, Origin, Rule, Ruleset, Step, Table, Verdict, Writer,
+        frontends::ipset_name,
+    },
+};
+
+/// What need not be asked for each Service any more.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Frame {
+    /// Connections from there do not get to the translating rules.
+    pub(super) blocked: Vec<Origin>,
+    /// Connections from there do not get to the rules that refuse and drop.
+    pub(super) unfiltered: Vec<Origin>,
+    pub(super) no_masquerade: bool,
+}
+
+/// What is lost where a way is missing.
+#[derive(Clone, Copy)]
+enum Loss {
+    Translation(&'static [Origin]),
+    Refusal(&'static [Origin]),
+    Masquerade,
+    /// Only under a policy or a rule of somebody else.
+    Nothing,
+}
+
+const ROUTED: &[Origin] = &[Origin::Pod, Origin::Outside];
+const NODE: &[Origin] = &[Origin::Node];
+
+/// Table, hook, chain, loss: `pkg/proxy/iptables/proxier.go`, `iptablesJumpChains`.
+const IPTABLES: [(&str, HookPoint, &str, Loss); 12] = [
+    ("nat", Prerouting, "KUBE-SERVICES", Loss::Translation(ROUTED)),
+    ("nat", Output, "KUBE-SERVICES", Loss::Translation(NODE)),
+    ("nat", Postrouting, "KUBE-POSTROUTING", Loss::Masquerade),
+    ("filter", Forward, "KUBE-SERVICES", Loss::Refusal(ROUTED)),
+    ("filter", Output, "KUBE-SERVICES", Loss::Refusal(NODE)),
+    ("filter", Input, "KUBE-EXTERNAL-SERVICES", Loss::Refusal(ROUTED)),
+    ("filter", Forward, "KUBE-EXTERNAL-SERVICES", Loss::Refusal(ROUTED)),
+    ("filter", Input, "KUBE-PROXY-FIREWALL", Loss::Nothing),
+    ("filter", Forward, "KUBE-PROXY-FIREWALL", Loss::Refusal(ROUTED)),
+    ("filter", Output, "KUBE-PROXY-FIREWALL", Loss::Refusal(NODE)),
+    ("filter", Forward, "KUBE-FORWARD", Loss::Nothing),
+    ("filter", Input, "KUBE-NODEPORTS", Loss::Nothing),
+];
+
+/// `pkg/proxy/ipvs/proxier.go`, `iptablesJumpChain`.
+const IPVS: [(&str, HookPoint, &str, Loss); 9] = [
+    ("nat", Prerouting, "KUBE-SERVICES", Loss::Masquerade),
+    ("nat", Output, "KUBE-SERVICES", Loss::Masquerade),
+    ("nat", Postrouting, "KUBE-POSTROUTING", Loss::Masquerade),
+    ("filter", Input, "KUBE-IPVS-FILTER", Loss::Refusal(ROUTED)),
+    ("filter", Input, "KUBE-PROXY-FIREWALL", Loss::Refusal(ROUTED)),
+    ("filter", Input, "KUBE-NODE-PORT", Loss::Nothing),
+    ("filter", Forward, "KUBE-FORWARD", Loss::Nothing),
+    ("filter", Forward, "KUBE-PROXY-FIREWALL", Loss::Nothing),
+    ("filter", Output, "KUBE-IPVS-OUT-FILTER", Loss::Nothing),
+];
+
+/// `pkg/proxy/nftables/proxier.go`, `nftablesJumpChains`.
+const NFTABLES: [(&str, HookPoint, &str, Loss); 11] = [
+    ("kube-proxy", Prerouting, "services", Loss::Translation(ROUTED)),
+    ("kube-proxy", Output, "services", Loss::Translation(NODE)),
+    ("kube-proxy", Postrouting, "masquerading", Loss::Masquerade),
+    ("kube-proxy", Input, "nodeport-endpoints-check", Loss::Refusal(ROUTED)),
+    ("kube-proxy", Input, "service-endpoints-check", Loss::Nothing),
+    ("kube-proxy", Forward, "service-endpoints-check", Loss::Refusal(ROUTED)),
+    ("kube-proxy", Output, "service-endpoints-check", Loss::Refusal(NODE)),
+    ("kube-proxy", Prerouting, "firewall-check", Loss::Refusal(ROUTED)),
+    ("kube-proxy", Output, "firewall-check", Loss::Refusal(NODE)),
+    ("kube-proxy", Forward, "cluster-ips-check", Loss::Refusal(ROUTED)),
+    ("kube-proxy", Output, "cluster-ips-check", Loss::Refusal(NODE)),
+];
+
+/// Checks the frame and reports what is missing of it.
+pub(super) fn check(
+    rules: &Ruleset,
+    context: &Context,
+    family: Family,
+    writer: Writer,
+    audit: &mut Audit,
+) -> Frame {
+    let ways: &[_] = match context.mode {
+        ProxyMode::Iptables => &IPTABLES,
+        ProxyMode::Ipvs => &IPVS,
+        ProxyMode::Nftables => &NFTABLES,
+    };
+    let mut frame = Frame::default();
+    for (table_name, hook, target, loss) in ways {
+        let tables = rules.tables.iter().filter(|t| t.family == family && t.name.as_ref() == *table_name);
+        let Some(table) = tables.into_iter().next() else { continue };
+        // A chain that this version does not have needs no way to it; the chains that all versions have do.
+        let vital = matches!(*target, "KUBE-SERVICES" | "KUBE-POSTROUTING" | "services" | "masquerading")
+            && matches!(loss, Loss::Translation(_) | Loss::Masquerade);
+        if table.chain(target).is_none() && !vital {
+            continue;
+        }
+        if table.chain(target).is_some() && leads(table, *hook, target) {
+            continue;
+        }
+        let what = match loss {
+            Loss::Translation(of) => {
+                frame.blocked.extend_from_slice(of);
+                format!("no new connection from {} is translated", names(of))
+            }
+            Loss::Refusal(of) => {
+                frame.unfiltered.extend_from_slice(of);
+                format!("connections from {} that it should refuse or drop go on", names(of))
+            }
+            Loss::Masquerade => {
+                frame.no_masquerade = true;
+                "no connection is masqueraded".to_owned()
+            }
+            Loss::Nothing => "no connection is touched as long as no other rule drops it".to_owned(),
+        };
+        let text = if table.chain(target).is_some() {
+            format!("{} does not lead to {target} in table {table_name}: {what}", hook_name(*hook))
+        } else {
+            format!("the chain {target} is missing in table {table_name}: {what}")
+        };
+        audit.discrepancies.push(discrepancy(family, writer, (*target).into(), "C5e", text));
+    }
+    if context.mode != ProxyMode::Nftables {
+        forwarding(rules, context, family, writer, audit);
+    }
+    inner(rules, family, writer, context.mode, audit);
+    frame
+}
+
+/// Chain and target of the ways between kube-proxy's own chains.
+const INNER: [(ProxyMode, &str, &str, &str); 5] = [
+    (ProxyMode::Iptables, "nat", "KUBE-SERVICES", "KUBE-NODEPORTS"),
+    (ProxyMode::Ipvs, "nat", "KUBE-SERVICES", "KUBE-NODE-PORT"),
+    (ProxyMode::Ipvs, "nat", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"),
+    (ProxyMode::Ipvs, "filter", "KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"),
+    (ProxyMode::Ipvs, "filter", "KUBE-SOURCE-RANGES-FIREWALL", "DROP"),
+];
+
+/// Chain and map of nftables mode.
+const LOOKUPS: [(&str, &str); 5] = [
+    ("services", "service-ips"),
+    ("services", "service-nodeports"),
+    ("service-endpoints-check", "no-endpoint-services"),
+    ("nodeport-endpoints-check", "no-endpoint-nodeports"),
+    ("firewall-check", "firewall-ips"),
+];
+
+/// Table, chain and ipset of IPVS mode: a rule for each set that is not empty (`pkg/proxy/ipvs/proxier.go`,
+/// `ipsetWithIptablesChain` and `writeIptablesRules`).
+const IPSETS: [(&str, &str, &str); 8] = [
+    ("nat", "KUBE-POSTROUTING", "LOOP-BACK"),
+    ("nat", "KUBE-SERVICES", "CLUSTER-IP"),
+    ("nat", "KUBE-SERVICES", "EXTERNAL-IP"),
+    ("nat", "KUBE-SERVICES", "LOAD-BALANCER"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-TCP"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-LOCAL-TCP"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-UDP"),
+    ("filter", "KUBE-PROXY-FIREWALL", "LOAD-BALANCER-FW"),
+];
+
+/// The ways from chain to chain, and from chains to maps and sets.
+fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit: &mut Audit) {
+    let table = |name: &str| rules.tables.iter().find(|t| t.family == family && *t.name == *name);
+    for (_, name, from, to) in INNER.iter().filter(|(of, ..)| *of == mode) {
+        let Some(table) = table(name) else { continue };
+        let Some(chain) = table.chain(from).filter(|_| *to == "DROP" || table.chain(to).is_some()) else {
+            continue;
+        };
+        let leads = chain.rules.iter().any(|rule| match rule.steps.last() {
+            Some(Step::Do(Verdict::Jump(target) | Verdict::Goto(target))) => **target == **to,
+            Some(Step::Do(Verdict::Drop)) => *to == "DROP",
+            _ => false,
+        });
+        if !leads {
+            let text = format!("{from} does not lead to {to} in table {name}");
+            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), "C5e", text));
+        }
+    }
+    if mode == ProxyMode::Nftables
+        && let Some(table) = table("kube-proxy")
+    {
+        let refuses =
+            |chain: &Chain| chain.rules.iter().any(|rule| rule.steps.contains(&Step::Do(Verdict::Reject)));
+        if table.chain("reject-chain").is_some_and(|chain| !refuses(chain)) {
+            let text = "reject-chain does not refuse what is sent to it".to_owned();
+            audit.discrepancies.push(discrepancy(family, writer, "reject-chain".into(), "C5e", text));
+        }
+        for (from, map) in LOOKUPS {
+            let Some(chain) = table.chain(from).filter(|_| table.set(map).is_some()) else { continue };
+            let looks = |step: &Step| matches!(step, Step::Look { map: of, .. } if **of == *map);
+            if !chain.rules.iter().any(|rule| rule.steps.iter().any(looks)) {
+                let text = format!("{from} does not look into the map {map}");
+                audit.discrepancies.push(discrepancy(family, writer, from.into(), "C5e", text));
+            }
+        }
+    }
+    for (name, from, set) in IPSETS.iter().filter(|_| mode == ProxyMode::Ipvs) {
+        let set = ipset_name(set, family);
+        let filled = rules.sets.iter().any(|known| *known.name == *set && !known.is_empty());
+        let Some(chain) = table(name).and_then(|table| table.chain(from)).filter(|_| filled) else {
+            continue;
+        };
+        let asks = |step: &Step| matches!(step, Step::InIpset { set: of, .. } if **of == *set);
+        if !chain.rules.iter().any(|rule| rule.steps.iter().any(asks)) {
+            let text = format!("{from} in table {name} does not ask the ipset {set}, which is not empty");
+            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), "C5e", text));
+        }
+    }
+}
+
+fn names(origins: &[Origin]) -> String {
+    origins.iter().map(|origin| origin.as_str()).collect::<Vec<_>>().join(" and ")
+}
+
+const fn hook_name(hook: HookPoint) -> &'static str {
+    match hook {
+        Prerouting => "PREROUTING",
+        Input => "INPUT",
+        Forward => "FORWARD",
+        Output => "OUTPUT",
+        Postrouting => "POSTROUTING",
+    }
+}
+
+fn discrepancy(
+    family: Family,
+    writer: Writer,
+    place: Name,
+    class: &'static str,
+    text: String,
+) -> Discrepancy {
+    Discrepancy {
+        kind: Kind::Missing,
+        aspect: Aspect::Frame,
+        class,
+        family,
+        service: None,
+        port: None,
+        frontends: Vec::new(),
+        origins: Vec::new(),
+        endpoint: None,
+        place,
+        writer: Some(writer),
+        text,
+        since: None,
+        sync: SyncState::Unknown,
+    }
+}
+
+/// Whether a new connection gets from this hook to the chain.
+fn leads(table: &Table, hook: HookPoint, target: &str) -> bool {
+    let bases = table.chains.iter().filter(|chain| chain.base.is_some_and(|base| base.hook == hook));
+    bases.into_iter().any(|chain| chain.rules.iter().any(|rule| jumps(rule, target)))
+}
+
+fn jumps(rule: &Rule, target: &str) -> bool {
+    let Some((Step::Do(Verdict::Jump(to) | Verdict::Goto(to)), conditions)) = rule.steps.split_last() else {
+        return false;
+    };
+    to.as_ref() == target
+        && conditions.iter().all(|step| matches!(step, Step::State { new: true, negated: false, .. }))
+}
+
+/// KUBE-FORWARD: three rules that no Service's connection shows, unless another rule or policy drops it.
+fn forwarding(rules: &Ruleset, context: &Context, family: Family, writer: Writer, audit: &mut Audit) {
+    let chain = |table: &'_ Table| table.chain("KUBE-FORWARD").cloned();
+    let filter = rules.tables.iter().find(|t| t.family == family && t.name.as_ref() == "filter");
+    let Some(chain) = filter.and_then(chain) else { return };
+    let has = |condition: fn(&Step) -> bool, verdict: &Verdict| has_rule(&chain, condition, verdict);
+    let state = |step: &Step| matches!(step, Step::State { new: false, negated: false, .. });
+    let mark = |step: &Step| matches!(step, Step::Mark { negated: false, .. });
+    let place: Name = "KUBE-FORWARD".into();
+    if !has(mark, &Verdict::Accept) {
+        let text = "KUBE-FORWARD does not accept marked connections: they are lost where the policy of FORWARD is DROP";
+        audit.discrepancies.push(discrepancy(family, writer, place.clone(), "C5e", text.into()));
+    }
+    if !has(state, &Verdict::Accept) {
+        let text = "KUBE-FORWARD does not accept established connections: replies are lost where the policy of FORWARD \
+                    is DROP";
+        audit.discrepancies.push(discrepancy(family, writer, place.clone(), "C5e", text.into()));
+    }
+    if context.mode == ProxyMode::Iptables
+        && context.tcp_be_liberal != Some(true)
+        && !has(state, &Verdict::Drop)
+    {
+        let text = "KUBE-FORWARD does not drop invalid packets: a reply out of the window reaches the client with the \
+                    endpoint's address, and the client resets the connection (C18); kube-proxy leaves the rule out only \
+                    with nf_conntrack_tcp_be_liberal";
+        audit.discrepancies.push(discrepancy(family, writer, place, "C18", text.into()));
+    }
+}
+
+fn has_rule(chain: &Chain, condition: fn(&Step) -> bool, verdict: &Verdict) -> bool {
+    chain
+        .rules
+        .iter()
+        .any(|rule| rule.steps.iter().any(condition) && rule.steps.last() == Some(&Step::Do(verdict.clone())))
+}
+
+/// No rules of kube-proxy's mode at all.
+pub(super) fn absent(
+    expected: &Expected,
+    context: &Context,
+    family: Family,
+    others: &[Writer],
+) -> Discrepancy {
+    let ports = expected.ports.iter().filter(|port| port.family == family);
+    let place = match context.mode {
+        ProxyMode::Iptables => "KUBE-SERVICES",
+        ProxyMode::Nftables => "table kube-proxy",
+        ProxyMode::Ipvs => "IPVS",
+    };
+    let other = match others {
+        [] => String::new(),
+        others => format!(
+            " (there are rules of {})",
+            others.iter().map(|writer| writer.as_str()).collect::<Vec<_>>().join(" and ")
+        ),
+    };
+    let text = format!(
+        "no rules of kube-proxy in {} mode for {family}: none of {} Service ports is served{other}",
+        context.mode,
+        ports.clone().count()
+    );
+    Discrepancy {
+        since: ports.filter_map(|port| port.changed).min(),
+        writer: None,
+        ..discrepancy(family, Writer::Ipvs, place.into(), "C1", text)
+    }
+}

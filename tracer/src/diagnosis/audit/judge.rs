@@ -1,0 +1,76 @@
+//! What a difference means by kube-proxy's own times: on its way, not written, not heard of, or changed by somebody else.
+
+use std::collections::BTreeSet;
+
+use super::{Aspect, Context, Discrepancy, Expected, Kind, SyncState};
+use crate::{
+    net::Family,
+    node::ProxyMode,
+    rules::{Ruleset, Writer},
+};
+
+/// The writer of kube-proxy's mode among those that have rules. Of two iptables backends it is the one that names more of
+/// the Services that exist: the other's rules are no longer kept.
+pub(super) fn writer_of(
+    expected: &Expected,
+    rules: &Ruleset,
+    mode: ProxyMode,
+    family: Family,
+    writers: &[Writer],
+) -> Option<Writer> {
+    let of_mode = |writer: &&Writer| match mode {
+        ProxyMode::Iptables => writer.is_iptables(),
+        ProxyMode::Nftables => **writer == Writer::Nftables,
+        ProxyMode::Ipvs => **writer == Writer::Ipvs,
+    };
+    let candidates = writers.iter().filter(of_mode).copied().collect::<Vec<_>>();
+    if candidates.len() < 2 {
+        return candidates.first().copied();
+    }
+    let known = expected.ports.iter().flat_map(|port| port.frontends.iter().map(|known| known.frontend));
+    let known = known.collect::<BTreeSet<_>>();
+    let named = |writer: &Writer| {
+        rules.of(*writer).frontends(family).into_keys().filter(|frontend| known.contains(frontend)).count()
+    };
+    candidates.into_iter().max_by_key(named)
+}
+
+pub(super) fn judge(discrepancy: &mut Discrepancy, context: &Context) {
+    discrepancy.sync = sync_state(discrepancy, context);
+    // What lags, and what kube-proxy would not write, is told apart by its times.
+    if discrepancy.class == "C5" {
+        discrepancy.class = match discrepancy.sync {
+            SyncState::InFlight | SyncState::Unknown => "C5",
+            SyncState::Failing => "C4",
+            SyncState::Unheard => "C2",
+            SyncState::Overwritten => "C5e",
+        };
+    }
+}
+
+fn sync_state(discrepancy: &Discrepancy, context: &Context) -> SyncState {
+    let sync = context.sync;
+    // Rules that kube-proxy never writes so cannot be on their way.
+    let own = matches!(
+        discrepancy.aspect,
+        Aspect::Reach
+            | Aspect::Endpoint
+            | Aspect::Frontend
+            | Aspect::Affinity
+            | Aspect::SourceRanges
+            | Aspect::UnlistedPort
+    ) && discrepancy.kind != Kind::Surplus
+        || discrepancy.aspect == Aspect::Frontend;
+    let Some(since) = discrepancy.since else { return SyncState::Unknown };
+    if own && context.at.since(since) < sync.grace {
+        return SyncState::InFlight;
+    }
+    let (Some(queued), Some(synced)) = (sync.last_queued, sync.last_synced) else {
+        return SyncState::Unknown;
+    };
+    if queued > synced {
+        let waits = context.at.since(queued);
+        return if waits < sync.grace { SyncState::InFlight } else { SyncState::Failing };
+    }
+    if synced < since && queued < since { SyncState::Unheard } else { SyncState::Overwritten }
+}

@@ -1,0 +1,294 @@
+//! The audit of a node's rules, without traffic: what kube-proxy should have written there, against what is there.
+//!
+//! [`Expected`] is what kube-proxy makes of the Services and `EndpointSlices` at one time on one node. [`audit`] sends
+//! new connections to each frontend through the rules that were read ([`crate::rules`]) and compares where they
+//! go, so that it holds for every mode and every version of kube-proxy; then it looks for what nobody asked for. Pure:
+//! no I/O, and no clock but the time it is given. It names what differs and what kube-proxy's own times say of it; the
+//! cause is for the triage.
+
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+
+use crate::{
+    net::{Cidr, Family},
+    node::ProxyMode,
+    rules::{Frontend, Name, Origin, Ruleset, Writer},
+    time::Timestamp,
+};
+
+mod compare;
+pub mod expected;
+mod frame;
+mod judge;
+mod leftovers;
+pub mod names;
+mod sources;
+mod topology;
+
+pub use expected::{Expectation, Expected, ExpectedFrontend, ExpectedPort, Unreachable};
+
+/// What the audit needs to know of the node and of kube-proxy.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The node's name, as `EndpointSlices` have it: which endpoints are local.
+    pub node: Arc<str>,
+    pub mode: ProxyMode,
+    /// The moment at which the rules were read.
+    pub at: Timestamp,
+    /// `--cluster-cidr`, where it is known; else it is taken from the rules.
+    pub cluster_cidrs: Vec<Cidr>,
+    /// `--masquerade-all`.
+    pub masquerade_all: bool,
+    /// `--nodeport-addresses`, where it is known and not empty.
+    pub node_port_addresses: Vec<Cidr>,
+    /// Conntrack takes what lies out of the window as valid (`nf_conntrack_tcp_be_liberal`), so that kube-proxy writes no
+    /// rule against invalid packets.
+    pub tcp_be_liberal: Option<bool>,
+    pub sync: Sync,
+}
+
+impl Context {
+    pub fn new(node: &str, mode: ProxyMode, at: Timestamp) -> Self {
+        Self {
+            node: node.into(),
+            mode,
+            at,
+            cluster_cidrs: Vec::new(),
+            masquerade_all: false,
+            node_port_addresses: Vec::new(),
+            tcp_be_liberal: None,
+            sync: Sync::default(),
+        }
+    }
+}
+
+/// What kube-proxy says of its own work, and how long it may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sync {
+    /// `sync_proxy_rules_last_queued_timestamp_seconds`.
+    pub last_queued: Option<Timestamp>,
+    /// `sync_proxy_rules_last_timestamp_seconds`.
+    pub last_synced: Option<Timestamp>,
+    /// A change younger than this may still be on its way (catalogue section 3).
+    pub grace: Duration,
+}
+
+impl Default for Sync {
+    /// Without kube-proxy's word; the grace window is the catalogue's least, 5 s.
+    fn default() -> Self {
+        Self { last_queued: None, last_synced: None, grace: Duration::from_secs(5) }
+    }
+}
+
+/// How a difference stands to kube-proxy's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SyncState {
+    /// The change is younger than the grace window.
+    InFlight,
+    /// kube-proxy has queued an update after the change and has not written it within the grace window (C4).
+    Failing,
+    /// kube-proxy has neither queued nor written anything since the change: it does not hear of changes (C2).
+    Unheard,
+    /// kube-proxy has written its rules since the change, and they are not what it writes: somebody else changed them
+    /// (C5e), or they are kept in part.
+    Overwritten,
+    /// kube-proxy's times, or the time of the change, are not known.
+    Unknown,
+}
+
+impl SyncState {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InFlight => "in flight",
+            Self::Failing => "queued and not written",
+            Self::Unheard => "not heard of by kube-proxy",
+            Self::Overwritten => "changed after kube-proxy wrote it",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for SyncState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// It should be there and is not.
+    Missing,
+    /// It was right once.
+    Stale,
+    /// Nobody asked for it.
+    Surplus,
+    /// It is there, and not as it should be.
+    Wrong,
+}
+
+impl Kind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Stale => "stale",
+            Self::Surplus => "surplus",
+            Self::Wrong => "wrong",
+        }
+    }
+}
+
+/// What of the rules differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Aspect {
+    /// All of kube-proxy's rules, or the way into a part of them.
+    Frame,
+    /// Another writer than the one of kube-proxy's mode.
+    Writer,
+    /// Whether new connections are forwarded, refused or dropped.
+    Reach,
+    /// One endpoint.
+    Endpoint,
+    /// How connections are shared out.
+    Share,
+    Masquerade,
+    /// An endpoint's connection to itself through the Service.
+    Hairpin,
+    Affinity,
+    SourceRanges,
+    /// A port that the Service does not have.
+    UnlistedPort,
+    /// An address, port or element for which there is no Service.
+    Frontend,
+}
+
+impl Aspect {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Frame => "frame",
+            Self::Writer => "writer",
+            Self::Reach => "reach",
+            Self::Endpoint => "endpoint",
+            Self::Share => "share",
+            Self::Masquerade => "masquerade",
+            Self::Hairpin => "hairpin",
+            Self::Affinity => "affinity",
+            Self::SourceRanges => "source ranges",
+            Self::UnlistedPort => "unlisted port",
+            Self::Frontend => "frontend",
+        }
+    }
+}
+
+/// One difference between what the rules do and what they should.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Discrepancy {
+    pub kind: Kind,
+    pub aspect: Aspect,
+    /// The catalogue's class: C1, C3, C5, C5e, C6, C10, C12, …
+    pub class: &'static str,
+    pub family: Family,
+    /// `namespace/name`, where it is one Service's.
+    pub service: Option<Arc<str>>,
+    /// The port's name, or its number where it has none.
+    pub port: Option<Arc<str>>,
+    /// All frontends that show it, each once.
+    pub frontends: Vec<Frontend>,
+    pub origins: Vec<Origin>,
+    pub endpoint: Option<SocketAddr>,
+    /// The chain, map, set or server to look at.
+    pub place: Name,
+    /// Whose rules they are; `None` where there are none.
+    pub writer: Option<Writer>,
+    /// What is, and what should be, in one sentence without a full stop.
+    pub text: String,
+    /// How long the API has wanted it otherwise; `None` where that is not known.
+    pub since: Option<Timestamp>,
+    pub sync: SyncState,
+}
+
+/// What the audit found.
+#[derive(Clone, Debug, Default)]
+pub struct Audit {
+    /// The worst first: the frame, then by Service.
+    pub discrepancies: Vec<Discrepancy>,
+    /// What is not as kube-proxy would write it now and touches no connection: chains to which nothing leads, real
+    /// servers that drain.
+    pub harmless: Vec<Harmless>,
+    /// What could not be judged, each with the reason.
+    pub gaps: Vec<String>,
+    pub checked: Checked,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Harmless {
+    pub place: Name,
+    pub writer: Writer,
+    pub why: &'static str,
+}
+
+/// How much was looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    pub service_ports: usize,
+    pub frontends: usize,
+    /// Connections sent through the rules.
+    pub walks: usize,
+    /// Rules, elements and servers that were read.
+    pub rules: usize,
+}
+
+/// Compares the rules with what they should be.
+pub fn audit(expected: &Expected, rules: &Ruleset, context: &Context) -> Audit {
+    let mut audit = Audit::default();
+    audit.checked.rules = rules.size();
+    audit.checked.service_ports = expected.ports.len();
+    for family in Family::ALL {
+        if !expected.has(family) && !rules.has_proxy_rules(family) {
+            continue;
+        }
+        family_audit(expected, rules, context, family, &mut audit);
+    }
+    if rules.skipped > 0 {
+        let first = rules.oddities.first().map(|oddity| format!(", first: {oddity}")).unwrap_or_default();
+        audit.gaps.push(format!("{} parts of the rules were not understood{first}", rules.skipped));
+    }
+    for discrepancy in &mut audit.discrepancies {
+        judge::judge(discrepancy, context);
+    }
+    audit.discrepancies.sort_by(|a, b| {
+        (a.aspect > Aspect::Writer, &a.service, &a.port, a.family, a.aspect, a.kind, a.endpoint).cmp(&(
+            b.aspect > Aspect::Writer,
+            &b.service,
+            &b.port,
+            b.family,
+            b.aspect,
+            b.kind,
+            b.endpoint,
+        ))
+    });
+    audit
+}
+
+fn family_audit(expected: &Expected, rules: &Ruleset, context: &Context, family: Family, audit: &mut Audit) {
+    let writers = rules.writers(family);
+    let own = judge::writer_of(expected, rules, context.mode, family, &writers);
+    leftovers::other_writers(expected, rules, context, family, (&writers, own), audit);
+    let Some(writer) = own else {
+        // A cluster of one family has no Service of the other; nothing is missing there.
+        if expected.has(family) {
+            audit.discrepancies.push(frame::absent(expected, context, family, &writers));
+        }
+        return;
+    };
+    // Where several have rules, those that kube-proxy still writes are judged.
+    let of_writer;
+    let only = if rules.is_only_of(writer) {
+        rules
+    } else {
+        of_writer = rules.of(writer);
+        &of_writer
+    };
+    let frame = frame::check(only, context, family, writer, audit);
+    compare::compare(expected, only, context, family, writer, &frame, audit);
+    leftovers::surplus(expected, only, context, family, writer, audit);
+    leftovers::unreached(only, family, writer, audit);
+}

@@ -1,0 +1,68 @@
+//! Flows of which no socket tells: whether silence is a fault (C29), or what a one-way sender looks like (N20).
+
+use std::time::Duration;
+
+use super::{Case, Finding, Membership, ipvs, text::length};
+use crate::{
+    flow::{Answer, Outcome},
+    net::Protocol,
+    sighting::Hook,
+    verdict::{Confidence, Domain, Severity},
+};
+
+/// Who waits for an answer has given up by then: a resolver's timeout (resolv.conf(5)); an SCTP INIT is repeated after
+/// 3 s (RFC 9260).
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Ports whose protocols answer every request: DNS, Kerberos, NTP, SNMP, HTTP/3, RADIUS, STUN, SIP.
+const ANSWERING_PORTS: [u16; 9] = [53, 88, 123, 161, 443, 853, 1812, 3478, 5060];
+
+/// How long an answer was waited for in vain, where one was to be expected: an association is always accepted or
+/// refused; a datagram is answered where this Service answered others, or where its port says so.
+pub(super) fn unanswered_for(case: &Case<'_>) -> Option<Duration> {
+    if case.flow.is_tcp() || case.outcome != Outcome::Pending {
+        return None;
+    }
+    let Answer::NotSeen { until } = case.flow.answer() else { return None };
+    let waited = until.since(case.flow.first_seen);
+    let expected = case.flow.orig.protocol == Protocol::SCTP
+        || ANSWERING_PORTS.contains(&case.service.port)
+        || case.ctx.translations.answers(case.service.asked, case.service.protocol);
+    (expected && waited >= PATIENCE).then_some(waited)
+}
+
+/// N20: sent, and nothing more is known.
+/// Mechanism: no packet of a datagram flow but its first passes a hook; its conntrack entry tells of an answer.
+/// For: the entry was read, or ended, without a reply. Against: statsd, syslog and the like never answer: it is no
+/// fault in itself, and no health either.
+pub(super) fn sent(case: &Case<'_>) -> Finding {
+    let to = match case.endpoint {
+        Some(_) => format!("{} was sent to {}", case.name(), case.endpoint_name()),
+        None => format!("a datagram was sent to {}", case.name()),
+    };
+    let answer = case.flow.answer();
+    let what = match answer {
+        Answer::NotSeen { until } => {
+            format!("no answer had come {} later", length(until.since(case.flow.first_seen)))
+        }
+        Answer::Seen | Answer::Unknown => "whether an answer came was not seen".to_owned(),
+    };
+    let mut finding = Finding::new("N20", Domain::Normal, format!("{to}; {what}"))
+        .severity(Severity::None)
+        .confidence(Confidence::Low)
+        .see(&["C29"])
+        .unseen("whether an answer is due: senders that expect none look the same");
+    if answer == Answer::Unknown {
+        finding = finding.unseen(if ipvs::is_untracked(case) {
+            "whether anybody answered: IPVS does not track in conntrack here (vs/conntrack=0)"
+        } else if case.has_hook(Hook::Look) {
+            "whether anybody answered: the conntrack entry had gone before it could be read again"
+        } else {
+            "whether anybody answered: this trace can't read the conntrack entry again"
+        });
+    }
+    if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
+        finding = finding.unseen("whether the endpoint was listed then");
+    }
+    finding
+}

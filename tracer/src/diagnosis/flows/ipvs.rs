@@ -1,0 +1,391 @@
+//! IPVS: virtual servers without a real server (C12), real servers taken away under a connection (C13), reused ports
+//! (C14), entries that end before their connection (C15), and what a Local policy does there (C21, C22).
+//!
+//! A null binding says nothing in this mode: IPVS translates behind the NAT hooks and alters the reply tuple itself. What
+//! holds for every mode (stale endpoints, refusing and silent backends, no endpoints) is in the other files.
+
+use super::{
+    Case, Finding, Membership, Via,
+    iptables_sync::{lag, logs},
+    text::{length, word},
+};
+use crate::{
+    flow::{Dropped, End, Outcome, RefusalKind, StackReset, Stage},
+    sighting::Hook,
+    time::Timestamp,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// C12; C21 or C22 where a Local policy leaves this node none; C5 within the grace. C20 says it where the API has none.
+/// Mechanism: the virtual server has no real server with a weight above 0: `ip_vs_schedule` returns NULL and `ip_vs_leave`
+/// answers with ICMP port unreachable, for TCP too. kube-proxy did not write what the API says.
+/// For: `ip_vs_leave` for this very packet, and usable endpoints in the API for longer than the grace.
+/// Against: endpoints younger than the grace: then it is lag.
+pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
+    case.trouble()?.refusal.filter(|refusal| refusal.kind == RefusalKind::NoDestination)?;
+    if case.endpoint.is_some() || !case.failed() || case.has_usable() == Some(false) {
+        return None;
+    }
+    let usable = case.usable();
+    if case.service.local_only && usable.is_some_and(|usable| usable.local == Some(0)) {
+        return Some(no_local_real_server(case));
+    }
+    if let Some(usable) = usable.filter(|usable| case.within_grace(usable.since)) {
+        return Some(lag(
+            case,
+            &format!(
+                "IPVS has no real server for {}, which has had endpoints for {}",
+                case.name(),
+                length(case.age(usable.since))
+            ),
+        ));
+    }
+    let (domain, confidence) = match usable {
+        Some(_) => (Domain::IptablesSync, Confidence::High),
+        None => (Domain::NoEndpoints, Confidence::Medium),
+    };
+    let detail = match usable {
+        Some(usable) => format!(
+            "IPVS has no real server for {}, although it has {} usable endpoints: kube-proxy's sync fails",
+            case.name(),
+            usable.count
+        ),
+        None => format!("IPVS has no real server for {}", case.name()),
+    };
+    let vip = case.service.asked;
+    let mut finding = Finding::new("C12", domain, detail)
+        .confidence(confidence)
+        .severity(Severity::High)
+        .action(
+            format!(
+                "compare the virtual server with the slices, here and on another node: ipvsadm -Ln {} {vip}; {}; then read \
+                 kube-proxy's log: {}; restart it only after its log is saved",
+                option(case),
+                case.get_slices(),
+                logs(case)
+            ),
+            "alert on kube-proxy's sync and watch failures; ipvs mode is deprecated since v1.35: plan for nftables",
+            Safety::Disruptive,
+        )
+        .see(&["C12", "C4", "kubernetes/kubernetes#70493"]);
+    finding = match usable {
+        Some(usable) => finding
+            .api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()))
+            .unseen("whether the virtual server has no real servers, or only some of weight 0: ipvsadm -Ln"),
+        None => finding.unseen("the Service's endpoints: EndpointSlices could not be read"),
+    };
+    Some(finding)
+}
+
+/// C22, or C21 from outside. In iptables and nftables mode such packets are dropped; here they are refused, as the virtual
+/// server is left without a real server.
+fn no_local_real_server(case: &Case<'_>) -> Finding {
+    let (class, policy) = local_policy(case);
+    let count = case.usable().map_or(0, |usable| usable.count);
+    Finding::new(
+        class,
+        Domain::ServiceConfig,
+        format!("{policy} is Local and {} has no endpoint on this node: IPVS refuses", case.name()),
+    )
+    .severity(Severity::High)
+    .api(None, format!("{count} usable endpoints in the cluster, none of them on this node"))
+    .action(
+        "run an endpoint on this node, or use the policy Cluster",
+        "spread the endpoints over the nodes that get traffic",
+        Safety::ReadOnly,
+    )
+    .see(&[class, "C12", "kubernetes/kubernetes#121371"])
+}
+
+/// C12's look-alike.
+/// Mechanism: IPVS drops without ICMP where it cannot make an entry (memory), or its overload defence is active
+/// (`vs/drop_packet`).
+/// For: `ip_vs_schedule` returned NULL, the packet was dropped, and `ip_vs_leave` was not entered.
+pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
+    let unscheduled = case.flow.ipvs.as_ref()?.unscheduled;
+    if !unscheduled.is_seen()
+        || case.endpoint.is_some()
+        || case.trouble()?.refusal.is_some()
+        || !case.failed()
+        || !case.has_hook(Hook::IpVsLeave)
+    {
+        return None;
+    }
+    Some(
+        Finding::new(
+            "C12",
+            Domain::HostKernel,
+            format!("IPVS made no entry for {} and dropped the packet without a word", case.name()),
+        )
+        .confidence(Confidence::Low)
+        .severity(Severity::High)
+        .unseen("why: no memory for an entry, or a packet that IPVS leaves alone")
+        .action(
+            "look for memory pressure: dmesg | grep -i ip_vs; slabtop -o | grep ip_vs; sysctl net.ipv4.vs.drop_packet",
+            "give the node memory; watch the size of IPVS's table: wc -l /proc/net/ip_vs_conn",
+            Safety::ReadOnly,
+        )
+        .see(&["C12"]),
+    )
+}
+
+/// C13.
+/// Mechanism: the real server was taken out of the virtual server while the connection lived. With
+/// `vs/expire_nodest_conn=1`, as kube-proxy sets it, the connection's entry goes: at once since 5.9
+/// (`ip_vs_expire_nodest_conn_flush`), before that, or where a packet is faster, at the next packet, which is dropped with
+/// its old conntrack entry. What follows meets no entry, and the node's own stack resets it. With 0 every packet is
+/// dropped in `ip_vs_in_hook` without a word.
+/// For: a packet that was dropped with the entry that IPVS gave up; or the node's reset, or drops before translation,
+/// once the endpoint left its slice.
+/// Against: endpoint still listed: then kube-proxy removed what the API has.
+pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    if !case.flow.was_answered() || !(case.failed() || reset_by_node(case).is_some()) {
+        return None;
+    }
+    let ipvs = case.flow.ipvs.as_deref();
+    let expired = ipvs.filter(|ipvs| ipvs.expired.is_seen() && !ipvs.reused).map(|ipvs| ipvs.expired);
+    let dropped = case.trouble().and_then(|trouble| trouble.drops.iter().find(|drop| in_hook(drop)));
+    let dropped = dropped.filter(|_| case.is_ipvs());
+    let reset = reset_by_node(case).map(|reset| reset.mark);
+    let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.mark))?.first;
+    let membership = case.ctx.cluster.membership(&case.service, endpoint, first);
+    let gone_since = match membership {
+        Membership::Left { at, .. } => Some(at),
+        Membership::Member { ready: false, serving: false, since, .. } => Some(since),
+        _ => None,
+    };
+    // A drop by itself is anybody's, and the node resets where an idle entry ended, too; a packet that is dropped with its
+    // entry tells of a removed server alone.
+    if expired.is_none() && gone_since.is_none() {
+        return None;
+    }
+    let ends = expired.is_some() || reset.is_some();
+    let how = if expired.is_some() {
+        "IPVS ended the connection at its next packet"
+    } else if ends {
+        "IPVS's entry went with it, and the node itself reset the connection"
+    } else {
+        "IPVS drops its packets without a word"
+    };
+    let setting = case.ctx.node.ipvs_settings().and_then(|settings| settings.expire_nodest_conn);
+    let mut finding = Finding::new(
+        "C13",
+        Domain::StaleEndpoints,
+        format!(
+            "{} was taken out of the virtual server of {} under an established connection: {how}",
+            case.endpoint_name(),
+            case.name()
+        ),
+    )
+    .confidence(if expired.is_some() || setting == Some(ends) {
+        Confidence::High
+    } else {
+        Confidence::Medium
+    })
+    .severity(if ends { Severity::Low } else { Severity::Medium })
+    .action(
+        if ends {
+            "let the client connect anew; it gets another endpoint"
+        } else {
+            "let the client connect anew, from another port; sysctl net.ipv4.vs.expire_nodest_conn should say 1, as \
+             kube-proxy sets it"
+        },
+        "have Pods end their connections within their termination grace: kube-proxy keeps a real server at weight 0 \
+         while connections to it live",
+        Safety::ReadOnly,
+    )
+    .see(&["C13", "kubernetes/kubernetes#71358"]);
+    finding = match gone_since {
+        Some(at) => finding.api(
+            Some(at),
+            format!("{} left the usable endpoints of {}", case.endpoint_name(), case.name()),
+        ),
+        None => finding.against(
+            EvidenceType::Api,
+            None,
+            format!("{endpoint} was listed at that moment: kube-proxy, or somebody by hand, removed it all the same"),
+        ),
+    };
+    finding = match setting {
+        Some(set) => {
+            finding.node(case.ctx.node.read_at(), format!("net.ipv4.vs.expire_nodest_conn={}", u8::from(set)))
+        }
+        None => finding.unseen("net.ipv4.vs.expire_nodest_conn"),
+    };
+    Some(finding)
+}
+
+/// C15.
+/// Mechanism: IPVS forgets an idle TCP connection after 900 s unless kube-proxy is told otherwise (`ipvs.tcpTimeout`), and
+/// takes the conntrack entry along. A packet without SYN is not scheduled: it falls to the node's own stack, which has the
+/// VIP on kube-ipvs0 and answers with a RST (`NO_SOCKET`).
+/// For: an established connection, then a RST to one of its packets by the node's own stack, at the VIP.
+/// Against: nothing that can be seen: an entry that somebody removed (`ipvsadm -C`, a restart with `--cleanup`), and a
+/// connection that came over from another node, look alike.
+pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
+    let reset = reset_by_node(case)?;
+    // A connection that was seen from its beginning, and that IPVS never had, has lost nothing there.
+    if !case.flow.was_answered() || (case.endpoint.is_none() && case.flow.client.established.is_some()) {
+        return None;
+    }
+    let trouble = case.trouble()?;
+    let time = reset.mark.first;
+    let ended = case.flow.deleted.map(|ended| ended.time).filter(|ended| *ended <= time);
+    let established = case.flow.client.established.or(case.flow.server.established);
+    let known_to_end = trouble.picked_up.is_some() || ended.is_some();
+    let mut finding = Finding::new(
+        "C15",
+        Domain::Conntrack,
+        format!("IPVS had no entry any more for an established connection to {}: the node itself reset it", case.name()),
+    )
+    .confidence(if known_to_end && case.endpoint.is_some() { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::Medium)
+    .unseen("whether the entry timed out, or was removed (ipvsadm -C, kube-proxy --cleanup): ipvsadm -l --timeout")
+    .action(
+        "let the client connect anew; compare how long it was idle with ipvsadm -l --timeout",
+        "keep idle connections alive more often than every 900 s (net.ipv4.tcp_keepalive_time=600), or raise kube-proxy's \
+         ipvs.tcpTimeout",
+        Safety::ReadOnly,
+    )
+    .see(&["C15"]);
+    if let Some(ended) = ended {
+        finding = finding.node(
+            Some(ended),
+            format!(
+                "its conntrack entry ended {} before the packet that was reset",
+                length(time.since(ended))
+            ),
+        );
+    }
+    match established {
+        Some(established) => {
+            finding = finding.node(
+                Some(time),
+                format!(
+                    "it had been established for {}, which it was idle at most",
+                    length(time.since(established))
+                ),
+            );
+        }
+        None => finding = finding.unseen("how long it had been idle"),
+    }
+    Some(finding)
+}
+
+/// C21 in ipvs mode (kubernetes/kubernetes#97081).
+/// Mechanism: a Local policy without a local endpoint is not dropped here: IPVS sends to an endpoint on another node without
+/// masquerading; its reply goes straight to the client, from an address that the client never asked.
+/// For: an external address, a Local policy, an endpoint on another node, an unmasqueraded source that is not of this
+/// node, and no answer. Against: nothing was seen of the client's end: the answer may have been missed.
+pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
+    let decision = case.decision?;
+    let unanswered = matches!(case.outcome, Outcome::Stalled | Outcome::Abandoned | Outcome::Pending);
+    if !case.service.local_only
+        || case.service.via == Via::ClusterIp
+        || !decision.ct.by_ipvs()
+        || decision.ct.masqueraded()
+        || !unanswered
+        || case.flow.was_answered()
+    {
+        return None;
+    }
+    let Some(Membership::Member { node: Some(node), .. }) = &case.membership else { return None };
+    let here = case.ctx.node_name?;
+    let client = case.flow.orig.src.ip();
+    let client_here = case.ctx.node.is_own_address(client) == Some(true)
+        || case
+            .ctx
+            .cluster
+            .pod_by_ip(client, case.decided)
+            .is_some_and(|pod| pod.node.as_deref() == Some(here));
+    if **node == *here || client_here {
+        return None;
+    }
+    let (class, policy) = local_policy(case);
+    let mut finding = Finding::new(
+        class,
+        Domain::ServiceConfig,
+        format!(
+            "{policy} is Local and {} has no endpoint on this node: IPVS sends to {} on node {node}, whose reply the \
+             client does not know",
+            case.name(),
+            case.endpoint_name()
+        ),
+    )
+    .confidence(if case.outcome == Outcome::Pending { Confidence::Medium } else { Confidence::High })
+    .severity(Severity::High)
+    .api(None, format!("the endpoint runs on node {}, the traffic came in at {}", word(node), word(here)))
+    .action(
+        "have the load balancer follow the Service's healthCheckNodePort, or send to a node with an endpoint",
+        "spread the endpoints over the nodes that get traffic, or use the policy Cluster",
+        Safety::ReadOnly,
+    )
+    .see(&[class, "kubernetes/kubernetes#97081"]);
+    if case.outcome == Outcome::Pending {
+        finding = finding.unseen("whether the client got an answer: none passed this node");
+    }
+    Some(finding)
+}
+
+/// C14, a note and no fault: the client felt a delay of a second (a SYN), or lost one datagram.
+/// Mechanism: the client reuses a port whose old connection IPVS still has in `TIME_WAIT` or CLOSE. `conn_reuse_mode=1`
+/// chooses anew; as the SYN belongs to the old conntrack entry, it is dropped with it and the next one succeeds.
+pub(super) fn lost_packet(case: &Case<'_>) -> Option<(Timestamp, String)> {
+    let ipvs = case.flow.ipvs.as_ref().filter(|ipvs| ipvs.expired.is_seen())?;
+    let what = if ipvs.reused {
+        "IPVS dropped the SYN because the port's last connection was still in its table (C14, conn_reuse_mode): the client \
+         had to wait for its repeat"
+    } else {
+        "IPVS dropped a packet with an entry whose real server is gone (C13), and went on with another"
+    };
+    Some((ipvs.expired.first, what.to_owned()))
+}
+
+/// What stays unseen of an answered flow without a conntrack entry.
+pub(super) fn endpoint_unseen(case: &Case<'_>) -> Option<&'static str> {
+    is_untracked(case).then_some(if case.endpoint.is_some() {
+        "masquerading and the entry's end: IPVS does not track in conntrack here (vs/conntrack=0)"
+    } else {
+        "which endpoint IPVS chose: it does not track in conntrack here (vs/conntrack=0), and this trace has no hook at \
+         ip_vs_conn_new"
+    })
+}
+
+/// IPVS translated it, if anybody, and conntrack has no entry of it.
+pub(super) fn is_untracked(case: &Case<'_>) -> bool {
+    let untracked = case.ctx.node.ipvs_settings().and_then(|settings| settings.conntrack) == Some(false);
+    case.decision.is_none() && untracked && case.is_ipvs()
+}
+
+/// The node's own stack answered a packet of a connection with a RST, in place of the VIP, and that broke it: a stray
+/// packet behind a connection's end meets the same.
+fn reset_by_node<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
+    let here = |netns| case.ctx.node_netns.is_none_or(|node| node == netns);
+    let resets = &case.trouble()?.stack_resets;
+    let reset = resets.iter().find(|reset| reset.by == End::Vip && !reset.to_syn && here(reset.netns))?;
+    let end_unseen = !case.flow.client.is_seen() && case.flow.server.closed.is_none();
+    (case.is_ipvs() && (matches!(case.outcome, Outcome::Reset(_)) || end_unseen)).then_some(reset)
+}
+
+/// A packet of a known connection, dropped before it was translated.
+fn in_hook(drop: &Dropped) -> bool {
+    drop.is("NETFILTER_DROP") && drop.stage == Stage::Before && !drop.unconfirmed && !drop.opening
+}
+
+fn local_policy(case: &Case<'_>) -> (&'static str, &'static str) {
+    if case.service.via == Via::ClusterIp {
+        ("C22", "internalTrafficPolicy")
+    } else {
+        ("C21", "externalTrafficPolicy")
+    }
+}
+
+/// How `ipvsadm` names the virtual server's protocol.
+fn option(case: &Case<'_>) -> &'static str {
+    match case.service.protocol {
+        crate::net::Protocol::UDP => "-u",
+        crate::net::Protocol::SCTP => "--sctp-service",
+        _ => "-t",
+    }
+}

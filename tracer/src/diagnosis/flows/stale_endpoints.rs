@@ -1,0 +1,323 @@
+//! Endpoints that are no more: chosen although they had left (C6), or left while the flow lived (N9, C7).
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use super::{
+    Case, Finding, Membership, Via,
+    iptables_sync::{lag, logs},
+    text::length,
+};
+use crate::{
+    flow::{Outcome, ResetBy},
+    net::Protocol,
+    time::Timestamp,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+/// A Pod's default terminationGracePeriodSeconds.
+const DEFAULT_TERMINATION_GRACE: Duration = Duration::from_secs(30);
+/// Metadata older than this, in seconds, may have missed that the endpoint came back.
+const OLD_METADATA_SECS: f64 = 30.0;
+
+/// C6; within the grace C5.
+/// Mechanism: kube-proxy's rules still name an endpoint that the API took away: it lost the API (C2), its sync fails
+/// (C4), or it is not there (C1). Whoever has the address now answers, or nobody.
+/// For: NAT chose it for a new connection, later than its removal and the grace.
+/// Against: an answer all the same (the Pod still runs, or another got its address); a terminating endpoint that
+/// serves is no stale one (N8); a flow older than the removal is a drain (N9, C7).
+pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    if matches!(case.membership, Some(Membership::Member { ready: true, .. } | Membership::Unknown)) {
+        return None;
+    }
+    let name = case.endpoint_name();
+    // A decision that was taken before the trace began has no time: the flow may be older than the removal.
+    if case.flow.partial && case.decision.is_some_and(|decision| decision.confirmed.is_none()) {
+        return None;
+    }
+    let (what, since, certain) = match case.membership.as_ref()? {
+        Membership::Left { at, .. } => {
+            if case.decided <= *at {
+                return None;
+            }
+            (
+                format!("{name} left the endpoints of {} {} before", case.name(), length(case.age(*at))),
+                Some(*at),
+                true,
+            )
+        }
+        Membership::Member { ready: false, serving: false, since, .. } => {
+            let how_long = if *since > Timestamp::MIN {
+                format!("for {}", length(case.age(*since)))
+            } else {
+                "for longer than is known".to_owned()
+            };
+            (
+                format!("{name} of {} was neither ready nor serving {how_long}", case.name()),
+                Some(*since),
+                true,
+            )
+        }
+        // The slices are known since their last change: what they do not list now may have left then, or before.
+        Membership::NeverSeen { since } if *since > Timestamp::MIN => (
+            format!(
+                "no EndpointSlice of {} has listed {endpoint} for at least {}",
+                case.name(),
+                length(case.age(*since))
+            ),
+            Some(*since),
+            false,
+        ),
+        Membership::NeverSeen { .. } => (
+            format!("no EndpointSlice of {} lists {endpoint}, as far back as is known", case.name()),
+            None,
+            false,
+        ),
+        Membership::Member { .. } | Membership::Unknown => return None,
+    };
+    let confounder = if certain { None } else { unlisted_but_not_stale(case) };
+    if confounder.is_some() && !case.failed() {
+        // It came through, to an endpoint that may well be a good one.
+        return None;
+    }
+    if since.is_some_and(|since| case.within_grace(since)) {
+        // Kube-proxy may still be writing it. A connection that came through broke nothing.
+        return case
+            .failed()
+            .then(|| lag(case, &format!("NAT still chose an endpoint that had just gone: {what}")));
+    }
+    let answered = case.flow.was_answered();
+    let mut finding = Finding::new(
+        "C6",
+        Domain::StaleEndpoints,
+        format!("NAT chose a stale endpoint: {what}"),
+    )
+    .confidence(match (certain, confounder) {
+        (true, _) => Confidence::High,
+        (false, None) => Confidence::Medium,
+        (false, Some(_)) => Confidence::Low,
+    })
+    .severity(if case.failed() { Severity::High } else { Severity::Medium })
+    .api(since, what)
+    .unseen("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
+    .action(
+        format!(
+            "{}; see which rules name it: {}; read kube-proxy's log for \"Failed \
+                 to watch\" or failed syncs: {}; restart it after the log is saved",
+            case.get_slices(),
+            rules_that_name(case, endpoint),
+            logs(case)
+        ),
+        "alert on kube-proxy's watch and sync failures: its /healthz stays 200 while it cannot reach the API",
+        Safety::Disruptive,
+    )
+    .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
+    if case.service.affinity {
+        finding = finding
+            .api(
+                None,
+                format!(
+                    "{} has sessionAffinity ClientIP: clients pinned to this endpoint keep it",
+                    case.name()
+                ),
+            )
+            .see(&["C24"]);
+    }
+    if !certain || since.is_none_or(|since| since == Timestamp::MIN) {
+        finding = finding.unseen("when the endpoint was removed");
+    }
+    if answered {
+        let by = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
+        let who = by.map_or_else(|| "something".to_owned(), |pod| format!("Pod {}", pod.key()));
+        finding = finding.against(
+            EvidenceType::Kernel,
+            case.flow.client.established,
+            format!("the connection was answered: {who} has the address {} now", endpoint.ip()),
+        );
+    } else if let Some((pod, until)) = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), case.decided) {
+        finding =
+            finding.api(Some(until), format!("Pod {} gave the address {} up", pod.key(), endpoint.ip()));
+    }
+    if let Some(confounder) = confounder {
+        finding = finding.against(EvidenceType::Api, None, confounder);
+    } else if case.ctx.metadata_age.is_some_and(|age| age > OLD_METADATA_SECS) {
+        finding =
+            finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
+    }
+    Some(finding)
+}
+
+/// C8 (kubernetes/kubernetes#112604, #127318).
+/// Mechanism: a UDP sender that never hears an answer refreshes its conntrack entry with each datagram, and the entry
+/// still leads to an endpoint that left since. Rules are asked for new entries only, so no rule helps, not even the
+/// REJECT of a Service without endpoints; kube-proxy should have deleted the entry.
+/// For: the entry without an answer, listed or read again after the endpoint had left, and a datagram since.
+/// Against: an entry that is made after the removal comes from the rules (C6).
+pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let looked = case.flow.looked.filter(|_| case.flow.orig.protocol == Protocol::UDP)?;
+    let last_packet = case.flow.last_packet?;
+    if case.flow.was_answered() {
+        return None;
+    }
+    let (removed, certain) = match case.ctx.cluster.membership(&case.service, endpoint, looked.time) {
+        Membership::Left { at, .. } => (at, true),
+        Membership::Member { ready: false, serving: false, since, .. } => (since, true),
+        Membership::NeverSeen { since } => (since, false),
+        Membership::Member { .. } | Membership::Unknown => return None,
+    };
+    let older = case.flow.partial || case.decided <= removed;
+    if removed == Timestamp::MIN || !older || last_packet <= removed.saturating_add(case.ctx.grace) {
+        return None;
+    }
+    let orig = &case.flow.orig;
+    let name = case.endpoint_name();
+    let gone = if certain {
+        format!("{name} left the endpoints of {}", case.name())
+    } else {
+        format!(
+            "no EndpointSlice of {} has listed {endpoint} for at least {}",
+            case.name(),
+            length(looked.time.since(removed))
+        )
+    };
+    let mut finding = Finding::new(
+        "C8",
+        Domain::StaleEndpoints,
+        format!(
+            "{} still sends to {name} by an old conntrack entry: a datagram went there {} after it had left",
+            orig.src,
+            length(last_packet.since(removed))
+        ),
+    )
+    .confidence(if certain { Confidence::High } else { Confidence::Medium })
+    .severity(Severity::High)
+    .api(Some(removed), gone)
+    .kernel(Some(last_packet), "the last datagram so far renewed the entry, to the second")
+    .action(
+        format!(
+            "delete the entry, and the next datagram is translated anew: conntrack -D -p udp --orig-src {} --orig-dst {} \
+             --reply-src {}",
+            orig.src.ip(),
+            orig.dst.ip(),
+            endpoint.ip()
+        ),
+        "upgrade kube-proxy: from 1.32 it reconciles UDP entries, and later releases also those of Services without \
+         endpoints (kubernetes/kubernetes#139629) and of deleted ones (#141371)",
+        Safety::Disruptive,
+    )
+    .see(&["C8", "kubernetes/kubernetes#112604", "kubernetes/kubernetes#127318"]);
+    if !certain {
+        finding = finding.unseen("when the endpoint was removed");
+    }
+    Some(finding)
+}
+
+/// The command that shows the endpoint in the rules of kube-proxy's mode.
+fn rules_that_name(case: &Case<'_>, endpoint: SocketAddr) -> String {
+    match (case.ctx.node.kube_proxy_mode(), endpoint.ip()) {
+        (Some("nftables"), IpAddr::V4(ip)) => format!("nft list table ip kube-proxy | grep {ip}"),
+        (Some("nftables"), IpAddr::V6(ip)) => format!("nft list table ip6 kube-proxy | grep {ip}"),
+        (Some("ipvs"), _) => format!("ipvsadm -Ln | grep -F '{endpoint}'"),
+        (_, IpAddr::V4(_)) => format!("iptables-save -t nat | grep {endpoint}"),
+        (_, IpAddr::V6(_)) => format!("ip6tables-save -t nat | grep -F '{endpoint}'"),
+    }
+}
+
+/// Why an endpoint that no slice is known to have listed may be a good one all the same.
+fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
+    if case.ctx.metadata_age.is_some_and(|age| age > case.ctx.grace.as_secs_f64()) {
+        return Some("the metadata is old: the endpoint may have been added since");
+    }
+    (case.service.via != Via::ClusterIp).then_some(
+        "others than kube-proxy translate such addresses too: a hostPort (CNI-HOSTPORT-DNAT), a load balancer on the \
+         node (N13)",
+    )
+}
+
+/// N9 or C7.
+/// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never cleans TCP entries
+/// (kubernetes/kubernetes#100698). In a rolling update the Pod ends its connections within its termination grace: N9.
+/// Broken later than that, the client was left with a dead peer: C7. Neither is kube-proxy's fault.
+/// For: NAT was decided while the endpoint was listed; it left before the flow ended.
+pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let ended = case.ended();
+    let removed = match case.ctx.cluster.membership(&case.service, endpoint, ended) {
+        Membership::Left { at, .. } => at,
+        Membership::Member { ready: false, terminating, serving, since, .. } if terminating || !serving => {
+            since
+        }
+        _ => return None,
+    };
+    let old_enough = case.decided <= removed || case.flow.partial;
+    if removed == Timestamp::MIN || removed > ended || !old_enough || case.outcome == Outcome::Pending {
+        return None;
+    }
+    if case.outcome == Outcome::Reset(ResetBy::Client) && !case.flow.client.retransmits().is_seen() {
+        // The client's own abort (N4): it had not lost its peer.
+        return None;
+    }
+    let pod = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
+    let grace = pod.and_then(|pod| pod.termination_grace).unwrap_or(DEFAULT_TERMINATION_GRACE);
+    let after = ended.since(removed);
+    let drained = case.outcome.is_success();
+    let name = case.endpoint_name();
+    let left = format!("{name} left the usable endpoints of {}", case.name());
+    if drained || after <= grace {
+        let how = match case.outcome {
+            Outcome::Established => "was still open",
+            Outcome::Closed => "ended well",
+            _ => "broke",
+        };
+        // What IPVS would do to it under `expire_nodest_conn=0` (C13) shows in drops alone.
+        let hidden = case.is_ipvs() && case.outcome == Outcome::Silent && !case.ctx.drop_reasons;
+        let sure = !case.flow.partial && !hidden;
+        let mut finding =
+            Finding::new(
+                "N9",
+                Domain::Normal,
+                format!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
+            )
+            .confidence(if sure { Confidence::High } else { Confidence::Medium })
+            .severity(if drained { Severity::None } else { Severity::Low })
+            .api(Some(removed), left)
+            .action(
+                "",
+                if drained {
+                    ""
+                } else {
+                    "have the Pod end its connections in its preStop hook or on SIGTERM, and the client connect anew"
+                },
+                Safety::ReadOnly,
+            )
+            .see(&["N9"]);
+        if hidden {
+            finding = finding
+                .unseen("whether IPVS dropped its packets (C13): this kernel gives no reasons for drops")
+                .see(&["C13"]);
+        }
+        return Some(finding);
+    }
+    let mut finding = Finding::new(
+        "C7",
+        Domain::StaleEndpoints,
+        format!("an established flow broke {} after its endpoint was removed", length(after)),
+    )
+    .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
+    .severity(Severity::Low)
+    .api(Some(removed), left)
+    .action(
+        "let the client connect anew; kube-proxy never cleans entries of established TCP connections",
+        "set timeouts or keepalive in the client, so that it notices a dead peer",
+        Safety::ReadOnly,
+    )
+    .see(&["C7", "kubernetes/kubernetes#100698"]);
+    if case.flow.orig.protocol == Protocol::UDP {
+        finding = finding.see(&["C8"]);
+    }
+    Some(finding)
+}

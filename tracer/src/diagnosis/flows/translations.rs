@@ -1,0 +1,114 @@
+//! Which Services this node translated lately, and which not: one Service without a rule is its own trouble, several
+//! at once are kube-proxy's.
+//!
+//! Owns a bounded memory across flows. The trace notes each flow here before it judges it.
+
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
+
+use super::{Address, Context, ServicePort, Via};
+use crate::{
+    flow::{Decision, Flow},
+    net::Protocol,
+    time::Timestamp,
+};
+
+/// Service addresses remembered; older ones are forgotten at once when there are more.
+const MAX_SERVICES: usize = 4096;
+/// How far back "lately" reaches: two of kube-proxy's sync periods (30 s).
+const LATELY: Duration = Duration::from_mins(1);
+
+#[derive(Debug, Default)]
+pub struct Translations {
+    untranslated: HashMap<SocketAddr, Timestamp>,
+    last_translated: Option<Timestamp>,
+    /// Services that answered a datagram.
+    answering: HashMap<(SocketAddr, Protocol), Timestamp>,
+    /// When a cluster IP with endpoints was last answered although nothing here translated it.
+    served_elsewhere: Option<Timestamp>,
+}
+
+impl Translations {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes what NAT decided for this flow, if it was meant for a cluster IP.
+    pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
+        let Some(decision) = flow.decision(ctx.node_netns) else {
+            // Where IPVS does not track in conntrack, only its own choice tells.
+            if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
+                && matches!(
+                    ctx.cluster.address(flow.orig.dst, flow.orig.protocol, chosen.time),
+                    Address::Service(service) if service.via == Via::ClusterIp
+                )
+            {
+                self.translated(flow.orig.dst, chosen.time);
+            }
+            return;
+        };
+        match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
+            Address::Service(service) if service.via == Via::ClusterIp => {
+                if !flow.is_tcp() && flow.was_answered() {
+                    self.note_answer(&service, decision.time);
+                }
+                if decision.confirmed.is_some() && decision.endpoint().is_none() && flow.was_answered() {
+                    self.served_elsewhere = self.served_elsewhere.max(Some(decision.time));
+                }
+                if decision.endpoint().is_some() {
+                    self.translated(service.asked, decision.time);
+                } else {
+                    self.note_untranslated(&service, decision, ctx);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// This cluster IP was translated at `time`.
+    pub fn translated(&mut self, asked: SocketAddr, time: Timestamp) {
+        self.last_translated = self.last_translated.max(Some(time));
+        if !self.untranslated.is_empty() {
+            self.untranslated.remove(&asked);
+        }
+    }
+
+    fn note_untranslated(&mut self, service: &ServicePort, decision: &Decision, ctx: &Context<'_>) {
+        let usable = || ctx.cluster.usable(service, ctx.node_name, decision.time);
+        if decision.confirmed.is_some()
+            && service.proxy_name.is_none()
+            && usable().is_some_and(|usable| usable.count > 0)
+        {
+            if self.untranslated.len() >= MAX_SERVICES {
+                self.untranslated.clear();
+            }
+            self.untranslated.insert(service.asked, decision.time);
+        }
+    }
+
+    fn note_answer(&mut self, service: &ServicePort, time: Timestamp) {
+        if self.answering.len() >= MAX_SERVICES {
+            self.answering.clear();
+        }
+        self.answering.insert((service.asked, service.protocol), time);
+    }
+
+    /// Whether this Service was seen to answer datagrams.
+    pub(super) fn answers(&self, asked: SocketAddr, protocol: Protocol) -> bool {
+        self.answering.contains_key(&(asked, protocol))
+    }
+
+    /// Whether Services were answered here around `at` although this node's rules did not translate them: something
+    /// that netfilter does not see serves them.
+    pub(super) fn served_elsewhere(&self, at: Timestamp) -> bool {
+        let lately = at.saturating_sub(LATELY);
+        self.served_elsewhere.is_some_and(|time| time >= lately)
+            && self.last_translated.is_none_or(|time| time < lately)
+    }
+
+    /// Whether other Services went untranslated around `at` too, and none was translated.
+    pub(super) fn other_services_untranslated(&self, service: &ServicePort, at: Timestamp) -> bool {
+        let lately = at.saturating_sub(LATELY);
+        self.last_translated.is_none_or(|time| time < lately)
+            && self.untranslated.iter().any(|(asked, time)| *asked != service.asked && *time >= lately)
+    }
+}

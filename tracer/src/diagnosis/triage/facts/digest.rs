@@ -1,0 +1,94 @@
+//! The node as single values, for comparison with another one.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use super::Facts;
+use crate::{
+    net::Family,
+    node::sysctl::Sysctls,
+    rules::{End, Origin, Probe, walk::Walker},
+    time::Timestamp,
+};
+
+/// Service ports whose rules are written into the digest, at most.
+const DIGEST_MAX: usize = 5000;
+
+impl Facts {
+    /// What the node says as single values, for comparison with another node's.
+    pub fn digest(&self) -> BTreeMap<String, String> {
+        let mut facts = BTreeMap::new();
+        let mut put = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                facts.insert(name.to_owned(), value);
+            }
+        };
+        put("kube-proxy mode", self.mode().map(|mode| mode.to_string()));
+        put("kube-proxy version", self.proxy_version().map(str::to_owned));
+        put("kube-proxy healthz", self.healthz.as_ref().map(|health| health.status.to_string()));
+        put(
+            "rules: iptables chains of Services",
+            self.rules.iptables_chains().map(|count| count.to_string()),
+        );
+        put("rules: nftables table kube-proxy", self.rules.nftables.map(|there| there.to_string()));
+        put("rules: IPVS virtual servers", self.rules.ipvs.map(|count| count.to_string()));
+        if let Some(config) = self.config() {
+            put("config: mode", Some(config.mode.clone().unwrap_or_default()));
+            put("config: clusterCIDR", Some(config.cluster_cidrs.join(",")));
+            put("config: nodePortAddresses", Some(config.node_port_addresses.join(",")));
+        }
+        let node = self.known_node().and_then(|node| self.history.as_ref()?.node(node, Timestamp::MAX));
+        put("kubelet version", node.map(|node| node.kubelet_version.to_string()));
+        for (path, value) in self.sysctls.iter().flat_map(Sysctls::iter) {
+            // What changes by itself, or belongs to one interface, says nothing about two nodes.
+            let own = path.ends_with("_count") || path.contains("/conf/") && !path.contains("/conf/all/");
+            if !own {
+                facts.insert(format!("sysctl: {}", path.replace('/', ".")), value.to_owned());
+            }
+        }
+        self.digest_rules(&mut facts);
+        facts
+    }
+
+    /// Where the rules send a Pod's connections to each `ClusterIP`: nodes must not differ in it (catalogue C12).
+    fn digest_rules(&self, facts: &mut BTreeMap<String, String>) {
+        let Some(history) = &self.history else { return };
+        if self.rules.any() != Some(true) {
+            return;
+        }
+        let walkers = Family::ALL
+            .map(|family| (Walker::new(&self.ruleset, family), self.ruleset.local_traffic(family)));
+        let ports = history.services().flat_map(|service| {
+            service
+                .cluster_ips
+                .iter()
+                .flat_map(move |ip| service.ports.iter().map(move |port| (service, *ip, port)))
+        });
+        for (service, ip, port) in ports.take(DIGEST_MAX) {
+            let [four, six] = &walkers;
+            let (walker, local) = if ip.is_ipv4() { four } else { six };
+            let (source, interface) = local.example(walker.family());
+            let destination = SocketAddr::new(ip, port.port);
+            let fate = walker.walk(&Probe {
+                origin: Origin::Pod,
+                source,
+                interface,
+                destination,
+                protocol: port.protocol,
+                local: false,
+                hairpin: false,
+            });
+            let endpoints: Vec<String> =
+                fate.endpoints().iter().map(|(endpoint, _)| endpoint.to_string()).collect();
+            let said = match fate.branches.first().map(|branch| branch.end) {
+                _ if !endpoints.is_empty() => endpoints.join(", "),
+                Some(End::Refused) => "refused".to_owned(),
+                Some(End::Dropped) => "dropped".to_owned(),
+                _ => "no rule".to_owned(),
+            };
+            facts.insert(
+                format!("rules: {}:{} {destination}/{}", service.key, port.label(), port.protocol),
+                said,
+            );
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Step 5: the kernel settings on the packet's path (K11): C26 (localhost), C31, C32.
+//!
+//! Judges a setting only where something on this node depends on it.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use super::{Facts, Finding, Level, Step};
+use crate::{
+    net::Cidr,
+    node::{
+        ProxyMode,
+        interfaces::{Interface, Interfaces},
+        sysctl::Sysctls,
+    },
+    time::Timestamp,
+    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+};
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    let Some(sysctls) = &facts.sysctls else { return };
+    forwarding(facts, sysctls, findings);
+    bridges(facts, sysctls, findings);
+    reverse_path(facts, sysctls, findings);
+    localhost(facts, sysctls, findings);
+    ipvs(facts, sysctls, findings);
+}
+
+/// C32: without forwarding no Pod reaches an endpoint that is not its own node's process.
+fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
+    let families = |v6: bool| {
+        facts.history.as_ref().is_some_and(|history| {
+            history.services().any(|service| service.cluster_ips.iter().any(|ip| ip.is_ipv6() == v6))
+        })
+    };
+    for (path, v6, family) in
+        [("net/ipv4/ip_forward", false, "IPv4"), ("net/ipv6/conf/all/forwarding", true, "IPv6")]
+    {
+        if sysctls.number(path) != Some(0) || v6 && !families(true) {
+            continue;
+        }
+        let name = path.replace('/', ".");
+        findings.push(
+            Finding::new(
+                "C32",
+                Step::Path,
+                Domain::HostKernel,
+                Severity::Critical,
+                &format!(
+                    "{name} is 0: this node forwards no {family} packet, so no Pod on it reaches a Service"
+                ),
+            )
+            .node(format!("{name} = 0"))
+            .action(
+                format!("sysctl -w {name}=1"),
+                "set it in /etc/sysctl.d and find what resets it",
+                Safety::Disruptive,
+            ),
+        );
+    }
+}
+
+/// Bridges that Pods are on: with an address in the node's Pod range, or a Pod's gateway.
+fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Interface> {
+    let Some(history) = &facts.history else { return Vec::new() };
+    let node = facts.known_node().and_then(|node| history.node(node, Timestamp::MAX));
+    let ranges: Vec<Cidr> =
+        node.iter().flat_map(|node| &node.pod_cidrs).filter_map(|range| Cidr::parse(range)).collect();
+    let local = |pod: &crate::cluster::model::Pod| {
+        pod.node.is_some() && pod.node.as_deref() == facts.node.as_deref() && !pod.host_network
+    };
+    let pods: BTreeSet<IpAddr> =
+        history.pods().filter(|pod| local(pod)).flat_map(|pod| pod.ips.clone()).collect();
+    let holds = |(address, prefix): &(IpAddr, u8)| {
+        let subnet = Cidr { base: *address, prefix: *prefix };
+        // A prefix of a whole address is no subnet of anybody.
+        let narrow = if address.is_ipv4() { 32 } else { 128 };
+        ranges.iter().any(|range| range.contains(*address))
+            || *prefix < narrow && pods.iter().any(|pod| subnet.contains(*pod))
+    };
+    let is_bridge = |interface: &&Interface| {
+        interface.kind == "bridge" || interfaces.ports(&interface.name).next().is_some()
+    };
+    interfaces.iter().filter(is_bridge).filter(|interface| interface.addresses.iter().any(holds)).collect()
+}
+
+/// C31.
+fn bridges(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
+    let Some(interfaces) = &facts.interfaces else { return };
+    let bridges = pod_bridges(facts, interfaces);
+    for bridge in bridges {
+        let ports: Vec<&Interface> = interfaces.ports(&bridge.name).collect();
+        for (setting, v6) in [("bridge-nf-call-iptables", false), ("bridge-nf-call-ip6tables", true)] {
+            if v6
+                && !bridge
+                    .addresses
+                    .iter()
+                    .any(|(address, _)| matches!(address, IpAddr::V6(ip) if !ip.is_unicast_link_local()))
+            {
+                continue;
+            }
+            bridged(facts, sysctls, bridge, ports.len(), setting, findings);
+        }
+        let without: Vec<&str> =
+            ports.iter().filter(|port| port.hairpin == Some(false)).map(|port| port.name.as_str()).collect();
+        if !without.is_empty() && !bridge.promiscuous {
+            let shown = without.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+            findings.push(
+                Finding::new("C31", Step::Path, Domain::Hairpin, Severity::Low, &format!("{} of {} ports of bridge {} have no hairpin mode: a Pod there cannot reach itself through its own Service", without.len(), ports.len(), bridge.name))
+                    .level(Level::Warning)
+                    .node(format!("hairpin off, bridge not promiscuous: {shown}"))
+                    .but(EvidenceType::Node, "only Pods that call a Service of their own notice it")
+                    .action(format!("bridge link set dev {} hairpin on (for each port)", without.first().unwrap_or(&"PORT")), "hairpinMode: true in the CNI bridge plugin's configuration", Safety::Disruptive),
+            );
+        }
+    }
+}
+
+fn bridged(
+    facts: &Facts,
+    sysctls: &Sysctls,
+    bridge: &Interface,
+    ports: usize,
+    setting: &str,
+    findings: &mut Vec<Finding>,
+) {
+    let value = sysctls.number(&format!("net/bridge/{setting}"));
+    let absent = value.is_none() && !sysctls.has_folder("net/bridge");
+    // Absent settings mean that br_netfilter is not loaded; a capture may have left them out.
+    let not_loaded =
+        absent && facts.modules.as_ref().is_some_and(|modules| modules.has("br_netfilter") == Some(false));
+    if value != Some(0) && !not_loaded || ports == 0 {
+        return;
+    }
+    let how = if not_loaded {
+        "br_netfilter is not loaded".to_owned()
+    } else {
+        format!("net.bridge.{setting} is 0")
+    };
+    findings.push(
+        Finding::new(
+            "C31",
+            Step::Path,
+            Domain::Hairpin,
+            Severity::High,
+            &format!(
+                "{how}: between Pods on bridge {} answers of a Service bypass NAT and are reset",
+                bridge.name
+            ),
+        )
+        .node(how.clone())
+        .node(format!("bridge {} has {ports} ports and the Pods' addresses", bridge.name))
+        .but(EvidenceType::Node, "only client and endpoint on this same node are affected")
+        .action(
+            format!("modprobe br_netfilter; sysctl -w net.bridge.{setting}=1"),
+            "br_netfilter in /etc/modules-load.d, the setting in /etc/sysctl.d",
+            Safety::Disruptive,
+        ),
+    );
+}
+
+/// C32: strict reverse path filters drop what comes in on another interface than it would go out.
+fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
+    let (before, after) = facts.rp_filter_drops;
+    let grew = before.zip(after).map_or(0, |(before, after)| after.saturating_sub(before));
+    let all = sysctls.number("net/ipv4/conf/all/rp_filter").unwrap_or(0);
+    // The larger of the two counts (Documentation/networking/ip-sysctl.rst).
+    let strict =
+        |name: &str| sysctls.number(&format!("net/ipv4/conf/{name}/rp_filter")).unwrap_or(0).max(all) == 1;
+    // Tunnels and the host's ends of Pods' links have whole addresses (/32) or none; bridges and dummies lead inside.
+    let leads_inside = |interface: &Interface| {
+        interface.master.is_some()
+            || matches!(interface.kind.as_str(), "bridge" | "dummy")
+            || interface.name.starts_with("cali")
+    };
+    let reaches_out = |interface: &&Interface| {
+        let subnet =
+            |(address, prefix): &(IpAddr, u8)| address.is_ipv4() && !address.is_loopback() && *prefix < 32;
+        interface.up
+            && interface.name != "lo"
+            && !leads_inside(interface)
+            && interface.addresses.iter().any(subnet)
+    };
+    let out: Vec<&Interface> =
+        facts.interfaces.iter().flat_map(Interfaces::iter).filter(reaches_out).collect();
+    let filtered: Vec<&str> = out
+        .iter()
+        .filter(|interface| strict(&interface.name))
+        .map(|interface| interface.name.as_str())
+        .collect();
+    if grew > 0 {
+        findings.push(
+            Finding::new("C32", Step::Path, Domain::HostKernel, Severity::High, &format!("the reverse path filter drops packets now: {grew} between two readings"))
+                .node(format!("TcpExtIPReversePathFilter grew by {grew}"))
+                .node(format!("net.ipv4.conf.all.rp_filter = {all}; strict on: {}", if filtered.is_empty() { "no outside interface" } else { "" }.to_owned() + &filtered.join(", ")))
+                .action("sysctl -w net.ipv4.conf.all.rp_filter=2 (loose), or mend the routes so that answers leave where requests come in", "rp_filter=2 on nodes with several interfaces", Safety::Disruptive),
+        );
+        return;
+    }
+    if out.len() < 2 || filtered.is_empty() {
+        return;
+    }
+    findings.push(
+        Finding::new("C32", Step::Path, Domain::HostKernel, Severity::Low, &format!("strict reverse path filtering on a node with {} outside interfaces: answers that leave through another one are dropped", out.len()))
+            .level(Level::Warning)
+            .confidence(Confidence::Low)
+            .node(format!("rp_filter is 1 in effect on {}", filtered.join(", ")))
+            .but(EvidenceType::Node, "with symmetric routes nothing is dropped")
+            .action("watch for drops with reason IP_RPFILTER: viptrace trace --faults-only; loose is net.ipv4.conf.all.rp_filter=2", "rp_filter=2 on nodes with several interfaces", Safety::ReadOnly),
+    );
+}
+
+/// C26: node ports on 127.0.0.1 exist in iptables mode only, and need `route_localnet`.
+fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
+    let ports = facts.history.as_ref().is_some_and(|history| {
+        history.services().any(|service| service.ports.iter().any(|port| port.node_port.is_some()))
+    });
+    let Some(config) = facts.config() else { return };
+    let wanted = config.localhost_node_ports.unwrap_or(true) && config.node_port_addresses.is_empty();
+    if facts.mode() != Some(ProxyMode::Iptables)
+        || !ports
+        || !wanted
+        || sysctls.number("net/ipv4/conf/all/route_localnet") != Some(0)
+    {
+        return;
+    }
+    findings.push(
+        Finding::new("C26", Step::Path, Domain::ServiceConfig, Severity::Low, "net.ipv4.conf.all.route_localnet is 0: node ports do not answer on 127.0.0.1")
+            .level(Level::Warning)
+            .node("net.ipv4.conf.all.route_localnet = 0")
+            .node("kube-proxy is in iptables mode with localhostNodePorts on, and sets it to 1 when it starts")
+            .action("use the node's address instead of 127.0.0.1, or restart kube-proxy; find what resets the setting", "iptables.localhostNodePorts: false where nobody needs it", Safety::Disruptive)
+            .refer(&["kubernetes#90259"]),
+    );
+}
+
+/// What IPVS mode needs of the kernel, and kube-proxy sets when it starts.
+fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
+    if facts.mode() != Some(ProxyMode::Ipvs) {
+        return;
+    }
+    let wanted = [
+        (
+            "net/ipv4/vs/conntrack",
+            "C12",
+            "IPVS keeps no conntrack entries: masquerading of its connections fails",
+        ),
+        (
+            "net/ipv4/vs/expire_nodest_conn",
+            "C13",
+            "connections to removed endpoints are dropped silently instead of being ended",
+        ),
+    ];
+    for (path, class, effect) in wanted {
+        if sysctls.number(path) == Some(0) {
+            let name = path.replace('/', ".");
+            findings.push(
+                Finding::new(
+                    class,
+                    Step::Path,
+                    Domain::HostKernel,
+                    Severity::Medium,
+                    &format!("{name} is 0: {effect}"),
+                )
+                .level(if class == "C12" { Level::Fault } else { Level::Warning })
+                .node(format!("{name} = 0; kube-proxy sets it to 1 when it starts"))
+                .action(format!("sysctl -w {name}=1"), "find what resets it", Safety::Disruptive)
+                .refer(&["kubernetes#71358"]),
+            );
+        }
+    }
+    for module in super::proxy::missing_ipvs_modules(facts) {
+        if !findings.iter().any(|finding| finding.class == "C11") {
+            findings.push(
+                Finding::new(
+                    "C11",
+                    Step::KubeProxy,
+                    Domain::IpvsModules,
+                    Severity::High,
+                    &format!(
+                        "kube-proxy is in ipvs mode and the module {module} is neither loaded nor built in"
+                    ),
+                )
+                .node(format!("{module} is in neither list of modules"))
+                .action(
+                    format!("modprobe {module}"),
+                    "list it in /etc/modules-load.d",
+                    Safety::Disruptive,
+                ),
+            );
+        }
+    }
+}

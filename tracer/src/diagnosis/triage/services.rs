@@ -1,0 +1,346 @@
+//! Step 1: the Services themselves (K9): no endpoints and why, Local policies without local endpoints, what another
+//! proxy serves.
+//!
+//! Owns C5d, C20, C21, C22, C26 (addresses) and C27, as the API tells them. What the rules do is for `rules`.
+
+use std::collections::BTreeSet;
+
+use super::{Facts, Finding, Level, Scope, Step, knows_services};
+use crate::{
+    cluster::{
+        History, NoEndpointsReason,
+        model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy},
+    },
+    node::ProxyMode,
+    time::Timestamp,
+    verdict::{Domain, EvidenceType, Safety, Severity},
+};
+
+/// The state that is judged is the latest one.
+const AT: Timestamp = Timestamp::MAX;
+
+pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
+    let Some(history) = facts.history.as_ref().filter(|_| knows_services(facts)) else { return };
+    for service in history.services() {
+        let asked = scope.service.as_ref() == Some(&service.key);
+        if scope.service.is_some() && !asked {
+            continue;
+        }
+        match proxied(service) {
+            Ok(()) => {
+                no_endpoints(history, service, findings);
+                if let Some(node) = facts.known_node() {
+                    local_policies(history, service, node, facts.mode(), findings);
+                }
+                no_address(service, findings);
+            }
+            Err(why) if asked => findings.push(not_proxied(service, why)),
+            Err(_) => {}
+        }
+    }
+    node_port_addresses(facts, history, scope, findings);
+}
+
+/// Whether kube-proxy has anything to do with it; the error says why not.
+fn proxied(service: &Service) -> Result<(), (&'static str, &'static str)> {
+    if service.proxy_name.is_some() {
+        return Err(("C5d", "its label service.kubernetes.io/service-proxy-name gives it to another proxy"));
+    }
+    service.without_address().map_or(Ok(()), |why| Err(("C27", why)))
+}
+
+fn not_proxied(service: &Service, (class, why): (&str, &str)) -> Finding {
+    let key = &service.key;
+    let (level, domain) = (Level::Note, Domain::ServiceConfig);
+    Finding::new(
+        class,
+        Step::Endpoints,
+        domain,
+        Severity::None,
+        &format!("kube-proxy does not serve {key}: {why}"),
+    )
+    .level(level)
+    .service(key, "*")
+    .api(format!("Service {key}: {why}"))
+    .action(
+        format!("kubectl -n {} get service {} -o yaml", key.namespace, key.name),
+        "a failure is one of DNS or of the direct path to the Pods",
+        Safety::ReadOnly,
+    )
+}
+
+/// The families in which the Service has an address.
+fn families(service: &Service) -> BTreeSet<AddressFamily> {
+    service.cluster_ips.iter().map(|ip| AddressFamily(ip.is_ipv6())).collect()
+}
+
+/// An order for the families: IPv4 first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct AddressFamily(bool);
+
+impl AddressFamily {
+    const fn kind(self) -> AddressType {
+        if self.0 { AddressType::Ipv6 } else { AddressType::Ipv4 }
+    }
+}
+
+fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding>) {
+    let key = &service.key;
+    // Ports that fail for the same reason in the same family are one finding.
+    let mut found: Vec<(AddressType, NoEndpointsReason, Vec<&ServicePort>)> = Vec::new();
+    for family in families(service) {
+        for port in &service.ports {
+            let Some(reason) = history.no_endpoints_reason(service, port, family.kind(), AT) else {
+                continue;
+            };
+            match found.iter_mut().find(|(other, known, _)| *other == family.kind() && *known == reason) {
+                Some((.., ports)) => ports.push(port),
+                None => found.push((family.kind(), reason, vec![port])),
+            }
+        }
+    }
+    let several = families(service).len() > 1;
+    for (family, reason, ports) in found {
+        let all = ports.len() == service.ports.len();
+        let labels: Vec<String> = ports.iter().map(|port| port.label()).collect();
+        let what = match (all, several) {
+            (true, false) => key.to_string(),
+            (true, true) => format!("{key} ({})", family.as_str()),
+            (false, false) => format!("{key} port {}", labels.join(", ")),
+            (false, true) => format!("{key} port {} ({})", labels.join(", "), family.as_str()),
+        };
+        let label = if let ([only], true) = (labels.as_slice(), ports.len() == 1) {
+            only.clone()
+        } else {
+            "*".to_owned()
+        };
+        let mut finding = Finding::new(
+            "C20",
+            Step::Endpoints,
+            Domain::NoEndpoints,
+            Severity::High,
+            &format!("{what} has no endpoint: {reason}"),
+        )
+        .service(key, &label)
+        .since(history.endpoints_changed(key, AT))
+        .api(format!(
+            "EndpointSlices of {key}: no endpoint that serves {} over {}",
+            labels.join(", "),
+            family.as_str()
+        ));
+        if matches!(reason, NoEndpointsReason::ScaledToZero { .. }) {
+            finding = finding.but(
+                EvidenceType::Api,
+                "a Service that was scaled to zero on purpose refuses connections by design (N19)",
+            );
+        }
+        let (immediate, long_term) = no_endpoints_action(service, &reason);
+        findings.push(finding.action(immediate, long_term, Safety::ReadOnly));
+    }
+}
+
+fn no_endpoints_action(service: &Service, reason: &NoEndpointsReason) -> (String, &'static str) {
+    let (namespace, name) = (&service.key.namespace, &service.key.name);
+    let slices = format!("kubectl -n {namespace} get endpointslices -l kubernetes.io/service-name={name}");
+    match reason {
+        NoEndpointsReason::SelectorMatchesNothing { .. } => (
+            format!(
+                "compare the selector with the Pods' labels: kubectl -n {namespace} get pods --show-labels"
+            ),
+            "test manifests for selectors that match no Pod template",
+        ),
+        NoEndpointsReason::ScaledToZero { .. } => (
+            format!(
+                "if it should run, find what scaled it: kubectl -n {namespace} get deployments,statefulsets,hpa"
+            ),
+            "alert on workloads with zero replicas behind a Service",
+        ),
+        NoEndpointsReason::PodsNotReady { pods, .. } => {
+            let pod = pods.first().map_or("", |pod| &pod.key.name);
+            (
+                format!("see why the Pod is not ready: kubectl -n {namespace} describe pod {pod}"),
+                "a readiness probe that tells the truth, and more than one replica",
+            )
+        }
+        NoEndpointsReason::NotInSlices { .. } => (
+            format!(
+                "{slices}; then the EndpointSlice controller: kubectl -n kube-system logs -l component=kube-controller-manager"
+            ),
+            "alert on the age of EndpointSlices against the Pods",
+        ),
+        NoEndpointsReason::NoSelector => (
+            format!(
+                "{slices} -o yaml: whoever writes these slices (for default/kubernetes the API servers themselves) has stopped"
+            ),
+            "watch the writer of the slices",
+        ),
+        NoEndpointsReason::PortName { .. } => (
+            format!(
+                "compare the port names: kubectl -n {namespace} get service {name} -o yaml; {slices} -o yaml"
+            ),
+            "name a targetPort as the container port is named",
+        ),
+        NoEndpointsReason::AddressFamily { .. } => (
+            format!(
+                "compare ipFamilies with the Pods' addresses: kubectl -n {namespace} get service {name} -o yaml; {slices}"
+            ),
+            "give the Pods addresses of both families, or the Service one family",
+        ),
+        NoEndpointsReason::EndpointsNotReady { .. } | NoEndpointsReason::Unexplained => {
+            (format!("{slices} -o yaml"), "a readiness probe that tells the truth, and more than one replica")
+        }
+    }
+}
+
+fn local_policies(
+    history: &History,
+    service: &Service,
+    node: &str,
+    mode: Option<ProxyMode>,
+    findings: &mut Vec<Finding>,
+) {
+    let outside = matches!(service.r#type, ServiceType::NodePort | ServiceType::LoadBalancer)
+        || !service.external_ips.is_empty();
+    let policies =
+        [(service.internal_traffic_policy, true, "C22"), (service.external_traffic_policy, outside, "C21")];
+    for (policy, applies, class) in policies {
+        if policy != TrafficPolicy::Local || !applies {
+            continue;
+        }
+        for family in families(service) {
+            let without = |port: &&ServicePort| {
+                let usable = |local| history.usable(&service.key, port, family.kind(), local, AT);
+                usable(Some(node)).is_empty() && !usable(None).is_empty()
+            };
+            let ports: Vec<&ServicePort> = service.ports.iter().filter(without).collect();
+            if !ports.is_empty() {
+                findings.push(no_local_endpoint(history, service, node, family.kind(), &ports, class, mode));
+            }
+        }
+    }
+}
+
+fn no_local_endpoint(
+    history: &History,
+    service: &Service,
+    node: &str,
+    family: AddressType,
+    ports: &[&ServicePort],
+    class: &str,
+    mode: Option<ProxyMode>,
+) -> Finding {
+    let key = &service.key;
+    let labels: Vec<String> = ports.iter().map(|port| port.label()).collect();
+    let label = if let [only] = labels.as_slice() { only.clone() } else { "*".to_owned() };
+    let (which, who) = if class == "C22" {
+        ("internalTrafficPolicy", format!("connections from {node} and its Pods"))
+    } else {
+        ("externalTrafficPolicy", format!("connections from outside to {node}"))
+    };
+    // IPVS serves them from other nodes' endpoints: from outside the answers come from an address that nobody asked
+    // (#97081); inside of the cluster the policy is merely not kept (#106497).
+    let fate = match (mode, class) {
+        (Some(ProxyMode::Ipvs), "C22") => "go to other nodes all the same",
+        (Some(ProxyMode::Ipvs), _) => "are answered from a wrong address",
+        _ => "time out",
+    };
+    let elsewhere: BTreeSet<String> = ports
+        .iter()
+        .flat_map(|port| history.usable(&key.clone(), port, family, None, AT))
+        .filter_map(|endpoint| endpoint.node.map(|node| node.to_string()))
+        .collect();
+    let elsewhere: Vec<String> = elsewhere.into_iter().take(5).collect();
+    let detail = format!("{key} is {which}: Local and has no endpoint on {node}: {who} {fate}");
+    let finding = Finding::new(class, Step::Endpoints, Domain::ServiceConfig, Severity::Medium, &detail)
+        .service(key, &label)
+        .since(history.endpoints_changed(key, AT))
+        .api(format!("Service {key}: {which}: Local"))
+        .api(format!("its endpoints are on {}", if elsewhere.is_empty() { "nodes that it does not name".to_owned() } else { elsewhere.join(", ") }))
+        .action(
+            format!("spread the Pods to every node that clients use, or set {which}: Cluster: kubectl -n {} edit service {}", key.namespace, key.name),
+            "a DaemonSet or topology spread constraints behind Local policies",
+            Safety::Disruptive,
+        )
+        .refer(&["kubernetes#121371"]);
+    if class == "C22" {
+        let level = if mode == Some(ProxyMode::Ipvs) { Level::Warning } else { Level::Fault };
+        return finding.level(level).refer(&["kubernetes#106497"]);
+    }
+    let finding = finding.but(EvidenceType::Api, "connections from this node and its Pods are exempt");
+    match service.health_check_node_port {
+        // A load balancer that asks the health check sends nothing to this node.
+        Some(port) => finding.level(Level::Note).but(
+            EvidenceType::Api,
+            format!(
+                "a load balancer that asks healthCheckNodePort {port} leaves this node out, as it is meant to"
+            ),
+        ),
+        None if service.r#type == ServiceType::LoadBalancer => finding.level(Level::Warning),
+        None => finding,
+    }
+}
+
+/// A `LoadBalancer` that no controller has given an address.
+fn no_address(service: &Service, findings: &mut Vec<Finding>) {
+    if service.r#type != ServiceType::LoadBalancer || !service.load_balancer_ips.is_empty() {
+        return;
+    }
+    let key = &service.key;
+    findings.push(
+        Finding::new("C26", Step::Endpoints, Domain::ServiceConfig, Severity::Low, &format!("LoadBalancer {key} has no ingress address that this node serves"))
+            .level(Level::Note)
+            .service(key, "*")
+            .api(format!("Service {key}: status.loadBalancer.ingress has no IP address with ipMode VIP"))
+            .but(EvidenceType::Api, "a load balancer with a host name or with ipMode: Proxy reaches the Service through its node ports")
+            .action(
+                format!("kubectl -n {} describe service {}: the load balancer controller's events", key.namespace, key.name),
+                "watch the load balancer controller",
+                Safety::ReadOnly,
+            ),
+    );
+}
+
+/// `nodePortAddresses` that no address of this node is in.
+fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings: &mut Vec<Finding>) {
+    let Some(config) = facts.config() else { return };
+    let ranges = &config.node_port_addresses;
+    let Some(node) = facts.known_node().and_then(|node| history.node(node, AT)) else { return };
+    if ranges.is_empty() || ranges.iter().any(|range| range == "primary") || node.addresses.is_empty() {
+        return;
+    }
+    let cidrs: Vec<_> = ranges.iter().filter_map(|range| crate::net::Cidr::parse(range)).collect();
+    let listed = facts.interfaces.iter().flat_map(crate::node::interfaces::Interfaces::iter);
+    let mut addresses: Vec<_> = node.addresses.clone();
+    addresses.extend(listed.flat_map(|interface| interface.addresses.iter().map(|(address, _)| *address)));
+    if addresses.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(*address))) {
+        return;
+    }
+    let uses = |service: &Service| service.ports.iter().any(|port| port.node_port.is_some());
+    let affected = history.services().filter(|service| uses(service));
+    let affected =
+        affected.filter(|service| scope.service.as_ref().is_none_or(|key| *key == service.key)).count();
+    if affected == 0 {
+        return;
+    }
+    findings.push(
+        Finding::new("C26", Step::Endpoints, Domain::ServiceConfig, Severity::High, &format!("no address of this node is within nodePortAddresses ({}): no node port is served here", ranges.join(", ")))
+            .node(format!("kube-proxy's configuration: nodePortAddresses: {}", ranges.join(", ")))
+            .api(format!("{affected} Services have node ports"))
+            .action(
+                "correct nodePortAddresses in kube-proxy's configuration and restart it: kubectl -n kube-system edit configmap kube-proxy",
+                "nodePortAddresses: [primary]",
+                Safety::Disruptive,
+            ),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipv4_comes_first() {
+        assert!(AddressFamily(false) < AddressFamily(true));
+        assert_eq!(AddressFamily(true).kind(), AddressType::Ipv6);
+    }
+}

@@ -1,0 +1,476 @@
+//! Records into sightings: the one place that reads what the kernel half copied.
+//!
+//! Pure over byte slices and a [`Layout`], so that tests, fuzzing and recordings use the same code as a live
+//! kernel. A record that can't be read is counted, never guessed at.
+
+mod mask;
+
+use std::{
+    collections::HashMap,
+    mem::offset_of,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Buf;
+use foldhash::fast::RandomState;
+use network_types::{
+    ip::{Ipv4Hdr, Ipv6Hdr},
+    tcp::TcpHdr,
+    udp::UdpHdr,
+};
+use tracer_ebpf::{
+    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, FLAG_TABLE_FULL, Hook, InvalidRecord,
+    IpvsRecord, Kind, MISSING, PACKET_HEAD_BYTES, PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord,
+    TableFullRecord, WHY_BYTES,
+};
+
+use super::{layout::Layout, listed};
+use crate::{
+    net::{Netns, Protocol, Tuple},
+    sighting::{
+        Conntrack, ConntrackFact, EntryNote, Fact, IpvsFact, IpvsFlags, ListedEntry, PacketFact, Sighting,
+        SocketEvent, SocketFact, Status, Task, TcpState,
+    },
+    time::Timestamp,
+};
+
+pub use mask::Mask;
+
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+/// `enum ip_conntrack_info`: values of `IP_CT_IS_REPLY` (3) and above travel against the original direction.
+const IP_CT_IS_REPLY: u32 = 3;
+/// Distinct task names kept; beyond it the memory starts afresh.
+const MAX_COMMS: usize = 1024;
+
+/// Why a record could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("a record of {length} bytes is too short for its header")]
+    NoHeader { length: usize },
+    #[error("record kind {kind} is unknown")]
+    UnknownKind { kind: u8 },
+    #[error("hook number {hook} is unknown")]
+    UnknownHook { hook: u8 },
+    #[error("a record of kind {kind} has {length} bytes where {expected} belong")]
+    WrongLength { kind: u8, length: usize, expected: usize },
+    #[error("the layout lacks a field that this record needs, or places it outside the record")]
+    Unreadable,
+}
+
+/// Turns records into sightings on one kernel's layout and clock.
+#[derive(Debug)]
+pub struct Decoder {
+    fields: Fields,
+    layout: Arc<Layout>,
+    /// Nanoseconds from the kernel's monotonic clock to the Unix epoch's.
+    clock_offset_ns: u64,
+    /// By the name's two words.
+    comms: HashMap<(u64, u64), Arc<str>, RandomState>,
+}
+
+/// The offsets used for each record, looked up once.
+#[derive(Clone, Copy, Debug)]
+struct Fields {
+    orig: Option<usize>,
+    reply: Option<usize>,
+    zone: Option<usize>,
+    status: Option<usize>,
+    tuple: Option<TupleFields>,
+    sock: Option<SockFields>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct TupleFields {
+    src: usize,
+    src_port: usize,
+    l3num: usize,
+    dst: usize,
+    dst_port: usize,
+    protonum: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SockFields {
+    family: usize,
+    daddr: usize,
+    saddr: usize,
+    v6_daddr: Option<usize>,
+    v6_saddr: Option<usize>,
+    dport: usize,
+    num: usize,
+}
+
+impl Fields {
+    fn new(layout: &Layout) -> Self {
+        let at = |name| layout.offset(name).map(|offset| offset as usize);
+        let tuple = || {
+            Some(TupleFields {
+                src: at("TUPLE_SRC")?,
+                src_port: at("TUPLE_SRC_PORT")?,
+                l3num: at("TUPLE_L3NUM")?,
+                dst: at("TUPLE_DST")?,
+                dst_port: at("TUPLE_DST_PORT")?,
+                protonum: at("TUPLE_PROTONUM")?,
+            })
+        };
+        let sock = || {
+            Some(SockFields {
+                family: at("OFF_SK_FAMILY")?,
+                daddr: at("OFF_SK_DADDR")?,
+                saddr: at("OFF_SK_SADDR")?,
+                v6_daddr: at("OFF_SK_V6_DADDR"),
+                v6_saddr: at("OFF_SK_V6_SADDR"),
+                dport: at("SK_DPORT")?,
+                num: at("SK_NUM")?,
+            })
+        };
+        Self {
+            orig: at("CT_ORIG"),
+            reply: at("CT_REPLY"),
+            zone: at("CT_ZONE"),
+            status: at("OFF_CT_STATUS"),
+            tuple: tuple(),
+            sock: sock(),
+        }
+    }
+}
+
+impl Decoder {
+    /// A decoder for one kernel; `clock_offset_ns` is what turns its monotonic time into Unix time.
+    pub fn new(layout: Arc<Layout>, clock_offset_ns: u64) -> Self {
+        Self { fields: Fields::new(&layout), layout, clock_offset_ns, comms: HashMap::default() }
+    }
+
+    /// One record into a sighting.
+    pub fn decode(&mut self, record: &[u8]) -> Result<Sighting, DecodeError> {
+        let mut rest = record;
+        let time_ns = rest.try_get_u64_ne().map_err(|_| DecodeError::NoHeader { length: record.len() })?;
+        if rest.remaining() < 8 {
+            return Err(DecodeError::NoHeader { length: record.len() });
+        }
+        let netns = Netns(rest.get_u32_ne());
+        let cpu = rest.get_u16_ne();
+        let hook = rest.get_u8();
+        let kind = rest.get_u8();
+        let hook = Hook::from_number(hook).ok_or(DecodeError::UnknownHook { hook })?;
+        let expected = match kind {
+            k if k == Kind::Conntrack as u8 => size_of::<ConntrackRecord>(),
+            k if k == Kind::Packet as u8 => size_of::<PacketRecord>(),
+            k if k == Kind::Socket as u8 => size_of::<SocketRecord>(),
+            k if k == Kind::TableFull as u8 => size_of::<TableFullRecord>(),
+            k if k == Kind::Invalid as u8 => size_of::<InvalidRecord>(),
+            k if k == Kind::Ipvs as u8 => size_of::<IpvsRecord>(),
+            kind => return Err(DecodeError::UnknownKind { kind }),
+        };
+        if record.len() != expected {
+            return Err(DecodeError::WrongLength { kind, length: record.len(), expected });
+        }
+        let time = Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns));
+        let fact = match kind {
+            k if k == Kind::Conntrack as u8 => Fact::Conntrack(self.conntrack(hook, time, rest)?),
+            k if k == Kind::Packet as u8 => Fact::Packet(self.packet(hook, rest)?),
+            k if k == Kind::Invalid as u8 => Fact::Packet(self.invalid(hook, rest)?),
+            k if k == Kind::Socket as u8 => Fact::Socket(self.socket(hook, rest)?),
+            k if k == Kind::Ipvs as u8 => Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
+            _ => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
+        };
+        Ok(Sighting { time, cpu, hook, netns, fact })
+    }
+
+    /// Reads the record of an entry that was listed, not met, with the record's bytes.
+    pub fn listed(
+        &mut self,
+        entry: &ListedEntry,
+        netns: Netns,
+    ) -> Option<(Sighting, impl AsRef<[u8]> + use<>)> {
+        let record = listed::record(entry, netns, &self.layout, self.clock_offset_ns)?;
+        self.decode(&record).ok().map(|sighting| (sighting, record))
+    }
+
+    fn conntrack(
+        &mut self,
+        hook: Hook,
+        time: Timestamp,
+        mut rest: &[u8],
+    ) -> Result<ConntrackFact, DecodeError> {
+        let id = rest.get_u64_ne();
+        rest.advance(4); // ctinfo: told by the hook
+        let detail = rest.get_u32_ne();
+        let pid = rest.get_u32_ne();
+        let tcp_state = u8::try_from(rest.get_u32_ne()).ok();
+        let (comm, head) = rest.split_at(COMM_BYTES);
+        let ct = self.entry(id, head)?;
+        let note = EntryNote {
+            tcp_state: tcp_state.filter(|_| {
+                matches!(hook, Hook::Confirm | Hook::Delete) && ct.orig.protocol == Protocol::TCP
+            }),
+            deleted_by: (hook == Hook::Delete && detail != 0).then_some(detail),
+            last_packet: (hook == Hook::Look && id == 0 && detail != MISSING)
+                .then(|| time.saturating_sub(Duration::from_secs(detail.into()))),
+        };
+        Ok(ConntrackFact { ct, task: self.task(pid, comm), note })
+    }
+
+    /// A packet record with the reason in words behind it.
+    fn invalid(&mut self, hook: Hook, rest: &[u8]) -> Result<PacketFact, DecodeError> {
+        let (packet, why) = rest
+            .len()
+            .checked_sub(WHY_BYTES)
+            .and_then(|at| rest.split_at_checked(at))
+            .ok_or(DecodeError::Unreadable)?;
+        let mut fact = self.packet(hook, packet)?;
+        let end = why.iter().position(|byte| *byte == 0).unwrap_or(why.len());
+        let text = String::from_utf8_lossy(why.get(..end).unwrap_or_default());
+        fact.reason = (!text.trim().is_empty()).then(|| Arc::from(text.trim()));
+        Ok(fact)
+    }
+
+    fn packet(&mut self, hook: Hook, mut rest: &[u8]) -> Result<PacketFact, DecodeError> {
+        let skb = rest.get_u64_ne();
+        let ct = rest.get_u64_ne();
+        let ctinfo = rest.get_u32_ne();
+        let reason = rest.get_u32_ne();
+        let nf_hook = rest.get_u32_ne();
+        let flags = rest.get_u32_ne();
+        let (packet, head) = rest.split_at(PACKET_HEAD_BYTES);
+        let (tuple, tcp_flags) = match packet_tuple(packet) {
+            Some((tuple, flags)) => (Some(tuple), flags),
+            None => (None, 0),
+        };
+        let icmp = if hook.is_icmp_error() { icmp_error(packet) } else { None };
+        let rejects = hook.is_unreach() || hook.is_forged_reset();
+        let reason_name = match hook {
+            Hook::KfreeSkb | Hook::IpVsConnExpire => self.layout.drop_reason(reason),
+            Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
+                self.layout.reset_reason(reason)
+            }
+            _ => None,
+        };
+        Ok(PacketFact {
+            skb,
+            tuple,
+            tcp_flags,
+            ct: if ct == 0 { None } else { Some(self.entry(ct, head)?) },
+            original_direction: (ctinfo != CTINFO_NONE).then_some(ctinfo < IP_CT_IS_REPLY),
+            reason: match reason_name {
+                Some(name) => Some(Arc::clone(name)),
+                None if icmp.is_some() => icmp.map(|(kind, _)| Arc::from(icmp_type(hook, kind))),
+                None if reason == REASON_NONE || hook.is_unreach() => None,
+                None => Some(Arc::from(format!("reason {reason}"))),
+            },
+            icmp_code: match icmp {
+                Some((_, code)) => Some(code),
+                None if hook.is_unreach() => u8::try_from(reason).ok(),
+                None => None,
+            },
+            nf_hook: if rejects { u8::try_from(nf_hook).ok() } else { None },
+            table_full: flags & FLAG_TABLE_FULL != 0,
+        })
+    }
+
+    fn socket(&mut self, hook: Hook, mut rest: &[u8]) -> Result<SocketFact, DecodeError> {
+        let sk = rest.get_u64_ne();
+        let old = TcpState::from_number(rest.get_u8());
+        let new = TcpState::from_number(rest.get_u8());
+        let protocol = Protocol(u8::try_from(rest.get_u16_ne()).map_err(|_| DecodeError::Unreadable)?);
+        let reason = rest.get_u32_ne();
+        let bytes_acked = rest.get_u64_ne();
+        let bytes_received = rest.get_u64_ne();
+        let pid = rest.get_u32_ne();
+        let sport = rest.get_u16();
+        rest.advance(2);
+        let (comm, head) = rest.split_at(COMM_BYTES);
+        let (mut local, peer) = self.socket_ends(head).ok_or(DecodeError::Unreadable)?;
+        if local.port() == 0 {
+            local.set_port(sport);
+        }
+        let event = match hook {
+            Hook::TcpRetransmit => SocketEvent::Retransmit { state: new },
+            Hook::TcpReceiveReset => SocketEvent::ReceiveReset { state: new },
+            Hook::TcpSendReset => SocketEvent::SendReset {
+                state: new,
+                reason: self.layout.reset_reason(reason).map(Arc::clone),
+            },
+            _ => SocketEvent::State { old, new },
+        };
+        Ok(SocketFact {
+            sk,
+            tuple: Tuple::new(protocol, local, peer),
+            event,
+            bytes_acked,
+            bytes_received,
+            task: self.task(pid, comm),
+        })
+    }
+
+    fn entry(&self, id: u64, head: &[u8]) -> Result<Conntrack, DecodeError> {
+        let fields = &self.fields;
+        let (Some(orig), Some(reply), Some(status), Some(tuple)) =
+            (fields.orig, fields.reply, fields.status, &fields.tuple)
+        else {
+            return Err(DecodeError::Unreadable);
+        };
+        let head = head.get(..CT_HEAD_BYTES).ok_or(DecodeError::Unreadable)?;
+        let read = || {
+            Some(Conntrack {
+                id,
+                zone: fields.zone.and_then(|at| u16_at(head, at)).unwrap_or(0),
+                status: Status(u32::from_ne_bytes(bytes_at(head, status)?)),
+                orig: tuple_at(head.get(orig..)?, tuple)?,
+                reply: tuple_at(head.get(reply..)?, tuple)?,
+            })
+        };
+        read().ok_or(DecodeError::Unreadable)
+    }
+
+    fn socket_ends(&self, head: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+        let fields = self.fields.sock.as_ref()?;
+        let head = head.get(..SOCK_HEAD_BYTES)?;
+        // skc_num is in host order, skc_dport in network order (include/net/sock.h).
+        let (num, dport) = (u16_at(head, fields.num)?, u16::from_be_bytes(bytes_at(head, fields.dport)?));
+        let (local, peer): (IpAddr, IpAddr) = match u16_at(head, fields.family)? {
+            AF_INET => (
+                Ipv4Addr::from(bytes_at::<4>(head, fields.saddr)?).into(),
+                Ipv4Addr::from(bytes_at::<4>(head, fields.daddr)?).into(),
+            ),
+            AF_INET6 => (
+                Ipv6Addr::from(bytes_at::<16>(head, fields.v6_saddr?)?).to_canonical(),
+                Ipv6Addr::from(bytes_at::<16>(head, fields.v6_daddr?)?).to_canonical(),
+            ),
+            _ => return None,
+        };
+        Some((SocketAddr::new(local, num), SocketAddr::new(peer, dport)))
+    }
+
+    fn task(&mut self, pid: u32, comm: &[u8]) -> Option<Task> {
+        let comm: [u8; COMM_BYTES] = comm.try_into().ok()?;
+        if pid == 0 && comm[0] == 0 {
+            return None;
+        }
+        if self.comms.len() >= MAX_COMMS {
+            self.comms.clear();
+        }
+        let words = u128::from_ne_bytes(comm);
+        let name = self.comms.entry((words as u64, (words >> 64) as u64)).or_insert_with(|| {
+            let end = comm.iter().position(|byte| *byte == 0).unwrap_or(COMM_BYTES);
+            String::from_utf8_lossy(&comm[..end]).into()
+        });
+        Some(Task { pid, comm: Arc::clone(name) })
+    }
+}
+
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes_at(bytes, at).map(u16::from_ne_bytes)
+}
+
+fn ipvs(mut rest: &[u8]) -> Option<IpvsFact> {
+    let flags = IpvsFlags(rest.try_get_u32_ne().ok()?);
+    let (family, dest_family) = (rest.try_get_u16_ne().ok()?, rest.try_get_u16_ne().ok()?);
+    let (addresses, mut ports) = rest.split_at_checked(48)?;
+    let address = |family: u16, at: usize| -> Option<IpAddr> {
+        match family {
+            AF_INET => Some(Ipv4Addr::from(bytes_at::<4>(addresses, at)?).into()),
+            AF_INET6 => Some(Ipv6Addr::from(bytes_at::<16>(addresses, at)?).into()),
+            _ => None,
+        }
+    };
+    let mut port = || ports.try_get_u16().ok();
+    let client = SocketAddr::new(address(family, 0)?, port()?);
+    let virtual_server = SocketAddr::new(address(family, 16)?, port()?);
+    let destination = SocketAddr::new(address(dest_family, 32)?, port()?);
+    let protocol = Protocol(u8::try_from(ports.try_get_u16_ne().ok()?).ok()?);
+    Some(IpvsFact { tuple: Tuple::new(protocol, client, virtual_server), destination, flags })
+}
+
+fn tuple_at(bytes: &[u8], fields: &TupleFields) -> Option<Tuple> {
+    let address = |at: usize| -> Option<IpAddr> {
+        match u16_at(bytes, fields.l3num)? {
+            AF_INET => Some(Ipv4Addr::from(bytes_at::<4>(bytes, at)?).into()),
+            AF_INET6 => Some(Ipv6Addr::from(bytes_at::<16>(bytes, at)?).into()),
+            _ => None,
+        }
+    };
+    let port = |at: usize| bytes_at(bytes, at).map(u16::from_be_bytes);
+    Some(Tuple::new(
+        Protocol(*bytes.get(fields.protonum)?),
+        SocketAddr::new(address(fields.src)?, port(fields.src_port)?),
+        SocketAddr::new(address(fields.dst)?, port(fields.dst_port)?),
+    ))
+}
+
+/// Addresses, ports and TCP flags of a packet from its network header on. Fragments after the first and IPv6
+/// extension headers have no ports here, so the packet has no tuple.
+fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
+    let (src, dst, protocol, transport): (IpAddr, IpAddr, u8, &[u8]) = match packet.first()? >> 4 {
+        4 => {
+            let header_len = usize::from(packet.first()? & 0xf) * 4;
+            let fragment = u16::from_be_bytes(bytes_at(packet, offset_of!(Ipv4Hdr, frags))?) & 0x1fff;
+            if header_len < Ipv4Hdr::LEN || fragment != 0 {
+                return None;
+            }
+            (
+                Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, src_addr))?).into(),
+                Ipv4Addr::from(bytes_at::<4>(packet, offset_of!(Ipv4Hdr, dst_addr))?).into(),
+                *packet.get(offset_of!(Ipv4Hdr, proto))?,
+                packet.get(header_len..)?,
+            )
+        }
+        6 => (
+            Ipv6Addr::from(bytes_at::<16>(packet, offset_of!(Ipv6Hdr, src_addr))?).into(),
+            Ipv6Addr::from(bytes_at::<16>(packet, offset_of!(Ipv6Hdr, dst_addr))?).into(),
+            *packet.get(offset_of!(Ipv6Hdr, next_hdr))?,
+            packet.get(Ipv6Hdr::LEN..)?,
+        ),
+        _ => return None,
+    };
+    let protocol = Protocol(protocol);
+    let (src_port, dst_port) = match protocol {
+        // TCP, UDP and SCTP all begin with the two ports.
+        Protocol::TCP | Protocol::UDP | Protocol::SCTP => (
+            u16::from_be_bytes(bytes_at(transport, offset_of!(UdpHdr, src))?),
+            u16::from_be_bytes(bytes_at(transport, offset_of!(UdpHdr, dst))?),
+        ),
+        _ => (0, 0),
+    };
+    let flags = if protocol == Protocol::TCP { transport.get(TCP_FLAGS).copied().unwrap_or(0) } else { 0 };
+    Some((Tuple::new(protocol, SocketAddr::new(src, src_port), SocketAddr::new(dst, dst_port)), flags & 0x3f))
+}
+
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+/// Type and code of an ICMP message of either family, from its network header on. Extension headers hide it.
+fn icmp_error(packet: &[u8]) -> Option<(u8, u8)> {
+    let first = *packet.first()?;
+    let at = match first >> 4 {
+        4 if *packet.get(offset_of!(Ipv4Hdr, proto))? == ICMP => usize::from(first & 0xf) * 4,
+        6 if *packet.get(offset_of!(Ipv6Hdr, next_hdr))? == ICMPV6 => Ipv6Hdr::LEN,
+        _ => return None,
+    };
+    bytes_at::<2>(packet, at).map(|[kind, code]| (kind, code))
+}
+
+/// The kernel's name of an ICMP error's type, without its prefix (`include/uapi/linux/icmp.h`, `icmpv6.h`).
+const fn icmp_type(hook: Hook, kind: u8) -> &'static str {
+    match (hook, kind) {
+        (Hook::IcmpError, 3) | (Hook::IcmpError6, 1) => "DEST_UNREACH",
+        (Hook::IcmpError, 4) => "SOURCE_QUENCH",
+        (Hook::IcmpError, 5) => "REDIRECT",
+        (Hook::IcmpError, 11) => "TIME_EXCEEDED",
+        (Hook::IcmpError, 12) => "PARAMETERPROB",
+        (Hook::IcmpError6, 2) => "PKT_TOOBIG",
+        (Hook::IcmpError6, 3) => "TIME_EXCEED",
+        (Hook::IcmpError6, 4) => "PARAMPROB",
+        _ => "other",
+    }
+}
+
+/// The flags are the second byte of the bit field behind the acknowledgement number.
+const TCP_FLAGS: usize = offset_of!(TcpHdr, ack_seq) + 5;

@@ -1,0 +1,100 @@
+//! Which bytes of a record are read: all others can be zeros, and the sighting is the same.
+//!
+//! Owns nothing but that set, which follows from the same offsets as the decoder's. The copies of kernel structures in
+//! a record hold much besides the fields that are read: pointers of hash lists, hashes, timers. A recording is smaller
+//! without them, and holds no kernel addresses but those that tell one object from another.
+
+use std::{mem::offset_of, ops::Range};
+
+use tracer_ebpf::{
+    CT_HEAD_BYTES, ConntrackRecord, InvalidRecord, Kind, PacketRecord, SOCK_HEAD_BYTES, SocketRecord,
+};
+
+use super::{AF_INET6, Fields, u16_at};
+use crate::kernel::layout::Layout;
+
+/// Where a record's kind stands, in bytes.
+const KIND: usize = offset_of!(tracer_ebpf::Header, kind);
+const IPV4_BYTES: usize = 4;
+/// `union nf_inet_addr`, `struct in6_addr`.
+const ADDRESS_BYTES: usize = 16;
+
+/// The bytes that [`Decoder`](super::Decoder) reads on one kernel's layout.
+#[derive(Clone, Debug)]
+pub struct Mask {
+    entry: [u8; CT_HEAD_BYTES],
+    socket_v4: [u8; SOCK_HEAD_BYTES],
+    socket_v6: [u8; SOCK_HEAD_BYTES],
+    family: Option<usize>,
+}
+
+impl Mask {
+    pub fn new(layout: &Layout) -> Self {
+        let fields = Fields::new(layout);
+        let mut entry = [0; CT_HEAD_BYTES];
+        if let (Some(orig), Some(reply), Some(status), Some(tuple)) =
+            (fields.orig, fields.reply, fields.status, &fields.tuple)
+        {
+            keep(&mut entry, Some(status), 4);
+            keep(&mut entry, fields.zone, 2);
+            for base in [orig, reply] {
+                let mut field = |at: usize, bytes| keep(&mut entry, base.checked_add(at), bytes);
+                field(tuple.src, ADDRESS_BYTES);
+                field(tuple.dst, ADDRESS_BYTES);
+                field(tuple.src_port, 2);
+                field(tuple.dst_port, 2);
+                field(tuple.l3num, 2);
+                field(tuple.protonum, 1);
+            }
+        }
+        let (mut socket_v4, mut socket_v6) = ([0; SOCK_HEAD_BYTES], [0; SOCK_HEAD_BYTES]);
+        if let Some(sock) = &fields.sock {
+            for mask in [&mut socket_v4, &mut socket_v6] {
+                for at in [sock.family, sock.dport, sock.num] {
+                    keep(mask, Some(at), 2);
+                }
+            }
+            keep(&mut socket_v4, Some(sock.saddr), IPV4_BYTES);
+            keep(&mut socket_v4, Some(sock.daddr), IPV4_BYTES);
+            keep(&mut socket_v6, sock.v6_saddr, ADDRESS_BYTES);
+            keep(&mut socket_v6, sock.v6_daddr, ADDRESS_BYTES);
+        }
+        Self { entry, socket_v4, socket_v6, family: fields.sock.map(|sock| sock.family) }
+    }
+
+    /// Puts zeros where nothing is read. A record that is of no known kind, or too short for its kind, stays as it is.
+    pub fn apply(&self, record: &mut [u8]) {
+        let place = |at: usize, bytes: usize| at..at + bytes;
+        let kind = record.get(KIND).copied().unwrap_or(0);
+        if kind == Kind::Conntrack as u8 {
+            clear(record, place(offset_of!(ConntrackRecord, ct_head), CT_HEAD_BYTES), &self.entry);
+        } else if kind == Kind::Packet as u8 {
+            clear(record, place(offset_of!(PacketRecord, ct_head), CT_HEAD_BYTES), &self.entry);
+        } else if kind == Kind::Invalid as u8 {
+            let at = offset_of!(InvalidRecord, packet) + offset_of!(PacketRecord, ct_head);
+            clear(record, place(at, CT_HEAD_BYTES), &self.entry);
+        } else if kind == Kind::Socket as u8 {
+            let head = place(offset_of!(SocketRecord, sock_head), SOCK_HEAD_BYTES);
+            let family = record.get(head.clone()).and_then(|head| u16_at(head, self.family?));
+            // Of any other family no addresses are read.
+            let mask = if family == Some(AF_INET6) { &self.socket_v6 } else { &self.socket_v4 };
+            clear(record, head, mask);
+        }
+    }
+}
+
+/// What lies outside the copy is not read: the decoder refuses it.
+fn keep(mask: &mut [u8], at: Option<usize>, bytes: usize) {
+    let range = at.and_then(|at| Some(at..at.checked_add(bytes)?));
+    if let Some(kept) = range.and_then(|range| mask.get_mut(range)) {
+        kept.fill(u8::MAX);
+    }
+}
+
+fn clear(record: &mut [u8], head: Range<usize>, mask: &[u8]) {
+    if let Some(head) = record.get_mut(head) {
+        for (byte, mask) in head.iter_mut().zip(mask) {
+            *byte &= mask;
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Hosts made up of files, and the running one.
+use std::os::unix::fs::symlink;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// A host on which all is as it should be.
+fn host() -> TempDir {
+    let root = TempDir::new().unwrap();
+    for (path, content) in [
+        ("proc/sys/kernel/osrelease", "6.12.0-cloud-amd64\n"),
+        ("sys/kernel/btf/vmlinux", "btf"),
+        ("sys/kernel/btf/nf_conntrack", "btf"),
+        ("sys/kernel/security/lockdown", "[none] integrity confidentiality\n"),
+        ("proc/self/status", "Name:\tviptrace\nCapInh:\t0\nCapEff:\t000001ffffffffff\n"),
+        ("sys/bus/event_source/devices/kprobe/type", "8\n"),
+        ("proc/sys/kernel/perf_event_paranoid", "3\n"),
+        ("proc/sys/kernel/unprivileged_bpf_disabled", "2\n"),
+        ("proc/sys/kernel/kptr_restrict", "1\n"),
+        ("proc/modules", "nf_conntrack 200704 3 nf_nat,ip_vs, Live 0x0000000000000000\n"),
+        ("sys/module/nf_nat/initstate", "live\n"),
+        ("sys/module/ipv6/parameters/disable", "0\n"),
+        (
+            "proc/kallsyms",
+            "0000000000000000 T nf_hook_slow\n0000000000000000 t early_drop.isra.0\t[nf_conntrack]\n\
+             0000000000000000 T nf_conntrack_in\t[nf_conntrack]\nodd\n0000000000000000 t tcp_reset.cold\n",
+        ),
+    ] {
+        put(&root, path, content);
+    }
+    for process in ["self", "1"] {
+        fs::create_dir_all(root.path().join("proc").join(process).join("ns")).unwrap();
+        symlink("net:[4026531840]", root.path().join("proc").join(process).join("ns/net")).unwrap();
+    }
+    root
+}
+
+fn put(root: &TempDir, path: &str, content: &str) {
+    let path = root.path().join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, content).unwrap();
+}
+
+fn gaps(root: &TempDir) -> Vec<(Severity, String)> {
+    let gaps = Environment::inspect_at(root.path()).gaps();
+    gaps.into_iter().map(|gap| (gap.severity, gap.what)).collect()
+}
+
+#[test]
+fn a_host_that_has_everything_has_no_gap() {
+    let root = host();
+    assert_eq!(gaps(&root), []);
+    let found = Environment::inspect_at(root.path());
+    assert_eq!(found.kernel_release, "6.12.0-cloud-amd64");
+    assert_eq!((found.kprobe_type, found.kptr_restrict), (Some(8), Some(1)));
+    assert_eq!((found.lockdown, found.in_init_netns), (Lockdown::None, Some(true)));
+    assert_eq!(found.module_btf("nf_conntrack"), Presence::Readable);
+    assert_eq!(found.module_btf("ip_vs"), Presence::Absent);
+}
+
+#[test]
+fn each_lack_is_named_with_its_weight() {
+    for (path, content, severity, word) in [
+        (
+            "sys/kernel/security/lockdown",
+            "none integrity [confidentiality]",
+            Severity::Fatal,
+            "confidentiality",
+        ),
+        // Everything but CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN.
+        ("proc/self/status", "CapEff:\t0000013fffdfffff\n", Severity::Fatal, "CAP_PERFMON"),
+        ("proc/self/status", "CapEff:\t0000013fffdfffff\n", Severity::Fatal, "CAP_BPF"),
+        // CAP_BPF and CAP_PERFMON alone are enough, but for what a distribution adds.
+        ("proc/self/status", "CapEff:\t000000c000000000\n", Severity::Degraded, "perf_event_paranoid"),
+        ("proc/self/status", "garbage", Severity::Degraded, "capabilities cannot be read"),
+        ("sys/bus/event_source/devices/kprobe/type", "", Severity::Degraded, "kprobes"),
+    ] {
+        let root = host();
+        put(&root, path, content);
+        let found = gaps(&root);
+        assert!(
+            found.iter().any(|(found, what)| *found == severity && what.contains(word)),
+            "{word}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn an_empty_tree_is_a_host_without_btf() {
+    let root = TempDir::new().unwrap();
+    let found = gaps(&root);
+    assert!(
+        matches!(found.first(), Some((Severity::Fatal, what)) if what.contains("type information")),
+        "{found:?}"
+    );
+    assert!(Environment::inspect_at(root.path()).symbols(&["nf_conntrack_in"]).is_err());
+}
+
+#[test]
+fn another_network_namespace_is_noticed() {
+    let root = host();
+    let link = root.path().join("proc/1/ns/net");
+    fs::remove_file(&link).unwrap();
+    symlink("net:[1]", link).unwrap();
+    assert!(matches!(&gaps(&root)[..], [(Severity::Degraded, what)] if what.contains("network namespace")));
+}
+
+#[test]
+fn a_module_is_loaded_or_built_in_under_either_spelling() {
+    let root = host();
+    let found = Environment::inspect_at(root.path());
+    assert_eq!(found.module("nf-conntrack"), Module::Loaded);
+    assert_eq!(found.module("nf_nat"), Module::Loaded);
+    assert_eq!(found.module("ipv6"), Module::BuiltIn);
+    assert_eq!(found.module("nf_conn"), Module::Absent);
+}
+
+#[test]
+fn a_symbol_with_a_suffix_is_another_function() {
+    let root = host();
+    let found = Environment::inspect_at(root.path());
+    let wanted = ["early_drop", "nf_conntrack_in", "nf_hook_slow", "tcp_reset"];
+    assert_eq!(found.symbols(&wanted).unwrap(), BTreeSet::from(["nf_conntrack_in", "nf_hook_slow"]));
+}
+
+#[test]
+fn the_running_host_is_looked_at_without_complaint() {
+    let found = Environment::inspect();
+    assert!(!found.kernel_release.is_empty());
+    assert!(found.capabilities.is_some());
+    for gap in found.gaps() {
+        assert!(!gap.to_string().is_empty());
+    }
+}

@@ -1,0 +1,134 @@
+//! The nouns of networking that every room uses: protocol, tuple, network namespace, address family and range.
+//!
+//! Plain values: nothing here does I/O or knows what Kubernetes is.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// Inode number of a network namespace, as `ls -L /proc/PID/ns/net` shows it; 0 where the hook could not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Netns(pub u32);
+
+/// Layer-4 protocol number (IANA).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Protocol(pub u8);
+
+impl Protocol {
+    pub const ICMP: Self = Self(1);
+    pub const TCP: Self = Self(6);
+    pub const UDP: Self = Self(17);
+    pub const SCTP: Self = Self(132);
+}
+
+/// The name Kubernetes uses: `TCP`, `UDP`, `SCTP`; otherwise the number.
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::TCP => f.write_str("TCP"),
+            Self::UDP => f.write_str("UDP"),
+            Self::SCTP => f.write_str("SCTP"),
+            Self::ICMP => f.write_str("ICMP"),
+            Self(number) => write!(f, "protocol {number}"),
+        }
+    }
+}
+
+/// Source and destination of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tuple {
+    pub protocol: Protocol,
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+}
+
+impl Tuple {
+    pub const fn new(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
+        Self { protocol, src, dst }
+    }
+
+    /// The same connection seen from the other end.
+    #[must_use]
+    pub const fn reversed(self) -> Self {
+        Self { protocol: self.protocol, src: self.dst, dst: self.src }
+    }
+}
+
+impl fmt::Display for Tuple {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} -> {}", self.protocol, self.src, self.dst)
+    }
+}
+
+/// Address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+impl Family {
+    pub const ALL: [Self; 2] = [Self::Ipv4, Self::Ipv6];
+
+    pub const fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(_) => Self::Ipv4,
+            IpAddr::V6(_) => Self::Ipv6,
+        }
+    }
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// An address range: an address with its host bits as written, and the length of its prefix in bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Cidr {
+    pub base: IpAddr,
+    /// At most 32 for IPv4 and 128 for IPv6.
+    pub prefix: u8,
+}
+
+impl Cidr {
+    /// From `ADDRESS/LENGTH`; `None` for anything else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (base, prefix) = text.trim().split_once('/')?;
+        let (base, prefix) = (base.parse::<IpAddr>().ok()?, prefix.parse::<u8>().ok()?);
+        (prefix <= Self::bits(base)).then_some(Self { base, prefix })
+    }
+
+    /// Whether `ip` lies in it; an address of the other family never does.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let same = |a: u128, b: u128, bits: u8| {
+            (a ^ b).checked_shr(u32::from(bits.saturating_sub(self.prefix))).unwrap_or(0) == 0
+        };
+        match (self.base, ip) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => same(a.to_bits().into(), b.to_bits().into(), 32),
+            (IpAddr::V6(a), IpAddr::V6(b)) => same(a.to_bits(), b.to_bits(), 128),
+            _ => false,
+        }
+    }
+
+    const fn bits(ip: IpAddr) -> u8 {
+        if ip.is_ipv4() { 32 } else { 128 }
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
+    }
+}

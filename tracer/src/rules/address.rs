@@ -1,0 +1,100 @@
+//! Ranges of addresses.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::net::Cidr;
+
+/// First and last address, both included, of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AddressRange {
+    pub first: IpAddr,
+    pub last: IpAddr,
+}
+
+impl AddressRange {
+    pub const fn host(ip: IpAddr) -> Self {
+        Self { first: ip, last: ip }
+    }
+
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        // IpAddr orders IPv4 before IPv6, so a range of one family holds none of the other.
+        self.first <= ip && ip <= self.last
+    }
+
+    pub fn as_host(&self) -> Option<IpAddr> {
+        (self.first == self.last).then_some(self.first)
+    }
+
+    /// From `ADDRESS`, `ADDRESS/LENGTH` or `ADDRESS/MASK` (IPv4).
+    pub fn parse(text: &str) -> Option<Self> {
+        let Some((base, length)) = text.split_once('/') else { return text.parse().ok().map(Self::host) };
+        let base: IpAddr = base.parse().ok()?;
+        let length = if let Ok(length) = length.parse::<u8>() {
+            length
+        } else {
+            let mask = u32::from(length.parse::<Ipv4Addr>().ok()?);
+            (mask.leading_ones() + mask.trailing_zeros() == 32).then_some(mask.leading_ones() as u8)?
+        };
+        Self::of(base, length)
+    }
+
+    /// `None` where the length is larger than the family's.
+    pub fn of(base: IpAddr, length: u8) -> Option<Self> {
+        match base {
+            IpAddr::V4(base) if length <= 32 => {
+                let host = u32::MAX.checked_shr(length.into()).unwrap_or(0);
+                let base = base.to_bits();
+                Some(Self {
+                    first: IpAddr::V4((base & !host).into()),
+                    last: IpAddr::V4((base | host).into()),
+                })
+            }
+            IpAddr::V6(base) if length <= 128 => {
+                let host = u128::MAX.checked_shr(length.into()).unwrap_or(0);
+                let base = base.to_bits();
+                Some(Self {
+                    first: IpAddr::V6((base & !host).into()),
+                    last: IpAddr::V6((base | host).into()),
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl From<Cidr> for AddressRange {
+    fn from(cidr: Cidr) -> Self {
+        Self::of(cidr.base, cidr.prefix).unwrap_or(Self::host(cidr.base))
+    }
+}
+
+/// An address, a network, or a range where it is neither.
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = match (self.first, self.last) {
+            (IpAddr::V4(first), IpAddr::V4(last)) => {
+                let differ = first.to_bits() ^ last.to_bits();
+                let length = differ.leading_zeros();
+                (first.to_bits() & differ == 0 && differ.checked_add(1).is_none_or(u32::is_power_of_two))
+                    .then_some(length)
+            }
+            (IpAddr::V6(first), IpAddr::V6(last)) => {
+                let differ = first.to_bits() ^ last.to_bits();
+                let length = differ.leading_zeros();
+                (first.to_bits() & differ == 0 && differ.checked_add(1).is_none_or(u128::is_power_of_two))
+                    .then_some(length)
+            }
+            _ => None,
+        };
+        match length {
+            _ if self.first == self.last => write!(f, "{}", self.first),
+            Some(length) => write!(f, "{}/{length}", self.first),
+            None => write!(f, "{}-{}", self.first, self.last),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The addresses and ports that the rules name: what they do something with, whether or not it should be so.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use super::{Chain, Datum, Family, Key, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Writer};
+use crate::{net::Protocol, rules::ipset};
+
+/// Where clients connect to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Frontend {
+    /// `None`: a node port, on whichever of the node's addresses accept node ports.
+    pub address: Option<IpAddr>,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+/// `10.96.0.10:53/UDP`, `node port 30080/TCP`.
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(ip) => write!(f, "{}/{}", SocketAddr::new(ip, self.port), self.protocol),
+            None => write!(f, "node port {}/{}", self.port, self.protocol),
+        }
+    }
+}
+
+/// Where a frontend is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    pub writer: Writer,
+    /// The chain, map or ipset.
+    pub place: Name,
+    /// `namespace/name:port`, where a comment or a chain's name says it.
+    pub service: Option<Box<str>>,
+}
+
+/// Chains of iptables whose rules name frontends; those of IPVS mode name them in ipsets.
+const CHAINS: [(&str, &str); 5] = [
+    ("nat", "KUBE-SERVICES"),
+    ("nat", "KUBE-NODEPORTS"),
+    ("filter", "KUBE-SERVICES"),
+    ("filter", "KUBE-EXTERNAL-SERVICES"),
+    ("filter", "KUBE-PROXY-FIREWALL"),
+];
+
+/// ipsets whose elements are frontends (`pkg/proxy/ipvs/ipset.go`), without the prefix of the IPv6 ones.
+const IPSETS: [&str; 13] = [
+    "CLUSTER-IP",
+    "EXTERNAL-IP",
+    "EXTERNAL-IP-LOCAL",
+    "LOAD-BALANCER",
+    "LOAD-BALANCER-LOCAL",
+    "LOAD-BALANCER-FW",
+    "LOAD-BALANCER-SOURCE-CIDR",
+    "NODE-PORT-TCP",
+    "NODE-PORT-UDP",
+    "NODE-PORT-SCTP-HASH",
+    "NODE-PORT-LOCAL-TCP",
+    "NODE-PORT-LOCAL-UDP",
+    "NODE-PORT-LOCAL-SCTP-HASH",
+];
+
+impl Ruleset {
+    /// Every frontend of this family that is named by kube-proxy's rules, with the first place of each writer.
+    pub fn frontends(&self, family: Family) -> BTreeMap<Frontend, Vec<Named>> {
+        let mut found = BTreeMap::<Frontend, Vec<Named>>::new();
+        let mut add = |frontend: Frontend, named: Named| {
+            let places = found.entry(frontend).or_default();
+            if !places.iter().any(|known| known.writer == named.writer && known.place == named.place) {
+                places.push(named);
+            }
+        };
+        for table in self.tables.iter().filter(|table| table.family == family) {
+            if table.writer == Writer::Nftables {
+                if table.name.as_ref() == NFTABLES_TABLE {
+                    of_maps(table, &mut add);
+                }
+            } else {
+                for (_, name) in CHAINS.iter().filter(|(of, _)| *of == table.name.as_ref()) {
+                    if let Some(chain) = table.chain(name) {
+                        of_chain(table, chain, &mut add);
+                    }
+                }
+            }
+        }
+        for server in self.servers.iter().flatten() {
+            if Family::of(server.address.ip()) == family {
+                let frontend = Frontend {
+                    address: Some(server.address.ip()),
+                    protocol: server.protocol,
+                    port: server.address.port(),
+                };
+                add(frontend, Named { writer: Writer::Ipvs, place: "IPVS".into(), service: None });
+            }
+        }
+        for set in &self.sets {
+            let known = |name: &str| ipset_name(name, family).as_str() == set.name.as_ref();
+            if !IPSETS.iter().any(|name| known(name)) {
+                continue;
+            }
+            let protocol = ipset::protocol_of(&set.name);
+            for (key, _) in set.iter() {
+                if let Some(frontend) = of_element(key, protocol) {
+                    add(frontend, Named { writer: Writer::Ipvs, place: set.name.clone(), service: None });
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The name of one of kube-proxy's ipsets: prefixed by family and cut at 31 characters.
+pub fn ipset_name(name: &str, family: Family) -> String {
+    let prefix = if family == Family::Ipv4 { "KUBE-" } else { "KUBE-6-" };
+    prefix.chars().chain(name.chars()).take(31).collect()
+}
+
+fn of_chain(table: &Table, chain: &Chain, add: &mut impl FnMut(Frontend, Named)) {
+    for rule in &chain.rules {
+        if let Some(frontend) = of_rule(rule) {
+            let service = rule.comment.as_deref().and_then(service_of_comment).map(Into::into);
+            add(frontend, Named { writer: table.writer, place: chain.name.clone(), service });
+        }
+    }
+}
+
+/// The frontend of a rule that names one by address, protocol and port; without an address it is a node port.
+pub fn of_rule(rule: &Rule) -> Option<Frontend> {
+    let (mut address, mut protocol, mut port) = (None, None, None);
+    for step in &rule.steps {
+        match step {
+            Step::Destination { ranges, negated: false } => match ranges.as_ref() {
+                [range] if range.as_host().is_some() => address = range.as_host(),
+                _ => return None,
+            },
+            Step::Protocol { protocol: of, negated: false } => protocol = Some(*of),
+            Step::Port { first, last, negated: false } if first == last => port = Some(*first),
+            _ => {}
+        }
+    }
+    Some(Frontend { address, protocol: protocol?, port: port? })
+}
+
+fn of_maps(table: &Table, add: &mut impl FnMut(Frontend, Named)) {
+    for set in &table.sets {
+        for (key, verdict) in set.iter() {
+            if let Some(verdict) = verdict
+                && let Some(frontend) = of_element(key, Protocol::TCP)
+            {
+                let service = match verdict {
+                    super::Verdict::Goto(chain) | super::Verdict::Jump(chain) => service_of_chain(chain),
+                    _ => None,
+                };
+                add(frontend, Named { writer: table.writer, place: set.name.clone(), service });
+            }
+        }
+    }
+}
+
+/// `default`: the protocol of a set whose elements are bare ports.
+fn of_element(key: &Key, default: Protocol) -> Option<Frontend> {
+    match key.as_ref() {
+        [Datum::Address(ip), Datum::Protocol(protocol), Datum::Port(port), ..] => {
+            Some(Frontend { address: Some(*ip), protocol: *protocol, port: *port })
+        }
+        [Datum::Protocol(protocol), Datum::Port(port)] => {
+            Some(Frontend { address: None, protocol: *protocol, port: *port })
+        }
+        [Datum::Port(port)] => Some(Frontend { address: None, protocol: default, port: *port }),
+        _ => None,
+    }
+}
+
+/// `namespace/name:port` at the start of kube-proxy's comments (`shop/cart:http cluster IP`).
+pub fn service_of_comment(comment: &str) -> Option<&str> {
+    let first = comment.split_ascii_whitespace().next()?;
+    first.contains('/').then_some(first)
+}
+
+/// From `service-242WI43H-shop/cart/tcp/http`.
+pub fn service_of_chain(chain: &str) -> Option<Box<str>> {
+    let (_, rest) = chain.split_once('-')?;
+    let (hash, rest) = rest.split_once('-')?;
+    if hash.len() != 8 {
+        return None;
+    }
+    let mut parts = rest.split("__").next()?.split('/');
+    let (namespace, name, _protocol) = (parts.next()?, parts.next()?, parts.next()?);
+    Some(match parts.next() {
+        Some(port) if !port.is_empty() => format!("{namespace}/{name}:{port}").into(),
+        _ => format!("{namespace}/{name}").into(),
+    })
+}

@@ -1,0 +1,99 @@
+//! Reads what `ipset save` prints: the sets of kube-proxy's IPVS mode.
+//!
+//! Pure and tolerant: sets of other types and elements that are not understood are counted and passed over.
+
+use std::collections::HashMap;
+
+use crate::{
+    net::Protocol,
+    rules::{AddressRange, Datum, Dimension, Ruleset, Set, iptables},
+};
+
+/// Elements read of one dump; more are counted as not understood.
+const ELEMENTS_MAX: usize = 4_000_000;
+
+/// Parses `create` and `add` lines.
+pub fn parse(text: &str) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    let mut by_name = HashMap::<&str, usize>::new();
+    let mut elements = 0_usize;
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match (words.next(), words.next(), words.next()) {
+            (Some("create"), Some(name), Some(kind)) => match dimensions(kind) {
+                Some(dimensions) if !by_name.contains_key(name) => {
+                    by_name.insert(name, ruleset.sets.len());
+                    let mut options = words;
+                    let timeout =
+                        options.by_ref().find(|word| *word == "timeout").and_then(|_| options.next());
+                    let mut set = Set::new(name);
+                    set.dimensions = dimensions;
+                    set.timeout = timeout.and_then(|text| text.parse().ok());
+                    ruleset.sets.push(set);
+                }
+                Some(_) => {}
+                None => ruleset.odd(|| format!("ipset: the type `{kind}` is not known here")),
+            },
+            (Some("add"), Some(name), Some(element)) => {
+                let Some(set) = by_name.get(name).and_then(|position| ruleset.sets.get_mut(*position)) else {
+                    ruleset.skipped = ruleset.skipped.saturating_add(1);
+                    continue;
+                };
+                elements += 1;
+                match parse_element(&set.dimensions, element).filter(|_| elements <= ELEMENTS_MAX) {
+                    // `nomatch` takes an element out of a larger one; kube-proxy writes none.
+                    Some(key) if words.next() != Some("nomatch") => set.insert(key.into(), None),
+                    _ => ruleset.odd(|| format!("ipset: the element `{element}` is not understood")),
+                }
+            }
+            (None, ..) => {}
+            _ => ruleset
+                .odd(|| format!("ipset: `{}` is not understood", line.chars().take(120).collect::<String>())),
+        }
+    }
+    ruleset
+}
+
+fn dimensions(kind: &str) -> Option<Box<[Dimension]>> {
+    let (method, parts) = kind.split_once(':')?;
+    let dimension = |part: &str| match (method, part) {
+        ("hash", "ip" | "net") => Some(Dimension::Address),
+        ("hash", "port") => Some(Dimension::ProtocolPort),
+        ("bitmap", "port") => Some(Dimension::Port),
+        _ => None,
+    };
+    parts.split(',').map(dimension).collect()
+}
+
+/// `10.96.0.10,tcp:53`, `203.0.113.80,tcp:443,198.51.100.0/24`, `30080`.
+fn parse_element(dimensions: &[Dimension], element: &str) -> Option<Vec<Datum>> {
+    let mut key = Vec::with_capacity(4);
+    let mut parts = element.split(',');
+    for dimension in dimensions {
+        let part = parts.next()?;
+        match dimension {
+            Dimension::Address => {
+                let range = AddressRange::parse(part)?;
+                key.push(range.as_host().map_or(Datum::Range(range), Datum::Address));
+            }
+            Dimension::ProtocolPort => {
+                let (protocol, number) = part.split_once(':').unwrap_or(("tcp", part));
+                key.push(Datum::Protocol(iptables::protocol(protocol)?));
+                key.push(Datum::Port(number.parse().ok()?));
+            }
+            Dimension::Port => key.push(Datum::Port(part.parse().ok()?)),
+        }
+    }
+    parts.next().is_none().then_some(key)
+}
+
+/// The protocol of a set whose elements are bare ports, by its name.
+pub fn protocol_of(name: &str) -> Protocol {
+    if name.contains("-UDP") {
+        Protocol::UDP
+    } else if name.contains("-SCTP") {
+        Protocol::SCTP
+    } else {
+        Protocol::TCP
+    }
+}

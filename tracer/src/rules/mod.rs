@@ -1,0 +1,211 @@
+//! What a node's rules do with Services, whatever wrote them: iptables of either backend, nftables, IPVS.
+//!
+//! The parsers ([`iptables`], [`nftables`], [`ipvs`], [`ipset`]) bring every format into one form, [`Ruleset`], and
+//! [`walk`] sends a packet through it as netfilter would. So the questions "where does a new connection to this address
+//! go" and "what is wrong here" have one answer for all modes and all versions of kube-proxy. Pure: no I/O, no clock,
+//! and nothing here knows what the rules should be.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::net::{Family, Protocol};
+
+mod address;
+pub mod frontends;
+mod index;
+pub mod ipset;
+pub mod iptables;
+pub mod ipvs;
+pub mod nftables;
+mod saved;
+mod set;
+pub mod sources;
+mod table;
+pub mod walk;
+
+pub use address::AddressRange;
+pub use frontends::{Frontend, Named};
+pub use set::{Datum, Dimension, Field, Key, Set, Side};
+pub use sources::LocalTraffic;
+pub use table::{Base, Chain, HookPoint, Rule, Step, Table, Verdict};
+pub use walk::{Branch, End, Fate, Origin, Probe};
+
+pub type Name = Arc<str>;
+
+/// kube-proxy's own table in nftables mode.
+pub const NFTABLES_TABLE: &str = "kube-proxy";
+
+/// Everything that was read of one network namespace. Tables, sets and servers of both families may be in it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ruleset {
+    pub tables: Vec<Table>,
+    pub sets: Vec<Set>,
+    /// IPVS virtual servers; `None` where they were not read.
+    pub servers: Option<Vec<VirtualServer>>,
+    /// This namespace's own addresses; `None` where they were not read. IPVS serves a VIP only on its own address
+    /// (kube-ipvs0).
+    pub addresses: Option<BTreeSet<IpAddr>>,
+    /// Lines, rules or elements that were not understood, counted; the first few are kept in `oddities`.
+    pub skipped: u64,
+    pub oddities: Vec<String>,
+}
+
+/// Oddities kept as text; more are only counted.
+const ODDITIES_MAX: usize = 16;
+
+impl Ruleset {
+    /// Adds what another reader gave.
+    pub fn absorb(&mut self, other: Self) {
+        self.tables.extend(other.tables);
+        self.sets.extend(other.sets);
+        match (&mut self.servers, other.servers) {
+            (Some(servers), Some(more)) => servers.extend(more),
+            (servers, more @ Some(_)) => *servers = more,
+            (_, None) => {}
+        }
+        match (&mut self.addresses, other.addresses) {
+            (Some(addresses), Some(more)) => addresses.extend(more),
+            (addresses, more @ Some(_)) => *addresses = more,
+            (_, None) => {}
+        }
+        self.skipped = self.skipped.saturating_add(other.skipped);
+        let room = ODDITIES_MAX.saturating_sub(self.oddities.len());
+        self.oddities.extend(other.oddities.into_iter().take(room));
+    }
+
+    pub(crate) fn odd(&mut self, what: impl FnOnce() -> String) {
+        self.skipped = self.skipped.saturating_add(1);
+        if self.oddities.len() < ODDITIES_MAX {
+            self.oddities.push(what());
+        }
+    }
+
+    pub fn table(&self, writer: Writer, family: Family, name: &str) -> Option<&Table> {
+        self.tables
+            .iter()
+            .find(|table| table.writer == writer && table.family == family && table.name.as_ref() == name)
+    }
+
+    /// Who has rules of kube-proxy here, in this family: the chain KUBE-SERVICES, or the table `kube-proxy`. IPVS counts
+    /// where there are virtual servers.
+    pub fn writers(&self, family: Family) -> Vec<Writer> {
+        let mut found = BTreeSet::new();
+        for table in self.tables.iter().filter(|table| table.family == family) {
+            let kube = match table.writer {
+                Writer::Nftables => table.name.as_ref() == NFTABLES_TABLE,
+                _ => table.name.as_ref() == "nat" && table.chain("KUBE-SERVICES").is_some(),
+            };
+            if kube {
+                found.insert(table.writer);
+            }
+        }
+        let served = |server: &VirtualServer| Family::of(server.address.ip()) == family;
+        if self.servers.as_ref().is_some_and(|servers| servers.iter().any(served)) {
+            found.insert(Writer::Ipvs);
+        }
+        found.into_iter().collect()
+    }
+
+    /// Whether kube-proxy has left anything of its own in this family.
+    pub fn has_proxy_rules(&self, family: Family) -> bool {
+        !self.writers(family).is_empty()
+    }
+
+    /// Only what this writer wrote. IPVS keeps its sets and the iptables rules that stand beside it.
+    #[must_use]
+    pub fn of(&self, writer: Writer) -> Self {
+        let keeps = |table: &&Table| match writer {
+            Writer::Ipvs => table.writer != Writer::Nftables,
+            _ => table.writer == writer,
+        };
+        Self {
+            tables: self.tables.iter().filter(keeps).cloned().collect(),
+            sets: if writer == Writer::Nftables { Vec::new() } else { self.sets.clone() },
+            servers: if writer == Writer::Ipvs { self.servers.clone() } else { None },
+            addresses: self.addresses.clone(),
+            skipped: self.skipped,
+            oddities: self.oddities.clone(),
+        }
+    }
+
+    /// Whether nothing is here that [`Ruleset::of`] would leave out.
+    pub fn is_only_of(&self, writer: Writer) -> bool {
+        let tables = self.tables.iter().all(|table| match writer {
+            Writer::Ipvs => table.writer != Writer::Nftables,
+            _ => table.writer == writer,
+        });
+        let servers = writer == Writer::Ipvs || self.servers.is_none();
+        tables && servers && (writer != Writer::Nftables || self.sets.is_empty())
+    }
+
+    /// Rules, set and map elements and real servers, all together.
+    pub fn size(&self) -> usize {
+        let rules = |table: &Table| table.chains.iter().map(|chain| chain.rules.len()).sum::<usize>();
+        let elements = |table: &Table| table.sets.iter().map(Set::len).sum::<usize>();
+        self.tables.iter().map(|table| rules(table) + elements(table)).sum::<usize>()
+            + self.sets.iter().map(Set::len).sum::<usize>()
+            + self.servers.iter().flatten().map(|server| 1 + server.destinations.len()).sum::<usize>()
+    }
+}
+
+/// Who wrote a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Writer {
+    /// iptables over the kernel's `ip_tables`.
+    IptablesLegacy,
+    /// iptables over `nf_tables`.
+    IptablesNft,
+    /// iptables, and the dump does not say over which backend.
+    Iptables,
+    Nftables,
+    Ipvs,
+}
+
+impl Writer {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::IptablesLegacy => "iptables-legacy",
+            Self::IptablesNft => "iptables-nft",
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+            Self::Ipvs => "ipvs",
+        }
+    }
+
+    pub const fn is_iptables(self) -> bool {
+        matches!(self, Self::IptablesLegacy | Self::IptablesNft | Self::Iptables)
+    }
+}
+
+impl fmt::Display for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// An IPVS virtual server with its real servers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VirtualServer {
+    pub protocol: Protocol,
+    pub address: SocketAddr,
+    pub scheduler: Box<str>,
+    /// Persistence in seconds.
+    pub persistent: Option<u32>,
+    pub destinations: Vec<Destination>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destination {
+    pub address: SocketAddr,
+    /// 0: takes no new connections; kube-proxy lets a removed endpoint drain so.
+    pub weight: u32,
+    /// Translated (`-m`); the other forwarding methods reach no Pod.
+    pub masquerade: bool,
+}

@@ -1,0 +1,229 @@
+//! `nft -j list ruleset` and `nft -j list table` (libnftables-json(5)).
+//!
+//! The listing is read one object at a time: a large cluster's is tens of megabytes, and as one tree it would take ten
+//! times that.
+
+use std::fmt;
+
+use serde::{
+    Deserialize,
+    de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::Value;
+
+use super::{ITEMS_MAX, expression, is_ours};
+use crate::{
+    net::Family,
+    rules::{Base, Rule, Ruleset, Set, Table, Writer},
+};
+
+pub(super) fn parse(listing: &[u8]) -> Result<Ruleset, String> {
+    let mut deserializer = serde_json::Deserializer::from_slice(listing);
+    let mut reader = Reader::default();
+    match deserializer.deserialize_map(Listing(&mut reader)) {
+        Ok(()) => {}
+        // What came before the damage is used.
+        Err(error) if !reader.ruleset.tables.is_empty() => {
+            reader.ruleset.odd(|| format!("nftables: the JSON listing breaks off: {error}"));
+        }
+        Err(error) => return Err(format!("no JSON listing of nft: {error}")),
+    }
+    Ok(reader.ruleset)
+}
+
+#[derive(Default)]
+struct Reader {
+    ruleset: Ruleset,
+    items: usize,
+}
+
+/// `{"nftables": [ … ]}`
+struct Listing<'r>(&'r mut Reader);
+
+impl<'de> Visitor<'de> for Listing<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with the member `nftables`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut found = false;
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "nftables" {
+                found = true;
+                map.next_value_seed(Items(&mut *self.0))?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        if found { Ok(()) } else { Err(serde::de::Error::custom("there is no member `nftables`")) }
+    }
+}
+
+struct Items<'r>(&'r mut Reader);
+
+impl<'de> serde::de::DeserializeSeed<'de> for Items<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Items<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of nftables objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while let Some(item) = items.next_element::<Item>()? {
+            self.0.item(item);
+        }
+        Ok(())
+    }
+}
+
+/// One object; its kind is the member's name.
+#[derive(Deserialize)]
+struct Item {
+    table: Option<Object>,
+    chain: Option<Object>,
+    set: Option<Object>,
+    map: Option<Object>,
+    rule: Option<Object>,
+    element: Option<Object>,
+}
+
+/// The members of all kinds together.
+#[derive(Deserialize)]
+struct Object {
+    family: Option<String>,
+    table: Option<String>,
+    name: Option<String>,
+    chain: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<Value>,
+    hook: Option<String>,
+    prio: Option<Value>,
+    policy: Option<String>,
+    comment: Option<String>,
+    timeout: Option<u32>,
+    flags: Option<Value>,
+    expr: Option<Vec<Value>>,
+    elem: Option<Vec<Value>>,
+}
+
+impl Reader {
+    fn item(&mut self, item: Item) {
+        self.items += 1;
+        if self.items > ITEMS_MAX {
+            self.ruleset.odd(|| format!("nftables: more than {ITEMS_MAX} objects"));
+            return;
+        }
+        if let Some(object) = item.table {
+            if let (Some(family), Some(name)) = (family(&object), &object.name)
+                && is_ours(name)
+            {
+                self.table(family, name);
+            }
+        } else if let Some(object) = item.chain {
+            self.chain(&object);
+        } else if let Some(object) = item.set.or(item.map) {
+            self.set(&object);
+        } else if let Some(object) = item.element {
+            self.elements(&object);
+        } else if let Some(object) = item.rule {
+            self.rule(&object);
+        }
+    }
+
+    fn table(&mut self, family: Family, name: &str) -> Option<&mut Table> {
+        let of = |table: &Table| table.family == family && table.name.as_ref() == name;
+        if !self.ruleset.tables.iter().any(of) {
+            self.ruleset.tables.push(Table::new(Writer::Nftables, family, name));
+        }
+        self.ruleset.tables.iter_mut().find(|table| of(table))
+    }
+
+    fn table_of(&mut self, object: &Object) -> Option<&mut Table> {
+        let family = family(object)?;
+        let name = object.table.as_deref().filter(|name| is_ours(name))?;
+        self.table(family, name)
+    }
+
+    fn chain(&mut self, object: &Object) {
+        let Some(name) = object.name.clone() else { return };
+        let base = base(object);
+        let Some(table) = self.table_of(object) else { return };
+        if let Some(chain) = table.chain_mut(&name) {
+            chain.base = base;
+        }
+    }
+
+    fn set(&mut self, object: &Object) {
+        let Some(name) = object.name.clone() else { return };
+        let mut set = Set::new(&name);
+        let dynamic = match &object.flags {
+            Some(Value::String(flag)) => flag == "timeout",
+            Some(Value::Array(flags)) => flags.iter().any(|flag| flag == "timeout"),
+            _ => false,
+        };
+        set.timeout = object.timeout.or(dynamic.then_some(u32::MAX));
+        let Some(table) = self.table_of(object) else { return };
+        table.add_set(set);
+        self.elements(object);
+    }
+
+    fn elements(&mut self, object: &Object) {
+        let Some(name) = object.name.clone() else { return };
+        let elements = object.elem.as_deref().unwrap_or_default();
+        let mut odd = 0_u64;
+        let Some(table) = self.table_of(object) else { return };
+        let mut set = Set::new(&name);
+        // What packets wrote into an affinity set is not configuration.
+        if table.set(&name).is_some_and(|set| set.timeout.is_some()) {
+            return;
+        }
+        for element in elements {
+            match expression::element(element) {
+                Some((key, verdict)) => set.insert(key, verdict),
+                None => odd += 1,
+            }
+        }
+        table.add_set(set);
+        if odd > 0 {
+            self.ruleset.odd(|| format!("nftables: {odd} elements of {name} are not understood"));
+        }
+    }
+
+    fn rule(&mut self, object: &Object) {
+        let Some(name) = object.chain.clone() else { return };
+        let Some(table) = self.table_of(object) else { return };
+        let mut rule = Rule { steps: Vec::new(), comment: object.comment.clone().map(Into::into) };
+        for statement in object.expr.iter().flatten() {
+            expression::statement(statement, table, &mut rule.steps);
+        }
+        if let Some(chain) = table.chain_mut(&name) {
+            chain.rules.push(rule);
+        }
+    }
+}
+
+fn family(object: &Object) -> Option<Family> {
+    match object.family.as_deref()? {
+        "ip" => Some(Family::Ipv4),
+        "ip6" => Some(Family::Ipv6),
+        _ => None,
+    }
+}
+
+fn base(object: &Object) -> Option<Base> {
+    let hook = super::hook(object.hook.as_deref()?)?;
+    let nat = object.kind.as_ref().is_some_and(|kind| kind == "nat");
+    let priority = object.prio.as_ref().and_then(Value::as_i64).and_then(|prio| i32::try_from(prio).ok());
+    let drops = object.policy.as_deref() == Some("drop");
+    Some(Base { nat, hook, priority: priority.unwrap_or_default(), drops })
+}

@@ -1,0 +1,93 @@
+//! Rules as recordings keep them: what makes them quick to look up is made anew when they are read.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Chain, Family, Name, Set, Writer};
+
+/// A [`super::Table`] without its indexes.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Table {
+    writer: Writer,
+    family: Family,
+    name: Name,
+    chains: Vec<Chain>,
+    sets: Vec<Set>,
+}
+
+impl From<super::Table> for Table {
+    fn from(table: super::Table) -> Self {
+        let super::Table { writer, family, name, chains, sets, by_name: _, sets_by_name: _ } = table;
+        Self { writer, family, name, chains, sets }
+    }
+}
+
+impl From<Table> for super::Table {
+    fn from(saved: Table) -> Self {
+        let mut table = Self::new(saved.writer, saved.family, &saved.name);
+        for chain in saved.chains {
+            // A chain that a damaged recording holds twice is one.
+            if let Some(made) = table.chain_mut(&chain.name) {
+                made.base = chain.base.or(made.base);
+                made.rules.extend(chain.rules);
+            }
+        }
+        for set in saved.sets {
+            table.add_set(set);
+        }
+        table.seal();
+        table
+    }
+}
+
+/// A map whose keys are no strings, as a list of pairs.
+pub(super) mod elements {
+    use std::collections::HashMap;
+
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use crate::rules::{Key, Verdict};
+
+    type Elements = HashMap<Key, Option<Verdict>>;
+
+    pub(in crate::rules) fn serialize<S: Serializer>(
+        elements: &Elements,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(elements)
+    }
+
+    pub(in crate::rules) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Elements, D::Error> {
+        Vec::<(Key, Option<Verdict>)>::deserialize(deserializer).map(|pairs| pairs.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        net::Family,
+        rules::{Writer, iptables},
+    };
+
+    #[test]
+    fn what_was_saved_is_looked_up_as_before() {
+        let text = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n\
+                    -A KUBE-SERVICES -d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-A\nCOMMIT\n";
+        let hint = iptables::Hint { family: Some(Family::Ipv4), writer: Some(Writer::IptablesNft) };
+        let rules = iptables::parse(text, hint);
+        let json = serde_json::to_vec(&rules).unwrap();
+        let again: super::super::Ruleset = serde_json::from_slice(&json).unwrap();
+        let chain = |rules: &super::super::Ruleset| {
+            rules
+                .table(Writer::IptablesNft, Family::Ipv4, "nat")
+                .unwrap()
+                .chain("KUBE-SERVICES")
+                .unwrap()
+                .rules
+                .clone()
+        };
+        assert_eq!(chain(&rules), chain(&again));
+        assert_eq!(chain(&again).len(), 1);
+    }
+}

@@ -1,0 +1,139 @@
+//! Sets and maps: of nftables, and ipsets.
+
+use std::{collections::HashMap, fmt, net::IpAddr};
+
+use serde::{Deserialize, Serialize};
+
+use super::{AddressRange, Name, Verdict, saved};
+use crate::net::Protocol;
+
+/// What of a packet is looked up in a set or map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Field {
+    Source,
+    Destination,
+    Protocol,
+    /// The destination port.
+    Port,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Side {
+    Source,
+    Destination,
+}
+
+/// A dimension of an ipset, as its type names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Dimension {
+    /// `ip` or `net`.
+    Address,
+    /// `port` of a hash: a protocol and a port.
+    ProtocolPort,
+    /// `bitmap:port`: a port of any protocol.
+    Port,
+}
+
+/// One part of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Datum {
+    Address(IpAddr),
+    Protocol(Protocol),
+    Port(u16),
+    Range(AddressRange),
+}
+
+impl fmt::Display for Datum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(ip) => write!(f, "{ip}"),
+            Self::Protocol(Protocol::TCP) => f.write_str("tcp"),
+            Self::Protocol(Protocol::UDP) => f.write_str("udp"),
+            Self::Protocol(Protocol::SCTP) => f.write_str("sctp"),
+            Self::Protocol(Protocol(number)) => write!(f, "{number}"),
+            Self::Port(port) => write!(f, "{port}"),
+            Self::Range(range) => write!(f, "{range}"),
+        }
+    }
+}
+
+pub type Key = Box<[Datum]>;
+
+/// A set, or a map where its elements have verdicts: of nftables, or an ipset.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Set {
+    pub name: Name,
+    #[serde(with = "saved::elements")]
+    elements: HashMap<Key, Option<Verdict>>,
+    /// Elements with a range in them, which are looked through one by one.
+    ranges: Vec<(Key, Option<Verdict>)>,
+    /// How long an element lives in seconds, of a set that is written by packets.
+    pub timeout: Option<u32>,
+    /// Of an ipset.
+    pub dimensions: Box<[Dimension]>,
+}
+
+impl Set {
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            elements: HashMap::new(),
+            ranges: Vec::new(),
+            timeout: None,
+            dimensions: Box::default(),
+        }
+    }
+
+    pub fn insert(&mut self, key: Key, verdict: Option<Verdict>) {
+        if key.iter().any(|datum| matches!(datum, Datum::Range(_))) {
+            self.ranges.push((key, verdict));
+        } else {
+            self.elements.insert(key, verdict);
+        }
+    }
+
+    pub fn remove(&mut self, key: &[Datum]) -> bool {
+        let ranges = self.ranges.len();
+        self.ranges.retain(|(known, _)| known.as_ref() != key);
+        self.elements.remove(key).is_some() || self.ranges.len() < ranges
+    }
+
+    pub fn len(&self) -> usize {
+        self.elements.len() + self.ranges.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every element with its verdict, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&Key, Option<&Verdict>)> {
+        let single = self.elements.iter().map(|(key, verdict)| (key, verdict.as_ref()));
+        single.chain(self.ranges.iter().map(|(key, verdict)| (key, verdict.as_ref())))
+    }
+
+    /// The element that holds this key.
+    pub fn find(&self, key: &[Datum]) -> Option<Option<&Verdict>> {
+        if let Some(verdict) = self.elements.get(key) {
+            return Some(verdict.as_ref());
+        }
+        let holds = |(element, datum): (&Datum, &Datum)| match (element, datum) {
+            (Datum::Range(range), Datum::Address(ip)) => range.contains(*ip),
+            (element, datum) => element == datum,
+        };
+        let found = self
+            .ranges
+            .iter()
+            .find(|(element, _)| element.len() == key.len() && element.iter().zip(key).all(holds));
+        found.map(|(_, verdict)| verdict.as_ref())
+    }
+
+    pub(super) fn absorb(&mut self, other: Self) {
+        self.elements.extend(other.elements);
+        self.ranges.extend(other.ranges);
+        self.timeout = self.timeout.or(other.timeout);
+        if self.dimensions.is_empty() {
+            self.dimensions = other.dimensions;
+        }
+    }
+}

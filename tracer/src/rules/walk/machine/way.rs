@@ -1,0 +1,89 @@
+//! A packet on one of its ways through the chains: what it is by now, and where it goes on.
+//!
+//! Owns how deep and how far a way can lead. What a rule does to the packet is the machine's.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+};
+
+use crate::rules::{
+    Name, Writer,
+    walk::{Link, Trail},
+};
+
+/// Chains that call each other, at most, as in the kernel (16).
+pub(super) const DEPTH_MAX: usize = 16;
+/// Chains and maps on the way of one packet, at most. The kernel refuses chains that lead to themselves; a damaged list
+/// may have them.
+pub(super) const TRAIL_MAX: usize = 64;
+
+/// The packet on one of its ways.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) weight: f64,
+    pub(super) source: IpAddr,
+    pub(super) destination: SocketAddr,
+    pub(super) translated: bool,
+    pub(super) mark: u32,
+    pub(super) masquerade: bool,
+    /// A packet from this source would have this mark.
+    pub(super) own: Option<(IpAddr, u32)>,
+    pub(super) remembers: Option<Name>,
+    pub(super) sticky: Option<(Name, Option<u32>)>,
+    /// The chains that it is in.
+    pub(super) trail: Trail,
+    /// Those that it was in when it was translated or stopped.
+    pub(super) decided: Trail,
+}
+
+/// Where in which chain a way goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Frame {
+    pub(super) chain: usize,
+    pub(super) rule: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub(super) state: State,
+    pub(super) frames: [Frame; DEPTH_MAX],
+    pub(super) depth: usize,
+    /// The rule to go on with, from this step.
+    pub(super) resume: Option<(usize, usize)>,
+}
+
+impl Way {
+    pub(super) fn top(&mut self) -> Option<&mut Frame> {
+        let top = self.depth.checked_sub(1)?;
+        self.frames.get_mut(top)
+    }
+
+    /// Back to the caller.
+    pub(super) fn leave(&mut self) {
+        self.depth = self.depth.saturating_sub(1);
+        while let Some(link) = self.state.trail.take_if(|link| link.depth > self.depth) {
+            self.state.trail.clone_from(&link.before);
+        }
+    }
+
+    /// Notes a chain or a map that it has come to; whether there was room.
+    pub(super) fn pass(&mut self, name: &Name, writer: Writer, depth: usize) -> bool {
+        let before = self.state.trail.take();
+        let length = before.as_ref().map_or(0, |link| link.length) + 1;
+        if length > TRAIL_MAX {
+            self.state.trail = before;
+            return false;
+        }
+        self.state.trail = Some(Rc::new(Link { name: name.clone(), writer, depth, length, before }));
+        true
+    }
+
+    /// Whether there was room.
+    pub(super) fn call(&mut self, chain: usize) -> bool {
+        let Some(frame) = self.frames.get_mut(self.depth) else { return false };
+        *frame = Frame { chain, rule: 0 };
+        self.depth += 1;
+        true
+    }
+}

@@ -1,0 +1,352 @@
+//! From sightings to verdicts: the one path that a live trace, a sampling agent and a replay share.
+//!
+//! Owns the order of things: sightings are folded into flows, settled flows are joined with the cluster's history
+//! and the node's state, verdicts come out. Does no I/O and knows no clock but what it is told; who owns it reads
+//! the node when [`Pipeline::wants_node`] says so.
+
+mod likes;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    cluster::Cluster,
+    diagnosis::{self, Address, ClusterView, Context, Membership, Translations},
+    flow::{Counters, Flow, FlowTable, Limits},
+    net::Netns,
+    node::NodeFacts,
+    sighting::{Hook, ListedEntry, Sighting},
+    time::Timestamp,
+    verdict::{Told, Verdict},
+};
+use likes::Likes;
+
+pub use likes::{Clients, Folded};
+
+/// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
+const MAX_WAITING: usize = 16_384;
+/// What was told is remembered of so many flows that are not over and may be judged again.
+const MAX_BEFORE: usize = 65_536;
+
+/// How much is made of a healthy flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// Flows that are healthy for the same reasons share one verdict and are counted: see [`Folded`].
+    Faults,
+    /// Every flow has a verdict of its own.
+    #[default]
+    All,
+}
+
+/// What stays the same for a whole trace.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub limits: Limits,
+    /// This node's name in Kubernetes.
+    pub node_name: Option<String>,
+    /// The namespace in which kube-proxy writes its rules.
+    pub node_netns: Option<Netns>,
+    pub missing_hooks: Vec<Hook>,
+    /// The kernel says why it drops packets (since 5.17).
+    pub drop_reasons: bool,
+    pub grace: Duration,
+    pub detail: Detail,
+}
+
+/// A flow's verdict and what else a report wants of it.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    pub verdict: Verdict,
+    /// What was told of it before, which this replaces.
+    pub before: Option<Arc<Told>>,
+    /// From the flow's beginning to its client's established socket.
+    pub connect_time: Option<Duration>,
+}
+
+/// What came out at once.
+#[derive(Clone, Debug, Default)]
+pub struct Judgements {
+    pub judged: Vec<Judged>,
+    /// Further healthy flows, like one that was among the judged ones here or before. None with [`Detail::All`].
+    pub folded: Vec<Folded>,
+}
+
+/// Flows in the making, and all that they are judged with.
+#[derive(Debug)]
+pub struct Pipeline {
+    settings: Settings,
+    flows: FlowTable,
+    cluster: Cluster,
+    node: NodeFacts,
+    /// When the reading of `node` began: it says nothing of what was decided later.
+    node_asked: Option<Timestamp>,
+    translations: Translations,
+    waiting: VecDeque<Flow>,
+    /// By the flow's number, so that the oldest goes first where there are too many.
+    before: BTreeMap<u64, Arc<Told>>,
+    likes: Likes,
+    lost: u64,
+}
+
+impl Pipeline {
+    pub fn new(settings: Settings, cluster: Cluster) -> Self {
+        Self {
+            flows: FlowTable::new(settings.limits),
+            settings,
+            cluster,
+            node: NodeFacts::default(),
+            node_asked: None,
+            translations: Translations::new(),
+            waiting: VecDeque::new(),
+            before: BTreeMap::new(),
+            likes: Likes::default(),
+            lost: 0,
+        }
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Updates of the metadata go here.
+    pub fn cluster_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// The hooks that turned out not to be there.
+    pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
+        self.settings.missing_hooks = missing;
+        self.likes.clear();
+    }
+
+    pub fn node(&self) -> &NodeFacts {
+        &self.node
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.flows.counters()
+    }
+
+    /// Events that were lost so far, in the kernel or on the way.
+    pub fn lost_events(&self) -> u64 {
+        self.lost
+    }
+
+    pub fn observe(&mut self, sightings: impl IntoIterator<Item = Sighting>) {
+        for sighting in sightings {
+            self.flows.observe(sighting);
+        }
+    }
+
+    /// Of UDP entries without an answer, older than the trace perhaps, as the node lists them: those that lead to an
+    /// endpoint that is no more, and by which something was sent since: the stale ones of a sender that goes on (C8). They are to be observed as
+    /// sightings of [`Hook::Look`].
+    pub fn stale_entries(&self, entries: &[ListedEntry]) -> Vec<ListedEntry> {
+        let history: &dyn ClusterView = &self.cluster.history;
+        let gone = |entry: &&ListedEntry| {
+            let Some(endpoint) = entry.ct.endpoint() else { return false };
+            let orig = entry.ct.orig;
+            let Address::Service(service) = history.address(orig.dst, orig.protocol, entry.read_at) else {
+                return false;
+            };
+            let gone_since = match history.membership(&service, endpoint, entry.read_at) {
+                Membership::Left { at, .. } => at,
+                Membership::NeverSeen { since }
+                | Membership::Member { ready: false, serving: false, since, .. } => since,
+                Membership::Member { .. } | Membership::Unknown => return false,
+            };
+            // One that nothing was sent by since only waits for its end.
+            entry.last_packet.is_some_and(|last| last > gone_since.saturating_add(self.settings.grace))
+        };
+        entries.iter().filter(gone).copied().collect()
+    }
+
+    /// `count` events were lost between `from` and `to`: flows alive then carry it.
+    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
+        if count > 0 {
+            self.lost = self.lost.saturating_add(count);
+            self.flows.lost(count, from, to);
+        }
+    }
+
+    /// Time has passed and all that was seen until `now` has been observed: judges what is settled. Flows whose cause
+    /// the node's rules or counters tell wait for a look at the node that is younger than they are
+    /// ([`Self::wants_node`]): older rules say nothing of their decision.
+    pub fn advance(&mut self, now: Timestamp) -> Judgements {
+        let _nobody_looks = self.pass(now);
+        self.judge(now)
+    }
+
+    /// The first half of [`Self::advance`]: time has passed. Returns the conntrack entries to be read again, by their kernel
+    /// addresses, for flows that wait to be judged by what they are: observed as sightings of [`Hook::Look`]. They should
+    /// be read before the second half, which may take its time.
+    pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
+        self.flows.advance(now);
+        self.flows.take_looks()
+    }
+
+    /// The second half: judges what is settled.
+    pub fn judge(&mut self, now: Timestamp) -> Judgements {
+        let judged = self.judge_settled(now);
+        self.out(judged)
+    }
+
+    /// The trace is over: everything is handed out as it stands. What then still waits for the node is judged by a last
+    /// [`Self::node_read`].
+    pub fn finish(&mut self, now: Timestamp) -> Judgements {
+        self.flows.advance(now);
+        self.flows.finish(now);
+        let judged = self.judge_settled(now);
+        self.out(judged)
+    }
+
+    /// The entries of all that is still open, as [`Self::pass`] returns them, before [`Self::finish`].
+    pub fn last_looks(&mut self) -> Vec<u64> {
+        self.flows.last_looks()
+    }
+
+    /// When [`Self::advance`] has something to do again, without any sighting coming.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        self.flows.next_deadline()
+    }
+
+    /// Whether flows wait for the node to be read.
+    pub fn wants_node(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The node was read, beginning at `asked`: judges the flows that waited for it.
+    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) -> Judgements {
+        self.node = facts;
+        self.node_asked = Some(asked);
+        self.likes.clear();
+        let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= asked);
+        self.waiting = waiting;
+        let judged = ready.iter().filter_map(|flow| self.judge_flow(flow, now)).collect();
+        self.out(judged)
+    }
+
+    fn out(&mut self, judged: Vec<Judged>) -> Judgements {
+        Judgements { judged, folded: self.likes.take() }
+    }
+
+    fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
+        let mut judged = Vec::new();
+        while let Some(flow) = self.flows.next_settled() {
+            if self.fold(&flow) {
+                continue;
+            }
+            self.note(&flow, now);
+            let fresh = self.node_asked.is_some_and(|asked| asked >= flow.first_seen);
+            if fresh || !self.asks_node(&flow) {
+                judged.extend(self.judge_flow(&flow, now));
+                continue;
+            }
+            if self.waiting.len() >= self.most(MAX_WAITING)
+                && let Some(oldest) = self.waiting.pop_front()
+            {
+                judged.extend(self.judge_flow(&oldest, now));
+            }
+            self.waiting.push_back(flow);
+        }
+        judged
+    }
+
+    /// Counts the flow where one like it was found healthy, and all that was asked for that would be answered the same.
+    fn fold(&mut self, flow: &Flow) -> bool {
+        if self.settings.detail == Detail::All || flow.revision > 1 {
+            return false;
+        }
+        let Some(decision) = flow.decision(self.settings.node_netns) else { return false };
+        let Some(endpoint) = decision.endpoint() else { return false };
+        let Some(found) = self.likes.fold(flow, endpoint, &self.cluster.history) else { return false };
+        if found.is_cluster_ip {
+            self.translations.translated(flow.orig.dst, decision.time);
+        }
+        if flow.ended.is_none() {
+            let told = Arc::clone(found.told);
+            self.remember(flow.id, told);
+        }
+        true
+    }
+
+    /// Whether what the node says can matter: a flow to a Service that got no endpoint and was not refused, or found the
+    /// conntrack table full; or one whose endpoint no slice lists, while rules of another writer may have chosen it.
+    fn asks_node(&self, flow: &Flow) -> bool {
+        let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
+        let address = || self.cluster.history.address(dst, protocol, at);
+        if let Some(endpoint) = flow.endpoint(self.settings.node_netns) {
+            return self.node.may_have_leftovers(dst.ip())
+                && matches!(address(), Address::Service(service) if matches!(
+                    ClusterView::membership(&self.cluster.history, &service, endpoint, at),
+                    Membership::Left { .. } | Membership::NeverSeen { .. }
+                ));
+        }
+        let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
+        !refused && !flow.outcome().is_success() && address() != Address::Other
+    }
+
+    fn note(&mut self, flow: &Flow, now: Timestamp) {
+        let mut translations = std::mem::take(&mut self.translations);
+        translations.note(flow, &self.context(now));
+        self.translations = translations;
+    }
+
+    fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
+        let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
+        let before = self.before.remove(&flow.id);
+        let verdict = judgement.verdict;
+        let lasting =
+            judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
+        if lasting.is_some() || flow.ended.is_none() {
+            let told = Arc::new(verdict.told());
+            if flow.ended.is_none() {
+                self.remember(flow.id, Arc::clone(&told));
+            }
+            if let Some(service) = lasting {
+                self.likes.keep(flow, &service, Arc::new(verdict.clone()), told, &self.cluster.history);
+            }
+        }
+        // More of the same is no news.
+        if before.as_ref().is_some_and(|before| before.class == verdict.class) {
+            return None;
+        }
+        Some(Judged { verdict, before, connect_time: flow.connect_time() })
+    }
+
+    /// How much may be kept of flows that are not in the table any more: no more of anything than the table holds, so that
+    /// one limit bounds the memory.
+    fn most(&self, limit: usize) -> usize {
+        limit.min(self.settings.limits.max_flows)
+    }
+
+    /// Keeps what was told of a flow that is not over.
+    fn remember(&mut self, id: u64, told: Arc<Told>) {
+        if self.before.len() >= self.most(MAX_BEFORE) {
+            self.before.pop_first();
+        }
+        self.before.insert(id, told);
+    }
+
+    fn context(&self, now: Timestamp) -> Context<'_> {
+        Context {
+            cluster: &self.cluster.history,
+            node: &self.node,
+            node_name: self.settings.node_name.as_deref(),
+            node_netns: self.settings.node_netns,
+            missing_hooks: &self.settings.missing_hooks,
+            drop_reasons: self.settings.drop_reasons,
+            translations: &self.translations,
+            grace: self.settings.grace,
+            metadata_age: self.cluster.metadata_age(now),
+        }
+    }
+}

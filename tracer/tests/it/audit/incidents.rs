@@ -1,0 +1,113 @@
+//! Captures of real failures.
+
+use std::{fs, time::Duration};
+
+use viptrace::{
+    cluster::folder,
+    diagnosis::audit::{Aspect, Kind, Sync, SyncState},
+    node::ProxyMode,
+    time::Timestamp,
+};
+
+use super::captures::{audit_of, cluster, context, iptables_of, nftables_of, path, read, told};
+
+/// kube-proxy lost the API server, and then an endpoint left.
+#[test]
+fn a_stale_endpoint_after_the_api_server_was_lost() {
+    let lists = tempfile::tempdir().unwrap();
+    for (from, name) in [
+        ("cluster/services.json", "services.json"),
+        ("cluster/nodes.json", "nodes.json"),
+        ("incidents/api-lost/endpointslices.json", "endpointslices.json"),
+    ] {
+        fs::copy(path(from), lists.path().join(name)).unwrap();
+    }
+    let history = folder::read(lists.path(), Duration::from_hours(1)).unwrap().history;
+    let rules = iptables_of(&read("incidents/api-lost/iptables-save.txt"));
+    let mut context = context("worker-1", ProxyMode::Iptables);
+    // Its last work, of the capture's metrics, was before the endpoint left.
+    let worked = Timestamp::from_unix_secs(1_795_213_600 - 3600 * 24);
+    context.sync = Sync { last_queued: Some(worked), last_synced: Some(worked), ..Sync::default() };
+    let audit = audit_of(&history, &rules, &context);
+    assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
+    let found = &audit.discrepancies[0];
+    assert_eq!((found.kind, found.aspect, found.class), (Kind::Stale, Aspect::Endpoint, "C6"));
+    assert_eq!(found.service.as_deref(), Some("shop/cart"));
+    assert_eq!(found.endpoint, Some("10.244.1.11:8080".parse().unwrap()));
+    assert_eq!(found.place.as_ref(), "KUBE-SEP-JS5ZM5E6CLZJ4JLZ");
+    assert!(found.since.is_some());
+    assert_eq!(found.sync, SyncState::Unheard);
+}
+
+/// kube-proxy's token was rejected: it never wrote a rule.
+#[test]
+fn no_rules_at_all() {
+    let rules = iptables_of(&read("incidents/unauthorized/iptables-save.txt"));
+    let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
+    assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
+    let found = &audit.discrepancies[0];
+    assert_eq!((found.kind, found.aspect, found.class), (Kind::Missing, Aspect::Frame, "C1"));
+    assert!(found.text.contains("none of 10 Service ports is served"), "{}", found.text);
+}
+
+/// A change that is younger than the grace window may be on its way.
+#[test]
+fn a_young_change_is_in_flight() {
+    let history = cluster("cluster");
+    let rules = iptables_of(
+        &read("kube-proxy/worker-1/iptables/iptables-save.txt")
+            .replace("10.244.1.12:8080", "10.244.1.99:8080"),
+    );
+    let sync_of = |after: u64, sync: Sync| {
+        let mut context = context("worker-1", ProxyMode::Iptables);
+        let probe = audit_of(&history, &rules, &context);
+        let since = probe.discrepancies.iter().find(|d| d.aspect == Aspect::Endpoint).unwrap().since.unwrap();
+        context.at = since.saturating_add(Duration::from_secs(after));
+        context.sync = Sync {
+            last_queued: sync
+                .last_queued
+                .map(|offset| since.saturating_add(Duration::from_nanos(offset.as_unix_ns()))),
+            last_synced: sync
+                .last_synced
+                .map(|offset| since.saturating_add(Duration::from_nanos(offset.as_unix_ns()))),
+            ..sync
+        };
+        let audit = audit_of(&history, &rules, &context);
+        let found =
+            audit.discrepancies.iter().find(|d| d.kind == Kind::Missing && d.aspect == Aspect::Endpoint);
+        found.map(|found| (found.sync, found.class)).unwrap()
+    };
+    let none = Sync::default();
+    assert_eq!(sync_of(2, none), (SyncState::InFlight, "C5"));
+    assert_eq!(sync_of(60, none), (SyncState::Unknown, "C5"));
+    let at = |secs| Some(Timestamp::from_unix_secs(secs));
+    assert_eq!(
+        sync_of(60, Sync { last_queued: at(1), last_synced: at(0), ..none }),
+        (SyncState::Failing, "C4")
+    );
+    assert_eq!(
+        sync_of(60, Sync { last_queued: at(58), last_synced: at(30), ..none }),
+        (SyncState::InFlight, "C5")
+    );
+    assert_eq!(
+        sync_of(60, Sync { last_queued: at(1), last_synced: at(2), ..none }),
+        (SyncState::Overwritten, "C5e")
+    );
+}
+
+/// Rules of both backends, and of a mode that is no longer used.
+#[test]
+fn leftovers_of_another_backend_and_mode() {
+    let saved = read("kube-proxy/worker-1/iptables/iptables-save.txt");
+    let mut rules = iptables_of(&saved);
+    rules.absorb(iptables_of(&saved.replace(" (nf_tables)", "")));
+    let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
+    let classes = audit.discrepancies.iter().map(|d| d.class).collect::<Vec<_>>();
+    assert_eq!(classes, ["C3"], "{}", told(&audit));
+
+    let mut rules = nftables_of(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"));
+    rules.absorb(iptables_of(&saved));
+    let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Nftables));
+    let classes = audit.discrepancies.iter().map(|d| d.class).collect::<Vec<_>>();
+    assert_eq!(classes, ["C10"], "{}", told(&audit));
+}

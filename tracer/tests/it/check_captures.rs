@@ -1,0 +1,139 @@
+//! The check of captures of real nodes: on healthy ones exactly what is wrong by design, on broken ones the cause.
+use crate::check_support::{Gathered, faults, name, named, only, says};
+use viptrace::diagnosis::triage::{Level, State};
+
+/// What this cluster lacks wherever one looks.
+const BY_DESIGN: [&str; 3] = ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow"];
+/// And what worker-1 lacks: frontend and cache run on worker-2 only.
+const ON_WORKER_1: [&str; 5] =
+    ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
+
+#[test]
+fn healthy_nodes_have_exactly_what_is_wrong_by_design() {
+    for (capture, expected) in [
+        ("kube-proxy/worker-1/iptables", &ON_WORKER_1[..]),
+        ("kube-proxy/worker-1/nftables", &ON_WORKER_1),
+        ("kube-proxy/worker-1/ipvs", &ON_WORKER_1),
+        ("kube-proxy/worker-2/iptables", &BY_DESIGN),
+        ("kube-proxy/worker-2/nftables", &BY_DESIGN),
+    ] {
+        let report = Gathered::new(&[capture]).check();
+        assert_eq!(named(&report), expected, "{capture}: {:#?}", report.findings);
+        assert_eq!(report.state, State::Broken, "{capture}");
+        assert_eq!(report.kube_proxy_mode.as_deref(), capture.rsplit('/').next(), "{capture}");
+        assert_eq!(report.node.as_deref(), capture.split('/').nth(1), "{capture}");
+    }
+}
+
+#[test]
+fn both_families_and_the_newer_release_are_as_healthy() {
+    for capture in [
+        "dualstack/kube-proxy/worker-1/iptables",
+        "dualstack/kube-proxy/worker-1/nftables",
+        "kube-proxy-v1.36/worker-1/iptables",
+        "kube-proxy-v1.36/worker-1/nftables",
+    ] {
+        let gathered = Gathered::of("dualstack/cluster", &[capture]);
+        let report = gathered.check();
+        let mut found = named(&report);
+        // A finding for each family.
+        found.dedup();
+        let elsewhere: Vec<_> = found.iter().filter(|name| !ON_WORKER_1.contains(&name.as_str())).collect();
+        assert!(elsewhere.is_empty(), "{capture}: {elsewhere:?} {:#?}", report.findings);
+        assert!(found.contains(&"C22 shop/cache".to_owned()), "{capture}: {found:?}");
+    }
+}
+
+#[test]
+fn why_a_service_has_no_endpoints_is_said() {
+    let report = Gathered::new(&["kube-proxy/worker-1/iptables"]).check();
+    let of = |service: &str| {
+        let is_it = |finding: &&viptrace::diagnosis::triage::Finding| name(finding) == service;
+        &report.findings.iter().find(is_it).unwrap().root_cause
+    };
+    assert!(
+        of("C20 shop/checkout").contains("its selector app=chekout matches no Pod"),
+        "{}",
+        of("C20 shop/checkout")
+    );
+    assert!(of("C20 shop/slow").contains("shop/slow-1 (not ready)"), "{}", of("C20 shop/slow"));
+    assert!(of("C20 default/kubernetes").contains("no selector"), "{}", of("C20 default/kubernetes"));
+}
+
+#[test]
+fn a_lost_api_is_found_behind_a_healthy_healthz() {
+    let gathered = Gathered::new(&["incidents/api-lost"]);
+    let report = gathered.check();
+    // The cause leads, whatever else is broken on this node.
+    let lost = &report.findings[0];
+    assert_eq!(name(lost), "C2", "{:#?}", report.findings);
+    assert_eq!(lost.level, Level::Fault, "{lost:#?}");
+    assert!(says(lost, "shop/cart changed") && says(lost, "Unexpected EOF"), "{lost:#?}");
+    assert!(lost.against.iter().any(|against| against.content.contains("/healthz answers 200")), "{lost:#?}");
+    assert!(lost.root_cause.starts_with("api_connectivity — "), "{lost:#?}");
+    // And its effect: the rules still send to a Pod that is gone.
+    let stale = report.findings.iter().find(|finding| name(finding) == "C6 shop/cart").unwrap();
+    assert!(stale.root_cause.contains("10.244.1.11"), "{stale:#?}");
+    let known = ["C2", "C6", "C20", "C21", "C22"];
+    let other: Vec<_> = report
+        .findings
+        .iter()
+        .filter(|finding| finding.level == Level::Fault && !known.contains(&finding.class.as_str()))
+        .collect();
+    assert!(other.is_empty(), "{other:#?}");
+}
+
+#[test]
+fn a_rejected_token_is_told_from_a_lost_connection() {
+    let report = Gathered::new(&["incidents/unauthorized"]).check();
+    assert_eq!(name(&report.findings[0]), "C2", "{:#?}", report.findings);
+    let refused = only(&report, "C2");
+    assert!(
+        refused.root_cause.contains("Unauthorized") && refused.root_cause.contains("never written"),
+        "{refused:#?}"
+    );
+    assert!(says(refused, "times, first at 1120 23:29:18.128799"), "{refused:#?}");
+    assert!(refused.mitigation.immediate.contains("credentials"), "{refused:#?}");
+    assert!(report.summary.starts_with("broken"), "{}", report.summary);
+}
+
+#[test]
+fn a_kernel_without_ipvs_is_the_cause_and_not_the_missing_process() {
+    let gathered = Gathered::new(&["incidents/ipvs-unsupported"]);
+    gathered.write("node/kube-proxy.process.json", "{\"complete\": true}");
+    let report = gathered.check();
+    assert_eq!(name(&report.findings[0]), "C11", "{:#?}", report.findings);
+    assert!(says(&report.findings[0], "Ipvs not supported"), "{:#?}", report.findings[0]);
+    assert!(report.findings.iter().all(|finding| finding.class != "C1"), "{:#?}", report.findings);
+}
+
+#[test]
+fn one_service_is_judged_alone_in_the_order_of_the_triage() {
+    let gathered = Gathered::new(&["incidents/api-lost"]);
+    let report = gathered.check_service("shop", "checkout");
+    let order: Vec<String> =
+        report.findings.iter().filter(|finding| finding.level == Level::Fault).map(name).collect();
+    assert_eq!(order, ["C20 shop/checkout", "C2"], "{:#?}", report.findings);
+    let report = gathered.check_service("shop", "payments");
+    assert_eq!(faults(&report), ["C2"]);
+}
+
+#[test]
+fn what_a_folder_lacks_is_named_and_nothing_is_called_healthy_for_it() {
+    let gathered = Gathered::new(&["kube-proxy/worker-2/nftables"]);
+    let whole = gathered.check();
+    assert!(whole.gaps.iter().any(|gap| gap.contains("sysctl -a")), "{:?}", whole.gaps);
+    gathered.remove("node/nft-ruleset.json");
+    gathered.remove("node/nft-ruleset.txt");
+    gathered.remove("cluster/services.json");
+    let less = gathered.check();
+    assert_eq!(less.state, State::Unknown, "{less:#?}");
+    assert!(
+        less.summary.contains("the Services") && less.summary.contains("the node's rules"),
+        "{}",
+        less.summary
+    );
+    for file in ["kubectl get services", "nft list ruleset"] {
+        assert!(less.gaps.iter().any(|gap| gap.contains(file)), "{file}: {:?}", less.gaps);
+    }
+}

@@ -1,0 +1,120 @@
+//! `viptrace check --from` as a user types it: statuses, the first line, records and their schema, saving and comparing.
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+use crate::check_support::Gathered;
+use serde_json::Value;
+
+fn viptrace(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_viptrace")).args(args).env_remove("NODE_NAME").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn check(gathered: &Gathered, args: &[&str]) -> Output {
+    let from = gathered.path().display().to_string();
+    viptrace(&[&["check", "--from", &from], args].concat())
+}
+
+#[test]
+fn the_first_line_says_what_is_broken_and_the_status_too() {
+    let lost = Gathered::new(&["incidents/unauthorized"]);
+    let output = check(&lost, &[]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(3), "{said}{}", text(&output.stderr));
+    let first = said.lines().next().unwrap();
+    assert!(first.starts_with("broken") && first.contains("Unauthorized"), "{first}");
+    assert!(said.contains("1. FAULT C2") && said.contains("do: [") && said.contains("NOT CHECKED"), "{said}");
+    let order = ["FAULT", "NOT CHECKED"].map(|part| said.find(part).unwrap());
+    assert!(order.is_sorted());
+}
+
+#[test]
+fn one_healthy_service_of_a_node_ends_with_0() {
+    let node = Gathered::new(&["kube-proxy/worker-1/nftables"]);
+    let output = check(&node, &["shop/cart"]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("nothing broken on worker-1"), "{}", text(&output.stdout));
+    assert_eq!(check(&node, &["--service", "shop/slow"]).status.code(), Some(3));
+    let nobody = check(&node, &["shop/no-such-service"]);
+    assert_eq!(nobody.status.code(), Some(1));
+    assert!(text(&nobody.stderr).contains("hint: "), "{}", text(&nobody.stderr));
+}
+
+#[test]
+fn the_record_is_what_its_schema_says() {
+    let schema = viptrace(&["schema", "check"]);
+    let schema: Value = serde_json::from_slice(&schema.stdout).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    for capture in ["incidents/api-lost", "incidents/ipvs-unsupported", "kube-proxy/worker-1/ipvs"] {
+        let node = Gathered::new(&[capture]);
+        let json = check(&node, &["-o", "json"]);
+        let record: Value = serde_json::from_slice(&json.stdout).unwrap();
+        let errors: Vec<_> = validator.iter_errors(&record).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{capture}: {errors:?}");
+        assert_eq!(text(&json.stdout).lines().count(), 1);
+        let yaml = check(&node, &["-o", "yaml"]);
+        let again: Value = serde_saphyr::from_str(&text(&yaml.stdout)).unwrap();
+        assert_eq!(again["findings"], record["findings"], "{capture}");
+        let wide = text(&check(&node, &["-o", "wide"]).stdout);
+        for procedure in [
+            "clusterip-unreachable",
+            "nodeport-unreachable",
+            "sync-slow",
+            "source-ip-lost",
+            "conntrack-exhausted",
+        ] {
+            assert!(wide.contains(procedure), "{capture}: {wide}");
+        }
+    }
+}
+
+#[test]
+fn a_saved_check_is_compared_with_another_nodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("worker-1.json").display().to_string();
+    let one = Gathered::new(&["kube-proxy/worker-1/iptables"]);
+    assert_eq!(check(&one, &["--save", &saved]).status.code(), Some(3));
+    let two = Gathered::new(&["kube-proxy/worker-2/iptables"]);
+    let output = text(&check(&two, &["--compare", &saved]).stdout);
+    assert!(output.contains("DIFFERENT THERE"), "{output}");
+    assert!(output.contains("finding C22 shop/cache: here not known"), "{output}");
+    fs::write(&saved, "{}").unwrap();
+    let broken = check(&two, &["--compare", &saved]);
+    assert_eq!(broken.status.code(), Some(1));
+    assert!(text(&broken.stderr).contains("is no saved check"), "{}", text(&broken.stderr));
+}
+
+#[test]
+fn hostile_names_do_not_reach_the_terminal() {
+    let node = Gathered::new(&["incidents/unauthorized"]);
+    node.edit("node/kube-proxy.log", |text| text.replace("Unauthorized", "Unauthorized \u{1b}[2J\u{202e}"));
+    for format in ["table", "wide", "json", "yaml"] {
+        let output = text(&check(&node, &["-o", format]).stdout);
+        assert!(!output.contains(['\u{1b}', '\u{202e}']), "{format}: {output}");
+    }
+}
+
+#[test]
+fn a_folder_without_anything_known_is_an_error_with_a_hint() {
+    let empty = tempfile::tempdir().unwrap();
+    fs::write(empty.path().join("README.md"), "# nothing").unwrap();
+    let output = viptrace(&["check", "--from", &empty.path().display().to_string()]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("1 files looked at") && said.contains("hint: `viptrace capture DIR`"), "{said}");
+}
+
+#[test]
+fn capture_refuses_a_folder_that_is_not_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("precious.txt"), "x").unwrap();
+    let output = viptrace(&["capture", &folder.path().display().to_string()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("not empty"), "{}", text(&output.stderr));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}

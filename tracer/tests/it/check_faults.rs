@@ -1,0 +1,376 @@
+//! Each fault cut into the capture of a healthy node is found, and nothing else beside it.
+use crate::check_support::{Gathered, named, only, says};
+use serde_json::json;
+use viptrace::diagnosis::triage::{CheckReport, Level, compare, procedures::Outcome};
+
+const ON_WORKER_1: [&str; 5] =
+    ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
+
+/// Settings of a healthy node.
+const SYSCTLS: &str = "net.ipv4.ip_forward = 1\nnet.bridge.bridge-nf-call-iptables = 1\n\
+    net.netfilter.nf_conntrack_max = 131072\nnet.netfilter.nf_conntrack_count = 100\n\
+    net.netfilter.nf_conntrack_buckets = 32768\nnet.ipv4.conf.all.route_localnet = 1\n\
+    net.ipv4.conf.all.rp_filter = 0\nnet.ipv4.conf.eth0.rp_filter = 0\nnet.ipv4.conf.eth1.rp_filter = 0\n";
+
+const COUNTERS: &str = "entries clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop icmp_error\n\
+    00000064 0 0 0 0 0 0 0 0 00000000 00000000 0 0\n00000064 0 0 0 0 0 0 0 0 00000000 00000000 0 0\n";
+
+fn interfaces() -> String {
+    json!([
+        {"ifname": "eth0", "flags": ["UP"], "addr_info": [{"family": "inet", "local": "192.0.2.11", "prefixlen": 24}]},
+        {"ifname": "eth1", "flags": ["UP"], "addr_info": [{"family": "inet", "local": "198.51.100.11", "prefixlen": 24}]},
+        {"ifname": "cni0", "flags": ["UP"], "linkinfo": {"info_kind": "bridge"},
+         "addr_info": [{"family": "inet", "local": "10.244.1.1", "prefixlen": 24}]},
+        {"ifname": "veth1", "flags": ["UP"], "master": "cni0", "addr_info": [],
+         "linkinfo": {"info_kind": "veth", "info_slave_kind": "bridge", "info_slave_data": {"hairpin": true}}},
+    ])
+    .to_string()
+}
+
+/// worker-1 in iptables mode with everything that a live look gives.
+fn node() -> Gathered {
+    let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
+    node.write("node/sysctl.txt", SYSCTLS);
+    node.write("node/nf_conntrack.stat.txt", COUNTERS);
+    node.write("node/nf_conntrack.stat.later.txt", COUNTERS);
+    node.write("node/netstat.txt", "TcpExt: IPReversePathFilter\nTcpExt: 5\n");
+    node.write("node/netstat.later.txt", "TcpExt: IPReversePathFilter\nTcpExt: 5\n");
+    node.write("node/ip-addr.json", &interfaces());
+    node.write("node/modules.txt", "br_netfilter 36864 0 - Live 0x0\nkernel/net/x.ko\n");
+    node.write(
+        "node/kube-proxy.process.json",
+        "{\"complete\": true, \"program\": \"kube-proxy\", \"cpus\": 4}",
+    );
+    // This capture was made without the status.
+    let health = "{\"lastUpdated\": \"2026-11-20 23:25:05.7 +0000 UTC\", \"currentTime\": \"2026-11-20 23:25:05.7 +0000 UTC m=+7.9\", \"nodeEligible\": true}\n200";
+    node.write("node/healthz.txt", health);
+    node.write("cluster/version.json", "{\"gitVersion\": \"v1.36.2\"}");
+    node.write("cluster/events.json", "{\"kind\": \"EventList\", \"items\": []}");
+    node
+}
+
+/// What is found beside what is wrong by design.
+fn beside(report: &CheckReport) -> Vec<String> {
+    named(report).into_iter().filter(|name| !ON_WORKER_1.contains(&name.as_str())).collect()
+}
+
+#[test]
+fn a_whole_healthy_node_has_no_gap_and_nothing_beside_the_design() {
+    let report = node().check();
+    assert_eq!(beside(&report), [""; 0], "{:#?}", report.findings);
+    assert_eq!(report.gaps, [""; 0]);
+}
+
+#[test]
+fn a_change_that_waits_is_in_flight_or_broken_by_its_age() {
+    // kube-proxy's clock is 1795217105.7 in this capture.
+    for (queued, class, level) in [
+        ("1.7952171050e+09", "C5", Level::Note),
+        ("1.7952170990e+09", "C5", Level::Note),
+        ("1.7952170000e+09", "C4", Level::Fault),
+    ] {
+        let node = node();
+        node.edit("node/metrics.txt", |text| {
+            let synced = if class == "C4" { "1.795216990e+09" } else { "1.795217098e+09" };
+            text.replace(
+                "last_queued_timestamp_seconds 1.79521709812791e+09",
+                &format!("last_queued_timestamp_seconds {queued}"),
+            )
+            .replace(
+                "last_timestamp_seconds 1.7952170983640833e+09",
+                &format!("last_timestamp_seconds {synced}"),
+            )
+        });
+        let report = node.check();
+        let finding = only(&report, class);
+        assert_eq!(finding.level, level, "{queued}: {finding:#?}");
+        assert!(says(finding, "last_queued_timestamp"), "{finding:#?}");
+    }
+}
+
+#[test]
+fn a_rejected_batch_names_its_cause_while_it_lasts() {
+    let node = node();
+    node.edit("node/metrics.txt", |text| {
+        text.replace(
+            "last_queued_timestamp_seconds 1.79521709812791e+09",
+            "last_queued_timestamp_seconds 1.7952170700e+09",
+        )
+        .replace("last_timestamp_seconds 1.7952170983640833e+09", "last_timestamp_seconds 1.7952170600e+09")
+        .replace("iptables_restore_failures_total 0", "iptables_restore_failures_total 3")
+    });
+    node.edit("node/kube-proxy.log", |text| {
+        text + "E1120 23:25:04.100000   27071 proxier.go:1533] \"Failed to execute iptables-restore\" err=\"exit status 4: Another app is currently holding the xtables lock\"\n"
+    });
+    let finding = only(&node.check(), "C4").clone();
+    assert_eq!(finding.level, Level::Fault, "{finding:#?}");
+    assert!(
+        finding.root_cause.contains("iptables lock") && finding.mitigation.immediate.contains("xtables.lock"),
+        "{finding:#?}"
+    );
+    assert!(says(&finding, "restore_failures_total is 3"), "{finding:#?}");
+}
+
+#[test]
+fn rules_of_two_backends_or_two_modes_are_told() {
+    let both = node();
+    let legacy = std::fs::read_to_string(both.path().join("node/iptables-save.txt")).unwrap();
+    both.write("node/iptables-legacy-save.txt", &legacy.replace("10.244.1.11", "10.244.9.9"));
+    both.write("node/iptables-nft-save.txt", &legacy);
+    let report = both.check();
+    assert!(named(&report).contains(&"C3".to_owned()), "{:#?}", report.findings);
+
+    let switched = node();
+    switched.write("node/proxyMode.txt", "nftables");
+    let report = switched.check();
+    let leftover = report
+        .findings
+        .iter()
+        .find(|finding| finding.class == "C10" && finding.level == Level::Fault)
+        .unwrap();
+    assert!(says(leftover, "left over from iptables mode"), "{leftover:#?}");
+}
+
+#[test]
+fn rules_that_were_written_and_are_gone_were_flushed() {
+    let node = node();
+    node.edit("node/iptables-save.txt", |text| {
+        text.lines().filter(|line| !line.contains("KUBE-")).collect::<Vec<_>>().join("\n") + "\n"
+    });
+    node.remove("node/nft-ruleset.json");
+    node.remove("node/nft-ruleset.txt");
+    let report = node.check();
+    assert!(only(&report, "C5e").root_cause.contains("they are gone"), "{:#?}", report.findings);
+    assert_eq!(report.findings[0].class, "C5e", "{:#?}", report.findings);
+}
+
+#[test]
+fn a_kube_proxy_that_does_not_run_is_told_with_what_still_stands() {
+    let node = node();
+    node.write("node/kube-proxy.process.json", "{\"complete\": true}");
+    node.edit("node/config.yaml", |text| text.replace("127.0.0.1:10249", "127.0.0.1:12345"));
+    for file in ["proxyMode.txt", "metrics.txt", "healthz.txt", "livez.txt"] {
+        node.remove(&format!("node/{file}"));
+    }
+    let report = node.check();
+    let gone = only(&report, "C1");
+    assert!(gone.against[0].content.contains("still stand"), "{gone:#?}");
+    let asked = gone.evidence.iter().find(|item| item.content.contains("do not answer")).unwrap();
+    assert!(asked.content.contains("127.0.0.1:12345 (metrics), 127.0.0.1:10256 (health)"), "{asked:#?}");
+    // Where not all processes can be seen, nothing is claimed.
+    node.write("node/kube-proxy.process.json", "{\"complete\": false}");
+    assert_eq!(beside(&node.check()), [""; 0]);
+}
+
+#[test]
+fn a_crashing_pod_and_a_short_daemon_set_are_told() {
+    let node = node();
+    node.edit("cluster/pods.json", |text| {
+        let mut pods: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for pod in pods["items"].as_array_mut().unwrap() {
+            if pod["metadata"]["name"] == "kube-proxy-w1" {
+                pod["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+                pod["status"]["containerStatuses"] = json!([{"name": "kube-proxy", "ready": false, "restartCount": 7, "image": "", "imageID": "",
+                    "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]);
+            }
+        }
+        pods.to_string()
+    });
+    let sets = json!({"kind": "DaemonSetList", "items": [{"metadata": {"name": "kube-proxy"},
+        "spec": {"template": {"spec": {"containers": [{"image": "registry.k8s.io/kube-proxy:v1.36.2"}]}}},
+        "status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 2, "numberReady": 1}}]});
+    node.write("cluster/daemonsets.json", &sets.to_string());
+    let report = node.check();
+    let details: Vec<_> = report
+        .findings
+        .iter()
+        .filter(|finding| finding.class == "C1")
+        .map(|finding| finding.root_cause.as_str())
+        .collect();
+    assert!(details.iter().any(|detail| detail.contains("CrashLoopBackOff after OOMKilled")), "{details:?}");
+    assert!(details.iter().any(|detail| detail.contains("1 of 2 kube-proxies are ready")), "{details:?}");
+}
+
+#[test]
+fn versions_too_far_apart_are_told_and_unknown_ones_are_not() {
+    let node = node();
+    node.write("cluster/version.json", "{\"gitVersion\": \"v1.35.0\"}");
+    assert_eq!(beside(&node.check()), ["C9"], "the kubelet is newer; kube-proxy's build has no version");
+    node.edit("node/metrics.txt", |text| {
+        text.replace("git_version=\"v0.0.0-master+$Format:%H$\"", "git_version=\"v1.30.5\"")
+    });
+    assert_eq!(beside(&node.check()), ["C9", "C9"]);
+}
+
+#[test]
+fn conntrack_is_judged_by_what_grows_and_by_its_limit() {
+    for (settings, later, expected, level) in [
+        (SYSCTLS.replace("count = 100", "count = 131072"), COUNTERS.to_owned(), "C16", Level::Fault),
+        (SYSCTLS.replace("count = 100", "count = 120000"), COUNTERS.to_owned(), "C16", Level::Fault),
+        (SYSCTLS.replace("count = 100", "count = 100000"), COUNTERS.to_owned(), "C16", Level::Warning),
+        (
+            SYSCTLS.to_owned(),
+            COUNTERS.replacen("0 00000000 00000000 0 0", "0 00000003 00000003 0 0", 1),
+            "C17",
+            Level::Warning,
+        ),
+        (SYSCTLS.replace("buckets = 32768", "buckets = 1024"), COUNTERS.to_owned(), "C17", Level::Warning),
+    ] {
+        let node = node();
+        node.write("node/sysctl.txt", &settings);
+        node.write("node/nf_conntrack.stat.later.txt", &later);
+        let report = node.check();
+        assert_eq!(beside(&report), [expected], "{settings}");
+        assert_eq!(only(&report, expected).level, level, "{settings}");
+    }
+    // Totals since boot are no news.
+    let node = node();
+    let old = COUNTERS.replace("0 00000000 00000000 0 0", "0 000000ff 000000ff 0 0");
+    node.write("node/nf_conntrack.stat.txt", &old);
+    node.write("node/nf_conntrack.stat.later.txt", &old);
+    assert_eq!(beside(&node.check()), [""; 0]);
+    // Another namespace has its own count against the same limit.
+    node.write(
+        "node/nf_conntrack.namespaces.txt",
+        "# netns entries process\n4026531840 255 systemd\n4026532000 131000 envoy\n",
+    );
+    assert!(says(only(&node.check(), "C16"), "envoy"));
+}
+
+#[test]
+fn settings_that_break_the_path_are_told_where_something_depends_on_them() {
+    for (from, to, expected, level) in [
+        ("ip_forward = 1", "ip_forward = 0", "C32", Level::Fault),
+        ("nf-call-iptables = 1", "nf-call-iptables = 0", "C31", Level::Fault),
+        ("eth1.rp_filter = 0", "eth1.rp_filter = 1", "C32", Level::Warning),
+        ("all.rp_filter = 0", "all.rp_filter = 1", "C32", Level::Warning),
+        ("route_localnet = 1", "route_localnet = 0", "C26", Level::Warning),
+    ] {
+        let node = node();
+        node.write("node/sysctl.txt", &SYSCTLS.replace(from, to));
+        let report = node.check();
+        assert_eq!(beside(&report), [expected], "{to}");
+        assert_eq!(only(&report, expected).level, level, "{to}");
+    }
+    // The larger of the two settings counts: loose for all makes a strict interface loose.
+    let loose = node();
+    loose.write(
+        "node/sysctl.txt",
+        &SYSCTLS
+            .replace("all.rp_filter = 0", "all.rp_filter = 2")
+            .replace("eth1.rp_filter = 0", "eth1.rp_filter = 1"),
+    );
+    assert_eq!(beside(&loose.check()), [""; 0]);
+    // A bridge without Pods depends on nothing.
+    let foreign = node();
+    foreign.write("node/sysctl.txt", &SYSCTLS.replace("nf-call-iptables = 1", "nf-call-iptables = 0"));
+    foreign.edit("node/ip-addr.json", |text| text.replace("10.244.1.1", "172.17.0.1"));
+    assert_eq!(beside(&foreign.check()), [""; 0]);
+    // A module that is not there has no settings.
+    let unloaded = node();
+    unloaded.write("node/sysctl.txt", &SYSCTLS.replace("net.bridge.bridge-nf-call-iptables = 1\n", ""));
+    unloaded.write("node/modules.txt", "veth 1 0 - Live 0x0\nkernel/net/x.ko\n");
+    assert!(only(&unloaded.check(), "C31").root_cause.contains("br_netfilter is not loaded"));
+    let drops = node();
+    drops.write("node/netstat.later.txt", "TcpExt: IPReversePathFilter\nTcpExt: 9\n");
+    assert!(only(&drops.check(), "C32").root_cause.contains("4 between two readings"));
+    let hairpin = node();
+    hairpin.edit("node/ip-addr.json", |text| text.replace("\"hairpin\":true", "\"hairpin\":false"));
+    assert_eq!(only(&hairpin.check(), "C31").level, Level::Warning);
+}
+
+#[test]
+fn a_node_in_ipvs_mode_needs_its_device_with_every_address() {
+    let node = || Gathered::new(&["kube-proxy/worker-1/ipvs"]);
+    let without = node();
+    without.edit("node/ip-addr.json", |text| text.replace("10.96.10.10", "10.96.10.99"));
+    let report = without.check();
+    assert_eq!(beside(&report), ["C11 shop/cart"], "{:#?}", report.findings);
+    let renamed = node();
+    renamed.edit("node/ip-addr.json", |text| text.replace("kube-ipvs0", "kube-ipvs1"));
+    assert!(only(&renamed.check(), "C11").root_cause.contains("kube-ipvs0 is missing"));
+    let unset = node();
+    unset.edit("node/sysctl.txt", |text| {
+        text.replace("net.ipv4.vs.expire_nodest_conn = 1", "net.ipv4.vs.expire_nodest_conn = 0")
+    });
+    assert_eq!(beside(&unset.check()), ["C13"]);
+    let empty = node();
+    empty.write("node/ipvsadm-save.txt", "");
+    empty.remove("node/ipvsadm-list.txt");
+    assert_eq!(beside(&empty.check()), ["C5e"]);
+}
+
+#[test]
+fn node_ports_of_no_address_are_told() {
+    let node = node();
+    node.edit("node/config.yaml", |text| text + "nodePortAddresses: [203.0.113.0/24]\n");
+    assert!(only(&node.check(), "C26").root_cause.contains("no node port is served here"));
+    let primary = self::node();
+    primary.edit("node/config.yaml", |text| text + "nodePortAddresses: [primary]\n");
+    assert_eq!(beside(&primary.check()), [""; 0]);
+}
+
+#[test]
+fn a_node_that_is_not_ready_is_told() {
+    let node = node();
+    node.edit("cluster/nodes.json", |text| {
+        let mut nodes: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for item in nodes["items"].as_array_mut().unwrap() {
+            item["status"]["conditions"] =
+                json!([{"type": "Ready", "status": "Unknown"}, {"type": "MemoryPressure", "status": "True"}]);
+        }
+        nodes.to_string()
+    });
+    let report = node.check();
+    assert_eq!(beside(&report), ["C29", "K10", "K10"], "{:#?}", report.findings);
+    assert!(says(only(&report, "C29"), "shop/frontend"), "what its endpoints serve is named");
+}
+
+#[test]
+fn the_five_procedures_end_where_the_fault_is() {
+    let result = |node: &Gathered, name: &str| {
+        let report = node.check();
+        report.procedures.iter().find(|procedure| procedure.name == name).unwrap().result
+    };
+    let cart = |node: &Gathered, name: &str| {
+        let report = node.check_service("shop", "cart");
+        report.procedures.iter().find(|procedure| procedure.name == name).unwrap().result
+    };
+    assert_eq!(cart(&node(), "clusterip-unreachable"), Outcome::Passed);
+    assert_eq!(cart(&node(), "nodeport-unreachable"), Outcome::Passed);
+    assert_eq!(result(&node(), "sync-slow"), Outcome::Passed);
+    assert_eq!(result(&node(), "source-ip-lost"), Outcome::Failed, "frontend has no local endpoint");
+    assert_eq!(result(&node(), "conntrack-exhausted"), Outcome::Unknown, "the timeout was not read");
+
+    let forward = node();
+    forward.write("node/sysctl.txt", &SYSCTLS.replace("ip_forward = 1", "ip_forward = 0"));
+    assert_eq!(cart(&forward, "clusterip-unreachable"), Outcome::Failed);
+    assert_eq!(cart(&forward, "nodeport-unreachable"), Outcome::Failed);
+    let slow = node();
+    slow.edit("node/metrics.txt", |text| {
+        text + "kubeproxy_network_programming_duration_seconds_bucket{le=\"60\"} 0\n\
+            kubeproxy_network_programming_duration_seconds_bucket{le=\"120\"} 50\n\
+            kubeproxy_network_programming_duration_seconds_bucket{le=\"+Inf\"} 50\n"
+    });
+    assert_eq!(result(&slow, "sync-slow"), Outcome::Suspicious);
+    let masquerading = node();
+    masquerading.edit("node/config.yaml", |text| text + "iptables: {masqueradeAll: true}\n");
+    assert_eq!(cart(&masquerading, "source-ip-lost"), Outcome::Failed);
+    let full = node();
+    full.write("node/sysctl.txt", &SYSCTLS.replace("count = 100", "count = 131072"));
+    assert_eq!(result(&full, "conntrack-exhausted"), Outcome::Failed);
+}
+
+#[test]
+fn another_nodes_check_shows_what_differs() {
+    let healthy = node().check();
+    let saved = compare::Saved::parse(&serde_json::to_string(&healthy).unwrap()).unwrap();
+    assert_eq!(compare::differences(&healthy, &saved), []);
+    let broken = node();
+    broken.write("node/sysctl.txt", &SYSCTLS.replace("ip_forward = 1", "ip_forward = 0"));
+    let differences = compare::differences(&broken.check(), &saved);
+    let what: Vec<_> = differences.iter().map(|difference| difference.what.as_str()).collect();
+    assert_eq!(what, ["finding C32", "sysctl: net.ipv4.ip_forward"]);
+    assert_eq!((differences[1].here.as_deref(), differences[1].there.as_deref()), (Some("0"), Some("1")));
+    assert!(compare::Saved::parse("{}").is_err() && compare::Saved::parse("[]").is_err());
+}

@@ -1,0 +1,659 @@
+//! Sightings of whole connections as the kernels of the prototype gave them, and a cluster made by hand.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use viptrace::{
+    diagnosis::{
+        Address, ClusterView, Context, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, Ruling,
+        ServicePort, Translations, Usable, Via, judge,
+    },
+    flow::{Flow, FlowTable, Limits, LookAt},
+    net::{Netns, Protocol, Tuple},
+    sighting::{
+        Conntrack, ConntrackFact, EntryNote, Fact, Hook, PacketFact, Sighting, SocketEvent, SocketFact,
+        Status, Task, TcpState,
+    },
+    time::Timestamp,
+    verdict::Verdict,
+};
+
+pub(crate) const NODE: Netns = Netns(4_026_531_840);
+pub(crate) const CLIENT_NS: Netns = Netns(4_026_532_100);
+pub(crate) const SERVER_NS: Netns = Netns(4_026_532_200);
+
+/// The address of a script's entry, unless it says otherwise.
+pub(crate) const CT: u64 = 0xffff_8880_1000_0000;
+
+/// Milliseconds after the start of the test's day.
+pub(crate) fn at(ms: u64) -> Timestamp {
+    Timestamp::from_unix_ns(1_700_000_000_000_000_000 + ms * 1_000_000)
+}
+
+pub(crate) fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// One connection and what the hooks saw of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) protocol: Protocol,
+    pub(crate) client: SocketAddr,
+    pub(crate) vip: SocketAddr,
+    /// `None`: nothing translates the address.
+    pub(crate) endpoint: Option<SocketAddr>,
+    /// The source that the endpoint sees, where it is masqueraded.
+    pub(crate) masquerade: Option<SocketAddr>,
+    pub(crate) ct: u64,
+    pub(crate) out: Vec<Sighting>,
+}
+
+impl Script {
+    pub(crate) fn new(client: &str, vip: &str, endpoint: Option<&str>) -> Self {
+        Self {
+            protocol: Protocol::TCP,
+            client: addr(client),
+            vip: addr(vip),
+            endpoint: endpoint.map(addr),
+            masquerade: None,
+            ct: CT,
+            out: Vec::new(),
+        }
+    }
+
+    pub(crate) fn udp(mut self) -> Self {
+        self.protocol = Protocol::UDP;
+        self
+    }
+
+    pub(crate) fn orig(&self) -> Tuple {
+        Tuple::new(self.protocol, self.client, self.vip)
+    }
+
+    pub(crate) fn reply(&self) -> Tuple {
+        Tuple::new(self.protocol, self.endpoint.unwrap_or(self.vip), self.masquerade.unwrap_or(self.client))
+    }
+
+    pub(crate) fn entry(&self, status: u32) -> Conntrack {
+        let nat = if self.endpoint.is_some() { Status::DST_NAT } else { 0 };
+        Conntrack {
+            id: self.ct,
+            zone: 0,
+            status: Status(status | nat | Status::DST_NAT_DONE | Status::SRC_NAT_DONE),
+            orig: self.orig(),
+            reply: self.reply(),
+        }
+    }
+
+    fn push(mut self, ms: u64, hook: Hook, netns: Netns, fact: Fact) -> Self {
+        let cpu = (self.out.len() % 4) as u16;
+        self.out.push(Sighting { time: at(ms), cpu, hook, netns, fact });
+        self
+    }
+
+    fn entry_event(self, ms: u64, hook: Hook, status: u32) -> Self {
+        let ct = self.entry(status);
+        self.push(
+            ms,
+            hook,
+            NODE,
+            Fact::Conntrack(ConntrackFact { ct, task: None, note: EntryNote::default() }),
+        )
+    }
+
+    pub(crate) fn confirm(self, ms: u64) -> Self {
+        self.entry_event(ms, Hook::Confirm, 0)
+    }
+
+    pub(crate) fn confirm_by(self, ms: u64, pid: u32, comm: &str) -> Self {
+        let ct = self.entry(0);
+        let task = Some(Task { pid, comm: comm.into() });
+        self.push(
+            ms,
+            Hook::Confirm,
+            NODE,
+            Fact::Conntrack(ConntrackFact { ct, task, note: EntryNote::default() }),
+        )
+    }
+
+    pub(crate) fn clash(self, ms: u64) -> Self {
+        self.entry_event(ms, Hook::ResolveClash, 0)
+    }
+
+    pub(crate) fn kill(self, ms: u64) -> Self {
+        self.entry_event(ms, Hook::KillAcct, Status::CONFIRMED)
+    }
+
+    pub(crate) fn delete(self, ms: u64, status: u32) -> Self {
+        self.entry_event(ms, Hook::Delete, Status::CONFIRMED | status)
+    }
+
+    /// What the entry is by now, because the table asked.
+    pub(crate) fn look(self, ms: u64, status: u32) -> Self {
+        self.entry_event(ms, Hook::Look, Status::CONFIRMED | status)
+    }
+
+    /// An entry older than the trace, as ctnetlink lists it.
+    pub(crate) fn listed(mut self, ms: u64, last_packet_ms: u64) -> Self {
+        let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED) };
+        let note = EntryNote { last_packet: Some(at(last_packet_ms)), ..EntryNote::default() };
+        self = self.push(ms, Hook::Look, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));
+        self
+    }
+
+    /// The entry was made for a segment without SYN.
+    pub(crate) fn confirm_midstream(self, ms: u64) -> Self {
+        let note = EntryNote { tcp_state: Some(3), ..EntryNote::default() };
+        let ct = self.entry(0);
+        self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
+    /// Somebody deleted the entry through netlink.
+    pub(crate) fn delete_by_hand(self, ms: u64) -> Self {
+        let note = EntryNote { tcp_state: Some(3), deleted_by: Some(4242), ..EntryNote::default() };
+        let ct = self.entry(Status::CONFIRMED | Status::SEEN_REPLY | Status::ASSURED);
+        self.push(ms, Hook::Delete, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
+    /// conntrack calls an answer of the endpoint invalid.
+    pub(crate) fn invalid_answer(self, ms: u64, why: &str) -> Self {
+        let mut packet = self.packet(self.reply(), 24, Some(self.entry(Status::CONFIRMED)));
+        packet.original_direction = Some(false);
+        packet.reason = Some(why.into());
+        self.push(ms, Hook::InvalidLog, NODE, Fact::Packet(packet))
+    }
+
+    /// The client's stack gets an answer under this address, has no connection with it, and sends a RST there.
+    pub(crate) fn client_has_no_socket(self, ms: u64, from: SocketAddr) -> Self {
+        let mut packet = self.packet(Tuple::new(self.protocol, from, self.client), 24, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
+    }
+
+    /// The endpoint's stack gets a segment of a connection that it does not have.
+    pub(crate) fn endpoint_has_no_connection(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.behind(), 24, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, SERVER_NS, Fact::Packet(packet))
+    }
+
+    /// A RST passes through the node.
+    pub(crate) fn transit_reset(self, ms: u64, by_client: bool, status: u32) -> Self {
+        let tuple = if by_client { self.orig() } else { self.reply() };
+        let mut packet = self.packet(tuple, 20, Some(self.entry(Status::CONFIRMED | status)));
+        packet.original_direction = Some(by_client);
+        self.push(ms, Hook::TcpPacket, NODE, Fact::Packet(packet))
+    }
+
+    /// The node gives a SYN up that waited for its endpoint's link address: it tells by ICMP, then drops it.
+    pub(crate) fn neighbour_failed(self, ms: u64) -> Self {
+        let tuple = Tuple::new(Protocol::ICMP, addr("10.244.1.1:0"), SocketAddr::new(self.client.ip(), 0));
+        let mut packet = self.packet(tuple, 0, Some(self.entry(0)));
+        packet.original_direction = Some(false);
+        packet.reason = Some("DEST_UNREACH".into());
+        packet.icmp_code = Some(1);
+        self.push(ms, Hook::IcmpError, NODE, Fact::Packet(packet)).drop_syn(ms, "NEIGH_FAILED")
+    }
+
+    /// A host tells of a packet to the endpoint by ICMP's or `ICMPv6`'s "unreachable".
+    pub(crate) fn icmp_error(self, ms: u64, from: &str, code: u8) -> Self {
+        let hook = if addr(from).is_ipv6() { Hook::IcmpError6 } else { Hook::IcmpError };
+        let tuple = Tuple::new(Protocol::ICMP, addr(from), SocketAddr::new(self.client.ip(), 0));
+        let mut packet = self.packet(tuple, 0, Some(self.entry(Status::CONFIRMED)));
+        packet.original_direction = Some(false);
+        packet.reason = Some("DEST_UNREACH".into());
+        packet.icmp_code = Some(code);
+        self.push(ms, hook, NODE, Fact::Packet(packet))
+    }
+
+    /// A segment is dropped that conntrack has no entry for.
+    pub(crate) fn drop_invalid(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.reply(), 24, None);
+        packet.reason = Some("NETFILTER_DROP".into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
+    pub(crate) fn sctp(mut self) -> Self {
+        self.protocol = Protocol::SCTP;
+        self
+    }
+
+    pub(crate) fn with_ct(mut self, ct: u64) -> Self {
+        self.ct = ct;
+        self
+    }
+
+    fn packet(&self, tuple: Tuple, flags: u8, ct: Option<Conntrack>) -> PacketFact {
+        PacketFact {
+            skb: 0xffff_8881_0000_0000,
+            tuple: Some(tuple),
+            tcp_flags: if self.protocol == Protocol::TCP { flags } else { 0 },
+            ct,
+            original_direction: ct.map(|_| true),
+            reason: None,
+            icmp_code: None,
+            nf_hook: None,
+            table_full: false,
+        }
+    }
+
+    /// The SYN as it stands behind NAT.
+    pub(crate) fn behind(&self) -> Tuple {
+        self.reply().reversed()
+    }
+
+    /// A SYN is dropped on the node, its entry not confirmed.
+    pub(crate) fn drop_syn(self, ms: u64, reason: &str) -> Self {
+        let mut packet = self.packet(self.behind(), 2, Some(self.entry(0)));
+        packet.reason = Some(reason.into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
+    pub(crate) fn drop_table_full(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.orig(), 2, None);
+        packet.reason = Some("NETFILTER_DROP".into());
+        packet.table_full = true;
+        self.push(ms, Hook::EarlyDrop, NODE, Fact::TableFull { freed: false }).push(
+            ms,
+            Hook::KfreeSkb,
+            NODE,
+            Fact::Packet(packet),
+        )
+    }
+
+    /// A rule refuses the SYN with an ICMP error.
+    pub(crate) fn unreach(self, ms: u64, code: u8) -> Self {
+        let mut packet = self.packet(self.behind(), 2, Some(self.entry(0)));
+        packet.icmp_code = Some(code);
+        packet.nf_hook = Some(2);
+        self.push(ms, Hook::SendUnreach, NODE, Fact::Packet(packet)).drop_syn(ms, "NETFILTER_DROP")
+    }
+
+    /// nftables mode drops the SYN before NAT: no decision was taken.
+    pub(crate) fn drop_before_nat(self, ms: u64) -> Self {
+        let mut ct = self.entry(0);
+        (ct.status, ct.reply) = (Status(0), self.orig().reversed());
+        let mut packet = self.packet(self.orig(), 2, Some(ct));
+        packet.reason = Some("NETFILTER_DROP".into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
+    /// The client's stack resets the SYN-ACK that came straight from the endpoint.
+    pub(crate) fn client_resets_answer(self, ms: u64) -> Self {
+        let tuple = Tuple::new(self.protocol, self.endpoint.unwrap(), self.client);
+        let mut packet = self.packet(tuple, 0x12, None);
+        packet.reason = Some("NO_SOCKET".into());
+        self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
+    }
+
+    /// The endpoint's stack has no socket: as 6.12 shows it (tracepoint and function), in the endpoint's namespace.
+    pub(crate) fn no_socket(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.behind(), 2, None);
+        packet.reason = Some("NO_SOCKET".into());
+        let script = if self.protocol == Protocol::TCP {
+            self.push(ms, Hook::TcpSendReset, SERVER_NS, Fact::Packet(packet.clone()))
+        } else {
+            self
+        };
+        script.push(ms, Hook::KfreeSkb, SERVER_NS, Fact::Packet(packet))
+    }
+
+    fn socket(self, ms: u64, hook: Hook, server: bool, event: SocketEvent) -> Self {
+        let tuple = if server { self.reply() } else { self.orig() };
+        let fact = SocketFact {
+            sk: if server { 0xffff_8882_0000_0000 } else { 0xffff_8883_0000_0000 }
+                + u64::from(self.client.port()) * 4096,
+            tuple,
+            event,
+            bytes_acked: 100,
+            bytes_received: 200,
+            task: None,
+        };
+        self.push(ms, hook, if server { SERVER_NS } else { CLIENT_NS }, Fact::Socket(fact))
+    }
+
+    pub(crate) fn state(self, ms: u64, server: bool, old: TcpState, new: TcpState) -> Self {
+        self.socket(ms, Hook::SockState, server, SocketEvent::State { old, new })
+    }
+
+    pub(crate) fn retransmit(self, ms: u64, state: TcpState) -> Self {
+        self.socket(ms, Hook::TcpRetransmit, false, SocketEvent::Retransmit { state })
+    }
+
+    pub(crate) fn receive_reset(self, ms: u64, state: TcpState) -> Self {
+        self.socket(ms, Hook::TcpReceiveReset, false, SocketEvent::ReceiveReset { state })
+    }
+
+    pub(crate) fn send_reset(self, ms: u64, server: bool, state: TcpState, reason: &str) -> Self {
+        self.socket(
+            ms,
+            Hook::TcpSendReset,
+            server,
+            SocketEvent::SendReset { state, reason: Some(reason.into()) },
+        )
+    }
+
+    /// A second socket that the endpoint's stack made for the same handshake, let go before it was accepted.
+    pub(crate) fn embryo_dropped(self, ms: u64) -> Self {
+        let mut script = self.state(ms, true, TcpState::SynRecv, TcpState::Close);
+        if let Some(Sighting { fact: Fact::Socket(socket), .. }) = script.out.last_mut() {
+            socket.sk += 64;
+            (socket.bytes_acked, socket.bytes_received) = (0, 0);
+        }
+        script
+    }
+
+    pub(crate) fn connect_failed(self, ms: u64) -> Self {
+        self.state(ms, false, TcpState::SynSent, TcpState::Close)
+    }
+
+    pub(crate) fn established(self, ms: u64) -> Self {
+        self.confirm(ms).state(ms + 1, false, TcpState::SynSent, TcpState::Established).state(
+            ms + 2,
+            true,
+            TcpState::SynRecv,
+            TcpState::Established,
+        )
+    }
+
+    pub(crate) fn closed(self, ms: u64) -> Self {
+        self.state(ms, false, TcpState::FinWait2, TcpState::Close).state(
+            ms + 1,
+            true,
+            TcpState::LastAck,
+            TcpState::Close,
+        )
+    }
+
+    /// Connect, exchange, close by FIN.
+    pub(crate) fn healthy(self, ms: u64) -> Self {
+        self.established(ms).closed(ms + 20)
+    }
+
+    /// vip-prototype section 4: confirm, RST without a socket, kill, RST at the client.
+    pub(crate) fn refused(self, ms: u64) -> Self {
+        self.confirm(ms)
+            .no_socket(ms + 1)
+            .kill(ms + 2)
+            .receive_reset(ms + 3, TcpState::SynSent)
+            .connect_failed(ms + 3)
+    }
+
+    /// A dead Pod on this node's bridge, Linux 6.12: no confirm, SYNs after 1 s and 2 s, at 3 s all fail at once.
+    pub(crate) fn dead_pod(self, ms: u64) -> Self {
+        let ct = self.ct;
+        self.retransmit(ms + 1000, TcpState::SynSent)
+            .retransmit(ms + 2000, TcpState::SynSent)
+            .drop_syn(ms + 3100, "NEIGH_FAILED")
+            .with_ct(ct + 4096)
+            .drop_syn(ms + 3101, "NEIGH_FAILED")
+            .with_ct(ct)
+            .drop_syn(ms + 3102, "NEIGH_FAILED")
+            .connect_failed(ms + 3105)
+    }
+
+    /// A silent endpoint, Linux 6.1: SYNs after 1 s and 3 s.
+    pub(crate) fn silent(self, ms: u64) -> Self {
+        self.confirm(ms).retransmit(ms + 1000, TcpState::SynSent).retransmit(ms + 3000, TcpState::SynSent)
+    }
+}
+
+/// As in a trace, flows of datagrams wait for what their entries say.
+pub(crate) fn fold(sightings: impl IntoIterator<Item = Sighting>, until_ms: u64) -> (Vec<Flow>, FlowTable) {
+    let mut table = FlowTable::new(Limits { look: LookAt::Datagrams, ..Limits::default() });
+    for sighting in sightings {
+        table.observe(sighting);
+    }
+    table.advance(at(until_ms));
+    let mut flows: Vec<_> = table.drain_settled().collect();
+    table.finish(at(until_ms));
+    flows.extend(table.drain_settled());
+    (flows, table)
+}
+
+/// The last word on each flow.
+pub(crate) fn last_words(flows: Vec<Flow>) -> Vec<Flow> {
+    let mut by_id = std::collections::BTreeMap::new();
+    for flow in flows {
+        by_id.insert(flow.id, flow);
+    }
+    by_id.into_values().collect()
+}
+
+/// A cluster and a node made by hand.
+pub(crate) struct World {
+    pub(crate) services: HashMap<SocketAddr, ServicePort>,
+    pub(crate) unknown_ports: Vec<IpAddr>,
+    pub(crate) members: HashMap<SocketAddr, Vec<(Timestamp, Membership)>>,
+    pub(crate) usable: HashMap<SocketAddr, Usable>,
+    pub(crate) reason: Option<String>,
+    pub(crate) pods: HashMap<IpAddr, Pod>,
+    pub(crate) probes: HashMap<SocketAddr, &'static str>,
+    pub(crate) own: Vec<IpAddr>,
+    pub(crate) mode: Option<&'static str>,
+    pub(crate) running: Option<bool>,
+    pub(crate) dataplane: Option<&'static str>,
+    pub(crate) rules: Option<bool>,
+    pub(crate) rule: Option<Rule>,
+    pub(crate) rulings: Vec<Ruling>,
+    pub(crate) served_at: Option<IpAddr>,
+    pub(crate) ipvs: Option<IpvsSettings>,
+    pub(crate) conntrack: Option<(u64, u64)>,
+    pub(crate) missing: Vec<Hook>,
+    pub(crate) drop_reasons: bool,
+    pub(crate) translations: Translations,
+    pub(crate) metadata_age: Option<f64>,
+}
+
+pub(crate) const VIP: &str = "10.96.0.10:80";
+pub(crate) const EP: &str = "10.244.1.7:8080";
+pub(crate) const CLIENT: &str = "10.244.1.100:40000";
+
+impl World {
+    /// shop/cart on VIP with one ready endpoint EP, and a client Pod.
+    pub(crate) fn new() -> Self {
+        let service = ServicePort {
+            namespace: "shop".into(),
+            service: "cart".into(),
+            port_name: "http".into(),
+            port: 80,
+            protocol: Protocol::TCP,
+            asked: addr(VIP),
+            via: Via::ClusterIp,
+            target: "8080".into(),
+            local_only: false,
+            proxy_name: None,
+            source_ranges: Vec::new(),
+            affinity: false,
+        };
+        let mut world = Self {
+            services: HashMap::from([(addr(VIP), service)]),
+            unknown_ports: Vec::new(),
+            members: HashMap::new(),
+            usable: HashMap::from([(
+                addr(VIP),
+                Usable { count: 1, local: Some(1), since: at(0), terminating: false },
+            )]),
+            reason: Some("the selector app=cart matches no Pod".into()),
+            pods: HashMap::new(),
+            probes: HashMap::new(),
+            own: vec![addr("10.244.1.1:0").ip(), addr("192.168.1.2:0").ip()],
+            mode: Some("iptables"),
+            running: Some(true),
+            dataplane: None,
+            rules: Some(true),
+            rule: Some(Rule::Forwards),
+            rulings: Vec::new(),
+            served_at: None,
+            ipvs: None,
+            conntrack: Some((1000, 131_072)),
+            missing: Vec::new(),
+            drop_reasons: true,
+            translations: Translations::new(),
+            metadata_age: Some(0.5),
+        };
+        world.pod(EP, "shop", "cart-0");
+        world.pod(CLIENT, "shop", "client");
+        world.ready(EP, 0);
+        world
+    }
+
+    pub(crate) fn pod(&mut self, at: &str, namespace: &str, name: &str) {
+        let pod = Pod {
+            namespace: namespace.into(),
+            name: name.into(),
+            node: Some("worker-1".into()),
+            ready: Some(true),
+            deleted: None,
+            termination_grace: None,
+        };
+        self.pods.insert(addr(at).ip(), pod);
+    }
+
+    pub(crate) fn member(&mut self, endpoint: &str, from_ms: u64, membership: Membership) {
+        self.members.entry(addr(endpoint)).or_default().push((at(from_ms), membership));
+    }
+
+    pub(crate) fn ready(&mut self, endpoint: &str, ms: u64) {
+        self.member(endpoint, ms, conditions(ms, true, true, false));
+    }
+
+    pub(crate) fn leaves(&mut self, endpoint: &str, ms: u64) {
+        self.member(endpoint, ms, Membership::Left { at: at(ms), pod: Some("shop/cart-0".into()) });
+    }
+
+    pub(crate) fn no_endpoints(&mut self) {
+        self.usable.insert(addr(VIP), Usable { count: 0, local: Some(0), since: at(0), terminating: false });
+        self.members.clear();
+    }
+
+    pub(crate) fn service(&mut self) -> &mut ServicePort {
+        self.services.get_mut(&addr(VIP)).unwrap()
+    }
+
+    pub(crate) fn judge(&self, flow: &Flow) -> Option<Verdict> {
+        judge(flow, &self.context())
+    }
+
+    pub(crate) fn context(&self) -> Context<'_> {
+        Context {
+            cluster: self,
+            node: self,
+            node_name: Some("worker-1"),
+            node_netns: Some(NODE),
+            missing_hooks: &self.missing,
+            drop_reasons: self.drop_reasons,
+            translations: &self.translations,
+            grace: Duration::from_secs(5),
+            metadata_age: self.metadata_age,
+        }
+    }
+
+    /// The one verdict of a script's one flow.
+    pub(crate) fn verdict(&self, script: Script, until_ms: u64) -> Verdict {
+        let flows = last_words(fold(script.out, until_ms).0);
+        let [flow] = flows.as_slice() else { panic!("one flow expected: {flows:#?}") };
+        self.judge(flow).unwrap_or_else(|| panic!("a verdict expected for {flow:#?}"))
+    }
+}
+
+pub(crate) fn conditions(since_ms: u64, ready: bool, serving: bool, terminating: bool) -> Membership {
+    Membership::Member {
+        ready,
+        serving,
+        terminating,
+        since: at(since_ms),
+        node: Some("worker-1".into()),
+        pod: Some("shop/cart-0".into()),
+    }
+}
+
+impl ClusterView for World {
+    fn address(&self, addr: SocketAddr, _: Protocol, _: Timestamp) -> Address {
+        if let Some(service) = self.services.get(&addr) {
+            return Address::Service(service.clone());
+        }
+        if self.unknown_ports.contains(&addr.ip()) {
+            return Address::UnknownPort { namespace: "shop".into(), service: "cart".into() };
+        }
+        Address::Other
+    }
+
+    fn membership(&self, _: &ServicePort, endpoint: SocketAddr, at: Timestamp) -> Membership {
+        let versions = self.members.get(&endpoint);
+        let now = versions.and_then(|versions| versions.iter().rev().find(|(from, _)| *from <= at));
+        now.map_or(Membership::NeverSeen { since: self::at(0) }, |(_, membership)| membership.clone())
+    }
+
+    fn usable(&self, service: &ServicePort, _: Option<&str>, _: Timestamp) -> Option<Usable> {
+        self.usable.get(&service.asked).copied()
+    }
+
+    fn no_endpoints_reason(&self, _: &ServicePort, _: Timestamp) -> Option<String> {
+        self.reason.clone()
+    }
+
+    fn pod_by_ip(&self, ip: IpAddr, _: Timestamp) -> Option<Pod> {
+        self.pods.get(&ip).cloned()
+    }
+
+    fn last_pod_by_ip(&self, _: IpAddr, _: Timestamp) -> Option<(Pod, Timestamp)> {
+        None
+    }
+
+    fn node_by_ip(&self, _: IpAddr, _: Timestamp) -> Option<Arc<str>> {
+        None
+    }
+
+    fn node_ready(&self, _: &str, _: Timestamp) -> Option<bool> {
+        Some(true)
+    }
+
+    fn probe(&self, ip: IpAddr, port: u16, _: Timestamp) -> Option<Probe> {
+        let kind = *self.probes.get(&SocketAddr::new(ip, port))?;
+        Some(Probe { pod: self.pods.get(&ip)?.clone(), kind: kind.into(), timeout: None })
+    }
+}
+
+impl NodeView for World {
+    fn kube_proxy_mode(&self) -> Option<&str> {
+        self.mode
+    }
+    fn kube_proxy_version(&self) -> Option<&str> {
+        Some("v1.33.1")
+    }
+    fn kube_proxy_running(&self) -> Option<bool> {
+        self.running
+    }
+    fn other_dataplane(&self) -> Option<&str> {
+        self.dataplane
+    }
+    fn has_proxy_rules(&self) -> Option<bool> {
+        self.rules
+    }
+    fn rule(&self, _: SocketAddr, _: Protocol) -> Option<Rule> {
+        self.rule
+    }
+    fn rulings(&self, _: SocketAddr, _: Protocol, _: IpAddr) -> Vec<Ruling> {
+        self.rulings.clone()
+    }
+    fn serves_node_port_at(&self, _: u16, _: Protocol) -> Option<IpAddr> {
+        self.served_at
+    }
+    fn conntrack_use(&self) -> Option<(u64, u64)> {
+        self.conntrack
+    }
+    fn ipvs_settings(&self) -> Option<IpvsSettings> {
+        self.ipvs
+    }
+    fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
+        Some(self.own.contains(&ip))
+    }
+    fn read_at(&self) -> Option<Timestamp> {
+        None
+    }
+}

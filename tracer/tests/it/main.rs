@@ -1,0 +1,32 @@
+//! The tests that use viptrace from outside: its library as `main` uses it, and the program itself.
+//!
+//! One binary, since each costs a link: a module for each theme, and `*_support` modules that build what several need.
+
+#![cfg(test)]
+
+mod audit;
+mod check_any_input;
+mod check_captures;
+mod check_cli;
+mod check_faults;
+mod check_support;
+mod cli;
+mod cluster_watch;
+mod corpus;
+mod decode;
+mod flow_support;
+mod flow_table;
+mod house;
+mod plan;
+mod recording;
+mod recording_cli;
+mod recording_corpus;
+mod recording_support;
+mod schema;
+mod session_folds;
+mod verdict_classes;
+mod verdict_confounders;
+mod verdict_history;
+mod verdict_ipvs;
+mod verdict_kinds;
+mod verdict_resets;

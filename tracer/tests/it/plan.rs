@@ -1,0 +1,286 @@
+//! The hook plan on kernels made by hand: what is there, what is missing, and what that means.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use viptrace::{
+    kernel::{
+        btf::{Parameter, Prototype},
+        hooks::{Attach, HOOKS},
+        layout::{FIELDS, Layout},
+        plan::{FentryTarget, HookPlan, HookSet, KernelFacts, State, Tier, Tiers},
+    },
+    sighting::Hook,
+};
+
+/// A kernel that has everything, to take things from.
+struct Kernel {
+    symbols: HashSet<&'static str>,
+    functions: HashMap<&'static str, Prototype>,
+    tracepoints: HashMap<&'static str, Prototype>,
+    modules: HashSet<&'static str>,
+    kprobes: Result<(), String>,
+    /// Functions that fentry reaches.
+    fentry: HashMap<&'static str, FentryTarget>,
+    preempts: bool,
+}
+
+fn prototype(names: &[&str]) -> Prototype {
+    let parameter = |name: &&str| Parameter { name: Some((*name).to_owned()), type_name: "long".into() };
+    Prototype { parameters: names.iter().map(parameter).collect(), returns: "int".into() }
+}
+
+impl Kernel {
+    fn whole() -> Self {
+        let of = |wanted: fn(Attach) -> bool| {
+            HOOKS.iter().filter(move |spec| wanted(spec.attach)).map(|spec| spec.hook.symbol())
+        };
+        let traced = |attach| attach == Attach::RawTracepoint;
+        let mut tracepoints: HashMap<_, _> =
+            of(traced).map(|symbol| (symbol, prototype(&["sk", "oldstate", "newstate"]))).collect();
+        tracepoints.insert("kfree_skb", prototype(&["skb", "location", "reason"]));
+        tracepoints.insert("tcp_send_reset", prototype(&["sk", "skb"]));
+        Self {
+            symbols: of(|attach| attach != Attach::RawTracepoint).collect(),
+            functions: HashMap::from([(
+                Hook::InvalidLog.symbol(),
+                prototype(&["skb", "ct", "state", "fmt"]),
+            )]),
+            tracepoints,
+            modules: HOOKS.iter().filter_map(|spec| spec.module).collect(),
+            kprobes: Ok(()),
+            fentry: HashMap::new(),
+            preempts: false,
+        }
+    }
+
+    fn plan(&self, set: HookSet) -> HookPlan {
+        HookPlan::new(set, &whole_layout(), self)
+    }
+}
+
+impl KernelFacts for Kernel {
+    fn has_symbol(&self, name: &str) -> bool {
+        self.symbols.contains(name)
+    }
+    fn has_part(&self, part: &str) -> bool {
+        self.has_symbol(part)
+    }
+    fn function(&self, name: &str) -> Option<Prototype> {
+        self.functions.get(name).cloned()
+    }
+    fn tracepoint(&self, name: &str) -> Option<Prototype> {
+        self.tracepoints.get(name).cloned()
+    }
+    fn has_module(&self, name: &str) -> bool {
+        self.modules.contains(name)
+    }
+    fn kprobes(&self) -> Result<(), String> {
+        self.kprobes.clone()
+    }
+    fn preempts_programs(&self) -> bool {
+        self.preempts
+    }
+    fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
+        self.fentry.get(name).copied().ok_or_else(|| "the module has no BTF here".to_owned())
+    }
+}
+
+fn whole_layout() -> Layout {
+    Layout::from_parts(FIELDS.iter().map(|field| (field.name, 8)), [(7, Arc::from("NETFILTER_DROP"))], [])
+}
+
+fn state(plan: &HookPlan, hook: Hook) -> State {
+    plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().state.clone()
+}
+
+fn missing(plan: &HookPlan, hook: Hook) -> String {
+    match state(plan, hook) {
+        State::Missing(reason) => reason,
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_part_that_the_compiler_split_off_is_out_of_fentrys_reach_alone() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert(Hook::Delete.symbol(), FentryTarget { module: None, function: 1 });
+    let limits = |kernel: &Kernel, tiers| {
+        let plan = HookPlan::with_tiers(HookSet::Full, tiers, &whole_layout(), kernel);
+        plan.limits().iter().filter(|limit| limit.contains("nf_ct_delete.part.0")).count()
+    };
+    assert_eq!(limits(&kernel, Tiers::Fentry), 0);
+    kernel.symbols.insert("nf_ct_delete.part.0");
+    let told = [Tiers::Auto, Tiers::Fentry, Tiers::Kprobe].map(|tiers| limits(&kernel, tiers));
+    assert_eq!(told, [0, 1, 0]);
+}
+
+#[test]
+fn a_lean_trace_leaves_out_what_healthy_connections_meet() {
+    let kernel = Kernel::whole();
+    let planned = |set| kernel.plan(set).planned().map(|(_, spec)| spec.hook).collect::<HashSet<_>>();
+    let (lean, full, targeted) = (planned(HookSet::Lean), planned(HookSet::Full), planned(HookSet::Targeted));
+    assert!(
+        lean.contains(&Hook::Confirm) && !lean.contains(&Hook::SockState) && !lean.contains(&Hook::Delete)
+    );
+    assert!(full.contains(&Hook::SockState) && !full.contains(&Hook::NatSetup));
+    assert_eq!(targeted.len(), HOOKS.len());
+    assert!(lean.is_subset(&full) && full.is_subset(&targeted));
+    assert!(kernel.plan(HookSet::Full).fatal().is_none());
+}
+
+#[test]
+fn a_module_that_is_not_loaded_is_named_and_costs_its_hook_only() {
+    let mut kernel = Kernel::whole();
+    kernel.modules.remove("nf_reject_ipv4");
+    kernel.symbols.remove("nf_send_unreach");
+    kernel.symbols.remove("nf_send_reset");
+    let plan = kernel.plan(HookSet::Full);
+    assert!(missing(&plan, Hook::SendUnreach).contains("nf_reject_ipv4 is not loaded"));
+    assert_eq!(plan.gaps().count(), 2);
+    assert!(plan.fatal().is_none());
+}
+
+#[test]
+fn without_the_essential_hook_nothing_can_be_traced() {
+    let mut kernel = Kernel::whole();
+    kernel.symbols.remove("__nf_conntrack_confirm");
+    let plan = kernel.plan(HookSet::Lean);
+    let (spec, reason) = plan.fatal().unwrap();
+    assert_eq!(spec.hook, Hook::Confirm);
+    assert!(reason.contains("no function __nf_conntrack_confirm"), "{reason}");
+    kernel.kprobes = Err("kprobes are off".to_owned());
+    assert_eq!(kernel.plan(HookSet::Lean).fatal().unwrap().1, "kprobes are off");
+}
+
+#[test]
+fn an_argument_in_another_place_is_not_read() {
+    let mut kernel = Kernel::whole();
+    kernel.functions.insert("nf_send_reset", prototype(&["net", "oldskb", "hook"]));
+    let reason = missing(&kernel.plan(HookSet::Full), Hook::NfSendReset);
+    assert!(reason.contains("takes `oldskb` as argument 1 here, where 2 was expected"), "{reason}");
+}
+
+#[test]
+fn a_field_that_the_kernel_lacks_is_named() {
+    let layout = Layout::from_parts(
+        FIELDS.iter().filter(|field| field.name != "OFF_SKB_NFCT").map(|field| (field.name, 8)),
+        [],
+        [],
+    );
+    let plan = HookPlan::new(HookSet::Full, &layout, &Kernel::whole());
+    assert!(missing(&plan, Hook::Confirm).contains("OFF_SKB_NFCT"));
+    assert_eq!(state(&plan, Hook::SockState), State::Planned);
+}
+
+/// `tcp_send_reset` has a reason from 6.10 on, and then tells of every RST.
+#[test]
+fn where_the_tracepoint_tells_all_the_function_is_not_needed() {
+    let mut kernel = Kernel::whole();
+    assert_eq!(state(&kernel.plan(HookSet::Full), Hook::TcpV4SendReset), State::Planned);
+    kernel.tracepoints.insert("tcp_send_reset", prototype(&["sk", "skb__nullable", "reason"]));
+    let plan = kernel.plan(HookSet::Full);
+    assert!(matches!(state(&plan, Hook::TcpV4SendReset), State::NotNeeded(_)));
+    assert_eq!(plan.gaps().count(), 0);
+}
+
+#[test]
+fn a_hook_that_the_user_or_the_kernel_refuses_is_a_gap() {
+    let mut plan = Kernel::whole().plan(HookSet::Full);
+    plan.leave_out(Hook::KfreeSkb);
+    let (index, _) = plan.planned().find(|(_, spec)| spec.hook == Hook::EarlyDrop).unwrap();
+    plan.refuse(index, "EPERM".to_owned());
+    assert!(plan.planned().all(|(_, spec)| !matches!(spec.hook, Hook::KfreeSkb | Hook::EarlyDrop)));
+    let gaps: HashSet<_> = plan.gaps().map(|(spec, _)| spec.hook).collect();
+    assert_eq!(gaps, HashSet::from([Hook::KfreeSkb, Hook::EarlyDrop]));
+    assert!(plan.fatal().is_none());
+}
+
+const CONFIRM: FentryTarget = FentryTarget { module: Some("nf_conntrack"), function: 7 };
+
+fn tier(plan: &HookPlan, hook: Hook) -> Tier {
+    plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().tier.clone()
+}
+
+/// A program without partners is better off where it is not preempted.
+#[test]
+fn programs_at_an_entry_have_partners_or_a_kprobe_where_fentry_preempts_them() {
+    let mut kernel = Kernel::whole();
+    let target = |function| FentryTarget { module: Some("nf_conntrack"), function };
+    let functions = [("__nf_conntrack_confirm", 7), ("nf_ct_delete", 8), ("early_drop", 9)];
+    kernel.fentry = functions.map(|(name, function)| (name, target(function))).into();
+    kernel.preempts = true;
+    let plan = kernel.plan(HookSet::Full);
+    assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(target(7)));
+    assert_eq!(tier(&plan, Hook::EarlyDrop), Tier::Fentry(target(9)));
+    assert!(matches!(tier(&plan, Hook::Delete), Tier::Kprobe(why) if why.contains("preempts")));
+    let forced = HookPlan::with_tiers(HookSet::Full, Tiers::Fentry, &whole_layout(), &kernel);
+    assert_eq!(tier(&forced, Hook::Delete), Tier::Fentry(target(8)));
+    kernel.kprobes = Err("no kprobes here".to_owned());
+    assert_eq!(tier(&kernel.plan(HookSet::Full), Hook::Delete), Tier::Fentry(target(8)));
+}
+
+#[test]
+fn a_function_is_reached_by_fentry_where_the_kernel_describes_it() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let plan = kernel.plan(HookSet::Full);
+    assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(CONFIRM));
+    assert_eq!(tier(&plan, Hook::Delete), Tier::Kprobe("the module has no BTF here".to_owned()));
+    assert_eq!([Hook::KfreeSkb, Hook::Look].map(|hook| tier(&plan, hook)), [Tier::Fixed, Tier::Fixed]);
+    let why = "fentry takes no function whose number of arguments varies";
+    assert_eq!(tier(&plan, Hook::InvalidLog), Tier::Kprobe(why.to_owned()));
+    assert_eq!(plan.gaps().count(), 0);
+    let attach = |hook| plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().attach();
+    assert_eq!([attach(Hook::Confirm), attach(Hook::Delete)], ["fentry", "kprobe"]);
+}
+
+#[test]
+fn one_tier_can_be_forced() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let plan = |tiers| HookPlan::with_tiers(HookSet::Full, tiers, &whole_layout(), &kernel);
+    let by_kprobe = plan(Tiers::Kprobe);
+    assert!(matches!(tier(&by_kprobe, Hook::Confirm), Tier::Kprobe(_)));
+    assert_eq!(by_kprobe.gaps().count(), 0);
+    let by_fentry = plan(Tiers::Fentry);
+    assert_eq!(state(&by_fentry, Hook::Confirm), State::Planned);
+    assert_eq!(missing(&by_fentry, Hook::Delete), "the module has no BTF here");
+    assert_eq!(state(&by_fentry, Hook::SockState), State::Planned, "a tracepoint has one way only");
+}
+
+#[test]
+fn fentry_needs_no_kprobes() {
+    let mut kernel = Kernel::whole();
+    kernel.kprobes = Err("kprobes are off".to_owned());
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let plan = kernel.plan(HookSet::Full);
+    assert!(plan.fatal().is_none());
+    assert_eq!(missing(&plan, Hook::Delete), "kprobes are off");
+}
+
+#[test]
+fn what_fentry_was_refused_a_kprobe_does() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let mut plan = kernel.plan(HookSet::Full);
+    let (index, _) = plan.planned().find(|(_, spec)| spec.hook == Hook::Confirm).unwrap();
+    plan.fall_back(index, "EPERM".to_owned());
+    assert_eq!(tier(&plan, Hook::Confirm), Tier::Kprobe("EPERM".to_owned()));
+    assert_eq!(state(&plan, Hook::Confirm), State::Planned);
+}
+
+/// What a kernel does not tell is said, and said only where it would be needed.
+#[test]
+fn a_kernel_without_drop_reasons_says_so() {
+    let mut kernel = Kernel::whole();
+    kernel.tracepoints.insert("kfree_skb", prototype(&["skb", "location"]));
+    kernel.tracepoints.insert("tcp_send_reset", prototype(&["sk", "skb", "reason"]));
+    let mut plan = kernel.plan(HookSet::Full);
+    let limits = plan.limits();
+    assert!(limits.len() == 1 && limits[0].contains("kfree_skb gives no reason"), "{limits:?}");
+    plan.leave_out(Hook::KfreeSkb);
+    assert!(plan.limits().is_empty());
+}

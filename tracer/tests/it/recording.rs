@@ -1,0 +1,403 @@
+//! Recordings: a replay says what the live trace said, word for word, and damage costs what it hit.
+
+use std::{
+    fs,
+    io::Cursor,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use proptest::{collection::vec, prelude::*, sample::Index};
+use serde_json::Value;
+use viptrace::{
+    cluster::{Kind, Update, watch::Event},
+    kernel::decode::{Decoder, Mask},
+    node::{Observed, rules::Snapshot},
+    recording::{DamageKind, Dropped, End, NodeReading, Player},
+    rules::{ipset, iptables, ipvs, nftables},
+    session::Detail,
+    time::Timestamp,
+};
+
+use crate::recording_support::{Live, Traffic, corpus, header, replayed};
+
+const KERNELS: [&str; 2] = ["debian-6.1", "debian-6.12"];
+
+fn temporary() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("test.viptrace");
+    (folder, path)
+}
+
+fn replay(bytes: Vec<u8>, detail: Detail) -> (Vec<String>, Option<End>, Player<Cursor<Vec<u8>>>) {
+    let mut player = Player::open(Cursor::new(bytes), detail).unwrap();
+    let (lines, end) = replayed(&mut player);
+    (lines, end, player)
+}
+
+/// A trace in which everything happens that can: losses, a lost API server, readings of the node, pruning.
+fn eventful(path: &Path, detail: Detail, records: usize) -> Vec<String> {
+    traced(path, detail, 7, records, (0..7).cycle())
+}
+
+/// As many records of traffic, and behind each hundred of them what happens then.
+fn traced(
+    path: &Path,
+    detail: Detail,
+    seed: u64,
+    records: usize,
+    happenings: impl Iterator<Item = u8>,
+) -> Vec<String> {
+    let corpus = corpus("debian-6.12");
+    let traffic: Vec<_> = Traffic::new(&corpus, seed, 300.0).take(records).collect();
+    let mut live = Live::new(&header(&corpus), detail, path);
+    for (batch, happening) in traffic.chunks(100).zip(happenings) {
+        live.turn(batch.iter().map(Vec::as_slice));
+        let received = live.now;
+        let update = |event| Update { kind: Kind::Pod, received, event };
+        match happening {
+            1 => live.lose(3, Duration::from_millis(2)),
+            2 => live.recorded.absorb(update(Event::Lost("connection refused".to_owned()))),
+            3 => live.pass(Duration::from_secs(2)),
+            4 => live.recorded.absorb(update(Event::Heard)),
+            5 => live.recorded.prune(received),
+            _ if live.recorded.pipeline().wants_node() => live.read_node(),
+            _ => {}
+        }
+    }
+    live.pass(Duration::from_secs(10));
+    let (lines, finished) = live.end();
+    assert_eq!(finished.records, records as u64);
+    assert_eq!((finished.dropped, finished.failure), (Dropped::default(), None));
+    lines
+}
+
+#[test]
+fn a_replay_says_what_the_live_trace_said() {
+    for detail in [Detail::All, Detail::Faults] {
+        let (_folder, path) = temporary();
+        let live = eventful(&path, detail, 5000);
+        let (lines, end, player) = replay(fs::read(&path).unwrap(), detail);
+        assert!(live.len() > if detail == Detail::All { 900 } else { 20 }, "{}", live.len());
+        assert!(live.iter().any(|line| line.contains("\"C20\"")));
+        assert!(live.iter().any(|line| line.contains("lost")), "a loss is told of");
+        assert_eq!(lines, live);
+        assert_eq!(end.unwrap().gaps, ["nothing but a test"]);
+        assert_eq!(player.damage().1, 0);
+        assert_eq!(player.missing(), &viptrace::recording::Missing::default());
+        assert!(player.pipeline().lost_events() > 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn whatever_happens_is_replayed_word_for_word(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..8_u8, 1..12)) {
+        let detail = if all { Detail::All } else { Detail::Faults };
+        let (_folder, path) = temporary();
+        let live = traced(&path, detail, seed, happenings.len() * 100, happenings.into_iter());
+        let (lines, end, player) = replay(fs::read(&path).unwrap(), detail);
+        prop_assert_eq!(lines, live);
+        prop_assert!(end.is_some());
+        prop_assert_eq!(player.damage().1, 0);
+        prop_assert_eq!(player.missing(), &viptrace::recording::Missing::default());
+    }
+}
+
+#[test]
+fn real_kernels_records_replay_alike() {
+    for kernel in KERNELS {
+        let corpus = corpus(kernel);
+        let (_folder, path) = temporary();
+        let mut live = Live::new(&header(&corpus), Detail::All, &path);
+        for batch in corpus.records.chunks(3) {
+            live.turn(batch.iter().map(Vec::as_slice));
+        }
+        live.pass(Duration::from_mins(1));
+        let (live, _) = live.end();
+        assert!(live.len() >= 5, "{live:?}");
+        let (lines, ..) = replay(fs::read(&path).unwrap(), Detail::All);
+        assert_eq!(lines, live, "{kernel}");
+    }
+}
+
+/// A recording of several blocks, its frames' places, and what it says.
+struct Sample {
+    bytes: Vec<u8>,
+    frames: Vec<usize>,
+    lines: Vec<String>,
+}
+
+fn sample() -> &'static Sample {
+    static SAMPLE: OnceLock<Sample> = OnceLock::new();
+    SAMPLE.get_or_init(|| {
+        let (_folder, path) = temporary();
+        let lines = eventful(&path, Detail::Faults, 40_000);
+        let bytes = fs::read(&path).unwrap();
+        let magic = b"\xf1VTBLK\r\n";
+        let frames: Vec<_> =
+            bytes.windows(8).enumerate().filter(|(_, window)| window == magic).map(|(at, _)| at).collect();
+        assert!(frames.len() >= 4, "{frames:?}");
+        Sample { bytes, frames, lines }
+    })
+}
+
+#[test]
+fn a_file_cut_anywhere_gives_its_whole_blocks_and_says_where_it_ends() {
+    let Sample { bytes, frames, lines } = sample();
+    let inside = |frame: usize| frames[frame] + 40;
+    for (cut, whole_blocks) in
+        [(inside(3), true), (inside(2), true), (bytes.len() - 1, true), (frames[2], false)]
+    {
+        let (said, end, player) = replay(bytes[..cut].to_vec(), Detail::Faults);
+        assert_eq!(end, None, "cut at {cut}");
+        let (damage, count) = player.damage();
+        if whole_blocks {
+            let last = *frames.iter().rfind(|at| **at < cut).unwrap() as u64;
+            assert_eq!((damage[0].kind, damage[0].offset, count), (DamageKind::Truncated, last, 1));
+        } else {
+            assert_eq!(count, 0, "cut between two blocks");
+        }
+        assert!(!said.is_empty() && said.len() < lines.len() + 300);
+        assert!(player.pipeline().counters().sightings > 0);
+    }
+}
+
+#[test]
+fn a_spoilt_block_costs_itself_only() {
+    let Sample { bytes, frames, .. } = sample();
+    let mut spoilt = bytes.clone();
+    spoilt[frames[2] + 100] ^= 1;
+    let (_, end, player) = replay(spoilt, Detail::Faults);
+    assert!(end.is_some());
+    let (damage, count) = player.damage();
+    assert_eq!(count, 1);
+    assert_eq!((damage[0].kind, damage[0].offset), (DamageKind::Checksum, frames[2] as u64));
+    assert_eq!((damage[0].skipped, damage[0].blocks), ((frames[3] - frames[2]) as u64, 1));
+    assert!(player.pipeline().lost_events() > 0, "what was in it is lost");
+
+    // A block that is gone altogether, and one with something put in before it.
+    let gone = [&bytes[..frames[2]], &bytes[frames[3]..]].concat();
+    let (_, _, player) = replay(gone, Detail::Faults);
+    let (damage, _) = player.damage();
+    assert_eq!((damage[0].kind, damage[0].blocks), (DamageKind::Gone, 1));
+    let more = [&bytes[..frames[2]], b"\xf1VTBLK\r\n and other garbage", &bytes[frames[2]..]].concat();
+    let (lines, _, player) = replay(more, Detail::Faults);
+    let (damage, count) = player.damage();
+    assert_eq!((damage[0].kind, damage[0].skipped, damage[0].blocks, count), (DamageKind::NoBlock, 26, 0, 1));
+    assert!(!lines.is_empty());
+}
+
+#[test]
+fn a_recording_behind_another_is_told_apart() {
+    let Sample { bytes, lines, .. } = sample();
+    let twice = [bytes.as_slice(), bytes.as_slice()].concat();
+    let (said, _, player) = replay(twice, Detail::Faults);
+    assert_eq!(&said, lines);
+    assert_eq!(player.damage().0[0].offset, bytes.len() as u64);
+}
+
+#[test]
+fn a_spoilt_header_is_found_again_or_named() {
+    let Sample { bytes, frames, .. } = sample();
+    let mut spoilt = bytes.clone();
+    spoilt[frames[0] + 50] ^= 1;
+    let error = Player::open(Cursor::new(spoilt), Detail::All).unwrap_err();
+    assert!(error.to_string().contains("header"), "{error}");
+    for other in
+        [b"".to_vec(), b"not a recording at all".to_vec(), vec![0; 5 << 20], b"\xf1VTBLK\r\n".repeat(9)]
+    {
+        let error = Player::open(Cursor::new(other), Detail::All).unwrap_err();
+        assert!(error.to_string().contains("not a recording"), "{error}");
+    }
+    // Even without its first bytes.
+    let (said, ..) = replay(bytes[16..].to_vec(), Detail::Faults);
+    assert_eq!(said.len(), sample().lines.len());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn whatever_is_changed_nothing_panics(
+        places in vec((any::<Index>(), any::<u8>()), 1..20),
+        cut in any::<Index>(),
+    ) {
+        let mut bytes = sample().bytes.clone();
+        for (at, byte) in places {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes.truncate(cut.index(bytes.len()));
+        if let Ok(mut player) = Player::open(Cursor::new(bytes), Detail::Faults) {
+            let _ = replayed(&mut player);
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_takes_no_more_ends_the_recording_and_not_the_trace() {
+    let corpus = corpus("debian-6.12");
+    let header = header(&corpus);
+    // Writing to it fails as on a full disk; opening it does not.
+    let full = Path::new("/dev/full");
+    let file = fs::OpenOptions::new().write(true).open(full).unwrap();
+    let error = viptrace::recording::Recorder::begin(full, file, &header).unwrap_err();
+    assert!(error.to_string().contains("No space left"), "{error}");
+}
+
+#[test]
+fn an_existing_file_is_kept() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let (_folder, path) = temporary();
+    fs::write(&path, "precious").unwrap();
+    let error = viptrace::recording::create(&path, false).unwrap_err();
+    assert!(error.to_string().contains("--force"), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), b"precious");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    drop(viptrace::recording::create(&path, true).unwrap());
+    let meta = fs::metadata(&path).unwrap();
+    assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (0, 0o600));
+}
+
+/// Where the copy of `struct nf_conn` or `struct sock_common` begins, by the record's kind.
+fn copy_at(record: &[u8]) -> usize {
+    match record[15] {
+        1 => 56,
+        2 | 5 => 112,
+        3 => 72,
+        _ => record.len(),
+    }
+}
+
+/// As many other bytes, anywhere in a copy.
+fn some_noise() -> impl Strategy<Value = Vec<(Index, u8)>> {
+    prop_oneof![vec((any::<Index>(), any::<u8>()), 0..4), vec((any::<Index>(), any::<u8>()), 300)]
+}
+
+proptest! {
+    #[test]
+    fn what_is_left_out_is_not_read(which in any::<Index>(), noise in some_noise(), missing in 0..80_usize) {
+        for kernel in KERNELS {
+            let corpus = corpus(kernel);
+            let mut header = header(&corpus);
+            // A kernel may lack a field.
+            let lacking = header.offsets.keys().nth(missing).cloned();
+            header.offsets.retain(|name, _| Some(name) != lacking.as_ref());
+            let layout = Arc::new(header.layout());
+            let mut record = corpus.records[which.index(corpus.records.len())].clone();
+            let at = copy_at(&record);
+            for (place, byte) in &noise {
+                if at < record.len() {
+                    let place = at + place.index(record.len() - at);
+                    record[place] = *byte;
+                }
+            }
+            let mut masked = record.clone();
+            Mask::new(&layout).apply(&mut masked);
+            let mut decoder = Decoder::new(layout, 0);
+            prop_assert_eq!(decoder.decode(&masked), decoder.decode(&record));
+        }
+    }
+}
+
+#[test]
+fn of_a_kernel_structure_only_its_fields_are_recorded() {
+    for kernel in KERNELS {
+        let corpus = corpus(kernel);
+        let mask = Mask::new(&header(&corpus).layout());
+        for record in &corpus.records {
+            let at = copy_at(record);
+            let mut masked = record.clone();
+            masked[at..].fill(u8::MAX);
+            let family = at + corpus.offsets["OFF_SK_FAMILY"] as usize;
+            if record[15] == 3 {
+                masked[family..family + 2].copy_from_slice(&record[family..family + 2]);
+            }
+            mask.apply(&mut masked);
+            assert_eq!(masked[..at], record[..at]);
+            let kept = masked[at..].iter().map(|byte| usize::from(*byte == u8::MAX)).sum::<usize>();
+            // Two tuples, a zone and a status; two addresses and two ports, besides the family.
+            let expected = match record[15] {
+                1 | 2 => 2 * 39 + 2 + 4,
+                3 if record[family] == 10 => 2 * 16 + 2 * 2,
+                3 => 2 * 4 + 2 * 2,
+                _ => continue,
+            };
+            assert_eq!(kept, expected, "{kernel}: {record:x?}");
+        }
+    }
+}
+
+/// Rules in every form, few of each.
+const IPTABLES: &str = "*nat
+:PREROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-A - [0:0]
+:KUBE-SEP-B - [0:0]
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.10.10/32 -p tcp -m comment --comment \"shop/cart:http cluster IP\" -m tcp --dport 80 -j KUBE-SVC-A
+-A KUBE-SVC-A -m statistic --mode random --probability 0.33333333349 -j KUBE-SEP-B
+-A KUBE-SVC-A -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
+-A KUBE-SEP-B -p tcp -m tcp -j DNAT --to-destination 10.244.1.11:8080
+COMMIT
+";
+const NFTABLES: &str = "table ip kube-proxy {
+\tmap service-ips {
+\t\ttype ipv4_addr . inet_proto . inet_service : verdict
+\t\telements = { 10.96.10.10 . tcp . 80 : goto service-A, 10.96.10.20 . tcp . 80 : drop }
+\t}
+\tset affinity {
+\t\ttype ipv4_addr
+\t\tflags dynamic,timeout
+\t\ttimeout 3h
+\t}
+\tchain services {
+\t\tip daddr . meta l4proto . th dport vmap @service-ips
+\t}
+\tchain service-A {
+\t\tnumgen random mod 2 vmap { 0 : goto endpoint-B, 1 : goto endpoint-B }
+\t}
+\tchain endpoint-B {
+\t\tip saddr 10.244.1.11 jump mark-for-masquerade
+\t\tmeta l4proto tcp dnat to 10.244.1.11:8080
+\t}
+}
+";
+const IPSET: &str = "create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 1024 maxelem 65536
+add KUBE-CLUSTER-IP 10.96.10.10,tcp:80
+";
+const IPVS: &str = "-A -t 10.96.10.10:80 -s rr -p 10800\n-a -t 10.96.10.10:80 -r 10.244.1.11:8080 -m -w 1\n";
+
+/// What fuzzing begins with; `VIPTRACE_BLESS=1` writes it anew.
+#[test]
+fn the_corpus_has_a_reading_of_a_node() {
+    let at = Timestamp::from_unix_secs(1_796_083_200);
+    let mut facts = crate::recording_support::node(at);
+    let mut rules = iptables::parse(IPTABLES, iptables::Hint::default());
+    rules.absorb(nftables::parse(NFTABLES.as_bytes()).unwrap());
+    rules.absorb(ipset::parse(IPSET));
+    rules.servers = Some(ipvs::parse(IPVS));
+    assert_eq!((rules.skipped, rules.oddities.as_slice()), (0, [].as_slice()));
+    let sources = vec!["a test".to_owned()];
+    facts.rules = Some(Arc::new(Observed {
+        time: at,
+        value: Snapshot { rules, gaps: vec!["a gap".to_owned()], sources },
+    }));
+    let reading = serde_json::to_value(NodeReading { facts, asked: at, now: at }).unwrap();
+    let path = crate::recording_support::tests_folder().join("corpus/node-reading.json");
+    if std::env::var_os("VIPTRACE_BLESS").is_some() {
+        fs::write(&path, format!("{reading}\n")).unwrap();
+    }
+    let kept: NodeReading = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    // The elements of a set have no order.
+    let sorted = |value: &Value| {
+        let mut bytes = value.to_string().into_bytes();
+        bytes.sort_unstable();
+        bytes
+    };
+    assert_eq!(sorted(&serde_json::to_value(kept).unwrap()), sorted(&reading));
+}

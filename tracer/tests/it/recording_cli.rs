@@ -1,0 +1,138 @@
+//! `viptrace replay` as a user runs it: records, exit statuses, and what is said of a file that is not whole.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use crate::recording_support::{Live, Traffic, corpus, header};
+use viptrace::session::Detail;
+
+fn viptrace(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_viptrace")).args(arguments).output().unwrap()
+}
+
+fn replay(path: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = viptrace(&[&["replay", path.to_str().unwrap()], arguments].concat());
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// A recording, and the records that the live trace would have printed with `-o json --all`.
+fn recording(folder: &Path, faults: bool, target: Option<&str>) -> (PathBuf, Vec<String>) {
+    let path = folder.join("test.viptrace");
+    let corpus = corpus("debian-6.12");
+    let mut header = header(&corpus);
+    header.target = target.map(str::to_owned);
+    let mut live = Live::new(&header, Detail::All, &path);
+    // The first five of the corpus are a healthy connection.
+    let traffic: Vec<Vec<u8>> = if faults {
+        Traffic::new(&corpus, 3, 200.0).take(6000).collect()
+    } else {
+        corpus.records.iter().take(5).cloned().collect()
+    };
+    for batch in traffic.chunks(50) {
+        live.turn(batch.iter().map(Vec::as_slice));
+    }
+    live.pass(Duration::from_secs(20));
+    let (lines, _) = live.end();
+    // What follows the record is the test's own.
+    let records = lines.iter().map(|line| line.rsplitn(3, ' ').nth(2).unwrap().to_owned());
+    (path, records.collect())
+}
+
+#[test]
+fn records_and_exit_status_are_the_live_traces() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, live) = recording(folder.path(), true, None);
+    let (status, stdout, stderr) = replay(&path, &["-o", "json", "--all"]);
+    assert_eq!(status, Some(3), "{stderr}");
+    let records: Vec<&str> = stdout.lines().collect();
+    assert_eq!(records.len(), live.len());
+    assert!(records.iter().zip(&live).all(|(replayed, live)| live.starts_with(replayed)), "{stdout}");
+    assert!(stderr.contains("replaying every Service as recorded on worker-1"), "{stderr}");
+    assert!(stderr.contains("nothing but a test"), "the summary has the trace's own gaps: {stderr}");
+    assert!(!stderr.contains("incomplete"), "{stderr}");
+
+    let (_, faults, _) = replay(&path, &["-o", "json"]);
+    assert!(!faults.is_empty() && faults.lines().count() < records.len());
+    assert!(faults.lines().all(|fault| stdout.contains(fault)));
+    let (_, cart, _) = replay(&path, &["shop/cart", "-o", "json", "--all"]);
+    let (_, checkout, _) = replay(&path, &["-n", "shop", "checkout", "-o", "json", "--all"]);
+    assert!(cart.lines().count() > 100 && checkout.lines().count() > 0);
+    assert!(checkout.lines().all(|line| line.contains("\"C20\"")), "{checkout}");
+    let (status, table, _) = replay(&path, &[]);
+    assert_eq!(status, Some(3));
+    assert!(table.contains("shop/cart") && table.contains("C20"), "{table}");
+}
+
+#[test]
+fn a_target_is_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, live) = recording(folder.path(), true, Some("service/shop/checkout"));
+    let (_, stdout, stderr) = replay(&path, &["-o", "json", "--all"]);
+    assert!(stderr.contains("replaying service/shop/checkout"), "{stderr}");
+    assert!(stdout.lines().count() > 0 && stdout.lines().count() < live.len());
+    let (_, _, stderr) = replay(&path, &["shop/cart", "-o", "json"]);
+    assert!(stderr.contains("may be missing"), "{stderr}");
+}
+
+#[test]
+fn a_target_of_which_nothing_was_recorded_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = recording(folder.path(), false, None);
+    for (target, why) in [
+        ("shop/checkout", "no flow of it was seen"),
+        ("shop/db", "has no VIP"),
+        ("shop/elsewhere", "there is no service/shop/elsewhere in this cluster"),
+    ] {
+        let (status, stdout, stderr) = replay(&path, &[target, "--all"]);
+        assert_eq!(status, Some(0), "{stderr}");
+        let said = format!("nothing of service/{target} is in the recording");
+        assert!(stderr.contains(&said) && stderr.contains(why), "{target}: {stdout}{stderr}");
+    }
+    let (_, _, stderr) = replay(&path, &["--all"]);
+    assert!(!stderr.contains("nothing of"), "{stderr}");
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = recording(folder.path(), false, None);
+    let (status, _, stderr) = replay(&path, &["-o", "json"]);
+    assert_eq!(status, Some(0), "{stderr}");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    let (status, _, stderr) = replay(&path, &["-o", "json"]);
+    assert_eq!(status, Some(4), "{stderr}");
+    assert!(stderr.contains("at byte ") && stderr.contains("the file ends within a block"), "{stderr}");
+    assert!(stderr.contains("the recording is incomplete"), "the summary says so: {stderr}");
+}
+
+#[test]
+fn other_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other");
+    let (status, _, stderr) = replay(&path, &[]);
+    assert_eq!(status, Some(1));
+    assert!(stderr.contains("cannot open the recording"), "{stderr}");
+    fs::write(&path, "something else").unwrap();
+    let (status, _, stderr) = replay(&path, &[]);
+    assert_eq!(status, Some(1));
+    assert!(stderr.contains("is not a recording of viptrace"), "{stderr}");
+    assert_eq!(replay(Path::new("/dev/null"), &[]).0, Some(1));
+    assert_eq!(viptrace(&["replay"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_recording_does_not_replace_a_file_unasked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("precious");
+    fs::write(&path, "precious").unwrap();
+    let output = viptrace(&["trace", "--record", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--force"));
+    assert_eq!(fs::read(&path).unwrap(), b"precious");
+}

@@ -1,0 +1,111 @@
+//! Recordings that real kernels' traces made, in guests: each still says of every flow what it said then, and spoilt in
+//! whatever way it panics nobody.
+//!
+//! `cargo xtask test --keep-recordings` makes them. `NAME.expected` has a line for each last verdict on a flow: class,
+//! Service port, VIP, endpoint, client. `VIPTRACE_BLESS=1` writes it anew, to be read before it is committed.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    io::Cursor,
+    path::{Path, PathBuf},
+};
+
+use proptest::{collection::vec, prelude::*, sample::Index};
+use viptrace::{
+    recording::{End, Player, Step},
+    session::{Detail, Judgements},
+    verdict::Verdict,
+};
+
+fn recordings() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|extension| extension == "viptrace")).collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    paths
+}
+
+/// By client and beginning.
+type Verdicts = BTreeMap<(String, String), Verdict>;
+
+/// The last verdict on each flow, and whether the recording is whole.
+fn replay(bytes: Vec<u8>, detail: Detail) -> Option<(Verdicts, Option<End>)> {
+    let mut player = Player::open(Cursor::new(bytes), detail).ok()?;
+    let (mut verdicts, mut end) = (BTreeMap::new(), None);
+    let mut take = |judgements: Judgements| {
+        for judged in judgements.judged {
+            let flow = &judged.verdict.flow;
+            verdicts.insert((flow.client.to_string(), flow.started.to_string()), judged.verdict);
+        }
+    };
+    while let Some(step) = player.step().unwrap() {
+        match step {
+            Step::Judged { judgements, .. } => take(judgements),
+            Step::Ended(ended) => end = Some(ended),
+        }
+    }
+    take(player.cut_off());
+    Some((verdicts, end))
+}
+
+fn told(verdicts: &Verdicts) -> String {
+    let text = |addr: Option<std::net::SocketAddr>| addr.map_or("-".to_owned(), |addr| addr.to_string());
+    let mut lines: Vec<String> = verdicts
+        .values()
+        .map(|verdict| {
+            let service = verdict.service.as_ref().map_or("-".to_owned(), ToString::to_string);
+            let (vip, endpoint) = (text(verdict.flow.vip), text(verdict.flow.endpoint));
+            format!("{} {service} {vip} {endpoint} {}\n", verdict.class, verdict.flow.client)
+        })
+        .collect();
+    lines.sort();
+    lines.concat()
+}
+
+#[test]
+fn every_recording_says_what_it_said() {
+    for path in recordings() {
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.len() < 100 << 10, "{}: {} bytes are too many to keep", path.display(), bytes.len());
+        let (verdicts, end) = replay(bytes, Detail::All).unwrap();
+        assert!(end.is_some(), "{}: cut off", path.display());
+        let expected = path.with_extension("expected");
+        if env::var_os("VIPTRACE_BLESS").is_some() {
+            fs::write(&expected, told(&verdicts)).unwrap();
+        }
+        let Ok(expected) = fs::read_to_string(&expected) else { panic!("no {}", expected.display()) };
+        assert_eq!(told(&verdicts), expected, "{}", path.display());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_spoilt_recording_panics_nobody(
+        which in any::<Index>(),
+        places in vec((any::<Index>(), any::<u8>()), 0..12),
+        moved in (any::<Index>(), any::<Index>(), 0..2000_usize),
+        cut in prop::option::of(any::<Index>()),
+    ) {
+        let paths = recordings();
+        let mut bytes = fs::read(&paths[which.index(paths.len())]).unwrap();
+        for (at, byte) in places {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        // A part of it once more, elsewhere.
+        let (from, to, length) = moved;
+        let from = from.index(bytes.len());
+        let part = bytes[from..(from + length).min(bytes.len())].to_vec();
+        let to = to.index(bytes.len());
+        bytes.splice(to..to, part);
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        let _ = replay(bytes, Detail::Faults);
+    }
+}

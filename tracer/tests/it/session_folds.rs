@@ -1,0 +1,425 @@
+//! Folding healthy flows must change nothing but the cost: whatever happens on the network and in the cluster, the
+//! counts, causes, connect times and printed lines are those of judging every flow.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use crate::flow_support::{NODE, Script, at};
+use proptest::prelude::*;
+use viptrace::{
+    cluster::{
+        Cluster, History, Key, Kind, Origin, Status,
+        model::{
+            AddressType, Change, Conditions, Endpoint, EndpointSlice, Object, PodRef, Service, ServicePort,
+            ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
+        },
+    },
+    diagnosis,
+    flow::Limits,
+    net::Protocol,
+    node::NodeFacts,
+    report::{
+        self, Output, Printer, Report, Verbosity, View,
+        latency::{Latencies, Latency},
+    },
+    session::{Detail, Judgements, Pipeline, Settings},
+    sighting::{Sighting, Status as CtStatus, TcpState},
+};
+
+const CART: &str = "10.96.0.10:80";
+const DNS: &str = "10.96.0.53:53";
+const ENDPOINTS: [&str; 3] = ["10.244.1.7:8080", "10.244.1.8:8080", "10.244.2.9:8080"];
+const RESOLVER: &str = "10.244.1.53:5353";
+const CLIENTS: [&str; 3] = ["10.244.1.100", "10.244.1.101", "192.0.2.7"];
+
+/// What an endpoint of shop/cart is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listed {
+    Ready,
+    Terminating,
+    NotReady,
+    Not,
+}
+
+fn service(name: &str, ip: &str, protocol: Protocol, port: u16) -> Object {
+    Object::Service(Arc::new(Service {
+        key: Key::new("shop", name),
+        uid: name.into(),
+        r#type: ServiceType::ClusterIp,
+        cluster_ips: vec![ip.parse().unwrap()],
+        headless: false,
+        external_ips: vec![],
+        load_balancer_ips: vec![],
+        ports: vec![ServicePort {
+            name: "main".into(),
+            protocol,
+            port,
+            target: TargetPort::Number(8080),
+            node_port: None,
+        }],
+        selector: BTreeMap::new(),
+        external_traffic_policy: TrafficPolicy::Cluster,
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        proxy_name: None,
+        publish_not_ready_addresses: false,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+        traffic_distribution: None,
+        external_name: None,
+    }))
+}
+
+fn slice(name: &str, protocol: Protocol, port: u16, members: &[(&str, Listed)]) -> Object {
+    let endpoint = |(ip, listed): &(&str, Listed)| Endpoint {
+        addresses: vec![ip.parse::<IpAddr>().unwrap()],
+        conditions: Conditions {
+            ready: *listed == Listed::Ready,
+            serving: matches!(listed, Listed::Ready | Listed::Terminating),
+            terminating: *listed == Listed::Terminating,
+        },
+        node: Some("worker-1".into()),
+        pod: Some(PodRef { key: Key::new("shop", &format!("{name}-{ip}")), uid: "p".into() }),
+        zone: None,
+        for_zones: Vec::new(),
+        for_nodes: Vec::new(),
+    };
+    Object::EndpointSlice(Arc::new(EndpointSlice {
+        key: Key::new("shop", name),
+        uid: name.into(),
+        service: Some(Key::new("shop", name)),
+        address_type: AddressType::Ipv4,
+        ports: vec![SlicePort { name: "main".into(), protocol, port }],
+        endpoints: members.iter().filter(|(_, listed)| *listed != Listed::Not).map(endpoint).collect(),
+    }))
+}
+
+fn cart(listed: [Listed; 3]) -> Object {
+    let ips = ENDPOINTS.map(|endpoint| endpoint.split(':').next().unwrap());
+    let members: Vec<_> = ips.into_iter().zip(listed).collect();
+    slice("cart", Protocol::TCP, 8080, &members)
+}
+
+fn trimmed(object: Object) -> Trimmed {
+    Trimmed { object, created: Some(at(0)), changed: Some(at(0)) }
+}
+
+fn cluster() -> Cluster {
+    let mut history = History::new(Duration::from_mins(75));
+    for object in [
+        service("cart", "10.96.0.10", Protocol::TCP, 80),
+        service("dns", "10.96.0.53", Protocol::UDP, 53),
+        cart([Listed::Ready, Listed::Ready, Listed::Not]),
+        slice("dns", Protocol::UDP, 5353, &[("10.244.1.53", Listed::Ready)]),
+    ] {
+        history.apply_listed(at(0), trimmed(object));
+    }
+    for kind in Kind::ALL {
+        history.mark_known(kind);
+    }
+    Cluster { history, status: Status::new(Origin::Folder { taken: Some(at(0)) }) }
+}
+
+/// What a trace came to.
+#[derive(Debug, PartialEq)]
+struct Story {
+    judged: u64,
+    classes: Vec<diagnosis::ClassCount>,
+    services: Vec<String>,
+    causes: Vec<String>,
+    latencies: Vec<Latency>,
+    table: String,
+    wide: String,
+}
+
+#[derive(Clone, Default)]
+struct Text(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A pipeline and all that a trace does with what comes out of it.
+struct Trace {
+    pipeline: Pipeline,
+    summary: diagnosis::Summary,
+    latencies: Latencies,
+    reports: [(Report, Text); 2],
+    folded: u64,
+    judged: u64,
+    now: Instant,
+}
+
+impl Trace {
+    fn new(detail: Detail) -> Self {
+        let settings = Settings {
+            limits: Limits::default(),
+            node_name: Some("worker-1".into()),
+            node_netns: Some(NODE),
+            missing_hooks: vec![],
+            drop_reasons: true,
+            grace: Duration::from_secs(5),
+            detail,
+        };
+        let reports = [Output::Table, Output::Wide].map(|output| {
+            let text = Text::default();
+            let printer = Printer::to(Box::new(text.clone()), Box::new(Text::default()), Verbosity::Normal);
+            (Report::new(output, View::Default, printer), text)
+        });
+        Self {
+            pipeline: Pipeline::new(settings, cluster()),
+            summary: diagnosis::Summary::new(),
+            latencies: Latencies::default(),
+            reports,
+            folded: 0,
+            judged: 0,
+            now: Instant::now(),
+        }
+    }
+
+    fn take(&mut self, judgements: &Judgements) {
+        for judged in &judgements.judged {
+            let verdict = &judged.verdict;
+            self.judged += 1;
+            self.summary.add(verdict, judged.before.as_deref());
+            if let (true, Some(service), Some(time)) =
+                (verdict.class == "ok", &verdict.service, judged.connect_time)
+            {
+                self.latencies.record(&service.to_string(), time);
+            }
+            for (report, _) in &mut self.reports {
+                report.show(judged.into(), self.now).unwrap();
+            }
+        }
+        for folded in &judgements.folded {
+            assert!(folded.count > 0 && folded.verdict.class == "ok");
+            self.folded += folded.count;
+            self.summary.add_healthy(&folded.verdict, folded.count);
+            let service = folded.verdict.service.as_ref().unwrap().to_string();
+            self.latencies.record_all(&service, &folded.connect_times);
+            for (report, _) in &mut self.reports {
+                report.fold(folded.into(), self.now);
+            }
+        }
+    }
+
+    /// All that happens until `ms`, and then time passes.
+    fn until(&mut self, ms: u64, sightings: Vec<Sighting>) {
+        self.pipeline.observe(sightings);
+        let judgements = self.pipeline.advance(at(ms));
+        self.take(&judgements);
+        if self.pipeline.wants_node() {
+            let judgements = self.pipeline.node_read(NodeFacts::default(), at(ms), at(ms));
+            self.take(&judgements);
+        }
+    }
+
+    fn change(&mut self, ms: u64, object: Object) {
+        let change = Change::Put(trimmed(object));
+        self.pipeline.cluster_mut().history.apply(at(ms), change);
+    }
+
+    fn story(&mut self, end_ms: u64) -> Story {
+        let judgements = self.pipeline.finish(at(end_ms));
+        self.take(&judgements);
+        let [table, wide] = self.reports.each_mut().map(|(report, text)| {
+            report.finish(&report::Summary::default()).unwrap();
+            String::from_utf8(text.0.lock().unwrap().clone()).unwrap()
+        });
+        Story {
+            judged: self.summary.judged,
+            classes: self.summary.classes(),
+            services: self.summary.services().map(|entry| format!("{entry:?}")).collect(),
+            causes: (self.summary.causes().iter())
+                .map(|cause| format!("{} {:?}", cause.flows, cause.verdict))
+                .collect(),
+            latencies: self.latencies.summarize(),
+            table,
+            wide,
+        }
+    }
+}
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+enum Event {
+    Flow {
+        client: usize,
+        endpoint: usize,
+        kind: u8,
+    },
+    Cart([Listed; 3]),
+    /// The Service changes in what no flow minds, or loses its port.
+    Service {
+        port: u16,
+    },
+    /// Something of another Service.
+    Elsewhere(Listed),
+    Lost,
+    Prune,
+}
+
+fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+    let listed = || {
+        prop_oneof![
+            4 => Just(Listed::Ready),
+            1 => Just(Listed::Terminating),
+            1 => Just(Listed::NotReady),
+            1 => Just(Listed::Not),
+        ]
+    };
+    let event = prop_oneof![
+        40 => (0..3_usize, 0..3_usize, 0..24_u8)
+            .prop_map(|(client, endpoint, kind)| Event::Flow { client, endpoint, kind }),
+        2 => [listed(), listed(), listed()].prop_map(Event::Cart),
+        1 => prop_oneof![Just(80_u16), Just(81)].prop_map(|port| Event::Service { port }),
+        1 => listed().prop_map(Event::Elsewhere),
+        1 => Just(Event::Lost),
+        1 => Just(Event::Prune),
+    ];
+    proptest::collection::vec((0..400_u64, event), 1..120)
+}
+
+/// What the hooks see of the `number`th flow, which begins at `ms`. Most flows are healthy.
+fn flow(number: usize, ms: u64, client: usize, endpoint: usize, kind: u8) -> Vec<Sighting> {
+    let client = format!("{}:{}", CLIENTS[client], 20_000 + number);
+    let ct = 0xffff_8880_1000_0000 + number as u64 * 256;
+    let script = match kind {
+        18 => Script::new(&client, CART, None),
+        19..=21 => Script::new(&client, DNS, Some(RESOLVER)).udp(),
+        _ => Script::new(&client, CART, Some(ENDPOINTS[endpoint])),
+    };
+    let script = script.with_ct(ct);
+    match kind {
+        0 => script.established(ms),
+        1 => script.refused(ms),
+        2 => script.silent(ms),
+        3 => script.dead_pod(ms),
+        4 => script.established(ms).send_reset(ms + 30, true, TcpState::Established, "x"),
+        5 => script.confirm(ms).retransmit(ms + 1000, TcpState::SynSent).state(
+            ms + 1001,
+            false,
+            TcpState::SynSent,
+            TcpState::Established,
+        ),
+        6 => script.established(ms).closed(ms + 4000),
+        7 | 19 => script.confirm(ms),
+        8 => script.established(ms).closed(ms + 20).delete(ms + 500, CtStatus::SEEN_REPLY),
+        9 => script.state(ms, false, TcpState::Established, TcpState::FinWait1).closed(ms + 1),
+        18 => script.confirm(ms).retransmit(ms + 1000, TcpState::SynSent).connect_failed(ms + 3000),
+        20 => script.confirm(ms).no_socket(ms + 40_000),
+        21 => script.confirm(ms).delete(ms + 31_000, CtStatus::SEEN_REPLY),
+        _ => script.healthy(ms),
+    }
+    .out
+}
+
+/// Runs the same events through a pipeline of this detail.
+fn run(events: &[(u64, Event)], detail: Detail) -> (Story, u64) {
+    let mut trace = Trace::new(detail);
+    let mut sightings: Vec<Sighting> = Vec::new();
+    let mut ms = 60_000;
+    for (number, (pause, event)) in events.iter().enumerate() {
+        ms += pause;
+        let due = sightings.iter().position(|sighting| sighting.time > at(ms)).unwrap_or(sightings.len());
+        let rest = sightings.split_off(due);
+        trace.until(ms, std::mem::replace(&mut sightings, rest));
+        match event {
+            Event::Flow { client, endpoint, kind } => {
+                sightings.extend(flow(number, ms, *client, *endpoint, *kind));
+                sightings.sort_by_key(|sighting| sighting.time);
+            }
+            Event::Cart(listed) => trace.change(ms, cart(*listed)),
+            Event::Service { port } => {
+                trace.change(ms, service("cart", "10.96.0.10", Protocol::TCP, *port));
+            }
+            Event::Elsewhere(listed) => {
+                trace.change(ms, slice("other", Protocol::TCP, 8080, &[("10.244.1.7", *listed)]));
+            }
+            Event::Lost => trace.pipeline.lost(3, at(ms - 1), at(ms)),
+            Event::Prune => trace.pipeline.cluster_mut().history.prune(at(ms + 4_500_000)),
+        }
+    }
+    for step in 0..70 {
+        ms += 1000 * step.min(2);
+        let due = sightings.iter().position(|sighting| sighting.time > at(ms)).unwrap_or(sightings.len());
+        let rest = sightings.split_off(due);
+        trace.until(ms, std::mem::replace(&mut sightings, rest));
+    }
+    (trace.story(ms + 1000), trace.folded)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn folding_changes_nothing_but_the_cost(events in events()) {
+        let (whole, none) = run(&events, Detail::All);
+        let (folded, _) = run(&events, Detail::Faults);
+        prop_assert_eq!(none, 0);
+        prop_assert_eq!(whole, folded);
+    }
+}
+
+fn healthy(number: usize, ms: u64) -> Vec<Sighting> {
+    flow(number, ms, 0, 0, 23)
+}
+
+#[test]
+fn of_many_healthy_flows_one_is_judged() {
+    let mut trace = Trace::new(Detail::Faults);
+    for number in 0..1000_usize {
+        let ms = 60_000 + number as u64 * 5;
+        trace.until(ms, healthy(number, ms));
+    }
+    let story = trace.story(80_000);
+    assert_eq!((trace.judged, trace.folded, story.judged), (1, 999, 1000), "{story:#?}");
+    assert_eq!(story.latencies[0].count, 1000);
+    assert!(story.table.contains("1000 flows"), "{}", story.table);
+}
+
+#[test]
+fn an_endpoint_that_left_is_noticed_with_the_next_flow() {
+    let mut trace = Trace::new(Detail::Faults);
+    for number in 0..10_usize {
+        let ms = 60_000 + number as u64 * 100;
+        trace.until(ms, healthy(number, ms));
+    }
+    trace.change(62_000, cart([Listed::Not, Listed::Ready, Listed::Not]));
+    // Within the time that kube-proxy is given an answered connection is no fault, and each is looked at.
+    trace.until(64_000, healthy(10, 63_000));
+    let judged = trace.judged;
+    trace.until(65_000, healthy(11, 64_000));
+    assert_eq!(trace.judged, judged + 1);
+    trace.until(71_000, healthy(12, 70_000));
+    let story = trace.story(80_000);
+    assert_eq!(
+        story.classes.iter().map(|it| (it.class.as_str(), it.count)).collect::<Vec<_>>(),
+        [("ok", 12), ("C6", 1)]
+    );
+}
+
+#[test]
+fn other_services_changes_do_not_make_flows_dearer() {
+    let mut trace = Trace::new(Detail::Faults);
+    for number in 0..100_usize {
+        let ms = 60_000 + number as u64 * 100;
+        let listed = if number % 2 == 0 { Listed::Ready } else { Listed::NotReady };
+        trace.change(ms, slice("other", Protocol::TCP, 8080, &[("10.244.1.7", listed)]));
+        trace.until(ms, healthy(number, ms));
+    }
+    trace.story(80_000);
+    assert_eq!((trace.judged, trace.folded), (1, 99));
+}

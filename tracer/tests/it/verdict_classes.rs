@@ -1,0 +1,559 @@
+//! Each class, from the sightings that a kernel gives for it to its verdict.
+
+use crate::flow_support::{
+    CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words,
+};
+use viptrace::{
+    diagnosis::{Address, ClusterView, Membership, Rule, Summary, Usable, Via},
+    net::Protocol,
+    sighting::{Fact, Hook, Status, TcpState},
+    verdict::{Confidence, Domain, Severity},
+};
+
+fn to_cart() -> Script {
+    Script::new(CLIENT, VIP, Some(EP))
+}
+
+fn untranslated() -> Script {
+    Script::new(CLIENT, VIP, None)
+}
+
+#[test]
+fn a_healthy_connection() {
+    let verdict = World::new().verdict(to_cart().healthy(10_000), 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("ok", Domain::Normal));
+    assert_eq!(verdict.confidence, Confidence::High);
+    assert_eq!(verdict.severity, Severity::None);
+    assert_eq!(verdict.flow.client, addr(CLIENT));
+    assert_eq!(verdict.flow.vip, Some(addr(VIP)));
+    assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
+    assert_eq!(verdict.flow.endpoint_pod.as_deref(), Some("shop/cart-0"));
+    assert_eq!(verdict.flow.client_pod.as_deref(), Some("shop/client"));
+    assert_eq!(verdict.flow.started, at(10_000));
+    assert_eq!(verdict.service.unwrap().to_string(), "shop/cart:http");
+    assert!(verdict.unseen.is_empty(), "{:?}", verdict.unseen);
+}
+
+#[test]
+fn c6_a_stale_endpoint_of_a_dead_pod() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    let verdict = world.verdict(to_cart().dead_pod(140_000), 160_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C6", Domain::StaleEndpoints));
+    // The first SYN is not seen where nothing confirms it: its repeat after 1 s is.
+    assert!(
+        verdict.root_cause.contains("left the endpoints of shop/cart:http 2 min 1 s before"),
+        "{}",
+        verdict.root_cause
+    );
+    assert_eq!(verdict.severity, Severity::High);
+    assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
+}
+
+#[test]
+fn c6_stays_c6_when_another_pod_answers() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    world.pod(EP, "other", "newcomer");
+    let verdict = world.verdict(to_cart().healthy(140_000), 160_000);
+    assert_eq!(verdict.class, "C6");
+    assert!(verdict.against.iter().any(|e| e.content.contains("other/newcomer")), "{:?}", verdict.against);
+    let refused = world.verdict(to_cart().refused(140_000), 160_000);
+    assert_eq!(refused.class, "C6");
+}
+
+#[test]
+fn c6_for_an_endpoint_that_no_slice_ever_listed_and_one_that_serves_no_more() {
+    let mut world = World::new();
+    world.members.clear();
+    let verdict = world.verdict(to_cart().refused(140_000), 160_000);
+    assert_eq!(verdict.class, "C6");
+    assert_eq!(verdict.confidence, Confidence::Medium);
+    assert!(verdict.unseen.iter().any(|u| u.contains("when the endpoint was removed")));
+
+    world.member(EP, 20_000, conditions(20_000, false, false, false));
+    assert_eq!(world.verdict(to_cart().refused(140_000), 160_000).class, "C6");
+}
+
+#[test]
+fn an_endpoint_that_just_left_is_lag_if_the_connection_failed_and_nothing_otherwise() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    let verdict = world.verdict(to_cart().refused(22_000), 60_000);
+    assert_eq!((verdict.class.as_str(), verdict.severity), ("C5", Severity::Low));
+    let verdict = world.verdict(to_cart().healthy(22_000), 60_000);
+    assert_eq!(verdict.class, "ok");
+    assert!(verdict.against.iter().any(|e| e.content.contains("had left")));
+}
+
+#[test]
+fn c20_no_endpoints_with_the_reason() {
+    let mut world = World::new();
+    world.no_endpoints();
+    for script in
+        [untranslated().unreach(10_000, 3).connect_failed(10_001), untranslated().udp().unreach(10_000, 3)]
+    {
+        let verdict = world.verdict(script, 20_000);
+        assert_eq!((verdict.class.as_str(), verdict.domain), ("C20", Domain::NoEndpoints));
+        assert_eq!(verdict.confidence, Confidence::High);
+        assert!(verdict.root_cause.contains("matches no Pod"), "{}", verdict.root_cause);
+        assert!(
+            verdict
+                .mitigation
+                .immediate
+                .contains("kubectl -n shop get endpointslices -l kubernetes.io/service-name=cart")
+        );
+        assert_eq!(verdict.flow.endpoint, None);
+    }
+}
+
+#[test]
+fn c20_is_still_said_where_the_refusal_cannot_be_seen() {
+    let mut world = World::new();
+    world.no_endpoints();
+    world.missing = vec![Hook::SendUnreach];
+    let script = untranslated().drop_syn(10_000, "NETFILTER_DROP").connect_failed(10_001);
+    let verdict = world.verdict(script, 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C20", Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|u| u.contains("nf_send_unreach")), "{:?}", verdict.unseen);
+}
+
+#[test]
+fn c4_and_c5_when_the_rules_refuse_although_there_are_endpoints() {
+    let mut world = World::new();
+    let script = untranslated().unreach(60_000, 3).connect_failed(60_001);
+    assert_eq!(world.verdict(script.clone(), 70_000).class, "C4");
+    world
+        .usable
+        .insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(58_000), terminating: false });
+    let verdict = world.verdict(script, 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.severity), ("C5", Severity::Low));
+}
+
+#[test]
+fn c5_one_service_without_its_rule() {
+    let mut world = World::new();
+    world.rule = Some(Rule::Missing);
+    let verdict = world.verdict(untranslated().silent(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C5", Domain::IptablesSync));
+    assert_eq!(verdict.confidence, Confidence::High);
+    let early = world.verdict(untranslated().silent(4_000), 70_000);
+    assert_eq!((early.class.as_str(), early.severity), ("C5", Severity::Low));
+    world.rule = Some(Rule::Forwards);
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C5b");
+}
+
+#[test]
+fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
+    let mut world = World::new();
+    world.rule = Some(Rule::Missing);
+    world.rules = Some(false);
+    let verdict = world.verdict(untranslated().silent(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C1", Domain::PodCrash));
+    assert_eq!(verdict.severity, Severity::Critical);
+    world.rules = Some(true);
+    world.running = Some(false);
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C1");
+}
+
+/// Seen on a guest without a single rule: no conntrack hook is registered, so no entry and no decision exist.
+#[test]
+fn c1_on_a_node_that_tracks_nothing() {
+    let mut world = World::new();
+    world.rule = None;
+    world.rules = Some(false);
+    let mut script = untranslated().silent(60_000);
+    script.out.retain(|sighting| !matches!(sighting.fact, Fact::Conntrack(_)));
+    let verdict = world.verdict(script.clone(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C1", Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|gap| gap.contains("no conntrack entry")), "{:?}", verdict.unseen);
+    // Without knowing that all rules are gone, the same flow proves nothing.
+    world.rules = None;
+    assert_eq!(world.verdict(script, 70_000).class, "unknown");
+}
+
+#[test]
+fn c1_when_no_service_is_translated_any_more() {
+    let mut world = World::new();
+    world.running = None;
+    world.rules = None;
+    world.rule = None;
+    let mut other = world.services[&addr(VIP)].clone();
+    other.asked = addr("10.96.0.11:80");
+    other.service = "users".into();
+    world.services.insert(other.asked, other.clone());
+    world.usable.insert(other.asked, Usable { count: 1, local: Some(1), since: at(0), terminating: false });
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C5");
+
+    let (flows, _) = fold(Script::new(CLIENT, "10.96.0.11:80", None).silent(59_000).out, 70_000);
+    let mut translations = std::mem::take(&mut world.translations);
+    translations.note(&flows[0], &world.context());
+    world.translations = translations;
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C1");
+}
+
+#[test]
+fn an_untranslated_connection_in_another_namespace_is_none_of_ours() {
+    let world = World::new();
+    // A Pod's own conntrack sees the VIP untranslated; the node translates it.
+    let mut script = untranslated().confirm(10_000);
+    script.out[0].netns = CLIENT_NS;
+    script.endpoint = Some(addr(EP));
+    let verdict = world.verdict(script.with_ct(7).healthy(10_001), 20_000);
+    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
+}
+
+#[test]
+fn in_ipvs_mode_an_unconfirmed_entry_says_nothing_of_the_choice() {
+    let mut world = World::new();
+    world.mode = Some("ipvs");
+    let script = untranslated().drop_syn(60_000, "NEIGH_FAILED").connect_failed(63_000);
+    assert_eq!(world.verdict(script, 70_000).class, "unknown");
+}
+
+#[test]
+fn c5c_a_port_that_the_service_does_not_have() {
+    let mut world = World::new();
+    world.unknown_ports.push(addr(VIP).ip());
+    let verdict = world.verdict(Script::new(CLIENT, "10.96.0.10:81", None).silent(10_000), 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C5c", Domain::ServiceConfig));
+    // A trace of this Service shows it.
+    assert_eq!(verdict.service.as_ref().unwrap().to_string(), "shop/cart:81");
+    assert!(verdict.root_cause.contains("shop/cart has no port 81/TCP"));
+}
+
+#[test]
+fn c5d_a_service_of_another_proxy() {
+    let mut world = World::new();
+    world.service().proxy_name = Some("other".into());
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C5d");
+}
+
+#[test]
+fn c16_the_table_is_full() {
+    let mut world = World::new();
+    world.conntrack = Some((131_072, 131_072));
+    let script = untranslated()
+        .drop_table_full(10_000)
+        .retransmit(11_000, TcpState::SynSent)
+        .drop_table_full(11_000)
+        .retransmit(13_000, TcpState::SynSent)
+        .drop_table_full(13_000);
+    let verdict = world.verdict(script, 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C16", Domain::Conntrack));
+    assert_eq!(verdict.severity, Severity::Critical);
+    assert_eq!(verdict.flow.vip, Some(addr(VIP)));
+    assert!(verdict.evidence.iter().any(|e| e.content.contains("131072 of 131072")));
+}
+
+#[test]
+fn a_connection_that_the_full_table_only_delayed_is_well() {
+    let script = to_cart().drop_table_full(10_000).retransmit(11_000, TcpState::SynSent).healthy(11_000);
+    let verdict = World::new().verdict(script, 20_000);
+    assert_eq!(verdict.class, "ok");
+    assert!(verdict.against.iter().any(|e| e.content.contains("repeat its SYN")));
+    assert!(verdict.evidence.iter().any(|e| e.content.contains("no conntrack entry")));
+}
+
+#[test]
+fn c17_an_entry_that_lost_its_race() {
+    let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
+    let verdict = World::new().verdict(script, 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C17a", Domain::Conntrack));
+    // Resolved, it is nothing.
+    let script = to_cart().udp().confirm(10_000).with_ct(9).confirm(10_000).clash(10_000);
+    let verdict = World::new().verdict(script.clone(), 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::Medium));
+    let verdict = World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::High));
+    // The other datagram was answered: this one was lost all the same.
+    let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
+    assert_eq!(World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000).class, "C17a");
+}
+
+#[test]
+fn c21_and_c22_local_policies_without_a_local_endpoint() {
+    let mut world = World::new();
+    world.service().local_only = true;
+    world.usable.insert(addr(VIP), Usable { count: 2, local: Some(0), since: at(0), terminating: false });
+    let script = untranslated().drop_syn(60_000, "NETFILTER_DROP").drop_syn(61_000, "NETFILTER_DROP");
+    let verdict = world.verdict(script.clone(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C22", Domain::ServiceConfig));
+    world.service().via = Via::LoadBalancerIp;
+    assert_eq!(world.verdict(script, 70_000).class, "C21");
+}
+
+/// Linux 5.10 tells of the drop and not why.
+#[test]
+fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
+    let mut world = World::new();
+    world.rule = Some(Rule::Drops);
+    let nameless = || {
+        let mut script = untranslated().drop_syn(60_000, "").drop_syn(61_000, "");
+        let asked = script.orig();
+        for sighting in &mut script.out {
+            if let Fact::Packet(packet) = &mut sighting.fact {
+                (packet.reason, packet.tuple) = (None, Some(asked));
+            }
+        }
+        script
+    };
+    let usable = |local| Usable { count: 2, local: Some(local), since: at(0), terminating: false };
+    world.service().local_only = true;
+    world.usable.insert(addr(VIP), usable(0));
+    let verdict = world.verdict(nameless(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C22", Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|what| what.contains("this kernel gives none")), "{verdict:#?}");
+    // With an endpoint here nothing has to be dropped, and nothing says that a rule did it.
+    world.usable.insert(addr(VIP), usable(1));
+    assert_ne!(world.verdict(nameless(), 70_000).class, "C22");
+    world.usable.insert(addr(VIP), usable(0));
+    world.service().local_only = false;
+    assert_ne!(world.verdict(nameless(), 70_000).class, "C22");
+}
+
+#[test]
+fn c28_the_backend_refuses() {
+    let verdict = World::new().verdict(to_cart().refused(10_000), 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C28", Domain::BackendRefused));
+    assert_eq!(verdict.confidence, Confidence::High);
+    assert!(verdict.evidence.iter().any(|e| e.content.contains("the endpoint's stack answered the SYN")));
+    let udp = World::new().verdict(to_cart().udp().confirm(10_000).no_socket(10_001), 20_000);
+    assert_eq!(udp.class, "C28");
+}
+
+#[test]
+fn c28_seen_from_the_client_alone() {
+    let script = to_cart().confirm(10_000).receive_reset(10_002, TcpState::SynSent).connect_failed(10_002);
+    let verdict = World::new().verdict(script, 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C28", Confidence::Medium));
+    assert!(verdict.unseen.iter().any(|u| u.contains("who sent the RST")));
+}
+
+#[test]
+fn c28_behind_a_masquerade() {
+    let mut script = to_cart();
+    script.masquerade = Some(addr("10.244.1.1:52000"));
+    assert_eq!(World::new().verdict(script.refused(10_000), 20_000).class, "C28");
+}
+
+#[test]
+fn c29_the_backend_is_silent_or_dead() {
+    let verdict = World::new().verdict(to_cart().silent(10_000), 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C29", Domain::NetworkPath));
+    let impatient = to_cart().confirm(10_000).connect_failed(10_500);
+    assert_eq!(World::new().verdict(impatient, 20_000).class, "C29");
+    let verdict = World::new().verdict(to_cart().dead_pod(10_000), 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C29", Confidence::High));
+    assert!(verdict.root_cause.contains("NEIGH_FAILED"), "{}", verdict.root_cause);
+}
+
+#[test]
+fn c30_and_c31_behind_nat() {
+    let script = to_cart().drop_syn(10_000, "NETFILTER_DROP").retransmit(11_000, TcpState::SynSent);
+    assert_eq!(World::new().verdict(script, 20_000).class, "C30");
+    assert_eq!(
+        World::new().verdict(to_cart().unreach(10_000, 13).connect_failed(10_001), 20_000).class,
+        "C30"
+    );
+    let itself = Script::new("10.244.1.7:40000", VIP, Some(EP)).silent(10_000);
+    assert_eq!(World::new().verdict(itself, 20_000).class, "C31");
+}
+
+#[test]
+fn n1_probes_however_they_end() {
+    let mut world = World::new();
+    world.probes.insert(addr(EP), "readiness");
+    let probe = || Script::new("10.244.1.1:50000", EP, None);
+    for script in [
+        probe().healthy(10_000),
+        probe().refused(10_000),
+        probe().established(10_000).send_reset(10_010, false, TcpState::Established, "TCP_ABORT_ON_DATA"),
+        probe().confirm_by(10_000, 812, "kubelet").closed(10_010),
+        probe().confirm_by(10_000, 17, "ksoftirqd/0").closed(10_010),
+        probe().silent(10_000),
+    ] {
+        let verdict = world.verdict(script, 20_000);
+        assert_eq!((verdict.class.as_str(), verdict.domain), ("N1", Domain::Normal));
+        assert_eq!(verdict.flow.vip, None);
+        assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
+        assert_eq!(verdict.service, None);
+    }
+    let by_hand = last_words(fold(probe().confirm_by(10_000, 812, "curl").closed(10_010).out, 20_000).0);
+    assert_eq!(world.judge(&by_hand[0]), None);
+    let another_pod = last_words(fold(Script::new(CLIENT, EP, None).healthy(10_000).out, 20_000).0);
+    assert_eq!(world.judge(&another_pod[0]), None);
+}
+
+#[test]
+fn n4_the_client_aborts() {
+    let script = to_cart()
+        .established(10_000)
+        .send_reset(10_050, false, TcpState::Established, "TCP_ABORT_ON_DATA")
+        .state(10_050, false, TcpState::Established, TcpState::Close);
+    assert_eq!(World::new().verdict(script, 20_000).class, "N4");
+    assert_eq!(World::new().verdict(to_cart().confirm(10_000).connect_failed(10_200), 20_000).class, "N4");
+}
+
+#[test]
+fn a_reset_by_the_backend_after_the_answer_is_the_applications() {
+    let script = to_cart()
+        .established(10_000)
+        .send_reset(10_050, true, TcpState::Established, "TCP_ABORT_ON_CLOSE")
+        .receive_reset(10_051, TcpState::Established)
+        .state(10_051, false, TcpState::Established, TcpState::Close);
+    let verdict = World::new().verdict(script, 20_000);
+    assert_eq!(verdict.class, "ok");
+    assert!(verdict.against.iter().any(|e| e.content.contains("reset by the endpoint")));
+}
+
+#[test]
+fn n8_an_endpoint_that_serves_while_it_terminates() {
+    let mut world = World::new();
+    world.member(EP, 5_000, conditions(5_000, false, true, true));
+    world.usable.insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(0), terminating: true });
+    assert_eq!(world.verdict(to_cart().healthy(60_000), 70_000).class, "N8");
+}
+
+#[test]
+fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    let reset = |ms| {
+        to_cart()
+            .established(10_000)
+            .send_reset(ms, true, TcpState::Established, "TCP_ABORT_ON_CLOSE")
+            .receive_reset(ms + 1, TcpState::Established)
+            .state(ms + 1, false, TcpState::Established, TcpState::Close)
+    };
+    let verdict = world.verdict(reset(30_000), 40_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("N9", Domain::Normal));
+    assert_eq!(world.verdict(reset(100_000), 140_000).class, "C7");
+    assert_eq!(world.verdict(to_cart().established(10_000).closed(100_000), 140_000).class, "N9");
+    assert_eq!(world.verdict(reset(15_000), 19_000).class, "ok");
+    let abort = to_cart()
+        .established(10_000)
+        .send_reset(100_000, false, TcpState::Established, "TCP_ABORT_ON_DATA")
+        .state(100_000, false, TcpState::Established, TcpState::Close);
+    assert_eq!(world.verdict(abort, 140_000).class, "N4");
+
+    let silent = to_cart()
+        .established(10_000)
+        .retransmit(60_000, TcpState::Established)
+        .retransmit(60_400, TcpState::Established)
+        .retransmit(61_200, TcpState::Established)
+        .retransmit(62_800, TcpState::Established)
+        .retransmit(66_000, TcpState::Established);
+    assert_eq!(world.verdict(silent, 80_000).class, "C7");
+    // The client loses patience after 4 s, within the Pod's grace.
+    let impatient = to_cart()
+        .established(10_000)
+        .retransmit(30_200, TcpState::Established)
+        .retransmit(30_600, TcpState::Established)
+        .retransmit(31_400, TcpState::Established)
+        .retransmit(33_000, TcpState::Established);
+    let verdict = world.verdict(impatient, 34_500);
+    assert_eq!(verdict.class, "N9");
+    assert!(verdict.root_cause.contains("broke"), "{}", verdict.root_cause);
+}
+
+#[test]
+fn nothing_lost_is_called_healthy() {
+    let world = World::new();
+    let mut table = viptrace::flow::FlowTable::new(viptrace::flow::Limits::default());
+    for sighting in to_cart().healthy(10_000).out {
+        table.observe(sighting);
+    }
+    table.lost(3, at(9_000), at(10_005));
+    table.lost(5, at(30_000), at(31_000));
+    table.finish(at(40_000));
+    let flow = table.drain_settled().next().unwrap();
+    let verdict = world.judge(&flow).unwrap();
+    assert_eq!((verdict.class.as_str(), verdict.lost_events), ("unknown", 3));
+    assert!(verdict.root_cause.contains("3 events were lost"));
+}
+
+#[test]
+fn a_lean_trace_calls_a_quiet_flow_well_with_little_confidence() {
+    let mut world = World::new();
+    world.missing = vec![Hook::SockState, Hook::Delete];
+    let verdict = world.verdict(to_cart().confirm(10_000), 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("ok", Confidence::Low));
+    assert!(verdict.unseen.iter().any(|u| u.contains("socket states")));
+}
+
+#[test]
+fn a_flooded_copy_is_no_drop() {
+    let mut world = World::new();
+    world.missing = vec![Hook::SockState, Hook::Delete];
+    let script = to_cart().confirm(10_000).drop_syn(10_000, "OTHERHOST");
+    assert_eq!(world.verdict(script, 20_000).class, "ok");
+}
+
+#[test]
+fn datagrams_with_and_without_an_answer() {
+    let script = to_cart().udp().confirm(10_000);
+    assert_eq!(World::new().verdict(script.clone().delete(100_000, Status::SEEN_REPLY), 101_000).class, "ok");
+    let one_way = World::new().verdict(script.delete(45_000, 0), 50_000);
+    assert_eq!((one_way.class.as_str(), one_way.confidence), ("N20", Confidence::Low));
+    assert!(one_way.root_cause.contains("no answer had come 35.0 s later"), "{}", one_way.root_cause);
+}
+
+#[test]
+fn a_flow_that_began_before_the_trace_is_not_explained_by_guessing() {
+    let verdict = World::new()
+        .verdict(to_cart().receive_reset(10_000, TcpState::SynSent).connect_failed(10_000), 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("unknown", Domain::Unknown));
+    assert!(verdict.unseen.iter().any(|u| u.contains("what NAT decided")));
+}
+
+#[test]
+fn hostile_names_reach_no_terminal_and_no_shell() {
+    let mut world = World::new();
+    world.no_endpoints();
+    world.service().service = "cart; rm -rf \u{1b}[2J\u{202e}".into();
+    world.reason = Some("Pod \u{7}bell".into());
+    let verdict = world.verdict(untranslated().unreach(10_000, 3), 20_000);
+    let texts = format!("{}{}{}", verdict.root_cause, verdict.mitigation.immediate, verdict.service.unwrap());
+    assert!(!texts.chars().any(|c| c.is_control() || c == '\u{202e}'), "{texts:?}");
+    assert!(
+        verdict.mitigation.immediate.contains("service-name='cart; rm -rf"),
+        "{}",
+        verdict.mitigation.immediate
+    );
+}
+
+#[test]
+fn the_summary_ranks_as_a_person_would_look() {
+    let mut world = World::new();
+    let mut summary = Summary::new();
+    let refused = world.verdict(to_cart().refused(10_000), 20_000);
+    for _ in 0..5 {
+        summary.add(&refused, None);
+    }
+    world.no_endpoints();
+    summary.add(&world.verdict(untranslated().unreach(10_000, 3), 20_000), None);
+    let ok = World::new().verdict(to_cart().healthy(10_000), 20_000);
+    summary.add(&ok, None);
+    assert_eq!(summary.first_cause().unwrap().verdict.class, "C20");
+    assert_eq!(summary.classes()[0].class, "C28");
+    assert_eq!(summary.judged, 7);
+    assert!(summary.has_faults());
+    // A flow judged again is counted once.
+    summary.add(&refused, Some(&ok.told()));
+    assert_eq!(summary.judged, 7);
+    assert_eq!(summary.causes()[1].flows, 6);
+    assert!(summary.classes().iter().all(|class| class.class != "ok"));
+}
+
+#[test]
+fn the_hand_made_cluster_knows_what_it_says() {
+    let world = World::new();
+    assert!(matches!(world.address(addr(VIP), Protocol::TCP, at(0)), Address::Service(_)));
+    assert!(matches!(
+        world.membership(&world.services[&addr(VIP)], addr("10.9.9.9:1"), at(1)),
+        Membership::NeverSeen { .. }
+    ));
+    assert_ne!(NODE, CLIENT_NS);
+}

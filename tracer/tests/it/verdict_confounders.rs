@@ -1,0 +1,165 @@
+//! What looks like a fault of kube-proxy's rules and is none.
+
+use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr};
+use viptrace::{
+    diagnosis::{Membership, Rule, Via},
+    verdict::{Confidence, Domain},
+};
+
+/// A node port of shop/cart on `node`, asked for by the client's Pod.
+const NODE_PORT: &str = "192.168.1.3:30080";
+
+fn reached_by(via: Via, address: &str) -> World {
+    let mut world = World::new();
+    let mut service = world.services.remove(&addr(VIP)).unwrap();
+    let usable = world.usable.remove(&addr(VIP)).unwrap();
+    service.asked = addr(address);
+    service.via = via;
+    world.services.insert(addr(address), service);
+    world.usable.insert(addr(address), usable);
+    world
+}
+
+#[test]
+fn a_node_port_of_another_node_is_translated_there() {
+    for rule in [Rule::Forwards, Rule::Missing] {
+        let mut world = reached_by(Via::NodePort, NODE_PORT);
+        world.rule = Some(rule);
+        let script = Script::new(CLIENT, NODE_PORT, None);
+        let verdict = world.verdict(script.clone().silent(60_000), 70_000);
+        assert_eq!(verdict.class, "unknown", "{}", verdict.root_cause);
+        assert!(verdict.unseen.iter().any(|u| u.contains("192.168.1.3")), "{:?}", verdict.unseen);
+        let verdict = world.verdict(script.healthy(60_000), 70_000);
+        assert_eq!(verdict.class, "ok");
+        assert!(verdict.against.is_empty(), "{:?}", verdict.against);
+    }
+    // On this node's own address it is this node's fault.
+    let own = "192.168.1.2:30080";
+    let mut world = reached_by(Via::NodePort, own);
+    world.rule = Some(Rule::Missing);
+    assert_eq!(world.verdict(Script::new(CLIENT, own, None).silent(60_000), 70_000).class, "C5");
+}
+
+#[test]
+fn a_drop_before_translation_is_not_a_missing_rule() {
+    // As KUBE-FW and KUBE-PROXY-FIREWALL do with a source outside loadBalancerSourceRanges (C23).
+    let vip = "203.0.113.7:80";
+    for rule in [Some(Rule::Forwards), Some(Rule::Drops), None] {
+        let mut world = reached_by(Via::LoadBalancerIp, vip);
+        world.rule = rule;
+        let script = Script::new(CLIENT, vip, None)
+            .drop_syn(60_000, "NETFILTER_DROP")
+            .retransmit(61_000, viptrace::sighting::TcpState::SynSent)
+            .drop_syn(61_000, "NETFILTER_DROP");
+        let verdict = world.verdict(script, 70_000);
+        assert_eq!(verdict.class, "unknown", "{}", verdict.root_cause);
+        assert!(verdict.unseen.iter().any(|u| u.contains("C23")), "{:?}", verdict.unseen);
+    }
+    // A firewall's drop of a packet that no rule translates does not hide the missing rule.
+    let mut world = World::new();
+    world.rule = Some(Rule::Missing);
+    let script = Script::new(CLIENT, VIP, None).drop_syn(60_000, "NETFILTER_DROP").connect_failed(61_000);
+    assert_eq!(world.verdict(script, 70_000).class, "C5");
+}
+
+#[test]
+fn where_another_dataplane_may_serve_nothing_is_claimed() {
+    let mut world = World::new();
+    (world.running, world.rules, world.rule, world.mode) = (Some(false), Some(false), None, None);
+    let silent = Script::new(CLIENT, VIP, None).silent(60_000);
+    assert_eq!(world.verdict(silent.clone(), 70_000).class, "C1");
+    world.dataplane = Some("Cilium");
+    let verdict = world.verdict(silent.clone(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("unknown", Domain::Unknown));
+    assert!(verdict.root_cause.contains("Cilium"), "{}", verdict.root_cause);
+    // A CNI beside kube-proxy is no excuse.
+    world.running = Some(true);
+    assert_eq!(world.verdict(silent, 70_000).class, "C1");
+}
+
+#[test]
+fn an_unlisted_endpoint_is_not_called_stale_where_the_lists_are_old() {
+    let mut world = World::new();
+    world.members.clear();
+    world.metadata_age = Some(20.0);
+    let script = Script::new(CLIENT, VIP, Some(EP));
+    assert_eq!(world.verdict(script.clone().healthy(60_000), 70_000).class, "ok");
+    let verdict = world.verdict(script.clone().refused(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C6", Confidence::Low));
+    assert!(verdict.against.iter().any(|e| e.content.contains("added since")), "{:?}", verdict.against);
+    world.metadata_age = Some(0.0);
+    assert_eq!(world.verdict(script.healthy(60_000), 70_000).class, "C6");
+}
+
+#[test]
+fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    for (mode, command) in [
+        (Some("iptables"), "iptables-save -t nat | grep 10.244.1.7:8080"),
+        (Some("nftables"), "nft list table ip kube-proxy | grep 10.244.1.7"),
+        (Some("ipvs"), "ipvsadm -Ln | grep -F '10.244.1.7:8080'"),
+    ] {
+        world.mode = mode;
+        let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 70_000);
+        assert_eq!(verdict.class, "C6");
+        assert!(verdict.mitigation.immediate.contains(command), "{}", verdict.mitigation.immediate);
+    }
+}
+
+#[test]
+fn rules_of_one_family_are_rules() {
+    let vip = "[fd00:96::10]:80";
+    let mut world = reached_by(Via::ClusterIp, vip);
+    let silent = || Script::new("[fd00:10::9]:40000", vip, None).silent(60_000);
+    // Some rules of kube-proxy's stand, of whichever family: this Service's are missing.
+    (world.rules, world.rule) = (Some(true), None);
+    assert_eq!(world.verdict(silent(), 70_000).class, "C5");
+    // None stands in either.
+    world.rules = Some(false);
+    assert_eq!(world.verdict(silent(), 70_000).class, "C1");
+}
+
+#[test]
+fn a_host_port_behind_a_node_address_is_not_stale() {
+    let asked = "192.168.1.2:80";
+    let mut world = reached_by(Via::LoadBalancerIp, asked);
+    world.members.clear();
+    let verdict = world.verdict(Script::new(CLIENT, asked, Some(EP)).healthy(60_000), 70_000);
+    assert_eq!(verdict.class, "ok", "{}", verdict.root_cause);
+}
+
+#[test]
+fn a_refusal_by_the_new_holder_of_an_address_is_less_certain() {
+    let mut world = World::new();
+    world.pod(EP, "other", "newcomer");
+    let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C28", Confidence::Medium));
+    assert!(verdict.against.iter().any(|e| e.content.contains("other/newcomer")), "{:?}", verdict.against);
+}
+
+#[test]
+fn a_client_on_the_hosts_network_is_no_hairpin() {
+    let endpoint = "192.168.1.2:8080";
+    let mut world = World::new();
+    let member = Membership::Member {
+        ready: true,
+        serving: true,
+        terminating: false,
+        since: crate::flow_support::at(0),
+        node: Some("worker-1".into()),
+        pod: Some("shop/cart-0".into()),
+    };
+    world.member(endpoint, 0, member);
+    let script = Script::new("192.168.1.2:40000", VIP, Some(endpoint)).silent(60_000);
+    assert_eq!(world.verdict(script, 70_000).class, "C29");
+}
+
+#[test]
+fn the_command_against_an_old_entry_spares_the_others() {
+    let world = World::new();
+    let verdict = world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
+    assert_eq!(verdict.class, "C5b");
+    let command = "conntrack -D -p tcp -s 10.244.1.100 --sport 40000 -d 10.96.0.10 --dport 80";
+    assert!(verdict.mitigation.immediate.contains(command), "{}", verdict.mitigation.immediate);
+}

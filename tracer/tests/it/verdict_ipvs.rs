@@ -1,0 +1,449 @@
+//! ipvs mode: the sightings that a kernel gives there, and their verdicts.
+
+use crate::flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
+use viptrace::{
+    diagnosis::{IpvsSettings, Membership, Rule, Usable, Via},
+    flow::{Outcome, ResetBy},
+    net::{Netns, Protocol, Tuple},
+    sighting::{
+        Conntrack, Fact, Hook, IpvsFact, IpvsFlags, PacketFact, Sighting, SocketEvent, SocketFact, Status,
+        TcpState,
+    },
+    verdict::{Confidence, Domain},
+};
+
+/// A connection whose entry IPVS alters: null bindings at the NAT hooks, then another reply tuple, no DNAT bit.
+fn by_ipvs(mut script: Script) -> Script {
+    for sighting in &mut script.out {
+        match &mut sighting.fact {
+            Fact::Conntrack(fact) => fact.ct.status.0 &= !Status::DST_NAT,
+            Fact::Packet(PacketFact { ct: Some(ct), .. }) => ct.status.0 &= !Status::DST_NAT,
+            _ => {}
+        }
+    }
+    script
+}
+
+fn to_cart() -> Script {
+    Script::new(CLIENT, VIP, Some(EP))
+}
+
+fn orig() -> Tuple {
+    Tuple::new(Protocol::TCP, addr(CLIENT), addr(VIP))
+}
+
+/// The entry of a packet that was not translated.
+fn null_bound(id: u64, status: u32) -> Conntrack {
+    let status = Status(status | Status::DST_NAT_DONE | Status::SRC_NAT_DONE);
+    Conntrack { id, zone: 0, status, orig: orig(), reply: orig().reversed() }
+}
+
+fn seen(ms: u64, hook: Hook, netns: Netns, fact: Fact) -> Sighting {
+    Sighting { time: at(ms), cpu: 0, hook, netns, fact }
+}
+
+fn packet(ms: u64, hook: Hook, flags: u8, ct: Option<Conntrack>, reason: Option<&str>) -> Sighting {
+    let fact = PacketFact {
+        skb: 0xffff_8881_0000_0000,
+        tuple: Some(orig()),
+        tcp_flags: flags,
+        original_direction: ct.map(|_| true),
+        ct,
+        reason: reason.map(Into::into),
+        icmp_code: None,
+        nf_hook: None,
+        table_full: false,
+    };
+    seen(ms, hook, NODE, Fact::Packet(fact))
+}
+
+const SYN: u8 = 2;
+const PSH_ACK: u8 = 24;
+
+/// `ip_vs_leave` and the drop behind it.
+fn refused_by_ipvs(ms: u64) -> Script {
+    let mut script = Script::new(CLIENT, VIP, None);
+    script.out.push(packet(ms, Hook::IpVsLeave, SYN, Some(null_bound(0x1000, 0)), None));
+    script.out.push(packet(ms, Hook::KfreeSkb, SYN, Some(null_bound(0x1000, 0)), Some("NETFILTER_DROP")));
+    script.connect_failed(ms + 1)
+}
+
+fn chosen(ms: u64, client: &str, destination: &str, flags: u32) -> Sighting {
+    let tuple = Tuple::new(Protocol::TCP, addr(client), addr(VIP));
+    let fact = IpvsFact { tuple, destination: addr(destination), flags: IpvsFlags(flags) };
+    seen(ms, Hook::IpVsConnNew, NODE, Fact::Ipvs(fact))
+}
+
+/// A packet of an established connection falls to the node's own stack: conntrack picks it up, the stack resets it.
+fn reset_by_the_node(mut script: Script, ms: u64) -> Script {
+    let ct = null_bound(0x2000, 0);
+    let confirmed =
+        viptrace::sighting::ConntrackFact { ct, task: None, note: viptrace::sighting::EntryNote::default() };
+    script.out.push(seen(ms, Hook::Confirm, NODE, Fact::Conntrack(confirmed)));
+    let ct = null_bound(0x2000, Status::CONFIRMED);
+    script.out.push(packet(ms, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
+    script.out.push(packet(ms, Hook::KfreeSkb, PSH_ACK, Some(ct), Some("NO_SOCKET")));
+    script.receive_reset(ms + 1, TcpState::Established).state(
+        ms + 1,
+        false,
+        TcpState::Established,
+        TcpState::Close,
+    )
+}
+
+fn world() -> World {
+    let mut world = World::new();
+    world.mode = Some("ipvs");
+    world
+}
+
+fn said(evidence: &[viptrace::verdict::Evidence]) -> String {
+    evidence.iter().map(|evidence| evidence.content.as_str()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_healthy_connection_needs_no_hook_of_ipvs() {
+    for mode in [Some("ipvs"), None] {
+        let mut world = world();
+        world.mode = mode;
+        world.missing = vec![
+            Hook::IpVsConnNew,
+            Hook::IpVsLeave,
+            Hook::IpVsSchedule,
+            Hook::IpVsConnExpire,
+            Hook::NatSetup,
+        ];
+        let verdict = world.verdict(by_ipvs(to_cart().healthy(10_000)), 20_000);
+        assert_eq!((verdict.class.as_str(), verdict.confidence), ("ok", Confidence::High));
+        assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
+        assert!(
+            said(&verdict.evidence).contains("IPVS chose endpoint 10.244.1.7:8080"),
+            "{:?}",
+            verdict.evidence
+        );
+        assert!(verdict.against.is_empty() && verdict.unseen.is_empty(), "{verdict:?}");
+    }
+}
+
+#[test]
+fn what_other_modes_find_is_found_here_too() {
+    let mut world = world();
+    assert_eq!(world.verdict(by_ipvs(to_cart().refused(10_000)), 20_000).class, "C28");
+    // Here the entry is confirmed before the next hop is looked for.
+    let unreachable = by_ipvs(to_cart().confirm(10_000).dead_pod(10_000));
+    assert_eq!(world.verdict(unreachable, 30_000).class, "C29");
+    assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, "C29");
+    world.leaves(EP, 20_000);
+    let verdict = world.verdict(by_ipvs(to_cart().refused(140_000)), 160_000);
+    assert_eq!((verdict.class.as_str(), verdict.flow.endpoint), ("C6", Some(addr(EP))));
+    assert!(verdict.mitigation.immediate.contains("ipvsadm -Ln"), "{}", verdict.mitigation.immediate);
+}
+
+#[test]
+fn a_null_binding_that_was_never_confirmed_proves_nothing() {
+    let mut script = Script::new(CLIENT, VIP, None);
+    script.out.push(packet(10_000, Hook::KfreeSkb, SYN, Some(null_bound(1, 0)), Some("NETFILTER_DROP")));
+    let script = script.retransmit(11_000, TcpState::SynSent).connect_failed(12_000);
+    let verdict = world().verdict(script, 20_000);
+    assert!(!["C1", "C5"].contains(&verdict.class.as_str()), "{verdict:?}");
+}
+
+#[test]
+fn c20_and_c12_by_what_the_api_has() {
+    let mut world = world();
+    world.rule = Some(Rule::Refuses);
+    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C12", Domain::IptablesSync));
+    assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, None));
+    assert!(said(&verdict.evidence).contains("ip_vs_leave"), "{:?}", verdict.evidence);
+
+    world
+        .usable
+        .insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(58_000), terminating: false });
+    assert_eq!(world.verdict(refused_by_ipvs(60_000), 70_000).class, "C5");
+
+    world.usable.remove(&addr(VIP));
+    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C12", Domain::NoEndpoints));
+    assert!(verdict.unseen.iter().any(|unseen| unseen.contains("EndpointSlices")), "{:?}", verdict.unseen);
+
+    world.no_endpoints();
+    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C20", Domain::NoEndpoints));
+    assert_eq!(verdict.confidence, Confidence::High);
+}
+
+#[test]
+fn without_its_hook_a_missing_real_server_is_no_more_than_a_drop() {
+    let mut world = world();
+    world.missing = vec![Hook::IpVsLeave];
+    let mut script = refused_by_ipvs(60_000);
+    script.out.retain(|sighting| sighting.hook != Hook::IpVsLeave);
+    let verdict = world.verdict(script, 70_000);
+    assert_eq!(verdict.class, "unknown");
+    assert!(verdict.unseen.iter().any(|unseen| unseen.contains("ip_vs_leave")), "{:?}", verdict.unseen);
+}
+
+#[test]
+fn c22_a_local_policy_is_refused_here() {
+    let mut world = world();
+    world.service().local_only = true;
+    world.usable.insert(addr(VIP), Usable { count: 2, local: Some(0), since: at(0), terminating: false });
+    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C22", Domain::ServiceConfig));
+}
+
+#[test]
+fn c21_a_reply_that_goes_past_this_node() {
+    let mut world = world();
+    world.service().local_only = true;
+    world.service().via = Via::NodePort;
+    world.own.push(addr(VIP).ip());
+    let there = Membership::Member {
+        ready: true,
+        serving: true,
+        terminating: false,
+        since: at(0),
+        node: Some("worker-2".into()),
+        pod: Some("shop/cart-0".into()),
+    };
+    world.member(EP, 1, there);
+    world.pods.remove(&addr(CLIENT).ip());
+    let verdict = world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C21", Domain::ServiceConfig));
+    // With the client's end elsewhere the entry is all there is.
+    let verdict = world.verdict(by_ipvs(to_cart().confirm(10_000)), 90_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C21", Confidence::Medium));
+    // Where the client's own stack is seen to refuse the answer, the policy still is why it came from there.
+    let script = to_cart().confirm(10_000).client_has_no_socket(10_001, addr(EP)).connect_failed(14_000);
+    assert_eq!(world.verdict(by_ipvs(script), 30_000).class, "C21");
+    // Answered, or asked for by a Pod of this node, whose reply comes back here, it is none.
+    assert_eq!(world.verdict(by_ipvs(to_cart().healthy(10_000)), 30_000).class, "ok");
+    world.pod(CLIENT, "shop", "client");
+    assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, "C29");
+}
+
+#[test]
+fn c15_the_node_resets_what_ipvs_forgot() {
+    let mut script =
+        by_ipvs(to_cart().established(10_000).delete(910_000, Status::SEEN_REPLY | Status::ASSURED));
+    script = reset_by_the_node(script, 1_000_000);
+    let verdict = world().verdict(script, 1_010_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C15", Domain::Conntrack));
+    assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
+    assert!(said(&verdict.evidence).contains("ended 1 min 30 s before"), "{:?}", verdict.evidence);
+}
+
+#[test]
+fn a_stray_packet_behind_a_connections_end_breaks_nothing() {
+    let mut script = by_ipvs(to_cart().healthy(10_000));
+    let ct = null_bound(0x2000, Status::CONFIRMED);
+    script.out.push(packet(10_500, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
+    assert_eq!(world().verdict(script, 20_000).class, "ok");
+}
+
+#[test]
+fn an_entry_that_ends_before_its_connection_is_not_its_end() {
+    let script = to_cart().established(10_000).delete(20_000, Status::SEEN_REPLY | Status::ASSURED);
+    let flows = last_words(fold(script.out, 60_000).0);
+    assert_eq!(flows.iter().map(viptrace::flow::Flow::outcome).collect::<Vec<_>>(), [Outcome::Established]);
+}
+
+#[test]
+fn c13_the_packet_that_ends_a_connection_to_a_removed_server() {
+    let mut world = world();
+    world.leaves(EP, 20_000);
+    let old = Conntrack { status: Status(0x18e), ..to_cart().entry(0) };
+    let mut script = by_ipvs(to_cart().established(10_000));
+    script.out.push(packet(40_000, Hook::IpVsConnExpire, PSH_ACK, Some(old), Some("NETFILTER_DROP")));
+    script = by_ipvs(script.delete(40_001, Status::SEEN_REPLY)).retransmit(40_200, TcpState::Established);
+    let verdict = world.verdict(reset_by_the_node(script, 40_200), 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
+    assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
+}
+
+/// Since 5.9 the entry goes with the real server, before any packet meets it.
+#[test]
+fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
+    let mut world = world();
+    let script = by_ipvs(to_cart().established(10_000).delete(30_000, Status::SEEN_REPLY | Status::ASSURED));
+    let script = reset_by_the_node(script, 40_000);
+    assert_eq!(world.verdict(script.clone(), 50_000).class, "C15");
+    world.leaves(EP, 29_900);
+    let verdict = world.verdict(script, 50_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
+}
+
+/// Before 5.17 nothing tells of the drops: it may have drained, and may have been dropped.
+#[test]
+fn c13_in_silence_is_not_ruled_out_where_the_kernel_hides_drops() {
+    let mut world = world();
+    world.leaves(EP, 20_000);
+    let mut script = by_ipvs(to_cart().established(10_000));
+    for ms in [25_000, 25_200, 25_600, 26_400, 28_000] {
+        script = script.retransmit(ms, TcpState::Established);
+    }
+    let seen = world.verdict(script.clone(), 30_000);
+    assert_eq!((seen.class.as_str(), seen.confidence), ("N9", Confidence::High));
+    world.drop_reasons = false;
+    let hidden = world.verdict(script, 30_000);
+    assert_eq!((hidden.class.as_str(), hidden.confidence), ("N9", Confidence::Medium));
+    assert!(hidden.unseen.iter().any(|unseen| unseen.contains("(C13)")), "{:?}", hidden.unseen);
+}
+
+#[test]
+fn c13_in_silence_and_what_only_looks_like_it() {
+    let mut world = world();
+    let old = Conntrack { status: Status(0x18e), ..to_cart().entry(0) };
+    let mut script = by_ipvs(to_cart().established(10_000));
+    for ms in [40_000, 40_200, 40_600, 41_400, 43_000] {
+        script.out.push(packet(ms, Hook::KfreeSkb, PSH_ACK, Some(old), Some("NETFILTER_DROP")));
+        script = script.retransmit(ms + 1, TcpState::Established);
+    }
+    let with_endpoint = world.verdict(script.clone(), 60_000);
+    assert_ne!(with_endpoint.class, "C13", "a rule that drops looks alike while the endpoint is listed");
+    world.leaves(EP, 20_000);
+    let verdict = world.verdict(script, 60_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C13", Confidence::Medium));
+    assert!(
+        verdict.unseen.iter().any(|unseen| unseen.contains("expire_nodest_conn")),
+        "{:?}",
+        verdict.unseen
+    );
+}
+
+#[test]
+fn c14_is_a_note_on_the_connection_that_had_to_wait() {
+    let old = Conntrack { id: 0x500, status: Status(0x18e), ..to_cart().entry(0) };
+    let mut script = by_ipvs(to_cart().with_ct(0x500).established(10_000))
+        .receive_reset(10_100, TcpState::Established)
+        .state(10_100, false, TcpState::Established, TcpState::Close);
+    script.out.push(packet(10_300, Hook::IpVsConnExpire, SYN, Some(old), Some("NETFILTER_DROP")));
+    // The old entry goes, the new one may get its memory.
+    script = by_ipvs(script.delete(10_301, Status::SEEN_REPLY | Status::ASSURED));
+    let again: Vec<Sighting> =
+        by_ipvs(to_cart().with_ct(0x500).retransmit(11_300, TcpState::SynSent).healthy(11_301))
+            .out
+            .into_iter()
+            .map(another_socket)
+            .collect();
+    script.out.extend(again);
+    let world = world();
+    let flows = last_words(fold(script.out, 60_000).0);
+    let verdicts: Vec<_> = flows.iter().filter_map(|flow| world.judge(flow)).collect();
+    let [before, after] = verdicts.as_slice() else { unreachable!("two flows expected: {flows:#?}") };
+    assert_eq!((before.class.as_str(), after.class.as_str()), ("ok", "ok"));
+    assert!(!said(&before.against).contains("C14"), "{:?}", before.against);
+    assert!(said(&after.against).contains("C14") && after.cross_reference.contains(&"C14".to_owned()));
+    assert_eq!(after.flow.endpoint, Some(addr(EP)));
+}
+
+#[test]
+fn what_the_old_connection_says_late_is_not_the_new_ones() {
+    // Its server tells of its RST a moment later: the SYN that met the old entry was there before.
+    let old = Conntrack { id: 0x500, status: Status(0x18e), ..to_cart().entry(0) };
+    for late in [10_110, 10_150, 10_151, 10_152] {
+        let mut script = by_ipvs(to_cart().with_ct(0x500).established(10_000))
+            .receive_reset(10_100, TcpState::Established)
+            .state(10_100, false, TcpState::Established, TcpState::Close)
+            .state(late, true, TcpState::Established, TcpState::Close)
+            .send_reset(late, true, TcpState::Close, "TCP_STATE");
+        script.out.push(packet(10_150, Hook::IpVsConnExpire, SYN, Some(old), Some("NETFILTER_DROP")));
+        script = by_ipvs(script.delete(10_151, Status::SEEN_REPLY | Status::ASSURED));
+        let again = by_ipvs(to_cart().with_ct(0x600).retransmit(11_163, TcpState::SynSent).healthy(11_171));
+        script.out.extend(again.out.into_iter().map(another_socket));
+        let flows = fold(script.out, 60_000).0;
+        let [before, after] = flows.as_slice() else { unreachable!("two flows expected: {flows:#?}") };
+        assert_eq!((before.outcome(), after.outcome()), (Outcome::Reset(ResetBy::Endpoint), Outcome::Closed));
+    }
+}
+
+fn another_socket(mut sighting: Sighting) -> Sighting {
+    if let Fact::Socket(socket) = &mut sighting.fact {
+        socket.sk += 64;
+    }
+    sighting
+}
+
+/// `vs/conntrack=0`: no entry is confirmed, the sockets and IPVS's own word are all there is.
+#[test]
+fn without_conntrack_ipvs_itself_names_the_endpoint() {
+    let sockets = |script: &Script| {
+        let healthy = script.clone().healthy(10_000).out;
+        healthy.into_iter().filter(|sighting| sighting.hook != Hook::Confirm).collect::<Vec<_>>()
+    };
+    let mut script = to_cart();
+    script.out = vec![chosen(10_000, CLIENT, EP, 0)];
+    script.out.extend(sockets(&to_cart()));
+    let verdict = world().verdict(script, 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.flow.endpoint), ("ok", Some(addr(EP))));
+    assert!(said(&verdict.evidence).contains("vs/conntrack=0"), "{:?}", verdict.evidence);
+
+    let mut refused = to_cart();
+    refused.out = vec![chosen(10_000, CLIENT, EP, 0)];
+    refused = refused.no_socket(10_001).receive_reset(10_002, TcpState::SynSent).connect_failed(10_002);
+    assert_eq!(world().verdict(refused, 20_000).class, "C28");
+
+    // Of a datagram's answer only an entry would tell.
+    let mut datagram = to_cart().udp();
+    let fact = IpvsFact { tuple: datagram.orig(), destination: addr(EP), flags: IpvsFlags(0) };
+    datagram.out.push(seen(10_000, Hook::IpVsConnNew, NODE, Fact::Ipvs(fact)));
+    let mut world = world();
+    world.ipvs = Some(IpvsSettings { conntrack: Some(false), ..IpvsSettings::default() });
+    let verdict = world.verdict(datagram, 20_000);
+    assert_eq!(verdict.class, "N20");
+    assert!(verdict.unseen.iter().any(|unseen| unseen.contains("vs/conntrack=0")), "{:?}", verdict.unseen);
+
+    world.leaves(EP, 1_000);
+    let mut stale = to_cart();
+    stale.out = vec![chosen(10_000, CLIENT, EP, 0)];
+    stale.out.extend(sockets(&to_cart()));
+    assert_eq!(world.verdict(stale, 20_000).class, "C6");
+}
+
+#[test]
+fn the_first_connection_of_a_client_is_told_by_its_template() {
+    let client = addr(CLIENT);
+    let template = std::net::SocketAddr::new(client.ip(), 0).to_string();
+    let mut script = to_cart();
+    script.out.push(chosen(10_000, &template, EP, IpvsFlags::TEMPLATE));
+    script.out.push(chosen(10_000, CLIENT, EP, 0));
+    let script = by_ipvs(script.healthy(10_000));
+    let verdict = world().verdict(script.clone(), 20_000);
+    assert_eq!(verdict.class, "ok");
+    assert!(said(&verdict.evidence).contains("persistence template"), "{:?}", verdict.evidence);
+    let mut next = script;
+    next.out.remove(0);
+    assert!(!said(&world().verdict(next, 20_000).evidence).contains("persistence template"));
+}
+
+#[test]
+fn a_new_connection_behind_a_missed_close_is_told_from_one_that_goes_on() {
+    let script = by_ipvs(to_cart().established(10_000).with_ct(0x9000).healthy(20_000));
+    let flows = last_words(fold(script.out, 60_000).0);
+    let outcomes: Vec<_> = flows.iter().map(viptrace::flow::Flow::outcome).collect();
+    assert_eq!(outcomes, [Outcome::Established, Outcome::Closed]);
+    assert!(flows.iter().all(|flow| flow.trouble.is_none()));
+}
+
+#[test]
+fn a_packet_that_got_no_entry_and_no_answer() {
+    let mut script = Script::new(CLIENT, VIP, None);
+    script.out.push(packet(10_000, Hook::IpVsSchedule, SYN, Some(null_bound(1, 0)), None));
+    script.out.push(packet(10_000, Hook::KfreeSkb, SYN, Some(null_bound(1, 0)), Some("NETFILTER_DROP")));
+    let script = script.retransmit(11_000, TcpState::SynSent).connect_failed(12_000);
+    let verdict = world().verdict(script, 20_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C12", Domain::HostKernel));
+    assert_eq!(verdict.confidence, Confidence::Low);
+}
+
+#[test]
+fn a_socket_of_another_connection_is_not_joined_by_its_address() {
+    let mut script = to_cart();
+    script.out.push(chosen(10_000, CLIENT, EP, 0));
+    let tuple = Tuple::new(Protocol::TCP, addr("10.244.1.100:40001"), addr(EP));
+    let event = SocketEvent::State { old: TcpState::SynSent, new: TcpState::Established };
+    let other = SocketFact { sk: 1, tuple, event, bytes_acked: 0, bytes_received: 0, task: None };
+    script.out.push(seen(10_001, Hook::SockState, CLIENT_NS, Fact::Socket(other)));
+    assert_eq!(last_words(fold(script.out, 60_000).0).len(), 2);
+}

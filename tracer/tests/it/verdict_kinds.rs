@@ -1,0 +1,218 @@
+//! Service kinds and policies, leftovers of other modes, both families: one rule at a time, by hand-made sightings.
+
+use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr};
+use viptrace::{
+    diagnosis::{Rule, Ruling, Usable, Via},
+    net::Cidr,
+    sighting::TcpState,
+    verdict::{Confidence, Domain, Verdict},
+};
+
+const LB: &str = "203.0.113.80:443";
+const NODE_PORT: &str = "192.168.1.2:30080";
+
+/// shop/cart reached by another of its addresses.
+fn reached_by(via: Via, address: &str) -> World {
+    let mut world = World::new();
+    let mut service = world.services.remove(&addr(VIP)).unwrap();
+    let usable = world.usable.remove(&addr(VIP)).unwrap();
+    (service.asked, service.via) = (addr(address), via);
+    world.services.insert(addr(address), service);
+    world.usable.insert(addr(address), usable);
+    world
+}
+
+fn ruling(writer: &'static str, rule: Rule, chain: &str, endpoints: &[&str]) -> Ruling {
+    let endpoints = endpoints.iter().map(|endpoint| addr(endpoint)).collect();
+    Ruling { writer, rule, chain: Some(chain.into()), endpoints }
+}
+
+fn says(verdict: &Verdict, words: &str) -> bool {
+    verdict.evidence.iter().any(|evidence| evidence.content.contains(words))
+}
+
+#[test]
+fn a_source_outside_the_ranges_is_dropped_by_design() {
+    let mut world = reached_by(Via::LoadBalancerIp, LB);
+    let service = world.services.get_mut(&addr(LB)).unwrap();
+    service.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
+    world.rulings = vec![ruling("nftables", Rule::Drops, "firewall-F4VWTUNH-shop/api/tcp/https", &[])];
+    let seen = |script: Script| {
+        script
+            .drop_before_nat(60_000)
+            .retransmit(61_000, TcpState::SynSent)
+            .drop_before_nat(61_000)
+            .retransmit(63_000, TcpState::SynSent)
+    };
+    let verdict = world.verdict(seen(Script::new(CLIENT, LB, None)), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C23", Domain::ServiceConfig));
+    assert_eq!(verdict.confidence, Confidence::High);
+    assert!(says(&verdict, "198.51.100.0/24"), "{:?}", verdict.evidence);
+    assert!(says(&verdict, "firewall-F4VWTUNH-shop/api/tcp/https drops"), "{:?}", verdict.evidence);
+    // A source that the ranges admit met something else.
+    let verdict = world.verdict(seen(Script::new("198.51.100.7:40000", LB, None)), 70_000);
+    assert_ne!(verdict.class, "C23");
+    // Where no drop was seen, it is the likely cause and no more.
+    let verdict = world.verdict(Script::new(CLIENT, LB, None).silent(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C23", Confidence::Medium));
+    // The ranges do not hold for node ports.
+    let mut world = reached_by(Via::NodePort, NODE_PORT);
+    let service = world.services.get_mut(&addr(NODE_PORT)).unwrap();
+    service.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
+    let verdict = world.verdict(seen(Script::new(CLIENT, NODE_PORT, None)), 70_000);
+    assert_ne!(verdict.class, "C23");
+}
+
+#[test]
+fn a_local_policys_drop_names_its_chain() {
+    for (via, address, class) in [(Via::NodePort, NODE_PORT, "C21"), (Via::ClusterIp, VIP, "C22")] {
+        let mut world = if via == Via::ClusterIp { World::new() } else { reached_by(via, address) };
+        world.services.get_mut(&addr(address)).unwrap().local_only = true;
+        let usable = Usable { count: 1, local: Some(0), ..world.usable[&addr(address)] };
+        world.usable.insert(addr(address), usable);
+        world.rulings = vec![ruling("iptables-nft", Rule::Drops, "KUBE-EXTERNAL-SERVICES", &[])];
+        let script = Script::new(CLIENT, address, None)
+            .drop_syn(60_000, "NETFILTER_DROP")
+            .retransmit(61_000, TcpState::SynSent)
+            .drop_syn(61_000, "NETFILTER_DROP")
+            .retransmit(63_000, TcpState::SynSent);
+        let verdict = world.verdict(script, 70_000);
+        assert_eq!((verdict.class.as_str(), verdict.domain), (class, Domain::ServiceConfig));
+        assert!(says(&verdict, "KUBE-EXTERNAL-SERVICES drops"), "{:?}", verdict.evidence);
+    }
+}
+
+#[test]
+fn a_refusal_names_the_chain_that_refuses() {
+    let mut world = World::new();
+    world.no_endpoints();
+    (world.mode, world.rule) = (Some("nftables"), Some(Rule::Refuses));
+    world.rulings = vec![ruling("nftables", Rule::Refuses, "no-endpoint-services", &[])];
+    let verdict =
+        world.verdict(Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001), 70_000);
+    assert_eq!(verdict.class, "C20");
+    assert!(says(&verdict, "nftables: no-endpoint-services refuses"), "{:?}", verdict.evidence);
+}
+
+#[test]
+fn leftovers_of_another_mode_are_told_from_old_rules() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    world.mode = Some("nftables");
+    let kept =
+        ruling("nftables", Rule::Forwards, "service-242WI43H-shop/cart/tcp/http", &["10.244.1.8:8080"]);
+    let left = ruling("iptables-nft", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &[EP]);
+    world.rulings = vec![left.clone(), kept.clone()];
+    let dead = || Script::new(CLIENT, VIP, Some(EP)).silent(60_000);
+    let verdict = world.verdict(dead(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C10", Domain::IptablesSync));
+    assert!(verdict.root_cause.contains("iptables-nft"), "{}", verdict.root_cause);
+    assert!(says(&verdict, "KUBE-SVC-I5LIAMPLWKMBJ54B"), "{:?}", verdict.evidence);
+    // The kept rules send there as well: they are old, whatever else stands.
+    let both = ruling("nftables", Rule::Forwards, "service-242WI43H-shop/cart/tcp/http", &[EP]);
+    world.rulings = vec![left.clone(), both];
+    assert_eq!(world.verdict(dead(), 70_000).class, "C6");
+    // No other writer.
+    world.rulings = vec![ruling("nftables", Rule::Forwards, "service-242WI43H", &[EP])];
+    assert_eq!(world.verdict(dead(), 70_000).class, "C6");
+    // The old rules are the ones that kube-proxy keeps; what another mode left does not explain them.
+    world.mode = Some("iptables");
+    world.rulings = vec![left, kept];
+    assert_eq!(world.verdict(dead(), 70_000).class, "C6");
+}
+
+#[test]
+fn rules_in_the_backend_that_kube_proxy_does_not_write() {
+    let mut world = World::new();
+    world.leaves(EP, 20_000);
+    world.rulings = vec![
+        ruling("iptables-legacy", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &[EP]),
+        ruling("iptables-nft", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &["10.244.1.8:8080"]),
+    ];
+    let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).silent(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C3", Domain::IptablesSync));
+    assert!(verdict.root_cause.contains("iptables-legacy"), "{}", verdict.root_cause);
+    // An endpoint that is listed is none of their faults.
+    let mut world = World::new();
+    world.rulings = vec![ruling("iptables-legacy", Rule::Forwards, "KUBE-SVC-A", &[EP])];
+    assert_eq!(world.verdict(Script::new(CLIENT, VIP, Some(EP)).healthy(60_000), 70_000).class, "ok");
+}
+
+#[test]
+fn an_address_that_node_port_addresses_leave_out() {
+    let mut world = reached_by(Via::NodePort, NODE_PORT);
+    world.rule = Some(Rule::Missing);
+    world.served_at = Some("192.0.2.9".parse().unwrap());
+    let refused = Script::new(CLIENT, NODE_PORT, None).refused(60_000);
+    let verdict = world.verdict(refused.clone(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C26", Domain::ServiceConfig));
+    assert!(verdict.mitigation.immediate.contains("192.0.2.9:30080"), "{}", verdict.mitigation.immediate);
+    // Served nowhere: the rule is missing.
+    world.served_at = None;
+    assert_ne!(world.verdict(refused, 70_000).class, "C26");
+}
+
+#[test]
+fn a_pod_that_reaches_itself_and_does_not() {
+    let client = "10.244.1.7:40000";
+    let verdict = World::new().verdict(Script::new(client, VIP, Some(EP)).silent(60_000), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C31", Domain::Hairpin));
+    assert!(verdict.root_cause.contains("not masqueraded"), "{}", verdict.root_cause);
+    let mut script = Script::new(client, VIP, Some(EP));
+    script.masquerade = Some(addr("10.244.1.1:50000"));
+    let verdict = World::new().verdict(script.silent(60_000), 70_000);
+    assert!(verdict.root_cause.contains("hairpin mode"), "{}", verdict.root_cause);
+}
+
+#[test]
+fn an_answer_that_goes_past_nat() {
+    let script = || {
+        Script::new(CLIENT, VIP, Some(EP))
+            .confirm(60_000)
+            .client_resets_answer(60_001)
+            .retransmit(61_000, TcpState::SynSent)
+            .client_resets_answer(61_001)
+            .retransmit(63_000, TcpState::SynSent)
+    };
+    let verdict = World::new().verdict(script(), 70_000);
+    assert_eq!((verdict.class.as_str(), verdict.domain), ("C31", Domain::Hairpin));
+    assert!(
+        verdict.mitigation.immediate.contains("bridge-nf-call-iptables"),
+        "{}",
+        verdict.mitigation.immediate
+    );
+}
+
+#[test]
+fn a_masqueraded_client_is_named_as_lost_to_the_endpoint() {
+    let mut script = Script::new(CLIENT, VIP, Some(EP));
+    script.masquerade = Some(addr("192.168.1.2:50000"));
+    let verdict = World::new().verdict(script.healthy(60_000), 70_000);
+    assert_eq!(verdict.class, "ok");
+    assert!(says(&verdict, "192.168.1.2: the endpoint sees that address"), "{:?}", verdict.evidence);
+}
+
+#[test]
+fn ipv6_is_judged_as_ipv4() {
+    let (client, vip, endpoint) =
+        ("[fd00:10:244:1::100]:40000", "[fd00:96::8e9f]:80", "[fd00:10:244:1::11]:8080");
+    let mut world = reached_by(Via::ClusterIp, vip);
+    world.pod(endpoint, "shop", "cart-0");
+    world.ready(endpoint, 0);
+    let script = |endpoint| Script::new(client, vip, endpoint);
+    assert_eq!(world.verdict(script(Some(endpoint)).healthy(60_000), 70_000).class, "ok");
+    assert_eq!(world.verdict(script(Some(endpoint)).refused(60_000), 70_000).class, "C28");
+    assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, "C29");
+    world.rule = Some(Rule::Missing);
+    assert_eq!(world.verdict(script(None).silent(60_000), 70_000).class, "C5");
+    world.leaves(endpoint, 20_000);
+    assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, "C6");
+    // ICMPv6 code 1 is what ICMP has codes 9, 10 and 13 for; 4 is its port unreachable.
+    let prohibited = world.verdict(script(None).unreach(60_000, 1).connect_failed(60_001), 70_000);
+    assert_eq!(prohibited.class, "C30");
+    let none = Usable { count: 0, local: Some(0), ..world.usable[&addr(vip)] };
+    world.usable.insert(addr(vip), none);
+    let refused = world.verdict(script(None).unreach(60_000, 4).connect_failed(60_001), 70_000);
+    assert_eq!(refused.class, "C20");
+    assert!(says(&refused, "port unreachable"), "{:?}", refused.evidence);
+}
