@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut history = History::new(LOOK_BACK);
     for (kind, second) in Kind::ALL.into_iter().zip(1_000_u64..) {
         let mut odd = Vec::new();
-        let trimmed = trim::trim(kind, value.clone(), &mut odd);
+        let trimmed = trim::trim(kind, &value, &mut odd);
         let key = trim::key_of(kind, &value);
         history.mark_known(kind);
         if let Some(trimmed) = trimmed {

@@ -4,14 +4,17 @@
 //! What cannot be read is a warning that names the file; only a folder with nothing usable is an error.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     fs::{self, File},
-    io::{BufRead, BufReader},
+    io::Read as _,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
-use serde_json::Value;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
 
 use crate::{
     cluster::{
@@ -57,6 +60,31 @@ pub struct Folder {
     pub oddities: u64,
 }
 
+/// A list, or a single object. Its items are read later, each as what it is.
+#[derive(Deserialize)]
+struct Document<'t> {
+    #[serde(borrow, default)]
+    kind: Option<Cow<'t, str>>,
+    #[serde(default)]
+    metadata: Option<ListMeta>,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'t RawValue>>,
+}
+
+/// An item of a list of several kinds.
+#[derive(Deserialize)]
+struct Item<'t> {
+    #[serde(borrow, default)]
+    kind: Option<Cow<'t, str>>,
+}
+
+impl Item<'_> {
+    fn kind_of(item: &RawValue) -> Option<Kind> {
+        let item: Item<'_> = serde_json::from_str(item.get()).ok()?;
+        Kind::from_name(&item.kind?)
+    }
+}
+
 /// One line of a watch stream.
 struct Event {
     kind: Kind,
@@ -75,8 +103,8 @@ struct Listed {
 }
 
 #[derive(Default)]
-struct Reader {
-    lists: Vec<(Kind, Value)>,
+struct Reader<'t> {
+    lists: Vec<(Kind, &'t RawValue)>,
     /// By [`Kind::index`].
     listed: [Listed; Kind::ALL.len()],
     events: Vec<Event>,
@@ -94,18 +122,35 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
     }
     // The order of a directory is chance; the result must not be.
     files.sort();
-    let mut reader = Reader::default();
-    for path in &files {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let read = if name.ends_with(".watch.jsonl") {
-            reader.stream(path)
-        } else if path.extension().is_some_and(|extension| extension == "json") {
-            reader.file(path)
-        } else {
+    let mut texts = Vec::new();
+    let mut warnings = Vec::new();
+    for path in files {
+        let is_stream = path.to_str().is_some_and(|name| name.ends_with(".watch.jsonl"));
+        if !is_stream && path.extension().is_none_or(|extension| extension != "json") {
             continue;
+        }
+        match text_of(&path) {
+            Ok((text, written)) => texts.push((path, is_stream, text, written)),
+            Err(why) => warnings.push(format!("{}: {why}", path.display())),
+        }
+    }
+    let mut reader = Reader { warnings, ..Reader::default() };
+    for (path, is_stream, text, written) in &texts {
+        let is_ours = if *is_stream {
+            reader.lines(&path.display().to_string(), text);
+            true
+        } else {
+            reader.take(text).unwrap_or_else(|error| {
+                reader.warnings.push(format!(
+                    "{}: is not JSON ({error}); write it again with `kubectl get … -o json`",
+                    path.display()
+                ));
+                false
+            })
         };
-        if let Err(why) = read {
-            reader.warnings.push(format!("{}: {why}", path.display()));
+        // The age of somebody else's file tells nothing about the objects.
+        if is_ours && let Some(written) = written {
+            reader.taken = Some(reader.taken.map_or(*written, |oldest| oldest.min(*written)));
         }
     }
     if reader.lists.is_empty() && reader.events.is_empty() && !reader.listed.iter().any(|listed| listed.seen)
@@ -116,6 +161,27 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
     Ok(reader.into_folder(History::new(look_back)))
 }
 
+/// A file's text, and when it was last written.
+fn text_of(path: &Path) -> Result<(String, Option<Timestamp>), String> {
+    let mut file =
+        File::open(path).map_err(|error| format!("cannot be opened: {error}; check its permissions"))?;
+    let meta = file.metadata().map_err(|error| format!("cannot be examined: {error}"))?;
+    if !meta.is_file() {
+        return Err("is not a regular file, left out".to_owned());
+    }
+    if meta.len() > FILE_MAX_BYTES {
+        return Err(format!(
+            "has {} bytes, more than {FILE_MAX_BYTES}; split it into several lists",
+            meta.len()
+        ));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
+    let text = String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+    Ok((text, meta.modified().ok().and_then(from_system_time)))
+}
+
 /// The history that lists and watch streams tell, each text with the name that warnings give it.
 pub fn from_texts<'t>(
     lists: impl IntoIterator<Item = (&'t str, &'t str)>,
@@ -124,79 +190,46 @@ pub fn from_texts<'t>(
 ) -> Folder {
     let mut reader = Reader::default();
     for (name, text) in lists {
-        match serde_json::from_str(text) {
-            Ok(value) => {
-                reader.take(value);
-            }
-            Err(error) => reader.warnings.push(format!("{name}: is not JSON ({error})")),
+        if let Err(error) = reader.take(text) {
+            reader.warnings.push(format!("{name}: is not JSON ({error})"));
         }
     }
     for (name, text) in streams {
-        reader.lines(name, text.lines().map(|line| Ok(line.to_owned()))).unwrap_or_default();
+        reader.lines(name, text);
     }
     reader.into_folder(History::new(look_back))
 }
 
-impl Reader {
-    /// Opens a file and notes its age.
-    fn open(&mut self, path: &Path) -> Result<BufReader<File>, String> {
-        let file =
-            File::open(path).map_err(|error| format!("cannot be opened: {error}; check its permissions"))?;
-        let meta = file.metadata().map_err(|error| format!("cannot be examined: {error}"))?;
-        if !meta.is_file() {
-            return Err("is not a regular file, left out".to_owned());
-        }
-        if meta.len() > FILE_MAX_BYTES {
-            return Err(format!(
-                "has {} bytes, more than {FILE_MAX_BYTES}; split it into several lists",
-                meta.len()
-            ));
-        }
-        if let Some(written) = meta.modified().ok().and_then(from_system_time) {
-            self.taken = Some(self.taken.map_or(written, |oldest| oldest.min(written)));
-        }
-        Ok(BufReader::new(file))
-    }
-
-    fn file(&mut self, path: &Path) -> Result<(), String> {
-        let before = self.taken;
-        let reader = self.open(path)?;
-        let value: Value = serde_json::from_reader(reader)
-            .map_err(|error| format!("is not JSON ({error}); write it again with `kubectl get … -o json`"))?;
-        if !self.take(value) {
-            // Somebody else's file: its age tells nothing about the objects.
-            self.taken = before;
-        }
-        Ok(())
-    }
-
-    /// Takes a list or an object; answers whether it was of a kind that is followed.
-    fn take(&mut self, mut value: Value) -> bool {
-        let kind_name = value.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+impl<'t> Reader<'t> {
+    /// Takes a list or an object; answers whether it was of a kind that is followed. The error is that of a text that is
+    /// not JSON.
+    fn take(&mut self, text: &'t str) -> serde_json::Result<bool> {
+        let document: Document<'t> = match serde_json::from_str(text) {
+            Ok(document) => document,
+            Err(error) if error.is_data() => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let kind_name = document.kind.unwrap_or_default();
         if let Some(kind) = Kind::from_name(&kind_name) {
             self.list_seen(kind, None);
-            self.lists.push((kind, value));
-            return true;
+            self.lists.push((kind, serde_json::from_str(text)?));
+            return Ok(true);
         }
-        let Some(item_kind) = kind_name.strip_suffix("List") else { return false };
+        let Some(item_kind) = kind_name.strip_suffix("List") else { return Ok(false) };
         let list_kind = Kind::from_name(item_kind);
-        let version = value.pointer("/metadata/resourceVersion").and_then(resource_version);
+        let version = document.metadata.and_then(|metadata| metadata.resource_version?.parse().ok());
         if let Some(kind) = list_kind {
             self.list_seen(kind, version);
         }
-        let Some(Value::Array(items)) = value.get_mut("items").map(Value::take) else {
-            return list_kind.is_some();
-        };
         let mut taken = list_kind.is_some();
-        for item in items {
-            let own = item.get("kind").and_then(Value::as_str).and_then(Kind::from_name);
-            if let Some(kind) = own.or(list_kind) {
+        for item in document.items.into_iter().flatten() {
+            if let Some(kind) = list_kind.or_else(|| Item::kind_of(item)) {
                 self.list_seen(kind, version);
                 self.lists.push((kind, item));
                 taken = true;
             }
         }
-        taken
+        Ok(taken)
     }
 
     fn list_seen(&mut self, kind: Kind, version: Option<u64>) {
@@ -205,23 +238,10 @@ impl Reader {
         }
     }
 
-    fn stream(&mut self, path: &Path) -> Result<(), String> {
-        let reader = self.open(path)?;
-        self.lines(&path.display().to_string(), reader.lines())
-    }
-
-    fn lines(
-        &mut self,
-        name: &str,
-        lines: impl Iterator<Item = std::io::Result<String>>,
-    ) -> Result<(), String> {
+    fn lines(&mut self, name: &str, text: &str) {
         let mut bad = Vec::new();
-        for (index, line) in lines.enumerate() {
-            let line = line.map_err(|error| format!("cannot be read on line {}: {error}", index + 1))?;
-            if line.trim().is_empty() {
-                continue;
-            }
-            match event(&line) {
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            match event(line) {
                 Ok(event) => self.events.extend(event),
                 Err(why) => bad.push(format!("{name}:{}: {why}; line skipped", index + 1)),
             }
@@ -231,7 +251,6 @@ impl Reader {
         if more > 0 {
             self.warnings.push(format!("{name}: {more} more lines skipped"));
         }
-        Ok(())
     }
 
     fn into_folder(mut self, mut history: History) -> Folder {
@@ -312,7 +331,7 @@ fn replay(
 ) -> Option<(Kind, Key)> {
     let Event { kind, deleted, object, .. } = event;
     let fallback = key_of(kind, &object);
-    let trimmed = trim(kind, object, odd);
+    let trimmed = trim(kind, &object, odd);
     let own = trimmed.as_ref().and_then(|trimmed: &Trimmed| trimmed.changed).unwrap_or(Timestamp::MIN);
     let at = if deleted { own.max(*clock) } else { own };
     *clock = (*clock).max(own);

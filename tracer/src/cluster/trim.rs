@@ -12,7 +12,7 @@ use k8s_openapi::{
         util::intstr::IntOrString,
     },
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::{
@@ -56,31 +56,31 @@ impl std::fmt::Display for Oddity {
     }
 }
 
-/// Trims one object. `None` where the whole object had to be left out; `odd` then says why.
-pub fn trim(kind: Kind, value: Value, odd: &mut Vec<Oddity>) -> Option<Trimmed> {
-    let named = describe(kind, &value);
-    let mut notes = Notes { object: named, odd };
+/// Trims one object, from text ([`serde_json::value::RawValue`]) or from a [`serde_json::Value`]. `None` where the whole
+/// object had to be left out; `odd` then says why.
+pub fn trim<'de, S: Source<'de>>(kind: Kind, source: S, odd: &mut Vec<Oddity>) -> Option<Trimmed> {
+    let mut notes = Notes { describe: &|| describe(kind, source), odd };
     match kind {
         Kind::Service => {
-            let parsed: core::Service = notes.parse(value)?;
+            let parsed: core::Service = notes.parse(source)?;
             let (key, created, changed) = notes.meta(&parsed.metadata)?;
             let object = service(key, parsed, &mut notes);
             Some(Trimmed { object: Object::Service(Arc::new(object)), created, changed })
         }
         Kind::EndpointSlice => {
-            let parsed: discovery::EndpointSlice = notes.parse(value)?;
+            let parsed: discovery::EndpointSlice = notes.parse(source)?;
             let (key, created, changed) = notes.meta(&parsed.metadata)?;
             let object = slice(key, parsed, &mut notes)?;
             Some(Trimmed { object: Object::EndpointSlice(Arc::new(object)), created, changed })
         }
         Kind::Pod => {
-            let parsed: core::Pod = notes.parse(value)?;
+            let parsed: core::Pod = notes.parse(source)?;
             let (key, created, changed) = notes.meta(&parsed.metadata)?;
             let object = pod(key, parsed, &mut notes);
             Some(Trimmed { object: Object::Pod(Arc::new(object)), created, changed })
         }
         Kind::Node => {
-            let parsed: core::Node = notes.parse(value)?;
+            let parsed: core::Node = notes.parse(source)?;
             let (mut key, created, changed) = notes.meta(&parsed.metadata)?;
             key.namespace = "".into();
             let object = node(key, parsed, &mut notes);
@@ -89,21 +89,43 @@ pub fn trim(kind: Kind, value: Value, odd: &mut Vec<Oddity>) -> Option<Trimmed> 
     }
 }
 
+/// An object's JSON, which can be read more than once.
+pub trait Source<'de>: Deserializer<'de, Error = serde_json::Error> + Copy {}
+
+impl<'de, S: Deserializer<'de, Error = serde_json::Error> + Copy> Source<'de> for S {}
+
+/// The part of an object that names it; whatever is not as it should be counts as absent.
+#[derive(Default, Deserialize)]
+struct Named {
+    #[serde(default)]
+    metadata: Value,
+}
+
+impl Named {
+    fn of<'de>(source: impl Source<'de>) -> Self {
+        Self::deserialize(source).unwrap_or_default()
+    }
+
+    fn text(&self, field: &str) -> &str {
+        self.metadata.get(field).and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
 /// Only the key of an object, for deletions; `None` where it has no usable name.
-pub fn key_of(kind: Kind, value: &Value) -> Option<Key> {
-    let text = |field: &str| value.pointer(field).and_then(Value::as_str).unwrap_or_default();
-    let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+pub fn key_of<'de>(kind: Kind, source: impl Source<'de>) -> Option<Key> {
+    let named = Named::of(source);
+    let (namespace, name) = (named.text("namespace"), named.text("name"));
     let namespace = if kind == Kind::Node { "" } else { namespace };
     (!name.is_empty() && is_sane(name) && is_sane(namespace)).then(|| Key::new(namespace, name))
 }
 
 /// `Service shop/cart`, safe to print.
-pub(crate) fn describe(kind: Kind, value: &Value) -> String {
+fn describe<'de>(kind: Kind, source: impl Source<'de>) -> String {
+    let named = Named::of(source);
     let text = |field: &str| {
-        let text = value.pointer(field).and_then(Value::as_str).unwrap_or_default();
-        text.chars().take(NAME_MAX_BYTES).flat_map(char::escape_default).collect::<String>()
+        named.text(field).chars().take(NAME_MAX_BYTES).flat_map(char::escape_default).collect::<String>()
     };
-    match (text("/metadata/namespace"), text("/metadata/name")) {
+    match (text("namespace"), text("name")) {
         (_, name) if name.is_empty() => format!("{kind} without a name"),
         (namespace, name) if namespace.is_empty() => format!("{kind} {name}"),
         (namespace, name) => format!("{kind} {namespace}/{name}"),
@@ -116,18 +138,18 @@ fn is_sane(name: &str) -> bool {
 }
 
 struct Notes<'a> {
-    object: String,
+    describe: &'a dyn Fn() -> String,
     odd: &'a mut Vec<Oddity>,
 }
 
 impl Notes<'_> {
     fn note(&mut self, what: String) {
-        let object = self.object.clone();
+        let object = (self.describe)();
         self.odd.push(Oddity { object, what });
     }
 
-    fn parse<T: DeserializeOwned>(&mut self, value: Value) -> Option<T> {
-        match serde_json::from_value(value) {
+    fn parse<'de, T: Deserialize<'de>>(&mut self, source: impl Source<'de>) -> Option<T> {
+        match T::deserialize(source) {
             Ok(parsed) => Some(parsed),
             Err(error) => {
                 self.note(format!("left out, it is not what the API describes: {error}"));

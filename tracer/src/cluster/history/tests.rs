@@ -29,7 +29,7 @@ fn fixture() -> History {
 
 fn object(kind: Kind, value: Value) -> Trimmed {
     let mut odd = Vec::new();
-    let trimmed = trim(kind, value, &mut odd).unwrap();
+    let trimmed = trim(kind, &value, &mut odd).unwrap();
     assert!(odd.is_empty(), "{odd:?}");
     trimmed
 }
@@ -401,7 +401,7 @@ proptest! {
             let kind = *kind.get(&Kind::ALL);
             let mut odd = Vec::new();
             let given = value.as_object().is_some_and(|object| object.contains_key("metadata"));
-            match trim(kind, value, &mut odd) {
+            match trim(kind, &value, &mut odd) {
                 Some(trimmed) => history.apply_listed(Timestamp::from_unix_ns(when), trimmed),
                 None => prop_assert!(!odd.is_empty() || !given),
             }

@@ -8,7 +8,7 @@ use crate::cluster::model::{ProbeHandler, ProbeKind};
 
 fn trimmed(kind: Kind, value: Value) -> (Option<Trimmed>, Vec<Oddity>) {
     let mut odd = Vec::new();
-    (trim(kind, value, &mut odd), odd)
+    (trim(kind, &value, &mut odd), odd)
 }
 
 fn service_of(spec: Value, status: Value) -> (Arc<Service>, Vec<Oddity>) {

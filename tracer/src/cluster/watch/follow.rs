@@ -154,7 +154,7 @@ impl Follower {
             for item in page.items.unwrap_or_default() {
                 let key = key_of(self.kind, &item);
                 let mut odd = Vec::new();
-                if let Some(trimmed) = trim(self.kind, item, &mut odd) {
+                if let Some(trimmed) = trim(self.kind, &item, &mut odd) {
                     self.send(Event::Listed(trimmed)).await?;
                 }
                 if !odd.is_empty() {
@@ -219,7 +219,7 @@ impl Follower {
         self.advance(&object);
         self.known.extend(key_of(self.kind, &object));
         let mut odd = Vec::new();
-        if let Some(trimmed) = trim(self.kind, object, &mut odd) {
+        if let Some(trimmed) = trim(self.kind, &object, &mut odd) {
             self.send(Event::Changed(Change::Put(trimmed))).await?;
         }
         if odd.is_empty() { Ok(()) } else { self.send(Event::Odd(odd)).await }

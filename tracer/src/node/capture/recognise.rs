@@ -2,7 +2,9 @@
 //!
 //! Owns the recognition only. Must-gathers name files in many ways, so content decides wherever it can.
 
-use serde_json::Value;
+use std::borrow::Cow;
+
+use serde::Deserialize;
 
 use super::Kind;
 
@@ -44,9 +46,22 @@ const fn means_something_empty(kind: Kind) -> bool {
     )
 }
 
+/// What a JSON text says of itself. Of a long list's items nothing but their kinds is kept.
+#[derive(Deserialize)]
+struct Document<'t> {
+    #[serde(borrow, default)]
+    kind: Option<Cow<'t, str>>,
+    #[serde(borrow, default)]
+    items: Option<Vec<Item<'t>>>,
+}
+
+#[derive(Deserialize)]
+struct Item<'t> {
+    #[serde(borrow, default)]
+    kind: Option<Cow<'t, str>>,
+}
+
 fn json(name: &str, text: &str) -> Option<Kind> {
-    // Objects are told by what stands before the items: the whole of a large list need not be parsed for that.
-    let value = || serde_json::from_str::<Value>(text).ok();
     let head = head(text);
     if head.contains("\"nftables\"") {
         return Some(Kind::NftRulesetJson);
@@ -64,8 +79,8 @@ fn json(name: &str, text: &str) -> Option<Kind> {
     if name == Kind::Process.file_name() {
         return Some(Kind::Process);
     }
-    let value = value()?;
-    match value.get("kind").and_then(Value::as_str)? {
+    let document: Document<'_> = serde_json::from_str(text).ok()?;
+    match document.kind.as_deref()? {
         "ServiceList" => Some(Kind::Services),
         "EndpointSliceList" => Some(Kind::EndpointSlices),
         "PodList" => Some(Kind::Pods),
@@ -78,16 +93,15 @@ fn json(name: &str, text: &str) -> Option<Kind> {
             Some(Kind::ProxyConfig)
         }
         "KubeProxyConfiguration" => Some(Kind::ProxyConfig),
-        "List" => list(&value),
+        "List" => list(&document.items?),
         "Service" | "EndpointSlice" | "Pod" | "Node" => Some(Kind::Objects),
         _ => None,
     }
 }
 
 /// `kubectl get A,B -o json` writes a plain List.
-fn list(value: &Value) -> Option<Kind> {
-    let items = value.get("items").and_then(Value::as_array)?;
-    let kinds: Vec<&str> = items.iter().filter_map(|item| item.get("kind")?.as_str()).collect();
+fn list(items: &[Item<'_>]) -> Option<Kind> {
+    let kinds: Vec<&str> = items.iter().filter_map(|item| item.kind.as_deref()).collect();
     let first = *kinds.first()?;
     if kinds.iter().any(|kind| *kind != first) {
         let known = ["Service", "EndpointSlice", "Pod", "Node"];
