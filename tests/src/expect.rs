@@ -8,95 +8,9 @@ use std::{
 };
 
 use serde_json::Value;
+use viptrace_class::{Class, Kind};
 
 use crate::traffic::{Attempt, Transport};
-
-/// A class of the failure catalogue, as far as the lab causes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Class {
-    Ok,
-    C1,
-    C3,
-    C5,
-    C5c,
-    C6,
-    C8,
-    C10,
-    C12,
-    C13,
-    C15,
-    C16,
-    C17a,
-    C18,
-    C19,
-    C20,
-    C21,
-    C22,
-    C23,
-    C28,
-    C29,
-    C31,
-    N1,
-    N4,
-    N8,
-    N9,
-    N20,
-}
-
-impl Class {
-    /// The record's `class`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::C1 => "C1",
-            Self::C3 => "C3",
-            Self::C5 => "C5",
-            Self::C5c => "C5c",
-            Self::C6 => "C6",
-            Self::C8 => "C8",
-            Self::C10 => "C10",
-            Self::C12 => "C12",
-            Self::C13 => "C13",
-            Self::C15 => "C15",
-            Self::C16 => "C16",
-            Self::C17a => "C17a",
-            Self::C18 => "C18",
-            Self::C19 => "C19",
-            Self::C20 => "C20",
-            Self::C21 => "C21",
-            Self::C22 => "C22",
-            Self::C23 => "C23",
-            Self::C28 => "C28",
-            Self::C29 => "C29",
-            Self::C31 => "C31",
-            Self::N1 => "N1",
-            Self::N4 => "N4",
-            Self::N8 => "N8",
-            Self::N9 => "N9",
-            Self::N20 => "N20",
-        }
-    }
-
-    /// The record's `domain`.
-    pub const fn domain(self) -> &'static str {
-        match self {
-            Self::Ok | Self::N1 | Self::N4 | Self::N8 | Self::N9 | Self::N20 => "normal",
-            Self::C1 => "pod_crash",
-            Self::C3 | Self::C5 | Self::C10 | Self::C12 => "iptables_sync",
-            Self::C6 | Self::C8 | Self::C13 => "stale_endpoints",
-            Self::C15 | Self::C16 | Self::C17a | Self::C18 | Self::C19 => "conntrack",
-            Self::C5c | Self::C21 | Self::C22 | Self::C23 => "service_config",
-            Self::C20 => "no_endpoints",
-            Self::C28 => "backend_refused",
-            Self::C29 => "network_path",
-            Self::C31 => "hairpin",
-        }
-    }
-
-    pub const fn is_fault(self) -> bool {
-        !matches!(self, Self::Ok | Self::N1 | Self::N4 | Self::N8 | Self::N9 | Self::N20)
-    }
-}
 
 /// The flow's `endpoint`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,13 +89,14 @@ impl Record {
         &self.0
     }
 
-    pub fn class(&self) -> &str {
-        self.text("/class")
+    /// `None` where the record has none, or one that is in no catalogue.
+    pub fn class(&self) -> Option<Class> {
+        self.text("/class").parse().ok()
     }
 
     /// Whether a user would be told that something broke.
     pub fn is_trouble(&self) -> bool {
-        self.class().starts_with('C') || self.class() == "unknown"
+        self.class().is_none_or(|class| matches!(class.kind(), Kind::Fault | Kind::Unknown))
     }
 
     pub fn key(&self) -> Option<Key> {
@@ -214,7 +129,7 @@ impl fmt::Display for Record {
         write!(
             f,
             "{} {} ({}) {} {} → {} → {}",
-            self.class(),
+            self.text("/class"),
             self.text("/domain"),
             self.text("/root_cause"),
             flow("protocol"),
@@ -285,8 +200,8 @@ pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
     format!(
         "{}\nexpected by class: {}\nrecorded by class: {}",
         found.join("\n"),
-        tally(expected.iter().map(|want| want.class.as_str())),
-        tally(records.iter().map(Record::class)),
+        tally(expected.iter().map(|want| want.class.id())),
+        tally(records.iter().map(|record| record.text("/class"))),
     )
 }
 
@@ -296,12 +211,7 @@ fn describe(want: &Expected) -> String {
         Endpoint::Null => "no endpoint".to_owned(),
         Endpoint::Is(address) => address.to_string(),
     };
-    format!(
-        "{} {} → {vip} → {endpoint}, expected {}",
-        want.transport.as_str(),
-        want.client,
-        want.class.as_str()
-    )
+    format!("{} {} → {vip} → {endpoint}, expected {}", want.transport.as_str(), want.client, want.class)
 }
 
 fn compare(want: &Expected, record: &Record) -> Vec<String> {
@@ -317,8 +227,8 @@ fn compare(want: &Expected, record: &Record) -> Vec<String> {
         (Value::String(namespace.to_owned()), Value::String(name.to_owned()))
     });
     let fields = [
-        ("/class", Value::String(want.class.as_str().to_owned())),
-        ("/domain", Value::String(want.class.domain().to_owned())),
+        ("/class", Value::String(want.class.to_string())),
+        ("/domain", Value::String(want.class.domain().to_string())),
         ("/flow/vip", address(want.vip)),
         ("/flow/endpoint", endpoint),
         ("/service/namespace", namespace),

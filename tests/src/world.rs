@@ -13,13 +13,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use viptrace_class::Class;
 
 use crate::{
     apiserver::ApiServer,
     cluster::Cluster,
     console,
     dataplane::{Family, Mode, Variant},
-    expect::{self, Class, Endpoint, Expected, Record},
+    expect::{self, Endpoint, Expected, Record},
     kube_proxy::KubeProxy,
     published::Published,
     replay,

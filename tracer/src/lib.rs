@@ -19,3 +19,5 @@ pub mod session;
 pub mod sighting;
 pub mod time;
 pub mod verdict;
+
+pub use viptrace_class as class;

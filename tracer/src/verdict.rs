@@ -7,7 +7,10 @@ use std::{fmt, net::SocketAddr};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::time::Timestamp;
+use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
+    time::Timestamp,
+};
 
 /// The verdict on one flow. Absent facts are `null`, never left out.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -16,7 +19,7 @@ pub struct Verdict {
     #[schemars(with = "String")]
     pub time: Timestamp,
     /// `ok`, `unknown`, or the class of the failure catalogue: `C…` a fault, `N…` a normal look-alike.
-    pub class: String,
+    pub class: Class,
     /// `domain — detail`.
     pub root_cause: String,
     pub domain: Domain,
@@ -46,105 +49,24 @@ pub struct Verdict {
 /// What a verdict is counted by; all that is kept of it for a flow that may be judged again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    pub class: String,
+    pub class: Class,
     pub service: Option<ServiceRef>,
 }
 
 impl Verdict {
     pub fn told(&self) -> Told {
-        Told { class: self.class.clone(), service: self.service.clone() }
+        Told { class: self.class, service: self.service.clone() }
     }
 
     /// Whether a person has to act: the flow failed for a reason that is not normal.
     pub fn is_fault(&self) -> bool {
-        self.class.starts_with('C')
+        self.class.is_fault()
     }
 
     /// Whether the flow broke and no rule explains it.
     pub fn is_unexplained(&self) -> bool {
-        self.class == "unknown"
+        self.class == Class::Unknown
     }
-}
-
-/// Who has to act.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Domain {
-    PodCrash,
-    ApiConnectivity,
-    IptablesSync,
-    IpvsModules,
-    StaleEndpoints,
-    VersionSkew,
-    ServiceConfig,
-    Conntrack,
-    NoEndpoints,
-    BackendRefused,
-    NetworkPath,
-    NetworkPolicy,
-    Hairpin,
-    Mtu,
-    HostKernel,
-    Normal,
-    Unknown,
-}
-
-impl Domain {
-    /// As it is written in records.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::PodCrash => "pod_crash",
-            Self::ApiConnectivity => "api_connectivity",
-            Self::IptablesSync => "iptables_sync",
-            Self::IpvsModules => "ipvs_modules",
-            Self::StaleEndpoints => "stale_endpoints",
-            Self::VersionSkew => "version_skew",
-            Self::ServiceConfig => "service_config",
-            Self::Conntrack => "conntrack",
-            Self::NoEndpoints => "no_endpoints",
-            Self::BackendRefused => "backend_refused",
-            Self::NetworkPath => "network_path",
-            Self::NetworkPolicy => "network_policy",
-            Self::Hairpin => "hairpin",
-            Self::Mtu => "mtu",
-            Self::HostKernel => "host_kernel",
-            Self::Normal => "normal",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-impl fmt::Display for Domain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-/// How much of the chain from cause to failure was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Confidence {
-    /// A plausible reading; something that would decide was not seen.
-    Low,
-    /// The deciding event was seen; a confounder is not excluded.
-    Medium,
-    /// The deciding events were seen and the confounders excluded.
-    High,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Nothing broke.
-    None,
-    /// Transient, or one flow only.
-    Low,
-    /// Some flows of this Service fail.
-    Medium,
-    /// Every new flow of this Service fails on this node.
-    High,
-    /// More than one Service fails on this node.
-    Critical,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
@@ -212,13 +134,4 @@ pub struct Mitigation {
     /// What keeps it from coming back.
     pub long_term: String,
     pub safety: Safety,
-}
-
-/// What the immediate action can do to running traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Safety {
-    ReadOnly,
-    Disruptive,
-    Dangerous,
 }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use anyhow::Result;
+use viptrace_class::Class;
 
 use crate::{
     console,
     dataplane::Variant,
-    expect::Class,
     scenarios::silent,
     tool::Tool,
     traffic::{
@@ -157,11 +157,8 @@ pub(super) fn run(world: &World) -> Result<bool> {
             tool.lines_from(before).iter().any(|line| shows(line, step)).then_some(())
         });
         if shown.is_err() {
-            console::say(format!(
-                "   MISSING: no line shows {} within {SHOWN_WITHIN:?}",
-                step.class.as_str()
-            ));
-            missing.push(step.class.as_str());
+            console::say(format!("   MISSING: no line shows {} within {SHOWN_WITHIN:?}", step.class));
+            missing.push(step.class.id());
         }
         settle(&stage);
         stage.mend()?;
@@ -199,7 +196,7 @@ fn settle(stage: &Stage) {
 
 /// Whether a table line shows the step's class as a word of its own, and its other words.
 fn shows(line: &str, step: &Step) -> bool {
-    line.split_whitespace().any(|word| word == step.class.as_str())
+    line.split_whitespace().any(|word| word == step.class.id())
         && step.words.iter().all(|word| line.contains(word))
 }
 

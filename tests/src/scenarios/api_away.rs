@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::stale;
+use viptrace_class::Class;
+
 use crate::{
     apiserver::Absence,
-    expect::Class,
     traffic::{
         Attempt, Outcome, all_ended,
         client::{self, Script},

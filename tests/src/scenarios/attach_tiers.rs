@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use jiff::Timestamp;
 use serde_json::Value;
+use viptrace_class::Class;
 
 use super::silent;
 use crate::{
@@ -214,7 +215,7 @@ impl Difference {
     /// class's or another Service's.
     fn is_contradiction(&self) -> bool {
         self.fields.iter().any(|(name, told)| match name.as_str() {
-            "class" => !told.iter().any(|class| class == "unknown"),
+            "class" => !told.iter().any(|class| class == Class::Unknown.id()),
             name => name == "service",
         })
     }

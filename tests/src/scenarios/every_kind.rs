@@ -10,11 +10,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use viptrace_class::Class;
 
 use crate::{
     command,
     dataplane::Family,
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     invocation::Invocation,
     published::{Member, Port, Published},
     topology::Place,

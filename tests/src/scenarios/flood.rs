@@ -6,9 +6,11 @@ use std::fs;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::silent;
+use viptrace_class::Class;
+
 use crate::{
     console,
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     sys,
     tool::Tool,
     traffic::{
@@ -87,7 +89,7 @@ fn memory_once_caught_up(stage: &Stage, endpoint: &Endpoint) -> Result<Option<Me
     for attempt in &attempts {
         let Some(record) = stage.record_of(attempt)? else { return Ok(None) };
         let is_at = Endpoint::Is(record.text("/flow/endpoint").parse().context("an endpoint is no address")?);
-        ensure!(record.class() == Class::Ok.as_str() && is_at == *endpoint, "in the flood: {record}");
+        ensure!(record.class() == Some(Class::Ok) && is_at == *endpoint, "in the flood: {record}");
     }
     stage.tool().map(Memory::of).transpose()
 }
@@ -108,7 +110,7 @@ fn judge(stage: &mut Stage) -> Result<()> {
     let records = ended.records();
     // What comes of a flow that was given up has no beginning any more: it may stay unexplained, but not be explained
     // by what did not happen.
-    let may_be = |class: &str| class == Class::C29.as_str() || class == "unknown";
+    let may_be = |class| matches!(class, Some(Class::C29 | Class::Unknown));
     if let Some(other) = records.iter().find(|record| record.is_trouble() && !may_be(record.class())) {
         bail!("the flood is silence, and was called otherwise: {other}");
     }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use viptrace_class::Class;
 
 use crate::{
-    expect::Class,
     traffic::{
         Outcome, all_ended,
         client::{self, Ending, Script},

@@ -5,10 +5,11 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, bail};
+use viptrace_class::Class;
 
 use crate::{
     dataplane::Mode,
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     topology::Place,
     traffic::{
         Outcome, all_ended,

@@ -6,8 +6,10 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Result;
 
 use super::{silent, stale};
+use viptrace_class::Class;
+
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},

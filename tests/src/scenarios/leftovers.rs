@@ -4,9 +4,11 @@
 use anyhow::Result;
 
 use super::stale;
+use viptrace_class::Class;
+
 use crate::{
     dataplane::Mode,
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},

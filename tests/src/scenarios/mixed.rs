@@ -10,10 +10,12 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 
 use super::{alone::Alone, stale};
+use viptrace_class::Class;
+
 use crate::{
     console,
     dataplane::Family,
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Attempt, Outcome, all_ended,
         client::{self, Ending, Script},

@@ -1,9 +1,10 @@
 //! The rules as kube-proxy 1.36 writes them: other chain names, a set of hairpin connections, no fixed order.
 
 use anyhow::Result;
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     kube_proxy::KubeProxy,
     rules::Rules,
     traffic::{

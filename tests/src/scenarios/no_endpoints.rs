@@ -2,10 +2,11 @@
 //! Pod of `shop/slow` is not ready.
 
 use anyhow::{Result, bail};
+use viptrace_class::Class;
 
 use crate::{
     dataplane::Family,
-    expect::{Class, Endpoint, Record},
+    expect::{Endpoint, Record},
     traffic::{
         Outcome, all_ended,
         client::{self, Script},

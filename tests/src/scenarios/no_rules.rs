@@ -4,9 +4,10 @@
 use std::{thread, time::Duration};
 
 use anyhow::{Result, anyhow};
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},

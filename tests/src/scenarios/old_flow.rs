@@ -6,8 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::stale;
+use viptrace_class::Class;
+
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Outcome,
         client::{self, Ending, Held, Script},

@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 
 use anyhow::Result;
+use viptrace_class::Class;
 
 use crate::{
-    expect::Class,
     traffic::{
         Outcome, all_ended,
         client::{self, Ending, Script},

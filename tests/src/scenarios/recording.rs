@@ -7,10 +7,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use viptrace_class::Class;
 
 use crate::{
     command,
-    expect::{Class, Record},
+    expect::Record,
     replay,
     traffic::{
         Outcome, all_ended,

@@ -6,8 +6,10 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Result;
 
 use super::alone::Alone;
+use viptrace_class::Class;
+
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     topology::Pod,
     traffic::{
         Outcome, all_ended,

@@ -5,9 +5,10 @@
 use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},
@@ -28,7 +29,7 @@ pub(super) fn remove_cart_2(stage: &mut Stage) -> Result<SocketAddr> {
 /// Every stale verdict tells how long ago the endpoint left.
 fn check_that_the_age_is_told(stage: &mut Stage) {
     stage.check(|records, _| {
-        for record in records.iter().filter(|record| record.class() == Class::C6.as_str()) {
+        for record in records.iter().filter(|record| record.class() == Some(Class::C6)) {
             if !record.said().contains(" s before") {
                 bail!("a stale verdict does not say how long ago the endpoint left: {}", record.said());
             }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Outcome, all_ended,
         client::{self, Ending, Script},

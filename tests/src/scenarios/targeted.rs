@@ -6,8 +6,10 @@ use std::net::SocketAddr;
 use anyhow::{Result, bail};
 
 use super::stale;
+use viptrace_class::Class;
+
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Attempt, Outcome, all_ended,
         client::{self, Script},

@@ -4,8 +4,10 @@
 use anyhow::{Result, bail};
 
 use super::alone::Alone;
+use viptrace_class::Class;
+
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},

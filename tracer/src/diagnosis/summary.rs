@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::verdict::{Domain, ServiceRef, Severity, Told, Verdict};
+use crate::class::{Class, Domain, Severity};
+use crate::verdict::{ServiceRef, Told, Verdict};
 
 /// Causes kept apart, each with a verdict of a few KiB; more are counted by class only.
 const MAX_CAUSES: usize = 1000;
@@ -15,7 +16,7 @@ const MAX_SERVICES: usize = 20_000;
 /// How many flows ended in one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassCount {
-    pub class: String,
+    pub class: Class,
     pub domain: Domain,
     pub count: u64,
 }
@@ -32,9 +33,9 @@ pub struct RankedCause {
 /// Verdicts so far. Bounded: the number of classes is fixed, causes and Services are capped.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    classes: BTreeMap<String, (Domain, u64)>,
-    services: BTreeMap<ServiceRef, BTreeMap<String, u64>>,
-    causes: BTreeMap<(String, Option<ServiceRef>), RankedCause>,
+    classes: BTreeMap<Class, (Domain, u64)>,
+    services: BTreeMap<ServiceRef, BTreeMap<Class, u64>>,
+    causes: BTreeMap<(Class, Option<ServiceRef>), RankedCause>,
     /// Flows judged.
     pub judged: u64,
     /// Flows that were none of ours.
@@ -55,7 +56,7 @@ impl Summary {
         if !verdict.is_fault() && !verdict.is_unexplained() {
             return;
         }
-        let key = (verdict.class.clone(), verdict.service.clone());
+        let key = (verdict.class, verdict.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
             known.flows += 1;
             let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
@@ -76,20 +77,20 @@ impl Summary {
         self.judged += count;
         match self.classes.get_mut(&verdict.class) {
             Some((_, known)) => *known += count,
-            None => _ = self.classes.insert(verdict.class.clone(), (verdict.domain, count)),
+            None => _ = self.classes.insert(verdict.class, (verdict.domain, count)),
         }
         let Some(service) = &verdict.service else { return };
         if let Some(known) = self.services.get_mut(service).and_then(|known| known.get_mut(&verdict.class)) {
             *known += count;
         } else if self.services.len() < MAX_SERVICES || self.services.contains_key(service) {
             let classes = self.services.entry(service.clone()).or_default();
-            *classes.entry(verdict.class.clone()).or_default() += count;
+            *classes.entry(verdict.class).or_default() += count;
         }
     }
 
     /// How many flows ended in a class of which `is_meant` is true.
-    pub fn count(&self, is_meant: impl Fn(&str) -> bool) -> u64 {
-        self.classes.iter().filter(|(class, _)| is_meant(class)).map(|(_, (_, count))| count).sum()
+    pub fn count(&self, is_meant: impl Fn(Class) -> bool) -> u64 {
+        self.classes.iter().filter(|(class, _)| is_meant(**class)).map(|(_, (_, count))| count).sum()
     }
 
     /// A flow for which there is no verdict.
@@ -109,7 +110,7 @@ impl Summary {
         {
             *count = count.saturating_sub(1);
         }
-        let key = (told.class.clone(), told.service.clone());
+        let key = (told.class, told.service.clone());
         if let Some(known) = self.causes.get_mut(&key) {
             known.flows = known.flows.saturating_sub(1);
             if known.flows == 0 {
@@ -123,18 +124,14 @@ impl Summary {
         let mut out: Vec<_> = self
             .classes
             .iter()
-            .map(|(class, (domain, count))| ClassCount {
-                class: class.clone(),
-                domain: *domain,
-                count: *count,
-            })
+            .map(|(class, (domain, count))| ClassCount { class: *class, domain: *domain, count: *count })
             .collect();
         out.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.class.cmp(&b.class)));
         out
     }
 
     /// For each Service port the number of flows by class.
-    pub fn services(&self) -> impl Iterator<Item = (&ServiceRef, &BTreeMap<String, u64>)> {
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceRef, &BTreeMap<Class, u64>)> {
         self.services.iter()
     }
 
@@ -156,7 +153,7 @@ impl Summary {
 
     /// Whether a person has to act.
     pub fn has_faults(&self) -> bool {
-        self.classes.keys().any(|class| class.starts_with('C'))
+        self.classes.keys().any(|class| class.is_fault())
     }
 }
 

@@ -6,6 +6,7 @@
 use std::{fmt::Write as _, io};
 
 use crate::{
+    class::Safety,
     diagnosis::triage::{CheckReport, Finding, Level, State, procedures::Outcome},
     report::{
         escape::is_unsafe,
@@ -13,7 +14,6 @@ use crate::{
         printer::{Paint, Style},
         safe,
     },
-    verdict::Safety,
 };
 
 /// Differences shown in a table; the rest is counted.

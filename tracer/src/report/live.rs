@@ -272,11 +272,14 @@ mod tests {
     };
 
     use super::*;
-    use crate::report::{
-        Report, Summary,
-        sink::{
-            fixture,
-            tests::{Shared, item, printer},
+    use crate::{
+        class::Class,
+        report::{
+            Report, Summary,
+            sink::{
+                fixture,
+                tests::{Shared, item, printer},
+            },
         },
     };
 
@@ -475,10 +478,10 @@ mod tests {
     fn a_revised_flow_replaces_its_line() {
         let mut bench = Bench::new(View::Default, 140, 24);
         let mut verdict = fault(1);
-        verdict.class = "unknown".into();
+        verdict.class = Class::Unknown;
         bench.show(&verdict);
         assert!(bench.tick().contains("unknown "));
-        verdict.class = "ok".into();
+        verdict.class = Class::Ok;
         let item = Item { revised: true, ..item(&verdict) };
         assert!(bench.report.show(item, bench.now).is_ok());
         let text = bench.tick();

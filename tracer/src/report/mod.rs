@@ -5,7 +5,6 @@
 //! verdict says is decided in `diagnosis`; here it is only laid out.
 
 pub mod check;
-pub mod class;
 mod columns;
 mod escape;
 mod json;
@@ -29,6 +28,7 @@ use std::{net::SocketAddr, time::Duration};
 use clap::ValueEnum;
 
 use crate::{
+    class::Class,
     session::{Folded, Judged},
     time::Timestamp,
     verdict::Verdict,
@@ -68,7 +68,7 @@ impl View {
 
     /// Whether this verdict is counted in a folded line.
     fn folds(self, verdict: &Verdict) -> bool {
-        self == Self::Default && verdict.class == class::OK
+        self == Self::Default && verdict.class == Class::Ok
     }
 }
 

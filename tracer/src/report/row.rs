@@ -3,14 +3,10 @@
 use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
 use crate::{
-    report::{
-        Item,
-        class::{self, Kind},
-        escape::safe,
-        printer::Style,
-    },
+    class::{Class, Confidence, Kind},
+    report::{Item, escape::safe, printer::Style},
     time::Timestamp,
-    verdict::{Confidence, Evidence, FlowRef, Verdict},
+    verdict::{Evidence, FlowRef, Verdict},
 };
 
 /// The cells of a line. Every text is safe for a terminal.
@@ -45,8 +41,8 @@ impl Row {
         let flow = &verdict.flow;
         Self {
             time: clock(verdict.time),
-            verdict: tag(&verdict.class),
-            style: style(&verdict.class),
+            verdict: tag(verdict.class),
+            style: style(verdict.class),
             service: verdict
                 .service
                 .as_ref()
@@ -71,18 +67,16 @@ pub(super) fn end(pod: Option<&str>, addr: Option<SocketAddr>, with_addresses: b
 }
 
 /// `FAULT C20`, `unknown`, `normal N1`, `ok`.
-fn tag(class: &str) -> String {
-    let class_text = safe(class);
-    match class::kind(class) {
-        Kind::Fault => format!("FAULT {class_text}"),
-        Kind::Normal => format!("normal {class_text}"),
-        Kind::Ok => "ok".into(),
-        Kind::Unknown => "unknown".into(),
+fn tag(class: Class) -> String {
+    match class.kind() {
+        Kind::Fault => format!("FAULT {class}"),
+        Kind::Normal => format!("normal {class}"),
+        Kind::Ok | Kind::Unknown => class.to_string(),
     }
 }
 
-fn style(class: &str) -> Style {
-    match class::kind(class) {
+fn style(class: Class) -> Style {
+    match class.kind() {
         Kind::Fault => Style::Fault,
         Kind::Unknown => Style::Unknown,
         Kind::Normal => Style::Faint,
@@ -93,7 +87,7 @@ fn style(class: &str) -> Style {
 /// The detail of the root cause; for a healthy flow how long its connect took.
 fn what(item: Item<'_>) -> String {
     match item.connect_time {
-        Some(time) if item.verdict.class == class::OK => format!("connected in {}", milliseconds(time)),
+        Some(time) if item.verdict.class == Class::Ok => format!("connected in {}", milliseconds(time)),
         _ => detail(&item.verdict.root_cause),
     }
 }
@@ -113,7 +107,7 @@ fn wide(verdict: &Verdict) -> Wide {
         }
     };
     // A healthy flow needs no proof on the screen.
-    if verdict.class != class::OK {
+    if verdict.class != Class::Ok {
         add("evidence", &verdict.evidence);
         add("against", &verdict.against);
         below.extend(verdict.unseen.iter().map(|unseen| format!("not seen: {}", safe(unseen))));

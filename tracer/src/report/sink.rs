@@ -311,17 +311,15 @@ pub(super) mod fixture {
     //! Verdicts for the tests of this module.
 
     use crate::{
+        class::{Class, Confidence, Domain, Safety, Severity},
         time::Timestamp,
-        verdict::{
-            Confidence, Domain, Evidence, EvidenceType, FlowRef, Mitigation, Safety, ServiceRef, Severity,
-            Verdict,
-        },
+        verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
     };
 
     pub(in crate::report) fn fault() -> Verdict {
         Verdict {
             time: Timestamp::from_unix_ns(101_500_000_000),
-            class: "C20".into(),
+            class: Class::C20,
             root_cause: "no_endpoints — the selector matches no Pod".into(),
             domain: Domain::NoEndpoints,
             confidence: Confidence::High,
@@ -364,7 +362,7 @@ pub(super) mod fixture {
     /// A healthy flow from this client port.
     pub(in crate::report) fn ok(port: u16) -> Verdict {
         let mut verdict = fault();
-        verdict.class = "ok".into();
+        verdict.class = Class::Ok;
         verdict.root_cause = "normal — healthy".into();
         verdict.flow.client.set_port(port);
         verdict.flow.endpoint = Some(([10, 244, 1, 11], 8080).into());
@@ -381,7 +379,7 @@ pub(super) mod tests {
     };
 
     use super::{fixture, *};
-    use crate::{report::Verbosity, verdict::Verdict};
+    use crate::{class::Class, report::Verbosity, verdict::Verdict};
 
     /// A writer whose text a test can read.
     #[derive(Clone, Default)]
@@ -428,7 +426,7 @@ pub(super) mod tests {
 
     fn mixed() -> Vec<Verdict> {
         let mut normal = fixture::ok(3);
-        normal.class = "N1".into();
+        normal.class = Class::N1;
         normal.root_cause = "normal — kubelet probe".into();
         vec![fixture::ok(1), fixture::fault(), fixture::ok(2), normal]
     }

@@ -3,15 +3,15 @@
 use std::{fmt::Write as _, time::Duration};
 
 use crate::{
+    class::{Class, Kind, Safety},
     report::{
-        class::{self, Kind},
         escape::{push_padded, safe, width},
         latency::Latency,
         printer::{Paint, Style},
         row::{clock, confidence, detail, milliseconds},
     },
     time::Timestamp,
-    verdict::{Safety, Verdict},
+    verdict::Verdict,
 };
 
 /// Classes, Services and gaps that are listed; the rest is counted.
@@ -48,7 +48,7 @@ pub struct Summary {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassCount {
-    pub class: String,
+    pub class: Class,
     pub count: u64,
 }
 
@@ -77,7 +77,7 @@ impl Summary {
     }
 
     fn count(&self, kind: Kind) -> u64 {
-        self.classes.iter().filter(|it| class::kind(&it.class) == kind).map(|it| it.count).sum()
+        self.classes.iter().filter(|it| it.class.kind() == kind).map(|it| it.count).sum()
     }
 
     /// The text, each line ended.
@@ -124,10 +124,10 @@ impl Summary {
         }
         heading(out, paint, "Verdicts");
         let mut classes: Vec<_> = self.classes.iter().collect();
-        classes.sort_by_key(|it| (class::kind(&it.class), std::cmp::Reverse(it.count)));
-        let rows = classes.iter().map(|it| {
-            [it.count.to_string(), safe(&it.class).into_owned(), class::name(&it.class).to_owned()]
-        });
+        classes.sort_by_key(|it| (it.class.kind(), std::cmp::Reverse(it.count)));
+        let rows = classes
+            .iter()
+            .map(|it| [it.count.to_string(), it.class.to_string(), it.class.title().to_owned()]);
         table(out, rows.collect(), &[Align::Right, Align::Left, Align::Left]);
     }
 
@@ -204,8 +204,8 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     let verdict = &cause.verdict;
     heading(out, paint, "First cause");
     let service = verdict.service.as_ref().map_or_else(String::new, |service| format!("  {service}"));
-    let title = format!("{} {}", verdict.class, class::name(&verdict.class));
-    line(out, 1, &format!("{}{}", paint.text(Style::Fault, &safe(&title)), safe(&service)));
+    let title = format!("{} {}", verdict.class, verdict.class.title());
+    line(out, 1, &format!("{}{}", paint.text(Style::Fault, &title), safe(&service)));
     line(out, 1, &detail(&verdict.root_cause));
     let sure = confidence(verdict.confidence);
     line(out, 1, &format!("{}, domain {}, confidence {sure}", plural(cause.flows, "flow"), verdict.domain));
@@ -241,7 +241,7 @@ fn other_causes(out: &mut String, paint: Paint, causes: &[Cause]) {
         let service = cause.verdict.service.as_ref().map_or_else(|| "-".into(), ToString::to_string);
         [
             cause.flows.to_string(),
-            safe(&cause.verdict.class).into_owned(),
+            cause.verdict.class.to_string(),
             safe(&service).into_owned(),
             detail(&cause.verdict.root_cause),
         ]
@@ -327,8 +327,8 @@ mod tests {
             ended: Timestamp::from_unix_secs(130),
             flows_seen: 12,
             classes: vec![
-                ClassCount { class: "ok".into(), count: 10 },
-                ClassCount { class: "C20".into(), count: 2 },
+                ClassCount { class: Class::Ok, count: 10 },
+                ClassCount { class: Class::C20, count: 2 },
             ],
             services: vec![ServiceCount {
                 service: "shop/checkout:http".into(),

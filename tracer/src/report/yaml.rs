@@ -6,9 +6,10 @@ use std::{fmt::Write as _, io};
 use serde::Serialize;
 
 use crate::{
+    class::{Class, Confidence, Domain, Severity},
     report::escape::is_unsafe,
     time::Timestamp,
-    verdict::{Confidence, Domain, Evidence, FlowRef, Mitigation, ServiceRef, Severity, Verdict},
+    verdict::{Evidence, FlowRef, Mitigation, ServiceRef, Verdict},
 };
 
 #[derive(Serialize)]
@@ -21,7 +22,7 @@ struct Document<'a> {
     mitigation: &'a Mitigation,
     cross_reference: &'a [String],
     time: Timestamp,
-    class: &'a str,
+    class: Class,
     domain: Domain,
     confidence: Confidence,
     service: Option<&'a ServiceRef>,
@@ -63,7 +64,7 @@ pub(super) fn document(verdict: &Verdict) -> io::Result<String> {
         mitigation,
         cross_reference,
         time: *time,
-        class,
+        class: *class,
         domain: *domain,
         confidence: *confidence,
         service: service.as_ref(),

@@ -1,6 +1,9 @@
 //! The check of captures of real nodes: on healthy ones exactly what is wrong by design, on broken ones the cause.
 use crate::check_support::{Gathered, faults, name, named, only, says};
-use viptrace::diagnosis::triage::{Level, State};
+use viptrace::{
+    class::Class,
+    diagnosis::triage::{Level, State},
+};
 
 /// What this cluster lacks wherever one looks.
 const BY_DESIGN: [&str; 3] = ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow"];
@@ -74,11 +77,11 @@ fn a_lost_api_is_found_behind_a_healthy_healthz() {
     // And its effect: the rules still send to a Pod that is gone.
     let stale = report.findings.iter().find(|finding| name(finding) == "C6 shop/cart").unwrap();
     assert!(stale.root_cause.contains("10.244.1.11"), "{stale:#?}");
-    let known = ["C2", "C6", "C20", "C21", "C22"];
+    let known = [Class::C2, Class::C6, Class::C20, Class::C21, Class::C22];
     let other: Vec<_> = report
         .findings
         .iter()
-        .filter(|finding| finding.level == Level::Fault && !known.contains(&finding.class.as_str()))
+        .filter(|finding| finding.level == Level::Fault && !known.contains(&finding.class))
         .collect();
     assert!(other.is_empty(), "{other:#?}");
 }
@@ -87,7 +90,7 @@ fn a_lost_api_is_found_behind_a_healthy_healthz() {
 fn a_rejected_token_is_told_from_a_lost_connection() {
     let report = Gathered::new(&["incidents/unauthorized"]).check();
     assert_eq!(name(&report.findings[0]), "C2", "{:#?}", report.findings);
-    let refused = only(&report, "C2");
+    let refused = only(&report, Class::C2);
     assert!(
         refused.root_cause.contains("Unauthorized") && refused.root_cause.contains("never written"),
         "{refused:#?}"
@@ -104,7 +107,7 @@ fn a_kernel_without_ipvs_is_the_cause_and_not_the_missing_process() {
     let report = gathered.check();
     assert_eq!(name(&report.findings[0]), "C11", "{:#?}", report.findings);
     assert!(says(&report.findings[0], "Ipvs not supported"), "{:#?}", report.findings[0]);
-    assert!(report.findings.iter().all(|finding| finding.class != "C1"), "{:#?}", report.findings);
+    assert!(report.findings.iter().all(|finding| finding.class != Class::C1), "{:#?}", report.findings);
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Each fault cut into the capture of a healthy node is found, and nothing else beside it.
 use crate::check_support::{Gathered, named, only, says};
 use serde_json::json;
-use viptrace::diagnosis::triage::{CheckReport, Level, compare, procedures::Outcome};
+use viptrace::{
+    class::Class,
+    diagnosis::triage::{CheckReport, Level, compare, procedures::Outcome},
+};
 
 const ON_WORKER_1: [&str; 5] =
     ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
@@ -65,13 +68,13 @@ fn a_whole_healthy_node_has_no_gap_and_nothing_beside_the_design() {
 fn a_change_that_waits_is_in_flight_or_broken_by_its_age() {
     // kube-proxy's clock is 1795217105.7 in this capture.
     for (queued, class, level) in [
-        ("1.7952171050e+09", "C5", Level::Note),
-        ("1.7952170990e+09", "C5", Level::Note),
-        ("1.7952170000e+09", "C4", Level::Fault),
+        ("1.7952171050e+09", Class::C5, Level::Note),
+        ("1.7952170990e+09", Class::C5, Level::Note),
+        ("1.7952170000e+09", Class::C4, Level::Fault),
     ] {
         let node = node();
         node.edit("node/metrics.txt", |text| {
-            let synced = if class == "C4" { "1.795216990e+09" } else { "1.795217098e+09" };
+            let synced = if class == Class::C4 { "1.795216990e+09" } else { "1.795217098e+09" };
             text.replace(
                 "last_queued_timestamp_seconds 1.79521709812791e+09",
                 &format!("last_queued_timestamp_seconds {queued}"),
@@ -102,7 +105,7 @@ fn a_rejected_batch_names_its_cause_while_it_lasts() {
     node.edit("node/kube-proxy.log", |text| {
         text + "E1120 23:25:04.100000   27071 proxier.go:1533] \"Failed to execute iptables-restore\" err=\"exit status 4: Another app is currently holding the xtables lock\"\n"
     });
-    let finding = only(&node.check(), "C4").clone();
+    let finding = only(&node.check(), Class::C4).clone();
     assert_eq!(finding.level, Level::Fault, "{finding:#?}");
     assert!(
         finding.root_cause.contains("iptables lock") && finding.mitigation.immediate.contains("xtables.lock"),
@@ -126,7 +129,7 @@ fn rules_of_two_backends_or_two_modes_are_told() {
     let leftover = report
         .findings
         .iter()
-        .find(|finding| finding.class == "C10" && finding.level == Level::Fault)
+        .find(|finding| finding.class == Class::C10 && finding.level == Level::Fault)
         .unwrap();
     assert!(says(leftover, "left over from iptables mode"), "{leftover:#?}");
 }
@@ -140,8 +143,8 @@ fn rules_that_were_written_and_are_gone_were_flushed() {
     node.remove("node/nft-ruleset.json");
     node.remove("node/nft-ruleset.txt");
     let report = node.check();
-    assert!(only(&report, "C5e").root_cause.contains("they are gone"), "{:#?}", report.findings);
-    assert_eq!(report.findings[0].class, "C5e", "{:#?}", report.findings);
+    assert!(only(&report, Class::C5e).root_cause.contains("they are gone"), "{:#?}", report.findings);
+    assert_eq!(report.findings[0].class, Class::C5e, "{:#?}", report.findings);
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn a_kube_proxy_that_does_not_run_is_told_with_what_still_stands() {
         node.remove(&format!("node/{file}"));
     }
     let report = node.check();
-    let gone = only(&report, "C1");
+    let gone = only(&report, Class::C1);
     assert!(gone.against[0].content.contains("still stand"), "{gone:#?}");
     let asked = gone.evidence.iter().find(|item| item.content.contains("do not answer")).unwrap();
     assert!(asked.content.contains("127.0.0.1:12345 (metrics), 127.0.0.1:10256 (health)"), "{asked:#?}");
@@ -184,7 +187,7 @@ fn a_crashing_pod_and_a_short_daemon_set_are_told() {
     let details: Vec<_> = report
         .findings
         .iter()
-        .filter(|finding| finding.class == "C1")
+        .filter(|finding| finding.class == Class::C1)
         .map(|finding| finding.root_cause.as_str())
         .collect();
     assert!(details.iter().any(|detail| detail.contains("CrashLoopBackOff after OOMKilled")), "{details:?}");
@@ -205,22 +208,27 @@ fn versions_too_far_apart_are_told_and_unknown_ones_are_not() {
 #[test]
 fn conntrack_is_judged_by_what_grows_and_by_its_limit() {
     for (settings, later, expected, level) in [
-        (SYSCTLS.replace("count = 100", "count = 131072"), COUNTERS.to_owned(), "C16", Level::Fault),
-        (SYSCTLS.replace("count = 100", "count = 120000"), COUNTERS.to_owned(), "C16", Level::Fault),
-        (SYSCTLS.replace("count = 100", "count = 100000"), COUNTERS.to_owned(), "C16", Level::Warning),
+        (SYSCTLS.replace("count = 100", "count = 131072"), COUNTERS.to_owned(), Class::C16, Level::Fault),
+        (SYSCTLS.replace("count = 100", "count = 120000"), COUNTERS.to_owned(), Class::C16, Level::Fault),
+        (SYSCTLS.replace("count = 100", "count = 100000"), COUNTERS.to_owned(), Class::C16, Level::Warning),
         (
             SYSCTLS.to_owned(),
             COUNTERS.replacen("0 00000000 00000000 0 0", "0 00000003 00000003 0 0", 1),
-            "C17",
+            Class::C17,
             Level::Warning,
         ),
-        (SYSCTLS.replace("buckets = 32768", "buckets = 1024"), COUNTERS.to_owned(), "C17", Level::Warning),
+        (
+            SYSCTLS.replace("buckets = 32768", "buckets = 1024"),
+            COUNTERS.to_owned(),
+            Class::C17,
+            Level::Warning,
+        ),
     ] {
         let node = node();
         node.write("node/sysctl.txt", &settings);
         node.write("node/nf_conntrack.stat.later.txt", &later);
         let report = node.check();
-        assert_eq!(beside(&report), [expected], "{settings}");
+        assert_eq!(beside(&report), [expected.id()], "{settings}");
         assert_eq!(only(&report, expected).level, level, "{settings}");
     }
     // Totals since boot are no news.
@@ -234,22 +242,22 @@ fn conntrack_is_judged_by_what_grows_and_by_its_limit() {
         "node/nf_conntrack.namespaces.txt",
         "# netns entries process\n4026531840 255 systemd\n4026532000 131000 envoy\n",
     );
-    assert!(says(only(&node.check(), "C16"), "envoy"));
+    assert!(says(only(&node.check(), Class::C16), "envoy"));
 }
 
 #[test]
 fn settings_that_break_the_path_are_told_where_something_depends_on_them() {
     for (from, to, expected, level) in [
-        ("ip_forward = 1", "ip_forward = 0", "C32", Level::Fault),
-        ("nf-call-iptables = 1", "nf-call-iptables = 0", "C31", Level::Fault),
-        ("eth1.rp_filter = 0", "eth1.rp_filter = 1", "C32", Level::Warning),
-        ("all.rp_filter = 0", "all.rp_filter = 1", "C32", Level::Warning),
-        ("route_localnet = 1", "route_localnet = 0", "C26", Level::Warning),
+        ("ip_forward = 1", "ip_forward = 0", Class::C32, Level::Fault),
+        ("nf-call-iptables = 1", "nf-call-iptables = 0", Class::C31, Level::Fault),
+        ("eth1.rp_filter = 0", "eth1.rp_filter = 1", Class::C32, Level::Warning),
+        ("all.rp_filter = 0", "all.rp_filter = 1", Class::C32, Level::Warning),
+        ("route_localnet = 1", "route_localnet = 0", Class::C26, Level::Warning),
     ] {
         let node = node();
         node.write("node/sysctl.txt", &SYSCTLS.replace(from, to));
         let report = node.check();
-        assert_eq!(beside(&report), [expected], "{to}");
+        assert_eq!(beside(&report), [expected.id()], "{to}");
         assert_eq!(only(&report, expected).level, level, "{to}");
     }
     // The larger of the two settings counts: loose for all makes a strict interface loose.
@@ -270,13 +278,13 @@ fn settings_that_break_the_path_are_told_where_something_depends_on_them() {
     let unloaded = node();
     unloaded.write("node/sysctl.txt", &SYSCTLS.replace("net.bridge.bridge-nf-call-iptables = 1\n", ""));
     unloaded.write("node/modules.txt", "veth 1 0 - Live 0x0\nkernel/net/x.ko\n");
-    assert!(only(&unloaded.check(), "C31").root_cause.contains("br_netfilter is not loaded"));
+    assert!(only(&unloaded.check(), Class::C31).root_cause.contains("br_netfilter is not loaded"));
     let drops = node();
     drops.write("node/netstat.later.txt", "TcpExt: IPReversePathFilter\nTcpExt: 9\n");
-    assert!(only(&drops.check(), "C32").root_cause.contains("4 between two readings"));
+    assert!(only(&drops.check(), Class::C32).root_cause.contains("4 between two readings"));
     let hairpin = node();
     hairpin.edit("node/ip-addr.json", |text| text.replace("\"hairpin\":true", "\"hairpin\":false"));
-    assert_eq!(only(&hairpin.check(), "C31").level, Level::Warning);
+    assert_eq!(only(&hairpin.check(), Class::C31).level, Level::Warning);
 }
 
 #[test]
@@ -288,7 +296,7 @@ fn a_node_in_ipvs_mode_needs_its_device_with_every_address() {
     assert_eq!(beside(&report), ["C11 shop/cart"], "{:#?}", report.findings);
     let renamed = node();
     renamed.edit("node/ip-addr.json", |text| text.replace("kube-ipvs0", "kube-ipvs1"));
-    assert!(only(&renamed.check(), "C11").root_cause.contains("kube-ipvs0 is missing"));
+    assert!(only(&renamed.check(), Class::C11).root_cause.contains("kube-ipvs0 is missing"));
     let unset = node();
     unset.edit("node/sysctl.txt", |text| {
         text.replace("net.ipv4.vs.expire_nodest_conn = 1", "net.ipv4.vs.expire_nodest_conn = 0")
@@ -304,7 +312,7 @@ fn a_node_in_ipvs_mode_needs_its_device_with_every_address() {
 fn node_ports_of_no_address_are_told() {
     let node = node();
     node.edit("node/config.yaml", |text| text + "nodePortAddresses: [203.0.113.0/24]\n");
-    assert!(only(&node.check(), "C26").root_cause.contains("no node port is served here"));
+    assert!(only(&node.check(), Class::C26).root_cause.contains("no node port is served here"));
     let primary = self::node();
     primary.edit("node/config.yaml", |text| text + "nodePortAddresses: [primary]\n");
     assert_eq!(beside(&primary.check()), [""; 0]);
@@ -323,7 +331,7 @@ fn a_node_that_is_not_ready_is_told() {
     });
     let report = node.check();
     assert_eq!(beside(&report), ["C29", "K10", "K10"], "{:#?}", report.findings);
-    assert!(says(only(&report, "C29"), "shop/frontend"), "what its endpoints serve is named");
+    assert!(says(only(&report, Class::C29), "shop/frontend"), "what its endpoints serve is named");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::{
 };
 
 use viptrace::{
+    class::Class,
     cluster::Key,
     diagnosis::triage::{CheckReport, Facts, Finding, Level, Scope, triage},
     node::capture::folder,
@@ -94,7 +95,7 @@ impl Gathered {
 pub(crate) fn name(finding: &Finding) -> String {
     match &finding.service {
         Some(service) => format!("{} {}/{}", finding.class, service.namespace, service.name),
-        None => finding.class.clone(),
+        None => finding.class.to_string(),
     }
 }
 
@@ -112,7 +113,7 @@ pub(crate) fn faults(report: &CheckReport) -> Vec<String> {
 }
 
 /// The only finding of this class.
-pub(crate) fn only<'r>(report: &'r CheckReport, class: &str) -> &'r Finding {
+pub(crate) fn only(report: &CheckReport, class: Class) -> &Finding {
     let found: Vec<&Finding> = report.findings.iter().filter(|finding| finding.class == class).collect();
     assert_eq!(found.len(), 1, "{class}: {:#?}", report.findings);
     found[0]

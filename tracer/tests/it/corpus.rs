@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
 use viptrace::{
+    class::Class,
     cluster::{LOOK_BACK, Source},
     flow::Limits,
     kernel::{
@@ -84,27 +85,27 @@ fn verdicts(sightings: Vec<Sighting>) -> BTreeMap<u16, Verdict> {
 }
 
 /// Class, Service, VIP and endpoint of each flow, in the order of their beginnings.
-fn story(verdicts: &BTreeMap<u16, Verdict>) -> Vec<(String, String, String, String)> {
+fn story(verdicts: &BTreeMap<u16, Verdict>) -> Vec<(Class, String, String, String)> {
     let mut all: Vec<&Verdict> = verdicts.values().collect();
     all.sort_by_key(|verdict| verdict.flow.started);
     let text = |addr: Option<std::net::SocketAddr>| addr.map_or("-".to_owned(), |addr| addr.to_string());
     all.iter()
         .map(|verdict| {
             let service = verdict.service.as_ref().map_or("-".to_owned(), ToString::to_string);
-            (verdict.class.clone(), service, text(verdict.flow.vip), text(verdict.flow.endpoint))
+            (verdict.class, service, text(verdict.flow.vip), text(verdict.flow.endpoint))
         })
         .collect()
 }
 
-fn expected() -> Vec<(String, String, String, String)> {
+fn expected() -> Vec<(Class, String, String, String)> {
     [
-        ("ok", "shop/cart:http", "10.96.10.10:80", "10.244.1.11:8080"),
-        ("C6", "shop/payments:grpc", "10.96.10.40:443", "10.244.1.12:9090"),
-        ("C20", "shop/checkout:http", "10.96.10.20:80", "-"),
-        ("C29", "shop/api:https", "10.96.10.50:443", "10.244.1.41:8443"),
-        ("C16", "shop/cart:http", "10.96.10.10:80", "-"),
+        (Class::Ok, "shop/cart:http", "10.96.10.10:80", "10.244.1.11:8080"),
+        (Class::C6, "shop/payments:grpc", "10.96.10.40:443", "10.244.1.12:9090"),
+        (Class::C20, "shop/checkout:http", "10.96.10.20:80", "-"),
+        (Class::C29, "shop/api:https", "10.96.10.50:443", "10.244.1.41:8443"),
+        (Class::C16, "shop/cart:http", "10.96.10.10:80", "-"),
     ]
-    .map(|(class, service, vip, endpoint)| (class.into(), service.into(), vip.into(), endpoint.into()))
+    .map(|(class, service, vip, endpoint)| (class, service.into(), vip.into(), endpoint.into()))
     .to_vec()
 }
 
@@ -145,7 +146,7 @@ fn no_single_gap_turns_health_into_a_fault_or_a_fault_into_health() {
             for (port, was_fault) in &ports {
                 let Some(verdict) = seen.get(port) else { continue };
                 if *was_fault {
-                    assert_ne!(verdict.class, "ok", "{kernel}, without sighting {missing}: {verdict:?}");
+                    assert_ne!(verdict.class, Class::Ok, "{kernel}, without sighting {missing}: {verdict:?}");
                 } else {
                     assert!(!verdict.is_fault(), "{kernel}, without sighting {missing}: {verdict:?}");
                 }

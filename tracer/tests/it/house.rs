@@ -11,9 +11,10 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. What a room is for stands in the first lines of its module.
-const ROOMS: [&str; 18] = [
+const ROOMS: [&str; 19] = [
     "time",
     "net",
+    "class",
     "sighting",
     "verdict",
     "kernel",

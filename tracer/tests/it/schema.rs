@@ -3,11 +3,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use viptrace::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     time::Timestamp,
-    verdict::{
-        Confidence, Domain, Evidence, EvidenceType, FlowRef, Mitigation, Safety, ServiceRef, Severity,
-        Verdict,
-    },
+    verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
 };
 
 fn schema() -> Value {
@@ -19,7 +17,7 @@ fn schema() -> Value {
 fn full() -> Verdict {
     Verdict {
         time: Timestamp::from_unix_secs(1_700_000_000),
-        class: "C6".into(),
+        class: Class::C6,
         root_cause: "stale_endpoints — 10.244.1.11:8080 left its EndpointSlice 41 s before".into(),
         domain: Domain::StaleEndpoints,
         confidence: Confidence::High,
@@ -58,7 +56,7 @@ fn full() -> Verdict {
 /// As little as a verdict can know.
 fn bare() -> Verdict {
     let mut verdict = full();
-    verdict.class = "unknown".into();
+    verdict.class = Class::Unknown;
     verdict.domain = Domain::Unknown;
     verdict.service = None;
     verdict.flow.vip = None;

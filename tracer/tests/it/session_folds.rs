@@ -12,6 +12,7 @@ use std::{
 use crate::flow_support::{NODE, Script, at};
 use proptest::prelude::*;
 use viptrace::{
+    class::Class,
     cluster::{
         Cluster, History, Key, Kind, Origin, Status,
         model::{
@@ -195,7 +196,7 @@ impl Trace {
             self.judged += 1;
             self.summary.add(verdict, judged.before.as_deref());
             if let (true, Some(service), Some(time)) =
-                (verdict.class == "ok", &verdict.service, judged.connect_time)
+                (verdict.class == Class::Ok, &verdict.service, judged.connect_time)
             {
                 self.latencies.record(&service.to_string(), time);
             }
@@ -204,7 +205,7 @@ impl Trace {
             }
         }
         for folded in &judgements.folded {
-            assert!(folded.count > 0 && folded.verdict.class == "ok");
+            assert!(folded.count > 0 && folded.verdict.class == Class::Ok);
             self.folded += folded.count;
             self.summary.add_healthy(&folded.verdict, folded.count);
             let service = folded.verdict.service.as_ref().unwrap().to_string();
@@ -406,8 +407,8 @@ fn an_endpoint_that_left_is_noticed_with_the_next_flow() {
     trace.until(71_000, healthy(12, 70_000));
     let story = trace.story(80_000);
     assert_eq!(
-        story.classes.iter().map(|it| (it.class.as_str(), it.count)).collect::<Vec<_>>(),
-        [("ok", 12), ("C6", 1)]
+        story.classes.iter().map(|it| (it.class, it.count)).collect::<Vec<_>>(),
+        [(Class::Ok, 12), (Class::C6, 1)]
     );
 }
 

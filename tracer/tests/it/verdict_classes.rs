@@ -4,10 +4,10 @@ use crate::flow_support::{
     CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words,
 };
 use viptrace::{
+    class::{Class, Confidence, Domain, Severity},
     diagnosis::{Address, ClusterView, Membership, Rule, Summary, Usable, Via},
     net::Protocol,
     sighting::{Fact, Hook, Status, TcpState},
-    verdict::{Confidence, Domain, Severity},
 };
 
 fn to_cart() -> Script {
@@ -21,7 +21,7 @@ fn untranslated() -> Script {
 #[test]
 fn a_healthy_connection() {
     let verdict = World::new().verdict(to_cart().healthy(10_000), 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("ok", Domain::Normal));
+    assert_eq!((verdict.class, verdict.domain), (Class::Ok, Domain::Normal));
     assert_eq!(verdict.confidence, Confidence::High);
     assert_eq!(verdict.severity, Severity::None);
     assert_eq!(verdict.flow.client, addr(CLIENT));
@@ -39,7 +39,7 @@ fn c6_a_stale_endpoint_of_a_dead_pod() {
     let mut world = World::new();
     world.leaves(EP, 20_000);
     let verdict = world.verdict(to_cart().dead_pod(140_000), 160_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C6", Domain::StaleEndpoints));
+    assert_eq!((verdict.class, verdict.domain), (Class::C6, Domain::StaleEndpoints));
     // The first SYN is not seen where nothing confirms it: its repeat after 1 s is.
     assert!(
         verdict.root_cause.contains("left the endpoints of shop/cart:http 2 min 1 s before"),
@@ -56,10 +56,10 @@ fn c6_stays_c6_when_another_pod_answers() {
     world.leaves(EP, 20_000);
     world.pod(EP, "other", "newcomer");
     let verdict = world.verdict(to_cart().healthy(140_000), 160_000);
-    assert_eq!(verdict.class, "C6");
+    assert_eq!(verdict.class, Class::C6);
     assert!(verdict.against.iter().any(|e| e.content.contains("other/newcomer")), "{:?}", verdict.against);
     let refused = world.verdict(to_cart().refused(140_000), 160_000);
-    assert_eq!(refused.class, "C6");
+    assert_eq!(refused.class, Class::C6);
 }
 
 #[test]
@@ -67,12 +67,12 @@ fn c6_for_an_endpoint_that_no_slice_ever_listed_and_one_that_serves_no_more() {
     let mut world = World::new();
     world.members.clear();
     let verdict = world.verdict(to_cart().refused(140_000), 160_000);
-    assert_eq!(verdict.class, "C6");
+    assert_eq!(verdict.class, Class::C6);
     assert_eq!(verdict.confidence, Confidence::Medium);
     assert!(verdict.unseen.iter().any(|u| u.contains("when the endpoint was removed")));
 
     world.member(EP, 20_000, conditions(20_000, false, false, false));
-    assert_eq!(world.verdict(to_cart().refused(140_000), 160_000).class, "C6");
+    assert_eq!(world.verdict(to_cart().refused(140_000), 160_000).class, Class::C6);
 }
 
 #[test]
@@ -80,9 +80,9 @@ fn an_endpoint_that_just_left_is_lag_if_the_connection_failed_and_nothing_otherw
     let mut world = World::new();
     world.leaves(EP, 20_000);
     let verdict = world.verdict(to_cart().refused(22_000), 60_000);
-    assert_eq!((verdict.class.as_str(), verdict.severity), ("C5", Severity::Low));
+    assert_eq!((verdict.class, verdict.severity), (Class::C5, Severity::Low));
     let verdict = world.verdict(to_cart().healthy(22_000), 60_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert!(verdict.against.iter().any(|e| e.content.contains("had left")));
 }
 
@@ -94,7 +94,7 @@ fn c20_no_endpoints_with_the_reason() {
         [untranslated().unreach(10_000, 3).connect_failed(10_001), untranslated().udp().unreach(10_000, 3)]
     {
         let verdict = world.verdict(script, 20_000);
-        assert_eq!((verdict.class.as_str(), verdict.domain), ("C20", Domain::NoEndpoints));
+        assert_eq!((verdict.class, verdict.domain), (Class::C20, Domain::NoEndpoints));
         assert_eq!(verdict.confidence, Confidence::High);
         assert!(verdict.root_cause.contains("matches no Pod"), "{}", verdict.root_cause);
         assert!(
@@ -114,7 +114,7 @@ fn c20_is_still_said_where_the_refusal_cannot_be_seen() {
     world.missing = vec![Hook::SendUnreach];
     let script = untranslated().drop_syn(10_000, "NETFILTER_DROP").connect_failed(10_001);
     let verdict = world.verdict(script, 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C20", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C20, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|u| u.contains("nf_send_unreach")), "{:?}", verdict.unseen);
 }
 
@@ -122,12 +122,12 @@ fn c20_is_still_said_where_the_refusal_cannot_be_seen() {
 fn c4_and_c5_when_the_rules_refuse_although_there_are_endpoints() {
     let mut world = World::new();
     let script = untranslated().unreach(60_000, 3).connect_failed(60_001);
-    assert_eq!(world.verdict(script.clone(), 70_000).class, "C4");
+    assert_eq!(world.verdict(script.clone(), 70_000).class, Class::C4);
     world
         .usable
         .insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(58_000), terminating: false });
     let verdict = world.verdict(script, 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.severity), ("C5", Severity::Low));
+    assert_eq!((verdict.class, verdict.severity), (Class::C5, Severity::Low));
 }
 
 #[test]
@@ -135,12 +135,12 @@ fn c5_one_service_without_its_rule() {
     let mut world = World::new();
     world.rule = Some(Rule::Missing);
     let verdict = world.verdict(untranslated().silent(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C5", Domain::IptablesSync));
+    assert_eq!((verdict.class, verdict.domain), (Class::C5, Domain::IptablesSync));
     assert_eq!(verdict.confidence, Confidence::High);
     let early = world.verdict(untranslated().silent(4_000), 70_000);
-    assert_eq!((early.class.as_str(), early.severity), ("C5", Severity::Low));
+    assert_eq!((early.class, early.severity), (Class::C5, Severity::Low));
     world.rule = Some(Rule::Forwards);
-    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C5b");
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5b);
 }
 
 #[test]
@@ -149,11 +149,11 @@ fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
     world.rule = Some(Rule::Missing);
     world.rules = Some(false);
     let verdict = world.verdict(untranslated().silent(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C1", Domain::PodCrash));
+    assert_eq!((verdict.class, verdict.domain), (Class::C1, Domain::PodCrash));
     assert_eq!(verdict.severity, Severity::Critical);
     world.rules = Some(true);
     world.running = Some(false);
-    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C1");
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
 }
 
 /// Seen on a guest without a single rule: no conntrack hook is registered, so no entry and no decision exist.
@@ -165,11 +165,11 @@ fn c1_on_a_node_that_tracks_nothing() {
     let mut script = untranslated().silent(60_000);
     script.out.retain(|sighting| !matches!(sighting.fact, Fact::Conntrack(_)));
     let verdict = world.verdict(script.clone(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C1", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C1, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|gap| gap.contains("no conntrack entry")), "{:?}", verdict.unseen);
     // Without knowing that all rules are gone, the same flow proves nothing.
     world.rules = None;
-    assert_eq!(world.verdict(script, 70_000).class, "unknown");
+    assert_eq!(world.verdict(script, 70_000).class, Class::Unknown);
 }
 
 #[test]
@@ -183,13 +183,13 @@ fn c1_when_no_service_is_translated_any_more() {
     other.service = "users".into();
     world.services.insert(other.asked, other.clone());
     world.usable.insert(other.asked, Usable { count: 1, local: Some(1), since: at(0), terminating: false });
-    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C5");
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5);
 
     let (flows, _) = fold(Script::new(CLIENT, "10.96.0.11:80", None).silent(59_000).out, 70_000);
     let mut translations = std::mem::take(&mut world.translations);
     translations.note(&flows[0], &world.context());
     world.translations = translations;
-    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C1");
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn an_untranslated_connection_in_another_namespace_is_none_of_ours() {
     script.out[0].netns = CLIENT_NS;
     script.endpoint = Some(addr(EP));
     let verdict = world.verdict(script.with_ct(7).healthy(10_001), 20_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
 }
 
@@ -209,7 +209,7 @@ fn in_ipvs_mode_an_unconfirmed_entry_says_nothing_of_the_choice() {
     let mut world = World::new();
     world.mode = Some("ipvs");
     let script = untranslated().drop_syn(60_000, "NEIGH_FAILED").connect_failed(63_000);
-    assert_eq!(world.verdict(script, 70_000).class, "unknown");
+    assert_eq!(world.verdict(script, 70_000).class, Class::Unknown);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn c5c_a_port_that_the_service_does_not_have() {
     let mut world = World::new();
     world.unknown_ports.push(addr(VIP).ip());
     let verdict = world.verdict(Script::new(CLIENT, "10.96.0.10:81", None).silent(10_000), 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C5c", Domain::ServiceConfig));
+    assert_eq!((verdict.class, verdict.domain), (Class::C5c, Domain::ServiceConfig));
     // A trace of this Service shows it.
     assert_eq!(verdict.service.as_ref().unwrap().to_string(), "shop/cart:81");
     assert!(verdict.root_cause.contains("shop/cart has no port 81/TCP"));
@@ -227,7 +227,7 @@ fn c5c_a_port_that_the_service_does_not_have() {
 fn c5d_a_service_of_another_proxy() {
     let mut world = World::new();
     world.service().proxy_name = Some("other".into());
-    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, "C5d");
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5d);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn c16_the_table_is_full() {
         .retransmit(13_000, TcpState::SynSent)
         .drop_table_full(13_000);
     let verdict = world.verdict(script, 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C16", Domain::Conntrack));
+    assert_eq!((verdict.class, verdict.domain), (Class::C16, Domain::Conntrack));
     assert_eq!(verdict.severity, Severity::Critical);
     assert_eq!(verdict.flow.vip, Some(addr(VIP)));
     assert!(verdict.evidence.iter().any(|e| e.content.contains("131072 of 131072")));
@@ -251,7 +251,7 @@ fn c16_the_table_is_full() {
 fn a_connection_that_the_full_table_only_delayed_is_well() {
     let script = to_cart().drop_table_full(10_000).retransmit(11_000, TcpState::SynSent).healthy(11_000);
     let verdict = World::new().verdict(script, 20_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert!(verdict.against.iter().any(|e| e.content.contains("repeat its SYN")));
     assert!(verdict.evidence.iter().any(|e| e.content.contains("no conntrack entry")));
 }
@@ -260,16 +260,16 @@ fn a_connection_that_the_full_table_only_delayed_is_well() {
 fn c17_an_entry_that_lost_its_race() {
     let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
     let verdict = World::new().verdict(script, 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C17a", Domain::Conntrack));
+    assert_eq!((verdict.class, verdict.domain), (Class::C17a, Domain::Conntrack));
     // Resolved, it is nothing.
     let script = to_cart().udp().confirm(10_000).with_ct(9).confirm(10_000).clash(10_000);
     let verdict = World::new().verdict(script.clone(), 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::N10, Confidence::Medium));
     let verdict = World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("N10", Confidence::High));
+    assert_eq!((verdict.class, verdict.confidence), (Class::N10, Confidence::High));
     // The other datagram was answered: this one was lost all the same.
     let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
-    assert_eq!(World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000).class, "C17a");
+    assert_eq!(World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000).class, Class::C17a);
 }
 
 #[test]
@@ -279,9 +279,9 @@ fn c21_and_c22_local_policies_without_a_local_endpoint() {
     world.usable.insert(addr(VIP), Usable { count: 2, local: Some(0), since: at(0), terminating: false });
     let script = untranslated().drop_syn(60_000, "NETFILTER_DROP").drop_syn(61_000, "NETFILTER_DROP");
     let verdict = world.verdict(script.clone(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C22", Domain::ServiceConfig));
+    assert_eq!((verdict.class, verdict.domain), (Class::C22, Domain::ServiceConfig));
     world.service().via = Via::LoadBalancerIp;
-    assert_eq!(world.verdict(script, 70_000).class, "C21");
+    assert_eq!(world.verdict(script, 70_000).class, Class::C21);
 }
 
 /// Linux 5.10 tells of the drop and not why.
@@ -303,31 +303,31 @@ fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
     world.service().local_only = true;
     world.usable.insert(addr(VIP), usable(0));
     let verdict = world.verdict(nameless(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C22", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C22, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|what| what.contains("this kernel gives none")), "{verdict:#?}");
     // With an endpoint here nothing has to be dropped, and nothing says that a rule did it.
     world.usable.insert(addr(VIP), usable(1));
-    assert_ne!(world.verdict(nameless(), 70_000).class, "C22");
+    assert_ne!(world.verdict(nameless(), 70_000).class, Class::C22);
     world.usable.insert(addr(VIP), usable(0));
     world.service().local_only = false;
-    assert_ne!(world.verdict(nameless(), 70_000).class, "C22");
+    assert_ne!(world.verdict(nameless(), 70_000).class, Class::C22);
 }
 
 #[test]
 fn c28_the_backend_refuses() {
     let verdict = World::new().verdict(to_cart().refused(10_000), 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C28", Domain::BackendRefused));
+    assert_eq!((verdict.class, verdict.domain), (Class::C28, Domain::BackendRefused));
     assert_eq!(verdict.confidence, Confidence::High);
     assert!(verdict.evidence.iter().any(|e| e.content.contains("the endpoint's stack answered the SYN")));
     let udp = World::new().verdict(to_cart().udp().confirm(10_000).no_socket(10_001), 20_000);
-    assert_eq!(udp.class, "C28");
+    assert_eq!(udp.class, Class::C28);
 }
 
 #[test]
 fn c28_seen_from_the_client_alone() {
     let script = to_cart().confirm(10_000).receive_reset(10_002, TcpState::SynSent).connect_failed(10_002);
     let verdict = World::new().verdict(script, 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C28", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C28, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|u| u.contains("who sent the RST")));
 }
 
@@ -335,30 +335,30 @@ fn c28_seen_from_the_client_alone() {
 fn c28_behind_a_masquerade() {
     let mut script = to_cart();
     script.masquerade = Some(addr("10.244.1.1:52000"));
-    assert_eq!(World::new().verdict(script.refused(10_000), 20_000).class, "C28");
+    assert_eq!(World::new().verdict(script.refused(10_000), 20_000).class, Class::C28);
 }
 
 #[test]
 fn c29_the_backend_is_silent_or_dead() {
     let verdict = World::new().verdict(to_cart().silent(10_000), 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C29", Domain::NetworkPath));
+    assert_eq!((verdict.class, verdict.domain), (Class::C29, Domain::NetworkPath));
     let impatient = to_cart().confirm(10_000).connect_failed(10_500);
-    assert_eq!(World::new().verdict(impatient, 20_000).class, "C29");
+    assert_eq!(World::new().verdict(impatient, 20_000).class, Class::C29);
     let verdict = World::new().verdict(to_cart().dead_pod(10_000), 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C29", Confidence::High));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C29, Confidence::High));
     assert!(verdict.root_cause.contains("NEIGH_FAILED"), "{}", verdict.root_cause);
 }
 
 #[test]
 fn c30_and_c31_behind_nat() {
     let script = to_cart().drop_syn(10_000, "NETFILTER_DROP").retransmit(11_000, TcpState::SynSent);
-    assert_eq!(World::new().verdict(script, 20_000).class, "C30");
+    assert_eq!(World::new().verdict(script, 20_000).class, Class::C30);
     assert_eq!(
         World::new().verdict(to_cart().unreach(10_000, 13).connect_failed(10_001), 20_000).class,
-        "C30"
+        Class::C30
     );
     let itself = Script::new("10.244.1.7:40000", VIP, Some(EP)).silent(10_000);
-    assert_eq!(World::new().verdict(itself, 20_000).class, "C31");
+    assert_eq!(World::new().verdict(itself, 20_000).class, Class::C31);
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn n1_probes_however_they_end() {
         probe().silent(10_000),
     ] {
         let verdict = world.verdict(script, 20_000);
-        assert_eq!((verdict.class.as_str(), verdict.domain), ("N1", Domain::Normal));
+        assert_eq!((verdict.class, verdict.domain), (Class::N1, Domain::Normal));
         assert_eq!(verdict.flow.vip, None);
         assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
         assert_eq!(verdict.service, None);
@@ -392,8 +392,11 @@ fn n4_the_client_aborts() {
         .established(10_000)
         .send_reset(10_050, false, TcpState::Established, "TCP_ABORT_ON_DATA")
         .state(10_050, false, TcpState::Established, TcpState::Close);
-    assert_eq!(World::new().verdict(script, 20_000).class, "N4");
-    assert_eq!(World::new().verdict(to_cart().confirm(10_000).connect_failed(10_200), 20_000).class, "N4");
+    assert_eq!(World::new().verdict(script, 20_000).class, Class::N4);
+    assert_eq!(
+        World::new().verdict(to_cart().confirm(10_000).connect_failed(10_200), 20_000).class,
+        Class::N4
+    );
 }
 
 #[test]
@@ -404,7 +407,7 @@ fn a_reset_by_the_backend_after_the_answer_is_the_applications() {
         .receive_reset(10_051, TcpState::Established)
         .state(10_051, false, TcpState::Established, TcpState::Close);
     let verdict = World::new().verdict(script, 20_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert!(verdict.against.iter().any(|e| e.content.contains("reset by the endpoint")));
 }
 
@@ -413,7 +416,7 @@ fn n8_an_endpoint_that_serves_while_it_terminates() {
     let mut world = World::new();
     world.member(EP, 5_000, conditions(5_000, false, true, true));
     world.usable.insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(0), terminating: true });
-    assert_eq!(world.verdict(to_cart().healthy(60_000), 70_000).class, "N8");
+    assert_eq!(world.verdict(to_cart().healthy(60_000), 70_000).class, Class::N8);
 }
 
 #[test]
@@ -428,15 +431,15 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
             .state(ms + 1, false, TcpState::Established, TcpState::Close)
     };
     let verdict = world.verdict(reset(30_000), 40_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("N9", Domain::Normal));
-    assert_eq!(world.verdict(reset(100_000), 140_000).class, "C7");
-    assert_eq!(world.verdict(to_cart().established(10_000).closed(100_000), 140_000).class, "N9");
-    assert_eq!(world.verdict(reset(15_000), 19_000).class, "ok");
+    assert_eq!((verdict.class, verdict.domain), (Class::N9, Domain::Normal));
+    assert_eq!(world.verdict(reset(100_000), 140_000).class, Class::C7);
+    assert_eq!(world.verdict(to_cart().established(10_000).closed(100_000), 140_000).class, Class::N9);
+    assert_eq!(world.verdict(reset(15_000), 19_000).class, Class::Ok);
     let abort = to_cart()
         .established(10_000)
         .send_reset(100_000, false, TcpState::Established, "TCP_ABORT_ON_DATA")
         .state(100_000, false, TcpState::Established, TcpState::Close);
-    assert_eq!(world.verdict(abort, 140_000).class, "N4");
+    assert_eq!(world.verdict(abort, 140_000).class, Class::N4);
 
     let silent = to_cart()
         .established(10_000)
@@ -445,7 +448,7 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
         .retransmit(61_200, TcpState::Established)
         .retransmit(62_800, TcpState::Established)
         .retransmit(66_000, TcpState::Established);
-    assert_eq!(world.verdict(silent, 80_000).class, "C7");
+    assert_eq!(world.verdict(silent, 80_000).class, Class::C7);
     // The client loses patience after 4 s, within the Pod's grace.
     let impatient = to_cart()
         .established(10_000)
@@ -454,7 +457,7 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
         .retransmit(31_400, TcpState::Established)
         .retransmit(33_000, TcpState::Established);
     let verdict = world.verdict(impatient, 34_500);
-    assert_eq!(verdict.class, "N9");
+    assert_eq!(verdict.class, Class::N9);
     assert!(verdict.root_cause.contains("broke"), "{}", verdict.root_cause);
 }
 
@@ -470,7 +473,7 @@ fn nothing_lost_is_called_healthy() {
     table.finish(at(40_000));
     let flow = table.drain_settled().next().unwrap();
     let verdict = world.judge(&flow).unwrap();
-    assert_eq!((verdict.class.as_str(), verdict.lost_events), ("unknown", 3));
+    assert_eq!((verdict.class, verdict.lost_events), (Class::Unknown, 3));
     assert!(verdict.root_cause.contains("3 events were lost"));
 }
 
@@ -479,7 +482,7 @@ fn a_lean_trace_calls_a_quiet_flow_well_with_little_confidence() {
     let mut world = World::new();
     world.missing = vec![Hook::SockState, Hook::Delete];
     let verdict = world.verdict(to_cart().confirm(10_000), 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("ok", Confidence::Low));
+    assert_eq!((verdict.class, verdict.confidence), (Class::Ok, Confidence::Low));
     assert!(verdict.unseen.iter().any(|u| u.contains("socket states")));
 }
 
@@ -488,15 +491,18 @@ fn a_flooded_copy_is_no_drop() {
     let mut world = World::new();
     world.missing = vec![Hook::SockState, Hook::Delete];
     let script = to_cart().confirm(10_000).drop_syn(10_000, "OTHERHOST");
-    assert_eq!(world.verdict(script, 20_000).class, "ok");
+    assert_eq!(world.verdict(script, 20_000).class, Class::Ok);
 }
 
 #[test]
 fn datagrams_with_and_without_an_answer() {
     let script = to_cart().udp().confirm(10_000);
-    assert_eq!(World::new().verdict(script.clone().delete(100_000, Status::SEEN_REPLY), 101_000).class, "ok");
+    assert_eq!(
+        World::new().verdict(script.clone().delete(100_000, Status::SEEN_REPLY), 101_000).class,
+        Class::Ok
+    );
     let one_way = World::new().verdict(script.delete(45_000, 0), 50_000);
-    assert_eq!((one_way.class.as_str(), one_way.confidence), ("N20", Confidence::Low));
+    assert_eq!((one_way.class, one_way.confidence), (Class::N20, Confidence::Low));
     assert!(one_way.root_cause.contains("no answer had come 35.0 s later"), "{}", one_way.root_cause);
 }
 
@@ -504,7 +510,7 @@ fn datagrams_with_and_without_an_answer() {
 fn a_flow_that_began_before_the_trace_is_not_explained_by_guessing() {
     let verdict = World::new()
         .verdict(to_cart().receive_reset(10_000, TcpState::SynSent).connect_failed(10_000), 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("unknown", Domain::Unknown));
+    assert_eq!((verdict.class, verdict.domain), (Class::Unknown, Domain::Unknown));
     assert!(verdict.unseen.iter().any(|u| u.contains("what NAT decided")));
 }
 
@@ -536,15 +542,15 @@ fn the_summary_ranks_as_a_person_would_look() {
     summary.add(&world.verdict(untranslated().unreach(10_000, 3), 20_000), None);
     let ok = World::new().verdict(to_cart().healthy(10_000), 20_000);
     summary.add(&ok, None);
-    assert_eq!(summary.first_cause().unwrap().verdict.class, "C20");
-    assert_eq!(summary.classes()[0].class, "C28");
+    assert_eq!(summary.first_cause().unwrap().verdict.class, Class::C20);
+    assert_eq!(summary.classes()[0].class, Class::C28);
     assert_eq!(summary.judged, 7);
     assert!(summary.has_faults());
     // A flow judged again is counted once.
     summary.add(&refused, Some(&ok.told()));
     assert_eq!(summary.judged, 7);
     assert_eq!(summary.causes()[1].flows, 6);
-    assert!(summary.classes().iter().all(|class| class.class != "ok"));
+    assert!(summary.classes().iter().all(|class| class.class != Class::Ok));
 }
 
 #[test]

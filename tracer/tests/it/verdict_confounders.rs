@@ -2,8 +2,8 @@
 
 use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr};
 use viptrace::{
+    class::{Class, Confidence, Domain},
     diagnosis::{Membership, Rule, Via},
-    verdict::{Confidence, Domain},
 };
 
 /// A node port of shop/cart on `node`, asked for by the client's Pod.
@@ -27,17 +27,17 @@ fn a_node_port_of_another_node_is_translated_there() {
         world.rule = Some(rule);
         let script = Script::new(CLIENT, NODE_PORT, None);
         let verdict = world.verdict(script.clone().silent(60_000), 70_000);
-        assert_eq!(verdict.class, "unknown", "{}", verdict.root_cause);
+        assert_eq!(verdict.class, Class::Unknown, "{}", verdict.root_cause);
         assert!(verdict.unseen.iter().any(|u| u.contains("192.168.1.3")), "{:?}", verdict.unseen);
         let verdict = world.verdict(script.healthy(60_000), 70_000);
-        assert_eq!(verdict.class, "ok");
+        assert_eq!(verdict.class, Class::Ok);
         assert!(verdict.against.is_empty(), "{:?}", verdict.against);
     }
     // On this node's own address it is this node's fault.
     let own = "192.168.1.2:30080";
     let mut world = reached_by(Via::NodePort, own);
     world.rule = Some(Rule::Missing);
-    assert_eq!(world.verdict(Script::new(CLIENT, own, None).silent(60_000), 70_000).class, "C5");
+    assert_eq!(world.verdict(Script::new(CLIENT, own, None).silent(60_000), 70_000).class, Class::C5);
 }
 
 #[test]
@@ -52,14 +52,14 @@ fn a_drop_before_translation_is_not_a_missing_rule() {
             .retransmit(61_000, viptrace::sighting::TcpState::SynSent)
             .drop_syn(61_000, "NETFILTER_DROP");
         let verdict = world.verdict(script, 70_000);
-        assert_eq!(verdict.class, "unknown", "{}", verdict.root_cause);
+        assert_eq!(verdict.class, Class::Unknown, "{}", verdict.root_cause);
         assert!(verdict.unseen.iter().any(|u| u.contains("C23")), "{:?}", verdict.unseen);
     }
     // A firewall's drop of a packet that no rule translates does not hide the missing rule.
     let mut world = World::new();
     world.rule = Some(Rule::Missing);
     let script = Script::new(CLIENT, VIP, None).drop_syn(60_000, "NETFILTER_DROP").connect_failed(61_000);
-    assert_eq!(world.verdict(script, 70_000).class, "C5");
+    assert_eq!(world.verdict(script, 70_000).class, Class::C5);
 }
 
 #[test]
@@ -67,14 +67,14 @@ fn where_another_dataplane_may_serve_nothing_is_claimed() {
     let mut world = World::new();
     (world.running, world.rules, world.rule, world.mode) = (Some(false), Some(false), None, None);
     let silent = Script::new(CLIENT, VIP, None).silent(60_000);
-    assert_eq!(world.verdict(silent.clone(), 70_000).class, "C1");
+    assert_eq!(world.verdict(silent.clone(), 70_000).class, Class::C1);
     world.dataplane = Some("Cilium");
     let verdict = world.verdict(silent.clone(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("unknown", Domain::Unknown));
+    assert_eq!((verdict.class, verdict.domain), (Class::Unknown, Domain::Unknown));
     assert!(verdict.root_cause.contains("Cilium"), "{}", verdict.root_cause);
     // A CNI beside kube-proxy is no excuse.
     world.running = Some(true);
-    assert_eq!(world.verdict(silent, 70_000).class, "C1");
+    assert_eq!(world.verdict(silent, 70_000).class, Class::C1);
 }
 
 #[test]
@@ -83,12 +83,12 @@ fn an_unlisted_endpoint_is_not_called_stale_where_the_lists_are_old() {
     world.members.clear();
     world.metadata_age = Some(20.0);
     let script = Script::new(CLIENT, VIP, Some(EP));
-    assert_eq!(world.verdict(script.clone().healthy(60_000), 70_000).class, "ok");
+    assert_eq!(world.verdict(script.clone().healthy(60_000), 70_000).class, Class::Ok);
     let verdict = world.verdict(script.clone().refused(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C6", Confidence::Low));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C6, Confidence::Low));
     assert!(verdict.against.iter().any(|e| e.content.contains("added since")), "{:?}", verdict.against);
     world.metadata_age = Some(0.0);
-    assert_eq!(world.verdict(script.healthy(60_000), 70_000).class, "C6");
+    assert_eq!(world.verdict(script.healthy(60_000), 70_000).class, Class::C6);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
     ] {
         world.mode = mode;
         let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 70_000);
-        assert_eq!(verdict.class, "C6");
+        assert_eq!(verdict.class, Class::C6);
         assert!(verdict.mitigation.immediate.contains(command), "{}", verdict.mitigation.immediate);
     }
 }
@@ -114,10 +114,10 @@ fn rules_of_one_family_are_rules() {
     let silent = || Script::new("[fd00:10::9]:40000", vip, None).silent(60_000);
     // Some rules of kube-proxy's stand, of whichever family: this Service's are missing.
     (world.rules, world.rule) = (Some(true), None);
-    assert_eq!(world.verdict(silent(), 70_000).class, "C5");
+    assert_eq!(world.verdict(silent(), 70_000).class, Class::C5);
     // None stands in either.
     world.rules = Some(false);
-    assert_eq!(world.verdict(silent(), 70_000).class, "C1");
+    assert_eq!(world.verdict(silent(), 70_000).class, Class::C1);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_host_port_behind_a_node_address_is_not_stale() {
     let mut world = reached_by(Via::LoadBalancerIp, asked);
     world.members.clear();
     let verdict = world.verdict(Script::new(CLIENT, asked, Some(EP)).healthy(60_000), 70_000);
-    assert_eq!(verdict.class, "ok", "{}", verdict.root_cause);
+    assert_eq!(verdict.class, Class::Ok, "{}", verdict.root_cause);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_refusal_by_the_new_holder_of_an_address_is_less_certain() {
     let mut world = World::new();
     world.pod(EP, "other", "newcomer");
     let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C28", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C28, Confidence::Medium));
     assert!(verdict.against.iter().any(|e| e.content.contains("other/newcomer")), "{:?}", verdict.against);
 }
 
@@ -152,14 +152,14 @@ fn a_client_on_the_hosts_network_is_no_hairpin() {
     };
     world.member(endpoint, 0, member);
     let script = Script::new("192.168.1.2:40000", VIP, Some(endpoint)).silent(60_000);
-    assert_eq!(world.verdict(script, 70_000).class, "C29");
+    assert_eq!(world.verdict(script, 70_000).class, Class::C29);
 }
 
 #[test]
 fn the_command_against_an_old_entry_spares_the_others() {
     let world = World::new();
     let verdict = world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
-    assert_eq!(verdict.class, "C5b");
+    assert_eq!(verdict.class, Class::C5b);
     let command = "conntrack -D -p tcp -s 10.244.1.100 --sport 40000 -d 10.96.0.10 --dport 80";
     assert!(verdict.mitigation.immediate.contains(command), "{}", verdict.mitigation.immediate);
 }

@@ -5,6 +5,7 @@ use std::{fs, time::Duration};
 use crate::flow_support::{NODE, Script, addr, at, fold, last_words};
 use serde_json::{Value, json};
 use viptrace::{
+    class::Class,
     cluster::{
         Cluster, Source,
         model::{Change, Key, Object, ServiceType, Trimmed},
@@ -113,27 +114,27 @@ fn the_real_history_gives_the_same_verdicts() {
     let client = "10.244.1.100:40000";
     let to_cart = || Script::new(client, CART, Some(EP));
     let ok = verdict(&cluster, to_cart().healthy(60_000));
-    assert_eq!(ok.class, "ok", "{ok:#?}");
+    assert_eq!(ok.class, Class::Ok, "{ok:#?}");
     assert_eq!(ok.flow.endpoint_pod.as_deref(), Some("shop/cart-0"));
     assert_eq!(ok.service.unwrap().to_string(), "shop/cart:http");
-    assert_eq!(verdict(&cluster, to_cart().refused(60_000)).class, "C28");
-    assert_eq!(verdict(&cluster, to_cart().dead_pod(60_000)).class, "C29");
+    assert_eq!(verdict(&cluster, to_cart().refused(60_000)).class, Class::C28);
+    assert_eq!(verdict(&cluster, to_cart().dead_pod(60_000)).class, Class::C29);
 
     let stale = verdict(&cluster, Script::new(client, CART, Some(GONE)).dead_pod(60_000));
-    assert_eq!(stale.class, "C6", "{stale:#?}");
+    assert_eq!(stale.class, Class::C6, "{stale:#?}");
     assert!(stale.root_cause.contains("for at least"), "{}", stale.root_cause);
 
     let none = verdict(&cluster, Script::new(client, EMPTY, None).unreach(60_000, 3).connect_failed(60_001));
-    assert_eq!(none.class, "C20", "{none:#?}");
+    assert_eq!(none.class, Class::C20, "{none:#?}");
     assert!(none.root_cause.contains("app=empty"), "{}", none.root_cause);
 
     let missing = verdict(&cluster, Script::new(client, CART, None).silent(60_000));
-    assert_eq!(missing.class, "C5");
+    assert_eq!(missing.class, Class::C5);
     let port = verdict(&cluster, Script::new(client, "10.96.0.10:81", None).silent(60_000));
-    assert_eq!(port.class, "C5c");
+    assert_eq!(port.class, Class::C5c);
 
     let probe = verdict(&cluster, Script::new("192.168.1.2:50000", EP, None).refused(60_000));
-    assert_eq!(probe.class, "N1");
+    assert_eq!(probe.class, Class::N1);
 }
 
 /// From this moment on the object is this one.
@@ -166,7 +167,7 @@ fn hints_that_narrow_the_endpoints_are_told_beside_the_fault() {
     slice.endpoints[0].for_zones = vec!["a".into()];
     put(&mut cluster, 53_000, Object::EndpointSlice(slice.into()));
     let refused = verdict(&cluster, failing(EP));
-    assert_eq!(refused.class, "C28");
+    assert_eq!(refused.class, Class::C28);
     let said = refused.evidence.iter().find(|said| said.content.contains("topology hints")).unwrap();
     assert!(said.content.contains("1 of the 3 ready endpoints of shop/cart:http"), "{}", said.content);
     assert!(refused.cross_reference.iter().any(|reference| reference == "C25"));
@@ -181,9 +182,9 @@ fn a_service_that_gave_its_address_up_says_why_it_has_none() {
     let (key, silent) =
         (Key::new("shop", "cart"), || Script::new("10.244.1.100:40000", CART, None).silent(60_000));
     for (class, words, change) in [
-        ("C27", "headless", "headless"),
-        ("C27", "a name in DNS", "name"),
-        ("C5c", "gave up", "another address"),
+        (Class::C27, "headless", "headless"),
+        (Class::C27, "a name in DNS", "name"),
+        (Class::C5c, "gave up", "another address"),
     ] {
         let mut cluster = cluster();
         let mut service = cluster.history.service(&key, at(10_000)).unwrap().as_ref().clone();

@@ -2,6 +2,7 @@
 
 use crate::flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
 use viptrace::{
+    class::{Class, Confidence, Domain},
     diagnosis::{IpvsSettings, Membership, Rule, Usable, Via},
     flow::{Outcome, ResetBy},
     net::{Netns, Protocol, Tuple},
@@ -9,7 +10,6 @@ use viptrace::{
         Conntrack, Fact, Hook, IpvsFact, IpvsFlags, PacketFact, Sighting, SocketEvent, SocketFact, Status,
         TcpState,
     },
-    verdict::{Confidence, Domain},
 };
 
 /// A connection whose entry IPVS alters: null bindings at the NAT hooks, then another reply tuple, no DNAT bit.
@@ -114,7 +114,7 @@ fn a_healthy_connection_needs_no_hook_of_ipvs() {
             Hook::NatSetup,
         ];
         let verdict = world.verdict(by_ipvs(to_cart().healthy(10_000)), 20_000);
-        assert_eq!((verdict.class.as_str(), verdict.confidence), ("ok", Confidence::High));
+        assert_eq!((verdict.class, verdict.confidence), (Class::Ok, Confidence::High));
         assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
         assert!(
             said(&verdict.evidence).contains("IPVS chose endpoint 10.244.1.7:8080"),
@@ -128,14 +128,14 @@ fn a_healthy_connection_needs_no_hook_of_ipvs() {
 #[test]
 fn what_other_modes_find_is_found_here_too() {
     let mut world = world();
-    assert_eq!(world.verdict(by_ipvs(to_cart().refused(10_000)), 20_000).class, "C28");
+    assert_eq!(world.verdict(by_ipvs(to_cart().refused(10_000)), 20_000).class, Class::C28);
     // Here the entry is confirmed before the next hop is looked for.
     let unreachable = by_ipvs(to_cart().confirm(10_000).dead_pod(10_000));
-    assert_eq!(world.verdict(unreachable, 30_000).class, "C29");
-    assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, "C29");
+    assert_eq!(world.verdict(unreachable, 30_000).class, Class::C29);
+    assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, Class::C29);
     world.leaves(EP, 20_000);
     let verdict = world.verdict(by_ipvs(to_cart().refused(140_000)), 160_000);
-    assert_eq!((verdict.class.as_str(), verdict.flow.endpoint), ("C6", Some(addr(EP))));
+    assert_eq!((verdict.class, verdict.flow.endpoint), (Class::C6, Some(addr(EP))));
     assert!(verdict.mitigation.immediate.contains("ipvsadm -Ln"), "{}", verdict.mitigation.immediate);
 }
 
@@ -145,7 +145,7 @@ fn a_null_binding_that_was_never_confirmed_proves_nothing() {
     script.out.push(packet(10_000, Hook::KfreeSkb, SYN, Some(null_bound(1, 0)), Some("NETFILTER_DROP")));
     let script = script.retransmit(11_000, TcpState::SynSent).connect_failed(12_000);
     let verdict = world().verdict(script, 20_000);
-    assert!(!["C1", "C5"].contains(&verdict.class.as_str()), "{verdict:?}");
+    assert!(![Class::C1, Class::C5].contains(&verdict.class), "{verdict:?}");
 }
 
 #[test]
@@ -153,23 +153,23 @@ fn c20_and_c12_by_what_the_api_has() {
     let mut world = world();
     world.rule = Some(Rule::Refuses);
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C12", Domain::IptablesSync));
+    assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::IptablesSync));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, None));
     assert!(said(&verdict.evidence).contains("ip_vs_leave"), "{:?}", verdict.evidence);
 
     world
         .usable
         .insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(58_000), terminating: false });
-    assert_eq!(world.verdict(refused_by_ipvs(60_000), 70_000).class, "C5");
+    assert_eq!(world.verdict(refused_by_ipvs(60_000), 70_000).class, Class::C5);
 
     world.usable.remove(&addr(VIP));
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C12", Domain::NoEndpoints));
+    assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::NoEndpoints));
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("EndpointSlices")), "{:?}", verdict.unseen);
 
     world.no_endpoints();
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C20", Domain::NoEndpoints));
+    assert_eq!((verdict.class, verdict.domain), (Class::C20, Domain::NoEndpoints));
     assert_eq!(verdict.confidence, Confidence::High);
 }
 
@@ -180,7 +180,7 @@ fn without_its_hook_a_missing_real_server_is_no_more_than_a_drop() {
     let mut script = refused_by_ipvs(60_000);
     script.out.retain(|sighting| sighting.hook != Hook::IpVsLeave);
     let verdict = world.verdict(script, 70_000);
-    assert_eq!(verdict.class, "unknown");
+    assert_eq!(verdict.class, Class::Unknown);
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("ip_vs_leave")), "{:?}", verdict.unseen);
 }
 
@@ -190,7 +190,7 @@ fn c22_a_local_policy_is_refused_here() {
     world.service().local_only = true;
     world.usable.insert(addr(VIP), Usable { count: 2, local: Some(0), since: at(0), terminating: false });
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C22", Domain::ServiceConfig));
+    assert_eq!((verdict.class, verdict.domain), (Class::C22, Domain::ServiceConfig));
 }
 
 #[test]
@@ -210,17 +210,17 @@ fn c21_a_reply_that_goes_past_this_node() {
     world.member(EP, 1, there);
     world.pods.remove(&addr(CLIENT).ip());
     let verdict = world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C21", Domain::ServiceConfig));
+    assert_eq!((verdict.class, verdict.domain), (Class::C21, Domain::ServiceConfig));
     // With the client's end elsewhere the entry is all there is.
     let verdict = world.verdict(by_ipvs(to_cart().confirm(10_000)), 90_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C21", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C21, Confidence::Medium));
     // Where the client's own stack is seen to refuse the answer, the policy still is why it came from there.
     let script = to_cart().confirm(10_000).client_has_no_socket(10_001, addr(EP)).connect_failed(14_000);
-    assert_eq!(world.verdict(by_ipvs(script), 30_000).class, "C21");
+    assert_eq!(world.verdict(by_ipvs(script), 30_000).class, Class::C21);
     // Answered, or asked for by a Pod of this node, whose reply comes back here, it is none.
-    assert_eq!(world.verdict(by_ipvs(to_cart().healthy(10_000)), 30_000).class, "ok");
+    assert_eq!(world.verdict(by_ipvs(to_cart().healthy(10_000)), 30_000).class, Class::Ok);
     world.pod(CLIENT, "shop", "client");
-    assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, "C29");
+    assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, Class::C29);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn c15_the_node_resets_what_ipvs_forgot() {
         by_ipvs(to_cart().established(10_000).delete(910_000, Status::SEEN_REPLY | Status::ASSURED));
     script = reset_by_the_node(script, 1_000_000);
     let verdict = world().verdict(script, 1_010_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C15", Domain::Conntrack));
+    assert_eq!((verdict.class, verdict.domain), (Class::C15, Domain::Conntrack));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
     assert!(said(&verdict.evidence).contains("ended 1 min 30 s before"), "{:?}", verdict.evidence);
 }
@@ -239,7 +239,7 @@ fn a_stray_packet_behind_a_connections_end_breaks_nothing() {
     let mut script = by_ipvs(to_cart().healthy(10_000));
     let ct = null_bound(0x2000, Status::CONFIRMED);
     script.out.push(packet(10_500, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
-    assert_eq!(world().verdict(script, 20_000).class, "ok");
+    assert_eq!(world().verdict(script, 20_000).class, Class::Ok);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn c13_the_packet_that_ends_a_connection_to_a_removed_server() {
     script.out.push(packet(40_000, Hook::IpVsConnExpire, PSH_ACK, Some(old), Some("NETFILTER_DROP")));
     script = by_ipvs(script.delete(40_001, Status::SEEN_REPLY)).retransmit(40_200, TcpState::Established);
     let verdict = world.verdict(reset_by_the_node(script, 40_200), 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
+    assert_eq!((verdict.class, verdict.domain), (Class::C13, Domain::StaleEndpoints));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
 }
 
@@ -268,10 +268,10 @@ fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
     let mut world = world();
     let script = by_ipvs(to_cart().established(10_000).delete(30_000, Status::SEEN_REPLY | Status::ASSURED));
     let script = reset_by_the_node(script, 40_000);
-    assert_eq!(world.verdict(script.clone(), 50_000).class, "C15");
+    assert_eq!(world.verdict(script.clone(), 50_000).class, Class::C15);
     world.leaves(EP, 29_900);
     let verdict = world.verdict(script, 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C13", Domain::StaleEndpoints));
+    assert_eq!((verdict.class, verdict.domain), (Class::C13, Domain::StaleEndpoints));
 }
 
 /// Before 5.17 nothing tells of the drops: it may have drained, and may have been dropped.
@@ -284,10 +284,10 @@ fn c13_in_silence_is_not_ruled_out_where_the_kernel_hides_drops() {
         script = script.retransmit(ms, TcpState::Established);
     }
     let seen = world.verdict(script.clone(), 30_000);
-    assert_eq!((seen.class.as_str(), seen.confidence), ("N9", Confidence::High));
+    assert_eq!((seen.class, seen.confidence), (Class::N9, Confidence::High));
     world.drop_reasons = false;
     let hidden = world.verdict(script, 30_000);
-    assert_eq!((hidden.class.as_str(), hidden.confidence), ("N9", Confidence::Medium));
+    assert_eq!((hidden.class, hidden.confidence), (Class::N9, Confidence::Medium));
     assert!(hidden.unseen.iter().any(|unseen| unseen.contains("(C13)")), "{:?}", hidden.unseen);
 }
 
@@ -301,10 +301,10 @@ fn c13_in_silence_and_what_only_looks_like_it() {
         script = script.retransmit(ms + 1, TcpState::Established);
     }
     let with_endpoint = world.verdict(script.clone(), 60_000);
-    assert_ne!(with_endpoint.class, "C13", "a rule that drops looks alike while the endpoint is listed");
+    assert_ne!(with_endpoint.class, Class::C13, "a rule that drops looks alike while the endpoint is listed");
     world.leaves(EP, 20_000);
     let verdict = world.verdict(script, 60_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C13", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C13, Confidence::Medium));
     assert!(
         verdict.unseen.iter().any(|unseen| unseen.contains("expire_nodest_conn")),
         "{:?}",
@@ -332,7 +332,7 @@ fn c14_is_a_note_on_the_connection_that_had_to_wait() {
     let flows = last_words(fold(script.out, 60_000).0);
     let verdicts: Vec<_> = flows.iter().filter_map(|flow| world.judge(flow)).collect();
     let [before, after] = verdicts.as_slice() else { unreachable!("two flows expected: {flows:#?}") };
-    assert_eq!((before.class.as_str(), after.class.as_str()), ("ok", "ok"));
+    assert_eq!((before.class, after.class), (Class::Ok, Class::Ok));
     assert!(!said(&before.against).contains("C14"), "{:?}", before.against);
     assert!(said(&after.against).contains("C14") && after.cross_reference.contains(&"C14".to_owned()));
     assert_eq!(after.flow.endpoint, Some(addr(EP)));
@@ -376,13 +376,13 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
     script.out = vec![chosen(10_000, CLIENT, EP, 0)];
     script.out.extend(sockets(&to_cart()));
     let verdict = world().verdict(script, 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.flow.endpoint), ("ok", Some(addr(EP))));
+    assert_eq!((verdict.class, verdict.flow.endpoint), (Class::Ok, Some(addr(EP))));
     assert!(said(&verdict.evidence).contains("vs/conntrack=0"), "{:?}", verdict.evidence);
 
     let mut refused = to_cart();
     refused.out = vec![chosen(10_000, CLIENT, EP, 0)];
     refused = refused.no_socket(10_001).receive_reset(10_002, TcpState::SynSent).connect_failed(10_002);
-    assert_eq!(world().verdict(refused, 20_000).class, "C28");
+    assert_eq!(world().verdict(refused, 20_000).class, Class::C28);
 
     // Of a datagram's answer only an entry would tell.
     let mut datagram = to_cart().udp();
@@ -391,14 +391,14 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
     let mut world = world();
     world.ipvs = Some(IpvsSettings { conntrack: Some(false), ..IpvsSettings::default() });
     let verdict = world.verdict(datagram, 20_000);
-    assert_eq!(verdict.class, "N20");
+    assert_eq!(verdict.class, Class::N20);
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("vs/conntrack=0")), "{:?}", verdict.unseen);
 
     world.leaves(EP, 1_000);
     let mut stale = to_cart();
     stale.out = vec![chosen(10_000, CLIENT, EP, 0)];
     stale.out.extend(sockets(&to_cart()));
-    assert_eq!(world.verdict(stale, 20_000).class, "C6");
+    assert_eq!(world.verdict(stale, 20_000).class, Class::C6);
 }
 
 #[test]
@@ -410,7 +410,7 @@ fn the_first_connection_of_a_client_is_told_by_its_template() {
     script.out.push(chosen(10_000, CLIENT, EP, 0));
     let script = by_ipvs(script.healthy(10_000));
     let verdict = world().verdict(script.clone(), 20_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert!(said(&verdict.evidence).contains("persistence template"), "{:?}", verdict.evidence);
     let mut next = script;
     next.out.remove(0);
@@ -433,7 +433,7 @@ fn a_packet_that_got_no_entry_and_no_answer() {
     script.out.push(packet(10_000, Hook::KfreeSkb, SYN, Some(null_bound(1, 0)), Some("NETFILTER_DROP")));
     let script = script.retransmit(11_000, TcpState::SynSent).connect_failed(12_000);
     let verdict = world().verdict(script, 20_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C12", Domain::HostKernel));
+    assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::HostKernel));
     assert_eq!(verdict.confidence, Confidence::Low);
 }
 

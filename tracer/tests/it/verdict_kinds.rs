@@ -2,10 +2,11 @@
 
 use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr};
 use viptrace::{
+    class::{Class, Confidence, Domain},
     diagnosis::{Rule, Ruling, Usable, Via},
     net::Cidr,
     sighting::TcpState,
-    verdict::{Confidence, Domain, Verdict},
+    verdict::Verdict,
 };
 
 const LB: &str = "203.0.113.80:443";
@@ -45,27 +46,27 @@ fn a_source_outside_the_ranges_is_dropped_by_design() {
             .retransmit(63_000, TcpState::SynSent)
     };
     let verdict = world.verdict(seen(Script::new(CLIENT, LB, None)), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C23", Domain::ServiceConfig));
+    assert_eq!((verdict.class, verdict.domain), (Class::C23, Domain::ServiceConfig));
     assert_eq!(verdict.confidence, Confidence::High);
     assert!(says(&verdict, "198.51.100.0/24"), "{:?}", verdict.evidence);
     assert!(says(&verdict, "firewall-F4VWTUNH-shop/api/tcp/https drops"), "{:?}", verdict.evidence);
     // A source that the ranges admit met something else.
     let verdict = world.verdict(seen(Script::new("198.51.100.7:40000", LB, None)), 70_000);
-    assert_ne!(verdict.class, "C23");
+    assert_ne!(verdict.class, Class::C23);
     // Where no drop was seen, it is the likely cause and no more.
     let verdict = world.verdict(Script::new(CLIENT, LB, None).silent(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C23", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C23, Confidence::Medium));
     // The ranges do not hold for node ports.
     let mut world = reached_by(Via::NodePort, NODE_PORT);
     let service = world.services.get_mut(&addr(NODE_PORT)).unwrap();
     service.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
     let verdict = world.verdict(seen(Script::new(CLIENT, NODE_PORT, None)), 70_000);
-    assert_ne!(verdict.class, "C23");
+    assert_ne!(verdict.class, Class::C23);
 }
 
 #[test]
 fn a_local_policys_drop_names_its_chain() {
-    for (via, address, class) in [(Via::NodePort, NODE_PORT, "C21"), (Via::ClusterIp, VIP, "C22")] {
+    for (via, address, class) in [(Via::NodePort, NODE_PORT, Class::C21), (Via::ClusterIp, VIP, Class::C22)] {
         let mut world = if via == Via::ClusterIp { World::new() } else { reached_by(via, address) };
         world.services.get_mut(&addr(address)).unwrap().local_only = true;
         let usable = Usable { count: 1, local: Some(0), ..world.usable[&addr(address)] };
@@ -77,7 +78,7 @@ fn a_local_policys_drop_names_its_chain() {
             .drop_syn(61_000, "NETFILTER_DROP")
             .retransmit(63_000, TcpState::SynSent);
         let verdict = world.verdict(script, 70_000);
-        assert_eq!((verdict.class.as_str(), verdict.domain), (class, Domain::ServiceConfig));
+        assert_eq!((verdict.class, verdict.domain), (class, Domain::ServiceConfig));
         assert!(says(&verdict, "KUBE-EXTERNAL-SERVICES drops"), "{:?}", verdict.evidence);
     }
 }
@@ -90,7 +91,7 @@ fn a_refusal_names_the_chain_that_refuses() {
     world.rulings = vec![ruling("nftables", Rule::Refuses, "no-endpoint-services", &[])];
     let verdict =
         world.verdict(Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001), 70_000);
-    assert_eq!(verdict.class, "C20");
+    assert_eq!(verdict.class, Class::C20);
     assert!(says(&verdict, "nftables: no-endpoint-services refuses"), "{:?}", verdict.evidence);
 }
 
@@ -105,20 +106,20 @@ fn leftovers_of_another_mode_are_told_from_old_rules() {
     world.rulings = vec![left.clone(), kept.clone()];
     let dead = || Script::new(CLIENT, VIP, Some(EP)).silent(60_000);
     let verdict = world.verdict(dead(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C10", Domain::IptablesSync));
+    assert_eq!((verdict.class, verdict.domain), (Class::C10, Domain::IptablesSync));
     assert!(verdict.root_cause.contains("iptables-nft"), "{}", verdict.root_cause);
     assert!(says(&verdict, "KUBE-SVC-I5LIAMPLWKMBJ54B"), "{:?}", verdict.evidence);
     // The kept rules send there as well: they are old, whatever else stands.
     let both = ruling("nftables", Rule::Forwards, "service-242WI43H-shop/cart/tcp/http", &[EP]);
     world.rulings = vec![left.clone(), both];
-    assert_eq!(world.verdict(dead(), 70_000).class, "C6");
+    assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
     // No other writer.
     world.rulings = vec![ruling("nftables", Rule::Forwards, "service-242WI43H", &[EP])];
-    assert_eq!(world.verdict(dead(), 70_000).class, "C6");
+    assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
     // The old rules are the ones that kube-proxy keeps; what another mode left does not explain them.
     world.mode = Some("iptables");
     world.rulings = vec![left, kept];
-    assert_eq!(world.verdict(dead(), 70_000).class, "C6");
+    assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
 }
 
 #[test]
@@ -130,12 +131,12 @@ fn rules_in_the_backend_that_kube_proxy_does_not_write() {
         ruling("iptables-nft", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &["10.244.1.8:8080"]),
     ];
     let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).silent(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C3", Domain::IptablesSync));
+    assert_eq!((verdict.class, verdict.domain), (Class::C3, Domain::IptablesSync));
     assert!(verdict.root_cause.contains("iptables-legacy"), "{}", verdict.root_cause);
     // An endpoint that is listed is none of their faults.
     let mut world = World::new();
     world.rulings = vec![ruling("iptables-legacy", Rule::Forwards, "KUBE-SVC-A", &[EP])];
-    assert_eq!(world.verdict(Script::new(CLIENT, VIP, Some(EP)).healthy(60_000), 70_000).class, "ok");
+    assert_eq!(world.verdict(Script::new(CLIENT, VIP, Some(EP)).healthy(60_000), 70_000).class, Class::Ok);
 }
 
 #[test]
@@ -145,18 +146,18 @@ fn an_address_that_node_port_addresses_leave_out() {
     world.served_at = Some("192.0.2.9".parse().unwrap());
     let refused = Script::new(CLIENT, NODE_PORT, None).refused(60_000);
     let verdict = world.verdict(refused.clone(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C26", Domain::ServiceConfig));
+    assert_eq!((verdict.class, verdict.domain), (Class::C26, Domain::ServiceConfig));
     assert!(verdict.mitigation.immediate.contains("192.0.2.9:30080"), "{}", verdict.mitigation.immediate);
     // Served nowhere: the rule is missing.
     world.served_at = None;
-    assert_ne!(world.verdict(refused, 70_000).class, "C26");
+    assert_ne!(world.verdict(refused, 70_000).class, Class::C26);
 }
 
 #[test]
 fn a_pod_that_reaches_itself_and_does_not() {
     let client = "10.244.1.7:40000";
     let verdict = World::new().verdict(Script::new(client, VIP, Some(EP)).silent(60_000), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C31", Domain::Hairpin));
+    assert_eq!((verdict.class, verdict.domain), (Class::C31, Domain::Hairpin));
     assert!(verdict.root_cause.contains("not masqueraded"), "{}", verdict.root_cause);
     let mut script = Script::new(client, VIP, Some(EP));
     script.masquerade = Some(addr("10.244.1.1:50000"));
@@ -175,7 +176,7 @@ fn an_answer_that_goes_past_nat() {
             .retransmit(63_000, TcpState::SynSent)
     };
     let verdict = World::new().verdict(script(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C31", Domain::Hairpin));
+    assert_eq!((verdict.class, verdict.domain), (Class::C31, Domain::Hairpin));
     assert!(
         verdict.mitigation.immediate.contains("bridge-nf-call-iptables"),
         "{}",
@@ -188,7 +189,7 @@ fn a_masqueraded_client_is_named_as_lost_to_the_endpoint() {
     let mut script = Script::new(CLIENT, VIP, Some(EP));
     script.masquerade = Some(addr("192.168.1.2:50000"));
     let verdict = World::new().verdict(script.healthy(60_000), 70_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert!(says(&verdict, "192.168.1.2: the endpoint sees that address"), "{:?}", verdict.evidence);
 }
 
@@ -200,19 +201,19 @@ fn ipv6_is_judged_as_ipv4() {
     world.pod(endpoint, "shop", "cart-0");
     world.ready(endpoint, 0);
     let script = |endpoint| Script::new(client, vip, endpoint);
-    assert_eq!(world.verdict(script(Some(endpoint)).healthy(60_000), 70_000).class, "ok");
-    assert_eq!(world.verdict(script(Some(endpoint)).refused(60_000), 70_000).class, "C28");
-    assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, "C29");
+    assert_eq!(world.verdict(script(Some(endpoint)).healthy(60_000), 70_000).class, Class::Ok);
+    assert_eq!(world.verdict(script(Some(endpoint)).refused(60_000), 70_000).class, Class::C28);
+    assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C29);
     world.rule = Some(Rule::Missing);
-    assert_eq!(world.verdict(script(None).silent(60_000), 70_000).class, "C5");
+    assert_eq!(world.verdict(script(None).silent(60_000), 70_000).class, Class::C5);
     world.leaves(endpoint, 20_000);
-    assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, "C6");
+    assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C6);
     // ICMPv6 code 1 is what ICMP has codes 9, 10 and 13 for; 4 is its port unreachable.
     let prohibited = world.verdict(script(None).unreach(60_000, 1).connect_failed(60_001), 70_000);
-    assert_eq!(prohibited.class, "C30");
+    assert_eq!(prohibited.class, Class::C30);
     let none = Usable { count: 0, local: Some(0), ..world.usable[&addr(vip)] };
     world.usable.insert(addr(vip), none);
     let refused = world.verdict(script(None).unreach(60_000, 4).connect_failed(60_001), 70_000);
-    assert_eq!(refused.class, "C20");
+    assert_eq!(refused.class, Class::C20);
     assert!(says(&refused, "port unreachable"), "{:?}", refused.evidence);
 }

@@ -2,11 +2,12 @@
 
 use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_words};
 use viptrace::{
+    class::{Class, Confidence, Domain},
     diagnosis::Translations,
     flow::{FlowTable, Limits, LookAt, Outcome, ResetBy},
     net::Protocol,
     sighting::{Sighting, Status, TcpState},
-    verdict::{Confidence, Domain, Verdict},
+    verdict::Verdict,
 };
 
 fn to_cart() -> Script {
@@ -38,7 +39,7 @@ fn out_of_window() -> Script {
 #[test]
 fn c18_an_untranslated_answer_makes_the_client_reset_the_endpoint() {
     let verdict = World::new().verdict(out_of_window(), 30_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C18", Domain::Conntrack));
+    assert_eq!((verdict.class, verdict.domain), (Class::C18, Domain::Conntrack));
     assert_eq!(verdict.confidence, Confidence::High);
     assert!(says(&verdict, OUT_OF_WINDOW), "{verdict:#?}");
     assert!(says(&verdict, "that came from the endpoint's own address"), "{verdict:#?}");
@@ -52,7 +53,7 @@ fn c18_without_the_hook_on_invalid_packets_is_less_certain() {
         .endpoint_has_no_connection(13_000)
         .receive_reset(13_001, TcpState::Established);
     let verdict = World::new().verdict(script, 30_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C18", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C18, Confidence::Medium));
     assert!(speaks_against(&verdict, "C31"));
 }
 
@@ -60,10 +61,10 @@ fn c18_without_the_hook_on_invalid_packets_is_less_certain() {
 fn a_late_answer_to_a_closed_client_is_no_c18() {
     // Translated, and to a port that has no socket any more: background noise (N16).
     let script = to_cart().healthy(10_000).client_has_no_socket(10_500, addr(VIP));
-    assert_eq!(World::new().verdict(script, 30_000).class, "ok");
+    assert_eq!(World::new().verdict(script, 30_000).class, Class::Ok);
     // Even untranslated: nobody was connected any more.
     let script = to_cart().healthy(10_000).client_has_no_socket(10_500, addr(EP));
-    assert_eq!(World::new().verdict(script, 30_000).class, "ok");
+    assert_eq!(World::new().verdict(script, 30_000).class, Class::Ok);
 }
 
 #[test]
@@ -76,7 +77,7 @@ fn c31_the_answer_that_comes_directly() {
         .retransmit(12_000, TcpState::SynSent)
         .connect_failed(14_000);
     let verdict = World::new().verdict(script, 30_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C31", Domain::Hairpin));
+    assert_eq!((verdict.class, verdict.domain), (Class::C31, Domain::Hairpin));
 }
 
 #[test]
@@ -90,11 +91,11 @@ fn c18b_invalid_packets_are_dropped_and_the_connection_falls_silent() {
         .retransmit(13_400, TcpState::Established)
         .retransmit(15_000, TcpState::Established);
     let verdict = World::new().verdict(script.clone(), 40_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C18b", Domain::Conntrack));
+    assert_eq!((verdict.class, verdict.domain), (Class::C18b, Domain::Conntrack));
     // Dropped, and nothing broke: the drop is the cure for C18.
     let script = to_cart().established(10_000).invalid_answer(12_000, OUT_OF_WINDOW).drop_invalid(12_000);
     let verdict = World::new().verdict(script.closed(13_000), 40_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert!(says(&verdict, "conntrack called an answer of the endpoint invalid"));
 }
 
@@ -116,7 +117,7 @@ fn c19_a_connection_that_is_picked_up_midway() {
     let flows = last_words(fold(both, 30_000).0);
     let [flow] = flows.as_slice() else { panic!("one connection: {flows:#?}") };
     let verdict = world.judge(flow).unwrap();
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C19", Domain::Conntrack));
+    assert_eq!((verdict.class, verdict.domain), (Class::C19, Domain::Conntrack));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
     assert!(
         verdict.root_cause.contains(&format!("NAT chose {OTHER} in mid-stream")),
@@ -132,9 +133,9 @@ fn c19_a_connection_that_is_picked_up_midway() {
     let flows = last_words(fold(remote(before).chain(remote(after)), 30_000).0);
     let verdicts: Vec<Verdict> = flows.iter().map(|flow| world.judge(flow).unwrap()).collect();
     let [first, second] = verdicts.as_slice() else { panic!("two flows: {verdicts:#?}") };
-    assert_eq!(first.class, "ok");
+    assert_eq!(first.class, Class::Ok);
     assert!(says(first, "by netlink port 4242"));
-    assert_eq!((second.class.as_str(), second.flow.endpoint), ("C19", Some(addr(OTHER))));
+    assert_eq!((second.class, second.flow.endpoint), (Class::C19, Some(addr(OTHER))));
     assert!(says(second, &format!("led to {EP}; it was deleted through netlink")), "{second:#?}");
 }
 
@@ -142,7 +143,7 @@ fn c19_a_connection_that_is_picked_up_midway() {
 fn a_pick_up_by_the_same_endpoint_breaks_nothing() {
     let script = to_cart().confirm_midstream(13_000).closed(14_000);
     let verdict = World::new().verdict(script, 30_000);
-    assert_eq!(verdict.class, "ok");
+    assert_eq!(verdict.class, Class::Ok);
     assert!(says(&verdict, "in mid-stream"));
 }
 
@@ -156,10 +157,10 @@ fn a_reset_between_two_other_hosts_names_its_sender() {
     assert!(speaks_against(&verdict, "reset by the endpoint"));
 
     let by_client = to_cart().confirm(10_000).transit_reset(11_000, true, Status::SEEN_REPLY);
-    assert_eq!(World::new().verdict(by_client, 30_000).class, "N4");
+    assert_eq!(World::new().verdict(by_client, 30_000).class, Class::N4);
     let refused = to_cart().confirm(10_000).transit_reset(10_001, false, 0).kill(10_001);
     let verdict = World::new().verdict(refused, 30_000);
-    assert_eq!(verdict.class, "C28");
+    assert_eq!(verdict.class, Class::C28);
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("whether the RST reached the client")));
 }
 
@@ -170,14 +171,14 @@ fn n5_an_idle_connection_is_given_up() {
         .send_reset(900_000, false, TcpState::Established, "TCP_KEEPALIVE_TIMEOUT")
         .state(900_000, false, TcpState::Established, TcpState::Close);
     let verdict = World::new().verdict(script, 910_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("N5", Domain::Normal));
+    assert_eq!((verdict.class, verdict.domain), (Class::N5, Domain::Normal));
 }
 
 #[test]
 fn a_refused_datagram_is_told_by_icmp_from_another_node() {
     let script = to_cart().udp().confirm(10_000).icmp_error(10_010, "10.244.1.7:0", 3);
     let verdict = World::new().verdict(script, 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C28", Confidence::High));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C28, Confidence::High));
     assert!(says(&verdict, "ICMP port unreachable from 10.244.1.7"), "{verdict:#?}");
 }
 
@@ -186,10 +187,10 @@ fn icmp_from_afar_says_why_a_connect_failed() {
     let script =
         |code| to_cart().confirm(10_000).icmp_error(10_010, "192.168.1.3:0", code).connect_failed(10_011);
     let verdict = World::new().verdict(script(1), 50_000);
-    assert_eq!(verdict.class, "C29");
+    assert_eq!(verdict.class, Class::C29);
     assert!(verdict.root_cause.contains("192.168.1.3 said so by ICMP"), "{}", verdict.root_cause);
     let verdict = World::new().verdict(script(13), 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C30", Domain::NetworkPolicy));
+    assert_eq!((verdict.class, verdict.domain), (Class::C30, Domain::NetworkPolicy));
 }
 
 /// A table that has the entries of quiet datagram flows read again.
@@ -216,7 +217,7 @@ fn a_quiet_datagram_flow_is_looked_at_before_it_is_handed_out() {
     table.advance(at(15_300));
     let flows: Vec<_> = table.drain_settled().collect();
     assert_eq!(flows[0].outcome(), Outcome::Established);
-    assert_eq!(World::new().judge(&flows[0]).unwrap().class, "ok");
+    assert_eq!(World::new().judge(&flows[0]).unwrap().class, Class::Ok);
 }
 
 #[test]
@@ -243,7 +244,7 @@ fn a_late_reader_still_asks_before_it_hands_out() {
     observe(&mut table, to_cart().udp().look(30_200, Status::SEEN_REPLY).out);
     table.advance(at(33_000));
     let flows: Vec<_> = table.drain_settled().collect();
-    assert_eq!(World::new().judge(&flows[0]).unwrap().class, "ok");
+    assert_eq!(World::new().judge(&flows[0]).unwrap().class, Class::Ok);
 }
 
 #[test]
@@ -260,7 +261,7 @@ fn a_look_that_is_not_answered_does_not_hold_the_flow_back() {
     table.advance(at(18_000));
     let flows: Vec<_> = table.drain_settled().collect();
     let verdict = World::new().judge(&flows[0]).unwrap();
-    assert_eq!(verdict.class, "N20");
+    assert_eq!(verdict.class, Class::N20);
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("whether anybody answered")));
 }
 
@@ -276,7 +277,7 @@ fn all_that_is_open_is_looked_at_in_the_end() {
 #[test]
 fn silence_is_a_fault_where_an_answer_is_due() {
     let unanswered = || to_cart().udp().confirm(10_000).look(15_400, 0);
-    assert_eq!(World::new().verdict(unanswered(), 50_000).class, "N20");
+    assert_eq!(World::new().verdict(unanswered(), 50_000).class, Class::N20);
 
     // The Service answered others.
     let mut world = World::new();
@@ -287,25 +288,25 @@ fn silence_is_a_fault_where_an_answer_is_due() {
     translations.note(&answered[0], &world.context());
     world.translations = translations;
     let verdict = world.verdict(unanswered(), 50_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C29", Domain::NetworkPath));
+    assert_eq!((verdict.class, verdict.domain), (Class::C29, Domain::NetworkPath));
     assert!(verdict.root_cause.contains("did not answer within 5.4 s"), "{}", verdict.root_cause);
 
     // A resolver answers always.
     let mut world = World::new();
     world.service().port = 53;
-    assert_eq!(world.verdict(unanswered(), 50_000).class, "C29");
+    assert_eq!(world.verdict(unanswered(), 50_000).class, Class::C29);
     // A moment after it was sent, nothing follows from silence.
-    assert_eq!(world.verdict(to_cart().udp().confirm(10_000).look(10_200, 0), 11_000).class, "N20");
+    assert_eq!(world.verdict(to_cart().udp().confirm(10_000).look(10_200, 0), 11_000).class, Class::N20);
 }
 
 #[test]
 fn sctp_is_told_by_its_entry() {
     let association = || to_cart().sctp().confirm(10_000);
     let class = |script| World::new().verdict(script, 50_000).class;
-    assert_eq!(class(association().look(15_400, Status::SEEN_REPLY | Status::ASSURED)), "ok");
-    assert_eq!(class(association().look(15_400, Status::SEEN_REPLY)), "C28");
-    assert_eq!(class(association().look(15_400, 0)), "C29");
-    assert_eq!(class(association().look(10_100, 0)), "N20");
+    assert_eq!(class(association().look(15_400, Status::SEEN_REPLY | Status::ASSURED)), Class::Ok);
+    assert_eq!(class(association().look(15_400, Status::SEEN_REPLY)), Class::C28);
+    assert_eq!(class(association().look(15_400, 0)), Class::C29);
+    assert_eq!(class(association().look(10_100, 0)), Class::N20);
 }
 
 #[test]
@@ -314,7 +315,7 @@ fn c8_a_stale_udp_entry_that_its_sender_keeps_alive() {
     world.service().protocol = Protocol::UDP;
     world.leaves(EP, 20_000);
     let verdict = world.verdict(to_cart().udp().listed(60_000, 58_000), 61_000);
-    assert_eq!((verdict.class.as_str(), verdict.domain), ("C8", Domain::StaleEndpoints));
+    assert_eq!((verdict.class, verdict.domain), (Class::C8, Domain::StaleEndpoints));
     assert_eq!(verdict.confidence, Confidence::High);
     assert!(
         verdict.root_cause.contains("a datagram went there 38.0 s after it had left"),
@@ -330,13 +331,13 @@ fn c8_a_stale_udp_entry_that_its_sender_keeps_alive() {
 
     // The trace saw it begin, before the endpoint left.
     let verdict = world.verdict(to_cart().udp().confirm(10_000).listed(60_000, 58_000), 61_000);
-    assert_eq!(verdict.class, "C8");
+    assert_eq!(verdict.class, Class::C8);
     // Nothing was sent since: the entry only waits for its end.
     let verdict = world.verdict(to_cart().udp().listed(30_000, 19_000), 31_000);
-    assert_ne!(verdict.class, "C8");
+    assert_ne!(verdict.class, Class::C8);
     // Made by the rules after the endpoint had left, it is they that are stale.
     let verdict = world.verdict(to_cart().udp().confirm(40_000).listed(60_000, 58_000), 61_000);
-    assert_eq!(verdict.class, "C6");
+    assert_eq!(verdict.class, Class::C6);
 }
 
 #[test]
@@ -345,7 +346,7 @@ fn c1_does_not_contradict_a_rule_that_stands() {
     world.running = Some(false);
     let script = || Script::new(CLIENT, VIP, None).silent(60_000);
     let verdict = world.verdict(script(), 70_000);
-    assert_eq!((verdict.class.as_str(), verdict.confidence), ("C1", Confidence::Medium));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C1, Confidence::Medium));
     assert!(speaks_against(&verdict, "a rule translates 10.96.0.10:80 now"), "{verdict:#?}");
     assert!(!verdict.root_cause.contains("lack"), "{}", verdict.root_cause);
     world.rule = Some(viptrace::diagnosis::Rule::Missing);

@@ -3,9 +3,10 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, bail};
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     ipvs,
     traffic::{
         Outcome, all_ended,

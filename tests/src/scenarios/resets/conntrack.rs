@@ -3,9 +3,10 @@
 use std::{fs, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     matrix::Family,
     rules,
     scenarios::check_kernel::modules_have_btf,

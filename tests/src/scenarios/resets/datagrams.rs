@@ -4,9 +4,10 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, anyhow, bail, ensure};
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     topology::Place,
     traffic::{
         Outcome, all_ended,
@@ -160,8 +161,8 @@ pub(in crate::scenarios) fn race(stage: &mut Stage) -> Result<()> {
     let asked = udp::ask_in_pairs(from, dns, 500)?;
     let lost = asked.iter().filter(|pair| pair.answers < 2).count();
     stage.check(move |records, _| {
-        let of = |class: &str| records.iter().filter(|record| record.class() == class).count();
-        let (resolved, insertion_failed) = (of("N10"), of("C17a"));
+        let of = |class| records.iter().filter(|record| record.class() == Some(class)).count();
+        let (resolved, insertion_failed) = (of(Class::N10), of(Class::C17a));
         crate::console::say(format!(
             "{resolved} races resolved, {insertion_failed} lost; {lost} pairs lack an answer"
         ));

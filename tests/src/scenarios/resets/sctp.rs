@@ -4,10 +4,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
+use viptrace_class::Class;
 
 use crate::{
     command,
-    expect::{Class, Endpoint},
+    expect::Endpoint,
     published::{Member, Port, Published},
     traffic::{
         Outcome, Transport, all_ended,

@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
+use viptrace_class::Class;
 
 use crate::{
-    expect::{Class, Endpoint, Record},
+    expect::{Endpoint, Record},
     matrix::Family,
     traffic::{
         Outcome, all_ended,

@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
+    class::{Class, Kind},
     diagnosis,
     report::{
         self,
-        class::{self, Kind},
         latency::Latencies,
         summary::{Cause, ClassCount, ServiceCount},
     },
@@ -24,7 +24,7 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn add(&mut self, judged: &Judged) {
         self.summary.add(&judged.verdict, judged.before.as_deref());
-        if judged.verdict.class == class::OK
+        if judged.verdict.class == Class::Ok
             && let (Some(service), Some(time)) = (&judged.verdict.service, judged.connect_time)
         {
             self.latencies.record(&service.to_string(), time);
@@ -105,13 +105,12 @@ impl Tally {
     }
 
     fn counted(&self, kind: Kind) -> u64 {
-        self.summary.count(|class| class::kind(class) == kind)
+        self.summary.count(|class| class.kind() == kind)
     }
 }
 
-fn service_count(service: String, classes: &BTreeMap<String, u64>) -> ServiceCount {
-    let count =
-        |kind| classes.iter().filter(|(name, _)| class::kind(name) == kind).map(|(_, count)| count).sum();
+fn service_count(service: String, classes: &BTreeMap<Class, u64>) -> ServiceCount {
+    let count = |kind| classes.iter().filter(|(class, _)| class.kind() == kind).map(|(_, count)| count).sum();
     ServiceCount {
         service,
         ok: count(Kind::Ok),

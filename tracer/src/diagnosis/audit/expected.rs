@@ -14,6 +14,7 @@ use super::{
     topology::{self, Endpoints},
 };
 use crate::{
+    class::Class,
     cluster::{
         History, Kind, Via,
         model::{Service, ServicePort, ServiceType, TrafficPolicy},
@@ -74,7 +75,7 @@ pub enum Expectation {
 /// A frontend that is unreachable by design: C20, C21 or C22, and no fault of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreachable {
-    pub class: &'static str,
+    pub class: Class,
     pub service: Arc<str>,
     pub port: Arc<str>,
     pub frontend: Frontend,
@@ -186,9 +187,9 @@ impl Expected {
                     _ => continue,
                 };
                 let class = match (dropped, known.via) {
-                    (false, _) => "C20",
-                    (true, Via::ClusterIp) => "C22",
-                    (true, _) => "C21",
+                    (false, _) => Class::C20,
+                    (true, Via::ClusterIp) => Class::C22,
+                    (true, _) => Class::C21,
                 };
                 found.push(Unreachable {
                     class,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{Aspect, Context, Discrepancy, Expected, Kind, SyncState};
 use crate::{
+    class::Class,
     net::Family,
     node::ProxyMode,
     rules::{Ruleset, Writer},
@@ -38,12 +39,12 @@ pub(super) fn writer_of(
 pub(super) fn judge(discrepancy: &mut Discrepancy, context: &Context) {
     discrepancy.sync = sync_state(discrepancy, context);
     // What lags, and what kube-proxy would not write, is told apart by its times.
-    if discrepancy.class == "C5" {
+    if discrepancy.class == Class::C5 {
         discrepancy.class = match discrepancy.sync {
-            SyncState::InFlight | SyncState::Unknown => "C5",
-            SyncState::Failing => "C4",
-            SyncState::Unheard => "C2",
-            SyncState::Overwritten => "C5e",
+            SyncState::InFlight | SyncState::Unknown => Class::C5,
+            SyncState::Failing => Class::C4,
+            SyncState::Unheard => Class::C2,
+            SyncState::Overwritten => Class::C5e,
         };
     }
 }

@@ -9,6 +9,7 @@
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
+    class::Class,
     net::{Cidr, Family},
     node::ProxyMode,
     rules::{Frontend, Name, Origin, Ruleset, Writer},
@@ -184,7 +185,7 @@ pub struct Discrepancy {
     pub kind: Kind,
     pub aspect: Aspect,
     /// The catalogue's class: C1, C3, C5, C5e, C6, C10, C12, …
-    pub class: &'static str,
+    pub class: Class,
     pub family: Family,
     /// `namespace/name`, where it is one Service's.
     pub service: Option<Arc<str>>,

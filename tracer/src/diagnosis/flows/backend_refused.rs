@@ -2,9 +2,10 @@
 
 use super::{Case, Finding, Membership, case::lower, text::word};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{End, Outcome},
     sighting::Hook,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// Mechanism: NAT did its work and nothing listens on the endpoint's port: a wrong targetPort, or the application is
@@ -29,7 +30,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let seen_at_endpoint = sender.is_some() || no_socket.is_some() || told.is_some();
     let name = case.endpoint_name();
     let mut finding = Finding::new(
-        "C28",
+        Class::C28,
         Domain::BackendRefused,
         format!("{name} refuses connections of {}: nothing listens on port {}", case.name(), endpoint.port()),
     )

@@ -6,10 +6,11 @@ use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
 use super::{Context, Membership, Rule, ServicePort, Usable, Via, text::word};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     sighting::{Hook, Status},
     time::Timestamp,
-    verdict::{Confidence, Domain, Evidence, EvidenceType, Mitigation, Safety, Severity},
+    verdict::{Evidence, EvidenceType, Mitigation},
 };
 
 pub(super) struct Case<'a> {
@@ -169,7 +170,7 @@ impl<'a> Case<'a> {
 /// What one rule found.
 #[derive(Debug)]
 pub(super) struct Finding {
-    pub(super) class: &'static str,
+    pub(super) class: Class,
     pub(super) domain: Domain,
     pub(super) detail: String,
     pub(super) confidence: Confidence,
@@ -182,7 +183,7 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    pub(super) fn new(class: &'static str, domain: Domain, detail: impl Into<String>) -> Self {
+    pub(super) fn new(class: Class, domain: Domain, detail: impl Into<String>) -> Self {
         Self {
             class,
             domain,

@@ -2,8 +2,9 @@
 
 use super::{Case, Finding};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Answer, Outcome},
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// C16.
@@ -18,7 +19,7 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let mut finding = Finding::new(
-        "C16",
+        Class::C16,
         Domain::Conntrack,
         "the conntrack table is full: new connections are dropped, established ones go on",
     )
@@ -63,7 +64,7 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     }
     Some(
         Finding::new(
-            if datagrams { "C17a" } else { "C17" },
+            if datagrams { Class::C17a } else { Class::C17 },
             Domain::Conntrack,
             "the conntrack entry could not be inserted: another packet took its tuple first, and this one was dropped",
         )
@@ -92,7 +93,7 @@ pub(super) fn clash_resolved(case: &Case<'_>) -> Option<Finding> {
     }
     let answered = case.flow.answer() == Answer::Seen;
     let mut finding = Finding::new(
-        "N10",
+        Class::N10,
         Domain::Normal,
         format!("two datagrams to {} raced for one conntrack entry, and the kernel resolved it", case.name()),
     )

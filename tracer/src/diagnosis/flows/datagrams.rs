@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{Case, Finding, Membership, ipvs, text::length};
 use crate::{
+    class::{Class, Confidence, Domain, Severity},
     flow::{Answer, Outcome},
     net::Protocol,
     sighting::Hook,
-    verdict::{Confidence, Domain, Severity},
 };
 
 /// Who waits for an answer has given up by then: a resolver's timeout (resolv.conf(5)); an SCTP INIT is repeated after
@@ -47,7 +47,7 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
         }
         Answer::Seen | Answer::Unknown => "whether an answer came was not seen".to_owned(),
     };
-    let mut finding = Finding::new("N20", Domain::Normal, format!("{to}; {what}"))
+    let mut finding = Finding::new(Class::N20, Domain::Normal, format!("{to}; {what}"))
         .severity(Severity::None)
         .confidence(Confidence::Low)
         .see(&["C29"])

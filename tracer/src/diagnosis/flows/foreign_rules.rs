@@ -2,7 +2,8 @@
 //! (C10). They go on translating, and nobody mends them.
 
 use super::{Case, Finding, Membership, Rule, Ruling};
-use crate::verdict::{Confidence, Domain, EvidenceType, Safety, Severity};
+use crate::class::{Class, Confidence, Domain, Safety, Severity};
+use crate::verdict::EvidenceType;
 
 /// C3, C10.
 /// Mechanism: kube-proxy writes through one backend in one mode. What it, or an older one, once wrote through another
@@ -31,7 +32,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     let kept_names = kept.iter().map(|ruling| ruling.writer).collect::<Vec<_>>().join(" and ");
     let (class, what) = if of_other_mode {
         (
-            "C10",
+            Class::C10,
             format!(
                 "kube-proxy is in {} mode and rules of {} mode still translate",
                 mode.unwrap_or("another"),
@@ -39,7 +40,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
             ),
         )
     } else {
-        ("C3", format!("kube-proxy's rules stand in both {} and {kept_names}", leftover.writer))
+        (Class::C3, format!("kube-proxy's rules stand in both {} and {kept_names}", leftover.writer))
     };
     let chain = leftover.chain.as_deref().unwrap_or("a rule");
     let (family, tool) = if endpoint.is_ipv4() { ("ip", "iptables") } else { ("ip6", "ip6tables") };

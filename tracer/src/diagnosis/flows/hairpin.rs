@@ -2,8 +2,8 @@
 
 use super::{Case, Finding};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     sighting::Status,
-    verdict::{Confidence, Domain, Safety, Severity},
 };
 
 /// C31.
@@ -37,7 +37,7 @@ pub(super) fn itself(case: &Case<'_>) -> Finding {
         )
     };
     Finding::new(
-        "C31",
+        Class::C31,
         Domain::Hairpin,
         format!(
             "{} asked for {} and NAT chose itself: its packets do not come back; {lacks}",

@@ -7,9 +7,10 @@ use super::{
     text::{length, word},
 };
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Outcome, RefusalKind, Stage},
     sighting::Hook,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// C4, or C5 within the grace.
@@ -35,7 +36,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     }
     Some(
         Finding::new(
-            "C4",
+            Class::C4,
             Domain::IptablesSync,
             format!("the rules refuse {} although it has {count} usable endpoints: kube-proxy's sync fails", case.name()),
         )
@@ -113,7 +114,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     }
     let confidence = if rule == Some(Rule::Missing) { Confidence::High } else { Confidence::Medium };
     let mut finding = Finding::new(
-        "C5",
+        Class::C5,
         Domain::IptablesSync,
         format!("no rule on this node translates {}, although it has {} usable endpoints", case.name(), usable.count),
     )
@@ -155,7 +156,7 @@ fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
 /// Another program serves Services here, where netfilter does not see it: nothing follows from a missing translation.
 fn out_of_scope(case: &Case<'_>, dataplane: &str) -> Finding {
     Finding::new(
-        "unknown",
+        Class::Unknown,
         Domain::Unknown,
         format!(
             "{} was not served, and on this node {dataplane} may serve Services, not kube-proxy",
@@ -187,7 +188,7 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
         _ => "no Service is translated on this node any more",
     };
     let certain = !stands && (running == Some(false) || rules == Some(false)) && case.decision.is_some();
-    let mut finding = Finding::new("C1", Domain::PodCrash, format!("{detail}: {} is not translated", case.name()))
+    let mut finding = Finding::new(Class::C1, Domain::PodCrash, format!("{detail}: {} is not translated", case.name()))
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
         .severity(Severity::Critical)
         .api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()))
@@ -251,7 +252,7 @@ fn before_the_rule(case: &Case<'_>) -> Finding {
     let vip = case.service.asked;
     let orig = &case.flow.orig;
     Finding::new(
-        "C5b",
+        Class::C5b,
         Domain::IptablesSync,
         format!(
             "the connection is older than the rule for {}: it stays untranslated, new ones work",
@@ -280,7 +281,7 @@ fn before_the_rule(case: &Case<'_>) -> Finding {
 /// C5 within the grace: passes by itself.
 pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
     let mut finding =
-        Finding::new("C5", Domain::IptablesSync, format!("{what}: kube-proxy has not caught up"))
+        Finding::new(Class::C5, Domain::IptablesSync, format!("{what}: kube-proxy has not caught up"))
             .confidence(Confidence::Medium)
             .severity(Severity::Low)
             .unseen("kube-proxy's network programming latency")

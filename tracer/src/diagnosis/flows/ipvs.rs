@@ -10,10 +10,11 @@ use super::{
     text::{length, word},
 };
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Dropped, End, Outcome, RefusalKind, StackReset, Stage},
     sighting::Hook,
     time::Timestamp,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// C12; C21 or C22 where a Local policy leaves this node none; C5 within the grace. C20 says it where the API has none.
@@ -53,7 +54,7 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         None => format!("IPVS has no real server for {}", case.name()),
     };
     let vip = case.service.asked;
-    let mut finding = Finding::new("C12", domain, detail)
+    let mut finding = Finding::new(Class::C12, domain, detail)
         .confidence(confidence)
         .severity(Severity::High)
         .action(
@@ -94,7 +95,7 @@ fn no_local_real_server(case: &Case<'_>) -> Finding {
         "spread the endpoints over the nodes that get traffic",
         Safety::ReadOnly,
     )
-    .see(&[class, "C12", "kubernetes/kubernetes#121371"])
+    .see(&[class.id(), "C12", "kubernetes/kubernetes#121371"])
 }
 
 /// C12's look-alike.
@@ -113,7 +114,7 @@ pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
     }
     Some(
         Finding::new(
-            "C12",
+            Class::C12,
             Domain::HostKernel,
             format!("IPVS made no entry for {} and dropped the packet without a word", case.name()),
         )
@@ -170,7 +171,7 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     };
     let setting = case.ctx.node.ipvs_settings().and_then(|settings| settings.expire_nodest_conn);
     let mut finding = Finding::new(
-        "C13",
+        Class::C13,
         Domain::StaleEndpoints,
         format!(
             "{} was taken out of the virtual server of {} under an established connection: {how}",
@@ -235,7 +236,7 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let established = case.flow.client.established.or(case.flow.server.established);
     let known_to_end = trouble.picked_up.is_some() || ended.is_some();
     let mut finding = Finding::new(
-        "C15",
+        Class::C15,
         Domain::Conntrack,
         format!("IPVS had no entry any more for an established connection to {}: the node itself reset it", case.name()),
     )
@@ -321,7 +322,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
         "spread the endpoints over the nodes that get traffic, or use the policy Cluster",
         Safety::ReadOnly,
     )
-    .see(&[class, "kubernetes/kubernetes#97081"]);
+    .see(&[class.id(), "kubernetes/kubernetes#97081"]);
     if case.outcome == Outcome::Pending {
         finding = finding.unseen("whether the client got an answer: none passed this node");
     }
@@ -373,11 +374,11 @@ fn in_hook(drop: &Dropped) -> bool {
     drop.is("NETFILTER_DROP") && drop.stage == Stage::Before && !drop.unconfirmed && !drop.opening
 }
 
-fn local_policy(case: &Case<'_>) -> (&'static str, &'static str) {
+fn local_policy(case: &Case<'_>) -> (Class, &'static str) {
     if case.service.via == Via::ClusterIp {
-        ("C22", "internalTrafficPolicy")
+        (Class::C22, "internalTrafficPolicy")
     } else {
-        ("C21", "externalTrafficPolicy")
+        (Class::C21, "externalTrafficPolicy")
     }
 }
 

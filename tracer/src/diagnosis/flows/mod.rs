@@ -40,11 +40,12 @@ pub use self::{
 };
 pub use crate::node::{IpvsSettings, Rule, Ruling};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Flow, Outcome},
     net::Netns,
     sighting::Hook,
     time::Timestamp,
-    verdict::{Confidence, Domain, Safety, Severity, Verdict},
+    verdict::Verdict,
 };
 
 /// The least time that kube-proxy is given to write what the API says (catalogue section 3).
@@ -168,7 +169,7 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
         .or_else(|| normal::judge(&case))
         .unwrap_or_else(|| unexplained(&case));
     let finding = service_config::with_hints(&case, finding);
-    let lasts = finding.class == "ok"
+    let lasts = finding.class == Class::Ok
         && finding.against.is_empty()
         && case.endpoint.is_some()
         && matches!(case.membership, Some(Membership::Member { ready: true, .. } | Membership::Unknown))
@@ -190,7 +191,7 @@ fn unexplained(case: &Case<'_>) -> Finding {
         Outcome::Silent => "the connection fell silent",
         Outcome::Established | Outcome::Closed => "nothing broke",
     };
-    let mut finding = Finding::new("unknown", Domain::Unknown, format!("{what}; no rule explains it"))
+    let mut finding = Finding::new(Class::Unknown, Domain::Unknown, format!("{what}; no rule explains it"))
         .confidence(Confidence::Low)
         .severity(Severity::Low)
         .action(

@@ -7,8 +7,9 @@ use super::{
     text::{length, word},
 };
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{IcmpMeaning, Outcome},
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// Mechanism: NAT did its work and the SYN left; no answer came. On this node the Pod is gone, paused or filtered; on
@@ -56,7 +57,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         _ => "does not answer".to_owned(),
     };
     let mut finding =
-        Finding::new("C29", Domain::NetworkPath, format!("{} of {} {what}", case.endpoint_name(), case.name()))
+        Finding::new(Class::C29, Domain::NetworkPath, format!("{} of {} {what}", case.endpoint_name(), case.name()))
             .confidence(if case.outcome == Outcome::Unreachable { Confidence::High } else { Confidence::Medium })
             .severity(if case.outcome == Outcome::Silent { Severity::Low } else { Severity::Medium })
             .api(None, format!("{endpoint} is an endpoint of {}", case.name()))
@@ -107,7 +108,7 @@ pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     let who = node.map_or_else(|| who.clone(), |node| format!("node {node} ({who})"));
     Some(
         Finding::new(
-            "C30",
+            Class::C30,
             Domain::NetworkPolicy,
             format!("a rule of {who} refuses packets to {} of {}", case.endpoint_name(), case.name()),
         )

@@ -2,8 +2,8 @@
 
 use super::{Case, Finding};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Outcome, RefusalKind, Stage},
-    verdict::{Confidence, Domain, Safety, Severity},
 };
 
 /// Mechanism: a network policy or host firewall refuses, behind NAT or with a code that kube-proxy never uses
@@ -50,7 +50,7 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
 
 fn finding(case: &Case<'_>, detail: String, confidence: Confidence) -> Finding {
     let namespace = super::text::word(&case.service.namespace);
-    Finding::new("C30", Domain::NetworkPolicy, detail)
+    Finding::new(Class::C30, Domain::NetworkPolicy, detail)
         .confidence(confidence)
         .severity(Severity::Medium)
         .unseen("which chain or table stopped it")

@@ -2,8 +2,8 @@
 
 use super::{Case, Finding, Rule, text::word};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{RefusalKind, Stage},
-    verdict::{Confidence, Domain, Safety, Severity},
 };
 
 /// Mechanism: kube-proxy writes a rule that refuses (ICMP port unreachable) for a Service port without usable
@@ -49,7 +49,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         |reason| format!("{} has no usable endpoint: {reason}", case.name()),
     );
     let (namespace, name) = (word(&case.service.namespace), word(&case.service.service));
-    let mut finding = Finding::new("C20", Domain::NoEndpoints, detail)
+    let mut finding = Finding::new(Class::C20, Domain::NoEndpoints, detail)
         .confidence(confidence)
         .severity(Severity::High)
         .api(case.usable().map(|usable| usable.since), format!("no usable endpoint for {} at that moment", case.name()))

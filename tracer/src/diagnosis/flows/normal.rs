@@ -6,9 +6,10 @@ use super::{
     Case, Context, Finding, Membership, Probe, datagrams, iptables_sync::answered_elsewhere, text::length,
 };
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Decision, Flow, Outcome, ResetBy},
     sighting::{Hook, Task},
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// Programs that the kubelet runs in.
@@ -59,7 +60,7 @@ fn probe_finding(flow: &Flow, probe: &Probe, task: Option<&Task>) -> Finding {
         Outcome::Closed | Outcome::Established | Outcome::Reset(_) | Outcome::Pending
     );
     let mut finding = Finding::new(
-        "N1",
+        Class::N1,
         Domain::Normal,
         format!("the kubelet's {} probe of {pod} connected {how}", probe.kind),
     )
@@ -131,7 +132,7 @@ fn healthy(case: &Case<'_>) -> Finding {
         && case.usable().is_some_and(|usable| usable.terminating);
     let mut finding = if terminating {
         Finding::new(
-            "N8",
+            Class::N8,
             Domain::Normal,
             format!("{} has no ready endpoint; {endpoint} serves while it terminates", case.name()),
         )
@@ -147,7 +148,7 @@ fn healthy(case: &Case<'_>) -> Finding {
                 format!("nothing went wrong with a connection to {} that could be seen", case.name())
             }
         };
-        Finding::new("ok", Domain::Normal, detail)
+        Finding::new(Class::Ok, Domain::Normal, detail)
     };
     finding = finding.severity(Severity::None).confidence(match (case.endpoint, pending) {
         (Some(_), false) => Confidence::High,
@@ -215,7 +216,7 @@ fn keepalive_timeout(case: &Case<'_>) -> Option<&'static str> {
 fn idle(case: &Case<'_>) -> Finding {
     let who = keepalive_timeout(case).unwrap_or("client");
     Finding::new(
-        "N5",
+        Class::N5,
         Domain::Normal,
         format!(
             "the {who} gave an idle connection to {} up: its keepalive probes were not answered",
@@ -243,7 +244,7 @@ fn lost_a_race(flow: &Flow) -> bool {
 /// N17.
 fn losing_attempt(case: &Case<'_>) -> Finding {
     Finding::new(
-        "N17",
+        Class::N17,
         Domain::Normal,
         format!("the client reset its connection to {} at once, before it exchanged a byte", case.name()),
     )
@@ -257,7 +258,7 @@ fn losing_attempt(case: &Case<'_>) -> Finding {
 fn client_abort(case: &Case<'_>, what: &str) -> Finding {
     let reason = case.flow.client.reset_sent().and_then(|reset| reset.reason.as_deref());
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-    Finding::new("N4", Domain::Normal, format!("{what}{reason}"))
+    Finding::new(Class::N4, Domain::Normal, format!("{what}{reason}"))
         .severity(Severity::None)
         .confidence(if case.outcome == Outcome::Abandoned { Confidence::Low } else { Confidence::High })
         .see(&["N4"])

@@ -11,9 +11,10 @@ use super::{
     verdict_time,
 };
 use crate::{
+    class::{Class, Confidence, Domain, Severity},
     flow::{Decision, Flow},
     sighting::Hook,
-    verdict::{Confidence, Domain, Evidence, FlowRef, Mitigation, ServiceRef, Severity, Verdict},
+    verdict::{Evidence, FlowRef, Mitigation, ServiceRef, Verdict},
 };
 
 /// Metadata older than this, in seconds, may miss what explains the flow.
@@ -21,7 +22,7 @@ const OLD_METADATA_SECS: f64 = 30.0;
 
 pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     let broken = !matches!(finding.domain, Domain::Normal);
-    if finding.class != "ok" || case.decision.is_none() {
+    if finding.class != Class::Ok || case.decision.is_none() {
         add_gaps(case, &mut finding);
     }
     if broken && case.flow.partial && case.decision.is_none() {
@@ -64,7 +65,7 @@ pub(super) fn without_port(
 
 pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) -> Verdict {
     let decision = flow.decision(ctx.node_netns);
-    let probe = finding.class == "N1";
+    let probe = finding.class == Class::N1;
     let endpoint = if probe { Some(flow.orig.dst) } else { decision.and_then(Decision::endpoint) };
     let reference = FlowRef {
         vip: (!probe).then_some(flow.orig.dst),
@@ -135,11 +136,11 @@ fn build(
     reference: FlowRef,
     mut finding: Finding,
 ) -> Verdict {
-    let healthy = matches!(finding.class, "ok" | "N8");
+    let healthy = matches!(finding.class, Class::Ok | Class::N8);
     if flow.lost > 0 {
         let lost = format!("{} events were lost while this flow was watched", flow.lost);
         if healthy {
-            finding.class = "unknown";
+            finding.class = Class::Unknown;
             finding.domain = Domain::Unknown;
             finding.severity = Severity::None;
             finding.detail = format!("{lost}; what is left looks healthy: {}", finding.detail);
@@ -165,7 +166,7 @@ fn build(
     evidence.sort_by_key(|evidence| evidence.time);
     Verdict {
         time: verdict_time(flow),
-        class: finding.class.to_owned(),
+        class: finding.class,
         root_cause: cleaned(format!("{} — {}", finding.domain, finding.detail)),
         domain: finding.domain,
         confidence: finding.confidence,

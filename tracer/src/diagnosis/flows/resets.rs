@@ -8,10 +8,11 @@ use super::{
     text::{length, times},
 };
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, StackReset},
     sighting::Hook,
     time::Timestamp,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// The client's stack answered a packet that came from the endpoint's own address.
@@ -52,7 +53,7 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
     }
     let endpoint = case.endpoint_name();
     let mut finding = Finding::new(
-        "C18",
+        Class::C18,
         Domain::Conntrack,
         format!(
             "an answer of {endpoint} was not translated back to {}, and the client's stack reset {endpoint}'s connection",
@@ -98,7 +99,7 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     }
     Some(
         Finding::new(
-            "C31",
+            Class::C31,
             Domain::Hairpin,
             format!(
                 "{} answered the client directly, not through {}: the client's stack refused the answer {}",
@@ -157,7 +158,7 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let mut finding = Finding::new(
-        "C19",
+        Class::C19,
         Domain::Conntrack,
         format!(
             "the connection to {} went on without its conntrack entry: NAT chose {} in mid-stream, which does not know it",
@@ -216,7 +217,7 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     let why = invalid.why.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
     Some(
         Finding::new(
-            "C18b",
+            Class::C18b,
             Domain::Conntrack,
             format!(
                 "packets of the connection to {} were dropped {} as invalid{why}, and it broke",

@@ -7,9 +7,9 @@ use super::{
     view::Via,
 };
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Decision, Flow, Outcome},
     time::Timestamp,
-    verdict::{Confidence, Domain, Safety, Severity},
 };
 
 /// C5c.
@@ -30,7 +30,7 @@ pub(super) fn unknown_port(
     let get = format!("kubectl -n {} get service {} -o wide", word(namespace), word(service));
     Some(
         Finding::new(
-            "C5c",
+            Class::C5c,
             Domain::ServiceConfig,
             format!("{namespace}/{service} has no port {port}/{}", flow.orig.protocol),
         )
@@ -71,7 +71,7 @@ pub(super) fn gone(
     if let Some(endpoint) = decision.and_then(Decision::endpoint) {
         return Some(
             Finding::new(
-                "C6",
+                Class::C6,
                 Domain::StaleEndpoints,
                 format!("the rules still send {} to {endpoint}, {ago} after {namespace}/{service} gave the address up", flow.orig.dst),
             )
@@ -91,8 +91,10 @@ pub(super) fn gone(
     failed.then(|| {
         let asks = format!("the client asks for an address that {namespace}/{service} gave up {ago} before");
         let finding = match without {
-            Some(why) => Finding::new("C27", Domain::ServiceConfig, format!("{asks}: {why}")).see(&["C27"]),
-            None => Finding::new("C5c", Domain::ServiceConfig, asks),
+            Some(why) => {
+                Finding::new(Class::C27, Domain::ServiceConfig, format!("{asks}: {why}")).see(&["C27"])
+            }
+            None => Finding::new(Class::C5c, Domain::ServiceConfig, asks),
         };
         finding
             .severity(Severity::Low)
@@ -145,7 +147,7 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
     }
     Some(
         Finding::new(
-            "C5d",
+            Class::C5d,
             Domain::ServiceConfig,
             format!("kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it here", case.name()),
         )
@@ -185,7 +187,7 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     let listed: Vec<String> = ranges.iter().take(8).map(ToString::to_string).collect();
     let more = if ranges.len() > listed.len() { ", …" } else { "" };
     let mut finding = Finding::new(
-        "C23",
+        Class::C23,
         Domain::ServiceConfig,
         format!("{source} is in none of the loadBalancerSourceRanges of {}: its packets are dropped", case.name()),
     )
@@ -225,7 +227,7 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
     let other = node.serves_node_port_at(asked.port(), case.service.protocol)?;
     Some(
         Finding::new(
-            "C26",
+            Class::C26,
             Domain::ServiceConfig,
             format!(
                 "node port {} of {} is not served at {}: nodePortAddresses leave that address out",
@@ -267,7 +269,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     }
     let external = case.service.via != Via::ClusterIp;
     let (class, policy) =
-        if external { ("C21", "externalTrafficPolicy") } else { ("C22", "internalTrafficPolicy") };
+        if external { (Class::C21, "externalTrafficPolicy") } else { (Class::C22, "internalTrafficPolicy") };
     let mut finding = Finding::new(
         class,
         Domain::ServiceConfig,
@@ -285,7 +287,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
         "spread the endpoints over the nodes that get traffic, or use the policy Cluster",
         Safety::ReadOnly,
     )
-    .see(&[class, "kubernetes/kubernetes#121371"]);
+    .see(&[class.id(), "kubernetes/kubernetes#121371"]);
     if drop.reason.is_none() {
         finding = finding.unseen("the drop's reason: this kernel gives none");
     }

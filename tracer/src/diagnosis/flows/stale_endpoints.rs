@@ -11,10 +11,11 @@ use super::{
     text::length,
 };
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     flow::{Outcome, ResetBy},
     net::Protocol,
     time::Timestamp,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// A Pod's default terminationGracePeriodSeconds.
@@ -91,7 +92,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     }
     let answered = case.flow.was_answered();
     let mut finding = Finding::new(
-        "C6",
+        Class::C6,
         Domain::StaleEndpoints,
         format!("NAT chose a stale endpoint: {what}"),
     )
@@ -185,7 +186,7 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         )
     };
     let mut finding = Finding::new(
-        "C8",
+        Class::C8,
         Domain::StaleEndpoints,
         format!(
             "{} still sends to {name} by an old conntrack entry: a datagram went there {} after it had left",
@@ -278,7 +279,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         let sure = !case.flow.partial && !hidden;
         let mut finding =
             Finding::new(
-                "N9",
+                Class::N9,
                 Domain::Normal,
                 format!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
             )
@@ -303,7 +304,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         return Some(finding);
     }
     let mut finding = Finding::new(
-        "C7",
+        Class::C7,
         Domain::StaleEndpoints,
         format!("an established flow broke {} after its endpoint was removed", length(after)),
     )

@@ -11,12 +11,13 @@ use std::{
 
 use super::{Facts, Finding, Level, Step, knows_services};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     cluster::Key,
     diagnosis::audit::{self, Aspect, Context, Discrepancy, Expected, Kind, Sync, SyncState},
     net::Cidr,
     node::kube_proxy::metrics::{Metrics, SyncTimes},
     time::Timestamp,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// Services of one cause told one by one, at most; more are one finding about the node.
@@ -102,18 +103,18 @@ fn take(facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding
         discrepancies.iter().partition(|found| found.service.is_none());
     whole_node(facts, &node, findings);
 
-    let mut groups = BTreeMap::<(&str, &Arc<str>), Vec<&Discrepancy>>::new();
+    let mut groups = BTreeMap::<(Class, &Arc<str>), Vec<&Discrepancy>>::new();
     for found in of_service {
         if let Some(service) = &found.service {
             groups.entry((class_of(found), service)).or_default().push(found);
         }
     }
-    let mut by_class = BTreeMap::<&str, Vec<(&Arc<str>, Vec<&Discrepancy>)>>::new();
+    let mut by_class = BTreeMap::<Class, Vec<(&Arc<str>, Vec<&Discrepancy>)>>::new();
     for ((class, service), found) in groups {
         by_class.entry(class).or_default().push((service, found));
     }
     for (class, services) in by_class {
-        if class == "C2" {
+        if class == Class::C2 {
             unheard(&services, findings);
         }
         let services: Vec<_> =
@@ -131,11 +132,11 @@ fn take(facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding
     }
     // A cause that was only suspected is one when the rules show its effect.
     let stale = discrepancies.iter().any(|found| {
-        found.sync == SyncState::Unheard || found.class == "C6" && found.sync != SyncState::InFlight
+        found.sync == SyncState::Unheard || found.class == Class::C6 && found.sync != SyncState::InFlight
     });
     if stale
         && let Some(cause) =
-            findings.iter_mut().find(|finding| finding.class == "C2" && finding.service.is_none())
+            findings.iter_mut().find(|finding| finding.class == Class::C2 && finding.service.is_none())
     {
         cause.level = Level::Fault;
         cause.confidence = Confidence::High;
@@ -146,7 +147,7 @@ fn take(facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding
 fn is_explained(service: &str, found: &[&Discrepancy], findings: &mut [Finding]) -> bool {
     let is_cause = |finding: &&mut Finding| {
         let name = finding.service.as_ref().map(|service| format!("{}/{}", service.namespace, service.name));
-        finding.class == "C11" && name.is_none_or(|name| name == service)
+        finding.class == Class::C11 && name.is_none_or(|name| name == service)
     };
     let Some(cause) = findings.iter_mut().find(is_cause) else { return false };
     if let Some(first) = found.first().filter(|_| cause.evidence.len() < QUOTED_MAX) {
@@ -156,8 +157,8 @@ fn is_explained(service: &str, found: &[&Discrepancy], findings: &mut [Finding])
 }
 
 /// A change that kube-proxy never heard of is C2 at the node; at the Service it is rules that are behind.
-fn class_of(found: &Discrepancy) -> &'static str {
-    if found.class == "C2" && found.kind == Kind::Stale { "C6" } else { found.class }
+fn class_of(found: &Discrepancy) -> Class {
+    if found.class == Class::C2 && found.kind == Kind::Stale { Class::C6 } else { found.class }
 }
 
 /// Frame and foreign writers: what is told already gets the audit's words as evidence.
@@ -170,8 +171,8 @@ fn whole_node(facts: &Facts, discrepancies: &[&Discrepancy], findings: &mut Vec<
             finding.service.is_none()
                 && finding.level == Level::Fault
                 && (finding.class == class
-                    || is_frame && matches!(finding.class.as_str(), "C1" | "C5e" | "C11" | "C9")
-                    || is_frame && finding.class == "C2" && never_written(facts))
+                    || is_frame && matches!(finding.class, Class::C1 | Class::C5e | Class::C11 | Class::C9)
+                    || is_frame && finding.class == Class::C2 && never_written(facts))
         };
         if let Some(cause) = findings.iter_mut().find(explains) {
             cause.evidence.push(evidence(found));
@@ -202,12 +203,12 @@ fn never_written(facts: &Facts) -> bool {
 }
 
 fn unheard(services: &[(&Arc<str>, Vec<&Discrepancy>)], findings: &mut Vec<Finding>) {
-    if findings.iter().any(|finding| finding.class == "C2" && finding.service.is_none()) {
+    if findings.iter().any(|finding| finding.class == Class::C2 && finding.service.is_none()) {
         return;
     }
     let names: Vec<&str> = services.iter().take(QUOTED_MAX).map(|(service, _)| &***service).collect();
     findings.push(
-        Finding::new("C2", Step::KubeProxy, Domain::ApiConnectivity, Severity::High, "kube-proxy does not hear of changes: its rules are frozen as they were")
+        Finding::new(Class::C2, Step::KubeProxy, Domain::ApiConnectivity, Severity::High, "kube-proxy does not hear of changes: its rules are frozen as they were")
             .node(format!("changes of {} are older than the grace window, and kube-proxy has queued nothing since", names.join(", ")))
             .but(EvidenceType::Node, "its log tells of no error")
             .confidence(Confidence::Medium)
@@ -215,7 +216,7 @@ fn unheard(services: &[(&Arc<str>, Vec<&Discrepancy>)], findings: &mut Vec<Findi
     );
 }
 
-fn one(class: &str, service: &str, found: &[&Discrepancy]) -> Finding {
+fn one(class: Class, service: &str, found: &[&Discrepancy]) -> Finding {
     let (namespace, name) = service.split_once('/').unwrap_or(("", service));
     let key = Key::new(namespace, name);
     let ports: BTreeSet<&str> = found.iter().filter_map(|found| found.port.as_deref()).collect();
@@ -259,7 +260,7 @@ fn one(class: &str, service: &str, found: &[&Discrepancy]) -> Finding {
 }
 
 /// So many Services that it is the node's affair.
-fn many(class: &str, services: &[(&Arc<str>, Vec<&Discrepancy>)]) -> Finding {
+fn many(class: Class, services: &[(&Arc<str>, Vec<&Discrepancy>)]) -> Finding {
     let named: Vec<&str> = services.iter().take(QUOTED_MAX).map(|(service, _)| &***service).collect();
     let detail = format!(
         "the rules of {} Services are not what the API asks for: {} and {} more",
@@ -300,37 +301,37 @@ const fn severity(found: &Discrepancy) -> Severity {
     }
 }
 
-fn domain(class: &str) -> Domain {
+fn domain(class: Class) -> Domain {
     match class {
-        "C2" => Domain::ApiConnectivity,
-        "C6" | "C7" | "C8" | "C13" => Domain::StaleEndpoints,
-        "C11" => Domain::IpvsModules,
-        "C20" => Domain::NoEndpoints,
-        "C21" | "C22" | "C23" | "C24" | "C25" | "C26" => Domain::ServiceConfig,
-        "C31" => Domain::Hairpin,
+        Class::C2 => Domain::ApiConnectivity,
+        Class::C6 | Class::C7 | Class::C8 | Class::C13 => Domain::StaleEndpoints,
+        Class::C11 => Domain::IpvsModules,
+        Class::C20 => Domain::NoEndpoints,
+        Class::C21 | Class::C22 | Class::C23 | Class::C24 | Class::C25 | Class::C26 => Domain::ServiceConfig,
+        Class::C31 => Domain::Hairpin,
         _ => Domain::IptablesSync,
     }
 }
 
 /// What to do, what keeps it away, and what the first can do to running traffic.
-fn action(class: &str) -> (&'static str, &'static str, Safety) {
+fn action(class: Class) -> (&'static str, &'static str, Safety) {
     match class {
-        "C3" | "C10" => (
+        Class::C3 | Class::C10 => (
             "in a maintenance window: drain the node and reboot it, or stop kube-proxy, run kube-proxy --cleanup and start it again",
             "one mode and one iptables backend on a node",
             Safety::Dangerous,
         ),
-        "C4" => (
+        Class::C4 => (
             "kubectl -n kube-system logs -l k8s-app=kube-proxy | grep -A20 -e 'Failed to execute' -e 'sync failed'",
             "one owner of the node's rules",
             Safety::ReadOnly,
         ),
-        "C5e" => (
+        Class::C5e => (
             "find who changes kube-proxy's rules (firewall agents, iptables-restore in scripts): auditctl or nft monitor; kube-proxy writes them all again at its next full sync, at once when its Pod is deleted",
             "one owner of the node's rules",
             Safety::Disruptive,
         ),
-        "C2" | "C6" => (
+        Class::C2 | Class::C6 => (
             "see why kube-proxy does not follow: kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=200; if the API is reachable from here, delete this node's kube-proxy Pod so that it lists everything anew",
             "alert on the age of kube-proxy's last sync",
             Safety::Disruptive,

@@ -66,7 +66,7 @@ pub fn differences(report: &CheckReport, saved: &Saved) -> Vec<Difference> {
         .map(|finding| {
             let service =
                 finding.service.as_ref().map(|service| format!("{}/{}", service.namespace, service.name));
-            (key(&finding.class, service), finding.root_cause.as_str())
+            (key(finding.class.id(), service), finding.root_cause.as_str())
         })
         .collect();
     let there: BTreeMap<String, &str> = saved
@@ -104,17 +104,17 @@ mod tests {
 
     use super::*;
     use crate::{
+        class::{Class, Domain, Severity},
         cluster::Key,
         diagnosis::triage::{Facts, Finding, Level, Scope, Step, triage},
-        verdict::{Domain, Severity},
     };
 
     fn finding() -> impl Strategy<Value = Finding> {
         let levels = vec![Level::Fault, Level::Warning, Level::Note];
         let service = option::of(("[a-z]{1,3}", "[a-z]{1,3}", any::<String>()));
-        ("[CKN][0-9]{1,2}", select(levels), any::<String>(), service).prop_map(
+        (select(Class::ALL), select(levels), any::<String>(), service).prop_map(
             |(class, level, detail, service)| {
-                let found = Finding::new(&class, Step::Rules, Domain::NoEndpoints, Severity::High, &detail)
+                let found = Finding::new(class, Step::Rules, Domain::NoEndpoints, Severity::High, &detail)
                     .level(level);
                 match service {
                     Some((namespace, name, port)) => found.service(&Key::new(&namespace, &name), &port),

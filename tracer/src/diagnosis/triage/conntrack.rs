@@ -4,8 +4,9 @@
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     node::conntrack::Growth,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// A table this full drops soon. In percent of the limit.
@@ -35,7 +36,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
         {
             findings.push(
                 Finding::new(
-                    "C17",
+                    Class::C17,
                     Step::Conntrack,
                     Domain::Conntrack,
                     Severity::Low,
@@ -82,7 +83,7 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
     } else {
         return;
     };
-    let mut finding = Finding::new("C16", Step::Conntrack, Domain::Conntrack, severity, &detail)
+    let mut finding = Finding::new(Class::C16, Step::Conntrack, Domain::Conntrack, severity, &detail)
         .level(level)
         .node(format!("nf_conntrack_count {count}, nf_conntrack_max {max}"));
     if drop.by > 0 {
@@ -122,7 +123,7 @@ fn other_namespaces(facts: &Facts, own: u64, max: u64, findings: &mut Vec<Findin
     for namespace in full {
         findings.push(
             Finding::new(
-                "C16",
+                Class::C16,
                 Step::Conntrack,
                 Domain::Conntrack,
                 Severity::Medium,
@@ -154,7 +155,7 @@ fn wanted(facts: &Facts, max: u64, findings: &mut Vec<Finding>) {
     let (Some(config), Some(cpus)) = (facts.config(), cpus(facts)) else { return };
     let Some(wanted) = config.wanted_conntrack_max(cpus).filter(|wanted| max < *wanted) else { return };
     findings.push(
-        Finding::new("C16", Step::Conntrack, Domain::Conntrack, Severity::Low, &format!("nf_conntrack_max is {max}; kube-proxy's configuration asks for {wanted} on {cpus} CPUs"))
+        Finding::new(Class::C16, Step::Conntrack, Domain::Conntrack, Severity::Low, &format!("nf_conntrack_max is {max}; kube-proxy's configuration asks for {wanted} on {cpus} CPUs"))
             .level(Level::Note)
             .node(format!("nf_conntrack_max {max}"))
             .node(format!("conntrack.maxPerCore and conntrack.min of the configuration make max(32768 × CPUs, 131072) unless set: {wanted}"))
@@ -185,7 +186,7 @@ fn lost(
             "conntrack could not insert {failed} entries between two readings: their first packets are lost"
         ),
     };
-    let mut finding = Finding::new("C17", Step::Conntrack, Domain::Conntrack, Severity::Medium, &detail)
+    let mut finding = Finding::new(Class::C17, Step::Conntrack, Domain::Conntrack, Severity::Medium, &detail)
         .level(Level::Warning)
         .confidence(Confidence::Medium)
         .node(format!(

@@ -7,9 +7,10 @@ use serde::Serialize;
 
 use super::{compare::Difference, procedures::Procedure};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     cluster::Key,
     time::Timestamp,
-    verdict::{Confidence, Domain, Evidence, EvidenceType, Mitigation, Safety, ServiceRef, Severity},
+    verdict::{Evidence, EvidenceType, Mitigation, ServiceRef},
 };
 
 /// One check of one node.
@@ -81,7 +82,7 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Finding {
     /// The class of the failure catalogue (`C20`), or the check that found it where the catalogue has none (`K10`).
-    pub class: String,
+    pub class: Class,
     pub level: Level,
     pub step: Step,
     pub domain: Domain,
@@ -105,9 +106,9 @@ pub struct Finding {
 
 impl Finding {
     /// A finding of the given class: a fault of high confidence, unless said otherwise.
-    pub(super) fn new(class: &str, step: Step, domain: Domain, severity: Severity, detail: &str) -> Self {
+    pub(super) fn new(class: Class, step: Step, domain: Domain, severity: Severity, detail: &str) -> Self {
         Self {
-            class: class.to_owned(),
+            class,
             level: Level::Fault,
             step,
             domain,
@@ -123,7 +124,7 @@ impl Finding {
                 long_term: String::new(),
                 safety: Safety::ReadOnly,
             },
-            cross_reference: vec![class.to_owned()],
+            cross_reference: vec![class.id().to_owned()],
         }
     }
 

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     net::Cidr,
     node::{
         ProxyMode,
@@ -13,7 +14,7 @@ use crate::{
         sysctl::Sysctls,
     },
     time::Timestamp,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
@@ -41,7 +42,7 @@ fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         let name = path.replace('/', ".");
         findings.push(
             Finding::new(
-                "C32",
+                Class::C32,
                 Step::Path,
                 Domain::HostKernel,
                 Severity::Critical,
@@ -105,7 +106,7 @@ fn bridges(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         if !without.is_empty() && !bridge.promiscuous {
             let shown = without.iter().take(5).copied().collect::<Vec<_>>().join(", ");
             findings.push(
-                Finding::new("C31", Step::Path, Domain::Hairpin, Severity::Low, &format!("{} of {} ports of bridge {} have no hairpin mode: a Pod there cannot reach itself through its own Service", without.len(), ports.len(), bridge.name))
+                Finding::new(Class::C31, Step::Path, Domain::Hairpin, Severity::Low, &format!("{} of {} ports of bridge {} have no hairpin mode: a Pod there cannot reach itself through its own Service", without.len(), ports.len(), bridge.name))
                     .level(Level::Warning)
                     .node(format!("hairpin off, bridge not promiscuous: {shown}"))
                     .but(EvidenceType::Node, "only Pods that call a Service of their own notice it")
@@ -138,7 +139,7 @@ fn bridged(
     };
     findings.push(
         Finding::new(
-            "C31",
+            Class::C31,
             Step::Path,
             Domain::Hairpin,
             Severity::High,
@@ -189,7 +190,7 @@ fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         .collect();
     if grew > 0 {
         findings.push(
-            Finding::new("C32", Step::Path, Domain::HostKernel, Severity::High, &format!("the reverse path filter drops packets now: {grew} between two readings"))
+            Finding::new(Class::C32, Step::Path, Domain::HostKernel, Severity::High, &format!("the reverse path filter drops packets now: {grew} between two readings"))
                 .node(format!("TcpExtIPReversePathFilter grew by {grew}"))
                 .node(format!("net.ipv4.conf.all.rp_filter = {all}; strict on: {}", if filtered.is_empty() { "no outside interface" } else { "" }.to_owned() + &filtered.join(", ")))
                 .action("sysctl -w net.ipv4.conf.all.rp_filter=2 (loose), or mend the routes so that answers leave where requests come in", "rp_filter=2 on nodes with several interfaces", Safety::Disruptive),
@@ -200,7 +201,7 @@ fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         return;
     }
     findings.push(
-        Finding::new("C32", Step::Path, Domain::HostKernel, Severity::Low, &format!("strict reverse path filtering on a node with {} outside interfaces: answers that leave through another one are dropped", out.len()))
+        Finding::new(Class::C32, Step::Path, Domain::HostKernel, Severity::Low, &format!("strict reverse path filtering on a node with {} outside interfaces: answers that leave through another one are dropped", out.len()))
             .level(Level::Warning)
             .confidence(Confidence::Low)
             .node(format!("rp_filter is 1 in effect on {}", filtered.join(", ")))
@@ -224,7 +225,7 @@ fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         return;
     }
     findings.push(
-        Finding::new("C26", Step::Path, Domain::ServiceConfig, Severity::Low, "net.ipv4.conf.all.route_localnet is 0: node ports do not answer on 127.0.0.1")
+        Finding::new(Class::C26, Step::Path, Domain::ServiceConfig, Severity::Low, "net.ipv4.conf.all.route_localnet is 0: node ports do not answer on 127.0.0.1")
             .level(Level::Warning)
             .node("net.ipv4.conf.all.route_localnet = 0")
             .node("kube-proxy is in iptables mode with localhostNodePorts on, and sets it to 1 when it starts")
@@ -241,12 +242,12 @@ fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     let wanted = [
         (
             "net/ipv4/vs/conntrack",
-            "C12",
+            Class::C12,
             "IPVS keeps no conntrack entries: masquerading of its connections fails",
         ),
         (
             "net/ipv4/vs/expire_nodest_conn",
-            "C13",
+            Class::C13,
             "connections to removed endpoints are dropped silently instead of being ended",
         ),
     ];
@@ -261,7 +262,7 @@ fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
                     Severity::Medium,
                     &format!("{name} is 0: {effect}"),
                 )
-                .level(if class == "C12" { Level::Fault } else { Level::Warning })
+                .level(if class == Class::C12 { Level::Fault } else { Level::Warning })
                 .node(format!("{name} = 0; kube-proxy sets it to 1 when it starts"))
                 .action(format!("sysctl -w {name}=1"), "find what resets it", Safety::Disruptive)
                 .refer(&["kubernetes#71358"]),
@@ -269,10 +270,10 @@ fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         }
     }
     for module in super::proxy::missing_ipvs_modules(facts) {
-        if !findings.iter().any(|finding| finding.class == "C11") {
+        if !findings.iter().any(|finding| finding.class == Class::C11) {
             findings.push(
                 Finding::new(
-                    "C11",
+                    Class::C11,
                     Step::KubeProxy,
                     Domain::IpvsModules,
                     Severity::High,

@@ -2,12 +2,13 @@
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     cluster::{
         History,
         model::{Phase, Pod},
     },
     time::Timestamp,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// Pods and Nodes named in one finding, at most; the rest is counted.
@@ -39,7 +40,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     {
         let running = facts.process.as_ref().is_some_and(|process| process.program.is_some())
             || facts.said_mode.is_some();
-        let finding = Finding::new("C1", Step::KubeProxy, Domain::PodCrash, Severity::High, &format!("no kube-proxy Pod is on {node}; other nodes have one"))
+        let finding = Finding::new(Class::C1, Step::KubeProxy, Domain::PodCrash, Severity::High, &format!("no kube-proxy Pod is on {node}; other nodes have one"))
             .api(format!("{} kube-proxy Pods, none with spec.nodeName {node}", pods.len()))
             .action(
                 format!("kubectl -n kube-system describe daemonset kube-proxy; kubectl describe node {node}: taints and its selector keep it away"),
@@ -62,7 +63,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
         });
         let detail = format!("kube-proxy's Pod {} on this node does not run: {why}", pod.key);
         findings.push(
-            Finding::new("C1", Step::KubeProxy, Domain::PodCrash, Severity::High, &detail)
+            Finding::new(Class::C1, Step::KubeProxy, Domain::PodCrash, Severity::High, &detail)
                 .api(format!(
                     "Pod {}: phase {:?}, ready {}, {} restarts: {why}",
                     pod.key, pod.phase, pod.ready, pod.restarts
@@ -89,7 +90,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     if !restarted.is_empty() {
         findings.push(
             Finding::new(
-                "C1",
+                Class::C1,
                 Step::KubeProxy,
                 Domain::PodCrash,
                 Severity::Low,
@@ -110,7 +111,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
         let named = name(&elsewhere);
         findings.push(
             Finding::new(
-                "C1",
+                Class::C1,
                 Step::KubeProxy,
                 Domain::PodCrash,
                 Severity::Low,
@@ -131,7 +132,7 @@ fn daemon_sets(facts: &Facts, findings: &mut Vec<Finding>) {
     for set in facts.daemon_sets.iter().flatten().filter(|set| set.ready < set.desired) {
         findings.push(
             Finding::new(
-                "C1",
+                Class::C1,
                 Step::KubeProxy,
                 Domain::PodCrash,
                 Severity::Medium,
@@ -164,7 +165,7 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
                     if node.ready.is_none() { "its kubelet does not report" } else { "by its own report" }
                 );
                 findings.push(
-                    Finding::new("K10", Step::Path, Domain::NetworkPath, Severity::High, &detail)
+                    Finding::new(Class::K10, Step::Path, Domain::NetworkPath, Severity::High, &detail)
                         .api(format!(
                             "Node {name}: condition Ready is {}",
                             node.ready.map_or("Unknown", |_| "False")
@@ -183,7 +184,7 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
             let pressure = node.pressure.join(", ");
             findings.push(
                 Finding::new(
-                    "K10",
+                    Class::K10,
                     Step::Path,
                     Domain::HostKernel,
                     Severity::Low,
@@ -212,7 +213,7 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     });
     let serves: Vec<String> = serves.map(|service| service.key.to_string()).collect();
     let mut finding = Finding::new(
-        "C29",
+        Class::C29,
         Step::Path,
         Domain::NetworkPath,
         Severity::Medium,
@@ -235,7 +236,7 @@ fn events(facts: &Facts, findings: &mut Vec<Finding>) {
     for event in about.take(NAMED_MAX) {
         findings.push(
             Finding::new(
-                "C1",
+                Class::C1,
                 Step::KubeProxy,
                 Domain::PodCrash,
                 Severity::Low,

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{Facts, Finding, Level, Step, knows_services};
 use crate::{
+    class::Class,
     cluster::model::{Service, ServiceType, TrafficPolicy},
     node::ProxyMode,
 };
@@ -66,41 +67,43 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
     };
 
     let mut cluster_ip = common(vec![book.look("the Service has endpoints", knows, |finding| {
-        matches!(finding.class.as_str(), "C20" | "C22")
+        matches!(finding.class, Class::C20 | Class::C22)
     })]);
     cluster_ip.push(book.look("the kernel forwards and bridges through the rules", sysctls, |finding| {
-        finding.step == Step::Path && finding.class != "C26"
+        finding.step == Step::Path && finding.class != Class::C26
     }));
 
     let mut node_port = common(vec![
-        book.look("the Service has endpoints", knows, |finding| finding.class == "C20"),
+        book.look("the Service has endpoints", knows, |finding| finding.class == Class::C20),
         book.look("a Local policy has a local endpoint", knows && facts.known_node().is_some(), |finding| {
-            finding.class == "C21"
+            finding.class == Class::C21
         }),
         book.look("nodePortAddresses lets this node serve", facts.config().is_some(), |finding| {
-            finding.class == "C26"
+            finding.class == Class::C26
         }),
     ]);
     node_port.push(
-        book.look("the kernel forwards what comes from outside", sysctls, |finding| finding.class == "C32"),
+        book.look("the kernel forwards what comes from outside", sysctls, |finding| {
+            finding.class == Class::C32
+        }),
     );
 
     let metrics = facts.metrics.is_some();
     let slow = vec![
-        book.look("nothing waits to be written", metrics, |finding| finding.class == "C4"),
-        book.look("kube-proxy writes soon after a change", metrics, |finding| finding.class == "C5"),
+        book.look("nothing waits to be written", metrics, |finding| finding.class == Class::C4),
+        book.look("kube-proxy writes soon after a change", metrics, |finding| finding.class == Class::C5),
         book.look("nobody else holds the lock or the rules", facts.log.is_some() || metrics, |finding| {
-            matches!(finding.class.as_str(), "C3" | "C4")
+            matches!(finding.class, Class::C3 | Class::C4)
         }),
         book.scale(),
     ];
 
     let exhausted = vec![
         book.look("the table has room", sysctls || facts.conntrack.is_some(), |finding| {
-            finding.class == "C16"
+            finding.class == Class::C16
         }),
         book.look("entries are inserted without loss", facts.conntrack_later.is_some(), |finding| {
-            finding.class == "C17"
+            finding.class == Class::C17
         }),
         book.timeouts(),
     ];
@@ -240,7 +243,7 @@ impl Book<'_> {
         steps.push(self.look(
             "a Local policy has endpoints where the traffic arrives",
             self.facts.known_node().is_some(),
-            |finding| finding.class == "C21",
+            |finding| finding.class == Class::C21,
         ));
         steps
     }

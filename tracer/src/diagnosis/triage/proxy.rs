@@ -5,6 +5,7 @@
 
 use super::{Facts, Finding, Level, Step, knows_services};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     node::{
         ProxyMode,
         kube_proxy::{
@@ -13,7 +14,7 @@ use crate::{
         },
     },
     time::Timestamp,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// Newer slices than kube-proxy's last wish to write are a sign of deafness only after so long, in seconds.
@@ -33,7 +34,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     api(facts, findings);
     let explained =
-        findings.iter().skip(before).any(|finding| matches!(finding.class.as_str(), "C11" | "C9"));
+        findings.iter().skip(before).any(|finding| matches!(finding.class, Class::C11 | Class::C9));
     absent(facts, explained, findings);
     out_of_scope(facts, findings);
 }
@@ -57,7 +58,7 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
         _ => (Severity::High, "kube-proxy does not run on this node: its rules are frozen as they were"),
     };
     let Servers { metrics, health } = facts.config().map_or_else(Servers::default, Servers::of);
-    let mut finding = Finding::new("C1", Step::KubeProxy, Domain::PodCrash, severity, detail)
+    let mut finding = Finding::new(Class::C1, Step::KubeProxy, Domain::PodCrash, severity, detail)
         .node("no process of this node is kube-proxy or a program that contains it")
         .node(format!("kube-proxy's own servers do not answer: {metrics} (metrics), {health} (health)"))
         .action(
@@ -95,7 +96,7 @@ fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     findings.push(
         Finding::new(
-            "K1",
+            Class::K1,
             Step::KubeProxy,
             Domain::Unknown,
             Severity::None,
@@ -117,7 +118,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
     {
         findings.push(
             Finding::new(
-                "C10",
+                Class::C10,
                 Step::KubeProxy,
                 Domain::IptablesSync,
                 Severity::Medium,
@@ -140,7 +141,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
     if let Some(unknown) = configured.filter(|mode| ProxyMode::parse(mode).is_none()) {
         findings.push(
             Finding::new(
-                "C10",
+                Class::C10,
                 Step::KubeProxy,
                 Domain::IptablesSync,
                 Severity::Medium,
@@ -159,7 +160,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
     if facts.mode() == Some(ProxyMode::Ipvs) {
         findings.push(
             Finding::new(
-                "K3",
+                Class::K3,
                 Step::KubeProxy,
                 Domain::Normal,
                 Severity::None,
@@ -176,8 +177,13 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
 /// C1 by its last words, and a configuration that it rejects (C9 where a newer or older release wrote it).
 fn ends(log: &Log, findings: &mut Vec<Finding>) {
     for (trouble, class, domain, detail) in [
-        (Trouble::ConfigRejected, "C9", Domain::VersionSkew, "kube-proxy rejects its configuration and ends"),
-        (Trouble::Ended, "C1", Domain::PodCrash, "kube-proxy ends with an error"),
+        (
+            Trouble::ConfigRejected,
+            Class::C9,
+            Domain::VersionSkew,
+            "kube-proxy rejects its configuration and ends",
+        ),
+        (Trouble::Ended, Class::C1, Domain::PodCrash, "kube-proxy ends with an error"),
     ] {
         let Some(told) = log.of(trouble).filter(|told| !told.before_restart) else { continue };
         // The IPVS error ends the process with the same words and is told as itself.
@@ -208,7 +214,7 @@ fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
     let Some(told) = log.of(Trouble::IpvsUnusable).filter(|told| !told.before_restart) else { return };
     let mut finding = told_by(
         Finding::new(
-            "C11",
+            Class::C11,
             Step::KubeProxy,
             Domain::IpvsModules,
             Severity::Critical,
@@ -241,7 +247,7 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
     findings.push(
         told_by(
             Finding::new(
-                "C8",
+                Class::C8,
                 Step::Conntrack,
                 Domain::StaleEndpoints,
                 Severity::Medium,
@@ -289,7 +295,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     let severity = if never { Severity::Critical } else { Severity::High };
     let frozen = if never { "it has never written its rules" } else { "its rules are frozen" };
     let mut finding = Finding::new(
-        "C2",
+        Class::C2,
         Step::KubeProxy,
         Domain::ApiConnectivity,
         severity,

@@ -4,8 +4,9 @@
 
 use super::{Facts, Finding, Level, Step, knows_services, proxy};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     node::ProxyMode,
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
@@ -26,7 +27,7 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
         return;
     }
     findings.push(
-        Finding::new("C3", Step::Rules, Domain::IptablesSync, Severity::Critical, "kube-proxy's chains stand in both iptables backends: packets pass both, and one of the two is stale")
+        Finding::new(Class::C3, Step::Rules, Domain::IptablesSync, Severity::Critical, "kube-proxy's chains stand in both iptables backends: packets pass both, and one of the two is stale")
             .node(format!("iptables-nft: {nft} chains of Services"))
             .node(format!("iptables-legacy: {legacy} chains of Services"))
             .action(
@@ -66,7 +67,7 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
         return;
     }
     let mut finding = Finding::new(
-        "C10",
+        Class::C10,
         Step::Rules,
         Domain::IptablesSync,
         Severity::Critical,
@@ -104,12 +105,16 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
         history.services().any(|service| !service.cluster_ips.is_empty() && service.proxy_name.is_none())
     });
     let told =
-        |class: &str| findings.iter().any(|finding| finding.class == class && finding.level == Level::Fault);
+        |class: Class| findings.iter().any(|finding| finding.class == class && finding.level == Level::Fault);
     if missing != Some(true) || !serves || proxy::other_dataplane(facts).is_some() {
         return;
     }
     // What kept them from being written is told already; a process that is not there is told with them.
-    let caused = told("C11") || told("C9") || told("C1") || told("C2") && never_wrote(facts) || told("C5");
+    let caused = told(Class::C11)
+        || told(Class::C9)
+        || told(Class::C1)
+        || told(Class::C2) && never_wrote(facts)
+        || told(Class::C5);
     if caused {
         return;
     }
@@ -120,13 +125,13 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     let mode_text = mode.map_or("any mode".to_owned(), |mode| format!("{mode} mode"));
     let (class, detail) = if wrote {
         (
-            "C5e",
+            Class::C5e,
             format!(
                 "kube-proxy has written its rules of {mode_text}, and they are gone: somebody else removed them"
             ),
         )
     } else {
-        ("C1", format!("there are no rules of kube-proxy of {mode_text} on this node"))
+        (Class::C1, format!("there are no rules of kube-proxy of {mode_text} on this node"))
     };
     let mut finding = Finding::new(class, Step::Rules, Domain::IptablesSync, Severity::Critical, &detail)
         .node(match mode {
@@ -172,7 +177,7 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(device) = interfaces.get("kube-ipvs0") else {
         findings.push(
             Finding::new(
-                "C11",
+                Class::C11,
                 Step::Rules,
                 Domain::IpvsModules,
                 Severity::Critical,
@@ -198,7 +203,7 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
         if !missing.is_empty() {
             findings.push(
                 Finding::new(
-                    "C11",
+                    Class::C11,
                     Step::Rules,
                     Domain::IpvsModules,
                     Severity::High,

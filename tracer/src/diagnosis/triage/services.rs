@@ -7,13 +7,14 @@ use std::collections::BTreeSet;
 
 use super::{Facts, Finding, Level, Scope, Step, knows_services};
 use crate::{
+    class::{Class, Domain, Safety, Severity},
     cluster::{
         History, NoEndpointsReason,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy},
     },
     node::ProxyMode,
     time::Timestamp,
-    verdict::{Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// The state that is judged is the latest one.
@@ -42,14 +43,17 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
 }
 
 /// Whether kube-proxy has anything to do with it; the error says why not.
-fn proxied(service: &Service) -> Result<(), (&'static str, &'static str)> {
+fn proxied(service: &Service) -> Result<(), (Class, &'static str)> {
     if service.proxy_name.is_some() {
-        return Err(("C5d", "its label service.kubernetes.io/service-proxy-name gives it to another proxy"));
+        return Err((
+            Class::C5d,
+            "its label service.kubernetes.io/service-proxy-name gives it to another proxy",
+        ));
     }
-    service.without_address().map_or(Ok(()), |why| Err(("C27", why)))
+    service.without_address().map_or(Ok(()), |why| Err((Class::C27, why)))
 }
 
-fn not_proxied(service: &Service, (class, why): (&str, &str)) -> Finding {
+fn not_proxied(service: &Service, (class, why): (Class, &str)) -> Finding {
     let key = &service.key;
     let (level, domain) = (Level::Note, Domain::ServiceConfig);
     Finding::new(
@@ -115,7 +119,7 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
             "*".to_owned()
         };
         let mut finding = Finding::new(
-            "C20",
+            Class::C20,
             Step::Endpoints,
             Domain::NoEndpoints,
             Severity::High,
@@ -201,8 +205,10 @@ fn local_policies(
 ) {
     let outside = matches!(service.r#type, ServiceType::NodePort | ServiceType::LoadBalancer)
         || !service.external_ips.is_empty();
-    let policies =
-        [(service.internal_traffic_policy, true, "C22"), (service.external_traffic_policy, outside, "C21")];
+    let policies = [
+        (service.internal_traffic_policy, true, Class::C22),
+        (service.external_traffic_policy, outside, Class::C21),
+    ];
     for (policy, applies, class) in policies {
         if policy != TrafficPolicy::Local || !applies {
             continue;
@@ -226,13 +232,13 @@ fn no_local_endpoint(
     node: &str,
     family: AddressType,
     ports: &[&ServicePort],
-    class: &str,
+    class: Class,
     mode: Option<ProxyMode>,
 ) -> Finding {
     let key = &service.key;
     let labels: Vec<String> = ports.iter().map(|port| port.label()).collect();
     let label = if let [only] = labels.as_slice() { only.clone() } else { "*".to_owned() };
-    let (which, who) = if class == "C22" {
+    let (which, who) = if class == Class::C22 {
         ("internalTrafficPolicy", format!("connections from {node} and its Pods"))
     } else {
         ("externalTrafficPolicy", format!("connections from outside to {node}"))
@@ -240,7 +246,7 @@ fn no_local_endpoint(
     // IPVS serves them from other nodes' endpoints: from outside the answers come from an address that nobody asked
     // (#97081); inside of the cluster the policy is merely not kept (#106497).
     let fate = match (mode, class) {
-        (Some(ProxyMode::Ipvs), "C22") => "go to other nodes all the same",
+        (Some(ProxyMode::Ipvs), Class::C22) => "go to other nodes all the same",
         (Some(ProxyMode::Ipvs), _) => "are answered from a wrong address",
         _ => "time out",
     };
@@ -262,7 +268,7 @@ fn no_local_endpoint(
             Safety::Disruptive,
         )
         .refer(&["kubernetes#121371"]);
-    if class == "C22" {
+    if class == Class::C22 {
         let level = if mode == Some(ProxyMode::Ipvs) { Level::Warning } else { Level::Fault };
         return finding.level(level).refer(&["kubernetes#106497"]);
     }
@@ -287,7 +293,7 @@ fn no_address(service: &Service, findings: &mut Vec<Finding>) {
     }
     let key = &service.key;
     findings.push(
-        Finding::new("C26", Step::Endpoints, Domain::ServiceConfig, Severity::Low, &format!("LoadBalancer {key} has no ingress address that this node serves"))
+        Finding::new(Class::C26, Step::Endpoints, Domain::ServiceConfig, Severity::Low, &format!("LoadBalancer {key} has no ingress address that this node serves"))
             .level(Level::Note)
             .service(key, "*")
             .api(format!("Service {key}: status.loadBalancer.ingress has no IP address with ipMode VIP"))
@@ -323,7 +329,7 @@ fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings
         return;
     }
     findings.push(
-        Finding::new("C26", Step::Endpoints, Domain::ServiceConfig, Severity::High, &format!("no address of this node is within nodePortAddresses ({}): no node port is served here", ranges.join(", ")))
+        Finding::new(Class::C26, Step::Endpoints, Domain::ServiceConfig, Severity::High, &format!("no address of this node is within nodePortAddresses ({}): no node port is served here", ranges.join(", ")))
             .node(format!("kube-proxy's configuration: nodePortAddresses: {}", ranges.join(", ")))
             .api(format!("{affected} Services have node ports"))
             .action(

@@ -5,11 +5,12 @@
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
     node::kube_proxy::{
         log::{Told, Trouble},
         metrics::{Metrics, SyncTimes},
     },
-    verdict::{Confidence, Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// A write that waits longer than this has failed at least once: a sync is tried each `minSyncPeriod` (1 s) and takes
@@ -77,7 +78,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
             "kube-proxy failed to write its rules before; since then it has succeeded".to_owned()
         }
     };
-    let mut finding = Finding::new("C4", Step::Rules, Domain::IptablesSync, Severity::High, &detail);
+    let mut finding = Finding::new(Class::C4, Step::Rules, Domain::IptablesSync, Severity::High, &detail);
     for times in &pending {
         let family = if times.family.is_empty() { String::new() } else { format!(" ({})", times.family) };
         finding = finding.node(format!(
@@ -128,7 +129,7 @@ fn in_flight(pending: &[&SyncTimes], age: f64) -> Finding {
     let families: Vec<&str> =
         pending.iter().map(|times| times.family.as_str()).filter(|family| !family.is_empty()).collect();
     Finding::new(
-        "C5",
+        Class::C5,
         Step::Rules,
         Domain::Normal,
         Severity::None,
@@ -170,7 +171,7 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
         }
     };
     let mut finding = Finding::new(
-        "C5",
+        Class::C5,
         Step::Rules,
         Domain::IptablesSync,
         Severity::Medium,
@@ -193,7 +194,7 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
 /// It never wrote its rules since it was started.
 fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let never = !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0);
-    if !never || findings.iter().any(|finding| finding.class == "C2") {
+    if !never || findings.iter().any(|finding| finding.class == Class::C2) {
         return;
     }
     let age = facts.now().zip(metrics.started()).map(|(now, started)| now - started);
@@ -203,7 +204,7 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
         Some(age) => format!("kube-proxy runs for {age:.0} s and has never written its rules"),
         None => "kube-proxy has never written its rules since its start".to_owned(),
     };
-    let mut finding = Finding::new("C5", Step::Rules, Domain::IptablesSync, Severity::Critical, &detail)
+    let mut finding = Finding::new(Class::C5, Step::Rules, Domain::IptablesSync, Severity::Critical, &detail)
         .node("kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0");
     if waits {
         finding = finding.node("its log: not syncing until Services and Endpoints have been received");
@@ -220,7 +221,7 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
 
 fn health(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let Some(health) = facts.healthz.as_ref().filter(|health| !health.is_healthy()) else { return };
-    if findings.iter().any(|finding| finding.class == "C4" && finding.level == Level::Fault) {
+    if findings.iter().any(|finding| finding.class == Class::C4 && finding.level == Level::Fault) {
         return;
     }
     let lives = facts.livez.as_ref().is_some_and(crate::node::Health::is_healthy);
@@ -231,7 +232,7 @@ fn health(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
         (Level::Fault, "kube-proxy says that it is not healthy: a change was not written in time")
     };
     findings.push(
-        Finding::new("C4", Step::Rules, Domain::IptablesSync, Severity::High, detail)
+        Finding::new(Class::C4, Step::Rules, Domain::IptablesSync, Severity::High, detail)
             .level(level)
             .node(format!(
                 "/healthz answers {}, last updated {}",

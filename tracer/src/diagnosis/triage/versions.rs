@@ -5,8 +5,9 @@
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
+    class::{Class, Domain, Safety, Severity},
     time::Timestamp,
-    verdict::{Domain, EvidenceType, Safety, Severity},
+    verdict::EvidenceType,
 };
 
 /// Major and minor number.
@@ -48,7 +49,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
         };
         findings.push(
             Finding::new(
-                "C9",
+                Class::C9,
                 Step::KubeProxy,
                 Domain::VersionSkew,
                 Severity::Medium,

@@ -3,6 +3,7 @@
 use std::{fs, time::Duration};
 
 use viptrace::{
+    class::Class,
     cluster::folder,
     diagnosis::audit::{Aspect, Kind, Sync, SyncState},
     node::ProxyMode,
@@ -31,7 +32,7 @@ fn a_stale_endpoint_after_the_api_server_was_lost() {
     let audit = audit_of(&history, &rules, &context);
     assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
     let found = &audit.discrepancies[0];
-    assert_eq!((found.kind, found.aspect, found.class), (Kind::Stale, Aspect::Endpoint, "C6"));
+    assert_eq!((found.kind, found.aspect, found.class), (Kind::Stale, Aspect::Endpoint, Class::C6));
     assert_eq!(found.service.as_deref(), Some("shop/cart"));
     assert_eq!(found.endpoint, Some("10.244.1.11:8080".parse().unwrap()));
     assert_eq!(found.place.as_ref(), "KUBE-SEP-JS5ZM5E6CLZJ4JLZ");
@@ -46,7 +47,7 @@ fn no_rules_at_all() {
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
     assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
     let found = &audit.discrepancies[0];
-    assert_eq!((found.kind, found.aspect, found.class), (Kind::Missing, Aspect::Frame, "C1"));
+    assert_eq!((found.kind, found.aspect, found.class), (Kind::Missing, Aspect::Frame, Class::C1));
     assert!(found.text.contains("none of 10 Service ports is served"), "{}", found.text);
 }
 
@@ -78,20 +79,20 @@ fn a_young_change_is_in_flight() {
         found.map(|found| (found.sync, found.class)).unwrap()
     };
     let none = Sync::default();
-    assert_eq!(sync_of(2, none), (SyncState::InFlight, "C5"));
-    assert_eq!(sync_of(60, none), (SyncState::Unknown, "C5"));
+    assert_eq!(sync_of(2, none), (SyncState::InFlight, Class::C5));
+    assert_eq!(sync_of(60, none), (SyncState::Unknown, Class::C5));
     let at = |secs| Some(Timestamp::from_unix_secs(secs));
     assert_eq!(
         sync_of(60, Sync { last_queued: at(1), last_synced: at(0), ..none }),
-        (SyncState::Failing, "C4")
+        (SyncState::Failing, Class::C4)
     );
     assert_eq!(
         sync_of(60, Sync { last_queued: at(58), last_synced: at(30), ..none }),
-        (SyncState::InFlight, "C5")
+        (SyncState::InFlight, Class::C5)
     );
     assert_eq!(
         sync_of(60, Sync { last_queued: at(1), last_synced: at(2), ..none }),
-        (SyncState::Overwritten, "C5e")
+        (SyncState::Overwritten, Class::C5e)
     );
 }
 
@@ -103,11 +104,11 @@ fn leftovers_of_another_backend_and_mode() {
     rules.absorb(iptables_of(&saved.replace(" (nf_tables)", "")));
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
     let classes = audit.discrepancies.iter().map(|d| d.class).collect::<Vec<_>>();
-    assert_eq!(classes, ["C3"], "{}", told(&audit));
+    assert_eq!(classes, [Class::C3], "{}", told(&audit));
 
     let mut rules = nftables_of(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"));
     rules.absorb(iptables_of(&saved));
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Nftables));
     let classes = audit.discrepancies.iter().map(|d| d.class).collect::<Vec<_>>();
-    assert_eq!(classes, ["C10"], "{}", told(&audit));
+    assert_eq!(classes, [Class::C10], "{}", told(&audit));
 }

@@ -10,6 +10,7 @@ use super::{
     ByFault,
 };
 use crate::{
+    class::Class,
     net::Family,
     rules::{Frontend, Name, Origin, Ruleset, Step, Verdict, Writer},
 };
@@ -24,7 +25,7 @@ pub(super) struct Fault {
     pub(super) port: usize,
     pub(super) kind: Kind,
     pub(super) aspect: Aspect,
-    pub(super) class: &'static str,
+    pub(super) class: Class,
     pub(super) endpoint: Option<SocketAddr>,
     pub(super) place: Name,
     pub(super) text: String,

@@ -2,6 +2,7 @@
 
 use super::{Comparison, Fault, SHARE_TOLERANCE, Tried};
 use crate::{
+    class::Class,
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, Expectation, Kind},
     node::ProxyMode,
@@ -48,9 +49,9 @@ impl Comparison<'_> {
                     };
                     let kind = if what == "not translated" { Kind::Missing } else { Kind::Wrong };
                     let (aspect, class) = if known.ranges.is_empty() || what == "not translated" {
-                        (Aspect::Reach, "C5")
+                        (Aspect::Reach, Class::C5)
                     } else {
-                        (Aspect::SourceRanges, "C23")
+                        (Aspect::SourceRanges, Class::C23)
                     };
                     let place = place.unwrap_or_else(|| self.place_of(port, known));
                     let text = format!(
@@ -73,7 +74,7 @@ impl Comparison<'_> {
                     same = false;
                     let place = self.endpoint_place(port, known, probe.origin, *endpoint);
                     let text = format!("no new connection goes to the endpoint {endpoint}{note}");
-                    fault(Kind::Missing, Aspect::Endpoint, "C5", Some(*endpoint), place, text);
+                    fault(Kind::Missing, Aspect::Endpoint, Class::C5, Some(*endpoint), place, text);
                 }
                 for (endpoint, share) in endpoints.iter().filter(|(e, _)| !set.contains(e)) {
                     same = false;
@@ -85,7 +86,7 @@ impl Comparison<'_> {
                         port.what_is(*endpoint)
                     );
                     let place = place.unwrap_or_else(|| self.place_of(port, known));
-                    fault(Kind::Stale, Aspect::Endpoint, "C6", Some(*endpoint), place, text);
+                    fault(Kind::Stale, Aspect::Endpoint, Class::C6, Some(*endpoint), place, text);
                 }
                 let lost = passed + refused + dropped;
                 let even = 1.0 / u32::try_from(set.len()).map_or(f64::INFINITY, f64::from);
@@ -97,7 +98,7 @@ impl Comparison<'_> {
                         if lost > 1e-6 { format!(", nowhere {:.1} %", lost * 100.0) } else { String::new() };
                     let text = format!("new connections are not shared out evenly: {shares}{rest}{note}");
                     let place = place.clone().unwrap_or_else(|| self.place_of(port, known));
-                    fault(Kind::Wrong, Aspect::Share, "C5e", None, place, text);
+                    fault(Kind::Wrong, Aspect::Share, Class::C5e, None, place, text);
                 }
             }
             Expectation::Refused | Expectation::Dropped => {
@@ -118,7 +119,7 @@ impl Comparison<'_> {
                     let text =
                         "new connections are refused as those to a port that the Service does not have"
                             .to_owned();
-                    fault(Kind::Missing, Aspect::Frontend, "C20", None, place, text);
+                    fault(Kind::Missing, Aspect::Frontend, Class::C20, None, place, text);
                     return false;
                 }
                 if has > 1.0 - 1e-6 || self.frame.unfiltered.contains(&probe.origin) && endpoints.is_empty() {
@@ -134,13 +135,13 @@ impl Comparison<'_> {
                         share * 100.0,
                         port.what_is(*endpoint)
                     );
-                    fault(Kind::Stale, Aspect::Endpoint, "C6", Some(*endpoint), place, text);
+                    fault(Kind::Stale, Aspect::Endpoint, Class::C6, Some(*endpoint), place, text);
                 }
                 if ranges && !endpoints.is_empty() {
                     let place = self.firewall_place(port);
                     let text =
                         format!("connections from {} get in, which no source range allows", probe.source);
-                    fault(Kind::Missing, Aspect::SourceRanges, "C23", None, place, text);
+                    fault(Kind::Missing, Aspect::SourceRanges, Class::C23, None, place, text);
                 } else if endpoints.is_empty() {
                     let is = if passed > 0.5 {
                         "go on untranslated"
@@ -151,11 +152,11 @@ impl Comparison<'_> {
                     };
                     let kind = if passed > 0.5 { Kind::Missing } else { Kind::Wrong };
                     let class = match (ranges, wants, known.via) {
-                        (true, ..) => "C23",
-                        (_, "refused", _) if self.context.mode == ProxyMode::Ipvs => "C12",
-                        (_, "refused", _) => "C20",
-                        (_, _, Via::ClusterIp) => "C22",
-                        _ => "C21",
+                        (true, ..) => Class::C23,
+                        (_, "refused", _) if self.context.mode == ProxyMode::Ipvs => Class::C12,
+                        (_, "refused", _) => Class::C20,
+                        (_, _, Via::ClusterIp) => Class::C22,
+                        _ => Class::C21,
                     };
                     let place = place.unwrap_or_else(|| self.refusal_place(port, known, wants == "dropped"));
                     let text = format!("new connections {is}, and should be {wants}{note}");

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::{Comparison, Fault, Tried, gap};
 use crate::{
+    class::Class,
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, ExpectedFrontend, ExpectedPort, Kind},
     node::ProxyMode,
@@ -43,7 +44,7 @@ impl Comparison<'_> {
                     port: index,
                     kind,
                     aspect: Aspect::Masquerade,
-                    class: "C5e",
+                    class: Class::C5e,
                     endpoint,
                     place,
                     text,
@@ -80,7 +81,7 @@ impl Comparison<'_> {
                     port: index,
                     kind: Kind::Missing,
                     aspect: Aspect::Hairpin,
-                    class: "C31",
+                    class: Class::C31,
                     endpoint: Some(endpoint),
                     place,
                     text,
@@ -114,7 +115,7 @@ impl Comparison<'_> {
         let wanted = port.affinity().map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let add = |kind, endpoint, place: Option<Name>, text: String, expected: &Self| {
             let place = place.unwrap_or_else(|| expected.place_of(port, known));
-            Fault { port: index, kind, aspect: Aspect::Affinity, class: "C24", endpoint, place, text }
+            Fault { port: index, kind, aspect: Aspect::Affinity, class: Class::C24, endpoint, place, text }
         };
         let mut faults = Vec::new();
         for branch in &fate.branches {

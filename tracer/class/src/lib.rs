@@ -1,0 +1,142 @@
+//! The knowledge base: one entry for each fault class, each normal look-alike and each check without a class.
+//!
+//! Owns what is known of a class in general: its title, who has to act, how bad it is. A small library of its own, so that
+//! the lab names classes without building the tracer. Judges nothing.
+
+#![expect(non_upper_case_globals, reason = "an entry is named as its class is")]
+
+mod config;
+mod conntrack;
+mod entry;
+mod normal;
+mod other;
+mod path;
+mod rating;
+mod sync;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use strum::{Display, EnumString, IntoStaticStr, VariantArray};
+
+pub use entry::{Entry, Kind};
+pub use rating::{Confidence, Domain, Safety, Severity};
+
+/// Declares [`Class`] in its order, and where the entry of each stands.
+macro_rules! classes {
+    ($($file:ident { $($(#[$attribute:meta])* $class:ident,)* })*) => {
+        /// A fault (`C…`), a normal look-alike (`N…`), a check that has no class (`K…`), `ok` or `unknown`.
+        ///
+        /// Written as its id, parsed without regard to case, and ordered as a person counts: C2 before C10.
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, EnumString, IntoStaticStr, VariantArray,
+            Serialize, JsonSchema,
+        )]
+        #[strum(ascii_case_insensitive, const_into_str)]
+        pub enum Class {
+            $($($(#[$attribute])* $class,)*)*
+        }
+
+        impl Class {
+            /// What is known of it.
+            pub const fn entry(self) -> &'static Entry {
+                match self {
+                    $($(Self::$class => &$file::$class,)*)*
+                }
+            }
+        }
+    };
+}
+
+classes! {
+    sync {
+        C1, C2, C3, C4, C5, C5b, C5c, C5d, C5e, C6, C7,
+        C8, C9, C10,
+    }
+    conntrack {
+        C11, C12, C13, C14, C15, C16, C17, C17a, C18,
+        C18b, C19,
+    }
+    config {
+        C20, C21, C22, C23, C24, C25, C26, C27,
+    }
+    path {
+        C28, C29, C30, C31, C32, C33, C34, C35,
+    }
+    other {
+        K1, K3, K10, K11,
+    }
+    normal {
+        N1, N2, N3, N4, N5, N6, N7, N8, N9, N10, N11,
+        N12, N13, N14, N15, N16, N17, N18, N19, N20,
+        #[serde(rename = "ok")]
+        #[strum(serialize = "ok")]
+        Ok,
+    }
+    other {
+        #[serde(rename = "unknown")]
+        #[strum(serialize = "unknown")]
+        Unknown,
+    }
+}
+
+impl Class {
+    /// Every class, in its order.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// As it is written in records.
+    pub const fn id(self) -> &'static str {
+        self.into_str()
+    }
+
+    pub const fn kind(self) -> Kind {
+        self.entry().kind
+    }
+
+    /// A few words, for headings and counts.
+    pub const fn title(self) -> &'static str {
+        self.entry().title
+    }
+
+    /// Who has to act, unless the finding says otherwise.
+    pub const fn domain(self) -> Domain {
+        self.entry().domains[0]
+    }
+
+    /// Whether a person has to act.
+    pub const fn is_fault(self) -> bool {
+        matches!(self.kind(), Kind::Fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_written_read_and_ordered() {
+        for class in Class::ALL {
+            assert_eq!(class.id().parse(), Ok(*class));
+            assert_eq!(class.id().to_lowercase().parse(), Ok(*class));
+            assert_eq!(class.to_string(), class.id());
+        }
+        assert!(Class::C2 < Class::C10 && Class::C5 < Class::C5b && Class::C5b < Class::C6);
+        assert_eq!((Class::Ok.id(), Class::Unknown.id(), Class::C5b.id()), ("ok", "unknown", "C5b"));
+        assert!("C99".parse::<Class>().is_err() && "".parse::<Class>().is_err());
+    }
+
+    #[test]
+    fn the_kind_follows_the_id() {
+        for class in Class::ALL {
+            match class.id().as_bytes() {
+                [b'C', ..] => assert_eq!(class.kind(), Kind::Fault, "{class}"),
+                [b'N', ..] => assert_eq!(class.kind(), Kind::Normal, "{class}"),
+                _ => {}
+            }
+            assert_eq!(
+                class.domain() == Domain::Normal,
+                matches!(class.kind(), Kind::Normal | Kind::Ok),
+                "{class}"
+            );
+        }
+    }
+}
