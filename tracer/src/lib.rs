@@ -17,6 +17,7 @@ pub mod report;
 pub mod rules;
 pub mod session;
 pub mod sighting;
+pub mod text;
 pub mod time;
 pub mod verdict;
 

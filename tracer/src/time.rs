@@ -45,6 +45,18 @@ impl Timestamp {
 }
 
 impl Timestamp {
+    /// The time of day for a person, in UTC: `03:04:05.006`.
+    pub fn clock(self) -> String {
+        let text = self.to_string();
+        text.get(11..23).unwrap_or(&text).to_owned()
+    }
+
+    /// RFC 3339 in UTC for a person, to the millisecond: `2026-01-02T03:04:05.006Z`.
+    pub fn to_the_millisecond(self) -> String {
+        let text = self.to_string();
+        text.get(..23).map_or_else(|| text.clone(), |whole| format!("{whole}Z"))
+    }
+
     /// What [`fmt::Display`] writes, back into a time.
     fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();

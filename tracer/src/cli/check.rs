@@ -14,7 +14,8 @@ use crate::{
         layout::Layout,
         plan::{HookPlan, HookSet, PlanLine, State, Tier, Tiers},
     },
-    report::{Paint, Printer, printer::Style, safe},
+    report::{Paint, Printer, printer::Style},
+    text::safe,
 };
 
 /// The running kernel, looked at once: what it allows, and the hooks of one trace on it.

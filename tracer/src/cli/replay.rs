@@ -14,8 +14,9 @@ use crate::{
         trace::show::{Show, detail},
     },
     recording::{Damage, DamageKind, End, Header, OpenError, Player, Step},
-    report::{Printer, Report, safe},
+    report::{Printer, Report},
     session::Detail,
+    text::safe,
 };
 
 /// Damages named one by one; the rest is counted.

@@ -7,7 +7,6 @@
 pub mod audit;
 pub mod flows;
 pub mod summary;
-mod text;
 pub mod triage;
 
 pub use flows::*;

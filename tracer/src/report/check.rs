@@ -9,11 +9,10 @@ use crate::{
     class::Safety,
     diagnosis::triage::{CheckReport, Finding, Level, State, procedures::Outcome},
     report::{
-        escape::is_unsafe,
         json,
         printer::{Paint, Style},
-        safe,
     },
+    text::{is_unsafe, safe},
 };
 
 /// Differences shown in a table; the rest is counted.

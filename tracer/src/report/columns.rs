@@ -2,7 +2,7 @@
 
 use crate::report::{
     Output,
-    escape::{Cut, fit, push_padded},
+    fit::{Cut, fit, push_padded},
     printer::{Paint, Style},
     row::Row,
 };
@@ -182,7 +182,7 @@ impl Columns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::escape::width;
+    use crate::report::fit::width;
 
     #[test]
     fn lines_never_exceed_the_terminal() {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Serializer, ser::Formatter};
 
 use crate::{
-    report::escape::{is_plain, is_unsafe},
+    text::{is_plain, is_unsafe},
     verdict::Verdict,
 };
 

@@ -14,14 +14,16 @@ use std::{
 
 use terminal_size::{Height, Width};
 
-use crate::report::{
-    FoldedItem, Item, Status, View,
-    columns::Columns,
-    escape::{Cut, fit, safe},
-    printer::{OutputError, Paint, Printer, Style},
-    row::{FlowKey, Row},
-    sink::Folds,
-    summary::age_text,
+use crate::{
+    report::{
+        FoldedItem, Item, Status, View,
+        columns::Columns,
+        fit::{Cut, fit},
+        printer::{OutputError, Paint, Printer, Style},
+        row::{FlowKey, Row},
+        sink::Folds,
+    },
+    text::{self, safe},
 };
 
 /// The least time between two redraws.
@@ -253,7 +255,7 @@ fn status_line(status: &Status, columns: usize) -> String {
     }
     match status.metadata_age {
         Some(age) => {
-            let _ = write!(line, " | metadata is {} old", age_text(age));
+            let _ = write!(line, " | metadata is {} old", text::age(age));
         }
         None => line.push_str(" | no metadata"),
     }

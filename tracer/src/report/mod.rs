@@ -6,7 +6,7 @@
 
 pub mod check;
 mod columns;
-mod escape;
+mod fit;
 mod json;
 pub mod latency;
 mod live;
@@ -18,7 +18,6 @@ mod sink;
 pub mod summary;
 mod yaml;
 
-pub use escape::safe;
 pub use printer::{OutputError, Paint, Printer, Verbosity};
 pub use sink::{Report, Status};
 pub use summary::Summary;

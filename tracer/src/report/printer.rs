@@ -10,7 +10,7 @@ use std::{
 use clap::ValueEnum;
 use thiserror::Error;
 
-use crate::report::escape::safe;
+use crate::text::safe;
 
 /// Why standard output takes no more.
 #[derive(Debug, Error)]

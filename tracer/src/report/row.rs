@@ -1,10 +1,11 @@
 //! One line of a table, made from a verdict: safe text in named cells.
 
-use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use crate::{
     class::{Class, Confidence, Kind},
-    report::{Item, escape::safe, printer::Style},
+    report::{Item, printer::Style},
+    text::{measured, safe},
     time::Timestamp,
     verdict::{Evidence, FlowRef, Verdict},
 };
@@ -40,7 +41,7 @@ impl Row {
         let verdict = item.verdict;
         let flow = &verdict.flow;
         Self {
-            time: clock(verdict.time),
+            time: verdict.time.clock(),
             verdict: tag(verdict.class),
             style: style(verdict.class),
             service: verdict
@@ -87,7 +88,7 @@ fn style(class: Class) -> Style {
 /// The detail of the root cause; for a healthy flow how long its connect took.
 fn what(item: Item<'_>) -> String {
     match item.connect_time {
-        Some(time) if item.verdict.class == Class::Ok => format!("connected in {}", milliseconds(time)),
+        Some(time) if item.verdict.class == Class::Ok => format!("connected in {}", measured(time)),
         _ => detail(&item.verdict.root_cause),
     }
 }
@@ -102,7 +103,7 @@ fn wide(verdict: &Verdict) -> Wide {
     let mut below = Vec::new();
     let mut add = |label: &str, evidence: &[Evidence]| {
         for piece in evidence {
-            let time = piece.time.map(|time| clock(time) + " ").unwrap_or_default();
+            let time = piece.time.map(|time| time.clock() + " ").unwrap_or_default();
             below.push(format!("{label}: {time}{}", safe(&piece.content)));
         }
     };
@@ -129,27 +130,6 @@ pub(super) const fn confidence(confidence: Confidence) -> &'static str {
         Confidence::Medium => "medium",
         Confidence::High => "high",
     }
-}
-
-/// The time of day in UTC, to the millisecond.
-pub(super) fn clock(time: Timestamp) -> String {
-    let whole = time.to_string();
-    match whole.split_once('T').map(|(_, clock)| clock) {
-        Some(clock) => clock.chars().take(12).collect(),
-        None => whole,
-    }
-}
-
-/// `1.23 ms`, or seconds from 10 s on.
-pub(super) fn milliseconds(time: Duration) -> String {
-    let mut out = String::new();
-    let ms = time.as_secs_f64() * 1e3;
-    let _ = match ms {
-        ms if ms < 10.0 => write!(out, "{ms:.2} ms"),
-        ms if ms < 10_000.0 => write!(out, "{ms:.0} ms"),
-        ms => write!(out, "{:.1} s", ms / 1e3),
-    };
-    out
 }
 
 /// What makes two verdicts verdicts on the same flow.

@@ -8,16 +8,14 @@ use std::{
 
 use crate::{
     report::{
-        FoldedItem, Item, Output, OutputError, Printer, Summary, View,
-        escape::safe,
-        json,
+        FoldedItem, Item, Output, OutputError, Printer, Summary, View, json,
         live::LiveTable,
         log::LogTable,
         printer::Style,
-        row::{Row, clock, end, milliseconds},
-        summary::plural,
+        row::{Row, end},
         yaml,
     },
+    text::{self, measured, safe},
     time::Timestamp,
 };
 
@@ -285,12 +283,12 @@ impl Folds {
 impl Fold {
     fn line(&self) -> Row {
         let mut row = self.row.clone();
-        row.time = clock(self.last);
+        row.time = self.last.clock();
         if self.count > 1 {
-            row.what = plural(self.count, "flow");
+            row.what = text::count(self.count, "flow");
             if let Some(slowest) = self.slowest {
                 row.what.push_str(", slowest connect ");
-                row.what.push_str(&milliseconds(slowest));
+                row.what.push_str(&measured(slowest));
             }
         }
         if self.clients == Clients::Several {

@@ -5,11 +5,12 @@ use std::{fmt::Write as _, time::Duration};
 use crate::{
     class::{Class, Kind, Safety},
     report::{
-        escape::{push_padded, safe, width},
+        fit::{push_padded, width},
         latency::Latency,
         printer::{Paint, Style},
-        row::{clock, confidence, detail, milliseconds},
+        row::{confidence, detail},
     },
+    text::{self, count, measured, safe},
     time::Timestamp,
     verdict::Verdict,
 };
@@ -98,7 +99,7 @@ impl Summary {
     fn overview(&self, out: &mut String, paint: Paint) {
         heading(out, paint, "Summary");
         let seconds = self.ended.since(self.started).as_secs_f64();
-        line(out, 1, &format!("{} in {seconds:.1} s", plural(self.flows_seen, "flow")));
+        line(out, 1, &format!("{} in {seconds:.1} s", count(self.flows_seen, "flow")));
         let (faults, unknown) = (self.count(Kind::Fault), self.count(Kind::Unknown));
         let (style, text) = match (faults, unknown) {
             (0, 0) if self.flows_seen == 0 => (Style::Unknown, "no Service traffic was seen".to_owned()),
@@ -107,9 +108,9 @@ impl Summary {
             }
             (0, 0) => (Style::Good, "no fault".to_owned()),
             (0, unknown) => (Style::Unknown, format!("no explained fault, {unknown} not explained")),
-            (faults, 0) => (Style::Fault, plural(faults, "faulty flow")),
+            (faults, 0) => (Style::Fault, count(faults, "faulty flow")),
             (faults, unknown) => {
-                (Style::Fault, format!("{}, {unknown} not explained", plural(faults, "faulty flow")))
+                (Style::Fault, format!("{}, {unknown} not explained", count(faults, "faulty flow")))
             }
         };
         line(out, 1, &paint.text(style, &text));
@@ -157,10 +158,10 @@ impl Summary {
         let rows = latencies.iter().map(|it| {
             [
                 safe(&it.service).into_owned(),
-                plural(it.count, "flow"),
-                format!("p50 {}", milliseconds(it.p50)),
-                format!("p99 {}", milliseconds(it.p99)),
-                format!("max {}", milliseconds(it.max)),
+                count(it.count, "flow"),
+                format!("p50 {}", measured(it.p50)),
+                format!("p99 {}", measured(it.p99)),
+                format!("max {}", measured(it.max)),
             ]
         });
         table(out, rows.collect(), &[Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
@@ -173,13 +174,13 @@ impl Summary {
             0 => {}
             lost => lines.push(format!(
                 "{} lost in the kernel: flows near the loss are not called healthy (a larger --buffer helps)",
-                plural(lost, "event")
+                count(lost, "event")
             )),
         }
         if self.flows_evicted > 0 {
             lines.push(format!(
                 "{} given up unjudged to keep within memory (--max-flows)",
-                plural(self.flows_evicted, "flow")
+                count(self.flows_evicted, "flow")
             ));
         }
         lines.extend(self.gaps.iter().map(|gap| safe(gap).into_owned()));
@@ -187,7 +188,7 @@ impl Summary {
             lines.push("nothing known: every hook was attached and no event was lost".into());
         }
         lines.push(match self.metadata_age {
-            Some(age) => format!("metadata is {} old", age_text(age)),
+            Some(age) => format!("metadata is {} old", text::age(age)),
             None => "there was no metadata: Services and Pods are not named, endpoints not checked".into(),
         });
         let hidden = lines.len().saturating_sub(MAX_LINES);
@@ -208,11 +209,11 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     line(out, 1, &format!("{}{}", paint.text(Style::Fault, &title), safe(&service)));
     line(out, 1, &detail(&verdict.root_cause));
     let sure = confidence(verdict.confidence);
-    line(out, 1, &format!("{}, domain {}, confidence {sure}", plural(cause.flows, "flow"), verdict.domain));
+    line(out, 1, &format!("{}, domain {}, confidence {sure}", count(cause.flows, "flow"), verdict.domain));
     let pieces = verdict.evidence.iter().map(|it| ("evidence", it));
     let pieces = pieces.chain(verdict.against.iter().map(|it| ("against", it)));
     for (label, piece) in pieces.clone().take(MAX_EVIDENCE) {
-        let time = piece.time.map(|time| clock(time) + " ").unwrap_or_default();
+        let time = piece.time.map(|time| time.clock() + " ").unwrap_or_default();
         line(out, 1, &format!("{label}: {time}{}", safe(&piece.content)));
     }
     let hidden = pieces.count().saturating_sub(MAX_EVIDENCE);
@@ -255,21 +256,6 @@ const fn safety(safety: Safety) -> &'static str {
         Safety::Disruptive => "disruptive",
         Safety::Dangerous => "dangerous",
     }
-}
-
-/// `3 s`, `4 min`, `2 h`, `3 d`.
-pub(super) fn age_text(age: Duration) -> String {
-    match age.as_secs() {
-        seconds @ 0..120 => format!("{seconds} s"),
-        seconds @ 120..7200 => format!("{} min", seconds / 60),
-        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
-        seconds => format!("{} d", seconds / 86_400),
-    }
-}
-
-pub(super) fn plural(count: u64, noun: &str) -> String {
-    let ending = if count == 1 { "" } else { "s" };
-    format!("{count} {noun}{ending}")
 }
 
 fn heading(out: &mut String, paint: Paint, text: &str) {

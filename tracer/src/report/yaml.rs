@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{
     class::{Class, Confidence, Domain, Severity},
-    report::escape::is_unsafe,
+    text::is_unsafe,
     time::Timestamp,
     verdict::{Evidence, FlowRef, Mitigation, ServiceRef, Verdict},
 };

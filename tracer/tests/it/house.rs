@@ -12,6 +12,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. What a room is for stands in the first lines of its module.
 const ROOMS: [&str; 19] = [
+    "text",
     "time",
     "net",
     "class",
@@ -22,7 +23,6 @@ const ROOMS: [&str; 19] = [
     "cluster",
     "rules",
     "node",
-    "diagnosis::text",
     "diagnosis::summary",
     "diagnosis::audit",
     "diagnosis::flows",

@@ -30,8 +30,6 @@ use std::time::Duration;
 
 use case::{Case, Finding};
 
-use super::text;
-
 pub use self::{
     translations::Translations,
     view::{
@@ -44,6 +42,7 @@ use crate::{
     flow::{Flow, Outcome},
     net::Netns,
     sighting::Hook,
+    text,
     time::Timestamp,
     verdict::Verdict,
 };

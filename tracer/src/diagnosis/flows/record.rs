@@ -6,7 +6,7 @@ use super::{
     ClusterView, Context, Membership,
     case::{Case, Finding, lower},
     resets,
-    text::{clean, cleaned},
+    text::clean,
     timeline::kernel_evidence,
     verdict_time,
 };
@@ -29,9 +29,9 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
         finding.confidence = lower(finding.confidence);
     }
     let service = ServiceRef {
-        namespace: clean(&case.service.namespace),
-        name: clean(&case.service.service),
-        port: clean(&case.service.label()),
+        namespace: clean(&*case.service.namespace),
+        name: clean(&*case.service.service),
+        port: clean(case.service.label()),
     };
     let endpoint_pod = match &case.membership {
         Some(Membership::Member { pod, .. } | Membership::Left { pod, .. }) => pod.as_deref().map(clean),
@@ -39,7 +39,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     };
     let endpoint_pod = endpoint_pod.or_else(|| {
         let endpoint = case.endpoint?;
-        case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided).map(|pod| clean(&pod.key()))
+        case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided).map(|pod| clean(pod.key()))
     });
     let reference = FlowRef {
         vip: Some(case.flow.orig.dst),
@@ -72,7 +72,7 @@ pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) 
         endpoint,
         endpoint_pod: endpoint
             .and_then(|endpoint| ctx.cluster.pod_by_ip(endpoint.ip(), flow.first_seen))
-            .map(|pod| clean(&pod.key())),
+            .map(|pod| clean(pod.key())),
         ..reference(flow, ctx)
     };
     build(flow, ctx, decision.filter(|_| !probe), None, reference, finding)
@@ -92,7 +92,7 @@ fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
 }
 
 pub(super) fn client_pod(flow: &Flow, cluster: &dyn ClusterView) -> Option<String> {
-    cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(&pod.key()))
+    cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(pod.key()))
 }
 
 fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
@@ -167,28 +167,28 @@ fn build(
     Verdict {
         time: verdict_time(flow),
         class: finding.class,
-        root_cause: cleaned(format!("{} — {}", finding.domain, finding.detail)),
+        root_cause: clean(format!("{} — {}", finding.domain, finding.detail)),
         domain: finding.domain,
         confidence: finding.confidence,
         severity: finding.severity,
         service,
         flow: reference,
-        evidence: evidence.into_iter().map(cleaned_evidence).collect(),
-        against: finding.against.into_iter().map(cleaned_evidence).collect(),
-        unseen: finding.unseen.into_iter().map(cleaned).collect(),
+        evidence: evidence.into_iter().map(clean_evidence).collect(),
+        against: finding.against.into_iter().map(clean_evidence).collect(),
+        unseen: finding.unseen.into_iter().map(clean).collect(),
         lost_events: flow.lost,
         kube_proxy_mode: ctx.node.kube_proxy_mode().map(clean),
         kube_proxy_version: ctx.node.kube_proxy_version().map(clean),
         metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
         mitigation: Mitigation {
-            immediate: cleaned(finding.mitigation.immediate),
-            long_term: cleaned(finding.mitigation.long_term),
+            immediate: clean(finding.mitigation.immediate),
+            long_term: clean(finding.mitigation.long_term),
             safety: finding.mitigation.safety,
         },
         cross_reference: finding.cross_reference.into_iter().map(str::to_owned).collect(),
     }
 }
 
-fn cleaned_evidence(evidence: Evidence) -> Evidence {
-    Evidence { content: cleaned(evidence.content), ..evidence }
+fn clean_evidence(evidence: Evidence) -> Evidence {
+    Evidence { content: clean(evidence.content), ..evidence }
 }

@@ -1,0 +1,178 @@
+//! Words: names made safe for a terminal and for a shell, counts that agree with their nouns, durations.
+//!
+//! Object names come from an API server or a folder of files, and a process names itself: nothing here trusts them.
+
+use std::{borrow::Cow, time::Duration};
+
+/// The longest text of one field of a record, in bytes: object names have at most 253.
+const MAX_BYTES: usize = 2048;
+
+/// Replaces what would move the cursor, recolour or reorder the line, or stay invisible: control characters, bidi
+/// marks and overrides, line separators, zero-width and tag characters. They become `\u{…}`, which can be read.
+pub fn safe(text: &str) -> Cow<'_, str> {
+    if is_plain(text) || !text.contains(is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    text.chars().for_each(|character| push_safe(&mut out, character));
+    Cow::Owned(out)
+}
+
+/// As [`safe`], for a field of a record: at most about [`MAX_BYTES`] long.
+pub fn clean(text: impl AsRef<str> + Into<String>) -> String {
+    let whole = text.as_ref();
+    if whole.len() < MAX_BYTES && (is_plain(whole) || !whole.contains(is_unsafe)) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(whole.len().min(MAX_BYTES) + 16);
+    for character in whole.chars() {
+        if out.len() >= MAX_BYTES {
+            out.push('…');
+            break;
+        }
+        push_safe(&mut out, character);
+    }
+    out
+}
+
+fn push_safe(out: &mut String, character: char) {
+    if is_unsafe(character) {
+        out.extend(character.escape_unicode());
+    } else {
+        out.push(character);
+    }
+}
+
+/// Whether it is printable ASCII alone, as nearly every text is; found out without a branch for each byte.
+pub fn is_plain(text: &str) -> bool {
+    text.bytes().fold(true, |plain, byte| plain & (b' '..=b'~').contains(&byte))
+}
+
+/// Whether a terminal must not get this character as it is.
+pub fn is_unsafe(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}')
+}
+
+/// The name as one word of a shell command.
+pub fn word(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '/');
+    if !name.is_empty() && !name.starts_with('-') && name.chars().all(plain) {
+        name.to_owned()
+    } else {
+        format!("'{}'", clean(name).replace('\'', "'\\''"))
+    }
+}
+
+/// `1 endpoint`, `2 endpoints`, `3 entries`: the count with its noun, which is given for one.
+pub fn count(count: impl TryInto<u64>, noun: &str) -> String {
+    let count = count.try_into().unwrap_or(u64::MAX);
+    match noun.strip_suffix('y') {
+        _ if count == 1 => format!("1 {noun}"),
+        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{count} {stem}ies"),
+        _ => format!("{count} {noun}s"),
+    }
+}
+
+/// `once`, `3 times`.
+pub fn times(count: impl Into<u64>) -> String {
+    match count.into() {
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
+}
+
+/// A duration to its leading parts: `340 ms`, `12.5 s`, `4 min 10 s`, `3 h 20 min`.
+pub fn length(duration: Duration) -> String {
+    let secs = duration.as_secs();
+    if secs >= 3600 {
+        format!("{} h {} min", secs / 3600, secs / 60 % 60)
+    } else if secs >= 60 {
+        format!("{} min {} s", secs / 60, secs % 60)
+    } else if secs >= 1 {
+        format!("{:.1} s", duration.as_secs_f64())
+    } else {
+        format!("{} ms", duration.as_millis())
+    }
+}
+
+/// An age, which grows while it is read, in one unit: `3 s`, `4 min`, `2 h`, `3 d`.
+pub fn age(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// A time that was measured, to about three digits: `0.31 ms`, `14 ms`, `12.0 s`.
+pub fn measured(time: Duration) -> String {
+    match time.as_secs_f64() * 1e3 {
+        ms if ms < 10.0 => format!("{ms:.2} ms"),
+        ms if ms < 10_000.0 => format!("{ms:.0} ms"),
+        ms => format!("{:.1} s", ms / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn hostile_names_become_visible() {
+        assert_eq!(safe("shop/cart"), "shop/cart");
+        assert_eq!(safe("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
+        assert_eq!(safe("\u{202e}gnp.exe\r\n"), "\\u{202e}gnp.exe\\u{d}\\u{a}");
+        assert_eq!(safe("\u{9b}31m"), "\\u{9b}31m");
+        assert_eq!(safe("größe 価格"), "größe 価格");
+        assert_eq!(clean("a\u{1b}[2Jb\u{202e}c"), "a\\u{1b}[2Jb\\u{202e}c");
+        assert!(clean("x".repeat(10_000)).len() < MAX_BYTES + 8);
+    }
+
+    #[test]
+    fn names_are_one_word_of_a_command() {
+        assert_eq!(word("x; rm -rf /"), "'x; rm -rf /'");
+        assert_eq!(word("it's"), "'it'\\''s'");
+        assert_eq!(word("--all"), "'--all'");
+        assert_eq!(word("shop"), "shop");
+    }
+
+    #[test]
+    fn counts_agree() {
+        assert_eq!(count(0, "usable endpoint"), "0 usable endpoints");
+        assert_eq!(count(1, "entry"), "1 entry");
+        assert_eq!(count(2, "entry"), "2 entries");
+        assert_eq!(count(2, "day"), "2 days");
+        assert_eq!((times(1_u32), times(2_u32)), ("once".to_owned(), "2 times".to_owned()));
+    }
+
+    #[test]
+    fn durations_read_well() {
+        assert_eq!(length(Duration::from_millis(340)), "340 ms");
+        assert_eq!(length(Duration::from_millis(12_500)), "12.5 s");
+        assert_eq!(length(Duration::from_secs(250)), "4 min 10 s");
+        assert_eq!(age(Duration::from_secs(250)), "4 min");
+        assert_eq!(measured(Duration::from_micros(310)), "0.31 ms");
+        assert_eq!(measured(Duration::from_secs(12)), "12.0 s");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_unsafe_is_left(text in any::<String>()) {
+            prop_assert!(!safe(&text).contains(is_unsafe));
+            prop_assert!(!clean(text).contains(is_unsafe));
+        }
+    }
+}
