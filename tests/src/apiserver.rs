@@ -180,13 +180,22 @@ impl ApiServer {
 
     /// Answers lists and watches of this kind with 403 Forbidden; its open watches end.
     pub fn forbid(&self, kind: &str) {
-        self.shared.store().set_forbidden(kind, true);
+        let plural = Resource::of_kind(kind).map_or(kind, |resource| resource.plural());
+        let message = format!(
+            "{plural} is forbidden: User \"lab\" cannot list resource \"{plural}\" at the cluster scope"
+        );
+        self.refuse(kind, 403, &message);
+    }
+
+    /// Answers lists and watches of this kind with this HTTP status; its open watches end.
+    pub fn refuse(&self, kind: &str, code: u16, message: &str) {
+        self.shared.store().refuse(kind, code, message.to_owned());
         self.cut_watches();
     }
 
-    /// Takes [`ApiServer::forbid`] back.
+    /// Takes [`ApiServer::refuse`] back.
     pub fn permit(&self, kind: &str) {
-        self.shared.store().set_forbidden(kind, false);
+        self.shared.store().permit(kind);
     }
 
     /// Sends bookmarks so often. Counts for watches opened from now on.

@@ -8,6 +8,7 @@
 pub mod cli;
 pub mod cluster;
 pub mod diagnosis;
+pub mod error;
 pub mod flow;
 pub mod kernel;
 pub mod net;

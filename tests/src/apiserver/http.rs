@@ -134,8 +134,8 @@ async fn discovery_one(
 fn one(shared: &Shared, resource: Option<Resource>, namespace: &str, name: &str) -> Response {
     let Some(resource) = resource else { return not_served() };
     let store = shared.store();
-    if store.is_forbidden(resource) {
-        return forbidden(resource);
+    if let Some((code, message)) = store.refusal(resource) {
+        return refused(code, &message);
     }
     match store.get(resource, namespace, name) {
         Some(object) => Json(object).into_response(),
@@ -150,8 +150,8 @@ fn collection(
     query: &HashMap<String, String>,
 ) -> Response {
     let Some(resource) = resource else { return not_served() };
-    if shared.store().is_forbidden(resource) {
-        return forbidden(resource);
+    if let Some((code, message)) = shared.store().refusal(resource) {
+        return refused(code, &message);
     }
     match query.get("watch").map(String::as_str) {
         Some("1" | "true") => open_watch(shared, resource, namespace, query),
@@ -299,11 +299,9 @@ fn not_served() -> Response {
     status(404, "NotFound", "the server could not find the requested resource")
 }
 
-fn forbidden(resource: Resource) -> Response {
-    let plural = resource.plural();
-    let message =
-        format!("{plural} is forbidden: User \"lab\" cannot list resource \"{plural}\" at the cluster scope");
-    status(403, "Forbidden", &message)
+fn refused(code: u16, message: &str) -> Response {
+    let reason = StatusCode::from_u16(code).ok().and_then(|status| status.canonical_reason());
+    status(code, &reason.unwrap_or_default().replace(' ', ""), message)
 }
 
 fn status(code: u16, reason: &str, message: &str) -> Response {

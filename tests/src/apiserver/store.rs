@@ -2,7 +2,7 @@
 //!
 //! Owns resourceVersions. Must not know HTTP.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -80,7 +80,8 @@ pub(super) struct Store {
     version: u64,
     /// Watches from before this version get 410 Gone.
     oldest: u64,
-    forbidden: BTreeSet<String>,
+    /// By kind: the HTTP status and the message with which lists and watches are refused.
+    refused: BTreeMap<String, (u16, String)>,
     served: BTreeMap<&'static str, (u64, u64)>,
 }
 
@@ -193,16 +194,16 @@ impl Store {
         later.filter(|logged| namespace.is_none_or(|wanted| wanted == logged.namespace)).cloned().collect()
     }
 
-    pub(super) fn set_forbidden(&mut self, kind: &str, forbidden: bool) {
-        if forbidden {
-            self.forbidden.insert(kind.to_owned());
-        } else {
-            self.forbidden.remove(kind);
-        }
+    pub(super) fn refuse(&mut self, kind: &str, code: u16, message: String) {
+        self.refused.insert(kind.to_owned(), (code, message));
     }
 
-    pub(super) fn is_forbidden(&self, resource: Resource) -> bool {
-        self.forbidden.contains(resource.kind())
+    pub(super) fn permit(&mut self, kind: &str) {
+        self.refused.remove(kind);
+    }
+
+    pub(super) fn refusal(&self, resource: Resource) -> Option<(u16, String)> {
+        self.refused.get(resource.kind()).cloned()
     }
 
     pub(super) fn count_list(&mut self, resource: Resource) {

@@ -1,12 +1,19 @@
 //! The command line as it is typed, and what it resolves to. Help texts come from here only.
 
 mod check;
+mod source;
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{
+    ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+    error::ErrorKind,
+};
 
 pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, Record, SchemaArgs};
+pub use source::ClusterSource;
+use source::{SourceArgs, own_name};
 
 use crate::{
     cli::{target::Target, units},
@@ -127,20 +134,10 @@ pub struct TraceArgs {
     #[arg(long, help_heading = "Run", requires = "record")]
     force: bool,
 
-    /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config, else the Pod's service account]
-    #[arg(long, value_name = "PATH", help_heading = "Metadata", conflicts_with = "cluster_from")]
-    kubeconfig: Option<PathBuf>,
-    /// The context in the kubeconfig file [default: its current one]
-    #[arg(long, value_name = "NAME", help_heading = "Metadata", conflicts_with = "cluster_from")]
-    context: Option<String>,
-    /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
-    #[arg(long, value_name = "DIR", help_heading = "Metadata")]
-    cluster_from: Option<PathBuf>,
-    /// The name of this node in Kubernetes [default: this host's name]
-    #[arg(long, value_name = "NAME", env = "NODE_NAME", help_heading = "Metadata")]
-    node: Option<String>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// How long kube-proxy may take to follow a change before its rules are called wrong
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration, help_heading = "Metadata")]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration, help_heading = "Source")]
     grace: Duration,
 
     /// Which kernel hooks to attach
@@ -151,11 +148,11 @@ pub struct TraceArgs {
     attach: Attach,
     /// Leave out one kernel hook, by the name that `viptrace check --kernel` prints; verdicts that need it say so. Can be
     /// repeated
-    #[arg(long, value_name = "HOOK", value_parser = hook, help_heading = "Kernel")]
+    #[arg(long, value_name = "HOOK", value_parser = hook(), hide_possible_values = true, help_heading = "Kernel")]
     without_hook: Vec<Hook>,
     /// Flows kept in memory; beyond it the oldest half-open ones are given up and counted
-    #[arg(long, value_name = "COUNT", default_value = "65536", value_parser = clap::value_parser!(u32).range(16..=16_777_216), help_heading = "Kernel")]
-    max_flows: u32,
+    #[arg(long, value_name = "COUNT", default_value = "65536", value_parser = max_flows, help_heading = "Kernel")]
+    max_flows: usize,
     /// The buffer between kernel and viptrace; a larger one loses fewer events in bursts
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = units::size, help_heading = "Kernel")]
     buffer: usize,
@@ -273,13 +270,6 @@ impl From<Attach> for Tiers {
     }
 }
 
-/// Where Kubernetes objects come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClusterSource {
-    Api { kubeconfig: Option<PathBuf>, context: Option<String> },
-    Folder(PathBuf),
-}
-
 /// What `viptrace trace` is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceOptions {
@@ -307,10 +297,7 @@ impl TraceArgs {
         let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
         let view = self.shown.view();
         let force = self.force;
-        let cluster = match self.cluster_from {
-            Some(folder) => ClusterSource::Folder(folder),
-            None => ClusterSource::Api { kubeconfig: self.kubeconfig, context: self.context },
-        };
+        let (cluster, node) = self.source.resolve();
         Ok(TraceOptions {
             target,
             output: self.shown.output,
@@ -319,31 +306,28 @@ impl TraceArgs {
             ready_file: self.ready_file,
             record: self.record.map(|path| RecordOptions { path, force }),
             cluster,
-            node: self.node.filter(|name| !name.is_empty()).or_else(host_name),
+            node: node.or_else(own_name),
             grace: self.grace,
             hooks: self.hooks,
             attach: self.attach,
             without_hooks: self.without_hook,
-            max_flows: usize::try_from(self.max_flows).unwrap_or(usize::MAX),
+            max_flows: self.max_flows,
             buffer_bytes: self.buffer,
         })
     }
 }
 
 /// A hook by its kernel name.
-fn hook(name: &str) -> Result<Hook, String> {
-    Hook::ALL.into_iter().find(|hook| hook.symbol() == name).ok_or_else(|| {
-        let names: Vec<_> = Hook::ALL.iter().map(|hook| hook.symbol()).collect();
-        format!("there is no such hook: {}", names.join(", "))
-    })
+fn hook() -> impl TypedValueParser<Value = Hook> {
+    let names = PossibleValuesParser::new(Hook::ALL.map(Hook::symbol));
+    names.try_map(|name| Hook::ALL.into_iter().find(|hook| hook.symbol() == name).ok_or("no such hook"))
 }
 
-/// This host's name as kubelet would register it: in lower case.
-fn host_name() -> Option<String> {
-    let name =
-        std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| env::var("HOSTNAME").ok())?;
-    let name = name.trim().to_lowercase();
-    (!name.is_empty()).then_some(name)
+/// The limit of `--max-flows`.
+fn max_flows(text: &str) -> Result<usize, String> {
+    const RANGE: RangeInclusive<usize> = 16..=16_777_216;
+    let count = text.parse().ok().filter(|count| RANGE.contains(count));
+    count.ok_or_else(|| format!("write a number from {} to {}", RANGE.start(), RANGE.end()))
 }
 
 #[cfg(test)]

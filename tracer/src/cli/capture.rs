@@ -27,7 +27,7 @@ const REQUEST: Duration = Duration::from_secs(20);
 /// Takes the capture and says what it lacks.
 pub(super) fn run(options: &CaptureOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     // Before the work, so that nobody waits for a refusal.
-    folder::prepare(&options.folder).hint(|| "name another folder".to_owned())?;
+    folder::prepare(&options.folder).hint(|| "name a new or an empty folder".to_owned())?;
     let capture = look(&options.cluster, options.node.clone(), &mut printer)?;
     if capture.artifacts.is_empty() {
         return Err(anyhow::anyhow!("nothing could be read: there is nothing to save"))
@@ -39,7 +39,7 @@ pub(super) fn run(options: &CaptureOptions, mut printer: Printer) -> anyhow::Res
     }
     let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
     printer.data(&format!(
-        "{}: {} files, {bytes} bytes; {} could not be had (see viptrace-capture.json)\n",
+        "{}: {} files, {bytes} bytes; {} could not be collected (see viptrace-capture.json)\n",
         options.folder.display(),
         manifest.files.len(),
         manifest.gaps.len(),
@@ -102,7 +102,8 @@ pub(super) fn look(
 
 /// The cluster's lists from a folder, everything else in it left aside.
 fn from_folder(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
-    let read = folder::read(dir, None)?;
+    let read = folder::read(dir, None)
+        .hint(|| "--cluster-from takes a folder of `kubectl get -o json` lists".to_owned())?;
     capture
         .artifacts
         .extend(read.capture.artifacts.into_iter().filter(|artifact| !artifact.kind.is_of_node()));

@@ -7,6 +7,7 @@ use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
     cli::Outcome,
+    error::{Hint, sentence},
     kernel::{
         attached::{Options, Probe},
         environment::{Environment, Severity},
@@ -18,12 +19,32 @@ use crate::{
     text::safe,
 };
 
+/// Why no tracing is possible here at all, and what helps.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("tracing cannot run here: {what}")]
+pub(super) struct Obstacle {
+    what: String,
+    hint: Option<String>,
+}
+
+impl Obstacle {
+    fn new(error: &(impl Hint + 'static)) -> Self {
+        Self { what: sentence(error), hint: error.hint() }
+    }
+}
+
+impl Hint for Obstacle {
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
 /// The running kernel, looked at once: what it allows, and the hooks of one trace on it.
 #[derive(Debug)]
 pub(super) struct Kernel {
     environment: Environment,
     /// The plan with this kernel's layout, or why none can be made.
-    plan: Result<(HookPlan, Layout), String>,
+    plan: Result<(HookPlan, Layout), Obstacle>,
 }
 
 impl Kernel {
@@ -34,22 +55,26 @@ impl Kernel {
                 let layout = host.layout();
                 Ok((HookPlan::with_tiers(set, tiers, &layout, &host), layout))
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(Obstacle::new(&error)),
         };
         Self { environment, plan }
     }
 
     /// Why no tracing is possible here at all.
-    pub(super) fn obstacle(&self) -> Option<String> {
+    pub(super) fn obstacle(&self) -> Option<Obstacle> {
         let gaps = self.environment.gaps();
         if let Some(fatal) = gaps.iter().find(|gap| gap.severity == Severity::Fatal) {
-            return Some(fatal.to_string());
+            return Some(Obstacle {
+                what: format!("{}: {}", fatal.what, fatal.why),
+                hint: Some(fatal.remedy.to_owned()),
+            });
         }
         match &self.plan {
-            Err(reason) => Some(reason.clone()),
-            Ok((plan, _)) => plan
-                .fatal()
-                .map(|(spec, reason)| format!("{} cannot be watched: {reason}", spec.hook.symbol())),
+            Err(obstacle) => Some(obstacle.clone()),
+            Ok((plan, _)) => plan.fatal().map(|(spec, reason)| Obstacle {
+                what: format!("{} cannot be watched: {reason}", spec.hook.symbol()),
+                hint: None,
+            }),
         }
     }
 
@@ -71,7 +96,7 @@ impl Kernel {
 
     /// The plan and the layout, once [`Self::obstacle`] is none.
     pub(super) fn into_plan(self) -> anyhow::Result<(HookPlan, Layout)> {
-        self.plan.map_err(anyhow::Error::msg)
+        Ok(self.plan?)
     }
 }
 
@@ -124,7 +149,7 @@ pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome
         remarks.extend(plan.limits());
         lines.extend(plan.lines().iter().map(Line::from));
     }
-    let text = render(printer.paint(), &release, &lines, &missing_fields, &remarks, obstacle.as_deref());
+    let text = render(printer.paint(), &release, &lines, &missing_fields, &remarks, obstacle.as_ref());
     printer.data(&text)?;
     printer.flush()?;
     Ok(if obstacle.is_some() { Outcome::Unable } else { Outcome::Clean })
@@ -132,10 +157,12 @@ pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome
 
 /// Attaches the plan for a moment. Hooks that the kernel refuses become gaps of the plan; the answer is why nothing
 /// could be attached at all.
-fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<String> {
+fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<Obstacle> {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return Some(format!("cannot start the event loop: {error}")),
+        Err(error) => {
+            return Some(Obstacle { what: format!("cannot start the event loop: {error}"), hint: None });
+        }
     };
     let _entered = runtime.enter();
     let options = Options { buffer_bytes: 4096, targets: None, sample_shift: 0 };
@@ -149,7 +176,7 @@ fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<String> {
             }
             None
         }
-        Err(error) => Some(error.to_string()),
+        Err(error) => Some(Obstacle::new(&error)),
     }
 }
 
@@ -159,7 +186,7 @@ fn render(
     lines: &[Line],
     missing_fields: &[String],
     remarks: &[String],
-    obstacle: Option<&str>,
+    obstacle: Option<&Obstacle>,
 ) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -194,8 +221,9 @@ fn render(
     }
     let missing = lines.iter().filter(|line| matches!(line.state, State::Missing(_))).count();
     let conclusion = match (obstacle, missing) {
-        (Some(obstacle), _) => {
-            format!("{} {}", paint.text(Style::Fault, "tracing cannot run here:"), safe(obstacle))
+        (Some(Obstacle { what, hint }), _) => {
+            let hint = hint.as_ref().map(|hint| format!("\nhint: {}", safe(hint))).unwrap_or_default();
+            format!("{} {}{hint}", paint.text(Style::Fault, "tracing cannot run here:"), safe(what))
         }
         (None, 0) => paint.text(Style::Good, "tracing can run here, with every hook"),
         (None, 1) => paint.text(Style::Unknown, "tracing can run here, without 1 hook"),
@@ -239,7 +267,8 @@ mod tests {
         assert!(text.contains("MISSING   who sent a reset is not known"), "{text}");
         assert!(text.contains("because no such tracepoint"), "{text}");
         assert!(text.ends_with("tracing can run here, without 1 hook\n"), "{text}");
-        let text = render(Paint(false), "6.1.0", &lines, &[], &[], Some("no BTF in /sys/kernel/btf/vmlinux"));
-        assert!(text.ends_with("tracing cannot run here: no BTF in /sys/kernel/btf/vmlinux\n"), "{text}");
+        let obstacle = Obstacle { what: "no BTF in /sys".into(), hint: Some("mount /sys".into()) };
+        let text = render(Paint(false), "6.1.0", &lines, &[], &[], Some(&obstacle));
+        assert!(text.ends_with("tracing cannot run here: no BTF in /sys\nhint: mount /sys\n"), "{text}");
     }
 }

@@ -1,47 +1,80 @@
-//! Errors that end in something to type.
+//! Hints: those that a verb adds to an error, and the one place where an error's hint is looked up.
 
 use std::{error::Error, fmt};
 
-/// An error with a hint. It shows as the error itself; the hint is printed on a line of its own.
+use crate::{
+    cli::check::Obstacle,
+    cluster::{AccessError, FolderError, OpenError as ClusterError, SyncError},
+    error::Hint,
+    kernel::{attached::AttachError, host::HostError},
+    recording::{CreateError, OpenError as RecordingError},
+};
+
+/// Every library error that has a hint.
+const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 10] = [
+    hint_of::<Hinted>,
+    hint_of::<Obstacle>,
+    hint_of::<ClusterError>,
+    hint_of::<AccessError>,
+    hint_of::<FolderError>,
+    hint_of::<SyncError>,
+    hint_of::<HostError>,
+    hint_of::<AttachError>,
+    hint_of::<CreateError>,
+    hint_of::<RecordingError>,
+];
+
+fn hint_of<E: Hint + 'static>(error: &(dyn Error + 'static)) -> Option<String> {
+    error.downcast_ref::<E>()?.hint()
+}
+
+/// What the user can do about this error: the hint nearest to its cause.
+pub(super) fn hint(error: &anyhow::Error) -> Option<String> {
+    error.chain().filter_map(|cause| KNOWN.iter().find_map(|hint| hint(cause))).last()
+}
+
+/// An error with a hint for where it has none of its own. It shows as the error itself.
 #[derive(Debug)]
-pub struct Hint {
+struct Hinted {
     error: anyhow::Error,
     text: String,
 }
 
-impl Hint {
-    pub fn text(&self) -> &str {
-        &self.text
-    }
-}
-
-impl fmt::Display for Hint {
+impl fmt::Display for Hinted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl Error for Hint {
+impl Error for Hinted {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()
     }
 }
 
+impl Hint for Hinted {
+    fn hint(&self) -> Option<String> {
+        hint(&self.error).or_else(|| Some(self.text.clone()))
+    }
+}
+
 /// Adds a hint to an error.
-pub trait ResultExt<T> {
-    /// The hint is a command or a step that helps, without a full stop.
+pub(super) trait ResultExt<T> {
+    /// The hint is a command or a flag to type, without a full stop.
     fn hint(self, text: impl FnOnce() -> String) -> anyhow::Result<T>;
 }
 
 impl<T, E: Into<anyhow::Error>> ResultExt<T> for Result<T, E> {
     fn hint(self, text: impl FnOnce() -> String) -> anyhow::Result<T> {
-        self.map_err(|error| Hint { error: error.into(), text: text() }.into())
+        self.map_err(|error| Hinted { error: error.into(), text: text() }.into())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use anyhow::Context;
+    use std::{fs, path::Path};
+
+    use anyhow::Context as _;
 
     use super::*;
 
@@ -50,9 +83,28 @@ mod tests {
         let result: anyhow::Result<()> = Err(anyhow::anyhow!("no BTF"))
             .hint(|| "run viptrace check --kernel".into())
             .context("load the hooks");
-        let Err(error) = result else { panic!("it is an error") };
-        let hint = error.chain().find_map(|cause| cause.downcast_ref::<Hint>());
-        assert_eq!(hint.map(Hint::text), Some("run viptrace check --kernel"));
+        let error = result.unwrap_err();
+        assert_eq!(hint(&error).as_deref(), Some("run viptrace check --kernel"));
         assert_eq!(format!("{error:#}"), "load the hooks: no BTF");
+    }
+
+    #[test]
+    fn the_cause_s_own_hint_comes_first() {
+        let result: anyhow::Result<()> = Err(AttachError::NoObject).hint(|| "something general".into());
+        assert_eq!(hint(&result.unwrap_err()), AttachError::NoObject.hint());
+    }
+
+    fn implementations(folder: &Path) -> usize {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let count = |path: &Path| {
+            let text = fs::read_to_string(path).unwrap();
+            text.lines().filter(|line| line.starts_with("impl Hint for ")).count()
+        };
+        entries.map(|path| if path.is_dir() { implementations(&path) } else { count(&path) }).sum()
+    }
+
+    #[test]
+    fn no_error_with_a_hint_is_forgotten() {
+        assert_eq!(implementations(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")), KNOWN.len());
     }
 }

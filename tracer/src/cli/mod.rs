@@ -17,10 +17,11 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{CommandFactory, FromArgMatches};
 
-pub use hint::{Hint, ResultExt};
+use hint::ResultExt;
 
 use crate::{
     cli::args::{Cli, Verb},
+    error::sentence,
     report::{OutputError, Printer, Verbosity},
 };
 
@@ -81,8 +82,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(outcome) => outcome.into(),
         Err(error) if is_closed_output(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let hint = error.chain().find_map(|cause| cause.downcast_ref::<Hint>()).map(Hint::text);
-            Printer::new(verbosity, cli.global.color).error(&chain(&error), hint);
+            let mut printer = Printer::new(verbosity, cli.global.color);
+            printer.error(&sentence(&*error), hint::hint(&error).as_deref());
             ExitCode::from(1)
         }
     }
@@ -115,21 +116,6 @@ fn is_closed_output(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(OutputError::Closed)))
 }
 
-/// The whole chain of causes in one line; what a cause repeats of its parent is said once.
-fn chain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain() {
-        let cause = cause.to_string();
-        if text.is_empty() {
-            text = cause;
-        } else if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
-}
-
 /// The libraries' log lines, for who asked for them; `VIPTRACE_LOG` overrides (`kube=debug`).
 fn log_to_stderr(verbosity: Verbosity) {
     let default = match verbosity {
@@ -152,12 +138,6 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn chains_say_each_thing_once() {
-        let error = anyhow::anyhow!("refused").context("connect to 10.0.0.1: refused").context("list pods");
-        assert_eq!(chain(&error), "list pods: connect to 10.0.0.1: refused");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
         target::Target,
         trace::show::{Show, detail},
     },
-    recording::{Damage, DamageKind, End, Header, OpenError, Player, Step},
+    recording::{Damage, DamageKind, End, Header, Player, Step},
     report::{Printer, Report},
     session::Detail,
     text::safe,
@@ -33,7 +33,9 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     report.note(&describe(&header, target.as_ref()))?;
     let mut show = Show::new(target);
     let mut end: Option<End> = None;
-    while let Some(step) = player.step().with_context(|| format!("cannot read {}", options.file.display()))? {
+    while let Some(step) =
+        player.step().with_context(|| format!("cannot replay {}", options.file.display()))?
+    {
         match step {
             Step::Judged { judgements, now } => show.show(&mut report, judgements, player.pipeline(), now)?,
             Step::Ended(ended) => end = Some(ended),
@@ -69,11 +71,11 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
 fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>)> {
     let path = &options.file;
     let file = File::open(path)
-        .with_context(|| format!("cannot open the recording {}", path.display()))
+        .with_context(|| format!("cannot replay {}", path.display()))
         .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
-    let meta = file.metadata().with_context(|| format!("cannot examine {}", path.display()))?;
+    let meta = file.metadata().with_context(|| format!("cannot replay {}", path.display()))?;
     if !meta.is_file() {
-        return Err(anyhow::anyhow!("{} is not a regular file", path.display()))
+        return Err(anyhow::anyhow!("cannot replay {}: it is not a regular file", path.display()))
             .hint(|| "store the recording in a file first".to_owned());
     }
     // The header has to be read to know how much detail its target asks for.
@@ -83,29 +85,15 @@ fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>
     match detail(options.view, target.as_ref()) {
         Detail::All => Ok((player, target)),
         detail @ Detail::Faults => {
-            let file =
-                File::open(path).with_context(|| format!("cannot open the recording {}", path.display()))?;
+            let file = File::open(path).with_context(|| format!("cannot replay {}", path.display()))?;
             Ok((opened(path, file, detail)?, target))
         }
     }
 }
 
 fn opened(path: &Path, file: File, detail: Detail) -> anyhow::Result<Player<File>> {
-    Player::open(file, detail).map_err(|error| {
-        let hint = match error {
-            OpenError::NotARecording => Some("`viptrace trace --record FILE` makes one"),
-            OpenError::Unsuitable(_) => Some("replay it with the viptrace that wrote it, or a later one"),
-            _ => None,
-        };
-        let error = anyhow::anyhow!("{} {error}", path.display());
-        match hint {
-            Some(hint) => match Err::<(), _>(error).hint(|| hint.to_owned()) {
-                Err(error) => error,
-                Ok(()) => anyhow::anyhow!("{}", path.display()),
-            },
-            None => error,
-        }
-    })
+    Player::open(file, detail)
+        .map_err(|error| anyhow::Error::from(error).context(format!("cannot replay {}", path.display())))
 }
 
 fn describe(header: &Header, target: Option<&Target>) -> String {
@@ -114,7 +102,7 @@ fn describe(header: &Header, target: Option<&Target>) -> String {
         "replaying {what} as recorded on {} (Linux {}) from {} by viptrace {}",
         safe(header.node_name.as_deref().unwrap_or("an unnamed node")),
         safe(&header.kernel_release),
-        header.started,
+        header.started.to_the_millisecond(),
         safe(&header.viptrace)
     )
 }
@@ -153,11 +141,14 @@ fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
     if dropped.records > 0 || dropped.others > 0 {
         lacks.push(format!(
             "{} events and {} other items from {} to {} were not recorded: the disk was too slow",
-            dropped.records, dropped.others, dropped.from, dropped.to
+            dropped.records,
+            dropped.others,
+            dropped.from.to_the_millisecond(),
+            dropped.to.to_the_millisecond()
         ));
     }
     if !ended {
-        lacks.push(format!("it was cut off at {}", player.now()));
+        lacks.push(format!("it was cut off at {}", player.now().to_the_millisecond()));
     }
     lacks
 }

@@ -87,8 +87,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
     };
     let kernel = check::Kernel::look(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
-        return Err(anyhow::anyhow!("tracing cannot run here: {obstacle}"))
-            .hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
+        return Err(obstacle).hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
     }
 
     if let Some(path) = &options.ready_file {
@@ -121,7 +120,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
 fn forget_ready(path: &Path) -> anyhow::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) {
         fs::remove_file(path)
-            .with_context(|| format!("cannot take the old ready file {} away", path.display()))?;
+            .with_context(|| format!("cannot remove the old ready file {}", path.display()))?;
     }
     Ok(())
 }
@@ -212,10 +211,8 @@ impl<'a> Trace<'a> {
         self.pipeline.cluster_before().sync(&mut self.feed).await?;
         let history = &self.pipeline.pipeline().cluster().history;
         if !history.knows(cluster::Kind::Service) {
-            return Err(anyhow::anyhow!(
-                "there is no list of Services: no flow can be told to be one of theirs"
-            ))
-            .hint(|| "`kubectl get services -A -o json > DIR/services.json` makes it".to_owned());
+            return Err(anyhow::anyhow!("no list of Services: connections cannot be matched to a Service"))
+                .hint(|| "`kubectl get services -A -o json > DIR/services.json` saves it".to_owned());
         }
         self.options.target.as_ref().map_or(Ok(()), |target| targets::check(target, history, now()))
     }
@@ -251,7 +248,8 @@ impl<'a> Trace<'a> {
                 if let Some(file) = file {
                     file.discard();
                 }
-                return Err(error.into());
+                return Err(error)
+                    .hint(|| "`viptrace check --kernel` prints what this kernel allows".to_owned());
             }
         };
         for fallback in probe.fallbacks() {

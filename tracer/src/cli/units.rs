@@ -2,42 +2,45 @@
 
 use std::time::Duration;
 
-/// Parses `500ms`, `30s`, `5m`, `1h30m`. Whole numbers with a unit each, the largest unit first or not; above zero
-/// and below 10 years.
+use jiff::{SignedDuration, Span, SpanRelativeTo};
+
+/// Parses `500ms`, `30s`, `5m`, `1h30m`, the units in any order. From zero to 10 years.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("{text:?} is not a duration: write a number and a unit, such as 500ms, 30s, 5m or 1h30m");
-    let mut total = Duration::ZERO;
-    let mut rest = text.trim();
-    if rest.is_empty() {
-        return Err(wrong());
+    let mut total = SignedDuration::ZERO;
+    for part in parts(text.trim()) {
+        let span: Span = part.trim().parse().map_err(|_| wrong())?;
+        let part = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| wrong())?;
+        total = total.checked_add(part).ok_or_else(wrong)?;
     }
-    while !rest.is_empty() {
-        let (number, after) = split_number(rest).ok_or_else(wrong)?;
-        let unit_end = after.find(|character: char| character.is_ascii_digit()).unwrap_or(after.len());
-        let (unit, next) = after.split_at(unit_end);
-        let seconds = |scale: u64| number.checked_mul(scale).map(Duration::from_secs);
-        let part = match unit.trim() {
-            "ms" => Some(Duration::from_millis(number)),
-            "s" => seconds(1),
-            "m" | "min" => seconds(60),
-            "h" => seconds(3600),
-            "d" => seconds(86_400),
-            _ => return Err(wrong()),
-        };
-        total = part.and_then(|part| total.checked_add(part)).ok_or_else(wrong)?;
-        rest = next;
-    }
-    if total > Duration::from_hours(10 * 365 * 24) {
+    if total > SignedDuration::from_hours(10 * 365 * 24) {
         return Err(format!("{text:?} is longer than 10 years"));
     }
-    Ok(total)
+    Duration::try_from(total).map_err(|_| wrong())
+}
+
+/// A duration cut before each number that follows a unit: the library wants the largest unit first.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let whole = rest?;
+        let unit = whole.find(char::is_alphabetic).unwrap_or(whole.len());
+        let number = |character: char| character.is_ascii_digit();
+        let next = whole.get(unit..).and_then(|behind| behind.find(number));
+        let (part, behind) = next.map_or((whole, None), |next| {
+            let (part, behind) = whole.split_at(unit + next);
+            (part, Some(behind))
+        });
+        rest = behind;
+        Some(part)
+    })
 }
 
 /// As [`duration`], above zero.
 pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err("it has to be longer than nothing".into()),
+        Duration::ZERO => Err("the duration must be greater than zero".into()),
         duration => Ok(duration),
     }
 }
@@ -82,13 +85,26 @@ mod tests {
             ("5m", 300_000),
             ("1h30m", 5_400_000),
             ("1m 30s", 90_000),
+            ("30s1m", 90_000),
+            ("5 min", 300_000),
+            ("2d", 172_800_000),
+            ("1.5s", 1_500),
             ("0s", 0),
         ] {
             assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
-        for text in
-            ["", "30", "s", "-5s", "1.5s", "5 parsecs", "99999999999999999999s", "999999999999d", "30s!"]
-        {
+        for text in [
+            "",
+            "30",
+            "s",
+            "-5s",
+            "5s ago",
+            "1y",
+            "5 parsecs",
+            "99999999999999999999s",
+            "999999999999d",
+            "30s!",
+        ] {
             assert!(duration(text).is_err(), "{text}");
         }
         assert!(positive_duration("0s").is_err());

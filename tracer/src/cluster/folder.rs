@@ -22,6 +22,7 @@ use crate::{
         model::{Change, Key, Kind, Trimmed},
         trim::{Oddity, key_of, trim},
     },
+    error::Hint,
     time::Timestamp,
 };
 
@@ -36,16 +37,17 @@ const WARNINGS_MAX: usize = 5;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
-    #[error(
-        "cannot read the folder {path}: {source}; --cluster-from takes a folder of `kubectl get -o json` lists"
-    )]
+    #[error("cannot read the folder {path}: {source}")]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error(
-        "no Services, EndpointSlices, Pods or Nodes in {path}{why}; make the lists with `kubectl get services,pods -A \
-         -o json > objects.json`, `kubectl get endpointslices -A -o json > endpointslices.json` and `kubectl get nodes \
-         -o json > nodes.json`"
-    )]
+    #[error("no Services, EndpointSlices, Pods or Nodes in {path}{why}")]
     Empty { path: PathBuf, why: String },
+}
+
+impl Hint for FolderError {
+    fn hint(&self) -> Option<String> {
+        let command = "kubectl get services,endpointslices,pods,nodes -A -o json > DIR/objects.json";
+        Some(format!("`{command}` saves the lists in a folder"))
+    }
 }
 
 /// What a folder gave.
@@ -141,10 +143,7 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
             true
         } else {
             reader.take(text).unwrap_or_else(|error| {
-                reader.warnings.push(format!(
-                    "{}: is not JSON ({error}); write it again with `kubectl get … -o json`",
-                    path.display()
-                ));
+                reader.warnings.push(format!("{}: not JSON: {error}", path.display()));
                 false
             })
         };
@@ -155,7 +154,7 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
     }
     if reader.lists.is_empty() && reader.events.is_empty() && !reader.listed.iter().any(|listed| listed.seen)
     {
-        let why = reader.warnings.first().map(|first| format!(" ({first})")).unwrap_or_default();
+        let why = reader.warnings.first().map(|first| format!(": {first}")).unwrap_or_default();
         return Err(FolderError::Empty { path: dir.to_owned(), why });
     }
     Ok(reader.into_folder(History::new(look_back)))
@@ -163,20 +162,19 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
 
 /// A file's text, and when it was last written.
 fn text_of(path: &Path) -> Result<(String, Option<Timestamp>), String> {
-    let mut file =
-        File::open(path).map_err(|error| format!("cannot be opened: {error}; check its permissions"))?;
-    let meta = file.metadata().map_err(|error| format!("cannot be examined: {error}"))?;
+    let mut file = File::open(path).map_err(|error| format!("cannot open it: {error}"))?;
+    let meta = file.metadata().map_err(|error| format!("cannot examine it: {error}"))?;
     if !meta.is_file() {
-        return Err("is not a regular file, left out".to_owned());
+        return Err("not a regular file".to_owned());
     }
     if meta.len() > FILE_MAX_BYTES {
         return Err(format!(
-            "has {} bytes, more than {FILE_MAX_BYTES}; split it into several lists",
+            "{} bytes are more than {FILE_MAX_BYTES}: split it into several lists",
             meta.len()
         ));
     }
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
+    file.read_to_end(&mut bytes).map_err(|error| format!("cannot read it: {error}"))?;
     let text = String::from_utf8(bytes)
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
     Ok((text, meta.modified().ok().and_then(from_system_time)))
@@ -191,7 +189,7 @@ pub fn from_texts<'t>(
     let mut reader = Reader::default();
     for (name, text) in lists {
         if let Err(error) = reader.take(text) {
-            reader.warnings.push(format!("{name}: is not JSON ({error})"));
+            reader.warnings.push(format!("{name}: not JSON: {error}"));
         }
     }
     for (name, text) in streams {
@@ -306,7 +304,7 @@ impl<'t> Reader<'t> {
 
 /// One line of a stream; `Ok(None)` for bookmarks, errors and kinds that are not followed.
 fn event(line: &str) -> Result<Option<Event>, String> {
-    let mut value: Value = serde_json::from_str(line).map_err(|error| format!("not JSON ({error})"))?;
+    let mut value: Value = serde_json::from_str(line).map_err(|error| format!("not JSON: {error}"))?;
     let deleted = match value.get("type").and_then(Value::as_str) {
         Some("ADDED" | "MODIFIED") => false,
         Some("DELETED") => true,

@@ -5,8 +5,9 @@
 
 use std::{future::pending, path::PathBuf, time::Duration};
 
-use crate::time::Timestamp;
+use crate::{error::Hint, time::Timestamp};
 
+mod answer;
 pub mod folder;
 pub mod history;
 pub mod model;
@@ -48,19 +49,40 @@ pub enum OpenError {
     Folder(#[from] FolderError),
 }
 
-/// The API server did not give the objects in time, or refuses those without which nothing can be judged.
+impl Hint for OpenError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Access(error) => error.hint(),
+            Self::Folder(error) => error.hint(),
+        }
+    }
+}
+
+/// The API server did not list the objects in time, or refuses those without which nothing can be judged.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{server} did not give the objects that are needed{}: {}; check the address and the credentials with `kubectl get \
-     services -A`, or use --cluster-from with a folder of object lists",
-    limit.map(|limit| format!(" within {} s", limit.as_secs_f64())).unwrap_or_default(),
+    "the API server {server} {}: {}",
+    match limit {
+        Some(limit) => format!("did not list the objects within {} s", limit.as_secs_f64()),
+        None => "refuses to list the Services".to_owned(),
+    },
     gaps.join("; ")
 )]
 pub struct SyncError {
     pub server: String,
-    /// Where it was waited for in vain.
+    /// How long it was waited for; `None` where it refuses.
     pub limit: Option<Duration>,
     pub gaps: Vec<String>,
+}
+
+impl Hint for SyncError {
+    fn hint(&self) -> Option<String> {
+        Some(match self.limit {
+            None => "`kubectl auth can-i list services -A` shows whether you may".to_owned(),
+            Some(_) => "`kubectl get services -A` shows whether it answers; --cluster-from DIR reads saved lists instead"
+                .to_owned(),
+        })
+    }
 }
 
 /// What Kubernetes said, and how far that can be trusted.
@@ -171,8 +193,11 @@ impl Cluster {
             Origin::ApiServer(server) => server.clone(),
             Origin::Folder { .. } | Origin::None => String::new(),
         };
-        let limit = (!in_time).then_some(limit);
-        Err(SyncError { server, limit, gaps: self.status.gaps(Timestamp::MIN) })
+        let refused = self.status.kind(Kind::Service).error.clone().filter(|_| in_time);
+        Err(match refused {
+            Some(why) => SyncError { server, limit: None, gaps: vec![why] },
+            None => SyncError { server, limit: Some(limit), gaps: self.status.gaps(Timestamp::MIN) },
+        })
     }
 
     /// How old the metadata is, in seconds, as a verdict's `metadata_age` has it: see [`Status::metadata_age`].

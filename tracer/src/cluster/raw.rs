@@ -10,7 +10,10 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::cluster::watch::{Access, AccessError};
+use crate::cluster::{
+    answer,
+    watch::{Access, AccessError},
+};
 
 /// Objects asked for at a time.
 const PAGE: u32 = 500;
@@ -144,25 +147,10 @@ impl Lister {
     async fn within<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
         match timeout(self.limit, request).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(format!("{}: {}", self.server, chain(&error))),
+            Ok(Err(error)) => Err(format!("{}: {}", self.server, answer::of_request(&error))),
             Err(_) => Err(format!("{}: no answer within {} s", self.server, self.limit.as_secs_f64())),
         }
     }
-}
-
-/// The error with its causes, each said once: only the innermost says `connection refused`.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Where the next page begins. Only letters, digits and `-_=` stand in such a token; another is not followed.

@@ -19,9 +19,11 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
     cluster::{
+        answer,
         model::{Change, Kind, Trimmed},
         trim::Oddity,
     },
+    error::Hint,
     time::Timestamp,
 };
 
@@ -70,28 +72,39 @@ impl Default for Limits {
     }
 }
 
+/// Why there is no way to the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    #[error("cannot use the kubeconfig {path}: {reason}; check the file, or give another with --kubeconfig")]
+    #[error("cannot use the kubeconfig {path}: {reason}")]
     Kubeconfig { path: PathBuf, reason: String },
-    #[error(
-        "cannot use the context {context:?} of the kubeconfig: {reason}; see `kubectl config get-contexts`"
-    )]
+    #[error("cannot use the context {context:?} of the kubeconfig: {reason}")]
     Context { context: String, reason: String },
-    #[error(
-        "no way to the API server: {reason}; give --kubeconfig{}, run inside the cluster with a service account, or use \
-         --cluster-from with a folder of object lists",
-        if *.by_sudo { " (sudo leaves KUBECONFIG and the home folder behind: `sudo --preserve-env=KUBECONFIG`)" } else { "" }
-    )]
+    #[error("the API server's address is not known: {reason}")]
     Nowhere {
         reason: String,
         /// The user's own kubeconfig may be out of sight because of sudo.
         by_sudo: bool,
     },
-    #[error(
-        "cannot make a client for {server}: {source}; check the kubeconfig's certificates and credentials"
-    )]
-    Client { server: String, source: Box<kube::Error> },
+    #[error("cannot make a client for {server}: {reason}")]
+    Client { server: String, reason: String },
+}
+
+impl Hint for AccessError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Kubeconfig { .. } | Self::Client { .. } => {
+                "`kubectl config view` shows what kubectl reads; --kubeconfig FILE names another file"
+                    .to_owned()
+            }
+            Self::Context { .. } => "`kubectl config get-contexts` lists the contexts".to_owned(),
+            Self::Nowhere { by_sudo: true, .. } => {
+                "sudo drops KUBECONFIG: use `sudo --preserve-env=KUBECONFIG`, or --kubeconfig FILE".to_owned()
+            }
+            Self::Nowhere { by_sudo: false, .. } => {
+                "give --kubeconfig FILE, or --cluster-from DIR with saved lists".to_owned()
+            }
+        })
+    }
 }
 
 /// Something about one kind.
@@ -154,9 +167,11 @@ impl Access {
         if config.cluster_url.scheme_str() == Some("http") && config.root_cert.is_none() {
             config.root_cert = Some(Vec::new());
         }
-        let server = config.cluster_url.to_string();
-        let client = Client::try_from(config)
-            .map_err(|source| AccessError::Client { server: server.clone(), source: Box::new(source) })?;
+        let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+        let client = Client::try_from(config).map_err(|error| AccessError::Client {
+            server: server.clone(),
+            reason: answer::of_request(&error),
+        })?;
         Ok((client, server))
     }
 
@@ -165,7 +180,7 @@ impl Access {
         if let Some(path) = &self.kubeconfig {
             let broken = |error: KubeconfigError| AccessError::Kubeconfig {
                 path: path.clone(),
-                reason: first_line(&error),
+                reason: answer::of_kubeconfig(&error),
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(broken)?;
             return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(broken);
@@ -173,12 +188,12 @@ impl Access {
         if let Some(context) = &self.context {
             let broken = |error: KubeconfigError| AccessError::Context {
                 context: context.clone(),
-                reason: first_line(&error),
+                reason: answer::of_kubeconfig(&error),
             };
             return Config::from_kubeconfig(&options).await.map_err(broken);
         }
         Config::infer().await.map_err(|error| AccessError::Nowhere {
-            reason: first_line(&error),
+            reason: answer::of_inference(&error),
             by_sudo: env::var_os("SUDO_USER").is_some() && env::var_os("KUBECONFIG").is_none(),
         })
     }
@@ -200,12 +215,6 @@ impl Watcher {
     }
 }
 
-/// What is wrong with a kubeconfig, without the lines of it that the parser quotes below: tokens and keys stand there.
-fn first_line(error: &impl std::fmt::Display) -> String {
-    let text = error.to_string();
-    text.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).collect()
-}
-
 /// This machine's clock.
 fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -218,8 +227,8 @@ mod tests {
 
     #[test]
     fn sudo_is_named_where_it_hides_the_kubeconfig() {
-        let said = |by_sudo| AccessError::Nowhere { reason: "no file".to_owned(), by_sudo }.to_string();
-        assert!(said(true).contains("--kubeconfig (sudo leaves KUBECONFIG"), "{}", said(true));
-        assert!(!said(false).contains("sudo"), "{}", said(false));
+        let hint = |by_sudo| AccessError::Nowhere { reason: "no file".to_owned(), by_sudo }.hint().unwrap();
+        assert!(hint(true).contains("sudo drops KUBECONFIG"), "{}", hint(true));
+        assert!(!hint(false).contains("sudo"), "{}", hint(false));
     }
 }

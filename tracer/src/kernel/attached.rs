@@ -27,6 +27,7 @@ use super::{
     plan::{FentryTarget, HookPlan, Tier},
 };
 use crate::{
+    error::{Hint, sentence},
     net::Netns,
     sighting::{ListedEntry, Sighting},
     time::Timestamp,
@@ -54,24 +55,26 @@ pub struct Options {
 /// Why tracing could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    #[error(
-        "this viptrace was built without its eBPF object\nhint: run `cargo xtask setup`, then build again"
-    )]
+    #[error("this viptrace was built without its eBPF object")]
     NoObject,
-    #[error(
-        "the kernel refused the eBPF object: {0}\nhint: `viptrace check --kernel` says what this kernel allows"
-    )]
-    Load(#[source] Box<EbpfError>),
-    #[error(
-        "the kernel refused the program `{program}` for {symbol}: {error}\nhint: `viptrace check --kernel` says what this kernel allows"
-    )]
+    #[error("the kernel refused the eBPF object: {}", sentence(.0))]
+    Load(Box<EbpfError>),
+    #[error("the kernel refused the program `{program}` for {symbol}: {error}")]
     Program { program: &'static str, symbol: &'static str, error: String },
-    #[error(
-        "the eBPF object lacks the map {name}; it was built from other sources\nhint: build viptrace again"
-    )]
+    #[error("the eBPF object lacks the map {name}; it was built from other sources")]
     Map { name: &'static str },
     #[error("cannot watch the ring buffer: {0}")]
-    Ring(#[source] io::Error),
+    Ring(io::Error),
+}
+
+impl Hint for AttachError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoObject => Some("run `cargo xtask setup`, then build again".to_owned()),
+            Self::Map { .. } => Some("build viptrace again".to_owned()),
+            Self::Load(_) | Self::Program { .. } | Self::Ring(_) => None,
+        }
+    }
 }
 
 /// A hook that was planned and then could not be attached.
@@ -323,7 +326,7 @@ impl Probe {
             options.args[0] = *entry;
             if let Err(error) = program.test_run(options) {
                 failed += 1;
-                debug!(entry, "an entry could not be looked at: {}", chain(&error));
+                debug!(entry, "an entry could not be looked at: {}", sentence(&error));
             }
         }
         failed
@@ -452,7 +455,7 @@ fn attach_hook(
     symbol: &'static str,
 ) -> Result<Vec<OwnedFd>, AttachError> {
     for &program in names {
-        let refused = |error: &ProgramError| AttachError::Program { program, symbol, error: chain(error) };
+        let refused = |error: &ProgramError| AttachError::Program { program, symbol, error: sentence(error) };
         let loaded = ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
         match (loaded, spec.attach) {
             (Program::KProbe(kprobe), Attach::Kprobe | Attach::KprobePair) => {
@@ -516,18 +519,6 @@ fn key(address: &IpAddr) -> [u8; 16] {
         }
         IpAddr::V6(v6) => v6.octets(),
     }
-}
-
-/// An error with its causes in one line; the verifier's log in full is for a developer's eyes (`-vv`).
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use aya_obj::{
 };
 
 use super::plan::FentryTarget;
+use crate::error::sentence;
 
 /// Where on the function a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +89,7 @@ pub(super) struct Loader {
 impl Loader {
     /// Takes the programs out of `object` and puts the maps of `ebpf`, which was loaded from the same bytes, into them.
     pub(super) fn new(object: &[u8], ebpf: &Ebpf) -> Result<Self, FentryError> {
-        let unusable = |error: &dyn std::error::Error| FentryError::Object(super::attached::chain(error));
+        let unusable = |error: &(dyn std::error::Error + 'static)| FentryError::Object(sentence(error));
         let mut object = Object::parse(object).map_err(|error| unusable(&error))?;
         let maps: Vec<_> = object
             .maps

@@ -15,6 +15,7 @@ use super::{
     layout::Layout,
     plan::{FentryTarget, KernelFacts},
 };
+use crate::error::Hint;
 
 /// The largest BTF that is read, bytes: six times that of a distribution's kernel.
 const MAX_BTF_BYTES: u64 = 64 << 20;
@@ -22,12 +23,22 @@ const MAX_BTF_BYTES: u64 = 64 << 20;
 /// Why this host's kernel can't be described.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    #[error(
-        "cannot read {path}: {error}\nhint: viptrace needs a kernel with CONFIG_DEBUG_INFO_BTF=y (any distribution's since 2021) and root"
-    )]
+    #[error("cannot read {path}: {error}")]
     Read { path: PathBuf, error: io::Error },
-    #[error("cannot use {path}: {error}\nhint: the kernel may be newer than this viptrace")]
+    #[error("cannot use {path}: {error}")]
     Btf { path: PathBuf, error: BtfError },
+}
+
+impl Hint for HostError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Read { .. } => {
+                "run as root, on a kernel with CONFIG_DEBUG_INFO_BTF=y (any distribution's since 2021)"
+            }
+            Self::Btf { .. } => "use a later viptrace: the kernel may be newer than this one",
+        };
+        Some(hint.to_owned())
+    }
 }
 
 /// The running kernel. Module BTF and symbols are read when first asked for, and once.

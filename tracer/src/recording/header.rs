@@ -88,16 +88,22 @@ pub enum HookState {
 /// The byte order of this machine.
 pub const BYTE_ORDER: &str = if cfg!(target_endian = "little") { "little" } else { "big" };
 
+/// The version of this program.
+const OWN: &str = env!("CARGO_PKG_VERSION");
+
 /// Why a header that could be read is of no use here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsuitable {
-    #[error("it has format {found} (viptrace {viptrace}), and this viptrace reads format {FORMAT}")]
+    #[error(
+        "it was written by viptrace {viptrace} in format {found}; this is viptrace {OWN}, which reads format {FORMAT}"
+    )]
     Format { found: u32, viptrace: String },
     #[error(
-        "its records have layout {found} (viptrace {viptrace}), and this viptrace reads layout {RECORD_LAYOUT}"
+        "it was written by viptrace {viptrace} with record layout {found}; this is viptrace {OWN}, which reads layout \
+         {RECORD_LAYOUT}"
     )]
     RecordLayout { found: u32, viptrace: String },
-    #[error("its records are {found}-endian, and this machine is {BYTE_ORDER}-endian")]
+    #[error("it was recorded on a {found}-endian machine, and this machine is {BYTE_ORDER}-endian")]
     ByteOrder { found: String },
 }
 

@@ -12,6 +12,7 @@ use super::{
     header::{Header, Unsuitable},
     records::{Records, unpack},
 };
+use crate::error::Hint;
 
 /// A file that begins otherwise is a spoilt recording if a frame begins in its first bytes, else no recording.
 const FRAME_WITHIN: usize = 4 << 20;
@@ -22,16 +23,29 @@ const READ_BYTES: usize = 256 << 10;
 /// Why a recording cannot be read at all.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("cannot be read: {0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("is not a recording of viptrace")]
+    #[error("it is not a recording of viptrace")]
     NotARecording,
-    #[error("is spoilt from its first bytes on: none of its headers is whole")]
+    #[error("it is damaged: no intact header was found")]
     NoHeader,
-    #[error("has a header that cannot be read: {0}")]
+    #[error("its header cannot be read: {0}")]
     Header(serde_json::Error),
-    #[error("cannot be read by this viptrace: {0}")]
+    #[error(transparent)]
     Unsuitable(#[from] Unsuitable),
+}
+
+impl Hint for OpenError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NotARecording => Some("`viptrace trace --record FILE` makes one".to_owned()),
+            Self::Unsuitable(Unsuitable::ByteOrder { .. }) => {
+                Some("replay it on a machine of that byte order".to_owned())
+            }
+            Self::Unsuitable(_) => Some("replay it with the viptrace that wrote it".to_owned()),
+            Self::Io(_) | Self::NoHeader | Self::Header(_) => None,
+        }
+    }
 }
 
 /// What is wrong with a part of the file.

@@ -26,8 +26,10 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Update},
+    error::Hint,
     kernel::decode::Mask,
     node::NodeFacts,
+    text::word,
     time::Timestamp,
 };
 use blocks::Blocks;
@@ -44,12 +46,26 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 /// Why a recording could not be begun.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    #[error("{path} exists already; take another name, or --force to overwrite it")]
+    #[error("{path} exists already")]
     Exists { path: PathBuf },
-    #[error("cannot create the recording {path}: {error}; check the folder and its permissions")]
+    #[error("cannot create the recording {path}: {error}")]
     Create { path: PathBuf, error: io::Error },
-    #[error("cannot begin the recording {path}: {error}; check the room on its file system")]
+    #[error("cannot begin the recording {path}: {error}")]
     Begin { path: PathBuf, error: io::Error },
+}
+
+impl Hint for CreateError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Exists { .. } => Some("add --force to overwrite it, or take another name".to_owned()),
+            Self::Create { .. } => Some("name a file in a folder that you may write to".to_owned()),
+            Self::Begin { path, .. } => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                let folder = folder.map_or_else(|| ".".to_owned(), |folder| word(&folder.to_string_lossy()));
+                Some(format!("`df -h {folder}` shows the room on its file system"))
+            }
+        }
+    }
 }
 
 /// The file takes no more.

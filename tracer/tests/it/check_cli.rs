@@ -86,7 +86,7 @@ fn a_saved_check_is_compared_with_another_nodes() {
     fs::write(&saved, "{}").unwrap();
     let broken = check(&two, &["--compare", &saved]);
     assert_eq!(broken.status.code(), Some(1));
-    assert!(text(&broken.stderr).contains("is no saved check"), "{}", text(&broken.stderr));
+    assert!(text(&broken.stderr).contains("is not a saved check"), "{}", text(&broken.stderr));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_folder_without_anything_known_is_an_error_with_a_hint() {
     let output = viptrace(&["check", "--from", &empty.path().display().to_string()]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
-    assert!(said.contains("1 files looked at") && said.contains("hint: `viptrace capture DIR`"), "{said}");
+    assert!(said.contains("in 1 file\n") && said.contains("hint: `viptrace capture DIR`"), "{said}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use viptrace::{
     cluster::{Access, Cluster, Event, Feed, Key, Kind, LOOK_BACK, Limits, Lookup, Membership, Source},
+    error::Hint as _,
     net::Protocol,
     time::Timestamp,
 };
@@ -274,7 +275,7 @@ async fn a_forbidden_kind_is_a_named_gap_and_the_rest_goes_on() {
     let gaps = lab.cluster.status.gaps(Timestamp::MIN);
     assert_eq!(gaps.len(), 1, "{gaps:?}");
     assert!(
-        gaps.iter().all(|gap| gap.starts_with("Pods are not known: the server forbids pods")),
+        gaps.iter().all(|gap| gap.starts_with("Pods are not known: HTTP 403 Forbidden: pods is forbidden")),
         "{gaps:?}"
     );
     assert!(lab.cluster.history.knows(Kind::Service) && !lab.cluster.history.knows(Kind::Pod));
@@ -290,7 +291,10 @@ async fn without_services_nothing_can_be_judged_and_that_is_an_error_at_once() {
         let dir = TempDir::new().unwrap();
         let (mut cluster, mut feed) = open(&server, &dir, limits()).await;
         let error = cluster.sync(&mut feed).await.unwrap_err().to_string();
-        assert!(error.contains("forbids services") && !error.contains("within"), "{error}");
+        assert!(
+            error.contains("refuses to list the Services: HTTP 403") && !error.contains("within"),
+            "{error}"
+        );
     }
 }
 
@@ -302,9 +306,10 @@ async fn no_server_is_an_error_that_names_it_and_what_is_missing() {
         let dir = TempDir::new().unwrap();
         let brief = Limits { sync: Duration::from_secs(1), request: Duration::from_millis(100), ..limits() };
         let (mut cluster, mut feed) = open(&server, &dir, brief).await;
-        let error = cluster.sync(&mut feed).await.unwrap_err().to_string();
-        assert!(error.contains(&server.addr().to_string()), "{error}");
-        assert!(error.contains("Pods") && error.contains("kubectl get"), "{error}");
+        let error = cluster.sync(&mut feed).await.unwrap_err();
+        assert!(error.hint().unwrap().contains("kubectl get"), "{error:?}");
+        let error = error.to_string();
+        assert!(error.contains(&server.addr().to_string()) && error.contains("Pods"), "{error}");
     }
 }
 
@@ -351,6 +356,7 @@ async fn a_server_that_does_not_speak_tls_is_named() {
 #[tokio::test]
 async fn a_kubeconfig_that_is_not_there_is_an_error_that_names_it() {
     let access = Access { kubeconfig: Some("/nonexistent/config".into()), ..Access::default() };
-    let error = Source::Watch(access).open(LOOK_BACK).await.unwrap_err().to_string();
-    assert!(error.contains("/nonexistent/config") && error.contains("--kubeconfig"), "{error}");
+    let error = Source::Watch(access).open(LOOK_BACK).await.unwrap_err();
+    assert!(error.hint().unwrap().contains("--kubeconfig"), "{error:?}");
+    assert!(error.to_string().contains("/nonexistent/config"), "{error}");
 }

@@ -12,6 +12,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use serde_json::Value;
 use viptrace::{
     cluster::{Kind, Update, watch::Event},
+    error::Hint as _,
     kernel::decode::{Decoder, Mask},
     node::{Observed, rules::Snapshot},
     recording::{DamageKind, Dropped, End, NodeReading, Player},
@@ -255,7 +256,7 @@ fn an_existing_file_is_kept() {
     let (_folder, path) = temporary();
     fs::write(&path, "precious").unwrap();
     let error = viptrace::recording::create(&path, false).unwrap_err();
-    assert!(error.to_string().contains("--force"), "{error}");
+    assert!(error.hint().unwrap().contains("--force"), "{error}");
     assert_eq!(fs::read(&path).unwrap(), b"precious");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     drop(viptrace::recording::create(&path, true).unwrap());

@@ -117,7 +117,7 @@ fn other_files_are_refused() {
     let path = folder.path().join("other");
     let (status, _, stderr) = replay(&path, &[]);
     assert_eq!(status, Some(1));
-    assert!(stderr.contains("cannot open the recording"), "{stderr}");
+    assert!(stderr.contains("No such file"), "{stderr}");
     fs::write(&path, "something else").unwrap();
     let (status, _, stderr) = replay(&path, &[]);
     assert_eq!(status, Some(1));

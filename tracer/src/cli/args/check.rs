@@ -1,10 +1,13 @@
 //! `check`, `capture` and `schema` as they are typed, and what they resolve to.
 
-use std::{env, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, ValueEnum, error::ErrorKind};
 
-use super::{Attach, Cli, ClusterSource, EXIT_STATUS, host_name};
+use super::{
+    Attach, Cli, EXIT_STATUS,
+    source::{ClusterSource, SourceArgs, own_name},
+};
 use crate::{cli::target::Target, report::Output};
 
 const CHECK_EXAMPLES: &str = "Examples:
@@ -59,33 +62,6 @@ pub struct CheckArgs {
     /// Check this way to reach kernel functions
     #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel", requires = "kernel")]
     pub attach: Attach,
-}
-
-/// Where a check or a capture gets the cluster's objects.
-#[derive(Debug, Args)]
-struct SourceArgs {
-    /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config, else the Pod's service account]
-    #[arg(long, value_name = "PATH", help_heading = "Source", conflicts_with = "cluster_from")]
-    kubeconfig: Option<PathBuf>,
-    /// The context in the kubeconfig file [default: its current one]
-    #[arg(long, value_name = "NAME", help_heading = "Source", conflicts_with = "cluster_from")]
-    context: Option<String>,
-    /// Take the cluster's objects from the `kubectl get -o json` lists in this folder, not from the API server
-    #[arg(long, value_name = "DIR", help_heading = "Source")]
-    cluster_from: Option<PathBuf>,
-    /// The name of the node in Kubernetes [default: `NODE_NAME`, else this host's name; of a folder, what it says]
-    #[arg(long, value_name = "NAME", help_heading = "Source")]
-    node: Option<String>,
-}
-
-impl SourceArgs {
-    fn resolve(self) -> (ClusterSource, Option<String>) {
-        let cluster = match self.cluster_from {
-            Some(folder) => ClusterSource::Folder(folder),
-            None => ClusterSource::Api { kubeconfig: self.kubeconfig, context: self.context },
-        };
-        (cluster, self.node.filter(|name| !name.is_empty()))
-    }
 }
 
 /// What `viptrace check` is to do.
@@ -178,9 +154,4 @@ pub enum Record {
     Verdict,
     /// What check writes
     Check,
-}
-
-/// This node's name: as its Pod was told, or the host's.
-fn own_name() -> Option<String> {
-    env::var("NODE_NAME").ok().filter(|name| !name.is_empty()).or_else(host_name)
 }

@@ -11,7 +11,7 @@ use crate::{
     cli::{Outcome, ResultExt as _, args::CheckOptions, capture},
     cluster::{Key, Kind},
     diagnosis::triage::{self, CheckReport, Facts, Saved, Scope, State},
-    node::capture::{Capture, folder},
+    node::capture::{Capture, Kind as ArtifactKind, folder},
     report::{Output, Printer, check},
 };
 
@@ -19,17 +19,14 @@ use crate::{
 pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let saved = options.compare.as_deref().map(read_saved).transpose()?;
     let capture = look(options, &mut printer)?;
+    let why_no_services = capture.why_missing(ArtifactKind::Services).map(str::to_owned);
     let facts = Facts::read(&capture);
     let scope =
         Scope { service: options.service.as_ref().map(|(namespace, name)| Key::new(namespace, name)) };
-    require_service(&facts, &scope)?;
+    require_service(&facts, &scope, why_no_services.as_deref())?;
     let mut report = triage::triage(&facts, &scope);
     if let Some(saved) = &saved {
         report.differences = triage::compare::differences(&report, saved);
-    }
-    if let Some(path) = &options.save {
-        fs::write(path, check::record(&report)?)
-            .with_context(|| format!("cannot save the check in {}", path.display()))?;
     }
     let text = match options.output {
         Output::Table | Output::Wide => check::text(&report, printer.paint(), options.output == Output::Wide),
@@ -38,6 +35,11 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
     };
     printer.data(&text)?;
     printer.flush()?;
+    if let Some(path) = &options.save {
+        fs::write(path, check::record(&report)?)
+            .with_context(|| format!("cannot save the check in {}", path.display()))
+            .hint(|| "name another file with --save FILE".to_owned())?;
+    }
     outcome(&report, &facts)
 }
 
@@ -68,19 +70,21 @@ fn look(options: &CheckOptions, printer: &mut Printer) -> anyhow::Result<Capture
 }
 
 fn read_saved(path: &Path) -> anyhow::Result<Saved> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let parsed =
-        Saved::parse(&text).map_err(|why| anyhow::anyhow!("{} is no saved check: {why}", path.display()));
+    let read = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+    let parsed = read.and_then(|text| {
+        Saved::parse(&text).map_err(|why| anyhow::anyhow!("{} is not a saved check: {why}", path.display()))
+    });
     parsed.hint(|| "`viptrace check --save FILE` on the other node makes one".to_owned())
 }
 
 /// A Service that is not there cannot be checked.
-fn require_service(facts: &Facts, scope: &Scope) -> anyhow::Result<()> {
+fn require_service(facts: &Facts, scope: &Scope, why_unknown: Option<&str>) -> anyhow::Result<()> {
     let Some(key) = &scope.service else { return Ok(()) };
     let history = facts.history.as_ref().filter(|history| history.knows(Kind::Service));
     let Some(history) = history else {
-        return Err(anyhow::anyhow!("the Services are not known, so {key} cannot be checked"))
-            .hint(|| "give a kubeconfig, or lists with --cluster-from".to_owned());
+        let why = why_unknown.unwrap_or("there is no list of them");
+        return Err(anyhow::anyhow!("cannot check {key}, because the Services are not known: {why}"))
+            .hint(|| "give --kubeconfig FILE, or --cluster-from DIR with saved lists".to_owned());
     };
     if history.services().any(|service| service.key == *key) {
         return Ok(());

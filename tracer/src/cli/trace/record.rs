@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use crate::{
-    cli::{ResultExt as _, args::RecordOptions},
+    cli::args::RecordOptions,
     recording::{self, CreateError, Failure, Finished, Header, Recorder},
 };
 
@@ -35,8 +35,7 @@ impl<'a> NewFile<'a> {
 /// Whether the recording may be created, before anything else is done.
 pub(super) fn check(options: &RecordOptions) -> anyhow::Result<()> {
     if !options.force && fs::symlink_metadata(&options.path).is_ok() {
-        return Err(CreateError::Exists { path: options.path.clone() })
-            .hint(|| "add --force to overwrite it".to_owned());
+        return Err(CreateError::Exists { path: options.path.clone() }.into());
     }
     Ok(())
 }

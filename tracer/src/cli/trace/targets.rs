@@ -119,7 +119,7 @@ mod tests {
     use std::{path::Path, time::Duration};
 
     use super::*;
-    use crate::{cli::hint::Hint, cluster::folder};
+    use crate::{cli::hint::hint, cluster::folder};
 
     /// 2026-11-20T23:28:00Z, before the fixture's watch begins.
     const BEFORE: Timestamp = Timestamp::from_unix_secs(1_795_217_280);
@@ -130,8 +130,7 @@ mod tests {
         let history = folder::read(&folder, Duration::from_hours(1)).unwrap().history;
         let target = Target::parse(target, None).unwrap();
         let error = check(&target, &history, BEFORE).err()?;
-        let hint = error.chain().find_map(|cause| cause.downcast_ref::<Hint>()).map(Hint::text);
-        Some((error.to_string(), hint.unwrap().to_owned()))
+        Some((error.to_string(), hint(&error).unwrap()))
     }
 
     #[test]

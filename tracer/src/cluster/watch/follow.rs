@@ -26,6 +26,7 @@ use tokio::{
 
 use super::{Event, Limits, Update, now};
 use crate::cluster::{
+    answer,
     model::{Change, Key, Kind},
     trim::{key_of, trim},
 };
@@ -194,7 +195,7 @@ impl Follower {
                 }
                 // Silent for too long, or closed by the server: opening it again shows whether the server lives.
                 Err(_) | Ok(None) => return Err(End::Again),
-                Ok(Some(Err(error))) => return Err(self.end_of(&error)),
+                Ok(Some(Err(error))) => return Err(end_of(&error)),
                 Ok(Some(Ok(event))) => event,
             };
             match event {
@@ -210,7 +211,7 @@ impl Follower {
                     self.version = Some(bookmark.metadata.resource_version);
                     self.send(Event::Heard).await?;
                 }
-                WatchEvent::Error(status) => return Err(self.end_of(&kube::Error::Api(status))),
+                WatchEvent::Error(status) => return Err(end_of(&kube::Error::Api(status))),
             }
         }
     }
@@ -235,42 +236,18 @@ impl Follower {
     async fn within<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, End> {
         match timeout(self.limits.request, request).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(self.end_of(&error)),
+            Ok(Err(error)) => Err(end_of(&error)),
             Err(_) => Err(End::Lost(format!("no answer within {} s", self.limits.request.as_secs_f64()))),
         }
     }
-
-    fn end_of(&self, error: &kube::Error) -> End {
-        let resource = self.kind.resource();
-        if let kube::Error::Api(status) = error {
-            let said = status.message.chars().filter(|c| !c.is_control()).take(300).collect::<String>();
-            return match status.code {
-                410 => End::Gone,
-                401 => {
-                    End::Lost(format!("the server does not accept our credentials ({said}); renew the token"))
-                }
-                403 => End::Denied(format!(
-                    "the server forbids {resource} ({said}); grant get, list and watch on them"
-                )),
-                404 => End::Denied(format!("the server does not serve {resource} ({said})")),
-                code => End::Lost(format!("HTTP {code}: {said}")),
-            };
-        }
-        End::Lost(chain(error))
-    }
 }
 
-/// An error with its causes. kube's outermost text names its own layer only, and is left out where a cause says more.
-fn chain(error: &kube::Error) -> String {
-    let outer: &dyn std::error::Error = error;
-    let mut causes = Vec::new();
-    let mut cause = outer.source();
-    while let Some(source) = cause {
-        let said = source.to_string();
-        if !causes.iter().any(|text: &String| text.contains(&said)) {
-            causes.push(said);
-        }
-        cause = source.source();
+/// What the failure of a request means for the kind that was asked for.
+fn end_of(error: &kube::Error) -> End {
+    let why = answer::of_request(error);
+    match error {
+        kube::Error::Api(status) if status.code == 410 => End::Gone,
+        kube::Error::Api(status) if matches!(status.code, 403 | 404) => End::Denied(why),
+        _ => End::Lost(why),
     }
-    if causes.is_empty() { outer.to_string() } else { causes.join(": ") }
 }

@@ -16,7 +16,7 @@ use super::{
     manifest::{Entry, Missing},
     recognise::recognise,
 };
-use crate::time::Timestamp;
+use crate::{text::count, time::Timestamp};
 
 /// Larger files are left out: parsing takes several times a file's size in memory.
 const FILE_MAX_BYTES: u64 = 512 << 20;
@@ -28,10 +28,11 @@ pub enum FolderError {
     #[error("cannot read the folder {path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
     #[error(
-        "nothing in {path} is known here: no rules, no list of objects, nothing of kube-proxy ({seen} files looked at)"
+        "nothing in {path} can be checked: no rules, no list of objects, nothing of kube-proxy in {}",
+        count(*seen, "file")
     )]
     Empty { path: PathBuf, seen: usize },
-    #[error("{path} is not empty and holds no capture of viptrace: give a new or an empty folder")]
+    #[error("{path} is not empty and holds no capture of viptrace")]
     Occupied { path: PathBuf },
     #[error("cannot write {path}: {source}")]
     Unwritable { path: PathBuf, source: io::Error },
