@@ -83,7 +83,7 @@ struct Item<'t> {
 impl Item<'_> {
     fn kind_of(item: &RawValue) -> Option<Kind> {
         let item: Item<'_> = serde_json::from_str(item.get()).ok()?;
-        Kind::from_name(&item.kind?)
+        item.kind?.parse().ok()
     }
 }
 
@@ -208,13 +208,13 @@ impl<'t> Reader<'t> {
             Err(error) => return Err(error),
         };
         let kind_name = document.kind.unwrap_or_default();
-        if let Some(kind) = Kind::from_name(&kind_name) {
+        if let Ok(kind) = kind_name.parse() {
             self.list_seen(kind, None);
             self.lists.push((kind, serde_json::from_str(text)?));
             return Ok(true);
         }
         let Some(item_kind) = kind_name.strip_suffix("List") else { return Ok(false) };
-        let list_kind = Kind::from_name(item_kind);
+        let list_kind: Option<Kind> = item_kind.parse().ok();
         let version = document.metadata.and_then(|metadata| metadata.resource_version?.parse().ok());
         if let Some(kind) = list_kind {
             self.list_seen(kind, version);
@@ -312,9 +312,8 @@ fn event(line: &str) -> Result<Option<Event>, String> {
         None => return Err("no \"type\": a line is {\"type\":…,\"object\":…}".to_owned()),
     };
     let object = value.get_mut("object").map(Value::take).unwrap_or_default();
-    let Some(kind) = object.get("kind").and_then(Value::as_str).and_then(Kind::from_name) else {
-        return Ok(None);
-    };
+    let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
+    let Ok(kind) = kind.parse() else { return Ok(None) };
     let version = object.pointer("/metadata/resourceVersion").and_then(resource_version);
     Ok(Some(Event { kind, deleted, version, object }))
 }

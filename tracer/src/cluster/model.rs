@@ -6,14 +6,17 @@
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumString};
 
 use crate::{
     net::{Cidr, Protocol},
     time::Timestamp,
 };
 
-/// The kinds whose history is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// The kinds whose history is kept. Displayed and parsed as `kind:` spells them.
+#[derive(
+    Clone, Copy, Debug, Display, EnumString, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub enum Kind {
     Service,
     EndpointSlice,
@@ -23,16 +26,6 @@ pub enum Kind {
 
 impl Kind {
     pub const ALL: [Self; 4] = [Self::Service, Self::EndpointSlice, Self::Pod, Self::Node];
-
-    /// As `kind:` spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::Pod => "Pod",
-            Self::Node => "Node",
-        }
-    }
 
     /// In running text.
     pub const fn plural(self) -> &'static str {
@@ -54,20 +47,9 @@ impl Kind {
         }
     }
 
-    /// From `kind:`; `None` for kinds that viptrace does not follow.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
-    }
-
     /// Position in [`Kind::ALL`].
     pub const fn index(self) -> usize {
         self as usize
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
     }
 }
 
@@ -266,11 +248,14 @@ impl fmt::Display for TargetPort {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressType {
+    #[strum(to_string = "IPv4")]
     Ipv4,
+    #[strum(to_string = "IPv6")]
     Ipv6,
     /// Not served by kube-proxy.
+    #[strum(to_string = "FQDN")]
     Fqdn,
 }
 
@@ -280,14 +265,6 @@ impl AddressType {
         match ip {
             IpAddr::V4(_) => Self::Ipv4,
             IpAddr::V6(_) => Self::Ipv6,
-        }
-    }
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ipv4 => "IPv4",
-            Self::Ipv6 => "IPv6",
-            Self::Fqdn => "FQDN",
         }
     }
 }
@@ -411,21 +388,12 @@ pub struct ContainerPort {
     pub port: u16,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize, Deserialize)]
+#[strum(serialize_all = "lowercase")]
 pub enum ProbeKind {
     Liveness,
     Readiness,
     Startup,
-}
-
-impl ProbeKind {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Liveness => "liveness",
-            Self::Readiness => "readiness",
-            Self::Startup => "startup",
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -394,7 +394,7 @@ fn slice_endpoint(
     let listed = addresses.len();
     addresses.retain(|ip| AddressType::of(*ip) == family);
     if addresses.len() < listed {
-        notes.note(format!("an endpoint address is not {}, skipped", family.as_str()));
+        notes.note(format!("an endpoint address is not {family}, skipped"));
     }
     if addresses.is_empty() {
         return None;

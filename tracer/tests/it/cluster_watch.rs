@@ -105,7 +105,7 @@ impl Lab {
     /// A list is answered before its watch is open: waits for the latter.
     async fn until_watching(&mut self) {
         let server = &self.server;
-        let opened = || Kind::ALL.iter().all(|kind| server.watches_served(kind.as_str()) > 0);
+        let opened = || Kind::ALL.iter().all(|kind| server.watches_served(&kind.to_string()) > 0);
         let wait = async {
             while !opened() {
                 let update = self.feed.next().await;
@@ -286,7 +286,7 @@ async fn without_services_nothing_can_be_judged_and_that_is_an_error_at_once() {
     for kinds in [&Kind::ALL[..], &[Kind::Service]] {
         let server = serve();
         for kind in kinds {
-            server.forbid(kind.as_str());
+            server.forbid(&kind.to_string());
         }
         let dir = TempDir::new().unwrap();
         let (mut cluster, mut feed) = open(&server, &dir, limits()).await;

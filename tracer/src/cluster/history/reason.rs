@@ -48,7 +48,7 @@ impl fmt::Display for NoEndpointsReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AddressFamily { wanted, offered } => {
-                write!(f, "its endpoints are {} only, not {}", offered.as_str(), wanted.as_str())
+                write!(f, "its endpoints are {offered} only, not {wanted}")
             }
             Self::PortName { wanted, target, offered } if offered.is_empty() => {
                 write!(

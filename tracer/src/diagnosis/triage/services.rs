@@ -109,9 +109,9 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
         let labels: Vec<String> = ports.iter().map(|port| port.label()).collect();
         let what = match (all, several) {
             (true, false) => key.to_string(),
-            (true, true) => format!("{key} ({})", family.as_str()),
+            (true, true) => format!("{key} ({family})"),
             (false, false) => format!("{key} port {}", labels.join(", ")),
-            (false, true) => format!("{key} port {} ({})", labels.join(", "), family.as_str()),
+            (false, true) => format!("{key} port {} ({family})", labels.join(", ")),
         };
         let label = if let ([only], true) = (labels.as_slice(), ports.len() == 1) {
             only.clone()
@@ -130,7 +130,7 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
         .api(format!(
             "EndpointSlices of {key}: no endpoint that serves {} over {}",
             labels.join(", "),
-            family.as_str()
+            family
         ));
         if matches!(reason, NoEndpointsReason::ScaledToZero { .. }) {
             finding = finding.but(
