@@ -8,7 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hash,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
@@ -100,7 +100,6 @@ pub struct History {
     service_ips: Index<IpAddr>,
     node_ports: Index<(u16, Protocol)>,
     slices_of_service: Index<Key>,
-    slice_ips: Index<IpAddr>,
     pod_ips: Index<IpAddr>,
     node_ips: Index<IpAddr>,
     /// By [`Kind::index`]: whether the kind's objects are known at all.
@@ -225,9 +224,6 @@ impl History {
         if let Some(service) = &slice.service {
             self.slices_of_service.entry(service.clone()).or_default().insert(slice.key.clone());
         }
-        for endpoint in &slice.endpoints {
-            index_all(&mut self.slice_ips, &endpoint.addresses, &slice.key);
-        }
     }
 
     /// Forgets what was superseded more than the look-back before `now`. The newest version of an object that exists
@@ -254,7 +250,6 @@ impl History {
         self.service_ips.clear();
         self.node_ports.clear();
         self.slices_of_service.clear();
-        self.slice_ips.clear();
         self.pod_ips.clear();
         self.node_ips.clear();
         let services: Vec<_> = values(self.services.values()).collect();
@@ -406,28 +401,6 @@ impl History {
         let ip = ip.to_canonical();
         let nodes = self.node_ips.get(&ip)?.iter().filter_map(|key| self.nodes.get(key)?.at(at).value());
         nodes.filter(|node| node.addresses.contains(&ip)).min_by(|a, b| a.key.cmp(&b.key)).cloned()
-    }
-
-    /// The Service ports that listed this endpoint at `at`, ready or not: Service and port name.
-    pub fn services_of_endpoint(
-        &self,
-        endpoint: SocketAddr,
-        protocol: Protocol,
-        at: Timestamp,
-    ) -> Vec<(Key, Arc<str>)> {
-        let ip = endpoint.ip().to_canonical();
-        let mut found = BTreeSet::new();
-        for key in self.slice_ips.get(&ip).into_iter().flatten() {
-            let Some(slice) = self.slices.get(key).and_then(|line| line.at(at).value()) else { continue };
-            let Some(service) = &slice.service else { continue };
-            if !slice.endpoints.iter().any(|e| e.addresses.contains(&ip)) {
-                continue;
-            }
-            for port in slice.ports.iter().filter(|p| p.port == endpoint.port() && p.protocol == protocol) {
-                found.insert((service.clone(), Arc::clone(&port.name)));
-            }
-        }
-        found.into_iter().collect()
     }
 
     /// The kubelet's probe that goes to this address and port (N1), of the Pod that held it at `at`. On a node's

@@ -140,18 +140,6 @@ pub enum ServiceType {
     ExternalName,
 }
 
-impl ServiceType {
-    /// As `spec.type` spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ClusterIp => "ClusterIP",
-            Self::NodePort => "NodePort",
-            Self::LoadBalancer => "LoadBalancer",
-            Self::ExternalName => "ExternalName",
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     pub key: Key,
@@ -198,10 +186,6 @@ impl Service {
             }
             _ => None,
         }
-    }
-
-    pub fn has_cluster_ip(&self, ip: IpAddr) -> bool {
-        self.cluster_ips.contains(&ip)
     }
 
     /// The port with this number and protocol.

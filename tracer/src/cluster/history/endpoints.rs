@@ -188,23 +188,6 @@ impl History {
         all
     }
 
-    /// Since when, up to `at`, there has been a usable endpoint without a break; `at` itself where there is none now.
-    pub fn usable_since(
-        &self,
-        service: &Key,
-        port: &ServicePort,
-        family: AddressType,
-        at: Timestamp,
-    ) -> Timestamp {
-        let keys = self.slices_of_service.get(service).into_iter().flatten();
-        let versions = keys.filter_map(|key| self.slices.get(key)).flat_map(|line| &line.versions);
-        let mut changes: Vec<_> = versions.map(|version| version.from).filter(|from| *from <= at).collect();
-        changes.sort_unstable_by(|a, b| b.cmp(a));
-        changes.dedup();
-        let usable = |from: &Timestamp| !self.usable(service, port, family, None, *from).is_empty();
-        changes.into_iter().take_while(usable).last().unwrap_or(at)
-    }
-
     /// When a slice of this Service last changed, up to `at`.
     pub fn endpoints_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
         let keys = self.slices_of_service.get(service)?.iter();

@@ -1,7 +1,7 @@
 //! The history's questions, asked of the fixture cluster and of hand-made objects.
 #![expect(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
 
-use std::{net::SocketAddr, path::Path};
+use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -143,10 +143,6 @@ fn the_fixture_tells_policies_probes_and_owners() {
     assert_eq!((&*pod.key.name, probe.port), ("cart-1", 8080));
     assert!(history.is_probe_target(ip, 8081, at(BEFORE)).is_none());
     assert_eq!(*history.node_by_ip("192.0.2.11".parse().unwrap(), at(BEFORE)).unwrap().key.name, *"worker-1");
-    let endpoint = SocketAddr::new(ip, 8080);
-    let services = history.services_of_endpoint(endpoint, Protocol::TCP, at(BEFORE));
-    assert_eq!(services, [(Key::new("shop", "cart"), "http".into())]);
-    assert!(history.services_of_endpoint(endpoint, Protocol::UDP, at(BEFORE)).is_empty());
 }
 
 #[test]
@@ -447,10 +443,6 @@ proptest! {
                 let ask = |history: &History| history.service_for(vip, 80, Protocol::TCP, second);
                 prop_assert_eq!(ask(&restored), ask(&history));
             }
-            prop_assert_eq!(
-                restored.services_of_endpoint("10.1.0.1:8080".parse().unwrap(), Protocol::TCP, second),
-                history.services_of_endpoint("10.1.0.1:8080".parse().unwrap(), Protocol::TCP, second)
-            );
         }
     }
 
