@@ -1,9 +1,12 @@
 //! Any JSON as a Kubernetes object of each kind: trimmed, taken into a history and asked for.
 #![no_main]
 
+use std::net::SocketAddr;
+
 use libfuzzer_sys::fuzz_target;
 use viptrace::{
-    cluster::{History, Kind, LOOK_BACK, model::Change, trim},
+    cluster::{Address, History, Kind, LOOK_BACK, model::Change, trim},
+    net::Protocol,
     time::Timestamp,
 };
 
@@ -34,14 +37,26 @@ fn ask(history: &History) {
         for service in history.services() {
             for port in &service.ports {
                 for ip in &service.cluster_ips {
-                    let _ = history.service_for(*ip, port.port, port.protocol, at);
+                    let addr = SocketAddr::new(*ip, port.port);
+                    ask_address(history, addr, port.protocol, at);
                 }
-                let _ = history.node_port(port.node_port.unwrap_or(0), port.protocol, at);
+                for ip in history.nodes().flat_map(|node| node.addresses.iter()) {
+                    let addr = SocketAddr::new(*ip, port.node_port.unwrap_or(0));
+                    ask_address(history, addr, port.protocol, at);
+                }
             }
         }
         for ip in history.pods().flat_map(|pod| pod.ips.iter()) {
             let _ = (history.pod_by_ip(*ip, at), history.last_pod_by_ip(*ip, at));
-            let _ = history.is_probe_target(*ip, 8080, at);
+            let _ = history.probe(*ip, 8080, at);
         }
+    }
+}
+
+fn ask_address(history: &History, addr: SocketAddr, protocol: Protocol, at: Timestamp) {
+    let Address::Vip(vip) = history.address(addr, protocol, at) else { return };
+    for then in [Timestamp::MIN, at] {
+        let _ = (history.membership(&vip, addr, then), history.usable(&vip, Some(""), then));
+        let _ = (history.hinted(&vip, "", then), history.why_no_endpoints(&vip, then));
     }
 }

@@ -1,8 +1,8 @@
 //! What the cluster was like at any moment of the look-back: the versions of all Services, `EndpointSlices`, Pods and
 //! Nodes, indexed by address.
 //!
-//! Owns storage, indexes and the plain look-ups; [`endpoints`] answers about the members of a Service and [`reason`]
-//! why it has none. Pure: no I/O and no clock; every time comes from the caller. Nothing here panics, whatever the
+//! Owns storage, indexes and the plain look-ups; [`address`] answers what an address meant, [`endpoints`] about the
+//! members of a Service and [`reason`] why it has none. Pure: no I/O and no clock; every time comes from the caller. Nothing here panics, whatever the
 //! objects say.
 
 use std::{
@@ -15,13 +15,14 @@ use std::{
 
 use crate::{
     cluster::{
-        model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, ServicePort, Trimmed},
+        model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, Trimmed},
         timeline::{At, Timeline, horizon},
     },
     net::Protocol,
     time::Timestamp,
 };
 
+mod address;
 mod changes;
 mod endpoints;
 mod hints;
@@ -32,48 +33,15 @@ mod tests;
 
 use changes::Changes;
 
+pub use address::{Address, Vip};
 pub use changes::Settled;
-pub use endpoints::{EndpointState, Membership};
-pub use hints::{Hints, meant_for};
+pub use endpoints::{EndpointState, Membership, Usable};
+pub use hints::{Hinted, Hints, meant_for};
 pub use reason::{NoEndpointsReason, UnreadyPod};
 pub use saved::{Line, SavedFacts, SavedObject};
 
 /// Objects kept of one kind; more are refused and counted. Well above the largest supported cluster (150,000 Pods).
 const OBJECTS_MAX: usize = 500_000;
-
-/// How a Service is addressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Via {
-    ClusterIp,
-    ExternalIp,
-    LoadBalancerIp,
-    NodePort,
-}
-
-/// The Service port that an address leads to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PortMatch {
-    pub service: Arc<Service>,
-    pub port: ServicePort,
-    pub via: Via,
-}
-
-/// What an address and port meant at a moment.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Lookup {
-    Port(PortMatch),
-    /// The address of a Service, but no port of it (C5c).
-    UnknownPort {
-        service: Arc<Service>,
-        via: Via,
-    },
-    /// It was a Service's address until `since`, when that Service was deleted or gave the address up.
-    Gone {
-        service: Arc<Service>,
-        since: Timestamp,
-    },
-    NotService,
-}
 
 /// What the history holds and what it had to let go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -281,59 +249,8 @@ impl History {
         }
     }
 
-    /// The Service port that `ip`:`port` meant at `at`: `ClusterIP`, external IP, load balancer IP, or a nodePort on a
-    /// node's address. A nodePort on an address that no Node object lists is found by [`History::node_port`].
-    pub fn service_for(&self, ip: IpAddr, port: u16, protocol: Protocol, at: Timestamp) -> Lookup {
-        let ip = ip.to_canonical();
-        let mut other_port = None;
-        let mut gone: Option<(Arc<Service>, Timestamp)> = None;
-        for key in self.service_ips.get(&ip).into_iter().flatten() {
-            let Some(line) = self.services.get(key) else { continue };
-            match line.at(at) {
-                At::In(service) | At::Assumed(service) => {
-                    if let Some(via) = via(service, ip) {
-                        if let Some(port) = service.port(port, protocol) {
-                            let service = Arc::clone(service);
-                            return Lookup::Port(PortMatch { service, port: port.clone(), via });
-                        }
-                        other_port.get_or_insert((service, via));
-                        continue;
-                    }
-                }
-                At::Gone => {}
-                At::NotYet => continue,
-            }
-            let left = line.spans().filter_map(|span| Some((span.value?, span.to?)));
-            let last = left.filter(|(service, to)| *to <= at && via(service, ip).is_some()).last();
-            if let Some((service, since)) = last
-                && gone.as_ref().is_none_or(|(_, best)| *best < since)
-            {
-                gone = Some((Arc::clone(service), since));
-            }
-        }
-        if self.node_by_ip(ip, at).is_some()
-            && let Some(found) = self.node_port(port, protocol, at)
-        {
-            return Lookup::Port(found);
-        }
-        match (other_port, gone) {
-            (Some((service, via)), _) => Lookup::UnknownPort { service: Arc::clone(service), via },
-            (None, Some((service, since))) => Lookup::Gone { service, since },
-            (None, None) => Lookup::NotService,
-        }
-    }
-
-    /// The Service port that owned this nodePort at `at`.
-    pub fn node_port(&self, port: u16, protocol: Protocol, at: Timestamp) -> Option<PortMatch> {
-        self.node_ports.get(&(port, protocol))?.iter().find_map(|key| {
-            let service = self.services.get(key)?.at(at).value()?;
-            let port = service.node_port(port, protocol)?.clone();
-            Some(PortMatch { service: Arc::clone(service), port, via: Via::NodePort })
-        })
-    }
-
-    pub fn service(&self, key: &Key, at: Timestamp) -> Option<Arc<Service>> {
-        self.services.get(key)?.at(at).value().cloned()
+    pub fn service(&self, key: &Key, at: Timestamp) -> Option<&Arc<Service>> {
+        self.services.get(key)?.at(at).value()
     }
 
     /// All Services that exist by the newest version known.
@@ -341,24 +258,24 @@ impl History {
         self.services.values().filter_map(Timeline::newest)
     }
 
-    pub fn pod(&self, key: &Key, at: Timestamp) -> Option<Arc<Pod>> {
-        self.pods.get(key)?.at(at).value().cloned()
+    pub fn pod(&self, key: &Key, at: Timestamp) -> Option<&Arc<Pod>> {
+        self.pods.get(key)?.at(at).value()
     }
 
     /// The Pod that held this address at `at`. Pods on the host's network share the node's address and are left out:
     /// see [`History::node_by_ip`].
-    pub fn pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<Arc<Pod>> {
+    pub fn pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<&Arc<Pod>> {
         let ip = ip.to_canonical();
         let holders = self.pods_at(ip, at).filter(|(pod, _)| !pod.host_network);
         // While an address changes hands two Pods may claim it: the one that is known to hold it then, and is not
         // being deleted, has it.
-        let holder = holders.min_by_key(|(pod, assumed)| (*assumed, pod.deletion.is_some()))?;
-        Some(Arc::clone(holder.0))
+        let holder = holders.min_by_key(|(pod, assumed)| (*assumed, pod.deletion.is_some()));
+        holder.map(|(pod, _)| pod)
     }
 
     /// The Pod that last gave this address up before `at`, and when: who a stale rule still means (C6), or whose
     /// address another Pod has got.
-    pub fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(Arc<Pod>, Timestamp)> {
+    pub fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(&Arc<Pod>, Timestamp)> {
         let ip = ip.to_canonical();
         let lines = self.pod_ips.get(&ip)?.iter().filter_map(|key| self.pods.get(key));
         let left = lines.flat_map(|line| {
@@ -367,7 +284,7 @@ impl History {
             let spans = line.spans().filter_map(|span| Some((span.value?, span.to?)));
             spans.filter(move |(pod, to)| !holds_now && *to <= at && held(pod))
         });
-        left.max_by_key(|(_, to)| *to).map(|(pod, to)| (Arc::clone(pod), to))
+        left.max_by_key(|(_, to)| *to)
     }
 
     /// Pods that held the address at `at`, those on the host's network included, and whether that is an assumption
@@ -392,25 +309,23 @@ impl History {
         self.nodes.values().filter_map(Timeline::newest)
     }
 
-    pub fn node(&self, name: &str, at: Timestamp) -> Option<Arc<Node>> {
-        self.nodes.get(&Key::new("", name))?.at(at).value().cloned()
+    pub fn node(&self, name: &str, at: Timestamp) -> Option<&Arc<Node>> {
+        self.nodes.get(&Key::new("", name))?.at(at).value()
     }
 
     /// The node that has this address.
-    pub fn node_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<Arc<Node>> {
+    pub fn node_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<&Arc<Node>> {
         let ip = ip.to_canonical();
         let nodes = self.node_ips.get(&ip)?.iter().filter_map(|key| self.nodes.get(key)?.at(at).value());
-        nodes.filter(|node| node.addresses.contains(&ip)).min_by(|a, b| a.key.cmp(&b.key)).cloned()
+        nodes.filter(|node| node.addresses.contains(&ip)).min_by(|a, b| a.key.cmp(&b.key))
     }
 
     /// The kubelet's probe that goes to this address and port (N1), of the Pod that held it at `at`. On a node's
     /// address the probes of the Pods on the host's network are meant. A match alone is no proof: 8080 carries user
     /// traffic too.
-    pub fn is_probe_target(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(Arc<Pod>, Probe)> {
-        self.pods_at(ip.to_canonical(), at).find_map(|(pod, _)| {
-            let probe = pod.probes.iter().find(|probe| probe.port == port)?;
-            Some((Arc::clone(pod), probe.clone()))
-        })
+    pub fn probe(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(&Arc<Pod>, &Probe)> {
+        self.pods_at(ip.to_canonical(), at)
+            .find_map(|(pod, _)| Some((pod, pod.probes.iter().find(|probe| probe.port == port)?)))
     }
 }
 
@@ -448,19 +363,6 @@ fn store<T: PartialEq>(
     }
     lines.insert(key.clone(), Timeline::new(created, from, Arc::clone(value)));
     Stored::New { forgotten: 0 }
-}
-
-/// How `service` is reached by `ip`, if it is.
-fn via(service: &Service, ip: IpAddr) -> Option<Via> {
-    if service.cluster_ips.contains(&ip) {
-        Some(Via::ClusterIp)
-    } else if service.external_ips.contains(&ip) {
-        Some(Via::ExternalIp)
-    } else if service.load_balancer_ips.contains(&ip) {
-        Some(Via::LoadBalancerIp)
-    } else {
-        None
-    }
 }
 
 fn index_all<K: Copy + Eq + Hash>(index: &mut Index<K>, entries: &[K], key: &Key) {

@@ -19,10 +19,10 @@ pub mod watch;
 
 pub use folder::FolderError;
 pub use history::{
-    EndpointState, Hints, History, Lookup, Membership, NoEndpointsReason, PortMatch, SavedFacts, SavedObject,
-    Settled, Via, meant_for,
+    Address, EndpointState, Hints, History, Membership, NoEndpointsReason, SavedFacts, SavedObject, Settled,
+    Usable, Vip, meant_for,
 };
-pub use model::{Key, Kind};
+pub use model::{Key, Kind, Via};
 pub use status::{Origin, Status};
 pub use watch::{Access, AccessError, Event, Limits, Update};
 

@@ -13,6 +13,9 @@ use crate::{
     time::Timestamp,
 };
 
+/// Kubernetes' default of `terminationGracePeriodSeconds`.
+pub const DEFAULT_TERMINATION_GRACE: Duration = Duration::from_secs(30);
+
 /// The kinds whose history is kept. Displayed and parsed as `kind:` spells them.
 #[derive(
     Clone, Copy, Debug, Display, EnumString, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -140,6 +143,15 @@ pub enum ServiceType {
     ExternalName,
 }
 
+/// How a Service is addressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    ClusterIp,
+    ExternalIp,
+    LoadBalancerIp,
+    NodePort,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     pub key: Key,
@@ -186,6 +198,28 @@ impl Service {
             }
             _ => None,
         }
+    }
+
+    /// How it is addressed by `ip`, if it is.
+    pub fn via(&self, ip: IpAddr) -> Option<Via> {
+        if self.cluster_ips.contains(&ip) {
+            Some(Via::ClusterIp)
+        } else if self.external_ips.contains(&ip) {
+            Some(Via::ExternalIp)
+        } else if self.load_balancer_ips.contains(&ip) {
+            Some(Via::LoadBalancerIp)
+        } else {
+            None
+        }
+    }
+
+    /// Whether the traffic policy that holds for `via` admits only endpoints on the node where the traffic arrives.
+    pub fn is_local(&self, via: Via) -> bool {
+        let policy = match via {
+            Via::ClusterIp => self.internal_traffic_policy,
+            Via::ExternalIp | Via::LoadBalancerIp | Via::NodePort => self.external_traffic_policy,
+        };
+        policy == TrafficPolicy::Local
     }
 
     /// The port with this number and protocol.
@@ -299,6 +333,13 @@ pub struct Conditions {
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
+}
+
+impl Conditions {
+    /// Whether kube-proxy may send to it: while it terminates, only where no other endpoint is ready.
+    pub const fn may_serve(self) -> bool {
+        self.ready || self.serving
+    }
 }
 
 /// `ready`, `serving, terminating`, `not ready`…

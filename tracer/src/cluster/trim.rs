@@ -17,8 +17,9 @@ use serde_json::Value;
 
 use crate::{
     cluster::model::{
-        AddressType, Conditions, ContainerPort, Endpoint, EndpointSlice, Key, Kind, Node, Object, Phase, Pod,
-        PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
+        AddressType, Conditions, ContainerPort, DEFAULT_TERMINATION_GRACE, Endpoint, EndpointSlice, Key,
+        Kind, Node, Object, Phase, Pod, PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort,
+        TrafficPolicy, Trimmed,
     },
     net::{Cidr, Protocol},
     time::Timestamp,
@@ -38,9 +39,6 @@ const SLICE_PORTS_MAX: usize = 20_000;
 
 /// Kubernetes' default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
 const AFFINITY_DEFAULT: Duration = Duration::from_hours(3);
-
-/// Kubernetes' default of `terminationGracePeriodSeconds`.
-const TERMINATION_GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Something in an object that could not be used; the rest of the object was, unless `what` says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -459,7 +457,7 @@ fn pod(key: Key, parsed: core::Pod, notes: &mut Notes<'_>) -> Pod {
         phase,
         ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
         deletion: timestamp(parsed.metadata.deletion_timestamp.as_ref()),
-        termination_grace: spec.termination_grace_period_seconds.map_or(TERMINATION_GRACE_DEFAULT, seconds),
+        termination_grace: spec.termination_grace_period_seconds.map_or(DEFAULT_TERMINATION_GRACE, seconds),
         labels: parsed.metadata.labels.unwrap_or_default(),
         ports,
         probes,

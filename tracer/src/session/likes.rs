@@ -17,8 +17,8 @@ use std::{
 use foldhash::fast::RandomState;
 
 use crate::{
-    cluster::{self, History},
-    diagnosis::{self, ServicePort, Via},
+    cluster::{self, History, Via},
+    diagnosis::{self, Lasting},
     flow::{Flow, Outcome},
     net::Protocol,
     time::Timestamp,
@@ -156,15 +156,12 @@ impl Likes {
     pub(super) fn keep(
         &mut self,
         flow: &Flow,
-        service: &ServicePort,
+        Lasting { service, via }: Lasting,
         verdict: Arc<Verdict>,
         told: Arc<Told>,
         history: &History,
     ) {
         let Some(endpoint) = verdict.flow.endpoint else { return };
-        let is_cluster_ip = service.via == Via::ClusterIp;
-        let service =
-            cluster::Key { namespace: Arc::clone(&service.namespace), name: Arc::clone(&service.service) };
         let settled = history.settled(&service);
         if flow.first_seen <= settled.since {
             return;
@@ -185,7 +182,7 @@ impl Likes {
             verdict,
             told,
             service,
-            is_cluster_ip,
+            is_cluster_ip: via == Via::ClusterIp,
             since: settled.since,
             checked: history.generation(),
             clients,

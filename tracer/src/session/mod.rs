@@ -13,8 +13,8 @@ use std::{
 };
 
 use crate::{
-    cluster::Cluster,
-    diagnosis::{self, Address, ClusterView, Context, Membership, Translations},
+    cluster::{Address, Cluster, Membership},
+    diagnosis::{self, Context, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
     net::Netns,
     node::NodeFacts,
@@ -149,21 +149,21 @@ impl Pipeline {
     /// endpoint that is no more, and by which something was sent since: the stale ones of a sender that goes on (C8). They are to be observed as
     /// sightings of [`Hook::Look`].
     pub fn stale_entries(&self, entries: &[ListedEntry]) -> Vec<ListedEntry> {
-        let history: &dyn ClusterView = &self.cluster.history;
+        let history = &self.cluster.history;
         let gone = |entry: &&ListedEntry| {
             let Some(endpoint) = entry.ct.endpoint() else { return false };
             let orig = entry.ct.orig;
-            let Address::Service(service) = history.address(orig.dst, orig.protocol, entry.read_at) else {
+            let Address::Vip(vip) = history.address(orig.dst, orig.protocol, entry.read_at) else {
                 return false;
             };
-            let gone_since = match history.membership(&service, endpoint, entry.read_at) {
-                Membership::Left { at, .. } => at,
-                Membership::NeverSeen { since }
-                | Membership::Member { ready: false, serving: false, since, .. } => since,
-                Membership::Member { .. } | Membership::Unknown => return false,
+            let gone_since = match history.membership(&vip, endpoint, entry.read_at) {
+                Membership::NeverSeen { since } => Some(since),
+                membership => membership.unusable_since(),
             };
             // One that nothing was sent by since only waits for its end.
-            entry.last_packet.is_some_and(|last| last > gone_since.saturating_add(self.settings.grace))
+            let is_used =
+                |since: Timestamp| entry.last_packet > Some(since.saturating_add(self.settings.grace));
+            gone_since.is_some_and(is_used)
         };
         entries.iter().filter(gone).copied().collect()
     }
@@ -285,8 +285,8 @@ impl Pipeline {
         let address = || self.cluster.history.address(dst, protocol, at);
         if let Some(endpoint) = flow.endpoint(self.settings.node_netns) {
             return self.node.may_have_leftovers(dst.ip())
-                && matches!(address(), Address::Service(service) if matches!(
-                    ClusterView::membership(&self.cluster.history, &service, endpoint, at),
+                && matches!(address(), Address::Vip(vip) if matches!(
+                    self.cluster.history.membership(&vip, endpoint, at),
                     Membership::Left { .. } | Membership::NeverSeen { .. }
                 ));
         }
@@ -311,8 +311,8 @@ impl Pipeline {
             if flow.ended.is_none() {
                 self.remember(flow.id, Arc::clone(&told));
             }
-            if let Some(service) = lasting {
-                self.likes.keep(flow, &service, Arc::new(verdict.clone()), told, &self.cluster.history);
+            if let Some(lasting) = lasting {
+                self.likes.keep(flow, lasting, Arc::new(verdict.clone()), told, &self.cluster.history);
             }
         }
         // More of the same is no news.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::timeout;
 use viptrace::{
-    cluster::{Access, Cluster, Event, Feed, Key, Kind, LOOK_BACK, Limits, Lookup, Membership, Source},
+    cluster::{Access, Address, Cluster, Event, Feed, Key, Kind, LOOK_BACK, Limits, Membership, Source},
     error::Hint as _,
     net::Protocol,
     time::Timestamp,
@@ -71,7 +71,7 @@ fn node_heard(_: &Cluster, kind: Kind, event: &Event, _: Timestamp) -> bool {
 fn cart(cluster: &Cluster, at: Timestamp) -> Membership {
     let key = Key::new("shop", "cart");
     let service = cluster.history.service(&key, at).unwrap();
-    cluster.history.membership(&key, service.ports.first().unwrap(), CART_2.parse().unwrap(), at)
+    cluster.history.membership_in(&key, service.ports.first().unwrap(), CART_2.parse().unwrap(), at)
 }
 
 impl Lab {
@@ -128,8 +128,8 @@ impl Lab {
 async fn the_first_lists_give_everything() {
     let lab = Lab::synced().await;
     let at = Timestamp::from_unix_ns(u64::MAX);
-    let found = lab.cluster.history.service_for("10.96.10.10".parse().unwrap(), 80, Protocol::TCP, at);
-    assert!(matches!(found, Lookup::Port(found) if *found.service.key.name == *"cart"));
+    let found = lab.cluster.history.address("10.96.10.10:80".parse().unwrap(), Protocol::TCP, at);
+    assert!(matches!(found, Address::Vip(found) if *found.service.key.name == *"cart"));
     assert_eq!(lab.cluster.history.counts().objects, 11 + 9 + 15 + 2);
     assert_eq!(lab.cluster.status.oddities, 0, "{:?}", lab.cluster.status.odd);
     assert!(matches!(cart(&lab.cluster, at), Membership::Member { .. }));
@@ -150,8 +150,8 @@ async fn changes_come_with_the_time_at_which_they_came() {
         cluster.history.service(&Key::new("shop", "cart"), now).is_none()
     })
     .await;
-    let gone = lab.cluster.history.service_for("10.96.10.10".parse().unwrap(), 80, Protocol::TCP, lab.now);
-    assert!(matches!(gone, Lookup::Gone { .. }));
+    let gone = lab.cluster.history.address("10.96.10.10:80".parse().unwrap(), Protocol::TCP, lab.now);
+    assert!(matches!(gone, Address::Gone { .. }));
 }
 
 #[tokio::test]

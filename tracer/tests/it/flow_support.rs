@@ -1,17 +1,14 @@
-//! Sightings of whole connections as the kernels of the prototype gave them, and a cluster made by hand.
+//! Sightings of whole connections as the kernels of the prototype gave them, and the world that they are judged in.
 
 use std::{
-    collections::HashMap,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
     time::Duration,
 };
 
+use crate::cluster_support::Shop;
 use viptrace::{
-    diagnosis::{
-        Address, ClusterView, Context, IpvsSettings, Membership, NodeView, Pod, Probe, Rule, Ruling,
-        ServicePort, Translations, Usable, Via, judge,
-    },
+    cluster::History,
+    diagnosis::{Context, IpvsSettings, NodeView, Rule, Ruling, Translations, judge},
     flow::{Flow, FlowTable, Limits, LookAt},
     net::{Netns, Protocol, Tuple},
     sighting::{
@@ -424,15 +421,9 @@ pub(crate) fn last_words(flows: Vec<Flow>) -> Vec<Flow> {
     by_id.into_values().collect()
 }
 
-/// A cluster and a node made by hand.
+/// A cluster, and a node made by hand.
 pub(crate) struct World {
-    pub(crate) services: HashMap<SocketAddr, ServicePort>,
-    pub(crate) unknown_ports: Vec<IpAddr>,
-    pub(crate) members: HashMap<SocketAddr, Vec<(Timestamp, Membership)>>,
-    pub(crate) usable: HashMap<SocketAddr, Usable>,
-    pub(crate) reason: Option<String>,
-    pub(crate) pods: HashMap<IpAddr, Pod>,
-    pub(crate) probes: HashMap<SocketAddr, &'static str>,
+    pub(crate) shop: Shop,
     pub(crate) own: Vec<IpAddr>,
     pub(crate) mode: Option<&'static str>,
     pub(crate) running: Option<bool>,
@@ -454,33 +445,14 @@ pub(crate) const EP: &str = "10.244.1.7:8080";
 pub(crate) const CLIENT: &str = "10.244.1.100:40000";
 
 impl World {
-    /// shop/cart on VIP with one ready endpoint EP, and a client Pod.
+    /// The shop, traced on worker-1.
     pub(crate) fn new() -> Self {
-        let service = ServicePort {
-            namespace: "shop".into(),
-            service: "cart".into(),
-            port_name: "http".into(),
-            port: 80,
-            protocol: Protocol::TCP,
-            asked: addr(VIP),
-            via: Via::ClusterIp,
-            target: "8080".into(),
-            local_only: false,
-            proxy_name: None,
-            source_ranges: Vec::new(),
-            affinity: false,
-        };
-        let mut world = Self {
-            services: HashMap::from([(addr(VIP), service)]),
-            unknown_ports: Vec::new(),
-            members: HashMap::new(),
-            usable: HashMap::from([(
-                addr(VIP),
-                Usable { count: 1, local: Some(1), since: at(0), terminating: false },
-            )]),
-            reason: Some("the selector app=cart matches no Pod".into()),
-            pods: HashMap::new(),
-            probes: HashMap::new(),
+        Self::of(Shop::new())
+    }
+
+    pub(crate) fn of(shop: Shop) -> Self {
+        Self {
+            shop,
             own: vec![addr("10.244.1.1:0").ip(), addr("192.168.1.2:0").ip()],
             mode: Some("iptables"),
             running: Some(true),
@@ -495,53 +467,23 @@ impl World {
             drop_reasons: true,
             translations: Translations::new(),
             metadata_age: Some(0.5),
-        };
-        world.pod(EP, "shop", "cart-0");
-        world.pod(CLIENT, "shop", "client");
-        world.ready(EP, 0);
-        world
-    }
-
-    pub(crate) fn pod(&mut self, at: &str, namespace: &str, name: &str) {
-        let pod = Pod {
-            namespace: namespace.into(),
-            name: name.into(),
-            node: Some("worker-1".into()),
-            ready: Some(true),
-            deleted: None,
-            termination_grace: None,
-        };
-        self.pods.insert(addr(at).ip(), pod);
-    }
-
-    pub(crate) fn member(&mut self, endpoint: &str, from_ms: u64, membership: Membership) {
-        self.members.entry(addr(endpoint)).or_default().push((at(from_ms), membership));
-    }
-
-    pub(crate) fn ready(&mut self, endpoint: &str, ms: u64) {
-        self.member(endpoint, ms, conditions(ms, true, true, false));
-    }
-
-    pub(crate) fn leaves(&mut self, endpoint: &str, ms: u64) {
-        self.member(endpoint, ms, Membership::Left { at: at(ms), pod: Some("shop/cart-0".into()) });
-    }
-
-    pub(crate) fn no_endpoints(&mut self) {
-        self.usable.insert(addr(VIP), Usable { count: 0, local: Some(0), since: at(0), terminating: false });
-        self.members.clear();
-    }
-
-    pub(crate) fn service(&mut self) -> &mut ServicePort {
-        self.services.get_mut(&addr(VIP)).unwrap()
+        }
     }
 
     pub(crate) fn judge(&self, flow: &Flow) -> Option<Verdict> {
-        judge(flow, &self.context())
+        judge(flow, &self.context(&self.shop.history()))
     }
 
-    pub(crate) fn context(&self) -> Context<'_> {
+    /// A flow that the trace has seen before.
+    pub(crate) fn note(&mut self, flow: &Flow) {
+        let mut translations = std::mem::take(&mut self.translations);
+        translations.note(flow, &self.context(&self.shop.history()));
+        self.translations = translations;
+    }
+
+    fn context<'a>(&'a self, cluster: &'a History) -> Context<'a> {
         Context {
-            cluster: self,
+            cluster,
             node: self,
             node_name: Some("worker-1"),
             node_netns: Some(NODE),
@@ -558,64 +500,6 @@ impl World {
         let flows = last_words(fold(script.out, until_ms).0);
         let [flow] = flows.as_slice() else { panic!("one flow expected: {flows:#?}") };
         self.judge(flow).unwrap_or_else(|| panic!("a verdict expected for {flow:#?}"))
-    }
-}
-
-pub(crate) fn conditions(since_ms: u64, ready: bool, serving: bool, terminating: bool) -> Membership {
-    Membership::Member {
-        ready,
-        serving,
-        terminating,
-        since: at(since_ms),
-        node: Some("worker-1".into()),
-        pod: Some("shop/cart-0".into()),
-    }
-}
-
-impl ClusterView for World {
-    fn address(&self, addr: SocketAddr, _: Protocol, _: Timestamp) -> Address {
-        if let Some(service) = self.services.get(&addr) {
-            return Address::Service(service.clone());
-        }
-        if self.unknown_ports.contains(&addr.ip()) {
-            return Address::UnknownPort { namespace: "shop".into(), service: "cart".into() };
-        }
-        Address::Other
-    }
-
-    fn membership(&self, _: &ServicePort, endpoint: SocketAddr, at: Timestamp) -> Membership {
-        let versions = self.members.get(&endpoint);
-        let now = versions.and_then(|versions| versions.iter().rev().find(|(from, _)| *from <= at));
-        now.map_or(Membership::NeverSeen { since: self::at(0) }, |(_, membership)| membership.clone())
-    }
-
-    fn usable(&self, service: &ServicePort, _: Option<&str>, _: Timestamp) -> Option<Usable> {
-        self.usable.get(&service.asked).copied()
-    }
-
-    fn no_endpoints_reason(&self, _: &ServicePort, _: Timestamp) -> Option<String> {
-        self.reason.clone()
-    }
-
-    fn pod_by_ip(&self, ip: IpAddr, _: Timestamp) -> Option<Pod> {
-        self.pods.get(&ip).cloned()
-    }
-
-    fn last_pod_by_ip(&self, _: IpAddr, _: Timestamp) -> Option<(Pod, Timestamp)> {
-        None
-    }
-
-    fn node_by_ip(&self, _: IpAddr, _: Timestamp) -> Option<Arc<str>> {
-        None
-    }
-
-    fn node_ready(&self, _: &str, _: Timestamp) -> Option<bool> {
-        Some(true)
-    }
-
-    fn probe(&self, ip: IpAddr, port: u16, _: Timestamp) -> Option<Probe> {
-        let kind = *self.probes.get(&SocketAddr::new(ip, port))?;
-        Some(Probe { pod: self.pods.get(&ip)?.clone(), kind: kind.into(), timeout: None })
     }
 }
 

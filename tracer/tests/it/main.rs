@@ -11,6 +11,7 @@ mod check_cli;
 mod check_faults;
 mod check_support;
 mod cli;
+mod cluster_support;
 mod cluster_watch;
 mod corpus;
 mod decode;

@@ -2,27 +2,24 @@
 //! counts, causes, connect times and printed lines are those of judging every flow.
 
 use std::{
-    collections::BTreeMap,
     io::{self, Write},
-    net::IpAddr,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use crate::flow_support::{NODE, Script, at};
+use crate::{
+    cluster_support::{self, NOT_READY, READY, TERMINATING, endpoint, listed, put},
+    flow_support::{NODE, Script, addr, at},
+};
 use proptest::prelude::*;
 use viptrace::{
     class::Class,
     cluster::{
-        Cluster, History, Key, Kind, Origin, Status,
-        model::{
-            AddressType, Change, Conditions, Endpoint, EndpointSlice, Object, PodRef, Service, ServicePort,
-            ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
-        },
+        Cluster, Kind, Origin, Status,
+        model::{Conditions, Object},
     },
     diagnosis,
     flow::Limits,
-    net::Protocol,
     node::NodeFacts,
     report::{
         self, Output, Printer, Report, Verbosity, View,
@@ -38,91 +35,38 @@ const ENDPOINTS: [&str; 3] = ["10.244.1.7:8080", "10.244.1.8:8080", "10.244.2.9:
 const RESOLVER: &str = "10.244.1.53:5353";
 const CLIENTS: [&str; 3] = ["10.244.1.100", "10.244.1.101", "192.0.2.7"];
 
-/// What an endpoint of shop/cart is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Listed {
-    Ready,
-    Terminating,
-    NotReady,
-    Not,
+/// What an endpoint is; `None` where no slice lists it.
+type Listed = Option<Conditions>;
+
+fn service(name: &str, vip: &str, port: u16) -> Object {
+    let mut service = cluster_support::service(name, &addr(vip).ip().to_string());
+    for known in &mut service.ports {
+        known.port = port;
+    }
+    Object::Service(service.into())
 }
 
-fn service(name: &str, ip: &str, protocol: Protocol, port: u16) -> Object {
-    Object::Service(Arc::new(Service {
-        key: Key::new("shop", name),
-        uid: name.into(),
-        r#type: ServiceType::ClusterIp,
-        cluster_ips: vec![ip.parse().unwrap()],
-        headless: false,
-        external_ips: vec![],
-        load_balancer_ips: vec![],
-        ports: vec![ServicePort {
-            name: "main".into(),
-            protocol,
-            port,
-            target: TargetPort::Number(8080),
-            node_port: None,
-        }],
-        selector: BTreeMap::new(),
-        external_traffic_policy: TrafficPolicy::Cluster,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        proxy_name: None,
-        publish_not_ready_addresses: false,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
-        traffic_distribution: None,
-        external_name: None,
-    }))
-}
-
-fn slice(name: &str, protocol: Protocol, port: u16, members: &[(&str, Listed)]) -> Object {
-    let endpoint = |(ip, listed): &(&str, Listed)| Endpoint {
-        addresses: vec![ip.parse::<IpAddr>().unwrap()],
-        conditions: Conditions {
-            ready: *listed == Listed::Ready,
-            serving: matches!(listed, Listed::Ready | Listed::Terminating),
-            terminating: *listed == Listed::Terminating,
-        },
-        node: Some("worker-1".into()),
-        pod: Some(PodRef { key: Key::new("shop", &format!("{name}-{ip}")), uid: "p".into() }),
-        zone: None,
-        for_zones: Vec::new(),
-        for_nodes: Vec::new(),
+fn slice(name: &str, members: &[(&str, Listed)]) -> Object {
+    let (service, like) = (cluster_support::service(name, "10.96.0.1"), addr(members[0].0));
+    let one = |(member, listed): &(&str, Listed)| {
+        listed.map(|conditions| endpoint(addr(member).ip(), &format!("{name}-{member}"), conditions))
     };
-    Object::EndpointSlice(Arc::new(EndpointSlice {
-        key: Key::new("shop", name),
-        uid: name.into(),
-        service: Some(Key::new("shop", name)),
-        address_type: AddressType::Ipv4,
-        ports: vec![SlicePort { name: "main".into(), protocol, port }],
-        endpoints: members.iter().filter(|(_, listed)| *listed != Listed::Not).map(endpoint).collect(),
-    }))
+    let endpoints = members.iter().filter_map(one).collect();
+    Object::EndpointSlice(cluster_support::slice(&service, like, endpoints).into())
 }
 
 fn cart(listed: [Listed; 3]) -> Object {
-    let ips = ENDPOINTS.map(|endpoint| endpoint.split(':').next().unwrap());
-    let members: Vec<_> = ips.into_iter().zip(listed).collect();
-    slice("cart", Protocol::TCP, 8080, &members)
-}
-
-fn trimmed(object: Object) -> Trimmed {
-    Trimmed { object, created: Some(at(0)), changed: Some(at(0)) }
+    slice("cart", &ENDPOINTS.into_iter().zip(listed).collect::<Vec<_>>())
 }
 
 fn cluster() -> Cluster {
-    let mut history = History::new(Duration::from_mins(75));
-    for object in [
-        service("cart", "10.96.0.10", Protocol::TCP, 80),
-        service("dns", "10.96.0.53", Protocol::UDP, 53),
-        cart([Listed::Ready, Listed::Ready, Listed::Not]),
-        slice("dns", Protocol::UDP, 5353, &[("10.244.1.53", Listed::Ready)]),
-    ] {
-        history.apply_listed(at(0), trimmed(object));
-    }
-    for kind in Kind::ALL {
-        history.mark_known(kind);
-    }
+    let objects = [
+        service("cart", CART, 80),
+        service("dns", DNS, 53),
+        cart([Some(READY), Some(READY), None]),
+        slice("dns", &[(RESOLVER, Some(READY))]),
+    ];
+    let history = listed(objects, &Kind::ALL);
     Cluster { history, status: Status::new(Origin::Folder { taken: Some(at(0)) }) }
 }
 
@@ -228,8 +172,7 @@ impl Trace {
     }
 
     fn change(&mut self, ms: u64, object: Object) {
-        let change = Change::Put(trimmed(object));
-        self.pipeline.cluster_mut().history.apply(at(ms), change);
+        self.pipeline.cluster_mut().history.apply(at(ms), put(object));
     }
 
     fn story(&mut self, end_ms: u64) -> Story {
@@ -275,10 +218,10 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
     let listed = || {
         prop_oneof![
-            4 => Just(Listed::Ready),
-            1 => Just(Listed::Terminating),
-            1 => Just(Listed::NotReady),
-            1 => Just(Listed::Not),
+            4 => Just(Some(READY)),
+            1 => Just(Some(TERMINATING)),
+            1 => Just(Some(NOT_READY)),
+            1 => Just(None),
         ]
     };
     let event = prop_oneof![
@@ -343,12 +286,8 @@ fn run(events: &[(u64, Event)], detail: Detail) -> (Story, u64) {
                 sightings.sort_by_key(|sighting| sighting.time);
             }
             Event::Cart(listed) => trace.change(ms, cart(*listed)),
-            Event::Service { port } => {
-                trace.change(ms, service("cart", "10.96.0.10", Protocol::TCP, *port));
-            }
-            Event::Elsewhere(listed) => {
-                trace.change(ms, slice("other", Protocol::TCP, 8080, &[("10.244.1.7", *listed)]));
-            }
+            Event::Service { port } => trace.change(ms, service("cart", CART, *port)),
+            Event::Elsewhere(listed) => trace.change(ms, slice("other", &[(ENDPOINTS[0], *listed)])),
             Event::Lost => trace.pipeline.lost(3, at(ms - 1), at(ms)),
             Event::Prune => trace.pipeline.cluster_mut().history.prune(at(ms + 4_500_000)),
         }
@@ -398,7 +337,7 @@ fn an_endpoint_that_left_is_noticed_with_the_next_flow() {
         let ms = 60_000 + number as u64 * 100;
         trace.until(ms, healthy(number, ms));
     }
-    trace.change(62_000, cart([Listed::Not, Listed::Ready, Listed::Not]));
+    trace.change(62_000, cart([None, Some(READY), None]));
     // Within the time that kube-proxy is given an answered connection is no fault, and each is looked at.
     trace.until(64_000, healthy(10, 63_000));
     let judged = trace.judged;
@@ -417,8 +356,8 @@ fn other_services_changes_do_not_make_flows_dearer() {
     let mut trace = Trace::new(Detail::Faults);
     for number in 0..100_usize {
         let ms = 60_000 + number as u64 * 100;
-        let listed = if number % 2 == 0 { Listed::Ready } else { Listed::NotReady };
-        trace.change(ms, slice("other", Protocol::TCP, 8080, &[("10.244.1.7", listed)]));
+        let conditions = if number % 2 == 0 { READY } else { NOT_READY };
+        trace.change(ms, slice("other", &[(ENDPOINTS[0], Some(conditions))]));
         trace.until(ms, healthy(number, ms));
     }
     trace.story(80_000);

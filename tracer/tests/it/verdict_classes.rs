@@ -1,18 +1,24 @@
 //! Each class, from the sightings that a kernel gives for it to its verdict.
 
-use crate::flow_support::{
-    CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, conditions, fold, last_words,
+use crate::{
+    cluster_support::{NOT_READY, READY, Shop, TERMINATING, endpoint, pod, service, slice},
+    flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, at, fold, last_words},
 };
 use viptrace::{
     class::{Class, Confidence, Domain, Severity},
-    diagnosis::{Address, ClusterView, Membership, Rule, Summary, Usable, Via},
-    net::Protocol,
+    cluster::{
+        Via,
+        model::{Object, Pod, TrafficPolicy},
+    },
+    diagnosis::{Rule, Summary},
     sighting::{Fact, Hook, Status, TcpState},
 };
 
 fn to_cart() -> Script {
     Script::new(CLIENT, VIP, Some(EP))
 }
+
+const OTHER: &str = "10.244.1.8:8080";
 
 fn untranslated() -> Script {
     Script::new(CLIENT, VIP, None)
@@ -37,7 +43,7 @@ fn a_healthy_connection() {
 #[test]
 fn c6_a_stale_endpoint_of_a_dead_pod() {
     let mut world = World::new();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let verdict = world.verdict(to_cart().dead_pod(140_000), 160_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C6, Domain::StaleEndpoints));
     // The first SYN is not seen where nothing confirms it: its repeat after 1 s is.
@@ -53,8 +59,8 @@ fn c6_a_stale_endpoint_of_a_dead_pod() {
 #[test]
 fn c6_stays_c6_when_another_pod_answers() {
     let mut world = World::new();
-    world.leaves(EP, 20_000);
-    world.pod(EP, "other", "newcomer");
+    world.shop.leaves(EP, 20_000);
+    world.shop.newcomer(EP, 50_000);
     let verdict = world.verdict(to_cart().healthy(140_000), 160_000);
     assert_eq!(verdict.class, Class::C6);
     assert!(verdict.against.iter().any(|e| e.content.contains("other/newcomer")), "{:?}", verdict.against);
@@ -64,21 +70,21 @@ fn c6_stays_c6_when_another_pod_answers() {
 
 #[test]
 fn c6_for_an_endpoint_that_no_slice_ever_listed_and_one_that_serves_no_more() {
-    let mut world = World::new();
-    world.members.clear();
+    let world = World::of(Shop::with_endpoints(&[OTHER]));
     let verdict = world.verdict(to_cart().refused(140_000), 160_000);
     assert_eq!(verdict.class, Class::C6);
     assert_eq!(verdict.confidence, Confidence::Medium);
     assert!(verdict.unseen.iter().any(|u| u.contains("when the endpoint was removed")));
 
-    world.member(EP, 20_000, conditions(20_000, false, false, false));
+    let mut world = World::new();
+    world.shop.becomes(EP, NOT_READY, 20_000);
     assert_eq!(world.verdict(to_cart().refused(140_000), 160_000).class, Class::C6);
 }
 
 #[test]
 fn an_endpoint_that_just_left_is_lag_if_the_connection_failed_and_nothing_otherwise() {
     let mut world = World::new();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let verdict = world.verdict(to_cart().refused(22_000), 60_000);
     assert_eq!((verdict.class, verdict.severity), (Class::C5, Severity::Low));
     let verdict = world.verdict(to_cart().healthy(22_000), 60_000);
@@ -88,8 +94,7 @@ fn an_endpoint_that_just_left_is_lag_if_the_connection_failed_and_nothing_otherw
 
 #[test]
 fn c20_no_endpoints_with_the_reason() {
-    let mut world = World::new();
-    world.no_endpoints();
+    let world = World::of(Shop::with_endpoints(&[]));
     for script in
         [untranslated().unreach(10_000, 3).connect_failed(10_001), untranslated().udp().unreach(10_000, 3)]
     {
@@ -109,8 +114,7 @@ fn c20_no_endpoints_with_the_reason() {
 
 #[test]
 fn c20_is_still_said_where_the_refusal_cannot_be_seen() {
-    let mut world = World::new();
-    world.no_endpoints();
+    let mut world = World::of(Shop::with_endpoints(&[]));
     world.missing = vec![Hook::SendUnreach];
     let script = untranslated().drop_syn(10_000, "NETFILTER_DROP").connect_failed(10_001);
     let verdict = world.verdict(script, 20_000);
@@ -120,13 +124,11 @@ fn c20_is_still_said_where_the_refusal_cannot_be_seen() {
 
 #[test]
 fn c4_and_c5_when_the_rules_refuse_although_there_are_endpoints() {
-    let mut world = World::new();
     let script = untranslated().unreach(60_000, 3).connect_failed(60_001);
-    assert_eq!(world.verdict(script.clone(), 70_000).class, Class::C4);
-    world
-        .usable
-        .insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(58_000), terminating: false });
-    let verdict = world.verdict(script, 70_000);
+    assert_eq!(World::new().verdict(script.clone(), 70_000).class, Class::C4);
+    let mut young = Shop::with_endpoints(&[]);
+    young.ready(EP, 58_000);
+    let verdict = World::of(young).verdict(script, 70_000);
     assert_eq!((verdict.class, verdict.severity), (Class::C5, Severity::Low));
 }
 
@@ -178,17 +180,15 @@ fn c1_when_no_service_is_translated_any_more() {
     world.running = None;
     world.rules = None;
     world.rule = None;
-    let mut other = world.services[&addr(VIP)].clone();
-    other.asked = addr("10.96.0.11:80");
-    other.service = "users".into();
-    world.services.insert(other.asked, other.clone());
-    world.usable.insert(other.asked, Usable { count: 1, local: Some(1), since: at(0), terminating: false });
+    let users = service("users", "10.96.0.11");
+    let user = addr("10.244.1.9:8080");
+    let endpoints = slice(&users, user, vec![endpoint(user.ip(), "users-0", READY)]);
+    world.shop.put(0, Object::Service(users.into()));
+    world.shop.put(0, Object::EndpointSlice(endpoints.into()));
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5);
 
     let (flows, _) = fold(Script::new(CLIENT, "10.96.0.11:80", None).silent(59_000).out, 70_000);
-    let mut translations = std::mem::take(&mut world.translations);
-    translations.note(&flows[0], &world.context());
-    world.translations = translations;
+    world.note(&flows[0]);
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
 }
 
@@ -214,9 +214,7 @@ fn in_ipvs_mode_an_unconfirmed_entry_says_nothing_of_the_choice() {
 
 #[test]
 fn c5c_a_port_that_the_service_does_not_have() {
-    let mut world = World::new();
-    world.unknown_ports.push(addr(VIP).ip());
-    let verdict = world.verdict(Script::new(CLIENT, "10.96.0.10:81", None).silent(10_000), 20_000);
+    let verdict = World::new().verdict(Script::new(CLIENT, "10.96.0.10:81", None).silent(10_000), 20_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C5c, Domain::ServiceConfig));
     // A trace of this Service shows it.
     assert_eq!(verdict.service.as_ref().unwrap().to_string(), "shop/cart:81");
@@ -226,7 +224,7 @@ fn c5c_a_port_that_the_service_does_not_have() {
 #[test]
 fn c5d_a_service_of_another_proxy() {
     let mut world = World::new();
-    world.service().proxy_name = Some("other".into());
+    world.shop.cart.proxy_name = Some("other".into());
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5d);
 }
 
@@ -275,20 +273,21 @@ fn c17_an_entry_that_lost_its_race() {
 #[test]
 fn c21_and_c22_local_policies_without_a_local_endpoint() {
     let mut world = World::new();
-    world.service().local_only = true;
-    world.usable.insert(addr(VIP), Usable { count: 2, local: Some(0), since: at(0), terminating: false });
-    let script = untranslated().drop_syn(60_000, "NETFILTER_DROP").drop_syn(61_000, "NETFILTER_DROP");
-    let verdict = world.verdict(script.clone(), 70_000);
+    world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
+    world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
+    let dropped =
+        |script: Script| script.drop_syn(60_000, "NETFILTER_DROP").drop_syn(61_000, "NETFILTER_DROP");
+    let verdict = world.verdict(dropped(untranslated()), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C22, Domain::ServiceConfig));
-    world.service().via = Via::LoadBalancerIp;
-    assert_eq!(world.verdict(script, 70_000).class, Class::C21);
+    let balanced = "203.0.113.7:80";
+    world.shop.reached_by(Via::LoadBalancerIp, balanced);
+    assert_eq!(world.verdict(dropped(Script::new(CLIENT, balanced, None)), 70_000).class, Class::C21);
 }
 
 /// Linux 5.10 tells of the drop and not why.
 #[test]
 fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
-    let mut world = World::new();
-    world.rule = Some(Rule::Drops);
     let nameless = || {
         let mut script = untranslated().drop_syn(60_000, "").drop_syn(61_000, "");
         let asked = script.orig();
@@ -299,17 +298,18 @@ fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
         }
         script
     };
-    let usable = |local| Usable { count: 2, local: Some(local), since: at(0), terminating: false };
-    world.service().local_only = true;
-    world.usable.insert(addr(VIP), usable(0));
+    let mut world = World::new();
+    world.rule = Some(Rule::Drops);
+    world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
     let verdict = world.verdict(nameless(), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C22, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|what| what.contains("this kernel gives none")), "{verdict:#?}");
     // With an endpoint here nothing has to be dropped, and nothing says that a rule did it.
-    world.usable.insert(addr(VIP), usable(1));
+    world.shop.ready(OTHER, 30_000);
     assert_ne!(world.verdict(nameless(), 70_000).class, Class::C22);
-    world.usable.insert(addr(VIP), usable(0));
-    world.service().local_only = false;
+    world.shop.leaves(OTHER, 40_000);
+    world.shop.cart.internal_traffic_policy = TrafficPolicy::Cluster;
     assert_ne!(world.verdict(nameless(), 70_000).class, Class::C22);
 }
 
@@ -363,8 +363,7 @@ fn c30_and_c31_behind_nat() {
 
 #[test]
 fn n1_probes_however_they_end() {
-    let mut world = World::new();
-    world.probes.insert(addr(EP), "readiness");
+    let world = World::new();
     let probe = || Script::new("10.244.1.1:50000", EP, None);
     for script in [
         probe().healthy(10_000),
@@ -414,15 +413,14 @@ fn a_reset_by_the_backend_after_the_answer_is_the_applications() {
 #[test]
 fn n8_an_endpoint_that_serves_while_it_terminates() {
     let mut world = World::new();
-    world.member(EP, 5_000, conditions(5_000, false, true, true));
-    world.usable.insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(0), terminating: true });
+    world.shop.becomes(EP, TERMINATING, 5_000);
     assert_eq!(world.verdict(to_cart().healthy(60_000), 70_000).class, Class::N8);
 }
 
 #[test]
 fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
     let mut world = World::new();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let reset = |ms| {
         to_cart()
             .established(10_000)
@@ -516,10 +514,11 @@ fn a_flow_that_began_before_the_trace_is_not_explained_by_guessing() {
 
 #[test]
 fn hostile_names_reach_no_terminal_and_no_shell() {
-    let mut world = World::new();
-    world.no_endpoints();
-    world.service().service = "cart; rm -rf \u{1b}[2J\u{202e}".into();
-    world.reason = Some("Pod \u{7}bell".into());
+    let mut world = World::of(Shop::with_endpoints(&[]));
+    world.shop.cart.key.name = "cart; rm -rf \u{1b}[2J\u{202e}".into();
+    let ip = addr(EP).ip();
+    let ringing = Pod { ready: false, trouble: Some("Pod \u{7}bell".into()), ..pod("cart-0", ip) };
+    world.shop.pods.insert(ip, ringing);
     let verdict = world.verdict(untranslated().unreach(10_000, 3), 20_000);
     let texts = format!("{}{}{}", verdict.root_cause, verdict.mitigation.immediate, verdict.service.unwrap());
     assert!(!texts.chars().any(|c| c.is_control() || c == '\u{202e}'), "{texts:?}");
@@ -532,14 +531,13 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
 
 #[test]
 fn the_summary_ranks_as_a_person_would_look() {
-    let mut world = World::new();
     let mut summary = Summary::new();
-    let refused = world.verdict(to_cart().refused(10_000), 20_000);
+    let refused = World::new().verdict(to_cart().refused(10_000), 20_000);
     for _ in 0..5 {
         summary.add(&refused, None);
     }
-    world.no_endpoints();
-    summary.add(&world.verdict(untranslated().unreach(10_000, 3), 20_000), None);
+    let empty = World::of(Shop::with_endpoints(&[]));
+    summary.add(&empty.verdict(untranslated().unreach(10_000, 3), 20_000), None);
     let ok = World::new().verdict(to_cart().healthy(10_000), 20_000);
     summary.add(&ok, None);
     assert_eq!(summary.first_cause().unwrap().verdict.class, Class::C20);
@@ -551,15 +549,4 @@ fn the_summary_ranks_as_a_person_would_look() {
     assert_eq!(summary.judged, 7);
     assert_eq!(summary.causes()[1].flows, 6);
     assert!(summary.classes().iter().all(|class| class.class != Class::Ok));
-}
-
-#[test]
-fn the_hand_made_cluster_knows_what_it_says() {
-    let world = World::new();
-    assert!(matches!(world.address(addr(VIP), Protocol::TCP, at(0)), Address::Service(_)));
-    assert!(matches!(
-        world.membership(&world.services[&addr(VIP)], addr("10.9.9.9:1"), at(1)),
-        Membership::NeverSeen { .. }
-    ));
-    assert_ne!(NODE, CLIENT_NS);
 }

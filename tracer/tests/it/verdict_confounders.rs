@@ -1,41 +1,37 @@
 //! What looks like a fault of kube-proxy's rules and is none.
 
-use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr};
+use crate::{
+    cluster_support::Shop,
+    flow_support::{CLIENT, EP, Script, VIP, World},
+};
 use viptrace::{
     class::{Class, Confidence, Domain},
-    diagnosis::{Membership, Rule, Via},
+    cluster::Via,
+    diagnosis::Rule,
 };
 
-/// A node port of shop/cart on `node`, asked for by the client's Pod.
+/// A node port of shop/cart on the other node.
 const NODE_PORT: &str = "192.168.1.3:30080";
-
-fn reached_by(via: Via, address: &str) -> World {
-    let mut world = World::new();
-    let mut service = world.services.remove(&addr(VIP)).unwrap();
-    let usable = world.usable.remove(&addr(VIP)).unwrap();
-    service.asked = addr(address);
-    service.via = via;
-    world.services.insert(addr(address), service);
-    world.usable.insert(addr(address), usable);
-    world
-}
+const OTHER: &str = "10.244.1.8:8080";
 
 #[test]
 fn a_node_port_of_another_node_is_translated_there() {
     for rule in [Rule::Forwards, Rule::Missing] {
-        let mut world = reached_by(Via::NodePort, NODE_PORT);
+        let mut world = World::new();
+        world.shop.reached_by(Via::NodePort, NODE_PORT);
         world.rule = Some(rule);
         let script = Script::new(CLIENT, NODE_PORT, None);
         let verdict = world.verdict(script.clone().silent(60_000), 70_000);
         assert_eq!(verdict.class, Class::Unknown, "{}", verdict.root_cause);
-        assert!(verdict.unseen.iter().any(|u| u.contains("192.168.1.3")), "{:?}", verdict.unseen);
+        assert!(verdict.unseen.iter().any(|u| u.contains("node worker-2")), "{:?}", verdict.unseen);
         let verdict = world.verdict(script.healthy(60_000), 70_000);
         assert_eq!(verdict.class, Class::Ok);
         assert!(verdict.against.is_empty(), "{:?}", verdict.against);
     }
     // On this node's own address it is this node's fault.
     let own = "192.168.1.2:30080";
-    let mut world = reached_by(Via::NodePort, own);
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, own);
     world.rule = Some(Rule::Missing);
     assert_eq!(world.verdict(Script::new(CLIENT, own, None).silent(60_000), 70_000).class, Class::C5);
 }
@@ -45,7 +41,8 @@ fn a_drop_before_translation_is_not_a_missing_rule() {
     // As KUBE-FW and KUBE-PROXY-FIREWALL do with a source outside loadBalancerSourceRanges (C23).
     let vip = "203.0.113.7:80";
     for rule in [Some(Rule::Forwards), Some(Rule::Drops), None] {
-        let mut world = reached_by(Via::LoadBalancerIp, vip);
+        let mut world = World::new();
+        world.shop.reached_by(Via::LoadBalancerIp, vip);
         world.rule = rule;
         let script = Script::new(CLIENT, vip, None)
             .drop_syn(60_000, "NETFILTER_DROP")
@@ -79,8 +76,7 @@ fn where_another_dataplane_may_serve_nothing_is_claimed() {
 
 #[test]
 fn an_unlisted_endpoint_is_not_called_stale_where_the_lists_are_old() {
-    let mut world = World::new();
-    world.members.clear();
+    let mut world = World::of(Shop::with_endpoints(&[OTHER]));
     world.metadata_age = Some(20.0);
     let script = Script::new(CLIENT, VIP, Some(EP));
     assert_eq!(world.verdict(script.clone().healthy(60_000), 70_000).class, Class::Ok);
@@ -94,7 +90,7 @@ fn an_unlisted_endpoint_is_not_called_stale_where_the_lists_are_old() {
 #[test]
 fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
     let mut world = World::new();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     for (mode, command) in [
         (Some("iptables"), "iptables-save -t nat | grep 10.244.1.7:8080"),
         (Some("nftables"), "nft list table ip kube-proxy | grep 10.244.1.7"),
@@ -110,7 +106,8 @@ fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
 #[test]
 fn rules_of_one_family_are_rules() {
     let vip = "[fd00:96::10]:80";
-    let mut world = reached_by(Via::ClusterIp, vip);
+    let mut world = World::of(Shop::with_endpoints(&["[fd00:10::7]:8080"]));
+    world.shop.reached_by(Via::ClusterIp, vip);
     let silent = || Script::new("[fd00:10::9]:40000", vip, None).silent(60_000);
     // Some rules of kube-proxy's stand, of whichever family: this Service's are missing.
     (world.rules, world.rule) = (Some(true), None);
@@ -123,8 +120,8 @@ fn rules_of_one_family_are_rules() {
 #[test]
 fn a_host_port_behind_a_node_address_is_not_stale() {
     let asked = "192.168.1.2:80";
-    let mut world = reached_by(Via::LoadBalancerIp, asked);
-    world.members.clear();
+    let mut world = World::of(Shop::with_endpoints(&[OTHER]));
+    world.shop.reached_by(Via::LoadBalancerIp, asked);
     let verdict = world.verdict(Script::new(CLIENT, asked, Some(EP)).healthy(60_000), 70_000);
     assert_eq!(verdict.class, Class::Ok, "{}", verdict.root_cause);
 }
@@ -132,7 +129,7 @@ fn a_host_port_behind_a_node_address_is_not_stale() {
 #[test]
 fn a_refusal_by_the_new_holder_of_an_address_is_less_certain() {
     let mut world = World::new();
-    world.pod(EP, "other", "newcomer");
+    world.shop.newcomer(EP, 50_000);
     let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C28, Confidence::Medium));
     assert!(verdict.against.iter().any(|e| e.content.contains("other/newcomer")), "{:?}", verdict.against);
@@ -142,15 +139,7 @@ fn a_refusal_by_the_new_holder_of_an_address_is_less_certain() {
 fn a_client_on_the_hosts_network_is_no_hairpin() {
     let endpoint = "192.168.1.2:8080";
     let mut world = World::new();
-    let member = Membership::Member {
-        ready: true,
-        serving: true,
-        terminating: false,
-        since: crate::flow_support::at(0),
-        node: Some("worker-1".into()),
-        pod: Some("shop/cart-0".into()),
-    };
-    world.member(endpoint, 0, member);
+    world.shop.ready(endpoint, 0);
     let script = Script::new("192.168.1.2:40000", VIP, Some(endpoint)).silent(60_000);
     assert_eq!(world.verdict(script, 70_000).class, Class::C29);
 }

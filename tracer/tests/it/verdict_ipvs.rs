@@ -1,9 +1,13 @@
 //! ipvs mode: the sightings that a kernel gives there, and their verdicts.
 
-use crate::flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
+use crate::{
+    cluster_support::Shop,
+    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words},
+};
 use viptrace::{
     class::{Class, Confidence, Domain},
-    diagnosis::{IpvsSettings, Membership, Rule, Usable, Via},
+    cluster::{Kind, Via, model::TrafficPolicy},
+    diagnosis::{IpvsSettings, Rule},
     flow::{Outcome, ResetBy},
     net::{Netns, Protocol, Tuple},
     sighting::{
@@ -92,7 +96,11 @@ fn reset_by_the_node(mut script: Script, ms: u64) -> Script {
 }
 
 fn world() -> World {
-    let mut world = World::new();
+    world_of(Shop::new())
+}
+
+fn world_of(shop: Shop) -> World {
+    let mut world = World::of(shop);
     world.mode = Some("ipvs");
     world
 }
@@ -133,7 +141,7 @@ fn what_other_modes_find_is_found_here_too() {
     let unreachable = by_ipvs(to_cart().confirm(10_000).dead_pod(10_000));
     assert_eq!(world.verdict(unreachable, 30_000).class, Class::C29);
     assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, Class::C29);
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let verdict = world.verdict(by_ipvs(to_cart().refused(140_000)), 160_000);
     assert_eq!((verdict.class, verdict.flow.endpoint), (Class::C6, Some(addr(EP))));
     assert!(verdict.mitigation.immediate.contains("ipvsadm -Ln"), "{}", verdict.mitigation.immediate);
@@ -157,17 +165,16 @@ fn c20_and_c12_by_what_the_api_has() {
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, None));
     assert!(said(&verdict.evidence).contains("ip_vs_leave"), "{:?}", verdict.evidence);
 
-    world
-        .usable
-        .insert(addr(VIP), Usable { count: 1, local: Some(1), since: at(58_000), terminating: false });
-    assert_eq!(world.verdict(refused_by_ipvs(60_000), 70_000).class, Class::C5);
+    let mut young = Shop::with_endpoints(&[]);
+    young.ready(EP, 58_000);
+    assert_eq!(world_of(young).verdict(refused_by_ipvs(60_000), 70_000).class, Class::C5);
 
-    world.usable.remove(&addr(VIP));
+    world.shop.known.retain(|kind| *kind != Kind::EndpointSlice);
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::NoEndpoints));
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("EndpointSlices")), "{:?}", verdict.unseen);
 
-    world.no_endpoints();
+    let world = world_of(Shop::with_endpoints(&[]));
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C20, Domain::NoEndpoints));
     assert_eq!(verdict.confidence, Confidence::High);
@@ -187,40 +194,32 @@ fn without_its_hook_a_missing_real_server_is_no_more_than_a_drop() {
 #[test]
 fn c22_a_local_policy_is_refused_here() {
     let mut world = world();
-    world.service().local_only = true;
-    world.usable.insert(addr(VIP), Usable { count: 2, local: Some(0), since: at(0), terminating: false });
+    world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C22, Domain::ServiceConfig));
 }
 
 #[test]
 fn c21_a_reply_that_goes_past_this_node() {
+    let node_port = "192.168.1.2:30080";
     let mut world = world();
-    world.service().local_only = true;
-    world.service().via = Via::NodePort;
-    world.own.push(addr(VIP).ip());
-    let there = Membership::Member {
-        ready: true,
-        serving: true,
-        terminating: false,
-        since: at(0),
-        node: Some("worker-2".into()),
-        pod: Some("shop/cart-0".into()),
-    };
-    world.member(EP, 1, there);
-    world.pods.remove(&addr(CLIENT).ip());
-    let verdict = world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000);
+    world.shop.reached_by(Via::NodePort, node_port);
+    world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
+    let from_outside = || Script::new("192.0.2.7:40000", node_port, Some(EP));
+    let verdict = world.verdict(by_ipvs(from_outside().silent(10_000)), 30_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C21, Domain::ServiceConfig));
     // With the client's end elsewhere the entry is all there is.
-    let verdict = world.verdict(by_ipvs(to_cart().confirm(10_000)), 90_000);
+    let verdict = world.verdict(by_ipvs(from_outside().confirm(10_000)), 90_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C21, Confidence::Medium));
     // Where the client's own stack is seen to refuse the answer, the policy still is why it came from there.
-    let script = to_cart().confirm(10_000).client_has_no_socket(10_001, addr(EP)).connect_failed(14_000);
+    let script = from_outside().confirm(10_000).client_has_no_socket(10_001, addr(EP)).connect_failed(14_000);
     assert_eq!(world.verdict(by_ipvs(script), 30_000).class, Class::C21);
     // Answered, or asked for by a Pod of this node, whose reply comes back here, it is none.
-    assert_eq!(world.verdict(by_ipvs(to_cart().healthy(10_000)), 30_000).class, Class::Ok);
-    world.pod(CLIENT, "shop", "client");
-    assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, Class::C29);
+    assert_eq!(world.verdict(by_ipvs(from_outside().healthy(10_000)), 30_000).class, Class::Ok);
+    let from_here = Script::new(CLIENT, node_port, Some(EP));
+    assert_eq!(world.verdict(by_ipvs(from_here.silent(10_000)), 30_000).class, Class::C29);
 }
 
 #[test]
@@ -252,7 +251,7 @@ fn an_entry_that_ends_before_its_connection_is_not_its_end() {
 #[test]
 fn c13_the_packet_that_ends_a_connection_to_a_removed_server() {
     let mut world = world();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let old = Conntrack { status: Status(0x18e), ..to_cart().entry(0) };
     let mut script = by_ipvs(to_cart().established(10_000));
     script.out.push(packet(40_000, Hook::IpVsConnExpire, PSH_ACK, Some(old), Some("NETFILTER_DROP")));
@@ -269,7 +268,7 @@ fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
     let script = by_ipvs(to_cart().established(10_000).delete(30_000, Status::SEEN_REPLY | Status::ASSURED));
     let script = reset_by_the_node(script, 40_000);
     assert_eq!(world.verdict(script.clone(), 50_000).class, Class::C15);
-    world.leaves(EP, 29_900);
+    world.shop.leaves(EP, 29_900);
     let verdict = world.verdict(script, 50_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C13, Domain::StaleEndpoints));
 }
@@ -278,7 +277,7 @@ fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
 #[test]
 fn c13_in_silence_is_not_ruled_out_where_the_kernel_hides_drops() {
     let mut world = world();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let mut script = by_ipvs(to_cart().established(10_000));
     for ms in [25_000, 25_200, 25_600, 26_400, 28_000] {
         script = script.retransmit(ms, TcpState::Established);
@@ -302,7 +301,7 @@ fn c13_in_silence_and_what_only_looks_like_it() {
     }
     let with_endpoint = world.verdict(script.clone(), 60_000);
     assert_ne!(with_endpoint.class, Class::C13, "a rule that drops looks alike while the endpoint is listed");
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let verdict = world.verdict(script, 60_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C13, Confidence::Medium));
     assert!(
@@ -394,7 +393,7 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
     assert_eq!(verdict.class, Class::N20);
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("vs/conntrack=0")), "{:?}", verdict.unseen);
 
-    world.leaves(EP, 1_000);
+    world.shop.leaves(EP, 1_000);
     let mut stale = to_cart();
     stale.out = vec![chosen(10_000, CLIENT, EP, 0)];
     stale.out.extend(sockets(&to_cart()));

@@ -1,9 +1,13 @@
 //! Service kinds and policies, leftovers of other modes, both families: one rule at a time, by hand-made sightings.
 
-use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr};
+use crate::{
+    cluster_support::Shop,
+    flow_support::{CLIENT, EP, Script, VIP, World, addr},
+};
 use viptrace::{
     class::{Class, Confidence, Domain},
-    diagnosis::{Rule, Ruling, Usable, Via},
+    cluster::{Via, model::TrafficPolicy},
+    diagnosis::{Rule, Ruling},
     net::Cidr,
     sighting::TcpState,
     verdict::Verdict,
@@ -15,11 +19,7 @@ const NODE_PORT: &str = "192.168.1.2:30080";
 /// shop/cart reached by another of its addresses.
 fn reached_by(via: Via, address: &str) -> World {
     let mut world = World::new();
-    let mut service = world.services.remove(&addr(VIP)).unwrap();
-    let usable = world.usable.remove(&addr(VIP)).unwrap();
-    (service.asked, service.via) = (addr(address), via);
-    world.services.insert(addr(address), service);
-    world.usable.insert(addr(address), usable);
+    world.shop.reached_by(via, address);
     world
 }
 
@@ -35,8 +35,7 @@ fn says(verdict: &Verdict, words: &str) -> bool {
 #[test]
 fn a_source_outside_the_ranges_is_dropped_by_design() {
     let mut world = reached_by(Via::LoadBalancerIp, LB);
-    let service = world.services.get_mut(&addr(LB)).unwrap();
-    service.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
+    world.shop.cart.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
     world.rulings = vec![ruling("nftables", Rule::Drops, "firewall-F4VWTUNH-shop/api/tcp/https", &[])];
     let seen = |script: Script| {
         script
@@ -58,8 +57,7 @@ fn a_source_outside_the_ranges_is_dropped_by_design() {
     assert_eq!((verdict.class, verdict.confidence), (Class::C23, Confidence::Medium));
     // The ranges do not hold for node ports.
     let mut world = reached_by(Via::NodePort, NODE_PORT);
-    let service = world.services.get_mut(&addr(NODE_PORT)).unwrap();
-    service.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
+    world.shop.cart.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
     let verdict = world.verdict(seen(Script::new(CLIENT, NODE_PORT, None)), 70_000);
     assert_ne!(verdict.class, Class::C23);
 }
@@ -67,10 +65,10 @@ fn a_source_outside_the_ranges_is_dropped_by_design() {
 #[test]
 fn a_local_policys_drop_names_its_chain() {
     for (via, address, class) in [(Via::NodePort, NODE_PORT, Class::C21), (Via::ClusterIp, VIP, Class::C22)] {
-        let mut world = if via == Via::ClusterIp { World::new() } else { reached_by(via, address) };
-        world.services.get_mut(&addr(address)).unwrap().local_only = true;
-        let usable = Usable { count: 1, local: Some(0), ..world.usable[&addr(address)] };
-        world.usable.insert(addr(address), usable);
+        let mut world = reached_by(via, address);
+        world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
+        world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
+        world.shop.serves_elsewhere();
         world.rulings = vec![ruling("iptables-nft", Rule::Drops, "KUBE-EXTERNAL-SERVICES", &[])];
         let script = Script::new(CLIENT, address, None)
             .drop_syn(60_000, "NETFILTER_DROP")
@@ -85,8 +83,7 @@ fn a_local_policys_drop_names_its_chain() {
 
 #[test]
 fn a_refusal_names_the_chain_that_refuses() {
-    let mut world = World::new();
-    world.no_endpoints();
+    let mut world = World::of(Shop::with_endpoints(&[]));
     (world.mode, world.rule) = (Some("nftables"), Some(Rule::Refuses));
     world.rulings = vec![ruling("nftables", Rule::Refuses, "no-endpoint-services", &[])];
     let verdict =
@@ -98,7 +95,7 @@ fn a_refusal_names_the_chain_that_refuses() {
 #[test]
 fn leftovers_of_another_mode_are_told_from_old_rules() {
     let mut world = World::new();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     world.mode = Some("nftables");
     let kept =
         ruling("nftables", Rule::Forwards, "service-242WI43H-shop/cart/tcp/http", &["10.244.1.8:8080"]);
@@ -125,7 +122,7 @@ fn leftovers_of_another_mode_are_told_from_old_rules() {
 #[test]
 fn rules_in_the_backend_that_kube_proxy_does_not_write() {
     let mut world = World::new();
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     world.rulings = vec![
         ruling("iptables-legacy", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &[EP]),
         ruling("iptables-nft", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &["10.244.1.8:8080"]),
@@ -197,22 +194,19 @@ fn a_masqueraded_client_is_named_as_lost_to_the_endpoint() {
 fn ipv6_is_judged_as_ipv4() {
     let (client, vip, endpoint) =
         ("[fd00:10:244:1::100]:40000", "[fd00:96::8e9f]:80", "[fd00:10:244:1::11]:8080");
-    let mut world = reached_by(Via::ClusterIp, vip);
-    world.pod(endpoint, "shop", "cart-0");
-    world.ready(endpoint, 0);
+    let mut world = World::of(Shop::with_endpoints(&[endpoint]));
+    world.shop.reached_by(Via::ClusterIp, vip);
     let script = |endpoint| Script::new(client, vip, endpoint);
     assert_eq!(world.verdict(script(Some(endpoint)).healthy(60_000), 70_000).class, Class::Ok);
     assert_eq!(world.verdict(script(Some(endpoint)).refused(60_000), 70_000).class, Class::C28);
     assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C29);
     world.rule = Some(Rule::Missing);
     assert_eq!(world.verdict(script(None).silent(60_000), 70_000).class, Class::C5);
-    world.leaves(endpoint, 20_000);
+    world.shop.leaves(endpoint, 20_000);
     assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C6);
     // ICMPv6 code 1 is what ICMP has codes 9, 10 and 13 for; 4 is its port unreachable.
     let prohibited = world.verdict(script(None).unreach(60_000, 1).connect_failed(60_001), 70_000);
     assert_eq!(prohibited.class, Class::C30);
-    let none = Usable { count: 0, local: Some(0), ..world.usable[&addr(vip)] };
-    world.usable.insert(addr(vip), none);
     let refused = world.verdict(script(None).unreach(60_000, 4).connect_failed(60_001), 70_000);
     assert_eq!(refused.class, Class::C20);
     assert!(says(&refused, "port unreachable"), "{:?}", refused.evidence);

@@ -3,9 +3,8 @@
 use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_words};
 use viptrace::{
     class::{Class, Confidence, Domain},
-    diagnosis::Translations,
+    cluster::Via,
     flow::{FlowTable, Limits, LookAt, Outcome, ResetBy},
-    net::Protocol,
     sighting::{Sighting, Status, TcpState},
     verdict::Verdict,
 };
@@ -104,8 +103,7 @@ const OTHER: &str = "10.244.1.8:8080";
 #[test]
 fn c19_a_connection_that_is_picked_up_midway() {
     let mut world = World::new();
-    world.pod(OTHER, "shop", "cart-1");
-    world.ready(OTHER, 0);
+    world.shop.ready(OTHER, 0);
     let before = to_cart().established(10_000).delete_by_hand(12_000);
     let after = Script::new(CLIENT, VIP, Some(OTHER))
         .with_ct(77)
@@ -281,22 +279,21 @@ fn silence_is_a_fault_where_an_answer_is_due() {
 
     // The Service answered others.
     let mut world = World::new();
-    world.service().protocol = Protocol::UDP;
     let answered =
         last_words(fold(to_cart().udp().confirm(5_000).look(6_000, Status::SEEN_REPLY).out, 7_000).0);
-    let mut translations = Translations::new();
-    translations.note(&answered[0], &world.context());
-    world.translations = translations;
+    world.note(&answered[0]);
     let verdict = world.verdict(unanswered(), 50_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C29, Domain::NetworkPath));
     assert!(verdict.root_cause.contains("did not answer within 5.4 s"), "{}", verdict.root_cause);
 
     // A resolver answers always.
     let mut world = World::new();
-    world.service().port = 53;
-    assert_eq!(world.verdict(unanswered(), 50_000).class, Class::C29);
+    let resolver = "10.96.0.53:53";
+    world.shop.reached_by(Via::ClusterIp, resolver);
+    let asked = || Script::new(CLIENT, resolver, Some(EP)).udp().confirm(10_000);
+    assert_eq!(world.verdict(asked().look(15_400, 0), 50_000).class, Class::C29);
     // A moment after it was sent, nothing follows from silence.
-    assert_eq!(world.verdict(to_cart().udp().confirm(10_000).look(10_200, 0), 11_000).class, Class::N20);
+    assert_eq!(world.verdict(asked().look(10_200, 0), 11_000).class, Class::N20);
 }
 
 #[test]
@@ -312,8 +309,7 @@ fn sctp_is_told_by_its_entry() {
 #[test]
 fn c8_a_stale_udp_entry_that_its_sender_keeps_alive() {
     let mut world = World::new();
-    world.service().protocol = Protocol::UDP;
-    world.leaves(EP, 20_000);
+    world.shop.leaves(EP, 20_000);
     let verdict = world.verdict(to_cart().udp().listed(60_000, 58_000), 61_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C8, Domain::StaleEndpoints));
     assert_eq!(verdict.confidence, Confidence::High);
@@ -360,9 +356,7 @@ fn another_dataplane_makes_a_missing_translation_doubtful() {
     world.mode = None;
     let served = Script::new("10.244.1.100:41000", VIP, None).healthy(55_000);
     let flows = last_words(fold(served.out, 58_000).0);
-    let mut translations = Translations::new();
-    translations.note(&flows[0], &world.context());
-    world.translations = translations;
+    world.note(&flows[0]);
     let verdict = world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
     assert_eq!(verdict.confidence, Confidence::Low);
     assert!(speaks_against(&verdict, "something that netfilter does not see"), "{verdict:#?}");

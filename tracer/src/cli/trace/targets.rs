@@ -49,7 +49,7 @@ pub(super) fn check(target: &Target, history: &History, now: Timestamp) -> anyho
         Target::Address { .. } => true,
         Target::Pod { namespace, name } => history.pod(&Key::new(namespace, name), now).is_some(),
         Target::Service { namespace, name } => match history.service(&Key::new(namespace, name), now) {
-            Some(service) => return has_address(&service, history, now),
+            Some(service) => return has_address(service, history, now),
             None => false,
         },
     };

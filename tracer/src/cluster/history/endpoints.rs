@@ -8,10 +8,10 @@ use std::{
     sync::Arc,
 };
 
-use super::History;
+use super::{History, Vip};
 use crate::{
     cluster::{
-        model::{AddressType, Conditions, EndpointSlice, Key, PodRef, ServicePort},
+        model::{AddressType, Conditions, Endpoint, EndpointSlice, Key, Kind, PodRef, ServicePort},
         timeline::{Span, Timeline},
     },
     time::Timestamp,
@@ -29,34 +29,82 @@ pub struct EndpointState {
 /// Whether an address and port was an endpoint of a Service port at a moment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Membership {
-    Member {
-        state: EndpointState,
-        /// Member without a break since then or longer.
-        since: Timestamp,
-        /// In this condition since then or longer.
-        state_since: Timestamp,
-    },
+    /// In this condition since then or longer.
+    Member { state: EndpointState, since: Timestamp },
     /// It was one and had left, at `at`; `last` is its last state.
     Left { at: Timestamp, last: EndpointState },
     /// No slice of this Service listed it in all the time that is known, which begins at `since`. It may have left
-    /// before that. `Timestamp::MIN` where the slices do not say when they last changed.
+    /// before that. `Timestamp::MIN` where the slices do not record when they last changed.
     NeverSeen { since: Timestamp },
-    /// The moment lies before the history of this Service's slices begins, and they do not list it where it does.
-    Unknown { history_begins: Timestamp },
+    /// The moment lies before the history of this Service's slices begins, and they do not list it where it does; or
+    /// the slices are not known.
+    Unknown,
 }
 
+impl Membership {
+    /// Its state, or its last one where it has left.
+    pub const fn state(&self) -> Option<&EndpointState> {
+        match self {
+            Self::Member { state, .. } | Self::Left { last: state, .. } => Some(state),
+            Self::NeverSeen { .. } | Self::Unknown => None,
+        }
+    }
+
+    /// The state of one that is listed.
+    pub const fn member(&self) -> Option<&EndpointState> {
+        match self {
+            Self::Member { state, .. } => Some(state),
+            Self::Left { .. } | Self::NeverSeen { .. } | Self::Unknown => None,
+        }
+    }
+
+    /// Since when kube-proxy may not send to it any more: it left, or is neither ready nor serving.
+    pub const fn unusable_since(&self) -> Option<Timestamp> {
+        match self {
+            Self::Left { at, .. } => Some(*at),
+            Self::Member { state, since } if !state.conditions.may_serve() => Some(*since),
+            Self::Member { .. } | Self::NeverSeen { .. } | Self::Unknown => None,
+        }
+    }
+}
+
+/// The endpoints that kube-proxy should send to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usable {
+    pub count: usize,
+    /// Those on the node where the traffic arrived; `None` where that node is not known.
+    pub local: Option<usize>,
+    /// There has been at least one since then or longer. Where there is none, the slices last changed then.
+    pub since: Timestamp,
+    /// None is ready: these serve while they terminate (N8).
+    pub terminating: bool,
+}
+
+/// Endpoints asked for their age, at most: the answer is the oldest of them.
+const MAX_AGED: usize = 32;
+
 /// A stretch of time in which one slice listed the endpoint in one state.
-struct Stretch {
+struct Stretch<'a> {
     from: Timestamp,
     known_from: Timestamp,
     to: Option<Timestamp>,
-    state: EndpointState,
+    endpoint: &'a Endpoint,
 }
 
 impl History {
-    /// What `endpoint` was to this Service port at `at`. A slice that moved an endpoint to another slice of the same
-    /// Service does not end its membership.
-    pub fn membership(
+    /// What `endpoint` was to the VIP's Service port at `at`.
+    pub fn membership(&self, vip: &Vip<'_>, endpoint: SocketAddr, at: Timestamp) -> Membership {
+        match self.vip_at(vip, at) {
+            Some(vip) if self.knows(Kind::EndpointSlice) => {
+                self.membership_in(&vip.service.key, vip.port, endpoint, at)
+            }
+            _ => Membership::Unknown,
+        }
+    }
+
+    /// What `endpoint` was to this Service port at `at`. An endpoint that moved to another slice of the same Service
+    /// has not left it.
+    pub fn membership_in(
         &self,
         service: &Key,
         port: &ServicePort,
@@ -71,40 +119,33 @@ impl History {
             begins = begins.max(line.unknown_until());
             for Span { from, known_from, to, value } in line.spans() {
                 let slice = value.filter(|slice| slice.service.as_ref() == Some(service));
-                if let Some(state) = slice.and_then(|slice| find(slice, port, endpoint)) {
-                    stretches.push(Stretch { from, known_from, to, state });
+                if let Some(endpoint) = slice.and_then(|slice| find(slice, port, endpoint)) {
+                    stretches.push(Stretch { from, known_from, to, endpoint });
                 }
             }
         }
         stretches.sort_by_key(|stretch| stretch.from);
-        let now = |s: &&Stretch| s.from <= at && s.to.is_none_or(|to| to > at);
+        let now = |s: &&Stretch<'_>| s.from <= at && s.to.is_none_or(|to| to > at);
         // Listed twice, it serves as long as one of the two says so.
-        if let Some(current) = stretches.iter().filter(now).max_by_key(|s| rank(s.state.conditions)) {
-            let unbroken = |same: fn(&EndpointState, &EndpointState) -> bool| {
-                // What is only assumed from a later version proves no membership, unless there is nothing else.
-                let proven = |s: &Stretch| if s.known_from <= at { s.known_from } else { s.from };
-                let mut since = proven(current);
-                for earlier in
-                    stretches.iter().rev().filter(|s| s.from <= at && same(&s.state, &current.state))
-                {
-                    if earlier.to.is_none_or(|to| to >= since) {
-                        since = since.min(proven(earlier));
-                    }
+        if let Some(current) = stretches.iter().filter(now).max_by_key(|s| rank(s.endpoint.conditions)) {
+            // What is only assumed from a later version proves no membership, unless there is nothing else.
+            let proven = |s: &Stretch<'_>| if s.known_from <= at { s.known_from } else { s.from };
+            let same =
+                |s: &&Stretch<'_>| s.from <= at && s.endpoint.conditions == current.endpoint.conditions;
+            let mut since = proven(current);
+            for earlier in stretches.iter().rev().filter(same) {
+                if earlier.to.is_none_or(|to| to >= since) {
+                    since = since.min(proven(earlier));
                 }
-                since
-            };
-            let since = unbroken(|_, _| true);
-            let state_since = unbroken(|a, b| a.conditions == b.conditions);
-            return Membership::Member { state: current.state.clone(), since, state_since };
+            }
+            return Membership::Member { state: state(current.endpoint, endpoint), since };
         }
-        let past = stretches.iter().filter_map(|s| Some((s.to.filter(|to| *to <= at)?, s)));
-        match past.max_by_key(|(to, _)| *to) {
-            Some((left, stretch)) => Membership::Left { at: left, last: stretch.state.clone() },
-            None => match self.under_an_old_name(service, port, endpoint, at) {
-                Some((left, last)) => Membership::Left { at: left, last },
-                None if at < begins => Membership::Unknown { history_begins: begins },
-                None => Membership::NeverSeen { since: begins },
-            },
+        let past = stretches.iter().filter_map(|s| Some((s.to.filter(|to| *to <= at)?, s.endpoint)));
+        let left = past.max_by_key(|(to, _)| *to);
+        match left.or_else(|| self.under_an_old_name(service, port, endpoint, at)) {
+            Some((at, last)) => Membership::Left { at, last: state(last, endpoint) },
+            None if at < begins => Membership::Unknown,
+            None => Membership::NeverSeen { since: begins },
         }
     }
 
@@ -117,7 +158,7 @@ impl History {
         port: &ServicePort,
         endpoint: SocketAddr,
         at: Timestamp,
-    ) -> Option<(Timestamp, EndpointState)> {
+    ) -> Option<(Timestamp, &Endpoint)> {
         let line = self.services.get(service)?;
         let span = line.spans().filter(|span| span.from <= at && span.value.is_some()).last()?;
         let current = span.value?;
@@ -134,7 +175,7 @@ impl History {
                 })?;
                 let renamed = ServicePort { name: Arc::clone(&old.name), ..port.clone() };
                 let left = slice.to.filter(|to| *to <= at).unwrap_or(span.from);
-                find(listed, &renamed, endpoint).map(|state| (left, state))
+                find(listed, &renamed, endpoint).map(|last| (left, last))
             })
             .max_by_key(|(left, _)| *left)
     }
@@ -148,16 +189,10 @@ impl History {
             for endpoint in &slice.endpoints {
                 let Some(ip) = endpoint.addresses.first() else { continue };
                 let addr = SocketAddr::new(*ip, number);
-                let state = EndpointState {
-                    addr,
-                    conditions: endpoint.conditions,
-                    node: endpoint.node.clone(),
-                    pod: endpoint.pod.clone(),
-                };
                 match found.get(&addr) {
-                    Some(other) if rank(other.conditions) >= rank(state.conditions) => {}
+                    Some(other) if rank(other.conditions) >= rank(endpoint.conditions) => {}
                     _ => {
-                        found.insert(addr, state);
+                        found.insert(addr, state(endpoint, addr));
                     }
                 }
             }
@@ -165,11 +200,36 @@ impl History {
         found.into_values().collect()
     }
 
+    /// What kube-proxy should choose from for a connection to the VIP that arrives on `node`; `None` where the
+    /// endpoints are not known.
+    pub fn usable(&self, vip: &Vip<'_>, node: Option<&str>, at: Timestamp) -> Option<Usable> {
+        if !self.knows(Kind::EndpointSlice) {
+            return None;
+        }
+        let Vip { service, port, .. } = self.vip_at(vip, at)?;
+        let on = |node| self.usable_endpoints(&service.key, port, vip.family(), node, at);
+        let all = on(None);
+        let age = |endpoint: &EndpointState| match self.membership_in(&service.key, port, endpoint.addr, at) {
+            Membership::Member { since, .. } => since,
+            _ => at,
+        };
+        let since = if all.is_empty() {
+            self.endpoints_changed(&service.key, at).unwrap_or(Timestamp::MIN)
+        } else {
+            all.iter().take(MAX_AGED).map(age).min().unwrap_or(at)
+        };
+        // A name that no Node has (a host's name is not always its Node's) does not show what is local.
+        let node = node.filter(|node| !self.knows(Kind::Node) || self.node(node, at).is_some());
+        let local = node.map(|node| on(Some(node)).len());
+        let terminating = !all.is_empty() && all.iter().all(|endpoint| !endpoint.conditions.ready);
+        Some(Usable { count: all.len(), local, since, terminating })
+    }
+
     /// The endpoints that kube-proxy sends to: the ready ones; where none is ready, the serving ones that terminate
     /// (N8). `family` is that of the address asked for. With `local_to` only those on that node count, as under the
     /// traffic policy `Local`. (kube-proxy: `pkg/proxy/topology.go`, `CategorizeEndpoints`; topology hints are not
     /// applied here.)
-    pub fn usable(
+    pub fn usable_endpoints(
         &self,
         service: &Key,
         port: &ServicePort,
@@ -242,18 +302,17 @@ impl History {
 }
 
 /// The endpoint in this slice, if the slice serves this Service port on it.
-fn find(slice: &EndpointSlice, port: &ServicePort, wanted: SocketAddr) -> Option<EndpointState> {
+fn find<'a>(slice: &'a EndpointSlice, port: &ServicePort, wanted: SocketAddr) -> Option<&'a Endpoint> {
     if slice.port_for(port) != Some(wanted.port()) {
         return None;
     }
     let endpoints = slice.endpoints.iter().filter(|e| e.addresses.contains(&wanted.ip()));
-    let endpoint = endpoints.max_by_key(|e| rank(e.conditions))?;
-    Some(EndpointState {
-        addr: wanted,
-        conditions: endpoint.conditions,
-        node: endpoint.node.clone(),
-        pod: endpoint.pod.clone(),
-    })
+    endpoints.max_by_key(|e| rank(e.conditions))
+}
+
+fn state(endpoint: &Endpoint, addr: SocketAddr) -> EndpointState {
+    let Endpoint { conditions, node, pod, .. } = endpoint;
+    EndpointState { addr, conditions: *conditions, node: node.clone(), pod: pod.clone() }
 }
 
 const fn rank(conditions: Conditions) -> (bool, bool, bool) {

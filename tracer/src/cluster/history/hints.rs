@@ -2,11 +2,8 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use super::History;
-use crate::{
-    cluster::model::{AddressType, Key, ServicePort},
-    time::Timestamp,
-};
+use super::{History, Vip};
+use crate::time::Timestamp;
 
 /// What one endpoint's hints say.
 #[derive(Clone, Copy, Debug)]
@@ -29,21 +26,24 @@ pub fn meant_for(ready: &[Hints<'_>], node: &str, zone: Option<&str>) -> Option<
     chosen(node, |hints| hints.nodes).or_else(|| chosen(zone?, |hints| hints.zones))
 }
 
+/// The ready endpoints that topology hints leave to one node (C25).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hinted {
+    pub endpoints: Vec<SocketAddr>,
+    /// How many are ready in all.
+    pub of: usize,
+    /// `trafficDistribution`, or the annotation that asked for the hints.
+    pub asked_by: Option<Arc<str>>,
+}
+
 impl History {
-    /// The ready endpoints of a Service port that hints leave to traffic on this node, and how many there are in all.
-    /// `None` where hints leave none out.
-    pub fn hinted(
-        &self,
-        service: &Key,
-        port: &ServicePort,
-        family: AddressType,
-        node: &str,
-        at: Timestamp,
-    ) -> Option<(Vec<SocketAddr>, usize)> {
-        let slices: Vec<_> =
-            self.slices_at(service, at).filter(|slice| slice.address_type == family).collect();
+    /// What topology hints leave to connections to the VIP that arrive on `node`; `None` where they leave no ready
+    /// endpoint out.
+    pub fn hinted(&self, vip: &Vip<'_>, node: &str, at: Timestamp) -> Option<Hinted> {
+        let family = vip.family();
+        let Vip { service, port, .. } = self.vip_at(vip, at)?;
         let mut ready: Vec<(SocketAddr, Hints<'_>)> = Vec::new();
-        for slice in slices {
+        for slice in self.slices_at(&service.key, at).filter(|slice| slice.address_type == family) {
             let Some(number) = slice.port_for(port) else { continue };
             for endpoint in slice.endpoints.iter().filter(|endpoint| endpoint.conditions.ready) {
                 let Some(ip) = endpoint.addresses.first() else { continue };
@@ -53,11 +53,12 @@ impl History {
         }
         ready.sort_by_key(|(addr, _)| *addr);
         ready.dedup_by_key(|(addr, _)| *addr);
-        let zone = self.node(node, at).and_then(|node| node.zone.clone());
+        let zone = self.node(node, at).and_then(|node| node.zone.as_deref());
         let hints: Vec<Hints<'_>> = ready.iter().map(|(_, hints)| *hints).collect();
-        let meant = meant_for(&hints, node, zone.as_deref())?;
-        let chosen: Vec<SocketAddr> =
+        let meant = meant_for(&hints, node, zone)?;
+        let endpoints: Vec<SocketAddr> =
             ready.iter().zip(&meant).filter(|(_, meant)| **meant).map(|((addr, _), _)| *addr).collect();
-        (chosen.len() < ready.len()).then_some((chosen, ready.len()))
+        let asked_by = service.traffic_distribution.clone();
+        (endpoints.len() < ready.len()).then_some(Hinted { endpoints, of: ready.len(), asked_by })
     }
 }

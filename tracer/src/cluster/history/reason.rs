@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fmt, ops::Bound, sync::Arc};
 
-use super::History;
+use super::{History, Vip};
 use crate::{
     cluster::model::{AddressType, Key, Kind, Phase, Pod, Service, ServicePort, TargetPort},
     time::Timestamp,
@@ -84,6 +84,13 @@ fn list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = String>, more: u
 }
 
 impl History {
+    /// Why the VIP had no usable endpoint; `None` where it had one, or where that is not known.
+    pub fn why_no_endpoints(&self, vip: &Vip<'_>, at: Timestamp) -> Option<NoEndpointsReason> {
+        let Vip { service, port, .. } = self.vip_at(vip, at)?;
+        let reason = self.no_endpoints_reason(service, port, vip.family(), at);
+        reason.filter(|reason| *reason != NoEndpointsReason::Unexplained)
+    }
+
     /// Why nothing can serve `port` of `service` in this family at `at`; `None` where something can.
     pub fn no_endpoints_reason(
         &self,
@@ -93,7 +100,7 @@ impl History {
         at: Timestamp,
     ) -> Option<NoEndpointsReason> {
         let key = &service.key;
-        if !self.usable(key, port, family, None, at).is_empty() {
+        if !self.usable_endpoints(key, port, family, None, at).is_empty() {
             return None;
         }
         Some(
@@ -117,7 +124,7 @@ impl History {
         // Endpoints of the wanted family that are merely not ready are the better explanation.
         let wanted_exist =
             self.endpoints(key, port, at).iter().any(|e| AddressType::of(e.addr.ip()) == wanted);
-        let exist = !wanted_exist && !self.usable(key, port, offered, None, at).is_empty();
+        let exist = !wanted_exist && !self.usable_endpoints(key, port, offered, None, at).is_empty();
         exist.then_some(NoEndpointsReason::AddressFamily { wanted, offered })
     }
 

@@ -140,8 +140,9 @@ mod tests {
         for service in history.services() {
             for ip in &service.cluster_ips {
                 for port in &service.ports {
-                    let ask = |history: &History| history.service_for(*ip, port.port, Protocol::TCP, now);
-                    assert_eq!(ask(&history), ask(&again));
+                    let vip = (*ip, port.port).into();
+                    let meant = again.address(vip, Protocol::TCP, now);
+                    assert_eq!(history.address(vip, Protocol::TCP, now), meant);
                     let ask = |history: &History| history.endpoints(&service.key, port, now);
                     assert_eq!(ask(&history), ask(&again));
                 }

@@ -1,7 +1,7 @@
 //! The history's questions, asked of the fixture cluster and of hand-made objects.
 #![expect(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
 
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cluster::{
     folder,
-    model::{AddressType, TrafficPolicy},
+    model::{AddressType, ServicePort, TrafficPolicy, Via},
     trim::trim,
 };
 
@@ -84,25 +84,24 @@ fn history(objects: Vec<Trimmed>) -> History {
     history
 }
 
-fn web_port(history: &History, at: Timestamp) -> (Arc<Service>, ServicePort) {
+fn web_port(history: &History, at: Timestamp) -> (&Service, &ServicePort) {
     let service = history.service(&Key::new("a", "web"), at).unwrap();
-    let port = service.ports[0].clone();
-    (service, port)
+    (service, &service.ports[0])
 }
 
 fn membership(history: &History, endpoint: &str, when: u64) -> Membership {
     let (service, port) = web_port(history, at(when));
-    history.membership(&service.key, &port, endpoint.parse().unwrap(), at(when))
+    history.membership_in(&service.key, port, endpoint.parse().unwrap(), at(when))
 }
 
 fn reason(history: &History, when: u64) -> Option<NoEndpointsReason> {
     let (service, port) = web_port(history, at(when));
-    history.no_endpoints_reason(&service, &port, AddressType::Ipv4, at(when))
+    history.no_endpoints_reason(service, port, AddressType::Ipv4, at(when))
 }
 
 fn found(history: &History, ip: &str, port: u16) -> Option<(String, Via)> {
-    match history.service_for(ip.parse().unwrap(), port, Protocol::TCP, at(BEFORE)) {
-        Lookup::Port(found) => Some((format!("{}:{}", found.service.key, found.port.label()), found.via)),
+    match history.address(SocketAddr::new(ip.parse().unwrap(), port), Protocol::TCP, at(BEFORE)) {
+        Address::Vip(vip) => Some((vip.to_string(), vip.via)),
         _ => None,
     }
 }
@@ -122,12 +121,12 @@ fn every_address_of_a_service_leads_to_its_port() {
     );
     assert_eq!(found(&history, "192.0.2.12", 30080), Some(("shop/frontend:http".to_owned(), Via::NodePort)));
     assert_eq!(found(&history, "10.244.1.11", 30080), None, "a nodePort is on nodes only");
-    let dns = history.service_for("10.96.0.10".parse().unwrap(), 53, Protocol::UDP, at(BEFORE));
-    assert!(matches!(dns, Lookup::Port(found) if *found.port.name == *"dns"));
-    let wrong = history.service_for("10.96.10.10".parse().unwrap(), 81, Protocol::TCP, at(BEFORE));
-    assert!(matches!(wrong, Lookup::UnknownPort { service, .. } if *service.key.name == *"cart"));
-    let other = history.service_for("10.96.77.77".parse().unwrap(), 80, Protocol::TCP, at(BEFORE));
-    assert_eq!(other, Lookup::NotService);
+    let dns = history.address("10.96.0.10:53".parse().unwrap(), Protocol::UDP, at(BEFORE));
+    assert!(matches!(dns, Address::Vip(vip) if *vip.port.name == *"dns"));
+    let wrong = history.address("10.96.10.10:81".parse().unwrap(), Protocol::TCP, at(BEFORE));
+    assert!(matches!(wrong, Address::UnknownPort(service) if *service.key.name == *"cart"));
+    let other = history.address("10.96.77.77:80".parse().unwrap(), Protocol::TCP, at(BEFORE));
+    assert_eq!(other, Address::Other);
 }
 
 #[test]
@@ -139,9 +138,9 @@ fn the_fixture_tells_policies_probes_and_owners() {
     assert!(history.service(&Key::new("shop", "db"), at(BEFORE)).unwrap().headless);
     let ip = "10.244.1.11".parse().unwrap();
     assert_eq!(*history.pod_by_ip(ip, at(BEFORE)).unwrap().key.name, *"cart-1");
-    let (pod, probe) = history.is_probe_target(ip, 8080, at(BEFORE)).unwrap();
+    let (pod, probe) = history.probe(ip, 8080, at(BEFORE)).unwrap();
     assert_eq!((&*pod.key.name, probe.port), ("cart-1", 8080));
-    assert!(history.is_probe_target(ip, 8081, at(BEFORE)).is_none());
+    assert!(history.probe(ip, 8081, at(BEFORE)).is_none());
     assert_eq!(*history.node_by_ip("192.0.2.11".parse().unwrap(), at(BEFORE)).unwrap().key.name, *"worker-1");
 }
 
@@ -151,8 +150,9 @@ fn the_fixtures_watch_is_history() {
     let key = Key::new("shop", "cart");
     let port = history.service(&key, at(BEFORE)).unwrap().ports[0].clone();
     let gone = "10.244.1.12:8080".parse().unwrap();
-    assert!(matches!(history.membership(&key, &port, gone, at(BEFORE)), Membership::Member { .. }));
-    let Membership::Left { at: left, last } = history.membership(&key, &port, gone, at(BEFORE + 60)) else {
+    assert!(matches!(history.membership_in(&key, &port, gone, at(BEFORE)), Membership::Member { .. }));
+    let Membership::Left { at: left, last } = history.membership_in(&key, &port, gone, at(BEFORE + 60))
+    else {
         panic!("cart-2 has not left");
     };
     assert!(left >= at(BEFORE + 13) && left <= at(BEFORE + 14), "{left}");
@@ -161,14 +161,14 @@ fn the_fixtures_watch_is_history() {
     assert!(history.service(&Key::new("shop", "legacy"), at(BEFORE)).is_some());
     assert!(history.service(&Key::new("shop", "legacy"), at(BEFORE + 60)).is_none());
     let slow = history.service(&Key::new("shop", "slow"), at(BEFORE)).unwrap();
-    let why = |when| history.no_endpoints_reason(&slow, &slow.ports[0], AddressType::Ipv4, at(when));
+    let why = |when| history.no_endpoints_reason(slow, &slow.ports[0], AddressType::Ipv4, at(when));
     assert!(
         matches!(why(BEFORE), Some(NoEndpointsReason::PodsNotReady { pods, .. }) if *pods[0].key.name == *"slow-1")
     );
     assert_eq!(why(BEFORE + 60), None, "slow-1 became ready");
     let checkout = history.service(&Key::new("shop", "checkout"), at(BEFORE)).unwrap();
     let reason =
-        history.no_endpoints_reason(&checkout, &checkout.ports[0], AddressType::Ipv4, at(BEFORE)).unwrap();
+        history.no_endpoints_reason(checkout, &checkout.ports[0], AddressType::Ipv4, at(BEFORE)).unwrap();
     assert_eq!(reason.to_string(), "its selector app=chekout matches no Pod");
 }
 
@@ -177,10 +177,10 @@ fn an_endpoint_is_told_by_the_time_of_the_question() {
     let mut history = history(vec![web(), slice("s", "http", &[("10.1.0.1", true, true, false)])]);
     history.apply(at(2000), Change::Put(slice("s", "http", &[("10.1.0.1", false, true, true)])));
     history.apply(at(2010), Change::Put(slice("s", "http", &[])));
-    let Membership::Member { state_since, since, state } = membership(&history, "10.1.0.1:8080", 2005) else {
+    let Membership::Member { since, state } = membership(&history, "10.1.0.1:8080", 2005) else {
         panic!("it is a member while it terminates");
     };
-    assert_eq!((since, state_since), (Timestamp::MIN, at(2000)));
+    assert_eq!(since, at(2000));
     assert!(state.conditions.terminating && !state.conditions.ready);
     let left = membership(&history, "10.1.0.1:8080", 2030);
     assert!(
@@ -211,7 +211,7 @@ fn before_the_history_begins_an_absence_is_not_claimed() {
     known_since.created = Some(at(100));
     known_since.changed = Some(at(900));
     let history = history(vec![web(), known_since]);
-    assert_eq!(membership(&history, "10.1.0.2:8080", 500), Membership::Unknown { history_begins: at(900) });
+    assert_eq!(membership(&history, "10.1.0.2:8080", 500), Membership::Unknown);
     assert_eq!(membership(&history, "10.1.0.2:8080", 950), Membership::NeverSeen { since: at(900) });
 }
 
@@ -253,7 +253,7 @@ fn terminating_endpoints_serve_only_where_none_is_ready() {
     let mut history = history(vec![web(), slice("s", "http", &[draining, ("10.1.0.2", true, true, false)])]);
     let usable = |history: &History, node| {
         let (service, port) = web_port(history, at(3000));
-        let usable = history.usable(&service.key, &port, AddressType::Ipv4, node, at(3000));
+        let usable = history.usable_endpoints(&service.key, port, AddressType::Ipv4, node, at(3000));
         usable.iter().map(|e| e.addr.ip().to_string()).collect::<Vec<_>>()
     };
     assert_eq!(usable(&history, None), ["10.1.0.2"]);
@@ -314,13 +314,12 @@ fn an_address_belongs_to_who_held_it_then() {
 fn a_service_that_gave_its_address_up_is_remembered() {
     let mut history = history(vec![web()]);
     history.apply(at(2000), Change::Delete(Kind::Service, Key::new("a", "web")));
-    let lookup = |history: &History, when| {
-        history.service_for("10.0.0.1".parse().unwrap(), 80, Protocol::TCP, at(when))
-    };
-    assert!(matches!(lookup(&history, 1999), Lookup::Port(_)));
-    assert!(matches!(lookup(&history, 2001), Lookup::Gone { since, .. } if since == at(2000)));
+    let vip = "10.0.0.1:80".parse().unwrap();
+    assert!(matches!(history.address(vip, Protocol::TCP, at(1999)), Address::Vip(_)));
+    let gone = history.address(vip, Protocol::TCP, at(2001));
+    assert!(matches!(gone, Address::Gone { since, .. } if since == at(2000)));
     history.prune(at(2000).saturating_add(LOOK_BACK));
-    assert_eq!(lookup(&history, 9000), Lookup::NotService);
+    assert_eq!(history.address(vip, Protocol::TCP, at(9000)), Address::Other);
     assert_eq!(history.counts().objects, 0);
 }
 
@@ -344,7 +343,7 @@ fn ten_thousand_services_are_found_by_their_addresses() {
     }
     let lookups = (0..100_000_u32).filter(|n| {
         let ip = std::net::Ipv4Addr::from(0x0a60_0000 + n % 10_000);
-        matches!(history.service_for(ip.into(), 80, Protocol::TCP, at(2)), Lookup::Port(_))
+        matches!(history.address((ip, 80).into(), Protocol::TCP, at(2)), Address::Vip(_))
     });
     assert_eq!(lookups.count(), 100_000);
 }
@@ -439,9 +438,9 @@ proptest! {
                 let ip = format!("10.1.0.{number}").parse().unwrap();
                 prop_assert_eq!(restored.pod_by_ip(ip, second), history.pod_by_ip(ip, second));
                 prop_assert_eq!(restored.last_pod_by_ip(ip, second), history.last_pod_by_ip(ip, second));
-                let vip = format!("10.0.0.{}", 7 + number).parse().unwrap();
-                let ask = |history: &History| history.service_for(vip, 80, Protocol::TCP, second);
-                prop_assert_eq!(ask(&restored), ask(&history));
+                let vip = format!("10.0.0.{}:80", 7 + number).parse().unwrap();
+                let meant = restored.address(vip, Protocol::TCP, second);
+                prop_assert_eq!(meant, history.address(vip, Protocol::TCP, second));
             }
         }
     }
@@ -455,13 +454,13 @@ proptest! {
         }
         let expected = ready[when.min(ready.len() - 1)];
         match membership(&history, "10.1.0.1:8080", 2000 + when as u64) {
-            Membership::Member { state, since, state_since } => {
+            Membership::Member { state, since } => {
                 prop_assert_eq!(Some(state.conditions.ready), expected);
-                prop_assert!(since <= state_since && state_since <= at(2000 + when as u64));
+                prop_assert!(since <= at(2000 + when as u64));
             }
             Membership::Left { .. } => prop_assert_eq!(expected, None),
             Membership::NeverSeen { .. } => prop_assert!(ready[..=when.min(ready.len() - 1)].iter().all(Option::is_none)),
-            Membership::Unknown { .. } => prop_assert!(false, "the history begins with the first version"),
+            Membership::Unknown => prop_assert!(false, "the history begins with the first version"),
         }
     }
 }

@@ -16,8 +16,8 @@ use super::{
 use crate::{
     class::Class,
     cluster::{
-        History, Kind, Via,
-        model::{Service, ServicePort, ServiceType, TrafficPolicy},
+        Address, History, Kind, Membership, Via,
+        model::{Service, ServicePort, ServiceType},
     },
     net::Family,
     node::ProxyMode,
@@ -102,7 +102,7 @@ impl Expected {
         }
         for service in history.services() {
             let Some(service) = history.service(&service.key, context.at) else { continue };
-            expected.add(history, &service, context);
+            expected.add(history, service, context);
         }
         expected.ports.sort_by(|a, b| {
             (&a.service.key, &a.port.name, a.port.protocol, a.family).cmp(&(
@@ -154,12 +154,11 @@ impl Expected {
 
     /// Adds what became of endpoints and frontends that the rules still have: asks the history for those alone.
     pub fn trace_back(&mut self, history: &History, rules: &crate::rules::Ruleset, context: &Context) {
-        use crate::cluster::{Lookup, Membership};
         for port in &mut self.ports {
             for slice in history.past_endpoints(&port.service.key, &port.port, context.at) {
                 if Family::of(slice.ip()) == port.family
                     && let Membership::Left { at, .. } =
-                        history.membership(&port.service.key, &port.port, slice, context.at)
+                        history.membership_in(&port.service.key, &port.port, slice, context.at)
                 {
                     port.left.insert(slice, at);
                 }
@@ -168,8 +167,9 @@ impl Expected {
         for family in Family::ALL {
             for frontend in rules.frontends(family).into_keys() {
                 let Some(ip) = frontend.address else { continue };
-                let found = history.service_for(ip, frontend.port, frontend.protocol, context.at);
-                if let Lookup::Gone { service, since } = found {
+                let addr = SocketAddr::new(ip, frontend.port);
+                let found = history.lookup(addr, frontend.protocol, context.at);
+                if let Address::Gone { service, since } = found {
                     self.gone.insert(frontend, (service.key.to_string().into(), since));
                 }
             }
@@ -208,11 +208,7 @@ impl Expected {
 impl ExpectedPort {
     /// The policy that holds for what comes this way.
     pub fn is_local(&self, via: Via) -> bool {
-        let policy = match via {
-            Via::ClusterIp => self.service.internal_traffic_policy,
-            _ => self.service.external_traffic_policy,
-        };
-        policy == TrafficPolicy::Local
+        self.service.is_local(via)
     }
 
     pub fn affinity(&self) -> Option<Duration> {

@@ -1,6 +1,6 @@
 //! C28: the endpoint is current and refuses.
 
-use super::{Case, Finding, Membership, case::lower, text::word};
+use super::{Case, Finding, case::lower, text::word};
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
     flow::{End, Outcome},
@@ -15,7 +15,8 @@ use crate::{
 /// something on the way.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
-    if case.outcome != Outcome::Refused || !matches!(case.membership, Some(Membership::Member { .. })) {
+    let member = case.member()?;
+    if case.outcome != Outcome::Refused {
         return None;
     }
     let trouble = case.trouble();
@@ -36,13 +37,13 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     )
     .confidence(if seen_at_endpoint { Confidence::High } else { Confidence::Medium })
     .severity(Severity::Medium)
-    .api(None, format!("{endpoint} is an endpoint of {}, whose targetPort is {}", case.name(), case.service.target))
+    .api(None, format!("{endpoint} is an endpoint of {}, whose targetPort is {}", case.name(), case.vip.port.target))
     .action(
         format!(
             "compare the targetPort with what the Pod listens on: kubectl -n {} get service {} -o yaml; {}; then read the \
              Pod's log",
-            word(&case.service.namespace),
-            word(&case.service.service),
+            word(&case.vip.service.key.namespace),
+            word(&case.vip.service.key.name),
             case.get_slices()
         ),
         "correct the targetPort or the application; give the Pod a readiness probe on this port",
@@ -58,9 +59,9 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
             finding.unseen("who sent the RST: this trace has no hook where one is sent")
         };
     }
-    if let Some(Membership::Member { pod: Some(listed), .. }) = &case.membership
+    if let Some(listed) = &member.pod
         && let Some(holder) = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided)
-        && holder.key() != **listed
+        && holder.key != listed.key
     {
         finding.confidence = lower(finding.confidence);
         finding = finding.against(
@@ -68,12 +69,12 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
             None,
             format!(
                 "Pod {} has the address {} by now: the EndpointSlice may be behind",
-                holder.key(),
+                holder.key,
                 endpoint.ip()
             ),
         );
     }
-    if matches!(case.membership, Some(Membership::Member { ready: false, .. })) {
+    if !member.conditions.ready {
         finding = finding.against(
             EvidenceType::Api,
             None,

@@ -4,9 +4,10 @@
 
 use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
-use super::{Context, Membership, Rule, ServicePort, Usable, Via, text::word};
+use super::{Context, Rule, text::word};
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
+    cluster::{EndpointState, Membership, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     sighting::{Hook, Status},
     time::Timestamp,
@@ -17,7 +18,8 @@ pub(super) struct Case<'a> {
     pub(super) flow: &'a Flow,
     pub(super) ctx: &'a Context<'a>,
     pub(super) outcome: Outcome,
-    pub(super) service: ServicePort,
+    /// The address that the client asked for, as it was when the flow began.
+    pub(super) vip: Vip<'a>,
     /// The decision in the namespace whose rules kube-proxy writes.
     pub(super) decision: Option<&'a Decision>,
     /// When NAT was decided, or the flow first seen.
@@ -29,7 +31,7 @@ pub(super) struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, service: ServicePort) -> Self {
+    pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>) -> Self {
         let decision = flow.decision(ctx.node_netns);
         // Where no entry was confirmed, each retransmit's was decided anew: the first attempt counts.
         let chosen = flow.chosen_by_ipvs(ctx.node_netns);
@@ -39,12 +41,12 @@ impl<'a> Case<'a> {
             .or_else(|| chosen.map(|chosen| chosen.time))
             .unwrap_or(flow.first_seen);
         let endpoint = flow.endpoint(ctx.node_netns);
-        let membership = endpoint.map(|endpoint| ctx.cluster.membership(&service, endpoint, decided));
+        let membership = endpoint.map(|endpoint| ctx.cluster.membership(&vip, endpoint, decided));
         Self {
             flow,
             ctx,
             outcome: flow.outcome(),
-            service,
+            vip,
             decision,
             decided,
             endpoint,
@@ -56,7 +58,7 @@ impl<'a> Case<'a> {
     /// What kube-proxy should have chosen from; `None` where the endpoints are not known. Asked when a rule needs it:
     /// it is the dearest question, and a healthy flow raises it only where its endpoint is not ready.
     pub(super) fn usable(&self) -> Option<Usable> {
-        *self.usable.get_or_init(|| self.ctx.cluster.usable(&self.service, self.ctx.node_name, self.decided))
+        *self.usable.get_or_init(|| self.ctx.cluster.usable(&self.vip, self.ctx.node_name, self.decided))
     }
 
     /// When the flow's story ended, as far as it is known.
@@ -80,7 +82,7 @@ impl<'a> Case<'a> {
             let nameless =
                 drops.find(|drop| drop.reason.is_none() && drop.opening && drop.stage == Stage::Before)?;
             let is_due = self.endpoint.is_none()
-                && self.service.local_only
+                && self.vip.is_local()
                 && self.usable().is_some_and(|usable| usable.local == Some(0));
             is_due.then_some(nameless)
         })
@@ -106,14 +108,14 @@ impl<'a> Case<'a> {
     /// The name of the other node whose node port was asked for. Only its kube-proxy translates that: here the packet
     /// passes untranslated (KUBE-NODEPORTS is entered for the node's own addresses alone).
     pub(super) fn other_nodes_port(&self) -> Option<String> {
-        let ip = self.service.asked.ip();
-        if self.service.via != Via::NodePort {
+        let ip = self.vip.addr.ip();
+        if self.vip.via != Via::NodePort {
             return None;
         }
-        let node = self.ctx.cluster.node_by_ip(ip, self.decided);
+        let node = self.ctx.cluster.node_by_ip(ip, self.decided).map(|node| &*node.key.name);
         let own = self.ctx.node.is_own_address(ip);
-        let own = own.or_else(|| Some(node.as_deref()? == self.ctx.node_name?));
-        (own == Some(false)).then(|| node.map_or_else(|| ip.to_string(), |node| node.to_string()))
+        let own = own.or_else(|| Some(node? == self.ctx.node_name?));
+        (own == Some(false)).then(|| node.map_or_else(|| ip.to_string(), str::to_owned))
     }
 
     pub(super) fn has_hook(&self, hook: Hook) -> bool {
@@ -141,25 +143,32 @@ impl<'a> Case<'a> {
 
     /// `namespace/service:port`.
     pub(super) fn name(&self) -> String {
-        format!("{}/{}:{}", self.service.namespace, self.service.service, self.service.label())
+        self.vip.to_string()
     }
 
     pub(super) fn get_slices(&self) -> String {
         format!(
             "kubectl -n {} get endpointslices -l kubernetes.io/service-name={}",
-            word(&self.service.namespace),
-            word(&self.service.service)
+            word(&self.vip.service.key.namespace),
+            word(&self.vip.service.key.name)
         )
     }
 
     /// The endpoint as a person knows it: its Pod where that is known.
     pub(super) fn endpoint_name(&self) -> String {
         let Some(endpoint) = self.endpoint else { return "no endpoint".to_owned() };
-        let pod = match &self.membership {
-            Some(Membership::Member { pod, .. } | Membership::Left { pod, .. }) => pod.as_ref(),
-            _ => None,
-        };
-        pod.map_or_else(|| endpoint.to_string(), |pod| format!("{endpoint} (Pod {pod})"))
+        let pod = self.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod.as_ref());
+        pod.map_or_else(|| endpoint.to_string(), |pod| format!("{endpoint} (Pod {})", pod.key))
+    }
+
+    /// The endpoint's state when it was chosen, if a slice listed it then.
+    pub(super) fn member(&self) -> Option<&EndpointState> {
+        self.membership.as_ref()?.member()
+    }
+
+    /// Whether the endpoint was ready when it was chosen.
+    pub(super) fn is_ready(&self) -> bool {
+        self.member().is_some_and(|member| member.conditions.ready)
     }
 
     pub(super) fn age(&self, since: Timestamp) -> Duration {
@@ -259,8 +268,8 @@ impl Finding {
             Rule::Drops => "drops",
             Rule::Missing => return self,
         };
-        let asked = case.service.asked;
-        let rulings = case.ctx.node.rulings(asked, case.service.protocol, case.flow.orig.src.ip());
+        let asked = case.vip.addr;
+        let rulings = case.ctx.node.rulings(asked, case.vip.port.protocol, case.flow.orig.src.ip());
         let mut finding = self;
         for ruling in rulings.iter().filter(|ruling| ruling.rule == rule) {
             let chain = ruling.chain.as_deref().unwrap_or("a rule");

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Case, Finding, Membership, ipvs, text::length};
+use super::{Case, Finding, ipvs, text::length};
 use crate::{
     class::{Class, Confidence, Domain, Severity},
+    cluster::Membership,
     flow::{Answer, Outcome},
     net::Protocol,
     sighting::Hook,
@@ -26,8 +27,8 @@ pub(super) fn unanswered_for(case: &Case<'_>) -> Option<Duration> {
     let Answer::NotSeen { until } = case.flow.answer() else { return None };
     let waited = until.since(case.flow.first_seen);
     let expected = case.flow.orig.protocol == Protocol::SCTP
-        || ANSWERING_PORTS.contains(&case.service.port)
-        || case.ctx.translations.answers(case.service.asked, case.service.protocol);
+        || ANSWERING_PORTS.contains(&case.vip.port.port)
+        || case.ctx.translations.answers(case.vip.addr, case.vip.port.protocol);
     (expected && waited >= PATIENCE).then_some(waited)
 }
 

@@ -1,8 +1,9 @@
 //! Rules of kube-proxy that it does not keep any more: in the other iptables backend (C3), or of another proxy mode
 //! (C10). They go on translating, and nobody mends them.
 
-use super::{Case, Finding, Membership, Rule, Ruling};
+use super::{Case, Finding, Rule, Ruling};
 use crate::class::{Class, Confidence, Domain, Safety, Severity};
+use crate::cluster::Membership;
 use crate::verdict::EvidenceType;
 
 /// C3, C10.
@@ -20,7 +21,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     if case.within_grace(since) || case.decided <= since {
         return None;
     }
-    let rulings = case.ctx.node.rulings(case.service.asked, case.service.protocol, case.flow.orig.src.ip());
+    let rulings = case.ctx.node.rulings(case.vip.addr, case.vip.port.protocol, case.flow.orig.src.ip());
     let sends = |ruling: &&Ruling| ruling.endpoints.contains(&endpoint);
     let leftover = rulings.iter().find(sends)?;
     let kept: Vec<&Ruling> = rulings.iter().filter(|ruling| ruling.writer != leftover.writer).collect();
@@ -60,7 +61,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     .confidence(if of_other_mode { Confidence::High } else { Confidence::Medium })
     .severity(if case.failed() { Severity::High } else { Severity::Medium })
     .api(Some(since), format!("no EndpointSlice of {} lists {endpoint}", case.name()))
-    .node(case.ctx.node.read_at(), format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.service.asked))
+    .node(case.ctx.node.read_at(), format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.vip.addr))
     .action(
         if of_other_mode {
             "restart kube-proxy, which cleans up what other modes left; else kube-proxy --cleanup in a maintenance window"

@@ -3,11 +3,12 @@
 //! Named after the domain; it holds for every proxy mode.
 
 use super::{
-    Case, Finding, Rule, Usable, Via,
+    Case, Finding, Rule,
     text::{length, word},
 };
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
+    cluster::{Usable, Via},
     flow::{Outcome, RefusalKind, Stage},
     sighting::Hook,
     verdict::EvidenceType,
@@ -85,7 +86,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let usable = case.usable().filter(|usable| usable.count > 0)?;
-    let rule = node.rule(case.service.asked, case.service.protocol);
+    let rule = node.rule(case.vip.addr, case.vip.port.protocol);
     if case.within_grace(usable.since) {
         let what = format!(
             "no rule translates {} yet: it has had endpoints for {}",
@@ -100,13 +101,12 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     {
         return Some(out_of_scope(case, dataplane));
     }
-    let elsewhere = case.ctx.translations.other_services_untranslated(&case.service, case.decided);
+    let elsewhere = case.ctx.translations.other_services_untranslated(case.vip.addr, case.decided);
     if running == Some(false) || rules == Some(false) || elsewhere {
         return Some(lowered(case, no_proxy(case, usable, rule, elsewhere)));
     }
     let dropped = case.rule_drop().is_some();
-    if dropped && (rule.is_some_and(|rule| rule != Rule::Missing) || case.service.via == Via::LoadBalancerIp)
-    {
+    if dropped && (rule.is_some_and(|rule| rule != Rule::Missing) || case.vip.via == Via::LoadBalancerIp) {
         return None;
     }
     if rule == Some(Rule::Forwards) {
@@ -128,13 +128,13 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     )
     .see(&["C5", "C4"]);
     finding = match rule {
-        Some(Rule::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.service.asked)),
+        Some(Rule::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.vip.addr)),
         Some(Rule::Refuses | Rule::Drops) => finding.against(
             EvidenceType::Node,
             node.read_at(),
-            format!("a rule for {} stood when the node was read: it refuses or drops", case.service.asked),
+            format!("a rule for {} stood when the node was read: it refuses or drops", case.vip.addr),
         ),
-        _ => finding.unseen(format!("whether a rule for {} stands now", case.service.asked)),
+        _ => finding.unseen(format!("whether a rule for {} stands now", case.vip.addr)),
     };
     Some(lowered(case, finding))
 }
@@ -177,7 +177,7 @@ fn out_of_scope(case: &Case<'_>, dataplane: &str) -> Finding {
 fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool) -> Finding {
     let running = case.ctx.node.kube_proxy_running();
     // The rules that were looked for are those of IPv4.
-    let rules = case.ctx.node.has_proxy_rules().filter(|_| case.service.asked.is_ipv4());
+    let rules = case.ctx.node.has_proxy_rules().filter(|_| case.vip.addr.is_ipv4());
     let stands = rule == Some(Rule::Forwards) && rules != Some(false);
     let detail = match (running, rules) {
         (_, Some(false)) => "none of kube-proxy's rules stand on this node",
@@ -226,7 +226,7 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
             case.ctx.node.read_at(),
             format!(
                 "a rule translates {} now: the connection may only be older than it (C5b)",
-                case.service.asked
+                case.vip.addr
             ),
         );
     }
@@ -249,7 +249,7 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
 
 /// C5b (kubernetes/kubernetes#48719).
 fn before_the_rule(case: &Case<'_>) -> Finding {
-    let vip = case.service.asked;
+    let vip = case.vip.addr;
     let orig = &case.flow.orig;
     Finding::new(
         Class::C5b,

@@ -5,12 +5,13 @@
 //! holds for every mode (stale endpoints, refusing and silent backends, no endpoints) is in the other files.
 
 use super::{
-    Case, Finding, Membership, Via,
+    Case, Finding,
     iptables_sync::{lag, logs},
     text::{length, word},
 };
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
+    cluster::Via,
     flow::{Dropped, End, Outcome, RefusalKind, StackReset, Stage},
     sighting::Hook,
     time::Timestamp,
@@ -28,7 +29,7 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let usable = case.usable();
-    if case.service.local_only && usable.is_some_and(|usable| usable.local == Some(0)) {
+    if case.vip.is_local() && usable.is_some_and(|usable| usable.local == Some(0)) {
         return Some(no_local_real_server(case));
     }
     if let Some(usable) = usable.filter(|usable| case.within_grace(usable.since)) {
@@ -53,7 +54,7 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         ),
         None => format!("IPVS has no real server for {}", case.name()),
     };
-    let vip = case.service.asked;
+    let vip = case.vip.addr;
     let mut finding = Finding::new(Class::C12, domain, detail)
         .confidence(confidence)
         .severity(Severity::High)
@@ -150,12 +151,7 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let dropped = dropped.filter(|_| case.is_ipvs());
     let reset = reset_by_node(case).map(|reset| reset.mark);
     let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.mark))?.first;
-    let membership = case.ctx.cluster.membership(&case.service, endpoint, first);
-    let gone_since = match membership {
-        Membership::Left { at, .. } => Some(at),
-        Membership::Member { ready: false, serving: false, since, .. } => Some(since),
-        _ => None,
-    };
+    let gone_since = case.ctx.cluster.membership(&case.vip, endpoint, first).unusable_since();
     // A drop by itself is anybody's, and the node resets where an idle entry ended, too; a packet that is dropped with its
     // entry tells of a removed server alone.
     if expired.is_none() && gone_since.is_none() {
@@ -282,8 +278,8 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
 pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
     let decision = case.decision?;
     let unanswered = matches!(case.outcome, Outcome::Stalled | Outcome::Abandoned | Outcome::Pending);
-    if !case.service.local_only
-        || case.service.via == Via::ClusterIp
+    if !case.vip.is_local()
+        || case.vip.via == Via::ClusterIp
         || !decision.ct.by_ipvs()
         || decision.ct.masqueraded()
         || !unanswered
@@ -291,7 +287,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
     {
         return None;
     }
-    let Some(Membership::Member { node: Some(node), .. }) = &case.membership else { return None };
+    let node = case.member()?.node.as_ref()?;
     let here = case.ctx.node_name?;
     let client = case.flow.orig.src.ip();
     let client_here = case.ctx.node.is_own_address(client) == Some(true)
@@ -375,7 +371,7 @@ fn in_hook(drop: &Dropped) -> bool {
 }
 
 fn local_policy(case: &Case<'_>) -> (Class, &'static str) {
-    if case.service.via == Via::ClusterIp {
+    if case.vip.via == Via::ClusterIp {
         (Class::C22, "internalTrafficPolicy")
     } else {
         (Class::C21, "externalTrafficPolicy")
@@ -384,7 +380,7 @@ fn local_policy(case: &Case<'_>) -> (Class, &'static str) {
 
 /// How `ipvsadm` names the virtual server's protocol.
 fn option(case: &Case<'_>) -> &'static str {
-    match case.service.protocol {
+    match case.vip.port.protocol {
         crate::net::Protocol::UDP => "-u",
         crate::net::Protocol::SCTP => "--sctp-service",
         _ => "-t",

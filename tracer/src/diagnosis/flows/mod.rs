@@ -10,7 +10,6 @@ mod conntrack;
 mod datagrams;
 mod foreign_rules;
 mod hairpin;
-mod history;
 mod iptables_sync;
 mod ipvs;
 mod network_path;
@@ -30,15 +29,11 @@ use std::time::Duration;
 
 use case::{Case, Finding};
 
-pub use self::{
-    translations::Translations,
-    view::{
-        Address, ClusterView, Hinted, Membership, NodeView, Pod, Probe, ServicePort, UnreadNode, Usable, Via,
-    },
-};
+pub use self::{translations::Translations, view::NodeView};
 pub use crate::node::{IpvsSettings, Rule, Ruling};
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
+    cluster::{Address, History, Key, Membership, Via},
     flow::{Flow, Outcome},
     net::Netns,
     sighting::Hook,
@@ -53,7 +48,7 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
 /// What a verdict is reached with, besides the flow.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    pub cluster: &'a dyn ClusterView,
+    pub cluster: &'a History,
     pub node: &'a dyn NodeView,
     /// The node that the trace runs on.
     pub node_name: Option<&'a str>,
@@ -118,10 +113,17 @@ const RULES: [fn(&Case<'_>) -> Option<Finding>; 29] = [
 #[derive(Clone, Debug)]
 pub struct Judgement {
     pub verdict: Verdict,
-    /// The Service port of a flow that is healthy for reasons that do not depend on the moment: every other
-    /// [plain](is_plain) flow of this outcome to this address and endpoint is so as well, as long as the cluster's
-    /// history gives the same answers about its time.
-    pub lasting: Option<ServicePort>,
+    /// Of a flow that is healthy for reasons that do not depend on the moment: every other [plain](is_plain) flow of
+    /// this outcome to this address and endpoint is so as well, as long as the cluster's history gives the same
+    /// answers about its time.
+    pub lasting: Option<Lasting>,
+}
+
+/// What a verdict that others share was reached about.
+#[derive(Clone, Debug)]
+pub struct Lasting {
+    pub service: Key,
+    pub via: Via,
 }
 
 /// Whether nothing was seen of this flow that could speak against its health: an endpoint can still be the wrong one.
@@ -146,22 +148,22 @@ pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
 /// As [`judge`], and tells whether the verdict is one that others can share.
 pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     let alone = |verdict| Some(Judgement { verdict, lasting: None });
-    let service = match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) {
-        Address::Service(service) => service,
-        Address::UnknownPort { namespace, service } => {
-            let finding = service_config::unknown_port(flow, ctx, &namespace, &service)?;
-            return alone(record::without_port(flow, ctx, finding, &namespace, &service));
+    let vip = match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) {
+        Address::Vip(vip) => vip,
+        Address::UnknownPort(service) => {
+            let finding = service_config::unknown_port(flow, ctx, &service.key)?;
+            return alone(record::without_port(flow, ctx, finding, &service.key));
         }
-        Address::Gone { namespace, service, since, without } => {
-            let finding = service_config::gone(flow, ctx, &namespace, &service, since, without)?;
-            return alone(record::without_port(flow, ctx, finding, &namespace, &service));
+        Address::Gone { service, since } => {
+            let finding = service_config::gone(flow, ctx, &service.key, since)?;
+            return alone(record::without_port(flow, ctx, finding, &service.key));
         }
         Address::Other => {
             let finding = normal::probe(flow, ctx)?;
             return alone(record::without_service(flow, ctx, finding));
         }
     };
-    let case = Case::new(flow, ctx, service);
+    let case = Case::new(flow, ctx, vip);
     let finding = RULES
         .iter()
         .find_map(|rule| rule(&case))
@@ -171,10 +173,10 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     let lasts = finding.class == Class::Ok
         && finding.against.is_empty()
         && case.endpoint.is_some()
-        && matches!(case.membership, Some(Membership::Member { ready: true, .. } | Membership::Unknown))
+        && (case.is_ready() || case.membership == Some(Membership::Unknown))
         && is_plain(flow);
-    let verdict = record::of(&case, finding);
-    Some(Judgement { verdict, lasting: lasts.then_some(case.service) })
+    let lasting = lasts.then(|| Lasting { service: vip.service.key.clone(), via: vip.via });
+    Some(Judgement { verdict: record::of(&case, finding), lasting })
 }
 
 /// The flow broke and no rule explains it: what was seen is said, and what would have told.
@@ -225,7 +227,7 @@ fn unexplained(case: &Case<'_>) -> Finding {
 }
 
 /// The client's Pod, as a verdict names it.
-pub(crate) fn client_pod(flow: &Flow, cluster: &dyn ClusterView) -> Option<String> {
+pub(crate) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
     record::client_pod(flow, cluster)
 }
 

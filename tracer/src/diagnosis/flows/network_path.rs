@@ -1,7 +1,7 @@
 //! C29: the endpoint is current and silent, or cannot be reached.
 
 use super::{
-    Case, Finding, Membership,
+    Case, Finding,
     datagrams::unanswered_for,
     hairpin,
     text::{length, word},
@@ -22,7 +22,8 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     let failed =
         matches!(case.outcome, Outcome::Stalled | Outcome::Unreachable | Outcome::Dropped | Outcome::Silent)
             || unanswered.is_some();
-    if !failed || !matches!(case.membership, Some(Membership::Member { .. })) {
+    let member = case.member()?;
+    if !failed {
         return None;
     }
     // A program on the host's network that gets an endpoint there never meets a bridge.
@@ -30,11 +31,10 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     if endpoint.ip() == case.flow.orig.src.ip() && !on_host {
         return Some(hairpin::itself(case));
     }
-    let node = match &case.membership {
-        Some(Membership::Member { node: Some(node), .. }) => Some(node.clone()),
-        _ => case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided).and_then(|pod| pod.node),
-    };
-    let local = node.as_deref().is_some_and(|node| Some(node) == case.ctx.node_name);
+    let cluster = case.ctx.cluster;
+    let of_pod = || cluster.pod_by_ip(endpoint.ip(), case.decided)?.node.as_deref();
+    let node = member.node.as_deref().or_else(of_pod);
+    let local = node.is_some_and(|node| Some(node) == case.ctx.node_name);
     let dropped = case
         .trouble()
         .and_then(|trouble| trouble.drops.iter().find(|drop| drop.stage != crate::flow::Stage::Reply))
@@ -71,8 +71,9 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
                 Safety::ReadOnly,
             )
             .see(&["C29"]);
-    match node.as_deref() {
-        Some(name) if case.ctx.cluster.node_ready(name, case.decided) == Some(false) => {
+    let is_ready = |name: &str| cluster.node(name, case.decided).and_then(|node| node.ready);
+    match node {
+        Some(name) if is_ready(name) == Some(false) => {
             finding = finding.api(None, format!("the endpoint's node {name} is not Ready"));
             finding.mitigation.immediate =
                 format!("kubectl describe node {}; {}", word(name), finding.mitigation.immediate);
@@ -105,7 +106,7 @@ pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     }
     let who = told.from.map_or_else(|| "a host on the way".to_owned(), |ip| ip.to_string());
     let node = told.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));
-    let who = node.map_or_else(|| who.clone(), |node| format!("node {node} ({who})"));
+    let who = node.map_or_else(|| who.clone(), |node| format!("node {} ({who})", node.key));
     Some(
         Finding::new(
             Class::C30,
@@ -118,7 +119,7 @@ pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
         .action(
             format!(
                 "read the firewall and the policies there; kubectl -n {} get networkpolicies",
-                word(&case.service.namespace)
+                word(&case.vip.service.key.namespace)
             ),
             "hand it to the owner of the CNI or of that host's firewall; kube-proxy is exonerated",
             Safety::ReadOnly,

@@ -49,7 +49,7 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
 }
 
 fn finding(case: &Case<'_>, detail: String, confidence: Confidence) -> Finding {
-    let namespace = super::text::word(&case.service.namespace);
+    let namespace = super::text::word(&case.vip.service.key.namespace);
     Finding::new(Class::C30, Domain::NetworkPolicy, detail)
         .confidence(confidence)
         .severity(Severity::Medium)

@@ -43,12 +43,12 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
 }
 
 fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
-    let reason = case.ctx.cluster.no_endpoints_reason(&case.service, case.decided);
+    let reason = case.ctx.cluster.why_no_endpoints(&case.vip, case.decided);
     let detail = reason.as_ref().map_or_else(
         || format!("{} has no usable endpoint", case.name()),
         |reason| format!("{} has no usable endpoint: {reason}", case.name()),
     );
-    let (namespace, name) = (word(&case.service.namespace), word(&case.service.service));
+    let (namespace, name) = (word(&case.vip.service.key.namespace), word(&case.vip.service.key.name));
     let mut finding = Finding::new(Class::C20, Domain::NoEndpoints, detail)
         .confidence(confidence)
         .severity(Severity::High)
@@ -64,7 +64,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         )
         .see(&["C20", "K9"]);
     match reason {
-        Some(reason) => finding = finding.api(None, reason),
+        Some(reason) => finding = finding.api(None, reason.to_string()),
         None => finding = finding.unseen("why there is none"),
     }
     finding.with_ruling(case, Rule::Refuses)

@@ -3,10 +3,16 @@
 use std::time::Duration;
 
 use super::{
-    Case, Context, Finding, Membership, Probe, datagrams, iptables_sync::answered_elsewhere, text::length,
+    Case, Context, Finding, datagrams,
+    iptables_sync::answered_elsewhere,
+    text::{length, word},
 };
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
+    cluster::{
+        Membership,
+        model::{Pod, Probe},
+    },
     flow::{Decision, Flow, Outcome, ResetBy},
     sighting::{Hook, Task},
     verdict::EvidenceType,
@@ -28,14 +34,15 @@ pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     if decision.and_then(Decision::endpoint).is_some() || !flow.is_tcp() {
         return None;
     }
-    let probe = ctx.cluster.probe(flow.orig.dst.ip(), flow.orig.dst.port(), flow.first_seen)?;
+    let (pod, probe) = ctx.cluster.probe(flow.orig.dst.ip(), flow.orig.dst.port(), flow.first_seen)?;
     let source = flow.orig.src.ip();
     let by_address = ctx.node.is_own_address(source);
-    let by_node = ctx.cluster.node_by_ip(source, flow.first_seen).map(|node| Some(&*node) == ctx.node_name);
+    let by_node =
+        ctx.cluster.node_by_ip(source, flow.first_seen).map(|node| Some(&*node.key.name) == ctx.node_name);
     let by_netns = (flow.client.is_seen() && ctx.node_netns.is_some())
         .then(|| Some(flow.client.netns) == ctx.node_netns);
     let from_node = by_address.or(by_node).or(by_netns)?;
-    let pod_here = probe.pod.node.as_deref().is_none_or(|node| ctx.node_name.is_none_or(|here| here == node));
+    let pod_here = pod.node.as_deref().is_none_or(|node| ctx.node_name.is_none_or(|here| here == node));
     if !from_node || !pod_here {
         return None;
     }
@@ -43,11 +50,11 @@ pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     if task.is_some_and(|task| !KUBELETS.contains(&&*task.comm)) {
         return None;
     }
-    Some(probe_finding(flow, &probe, task))
+    Some(probe_finding(flow, pod, probe, task))
 }
 
-fn probe_finding(flow: &Flow, probe: &Probe, task: Option<&Task>) -> Finding {
-    let pod = probe.pod.key();
+fn probe_finding(flow: &Flow, pod: &Pod, probe: &Probe, task: Option<&Task>) -> Finding {
+    let key = &pod.key;
     let how = match flow.outcome() {
         Outcome::Closed | Outcome::Established => "and was answered".to_owned(),
         Outcome::Reset(_) => "and ended by a RST, which is how such a connection may close".to_owned(),
@@ -62,11 +69,11 @@ fn probe_finding(flow: &Flow, probe: &Probe, task: Option<&Task>) -> Finding {
     let mut finding = Finding::new(
         Class::N1,
         Domain::Normal,
-        format!("the kubelet's {} probe of {pod} connected {how}", probe.kind),
+        format!("the kubelet's {} probe of {key} connected {how}", probe.kind),
     )
     .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
     .severity(Severity::None)
-    .api(None, format!("Pod {pod} has a {} probe on port {}", probe.kind, flow.orig.dst.port()))
+    .api(None, format!("Pod {key} has a {} probe on port {}", probe.kind, flow.orig.dst.port()))
     .see(&["N1", "kubernetes/kubernetes#115143"]);
     match task {
         Some(task) => finding = finding.node(None, format!("the sender is {} (pid {})", task.comm, task.pid)),
@@ -76,8 +83,8 @@ fn probe_finding(flow: &Flow, probe: &Probe, task: Option<&Task>) -> Finding {
         finding = finding.action(
             format!(
                 "the probe failed; the kubelet acts on it: kubectl -n {} describe pod {}",
-                super::text::word(&probe.pod.namespace),
-                super::text::word(&probe.pod.name)
+                word(&key.namespace),
+                word(&key.name)
             ),
             "",
             Safety::ReadOnly,
@@ -128,7 +135,8 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
 fn healthy(case: &Case<'_>) -> Finding {
     let endpoint = case.endpoint_name();
     let pending = case.outcome == Outcome::Pending;
-    let terminating = matches!(case.membership, Some(Membership::Member { ready: false, serving: true, .. }))
+    let conditions = case.member().map(|member| member.conditions);
+    let terminating = conditions.is_some_and(|it| !it.ready && it.serving)
         && case.usable().is_some_and(|usable| usable.terminating);
     let mut finding = if terminating {
         Finding::new(
@@ -165,13 +173,13 @@ fn healthy(case: &Case<'_>) -> Finding {
     if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
         finding = finding.unseen("whether the endpoint was listed then");
     }
-    if let Some(Membership::Left { at, .. }) = case.membership {
+    if let Some(Membership::Left { at, .. }) = &case.membership {
         finding = finding.against(
             EvidenceType::Api,
-            Some(at),
+            Some(*at),
             format!(
                 "the endpoint had left {} before: within the time that kube-proxy is given",
-                length(case.age(at))
+                length(case.age(*at))
             ),
         );
     }

@@ -3,7 +3,7 @@
 //! Owns what every verdict has alike: who the flow was, the kernel's evidence, gaps, losses, and clean texts.
 
 use super::{
-    ClusterView, Context, Membership,
+    Context,
     case::{Case, Finding, lower},
     resets,
     text::clean,
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Domain, Severity},
+    cluster::{History, Key, Membership},
     flow::{Decision, Flow},
     sighting::Hook,
     verdict::{Evidence, FlowRef, Mitigation, ServiceRef, Verdict},
@@ -28,39 +29,29 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     if broken && case.flow.partial && case.decision.is_none() {
         finding.confidence = lower(finding.confidence);
     }
-    let service = ServiceRef {
-        namespace: clean(&*case.service.namespace),
-        name: clean(&*case.service.service),
-        port: clean(case.service.label()),
-    };
-    let endpoint_pod = match &case.membership {
-        Some(Membership::Member { pod, .. } | Membership::Left { pod, .. }) => pod.as_deref().map(clean),
-        _ => None,
-    };
-    let endpoint_pod = endpoint_pod.or_else(|| {
-        let endpoint = case.endpoint?;
-        case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided).map(|pod| clean(pod.key()))
+    let service = service_ref(&case.vip.service.key, case.vip.port.label());
+    let listed = case.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod.as_ref());
+    let endpoint_pod = listed.map(|pod| &pod.key).or_else(|| {
+        let holder = case.ctx.cluster.pod_by_ip(case.endpoint?.ip(), case.decided)?;
+        Some(&holder.key)
     });
     let reference = FlowRef {
         vip: Some(case.flow.orig.dst),
         endpoint: case.endpoint,
-        endpoint_pod,
+        endpoint_pod: endpoint_pod.map(|pod| clean(pod.to_string())),
         ..reference(case.flow, case.ctx)
     };
     build(case.flow, case.ctx, case.decision, Some(service), reference, finding)
 }
 
 /// Of a Service that does not have the port that was asked for: it is the one meant, with the port's number.
-pub(super) fn without_port(
-    flow: &Flow,
-    ctx: &Context<'_>,
-    finding: Finding,
-    namespace: &str,
-    name: &str,
-) -> Verdict {
-    let port = flow.orig.dst.port().to_string();
-    let service = ServiceRef { namespace: clean(namespace), name: clean(name), port };
+pub(super) fn without_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: &Key) -> Verdict {
+    let service = service_ref(service, flow.orig.dst.port().to_string());
     Verdict { service: Some(service), ..without_service(flow, ctx, finding) }
+}
+
+fn service_ref(Key { namespace, name }: &Key, port: String) -> ServiceRef {
+    ServiceRef { namespace: clean(&**namespace), name: clean(&**name), port: clean(port) }
 }
 
 pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) -> Verdict {
@@ -72,7 +63,7 @@ pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) 
         endpoint,
         endpoint_pod: endpoint
             .and_then(|endpoint| ctx.cluster.pod_by_ip(endpoint.ip(), flow.first_seen))
-            .map(|pod| clean(pod.key())),
+            .map(|pod| clean(pod.key.to_string())),
         ..reference(flow, ctx)
     };
     build(flow, ctx, decision.filter(|_| !probe), None, reference, finding)
@@ -91,8 +82,8 @@ fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
     }
 }
 
-pub(super) fn client_pod(flow: &Flow, cluster: &dyn ClusterView) -> Option<String> {
-    cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(pod.key()))
+pub(super) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
+    cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(pod.key.to_string()))
 }
 
 fn add_gaps(case: &Case<'_>, finding: &mut Finding) {

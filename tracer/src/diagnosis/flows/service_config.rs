@@ -4,10 +4,10 @@
 use super::{
     Case, Context, Finding, Rule,
     text::{length, word},
-    view::Via,
 };
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
+    cluster::{Key, Via},
     flow::{Decision, Flow, Outcome},
     time::Timestamp,
 };
@@ -16,31 +16,23 @@ use crate::{
 /// Mechanism: kube-proxy translates only the ports that the Service lists. In iptables mode the packet leaves
 /// untranslated and nothing answers, nftables and ipvs refuse it.
 /// For: the address is a Service's, the port is none of its ports, and the connection failed.
-pub(super) fn unknown_port(
-    flow: &Flow,
-    ctx: &Context<'_>,
-    namespace: &str,
-    service: &str,
-) -> Option<Finding> {
+pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Option<Finding> {
     let translated = flow.decision(ctx.node_netns).and_then(Decision::endpoint);
     if flow.outcome().is_success() || flow.outcome() == Outcome::Pending || translated.is_some() {
         return None;
     }
     let port = flow.orig.dst.port();
-    let get = format!("kubectl -n {} get service {} -o wide", word(namespace), word(service));
+    let get = format!("kubectl -n {} get service {} -o wide", word(&service.namespace), word(&service.name));
     Some(
         Finding::new(
             Class::C5c,
             Domain::ServiceConfig,
-            format!("{namespace}/{service} has no port {port}/{}", flow.orig.protocol),
+            format!("{service} has no port {port}/{}", flow.orig.protocol),
         )
         .severity(Severity::Medium)
         .api(
             None,
-            format!(
-                "{} is an address of {namespace}/{service}, which does not list port {port}",
-                flow.orig.dst.ip()
-            ),
+            format!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
         )
         .action(
             format!("{get}; correct the client's port or the Service's ports"),
@@ -52,28 +44,21 @@ pub(super) fn unknown_port(
 }
 
 /// The Service was deleted, or gave the address up: C6 where a rule still translated it, else C5c; C27 where it has none
-/// any more, and `without` says why.
-pub(super) fn gone(
-    flow: &Flow,
-    ctx: &Context<'_>,
-    namespace: &str,
-    service: &str,
-    since: Timestamp,
-    without: Option<&str>,
-) -> Option<Finding> {
+/// any more.
+pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timestamp) -> Option<Finding> {
     let decision = flow.decision(ctx.node_netns);
     let decided = decision.map_or(flow.first_seen, |decision| decision.time);
     if decided <= since.saturating_add(ctx.grace) {
         return None;
     }
     let ago = length(decided.since(since));
-    let past = format!("{} was an address of {namespace}/{service} until then", flow.orig.dst.ip());
+    let past = format!("{} was an address of {service} until then", flow.orig.dst.ip());
     if let Some(endpoint) = decision.and_then(Decision::endpoint) {
         return Some(
             Finding::new(
                 Class::C6,
                 Domain::StaleEndpoints,
-                format!("the rules still send {} to {endpoint}, {ago} after {namespace}/{service} gave the address up", flow.orig.dst),
+                format!("the rules still send {} to {endpoint}, {ago} after {service} gave the address up", flow.orig.dst),
             )
             .confidence(Confidence::Medium)
             .severity(Severity::Medium)
@@ -89,8 +74,9 @@ pub(super) fn gone(
     }
     let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;
     failed.then(|| {
-        let asks = format!("the client asks for an address that {namespace}/{service} gave up {ago} before");
-        let finding = match without {
+        let asks = format!("the client asks for an address that {service} gave up {ago} before");
+        let now = ctx.cluster.service(service, flow.first_seen);
+        let finding = match now.and_then(|now| now.without_address()) {
             Some(why) => {
                 Finding::new(Class::C27, Domain::ServiceConfig, format!("{asks}: {why}")).see(&["C27"])
             }
@@ -115,9 +101,9 @@ pub(super) fn gone(
 /// Against: under a Local policy hints are not asked.
 pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
     let hinted = || {
-        let endpoint = case.endpoint.filter(|_| case.failed() && !case.service.local_only)?;
+        let endpoint = case.endpoint.filter(|_| case.failed() && !case.vip.is_local())?;
         let node = case.ctx.node_name?;
-        let hinted = case.ctx.cluster.hinted(&case.service, node, case.decided)?;
+        let hinted = case.ctx.cluster.hinted(&case.vip, node, case.decided)?;
         hinted.endpoints.contains(&endpoint).then_some(hinted)
     };
     let Some(hinted) = hinted() else { return finding };
@@ -140,7 +126,7 @@ pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
 /// Mechanism: the label `service.kubernetes.io/service-proxy-name` tells kube-proxy to leave the Service alone.
 /// For: the label, and no translation. Against: nothing here; the other proxy may be at fault.
 pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
-    let proxy = case.service.proxy_name.as_ref()?;
+    let proxy = case.vip.service.proxy_name.as_ref()?;
     if case.endpoint.is_some() || !(case.failed() || case.outcome == Outcome::Pending && case.untranslated())
     {
         return None;
@@ -157,8 +143,8 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
             format!(
                 "check that the proxy \"{proxy}\" runs on this node, or remove the label: kubectl -n {} get service {} \
                  --show-labels",
-                word(&case.service.namespace),
-                word(&case.service.service)
+                word(&case.vip.service.key.namespace),
+                word(&case.vip.service.key.name)
             ),
             "label only Services whose proxy runs on every node",
             Safety::ReadOnly,
@@ -173,9 +159,9 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
 /// For: a load balancer IP, a source in none of its ranges, and a rule's drop before any endpoint was chosen.
 /// Against: a drop that was not seen may have been another's. Node ports are not subject to the ranges.
 pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
-    let (ranges, source) = (&case.service.source_ranges, case.flow.orig.src.ip());
+    let (ranges, source) = (case.vip.source_ranges().collect::<Vec<_>>(), case.flow.orig.src.ip());
     let excluded = !ranges.is_empty() && !ranges.iter().any(|range| range.contains(source));
-    if case.service.via != Via::LoadBalancerIp || !excluded || case.endpoint.is_some() {
+    if case.vip.via != Via::LoadBalancerIp || !excluded || case.endpoint.is_some() {
         return None;
     }
     let drop = case.rule_drop();
@@ -197,8 +183,8 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     .action(
         format!(
             "if this source should be let in, add it: kubectl -n {} edit service {}",
-            word(&case.service.namespace),
-            word(&case.service.service)
+            word(&case.vip.service.key.namespace),
+            word(&case.vip.service.key.name)
         ),
         "keep the ranges beside the load balancer's own configuration; behind a proxy the source is the proxy's address",
         Safety::ReadOnly,
@@ -215,16 +201,16 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
 /// packet is for the node itself, which has no such port.
 /// For: this node's own address, a node port that its rules serve at another address of it and not at this one.
 pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
-    let asked = case.service.asked;
-    if case.service.via != Via::NodePort || case.endpoint.is_some() || !case.failed() {
+    let asked = case.vip.addr;
+    if case.vip.via != Via::NodePort || case.endpoint.is_some() || !case.failed() {
         return None;
     }
     let node = case.ctx.node;
-    let missing = node.rule(asked, case.service.protocol) == Some(Rule::Missing);
+    let missing = node.rule(asked, case.vip.port.protocol) == Some(Rule::Missing);
     if !missing || node.is_own_address(asked.ip()) != Some(true) {
         return None;
     }
-    let other = node.serves_node_port_at(asked.port(), case.service.protocol)?;
+    let other = node.serves_node_port_at(asked.port(), case.vip.port.protocol)?;
     Some(
         Finding::new(
             Class::C26,
@@ -259,7 +245,7 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
 /// For: a rule's drop before any endpoint was chosen, a Local policy, and no endpoint on this node.
 /// Against: a load balancer that respects the health check port never sends here.
 pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
-    if !case.service.local_only || case.endpoint.is_some() || !case.failed() {
+    if !case.vip.is_local() || case.endpoint.is_some() || !case.failed() {
         return None;
     }
     let drop = case.rule_drop()?;
@@ -267,7 +253,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     if local.is_some_and(|local| local > 0) {
         return None;
     }
-    let external = case.service.via != Via::ClusterIp;
+    let external = case.vip.via != Via::ClusterIp;
     let (class, policy) =
         if external { (Class::C21, "externalTrafficPolicy") } else { (Class::C22, "internalTrafficPolicy") };
     let mut finding = Finding::new(

@@ -1,25 +1,21 @@
 //! Endpoints that are no more: chosen although they had left (C6), or left while the flow lived (N9, C7).
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    Case, Finding, Membership, Via,
+    Case, Finding,
     iptables_sync::{lag, logs},
     text::length,
 };
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
+    cluster::{EndpointState, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
     flow::{Outcome, ResetBy},
     net::Protocol,
     time::Timestamp,
     verdict::EvidenceType,
 };
 
-/// A Pod's default terminationGracePeriodSeconds.
-const DEFAULT_TERMINATION_GRACE: Duration = Duration::from_secs(30);
 /// Metadata older than this, in seconds, may have missed that the endpoint came back.
 const OLD_METADATA_SECS: f64 = 30.0;
 
@@ -31,7 +27,7 @@ const OLD_METADATA_SECS: f64 = 30.0;
 /// serves is no stale one (N8); a flow older than the removal is a drain (N9, C7).
 pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
-    if matches!(case.membership, Some(Membership::Member { ready: true, .. } | Membership::Unknown)) {
+    if case.is_ready() {
         return None;
     }
     let name = case.endpoint_name();
@@ -50,7 +46,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                 true,
             )
         }
-        Membership::Member { ready: false, serving: false, since, .. } => {
+        Membership::Member { state, since } if !state.conditions.may_serve() => {
             let how_long = if *since > Timestamp::MIN {
                 format!("for {}", length(case.age(*since)))
             } else {
@@ -116,7 +112,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         Safety::Disruptive,
     )
     .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
-    if case.service.affinity {
+    if case.vip.service.affinity.is_some() {
         finding = finding
             .api(
                 None,
@@ -132,15 +128,14 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     }
     if answered {
         let by = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
-        let who = by.map_or_else(|| "something".to_owned(), |pod| format!("Pod {}", pod.key()));
+        let who = by.map_or_else(|| "something".to_owned(), |pod| format!("Pod {}", pod.key));
         finding = finding.against(
             EvidenceType::Kernel,
             case.flow.client.established,
             format!("the connection was answered: {who} has the address {} now", endpoint.ip()),
         );
     } else if let Some((pod, until)) = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), case.decided) {
-        finding =
-            finding.api(Some(until), format!("Pod {} gave the address {} up", pod.key(), endpoint.ip()));
+        finding = finding.api(Some(until), format!("Pod {} gave the address {} up", pod.key, endpoint.ip()));
     }
     if let Some(confounder) = confounder {
         finding = finding.against(EvidenceType::Api, None, confounder);
@@ -164,11 +159,9 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     if case.flow.was_answered() {
         return None;
     }
-    let (removed, certain) = match case.ctx.cluster.membership(&case.service, endpoint, looked.time) {
-        Membership::Left { at, .. } => (at, true),
-        Membership::Member { ready: false, serving: false, since, .. } => (since, true),
+    let (removed, certain) = match case.ctx.cluster.membership(&case.vip, endpoint, looked.time) {
         Membership::NeverSeen { since } => (since, false),
-        Membership::Member { .. } | Membership::Unknown => return None,
+        membership => (membership.unusable_since()?, true),
     };
     let older = case.flow.partial || case.decided <= removed;
     if removed == Timestamp::MIN || !older || last_packet <= removed.saturating_add(case.ctx.grace) {
@@ -233,7 +226,7 @@ fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
     if case.ctx.metadata_age.is_some_and(|age| age > case.ctx.grace.as_secs_f64()) {
         return Some("the metadata is old: the endpoint may have been added since");
     }
-    (case.service.via != Via::ClusterIp).then_some(
+    (case.vip.via != Via::ClusterIp).then_some(
         "others than kube-proxy translate such addresses too: a hostPort (CNI-HOSTPORT-DNAT), a load balancer on the \
          node (N13)",
     )
@@ -247,9 +240,11 @@ fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
 pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let ended = case.ended();
-    let removed = match case.ctx.cluster.membership(&case.service, endpoint, ended) {
+    let removed = match case.ctx.cluster.membership(&case.vip, endpoint, ended) {
         Membership::Left { at, .. } => at,
-        Membership::Member { ready: false, terminating, serving, since, .. } if terminating || !serving => {
+        Membership::Member { state: EndpointState { conditions, .. }, since }
+            if !conditions.ready && (conditions.terminating || !conditions.serving) =>
+        {
             since
         }
         _ => return None,
@@ -263,7 +258,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let pod = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
-    let grace = pod.and_then(|pod| pod.termination_grace).unwrap_or(DEFAULT_TERMINATION_GRACE);
+    let grace = pod.map_or(DEFAULT_TERMINATION_GRACE, |pod| pod.termination_grace);
     let after = ended.since(removed);
     let drained = case.outcome.is_success();
     let name = case.endpoint_name();

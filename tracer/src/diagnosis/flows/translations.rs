@@ -5,8 +5,9 @@
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
-use super::{Address, Context, ServicePort, Via};
+use super::Context;
 use crate::{
+    cluster::{Address, Via, Vip},
     flow::{Decision, Flow},
     net::Protocol,
     time::Timestamp,
@@ -39,7 +40,7 @@ impl Translations {
             if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
                 && matches!(
                     ctx.cluster.address(flow.orig.dst, flow.orig.protocol, chosen.time),
-                    Address::Service(service) if service.via == Via::ClusterIp
+                    Address::Vip(vip) if vip.via == Via::ClusterIp
                 )
             {
                 self.translated(flow.orig.dst, chosen.time);
@@ -47,17 +48,17 @@ impl Translations {
             return;
         };
         match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
-            Address::Service(service) if service.via == Via::ClusterIp => {
+            Address::Vip(vip) if vip.via == Via::ClusterIp => {
                 if !flow.is_tcp() && flow.was_answered() {
-                    self.note_answer(&service, decision.time);
+                    self.note_answer(&vip, decision.time);
                 }
                 if decision.confirmed.is_some() && decision.endpoint().is_none() && flow.was_answered() {
                     self.served_elsewhere = self.served_elsewhere.max(Some(decision.time));
                 }
                 if decision.endpoint().is_some() {
-                    self.translated(service.asked, decision.time);
+                    self.translated(vip.addr, decision.time);
                 } else {
-                    self.note_untranslated(&service, decision, ctx);
+                    self.note_untranslated(&vip, decision, ctx);
                 }
             }
             _ => {}
@@ -72,24 +73,24 @@ impl Translations {
         }
     }
 
-    fn note_untranslated(&mut self, service: &ServicePort, decision: &Decision, ctx: &Context<'_>) {
-        let usable = || ctx.cluster.usable(service, ctx.node_name, decision.time);
+    fn note_untranslated(&mut self, vip: &Vip<'_>, decision: &Decision, ctx: &Context<'_>) {
+        let usable = || ctx.cluster.usable(vip, ctx.node_name, decision.time);
         if decision.confirmed.is_some()
-            && service.proxy_name.is_none()
+            && vip.service.proxy_name.is_none()
             && usable().is_some_and(|usable| usable.count > 0)
         {
             if self.untranslated.len() >= MAX_SERVICES {
                 self.untranslated.clear();
             }
-            self.untranslated.insert(service.asked, decision.time);
+            self.untranslated.insert(vip.addr, decision.time);
         }
     }
 
-    fn note_answer(&mut self, service: &ServicePort, time: Timestamp) {
+    fn note_answer(&mut self, vip: &Vip<'_>, time: Timestamp) {
         if self.answering.len() >= MAX_SERVICES {
             self.answering.clear();
         }
-        self.answering.insert((service.asked, service.protocol), time);
+        self.answering.insert((vip.addr, vip.port.protocol), time);
     }
 
     /// Whether this Service was seen to answer datagrams.
@@ -106,9 +107,9 @@ impl Translations {
     }
 
     /// Whether other Services went untranslated around `at` too, and none was translated.
-    pub(super) fn other_services_untranslated(&self, service: &ServicePort, at: Timestamp) -> bool {
+    pub(super) fn other_services_untranslated(&self, vip: SocketAddr, at: Timestamp) -> bool {
         let lately = at.saturating_sub(LATELY);
         self.last_translated.is_none_or(|time| time < lately)
-            && self.untranslated.iter().any(|(asked, time)| *asked != service.asked && *time >= lately)
+            && self.untranslated.iter().any(|(asked, time)| *asked != vip && *time >= lately)
     }
 }

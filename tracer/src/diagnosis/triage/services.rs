@@ -215,7 +215,7 @@ fn local_policies(
         }
         for family in families(service) {
             let without = |port: &&ServicePort| {
-                let usable = |local| history.usable(&service.key, port, family.kind(), local, AT);
+                let usable = |local| history.usable_endpoints(&service.key, port, family.kind(), local, AT);
                 usable(Some(node)).is_empty() && !usable(None).is_empty()
             };
             let ports: Vec<&ServicePort> = service.ports.iter().filter(without).collect();
@@ -252,7 +252,7 @@ fn no_local_endpoint(
     };
     let elsewhere: BTreeSet<String> = ports
         .iter()
-        .flat_map(|port| history.usable(&key.clone(), port, family, None, AT))
+        .flat_map(|port| history.usable_endpoints(key, port, family, None, AT))
         .filter_map(|endpoint| endpoint.node.map(|node| node.to_string()))
         .collect();
     let elsewhere: Vec<String> = elsewhere.into_iter().take(5).collect();

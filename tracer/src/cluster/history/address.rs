@@ -1,0 +1,141 @@
+//! What an address meant: a Service port, a Service without that port, or nothing of a Service's.
+//!
+//! Owns the look-up of VIPs, and finds the same Service port again at another moment. Must not read endpoints.
+
+use std::{fmt, net::SocketAddr};
+
+use super::History;
+use crate::{
+    cluster::{
+        model::{AddressType, Service, ServicePort, Via},
+        timeline::At,
+    },
+    net::{Cidr, Protocol},
+    time::Timestamp,
+};
+
+/// What an address and port meant at a moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Address<'a> {
+    Vip(Vip<'a>),
+    /// The address of a Service, but no port of it (C5c).
+    UnknownPort(&'a Service),
+    /// It was a Service's address until `since`, when that Service was deleted or gave the address up.
+    Gone {
+        service: &'a Service,
+        since: Timestamp,
+    },
+    Other,
+}
+
+/// An address that a client connects to, and the Service port that it stands for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Vip<'a> {
+    pub addr: SocketAddr,
+    pub via: Via,
+    pub service: &'a Service,
+    pub port: &'a ServicePort,
+}
+
+impl<'a> Vip<'a> {
+    /// Whether the Service's traffic policy admits only endpoints on the node where the traffic arrives.
+    pub fn is_local(&self) -> bool {
+        self.service.is_local(self.via)
+    }
+
+    /// `loadBalancerSourceRanges` of the address's family: kube-proxy of each family knows no others. None admits
+    /// everybody. They hold for load balancer IPs.
+    pub fn source_ranges(&self) -> impl Iterator<Item = &'a Cidr> {
+        let is_ipv4 = self.addr.is_ipv4();
+        self.service.source_ranges.iter().filter(move |range| range.base.is_ipv4() == is_ipv4)
+    }
+
+    pub(super) const fn family(&self) -> AddressType {
+        AddressType::of(self.addr.ip())
+    }
+}
+
+/// `namespace/service:port`.
+impl fmt::Display for Vip<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.service.key, self.port.label())
+    }
+}
+
+impl History {
+    /// What a connection to `addr` was meant for.
+    pub fn address(&self, addr: SocketAddr, protocol: Protocol, at: Timestamp) -> Address<'_> {
+        match self.lookup(addr, protocol, at) {
+            // A node's own address is also an external or load balancer IP in many clusters (k3s, externalIPs):
+            // connections to it beyond the Service's ports are the node's business.
+            Address::UnknownPort(_) | Address::Gone { .. } if self.node_by_ip(addr.ip(), at).is_some() => {
+                Address::Other
+            }
+            meant => meant,
+        }
+    }
+
+    /// What a rule for `addr` was meant for: `ClusterIP`, external IP, load balancer IP, or a nodePort on the address of
+    /// a Node.
+    pub fn lookup(&self, addr: SocketAddr, protocol: Protocol, at: Timestamp) -> Address<'_> {
+        let (ip, port) = (addr.ip().to_canonical(), addr.port());
+        let mut other_port = None;
+        let mut gone: Option<(&Service, Timestamp)> = None;
+        for key in self.service_ips.get(&ip).into_iter().flatten() {
+            let Some(line) = self.services.get(key) else { continue };
+            match line.at(at) {
+                At::In(service) | At::Assumed(service) => {
+                    if let Some(via) = service.via(ip) {
+                        if let Some(port) = service.port(port, protocol) {
+                            return Address::Vip(Vip { addr, via, service, port });
+                        }
+                        other_port.get_or_insert(&**service);
+                        continue;
+                    }
+                }
+                At::Gone => {}
+                At::NotYet => continue,
+            }
+            let left = line.spans().filter_map(|span| Some((span.value?, span.to?)));
+            let last = left.filter(|(service, to)| *to <= at && service.via(ip).is_some()).last();
+            if let Some((service, since)) = last
+                && gone.is_none_or(|(_, best)| best < since)
+            {
+                gone = Some((service, since));
+            }
+        }
+        if self.node_by_ip(ip, at).is_some()
+            && let Some((service, port)) = self.node_port(port, protocol, at)
+        {
+            return Address::Vip(Vip { addr, via: Via::NodePort, service, port });
+        }
+        match (other_port, gone) {
+            (Some(service), _) => Address::UnknownPort(service),
+            (None, Some((service, since))) => Address::Gone { service, since },
+            (None, None) => Address::Other,
+        }
+    }
+
+    /// The Service port that owned this nodePort.
+    fn node_port(&self, port: u16, protocol: Protocol, at: Timestamp) -> Option<(&Service, &ServicePort)> {
+        self.node_ports.get(&(port, protocol))?.iter().find_map(|key| {
+            let service = self.services.get(key)?.at(at).value()?;
+            Some((&**service, service.node_port(port, protocol)?))
+        })
+    }
+
+    /// The Service port as it was at `at`, found by its name, number and protocol, else by its address.
+    pub(super) fn vip_at(&self, vip: &Vip<'_>, at: Timestamp) -> Option<Vip<'_>> {
+        let Vip { addr, via, service, port: known } = *vip;
+        if let Some(service) = self.service(&service.key, at)
+            && let Some(port) =
+                service.port(known.port, known.protocol).filter(|port| port.name == known.name)
+        {
+            return Some(Vip { addr, via, service, port });
+        }
+        match self.lookup(addr, known.protocol, at) {
+            Address::Vip(vip) => Some(vip),
+            _ => None,
+        }
+    }
+}
