@@ -2,18 +2,35 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use serde_json::Value;
+use serde_json_borrow::Value;
 
 use crate::{
     net::Protocol,
     rules::{AddressRange, Datum, Field, Key, Set, Step, Table, Verdict, iptables},
 };
 
+/// What is read of a value; `None` for one of another type.
+trait Read<'ctx> {
+    fn member(&self, name: &str) -> Option<&Value<'ctx>>;
+    fn unsigned(&self) -> Option<u64>;
+}
+
+impl<'ctx> Read<'ctx> for Value<'ctx> {
+    fn member(&self, name: &str) -> Option<&Value<'ctx>> {
+        self.as_object()?.get(name)
+    }
+
+    /// Also of a number that was converted from [`serde_json::Value`], which is kept as a signed one.
+    fn unsigned(&self) -> Option<u64> {
+        self.as_u64().or_else(|| u64::try_from(self.as_i64()?).ok())
+    }
+}
+
 /// Statements that do not touch where a packet goes.
 const HARMLESS: [&str; 4] = ["counter", "log", "comment", "notrack"];
 
 /// Adds what a statement does to `steps`. A verdict map written into the rule becomes a map of the table.
-pub(super) fn statement(statement: &Value, table: &mut Table, steps: &mut Vec<Step>) {
+pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Vec<Step>) {
     let Some((name, body)) = statement.as_object().and_then(|object| object.iter().next()) else {
         steps.push(unknown(statement));
         return;
@@ -22,13 +39,13 @@ pub(super) fn statement(statement: &Value, table: &mut Table, steps: &mut Vec<St
         steps.push(Step::Do(verdict));
         return;
     }
-    let step = match name.as_str() {
+    let step = match name {
         "match" => condition(body, table),
         "vmap" => vmap(body, table, steps.len()),
         "mangle" => mangle(body),
         "masquerade" | "snat" => Some(Step::Do(Verdict::Masquerade)),
         "dnat" => dnat(body),
-        "set" => body.get("set").and_then(Value::as_str).map(|set| Step::Remember(bare(set).into())),
+        "set" => body.member("set").and_then(Value::as_str).map(|set| Step::Remember(bare(set).into())),
         harmless if HARMLESS.contains(&harmless) => Some(Step::Harmless),
         _ => None,
     };
@@ -39,7 +56,7 @@ pub(super) fn statement(statement: &Value, table: &mut Table, steps: &mut Vec<St
     }
 }
 
-fn unknown(value: &Value) -> Step {
+fn unknown(value: &Value<'_>) -> Step {
     Step::Unknown(value.to_string().chars().take(120).collect::<String>().into())
 }
 
@@ -47,13 +64,13 @@ fn bare(set: &str) -> &str {
     set.strip_prefix('@').unwrap_or(set)
 }
 
-fn verdict(value: &Value) -> Option<Verdict> {
+fn verdict(value: &Value<'_>) -> Option<Verdict> {
     let (name, body) = value.as_object()?.iter().next()?;
     verdict_of(name, body)
 }
 
-fn verdict_of(name: &str, body: &Value) -> Option<Verdict> {
-    let target = || body.get("target").and_then(Value::as_str);
+fn verdict_of(name: &str, body: &Value<'_>) -> Option<Verdict> {
+    let target = || body.member("target").and_then(Value::as_str);
     Some(match name {
         "accept" => Verdict::Accept,
         "drop" => Verdict::Drop,
@@ -66,28 +83,28 @@ fn verdict_of(name: &str, body: &Value) -> Option<Verdict> {
 }
 
 /// What of the packet an expression reads.
-fn field(value: &Value) -> Option<Field> {
-    if let Some(payload) = value.get("payload") {
-        return match (payload.get("protocol")?.as_str()?, payload.get("field")?.as_str()?) {
+fn field(value: &Value<'_>) -> Option<Field> {
+    if let Some(payload) = value.member("payload") {
+        return match (payload.member("protocol")?.as_str()?, payload.member("field")?.as_str()?) {
             ("ip" | "ip6", "saddr") => Some(Field::Source),
             ("ip" | "ip6", "daddr") => Some(Field::Destination),
             ("tcp" | "udp" | "sctp" | "th", "dport") => Some(Field::Port),
             _ => None,
         };
     }
-    (value.get("meta")?.get("key")? == "l4proto").then_some(Field::Protocol)
+    (value.member("meta")?.member("key")?.as_str()? == "l4proto").then_some(Field::Protocol)
 }
 
-fn fields(value: &Value) -> Option<Box<[Field]>> {
-    match value.get("concat").and_then(Value::as_array) {
+fn fields(value: &Value<'_>) -> Option<Box<[Field]>> {
+    match value.member("concat").and_then(Value::as_array) {
         Some(parts) => parts.iter().map(field).collect(),
         None => Some([field(value)?].into()),
     }
 }
 
-fn condition(body: &Value, table: &Table) -> Option<Step> {
-    let (left, right) = (body.get("left")?, body.get("right")?);
-    let negated = match body.get("op").and_then(Value::as_str)? {
+fn condition(body: &Value<'_>, table: &Table) -> Option<Step> {
+    let (left, right) = (body.member("left")?, body.member("right")?);
+    let negated = match body.member("op").and_then(Value::as_str)? {
         "==" | "in" => false,
         "!=" => true,
         _ => return None,
@@ -107,7 +124,7 @@ fn condition(body: &Value, table: &Table) -> Option<Step> {
         Some(Field::Destination) => return Some(Step::Destination { ranges: ranges(right)?, negated }),
         Some(Field::Protocol) => return Some(Step::Protocol { protocol: protocol(right)?, negated }),
         Some(Field::Port) => {
-            let (first, last) = match right.get("range").and_then(Value::as_array).map(Vec::as_slice) {
+            let (first, last) = match right.member("range").and_then(Value::as_array) {
                 Some([first, last]) => (port(first)?, port(last)?),
                 _ => (port(right)?, port(right)?),
             };
@@ -115,26 +132,27 @@ fn condition(body: &Value, table: &Table) -> Option<Step> {
         }
         None => {}
     }
-    if let Some(ct) = left.get("ct") {
+    if let Some(ct) = left.member("ct") {
         let names = |name: &str| match right {
-            Value::String(text) => text == name,
-            Value::Array(list) => list.iter().any(|text| text == name),
+            Value::Str(text) => text == name,
+            Value::Array(list) => list.iter().any(|text| text.as_str() == Some(name)),
             other => other
-                .get("set")
+                .member("set")
                 .and_then(Value::as_array)
-                .is_some_and(|list| list.iter().any(|text| text == name)),
+                .is_some_and(|list| list.iter().any(|text| text.as_str() == Some(name))),
         };
-        return match ct.get("key")?.as_str()? {
+        return match ct.member("key")?.as_str()? {
             "state" => Some(Step::State { new: names("new"), translated: false, negated }),
             "status" => Some(Step::State { new: false, translated: names("dnat"), negated }),
             _ => None,
         };
     }
-    if let Some(fib) = left.get("fib") {
-        let local = fib.get("result")? == "type" && right == "local";
-        let flags = fib.get("flags")?;
+    if let Some(fib) = left.member("fib") {
+        let local = fib.member("result")?.as_str()? == "type" && right.as_str() == Some("local");
+        let flags = fib.member("flags")?;
         let of = |name: &str| {
-            flags == name || flags.as_array().is_some_and(|flags| flags.iter().all(|flag| flag == name))
+            flags.as_str() == Some(name)
+                || flags.as_array().is_some_and(|flags| flags.iter().all(|flag| flag.as_str() == Some(name)))
         };
         return match () {
             () if local && of("saddr") => Some(Step::SourceLocal { negated }),
@@ -142,10 +160,10 @@ fn condition(body: &Value, table: &Table) -> Option<Step> {
             () => None,
         };
     }
-    if left.get("meta").and_then(|meta| meta.get("key")).is_some_and(|key| key == "iifname" || key == "iif") {
+    if matches!(left.member("meta").and_then(|meta| meta.member("key")?.as_str()), Some("iifname" | "iif")) {
         return Some(Step::Interface { name: right.as_str()?.into(), negated });
     }
-    let (value, mask) = match left.get("&").and_then(Value::as_array).map(Vec::as_slice) {
+    let (value, mask) = match left.member("&").and_then(Value::as_array) {
         Some([of, mask]) if is_mark(of) => (number(right)?, number(mask)?),
         None if is_mark(left) => (number(right)?, u32::MAX),
         _ => return None,
@@ -153,42 +171,42 @@ fn condition(body: &Value, table: &Table) -> Option<Step> {
     Some(Step::Mark { value, mask, negated })
 }
 
-fn is_mark(value: &Value) -> bool {
-    value.get("meta").and_then(|meta| meta.get("key")).is_some_and(|key| key == "mark")
+fn is_mark(value: &Value<'_>) -> bool {
+    value.member("meta").and_then(|meta| meta.member("key")?.as_str()) == Some("mark")
 }
 
-fn number(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|number| u32::try_from(number).ok())
+fn number(value: &Value<'_>) -> Option<u32> {
+    value.unsigned().and_then(|number| u32::try_from(number).ok())
 }
 
-fn port(value: &Value) -> Option<u16> {
-    value.as_u64().and_then(|number| u16::try_from(number).ok())
+fn port(value: &Value<'_>) -> Option<u16> {
+    value.unsigned().and_then(|number| u16::try_from(number).ok())
 }
 
-fn protocol(value: &Value) -> Option<Protocol> {
+fn protocol(value: &Value<'_>) -> Option<Protocol> {
     match value {
-        Value::String(name) => iptables::protocol(name),
-        other => other.as_u64().and_then(|number| u8::try_from(number).ok()).map(Protocol),
+        Value::Str(name) => iptables::protocol(name),
+        other => other.unsigned().and_then(|number| u8::try_from(number).ok()).map(Protocol),
     }
 }
 
-fn ranges(value: &Value) -> Option<Box<[AddressRange]>> {
-    match value.get("set").and_then(Value::as_array) {
+fn ranges(value: &Value<'_>) -> Option<Box<[AddressRange]>> {
+    match value.member("set").and_then(Value::as_array) {
         Some(list) => list.iter().map(range).collect(),
         None => Some([range(value)?].into()),
     }
 }
 
 /// An address, a prefix or a range.
-fn range(value: &Value) -> Option<AddressRange> {
+fn range(value: &Value<'_>) -> Option<AddressRange> {
     if let Some(text) = value.as_str() {
         return AddressRange::parse(text);
     }
-    if let Some(prefix) = value.get("prefix") {
-        let length = u8::try_from(prefix.get("len")?.as_u64()?).ok()?;
-        return AddressRange::of(prefix.get("addr")?.as_str()?.parse().ok()?, length);
+    if let Some(prefix) = value.member("prefix") {
+        let length = u8::try_from(prefix.member("len")?.unsigned()?).ok()?;
+        return AddressRange::of(prefix.member("addr")?.as_str()?.parse().ok()?, length);
     }
-    match value.get("range")?.as_array()?.as_slice() {
+    match value.member("range")?.as_array()? {
         [first, last] => {
             Some(AddressRange { first: first.as_str()?.parse().ok()?, last: last.as_str()?.parse().ok()? })
         }
@@ -196,20 +214,20 @@ fn range(value: &Value) -> Option<AddressRange> {
     }
 }
 
-fn mangle(body: &Value) -> Option<Step> {
-    if !is_mark(body.get("key")?) {
+fn mangle(body: &Value<'_>) -> Option<Step> {
+    if !is_mark(body.member("key")?) {
         return None;
     }
-    let value = body.get("value")?;
+    let value = body.member("value")?;
     if let Some(number) = number(value) {
         return Some(Step::SetMark { clear: u32::MAX, toggle: number });
     }
     let (operator, operands) = value.as_object()?.iter().next()?;
-    let bits = match operands.as_array()?.as_slice() {
+    let bits = match operands.as_array()? {
         [of, bits] if is_mark(of) => number(bits)?,
         _ => return None,
     };
-    Some(match operator.as_str() {
+    Some(match operator {
         "|" => Step::SetMark { clear: bits, toggle: bits },
         "^" => Step::SetMark { clear: 0, toggle: bits },
         "&" => Step::SetMark { clear: !bits, toggle: 0 },
@@ -218,26 +236,26 @@ fn mangle(body: &Value) -> Option<Step> {
 }
 
 /// `numgen random mod N`.
-fn random(key: &Value) -> Option<u32> {
-    let numgen = key.get("numgen")?;
-    let whole = numgen.get("offset").is_none_or(|offset| offset == 0);
-    number(numgen.get("mod")?).filter(|of| whole && *of > 0)
+fn random(key: &Value<'_>) -> Option<u32> {
+    let numgen = key.member("numgen")?;
+    let whole = numgen.member("offset").is_none_or(|offset| offset.unsigned() == Some(0));
+    number(numgen.member("mod")?).filter(|of| whole && *of > 0)
 }
 
-fn dnat(body: &Value) -> Option<Step> {
-    let address = body.get("addr")?;
-    if let Some(map) = address.get("map") {
-        let of = random(map.get("key")?)?;
+fn dnat(body: &Value<'_>) -> Option<Step> {
+    let address = body.member("addr")?;
+    if let Some(map) = address.member("map") {
+        let of = random(map.member("key")?)?;
         let to =
-            map.get("data")?.get("set")?.as_array()?.iter().map(|entry| match entry.as_array()?.as_slice() {
+            map.member("data")?.member("set")?.as_array()?.iter().map(|entry| match entry.as_array()? {
                 [key, value] => {
-                    let endpoint = match value.get("concat").and_then(Value::as_array).map(Vec::as_slice) {
+                    let endpoint = match value.member("concat").and_then(Value::as_array) {
                         Some([address, number]) => {
                             SocketAddr::new(address.as_str()?.parse().ok()?, port(number)?)
                         }
                         _ => SocketAddr::new(
                             value.as_str()?.parse().ok()?,
-                            body.get("port").and_then(port).unwrap_or(0),
+                            body.member("port").and_then(port).unwrap_or(0),
                         ),
                     };
                     Some((number(key)?, Verdict::Dnat(endpoint)))
@@ -247,13 +265,13 @@ fn dnat(body: &Value) -> Option<Step> {
         return Some(Step::Spread { of, to: to.collect::<Option<_>>()? });
     }
     let ip: IpAddr = address.as_str()?.parse().ok()?;
-    Some(Step::Do(Verdict::Dnat(SocketAddr::new(ip, body.get("port").map_or(Some(0), port)?))))
+    Some(Step::Do(Verdict::Dnat(SocketAddr::new(ip, body.member("port").map_or(Some(0), port)?))))
 }
 
-fn vmap(body: &Value, table: &mut Table, place: usize) -> Option<Step> {
-    let (key, data) = (body.get("key")?, body.get("data")?);
+fn vmap(body: &Value<'_>, table: &mut Table, place: usize) -> Option<Step> {
+    let (key, data) = (body.member("key")?, body.member("data")?);
     if let Some(of) = random(key) {
-        let to = data.get("set")?.as_array()?.iter().map(|entry| match entry.as_array()?.as_slice() {
+        let to = data.member("set")?.as_array()?.iter().map(|entry| match entry.as_array()? {
             [key, value] => Some((number(key)?, verdict(value)?)),
             _ => None,
         });
@@ -266,7 +284,7 @@ fn vmap(body: &Value, table: &mut Table, place: usize) -> Option<Step> {
     // A map of the rule's own: nft gives it no name.
     let name = format!("__map{}_{place}", table.sets.len());
     let mut map = Set::new(&name);
-    for entry in data.get("set")?.as_array()? {
+    for entry in data.member("set")?.as_array()? {
         let (key, verdict) = element(entry)?;
         map.insert(key, verdict);
     }
@@ -275,8 +293,8 @@ fn vmap(body: &Value, table: &mut Table, place: usize) -> Option<Step> {
 }
 
 /// An element of a set, or of a map: `[KEY, VERDICT]`.
-pub(super) fn element(value: &Value) -> Option<(Key, Option<Verdict>)> {
-    match value.as_array().map(Vec::as_slice) {
+pub(super) fn element(value: &Value<'_>) -> Option<(Key, Option<Verdict>)> {
+    match value.as_array() {
         Some([of, then]) => Some((key(of)?, Some(verdict(then)?))),
         Some(_) => None,
         None => Some((key(value)?, None)),
@@ -284,20 +302,20 @@ pub(super) fn element(value: &Value) -> Option<(Key, Option<Verdict>)> {
 }
 
 /// An address, a port, a protocol, or several of them; a comment or counter is taken off.
-fn key(value: &Value) -> Option<Key> {
-    if let Some(inner) = value.get("elem").and_then(|elem| elem.get("val")) {
+fn key(value: &Value<'_>) -> Option<Key> {
+    if let Some(inner) = value.member("elem").and_then(|elem| elem.member("val")) {
         return key(inner);
     }
-    match value.get("concat").and_then(Value::as_array) {
+    match value.member("concat").and_then(Value::as_array) {
         Some(parts) => parts.iter().map(datum).collect(),
         None => Some([datum(value)?].into()),
     }
 }
 
-fn datum(value: &Value) -> Option<Datum> {
+fn datum(value: &Value<'_>) -> Option<Datum> {
     match value {
         Value::Number(_) => port(value).map(Datum::Port),
-        Value::String(text) => match text.parse() {
+        Value::Str(text) => match text.parse() {
             Ok(ip) => Some(Datum::Address(ip)),
             Err(_) => iptables::protocol(text).map(Datum::Protocol),
         },

@@ -3,13 +3,13 @@
 //! The listing is read one object at a time: a large cluster's is tens of megabytes, and as one tree it would take ten
 //! times that.
 
-use std::fmt;
+use std::{borrow::Cow, fmt, ops::Deref};
 
 use serde::{
     Deserialize,
     de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::Value;
+use serde_json_borrow::Value;
 
 use super::{ITEMS_MAX, expression, is_ours};
 use crate::{
@@ -79,45 +79,77 @@ impl<'de> Visitor<'de> for Items<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(item) = items.next_element::<Item>()? {
+        while let Some(item) = items.next_element::<Item<'_>>()? {
             self.0.item(item);
         }
         Ok(())
     }
 }
 
+/// A string, borrowed from the listing where it has no escapes: serde borrows no `Cow` inside an `Option`.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
+
+impl Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
 /// One object; its kind is the member's name.
 #[derive(Deserialize)]
-struct Item {
-    table: Option<Object>,
-    chain: Option<Object>,
-    set: Option<Object>,
-    map: Option<Object>,
-    rule: Option<Object>,
-    element: Option<Object>,
+#[serde(bound(deserialize = "'de: 't, 't: 'de"))]
+struct Item<'t> {
+    #[serde(borrow)]
+    table: Option<Object<'t>>,
+    #[serde(borrow)]
+    chain: Option<Object<'t>>,
+    #[serde(borrow)]
+    set: Option<Object<'t>>,
+    #[serde(borrow)]
+    map: Option<Object<'t>>,
+    #[serde(borrow)]
+    rule: Option<Object<'t>>,
+    #[serde(borrow)]
+    element: Option<Object<'t>>,
 }
 
 /// The members of all kinds together.
 #[derive(Deserialize)]
-struct Object {
-    family: Option<String>,
-    table: Option<String>,
-    name: Option<String>,
-    chain: Option<String>,
-    #[serde(rename = "type")]
-    kind: Option<Value>,
-    hook: Option<String>,
-    prio: Option<Value>,
-    policy: Option<String>,
-    comment: Option<String>,
+#[serde(bound(deserialize = "'de: 't, 't: 'de"))]
+struct Object<'t> {
+    #[serde(borrow)]
+    family: Option<Text<'t>>,
+    #[serde(borrow)]
+    table: Option<Text<'t>>,
+    #[serde(borrow)]
+    name: Option<Text<'t>>,
+    #[serde(borrow)]
+    chain: Option<Text<'t>>,
+    #[serde(rename = "type", borrow)]
+    kind: Option<Value<'t>>,
+    #[serde(borrow)]
+    hook: Option<Text<'t>>,
+    #[serde(borrow)]
+    prio: Option<Value<'t>>,
+    #[serde(borrow)]
+    policy: Option<Text<'t>>,
+    #[serde(borrow)]
+    comment: Option<Text<'t>>,
     timeout: Option<u32>,
-    flags: Option<Value>,
-    expr: Option<Vec<Value>>,
-    elem: Option<Vec<Value>>,
+    #[serde(borrow)]
+    flags: Option<Value<'t>>,
+    #[serde(borrow)]
+    expr: Option<Vec<Value<'t>>>,
+    #[serde(borrow)]
+    elem: Option<Vec<Value<'t>>>,
 }
 
 impl Reader {
-    fn item(&mut self, item: Item) {
+    fn item(&mut self, item: Item<'_>) {
         self.items += 1;
         if self.items > ITEMS_MAX {
             self.ruleset.odd(|| format!("nftables: more than {ITEMS_MAX} objects"));
@@ -148,27 +180,27 @@ impl Reader {
         self.ruleset.tables.iter_mut().find(|table| of(table))
     }
 
-    fn table_of(&mut self, object: &Object) -> Option<&mut Table> {
+    fn table_of(&mut self, object: &Object<'_>) -> Option<&mut Table> {
         let family = family(object)?;
         let name = object.table.as_deref().filter(|name| is_ours(name))?;
         self.table(family, name)
     }
 
-    fn chain(&mut self, object: &Object) {
-        let Some(name) = object.name.clone() else { return };
+    fn chain(&mut self, object: &Object<'_>) {
+        let Some(name) = object.name.as_deref() else { return };
         let base = base(object);
         let Some(table) = self.table_of(object) else { return };
-        if let Some(chain) = table.chain_mut(&name) {
+        if let Some(chain) = table.chain_mut(name) {
             chain.base = base;
         }
     }
 
-    fn set(&mut self, object: &Object) {
-        let Some(name) = object.name.clone() else { return };
-        let mut set = Set::new(&name);
+    fn set(&mut self, object: &Object<'_>) {
+        let Some(name) = object.name.as_deref() else { return };
+        let mut set = Set::new(name);
         let dynamic = match &object.flags {
-            Some(Value::String(flag)) => flag == "timeout",
-            Some(Value::Array(flags)) => flags.iter().any(|flag| flag == "timeout"),
+            Some(Value::Str(flag)) => flag == "timeout",
+            Some(Value::Array(flags)) => flags.iter().any(|flag| flag.as_str() == Some("timeout")),
             _ => false,
         };
         set.timeout = object.timeout.or(dynamic.then_some(u32::MAX));
@@ -177,14 +209,14 @@ impl Reader {
         self.elements(object);
     }
 
-    fn elements(&mut self, object: &Object) {
-        let Some(name) = object.name.clone() else { return };
+    fn elements(&mut self, object: &Object<'_>) {
+        let Some(name) = object.name.as_deref() else { return };
         let elements = object.elem.as_deref().unwrap_or_default();
         let mut odd = 0_u64;
         let Some(table) = self.table_of(object) else { return };
-        let mut set = Set::new(&name);
+        let mut set = Set::new(name);
         // What packets wrote into an affinity set is not configuration.
-        if table.set(&name).is_some_and(|set| set.timeout.is_some()) {
+        if table.set(name).is_some_and(|set| set.timeout.is_some()) {
             return;
         }
         for element in elements {
@@ -199,20 +231,20 @@ impl Reader {
         }
     }
 
-    fn rule(&mut self, object: &Object) {
-        let Some(name) = object.chain.clone() else { return };
+    fn rule(&mut self, object: &Object<'_>) {
+        let Some(name) = object.chain.as_deref() else { return };
         let Some(table) = self.table_of(object) else { return };
-        let mut rule = Rule { steps: Vec::new(), comment: object.comment.clone().map(Into::into) };
+        let mut rule = Rule { steps: Vec::new(), comment: object.comment.as_deref().map(Into::into) };
         for statement in object.expr.iter().flatten() {
             expression::statement(statement, table, &mut rule.steps);
         }
-        if let Some(chain) = table.chain_mut(&name) {
+        if let Some(chain) = table.chain_mut(name) {
             chain.rules.push(rule);
         }
     }
 }
 
-fn family(object: &Object) -> Option<Family> {
+fn family(object: &Object<'_>) -> Option<Family> {
     match object.family.as_deref()? {
         "ip" => Some(Family::Ipv4),
         "ip6" => Some(Family::Ipv6),
@@ -220,9 +252,9 @@ fn family(object: &Object) -> Option<Family> {
     }
 }
 
-fn base(object: &Object) -> Option<Base> {
+fn base(object: &Object<'_>) -> Option<Base> {
     let hook = super::hook(object.hook.as_deref()?)?;
-    let nat = object.kind.as_ref().is_some_and(|kind| kind == "nat");
+    let nat = object.kind.as_ref().is_some_and(|kind| kind.as_str() == Some("nat"));
     let priority = object.prio.as_ref().and_then(Value::as_i64).and_then(|prio| i32::try_from(prio).ok());
     let drops = object.policy.as_deref() == Some("drop");
     Some(Base { nat, hook, priority: priority.unwrap_or_default(), drops })

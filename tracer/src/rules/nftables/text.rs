@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
                     let parsed = Statement { tokens: line }.block();
                     for element in parsed {
                         self.items += 1;
-                        match element.and_then(|element| expression::element(&element)) {
+                        match element.and_then(|element| expression::element(&(&element).into())) {
                             Some((key, verdict)) if self.items <= ITEMS_MAX => set.insert(key, verdict),
                             _ => self
                                 .ruleset
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
                     while let Some(statement) = statements.next() {
                         match statement.get("comment").and_then(Value::as_str) {
                             Some(comment) => rule.comment = Some(comment.into()),
-                            None => expression::statement(&statement, table, &mut rule.steps),
+                            None => expression::statement(&(&statement).into(), table, &mut rule.steps),
                         }
                     }
                     if let Some(chain) = table.chain_mut(name) {
