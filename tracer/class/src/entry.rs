@@ -1,14 +1,109 @@
-//! What an entry of the knowledge base says.
+//! What an entry of the knowledge base holds.
 
-use crate::{Domain, Severity};
+use std::borrow::Cow;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::{Domain, Safety, Severity};
 
 /// What kind of outcome a class is, in the order in which a summary lists them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     Fault,
     Unknown,
     Normal,
     Ok,
+}
+
+/// Which verbs can report a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Seen {
+    /// `viptrace trace` and `viptrace replay`, as the verdict on a flow.
+    Trace,
+    /// `viptrace check`, as a finding about the node.
+    Check,
+    Both,
+    /// None of them yet: the page says what they report in its place.
+    Neither,
+}
+
+impl Seen {
+    pub const fn by_trace(self) -> bool {
+        matches!(self, Self::Trace | Self::Both)
+    }
+
+    pub const fn by_check(self) -> bool {
+        matches!(self, Self::Check | Self::Both)
+    }
+}
+
+/// The proof that a class is recognised on a real kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Scenario {
+    /// Scenarios of the lab that cause it.
+    Lab(&'static [&'static str]),
+    /// Why no scenario can cause it yet.
+    None(&'static str),
+}
+
+/// Something to do.
+///
+/// The text names what it needs in braces: `{NODE}` is printed as `NODE` until a finding fills it in, and `{TOOL=nft}` as
+/// `nft`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// The case that it is for; empty for the usual one.
+    pub when: &'static str,
+    pub text: &'static str,
+    pub safety: Safety,
+}
+
+impl Action {
+    pub(crate) const fn reads(text: &'static str) -> Self {
+        Self { when: "", text, safety: Safety::ReadOnly }
+    }
+
+    pub(crate) const fn disrupts(text: &'static str) -> Self {
+        Self { when: "", text, safety: Safety::Disruptive }
+    }
+
+    pub(crate) const fn endangers(text: &'static str) -> Self {
+        Self { when: "", text, safety: Safety::Dangerous }
+    }
+
+    pub(crate) const fn when(self, when: &'static str) -> Self {
+        Self { when, ..self }
+    }
+
+    /// The text with its placeholders.
+    pub fn plain(&self) -> String {
+        self.fill(|_| None)
+    }
+
+    /// The text; `value` gives what stands for a placeholder, as a shell has to read it.
+    pub fn fill<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> String {
+        let mut out = String::with_capacity(self.text.len());
+        let mut rest = self.text;
+        while let Some((before, after)) = rest.split_once('{') {
+            out.push_str(before);
+            let inner = after
+                .split_once('}')
+                .filter(|(inner, _)| inner.starts_with(|c: char| c.is_ascii_uppercase()));
+            if let Some((inner, behind)) = inner {
+                let (name, default) = inner.split_once('=').unwrap_or((inner, inner));
+                out.push_str(&value(name).unwrap_or(Cow::Borrowed(default)));
+                rest = behind;
+            } else {
+                out.push('{');
+                rest = after;
+            }
+        }
+        out + rest
+    }
 }
 
 /// What is known of a class in general; a finding adds what was seen.
@@ -21,14 +116,76 @@ pub struct Entry {
     pub domains: &'static [Domain],
     /// Unless the finding says otherwise.
     pub severity: Severity,
+    pub seen: Seen,
+    /// What to do now: what only reads comes first.
+    pub now: &'static [Action],
+    /// What keeps it from coming back.
+    pub later: &'static [Action],
+    /// When to hand it to the owner of the cluster: what a person at the node cannot repair.
+    pub escalate: &'static [&'static str],
+    /// Upstream issues, enhancement proposals and kernel commits.
+    pub references: &'static [&'static str],
+    pub scenario: Scenario,
 }
 
 impl Entry {
     pub(crate) const fn fault(title: &'static str, domains: &'static [Domain], severity: Severity) -> Self {
-        Self { kind: Kind::Fault, title, domains, severity }
+        Self {
+            kind: Kind::Fault,
+            title,
+            domains,
+            severity,
+            seen: Seen::Neither,
+            now: &[],
+            later: &[],
+            escalate: &[],
+            references: &[],
+            scenario: Scenario::None(""),
+        }
     }
 
     pub(crate) const fn normal(title: &'static str) -> Self {
-        Self { kind: Kind::Normal, title, domains: &[Domain::Normal], severity: Severity::None }
+        Self { kind: Kind::Normal, ..Self::fault(title, &[Domain::Normal], Severity::None) }
+    }
+
+    pub(crate) const fn seen(self, seen: Seen) -> Self {
+        Self { seen, ..self }
+    }
+
+    pub(crate) const fn now(self, now: &'static [Action]) -> Self {
+        Self { now, ..self }
+    }
+
+    pub(crate) const fn later(self, later: &'static [Action]) -> Self {
+        Self { later, ..self }
+    }
+
+    pub(crate) const fn escalate(self, escalate: &'static [&'static str]) -> Self {
+        Self { escalate, ..self }
+    }
+
+    pub(crate) const fn references(self, references: &'static [&'static str]) -> Self {
+        Self { references, ..self }
+    }
+
+    pub(crate) const fn lab(self, scenarios: &'static [&'static str]) -> Self {
+        Self { scenario: Scenario::Lab(scenarios), ..self }
+    }
+
+    pub(crate) const fn no_scenario(self, reason: &'static str) -> Self {
+        Self { scenario: Scenario::None(reason), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_are_filled_and_other_braces_stay() {
+        let action = Action::reads("{TOOL=nft} list | awk '{print $1}' on {NODE}, not {");
+        assert_eq!(action.plain(), "nft list | awk '{print $1}' on NODE, not {");
+        let filled = action.fill(|name| (name == "NODE").then_some(Cow::Borrowed("worker-1")));
+        assert_eq!(filled, "nft list | awk '{print $1}' on worker-1, not {");
     }
 }

@@ -1,10 +1,11 @@
 //! The knowledge base: one entry for each fault class, each normal look-alike and each check without a class.
 //!
-//! Owns what is known of a class in general: its title, who has to act, how bad it is. A small library of its own, so that
+//! Owns what is known of a class in general: its title, who has to act, how bad it is, what to do and how risky that is. A small library of its own, so that
 //! the lab names classes without building the tracer. Judges nothing.
 
 #![expect(non_upper_case_globals, reason = "an entry is named as its class is")]
 
+pub mod action;
 mod config;
 mod conntrack;
 mod entry;
@@ -18,7 +19,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
-pub use entry::{Entry, Kind};
+pub use entry::{Action, Entry, Kind, Scenario, Seen};
 pub use rating::{Confidence, Domain, Safety, Severity};
 
 /// Declares [`Class`] in its order, and where the entry of each stands.
