@@ -94,7 +94,8 @@ pub const COMPARE_CA: Action = Action::reads(
 
 // C4.
 pub const FIND_LOCK_HOLDER: Action = Action::reads(
-    "find what holds the lock: lsof /run/xtables.lock; firewall agents that rewrite rules in a loop are the usual cause",
+    "find what holds the lock: lsof /run/xtables.lock; firewall agents that rewrite rules \
+     in a loop are the usual cause",
 )
 .when("another program holds the xtables lock");
 pub const LOAD_WHAT_IT_NAMES: Action = Action::disrupts(
@@ -166,7 +167,8 @@ pub const DESCRIBE_POD: Action =
         .when("no Pod is ready");
 pub const READ_SLICE_CONTROLLER: Action = Action::reads(concat!(
     slices!(),
-    "; then the EndpointSlice controller: kubectl -n kube-system logs -l component=kube-controller-manager --tail=200"
+    "; then the EndpointSlice controller: kubectl -n kube-system logs -l \
+     component=kube-controller-manager --tail=200"
 ))
 .when("ready Pods match and no slice lists them");
 pub const FIND_SLICE_WRITER: Action = Action::reads(concat!(

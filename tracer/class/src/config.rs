@@ -29,7 +29,8 @@ pub(super) const C20: Entry = Entry::fault("Service has no endpoints", &[NoEndpo
         action::RULES_DIFFER,
     ])
     .later(&[Action::disrupts(
-        "make the Pods ready, or correct the Service's selector or port name; alert on Services without endpoints",
+        "make the Pods ready, or correct the Service's selector or port name; alert on \
+         Services without endpoints",
     )])
     .references(&["kubernetes/kubernetes#97360"])
     .lab(&["c20-no-endpoints", "c20-sctp-no-endpoints"]);
@@ -38,7 +39,8 @@ pub(super) const C20: Entry = Entry::fault("Service has no endpoints", &[NoEndpo
 const SHOW_ENDPOINTS: Action =
     Action::reads(concat!("see which nodes have endpoints: ", slices!(), " -o yaml"));
 const SPREAD: Action = Action::disrupts(
-    "put the Pods behind a DaemonSet or topology spread constraints, so that each node that gets traffic has an endpoint",
+    "put the Pods behind a DaemonSet or topology spread constraints, so that each node \
+     that gets traffic has an endpoint",
 );
 
 pub(super) const C21: Entry =
@@ -47,7 +49,8 @@ pub(super) const C21: Entry =
         .now(&[
             SHOW_ENDPOINTS,
             Action::disrupts(
-                "let the load balancer follow the Service's healthCheckNodePort, or send to a node with an endpoint",
+                "let the load balancer follow the Service's healthCheckNodePort, or send to a node \
+                 with an endpoint",
             ),
             Action::disrupts(
                 "or set externalTrafficPolicy: Cluster, which hides the client's address: kubectl -n {NAMESPACE} edit \
@@ -78,11 +81,15 @@ pub(super) const C23: Entry = Entry::fault("source not in loadBalancerSourceRang
     .seen(Both)
     .now(&[
         Action::reads(concat!("read the ranges: ", service!(), " -o yaml")),
-        Action::disrupts("if this source should be let in, add it: kubectl -n {NAMESPACE} edit service {SERVICE}"),
+        Action::disrupts(
+            "if this source should be let in, add it: kubectl -n {NAMESPACE} edit service \
+             {SERVICE}",
+        ),
         action::RULES_DIFFER,
     ])
     .later(&[Action::reads(
-        "keep the ranges beside the load balancer's own configuration; behind a proxy the source is the proxy's address",
+        "keep the ranges beside the load balancer's own configuration; behind a proxy the \
+         source is the proxy's address",
     )])
     .lab(&["c23-source-ranges"]);
 
@@ -98,17 +105,23 @@ pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoin
 
 pub(super) const C25: Entry = Entry::fault("topology hints leave endpoints out", &[ServiceConfig], Low)
     .seen(Neither)
-    .now(&[Action::reads(concat!("see the hints, zones and nodes of the endpoints: ", slices!(), " -o yaml"))])
+    .now(&[Action::reads(concat!(
+        "see the hints, zones and nodes of the endpoints: ",
+        slices!(),
+        " -o yaml"
+    ))])
     .later(&[Action::disrupts("scale each zone for its own clients, or remove the request for hints")])
     .no_scenario(
-        "no verdict has it: it is said beside the fault of the endpoint; tests/it/verdict_history.rs proves that",
+        "no verdict has it: it is said beside the fault of the endpoint; \
+         tests/it/verdict_history.rs proves that",
     );
 
 pub(super) const C26: Entry = Entry::fault("node port unreachable", &[ServiceConfig], Low)
     .seen(Both)
     .now(&[
         Action::reads(
-            "read nodePortAddresses and localhostNodePorts: kubectl -n kube-system get configmap kube-proxy -o yaml",
+            "read nodePortAddresses and localhostNodePorts: kubectl -n kube-system get configmap \
+             kube-proxy -o yaml",
         ),
         action::USE_OTHER_ADDRESS,
         action::CORRECT_NODE_PORT_ADDRESSES,

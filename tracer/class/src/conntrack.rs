@@ -72,11 +72,17 @@ pub(super) const C14: Entry = Entry::fault("IPVS port reuse delay", &[Conntrack]
     .seen(Neither)
     .now(&[
         Action::reads(
-            "see how many connections began late: viptrace trace {NAMESPACE}/{SERVICE} --all -o json --duration 60s",
+            "see how many connections began late: viptrace trace {NAMESPACE}/{SERVICE} --all -o \
+             json --duration 60s",
         ),
-        Action::reads("see which rule applies: sysctl net.ipv4.vs.conn_reuse_mode net.ipv4.vs.conntrack; uname -r"),
+        Action::reads(
+            "see which rule applies: sysctl net.ipv4.vs.conn_reuse_mode net.ipv4.vs.conntrack; \
+             uname -r",
+        ),
     ])
-    .later(&[Action::disrupts("reuse connections in the client, widen its port range, or use a kernel from 5.9 on")])
+    .later(&[Action::disrupts(
+        "reuse connections in the client, widen its port range, or use a kernel from 5.9 on",
+    )])
     .references(&[
         "kubernetes/kubernetes#70747",
         "kubernetes/kubernetes#81775",

@@ -37,7 +37,10 @@ pub(super) const N14: Entry = Entry::normal("masqueraded source").lab(&["kinds-a
 pub(super) const N15: Entry = Entry::normal("kube-proxy draining")
     .seen(Check)
     .references(&["kubernetes/kubernetes#116470"])
-    .no_scenario("the lab has no autoscaler that removes a node; tests/it/check_faults.rs changes a captured health answer");
+    .no_scenario(
+        "the lab has no autoscaler that removes a node; tests/it/check_faults.rs changes a \
+         captured health answer",
+    );
 pub(super) const N16: Entry = Entry::normal("background noise").no_scenario(NO_VERDICT);
 pub(super) const N17: Entry = Entry::normal("losing attempt of a racing client").seen(Trace).no_scenario(
     "the lab's clients have one address for a name; tests/it/verdict_resets.rs resets within the moment",

@@ -30,14 +30,16 @@ pub(super) const C29: Entry = Entry::fault("endpoint silent or unreachable", &[N
     .now(&[
         action::DESCRIBE_ENDPOINT_NODE,
         Action::reads(
-            "connect to the Pod directly from the same client: {ENDPOINT}; if that fails too, kube-proxy is exonerated",
+            "connect to the Pod directly from the same client: {ENDPOINT}; if that fails too, \
+             kube-proxy is exonerated",
         ),
         Action::reads(
             "see which Pod it is: kubectl get pods -A -o wide --field-selector status.podIP={ENDPOINT_IP}",
         ),
     ])
     .later(&[Action::disrupts(
-        "give the Pod a readiness probe, so that a silent one leaves the endpoints; watch the CNI's tunnel and the node",
+        "give the Pod a readiness probe, so that a silent one leaves the endpoints; watch the \
+         CNI's tunnel and the node",
     )])
     .lab(&["c29-silent-same-node", "c29-silent-other-node", "c29-host-unreachable", "c29-udp-unanswered"]);
 
@@ -90,10 +92,12 @@ pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding o
 
 pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &[Mtu], Medium)
     .now(&[Action::reads(
-        "find the path MTU from the client's Pod: kubectl -n {NAMESPACE} exec POD -- ping -c 3 -M do -s 1422 {ENDPOINT_IP}",
+        "find the path MTU from the client's Pod: kubectl -n {NAMESPACE} exec POD -- ping -c \
+         3 -M do -s 1422 {ENDPOINT_IP}",
     )])
     .later(&[Action::disrupts(
-        "set the CNI's MTU explicitly and recreate the Pods; let ICMP fragmentation needed and packet too big pass",
+        "set the CNI's MTU explicitly and recreate the Pods; let ICMP fragmentation needed \
+         and packet too big pass",
     )])
     .references(&["kubernetes/kubernetes#88986"])
     .no_scenario("nothing recognises it yet: the flow is C29, and the links of the lab have one MTU");

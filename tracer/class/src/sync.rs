@@ -23,7 +23,8 @@ pub(super) const C1: Entry = Entry::fault("kube-proxy absent or crashing", &[Pod
         ),
         Action::reads(concat!("read why the last process ended: ", log!(), " --previous")),
         Action::disrupts(concat!(
-            "correct what the log names (configuration, RBAC, memory, kernel modules), then restart kube-proxy: ",
+            "correct what the log names (configuration, RBAC, memory, kernel modules), then \
+             restart kube-proxy: ",
             restart!()
         )),
         action::READ_LAST_WORDS,
@@ -34,7 +35,10 @@ pub(super) const C1: Entry = Entry::fault("kube-proxy absent or crashing", &[Pod
         FIND_FLUSHER,
     ])
     .later(&[
-        Action::disrupts("let the DaemonSet tolerate every taint, with enough memory for the number of Services"),
+        Action::disrupts(
+            "let the DaemonSet tolerate every taint, with enough memory for the number of \
+             Services",
+        ),
         Action::reads("alert on its unready Pods and on absent kube-proxy metrics"),
     ])
     .escalate(&[RESTART_DOES_NOT_HELP, ALL_NODES])
@@ -45,7 +49,8 @@ pub(super) const C2: Entry = Entry::fault("kube-proxy cannot read the API", &[Ap
     .now(&[
         action::READ_LOG,
         Action::reads(
-            "from this node, try the API server's address of kube-proxy's kubeconfig: curl -k https://ADDRESS/livez",
+            "from this node, try the API server's address of kube-proxy's kubeconfig: curl -k \
+             https://ADDRESS/livez",
         ),
         Action::disrupts(concat!(
             "if it answers, restart kube-proxy, so that it lists everything again: ",
@@ -57,7 +62,8 @@ pub(super) const C2: Entry = Entry::fault("kube-proxy cannot read the API", &[Ap
         action::COMPARE_CA,
     ])
     .later(&[Action::reads(
-        "alert on the age of kube-proxy's last sync and on errors in rest_client_requests_total; /healthz stays 200",
+        "alert on the age of kube-proxy's last sync and on errors in \
+         rest_client_requests_total; /healthz stays 200",
     )])
     .escalate(&[ALL_NODES, STALE_AFTER_RESTART])
     .no_scenario(
@@ -244,7 +250,8 @@ pub(super) const C9: Entry = Entry::fault("version skew", &[VersionSkew], Medium
 
 /// Shared with C3: both are rules that kube-proxy no longer writes.
 const CLEAN_UP: Action = Action::endangers(
-    "in a maintenance window drain the node and reboot it, or stop kube-proxy, run kube-proxy --cleanup and start it again",
+    "in a maintenance window drain the node and reboot it, or stop kube-proxy, run \
+     kube-proxy --cleanup and start it again",
 );
 
 pub(super) const C10: Entry = Entry::fault("leftovers of another proxy mode", &[IptablesSync], Critical)

@@ -5,6 +5,7 @@
 //! the times that it is given.
 
 pub mod audit;
+pub mod finding;
 pub mod flows;
 pub mod summary;
 pub mod triage;

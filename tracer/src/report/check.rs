@@ -7,7 +7,7 @@ use std::{fmt::Write as _, io};
 
 use crate::{
     class::Safety,
-    diagnosis::triage::{CheckReport, Finding, Level, State, procedures::Outcome},
+    diagnosis::triage::{CheckReport, FindingRecord, Level, State, procedures::Outcome},
     report::{
         json,
         printer::{Paint, Style},
@@ -89,7 +89,7 @@ pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     out
 }
 
-fn write_finding(out: &mut String, number: usize, finding: &Finding, paint: Paint) {
+fn write_finding(out: &mut String, number: usize, finding: &FindingRecord, paint: Paint) {
     let (label, style) = match finding.level {
         Level::Fault => ("FAULT", Style::Fault),
         Level::Warning => ("WARNING", Style::Unknown),

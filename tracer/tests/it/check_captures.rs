@@ -51,7 +51,7 @@ fn both_families_and_the_newer_release_are_as_healthy() {
 fn why_a_service_has_no_endpoints_is_said() {
     let report = Gathered::new(&["kube-proxy/worker-1/iptables"]).check();
     let of = |service: &str| {
-        let is_it = |finding: &&viptrace::diagnosis::triage::Finding| name(finding) == service;
+        let is_it = |finding: &&viptrace::diagnosis::triage::FindingRecord| name(finding) == service;
         &report.findings.iter().find(is_it).unwrap().root_cause
     };
     assert!(

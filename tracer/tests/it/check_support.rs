@@ -7,7 +7,7 @@ use std::{
 use viptrace::{
     class::Class,
     cluster::Key,
-    diagnosis::triage::{CheckReport, Facts, Finding, Level, Scope, triage},
+    diagnosis::triage::{CheckReport, Facts, FindingRecord, Level, Scope, triage},
     node::capture::folder,
 };
 
@@ -92,7 +92,7 @@ impl Gathered {
 }
 
 /// `C20 shop/checkout`, or `C2` for a finding about the node.
-pub(crate) fn name(finding: &Finding) -> String {
+pub(crate) fn name(finding: &FindingRecord) -> String {
     match &finding.service {
         Some(service) => format!("{} {}/{}", finding.class, service.namespace, service.name),
         None => finding.class.to_string(),
@@ -113,13 +113,14 @@ pub(crate) fn faults(report: &CheckReport) -> Vec<String> {
 }
 
 /// The only finding of this class.
-pub(crate) fn only(report: &CheckReport, class: Class) -> &Finding {
-    let found: Vec<&Finding> = report.findings.iter().filter(|finding| finding.class == class).collect();
+pub(crate) fn only(report: &CheckReport, class: Class) -> &FindingRecord {
+    let found: Vec<&FindingRecord> =
+        report.findings.iter().filter(|finding| finding.class == class).collect();
     assert_eq!(found.len(), 1, "{class}: {:#?}", report.findings);
     found[0]
 }
 
 /// Whether some evidence for it says this.
-pub(crate) fn says(finding: &Finding, text: &str) -> bool {
+pub(crate) fn says(finding: &FindingRecord, text: &str) -> bool {
     finding.evidence.iter().any(|evidence| evidence.content.contains(text))
 }

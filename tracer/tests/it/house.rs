@@ -11,7 +11,7 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. What a room is for stands in the first lines of its module.
-const ROOMS: [&str; 20] = [
+const ROOMS: [&str; 21] = [
     "error",
     "text",
     "time",
@@ -24,6 +24,7 @@ const ROOMS: [&str; 20] = [
     "cluster",
     "rules",
     "node",
+    "diagnosis::finding",
     "diagnosis::summary",
     "diagnosis::audit",
     "diagnosis::flows",

@@ -14,7 +14,6 @@ use super::{
     topology::{self, Endpoints},
 };
 use crate::{
-    class::Class,
     cluster::{
         Address, History, Kind, Membership, Via,
         model::{Service, ServicePort, ServiceType},
@@ -70,17 +69,6 @@ pub enum Expectation {
     Dropped,
     /// kube-proxy leaves it to chance.
     Any,
-}
-
-/// A frontend that is unreachable by design: C20, C21 or C22, and no fault of the rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreachable {
-    pub class: Class,
-    pub service: Arc<str>,
-    pub port: Arc<str>,
-    pub frontend: Frontend,
-    pub via: Via,
-    pub dropped: bool,
 }
 
 impl Expected {
@@ -174,34 +162,6 @@ impl Expected {
                 }
             }
         }
-    }
-
-    /// What is unreachable because the cluster says so.
-    pub fn unreachable(&self, mode: ProxyMode) -> Vec<Unreachable> {
-        let mut found = Vec::new();
-        for port in &self.ports {
-            for known in &port.frontends {
-                let dropped = match port.expectation(known.via, Origin::Outside, mode) {
-                    Expectation::Refused => false,
-                    Expectation::Dropped => true,
-                    _ => continue,
-                };
-                let class = match (dropped, known.via) {
-                    (false, _) => Class::C20,
-                    (true, Via::ClusterIp) => Class::C22,
-                    (true, _) => Class::C21,
-                };
-                found.push(Unreachable {
-                    class,
-                    service: port.service.key.to_string().into(),
-                    port: port.port.label().into(),
-                    frontend: known.frontend,
-                    via: known.via,
-                    dropped,
-                });
-            }
-        }
-        found
     }
 }
 

@@ -6,7 +6,6 @@
 
 use super::{Aspect, Audit, Context, Discrepancy, Expected, Kind, SyncState};
 use crate::{
-    class::Class,
     net::Family,
     node::ProxyMode,
     rules::{
@@ -130,7 +129,7 @@ pub(super) fn check(
         } else {
             format!("the chain {target} is missing in table {table_name}: {what}")
         };
-        audit.discrepancies.push(discrepancy(family, writer, (*target).into(), Class::C5e, text));
+        audit.discrepancies.push(discrepancy(family, writer, (*target).into(), text));
     }
     if context.mode != ProxyMode::Nftables {
         forwarding(rules, context, family, writer, audit);
@@ -185,7 +184,7 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit
         });
         if !leads {
             let text = format!("{from} does not lead to {to} in table {name}");
-            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), Class::C5e, text));
+            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), text));
         }
     }
     if mode == ProxyMode::Nftables
@@ -195,14 +194,14 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit
             |chain: &Chain| chain.rules.iter().any(|rule| rule.steps.contains(&Step::Do(Verdict::Reject)));
         if table.chain("reject-chain").is_some_and(|chain| !refuses(chain)) {
             let text = "reject-chain does not refuse what is sent to it".to_owned();
-            audit.discrepancies.push(discrepancy(family, writer, "reject-chain".into(), Class::C5e, text));
+            audit.discrepancies.push(discrepancy(family, writer, "reject-chain".into(), text));
         }
         for (from, map) in LOOKUPS {
             let Some(chain) = table.chain(from).filter(|_| table.set(map).is_some()) else { continue };
             let looks = |step: &Step| matches!(step, Step::Look { map: of, .. } if **of == *map);
             if !chain.rules.iter().any(|rule| rule.steps.iter().any(looks)) {
                 let text = format!("{from} does not look into the map {map}");
-                audit.discrepancies.push(discrepancy(family, writer, from.into(), Class::C5e, text));
+                audit.discrepancies.push(discrepancy(family, writer, from.into(), text));
             }
         }
     }
@@ -215,7 +214,7 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit
         let asks = |step: &Step| matches!(step, Step::InIpset { set: of, .. } if **of == *set);
         if !chain.rules.iter().any(|rule| rule.steps.iter().any(asks)) {
             let text = format!("{from} in table {name} does not ask the ipset {set}, which is not empty");
-            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), Class::C5e, text));
+            audit.discrepancies.push(discrepancy(family, writer, (*from).into(), text));
         }
     }
 }
@@ -234,11 +233,10 @@ const fn hook_name(hook: HookPoint) -> &'static str {
     }
 }
 
-fn discrepancy(family: Family, writer: Writer, place: Name, class: Class, text: String) -> Discrepancy {
+fn discrepancy(family: Family, writer: Writer, place: Name, text: String) -> Discrepancy {
     Discrepancy {
         kind: Kind::Missing,
         aspect: Aspect::Frame,
-        class,
         family,
         service: None,
         port: None,
@@ -277,13 +275,14 @@ fn forwarding(rules: &Ruleset, context: &Context, family: Family, writer: Writer
     let mark = |step: &Step| matches!(step, Step::Mark { negated: false, .. });
     let place: Name = "KUBE-FORWARD".into();
     if !has(mark, &Verdict::Accept) {
-        let text = "KUBE-FORWARD does not accept marked connections: they are lost where the policy of FORWARD is DROP";
-        audit.discrepancies.push(discrepancy(family, writer, place.clone(), Class::C5e, text.into()));
+        let text = "KUBE-FORWARD does not accept marked connections: they are lost where the policy of \
+                    FORWARD is DROP";
+        audit.discrepancies.push(discrepancy(family, writer, place.clone(), text.into()));
     }
     if !has(state, &Verdict::Accept) {
         let text = "KUBE-FORWARD does not accept established connections: replies are lost where the policy of FORWARD \
                     is DROP";
-        audit.discrepancies.push(discrepancy(family, writer, place.clone(), Class::C5e, text.into()));
+        audit.discrepancies.push(discrepancy(family, writer, place.clone(), text.into()));
     }
     if context.mode == ProxyMode::Iptables
         && context.tcp_be_liberal != Some(true)
@@ -292,7 +291,10 @@ fn forwarding(rules: &Ruleset, context: &Context, family: Family, writer: Writer
         let text = "KUBE-FORWARD does not drop invalid packets: a reply out of the window reaches the client with the \
                     endpoint's address, and the client resets the connection (C18); kube-proxy leaves the rule out only \
                     with nf_conntrack_tcp_be_liberal";
-        audit.discrepancies.push(discrepancy(family, writer, place, Class::C18, text.into()));
+        audit.discrepancies.push(Discrepancy {
+            aspect: Aspect::InvalidPackets,
+            ..discrepancy(family, writer, place, text.into())
+        });
     }
 }
 
@@ -331,6 +333,6 @@ pub(super) fn absent(
     Discrepancy {
         since: ports.filter_map(|port| port.changed).min(),
         writer: None,
-        ..discrepancy(family, Writer::Ipvs, place.into(), Class::C1, text)
+        ..discrepancy(family, Writer::Ipvs, place.into(), text)
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use super::{Aspect, Context, Discrepancy, Expected, Kind, SyncState};
 use crate::{
-    class::Class,
     net::Family,
     node::ProxyMode,
     rules::{Ruleset, Writer},
@@ -36,25 +35,15 @@ pub(super) fn writer_of(
     candidates.into_iter().max_by_key(named)
 }
 
-pub(super) fn judge(discrepancy: &mut Discrepancy, context: &Context) {
-    discrepancy.sync = sync_state(discrepancy, context);
-    // What lags, and what kube-proxy would not write, is told apart by its times.
-    if discrepancy.class == Class::C5 {
-        discrepancy.class = match discrepancy.sync {
-            SyncState::InFlight | SyncState::Unknown => Class::C5,
-            SyncState::Failing => Class::C4,
-            SyncState::Unheard => Class::C2,
-            SyncState::Overwritten => Class::C5e,
-        };
-    }
-}
-
-fn sync_state(discrepancy: &Discrepancy, context: &Context) -> SyncState {
+pub(super) fn sync_state(discrepancy: &Discrepancy, context: &Context) -> SyncState {
     let sync = context.sync;
     // Rules that kube-proxy never writes so cannot be on their way.
     let own = matches!(
         discrepancy.aspect,
         Aspect::Reach
+            | Aspect::Refusal
+            | Aspect::InternalPolicy
+            | Aspect::ExternalPolicy
             | Aspect::Endpoint
             | Aspect::Frontend
             | Aspect::Affinity

@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::{Aspect, Audit, Context, Discrepancy, Expected, Harmless, Kind, SyncState};
 use crate::{
-    class::Class,
     net::Family,
     node::ProxyMode,
     rules::{Datum, Frontend, Name, Named, Ruleset, Step, Table, Verdict, Writer, frontends::ipset_name},
@@ -44,13 +43,11 @@ pub(super) fn other_writers(
             continue;
         }
         let backends = writer.is_iptables() && context.mode == ProxyMode::Iptables;
-        let class = if backends { Class::C3 } else { Class::C10 };
         let still = named.iter().filter(|frontend| known.contains(frontend)).count();
         let what = if backends { "the other backend of iptables" } else { "another mode than kube-proxy's" };
         audit.discrepancies.push(Discrepancy {
             kind: Kind::Surplus,
             aspect: Aspect::Writer,
-            class,
             family,
             service: None,
             port: None,
@@ -137,7 +134,6 @@ fn of_frontend(
     Discrepancy {
         kind: if gone.is_some() { Kind::Stale } else { Kind::Surplus },
         aspect: Aspect::Frontend,
-        class: Class::C6,
         family,
         service,
         port: None,
@@ -184,7 +180,6 @@ fn surplus_addresses(
         audit.discrepancies.push(Discrepancy {
             kind: Kind::Surplus,
             aspect: Aspect::Frontend,
-            class: Class::C6,
             family,
             service: None,
             port: None,

@@ -9,7 +9,6 @@
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
-    class::Class,
     net::{Cidr, Family},
     node::ProxyMode,
     rules::{Frontend, Name, Origin, Ruleset, Writer},
@@ -25,7 +24,7 @@ pub mod names;
 mod sources;
 mod topology;
 
-pub use expected::{Expectation, Expected, ExpectedFrontend, ExpectedPort, Unreachable};
+pub use expected::{Expectation, Expected, ExpectedFrontend, ExpectedPort};
 
 /// What the audit needs to know of the node and of kube-proxy.
 #[derive(Clone, Debug)]
@@ -87,7 +86,7 @@ pub enum SyncState {
     InFlight,
     /// kube-proxy has queued an update after the change and has not written it within the grace window (C4).
     Failing,
-    /// kube-proxy has neither queued nor written anything since the change: it does not hear of changes (C2).
+    /// kube-proxy has neither queued nor written anything since the change: it does not receive changes (C2).
     Unheard,
     /// kube-proxy has written its rules since the change, and they are not what it writes: somebody else changed them
     /// (C5e), or they are kept in part.
@@ -101,7 +100,7 @@ impl SyncState {
         match self {
             Self::InFlight => "in flight",
             Self::Failing => "queued and not written",
-            Self::Unheard => "not heard of by kube-proxy",
+            Self::Unheard => "not received by kube-proxy",
             Self::Overwritten => "changed after kube-proxy wrote it",
             Self::Unknown => "unknown",
         }
@@ -142,10 +141,18 @@ impl Kind {
 pub enum Aspect {
     /// All of kube-proxy's rules, or the way into a part of them.
     Frame,
+    /// Packets that conntrack calls invalid.
+    InvalidPackets,
     /// Another writer than the one of kube-proxy's mode.
     Writer,
-    /// Whether new connections are forwarded, refused or dropped.
+    /// Whether new connections are forwarded, where there are endpoints.
     Reach,
+    /// Whether they are refused, where there is no endpoint.
+    Refusal,
+    /// Whether they are dropped, where a Local policy leaves no endpoint for connections from inside of the cluster.
+    InternalPolicy,
+    /// The same for connections from outside.
+    ExternalPolicy,
     /// One endpoint.
     Endpoint,
     /// How connections are shared out.
@@ -165,8 +172,12 @@ impl Aspect {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Frame => "frame",
+            Self::InvalidPackets => "invalid packets",
             Self::Writer => "writer",
             Self::Reach => "reach",
+            Self::Refusal => "refusal",
+            Self::InternalPolicy => "internal policy",
+            Self::ExternalPolicy => "external policy",
             Self::Endpoint => "endpoint",
             Self::Share => "share",
             Self::Masquerade => "masquerade",
@@ -184,8 +195,6 @@ impl Aspect {
 pub struct Discrepancy {
     pub kind: Kind,
     pub aspect: Aspect,
-    /// The catalogue's class: C1, C3, C5, C5e, C6, C10, C12, …
-    pub class: Class,
     pub family: Family,
     /// `namespace/name`, where it is one Service's.
     pub service: Option<Arc<str>>,
@@ -253,7 +262,7 @@ pub fn audit(expected: &Expected, rules: &Ruleset, context: &Context) -> Audit {
         audit.gaps.push(format!("{} parts of the rules were not understood{first}", rules.skipped));
     }
     for discrepancy in &mut audit.discrepancies {
-        judge::judge(discrepancy, context);
+        discrepancy.sync = judge::sync_state(discrepancy, context);
     }
     audit.discrepancies.sort_by(|a, b| {
         (a.aspect > Aspect::Writer, &a.service, &a.port, a.family, a.aspect, a.kind, a.endpoint).cmp(&(

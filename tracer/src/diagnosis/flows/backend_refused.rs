@@ -1,8 +1,8 @@
 //! C28: the endpoint is current and refuses.
 
-use super::{Case, Finding, case::lower, text::word};
+use super::{Case, Finding};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence},
     flow::{End, Outcome},
     sighting::Hook,
     verdict::EvidenceType,
@@ -32,38 +32,28 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let name = case.endpoint_name();
     let mut finding = Finding::new(
         Class::C28,
-        Domain::BackendRefused,
         format!("{name} refuses connections of {}: nothing listens on port {}", case.name(), endpoint.port()),
     )
     .confidence(if seen_at_endpoint { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::Medium)
-    .api(None, format!("{endpoint} is an endpoint of {}, whose targetPort is {}", case.name(), case.vip.port.target))
-    .action(
-        format!(
-            "compare the targetPort with what the Pod listens on: kubectl -n {} get service {} -o yaml; {}; then read the \
-             Pod's log",
-            word(&case.vip.service.key.namespace),
-            word(&case.vip.service.key.name),
-            case.get_slices()
-        ),
-        "correct the targetPort or the application; give the Pod a readiness probe on this port",
-        Safety::ReadOnly,
-    )
-    .see(&["C28"]);
+    .api(
+        None,
+        format!("{endpoint} is an endpoint of {}, whose targetPort is {}", case.name(), case.vip.port.target),
+    );
     if !seen_at_endpoint {
         finding = if !case.flow.is_tcp() {
-            finding.unseen("who refused it: only that it was refused was seen")
+            finding.unobserved("who refused it: only that it was refused was seen")
         } else if case.has_hook(Hook::TcpSendReset) {
-            finding.unseen("who sent the RST: the endpoint is not on this node, or its event was not seen")
+            finding
+                .unobserved("who sent the RST: the endpoint is not on this node, or its event was not seen")
         } else {
-            finding.unseen("who sent the RST: this trace has no hook where one is sent")
+            finding.unobserved("who sent the RST: this trace has no hook where one is sent")
         };
     }
     if let Some(listed) = &member.pod
         && let Some(holder) = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided)
         && holder.key != listed.key
     {
-        finding.confidence = lower(finding.confidence);
+        finding.doubt();
         finding = finding.against(
             EvidenceType::Api,
             None,

@@ -4,14 +4,13 @@
 
 use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
-use super::{Context, Rule, text::word};
+use super::{Context, Finding, Rule};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
     cluster::{EndpointState, Membership, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     sighting::{Hook, Status},
+    text::count,
     time::Timestamp,
-    verdict::{Evidence, EvidenceType, Mitigation},
 };
 
 pub(super) struct Case<'a> {
@@ -141,17 +140,18 @@ impl<'a> Case<'a> {
         since > Timestamp::MIN && self.decided <= since.saturating_add(self.ctx.grace)
     }
 
+    /// `1 usable endpoint`, as the API had them when NAT decided.
+    pub(super) fn usable_count(&self) -> String {
+        count(self.usable().map_or(0, |usable| usable.count), "usable endpoint")
+    }
+
+    pub(super) fn usable_evidence(&self) -> String {
+        format!("{} for {}", self.usable_count(), self.name())
+    }
+
     /// `namespace/service:port`.
     pub(super) fn name(&self) -> String {
         self.vip.to_string()
-    }
-
-    pub(super) fn get_slices(&self) -> String {
-        format!(
-            "kubectl -n {} get endpointslices -l kubernetes.io/service-name={}",
-            word(&self.vip.service.key.namespace),
-            word(&self.vip.service.key.name)
-        )
     }
 
     /// The endpoint as a person knows it: its Pod where that is known.
@@ -176,89 +176,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// What one rule found.
-#[derive(Debug)]
-pub(super) struct Finding {
-    pub(super) class: Class,
-    pub(super) domain: Domain,
-    pub(super) detail: String,
-    pub(super) confidence: Confidence,
-    pub(super) severity: Severity,
-    pub(super) evidence: Vec<Evidence>,
-    pub(super) against: Vec<Evidence>,
-    pub(super) unseen: Vec<String>,
-    pub(super) mitigation: Mitigation,
-    pub(super) cross_reference: Vec<&'static str>,
-}
-
 impl Finding {
-    pub(super) fn new(class: Class, domain: Domain, detail: impl Into<String>) -> Self {
-        Self {
-            class,
-            domain,
-            detail: detail.into(),
-            confidence: Confidence::High,
-            severity: Severity::Medium,
-            evidence: Vec::new(),
-            against: Vec::new(),
-            unseen: Vec::new(),
-            mitigation: Mitigation {
-                immediate: String::new(),
-                long_term: String::new(),
-                safety: Safety::ReadOnly,
-            },
-            cross_reference: Vec::new(),
-        }
-    }
-
-    pub(super) fn confidence(mut self, confidence: Confidence) -> Self {
-        self.confidence = confidence;
-        self
-    }
-
-    pub(super) fn severity(mut self, severity: Severity) -> Self {
-        self.severity = severity;
-        self
-    }
-
-    pub(super) fn api(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
-        self.evidence.push(Evidence {
-            r#type: EvidenceType::Api,
-            time: known(time),
-            content: content.into(),
-        });
-        self
-    }
-
-    /// Beside what [`super::timeline`] says of the flow's own sightings.
-    pub(super) fn kernel(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
-        self.evidence.push(Evidence {
-            r#type: EvidenceType::Kernel,
-            time: known(time),
-            content: content.into(),
-        });
-        self
-    }
-
-    pub(super) fn node(mut self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
-        self.evidence.push(Evidence {
-            r#type: EvidenceType::Node,
-            time: known(time),
-            content: content.into(),
-        });
-        self
-    }
-
-    pub(super) fn against(
-        mut self,
-        r#type: EvidenceType,
-        time: Option<Timestamp>,
-        content: impl Into<String>,
-    ) -> Self {
-        self.against.push(Evidence { r#type, time: known(time), content: content.into() });
-        self
-    }
-
     /// The chain, map or virtual server that does this with the address asked for, and whose it is, where rules were
     /// read. What was read later than NAT decided is evidence for what stands, not for what stood.
     pub(super) fn with_ruling(self, case: &Case<'_>, rule: Rule) -> Self {
@@ -277,37 +195,5 @@ impl Finding {
             finding = finding.node(case.ctx.node.read_at(), what);
         }
         finding
-    }
-
-    pub(super) fn unseen(mut self, what: impl Into<String>) -> Self {
-        self.unseen.push(what.into());
-        self
-    }
-
-    pub(super) fn action(
-        mut self,
-        immediate: impl Into<String>,
-        long_term: impl Into<String>,
-        safety: Safety,
-    ) -> Self {
-        self.mitigation = Mitigation { immediate: immediate.into(), long_term: long_term.into(), safety };
-        self
-    }
-
-    pub(super) fn see(mut self, references: &[&'static str]) -> Self {
-        self.cross_reference.extend_from_slice(references);
-        self
-    }
-}
-
-/// "Since ever" is not a time to print.
-fn known(time: Option<Timestamp>) -> Option<Timestamp> {
-    time.filter(|time| *time > Timestamp::MIN)
-}
-
-pub(super) const fn lower(confidence: Confidence) -> Confidence {
-    match confidence {
-        Confidence::High => Confidence::Medium,
-        Confidence::Medium | Confidence::Low => Confidence::Low,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Case, Finding};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence},
     flow::{Answer, Outcome},
     verdict::EvidenceType,
 };
@@ -20,19 +20,10 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     }
     let mut finding = Finding::new(
         Class::C16,
-        Domain::Conntrack,
         "the conntrack table is full: new connections are dropped, established ones go on",
-    )
-    .severity(Severity::Critical)
-    .action(
-        "read the limit and the use: sysctl net.netfilter.nf_conntrack_max net.netfilter.nf_conntrack_count; find who \
-         fills it: conntrack -L | awk '{print $5}' | sort | uniq -c | sort -rn | head; then raise \
-         net.netfilter.nf_conntrack_max (changes nothing for running connections)",
-        "size it by kube-proxy's conntrack.maxPerCore and conntrack.min, and mend the client that opens too many connections",
-        Safety::ReadOnly,
-    )
-    .see(&["C16"]);
+    );
     if let Some((count, max)) = case.ctx.node.conntrack_use() {
+        finding = finding.fill("MAX", max.saturating_mul(2).to_string());
         let use_of_table = format!("{count} of {max} conntrack entries in use");
         // Counted when the node was read, which is after the drop.
         finding = if max > 0 && count.saturating_mul(10) < max.saturating_mul(9) {
@@ -62,23 +53,14 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     if !clash.is_seen() || !lost || !(datagrams || case.failed()) {
         return None;
     }
-    Some(
-        Finding::new(
-            if datagrams { Class::C17a } else { Class::C17 },
-            Domain::Conntrack,
-            "the conntrack entry could not be inserted: another packet took its tuple first, and this one was dropped",
-        )
-        .confidence(Confidence::Medium)
-        .severity(Severity::Medium)
-        .unseen("the insert_failed and clash_resolve counters over this moment: conntrack -S")
-        .action(
-            "compare conntrack -S before and after: insert_failed that rises with the failures confirms it",
-            "for DNS use NodeLocal DNSCache or single-request-reopen; for many clients to one endpoint use more source \
-             addresses or --random-fully masquerading",
-            Safety::ReadOnly,
-        )
-        .see(&["C17", "kubernetes/kubernetes#56903"]),
+    let finding = Finding::new(
+        if datagrams { Class::C17a } else { Class::C17 },
+        "the conntrack entry could not be inserted: another packet took its tuple first, and \
+         this one was dropped",
     )
+    .confidence(Confidence::Medium)
+    .unobserved("the insert_failed and clash_resolve counters over this moment: conntrack -S");
+    Some(if datagrams { finding.related(&[Class::C17]) } else { finding })
 }
 
 /// N10.
@@ -94,14 +76,12 @@ pub(super) fn clash_resolved(case: &Case<'_>) -> Option<Finding> {
     let answered = case.flow.answer() == Answer::Seen;
     let mut finding = Finding::new(
         Class::N10,
-        Domain::Normal,
         format!("two datagrams to {} raced for one conntrack entry, and the kernel resolved it", case.name()),
     )
-    .severity(Severity::None)
     .confidence(if answered { Confidence::High } else { Confidence::Medium })
-    .see(&["N10", "C17a"]);
+    .related(&[Class::C17a]);
     if !answered {
-        finding = finding.unseen("whether both were answered");
+        finding = finding.unobserved("whether both were answered");
     }
     Some(finding)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Case, Finding, ipvs, text::length};
 use crate::{
-    class::{Class, Confidence, Domain, Severity},
+    class::{Class, Confidence},
     cluster::Membership,
     flow::{Answer, Outcome},
     net::Protocol,
@@ -48,13 +48,12 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
         }
         Answer::Seen | Answer::Unknown => "whether an answer came was not seen".to_owned(),
     };
-    let mut finding = Finding::new(Class::N20, Domain::Normal, format!("{to}; {what}"))
-        .severity(Severity::None)
+    let mut finding = Finding::new(Class::N20, format!("{to}; {what}"))
         .confidence(Confidence::Low)
-        .see(&["C29"])
-        .unseen("whether an answer is due: senders that expect none look the same");
+        .related(&[Class::C29])
+        .unobserved("whether an answer is due: senders that expect none look the same");
     if answer == Answer::Unknown {
-        finding = finding.unseen(if ipvs::is_untracked(case) {
+        finding = finding.unobserved(if ipvs::is_untracked(case) {
             "whether anybody answered: IPVS does not track in conntrack here (vs/conntrack=0)"
         } else if case.has_hook(Hook::Look) {
             "whether anybody answered: the conntrack entry had gone before it could be read again"
@@ -63,7 +62,7 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
         });
     }
     if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
-        finding = finding.unseen("whether the endpoint was listed then");
+        finding = finding.unobserved("whether the endpoint was listed then");
     }
     finding
 }

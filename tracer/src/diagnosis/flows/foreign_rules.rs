@@ -2,7 +2,7 @@
 //! (C10). They go on translating, and nobody mends them.
 
 use super::{Case, Finding, Rule, Ruling};
-use crate::class::{Class, Confidence, Domain, Safety, Severity};
+use crate::class::{Class, Confidence, Severity};
 use crate::cluster::Membership;
 use crate::verdict::EvidenceType;
 
@@ -44,35 +44,22 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         (Class::C3, format!("kube-proxy's rules stand in both {} and {kept_names}", leftover.writer))
     };
     let chain = leftover.chain.as_deref().unwrap_or("a rule");
-    let (family, tool) = if endpoint.is_ipv4() { ("ip", "iptables") } else { ("ip6", "ip6tables") };
-    let clean = match leftover.writer {
-        "nftables" => format!("nft delete table {family} kube-proxy"),
-        "ipvs" => "ipvsadm -C and ip link delete kube-ipvs0".to_owned(),
-        backend => format!(
-            "the chains KUBE-* of {backend} ({})",
-            backend.replacen("iptables", tool, 1) + "-save | grep KUBE-"
-        ),
-    };
     let mut finding = Finding::new(
         class,
-        Domain::IptablesSync,
-        format!("{what}: the {} rules sent {} to {}, which is no endpoint any more", leftover.writer, case.name(), case.endpoint_name()),
+        format!(
+            "{what}: the {} rules sent {} to {}, which is no endpoint any more",
+            leftover.writer,
+            case.name(),
+            case.endpoint_name()
+        ),
     )
     .confidence(if of_other_mode { Confidence::High } else { Confidence::Medium })
     .severity(if case.failed() { Severity::High } else { Severity::Medium })
     .api(Some(since), format!("no EndpointSlice of {} lists {endpoint}", case.name()))
-    .node(case.ctx.node.read_at(), format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.vip.addr))
-    .action(
-        if of_other_mode {
-            "restart kube-proxy, which cleans up what other modes left; else kube-proxy --cleanup in a maintenance window"
-                .to_owned()
-        } else {
-            format!("find out which backend kube-proxy writes ({kept_names}) and take away what is left in the other: {clean}")
-        },
-        "use one iptables backend on the node and in kube-proxy's image; clean up when the proxy mode is changed",
-        Safety::Disruptive,
-    )
-    .see(if of_other_mode { &["C10", "kubernetes/kubernetes#102314"] } else { &["C3", "kubernetes/kubernetes#109811"] });
+    .node(
+        case.ctx.node.read_at(),
+        format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.vip.addr),
+    );
     for ruling in kept {
         let verb = match ruling.rule {
             Rule::Forwards => "sends it to endpoints, and not to this one",
@@ -89,7 +76,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
             format!("the connection was answered: something has the address {} now", endpoint.ip()),
         );
     }
-    Some(finding.unseen("which rules translated this very connection: they were read after it"))
+    Some(finding.unobserved("which rules translated this very connection: they were read after it"))
 }
 
 /// Whether the writer's rules are the ones of this mode.

@@ -2,7 +2,7 @@
 
 use super::{Case, Finding};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, action},
     sighting::Status,
 };
 
@@ -20,25 +20,24 @@ pub(super) fn itself(case: &Case<'_>) -> Finding {
     let (lacks, look, unseen) = if masqueraded {
         (
             "the source is masqueraded, so the bridge does not send them back: hairpin mode is off",
-            "bridge -d link show | grep hairpin",
+            action::SHOW_HAIRPIN_MODE,
             "the bridge port's hairpin mode",
         )
     } else if source_decided {
         (
             "their source is not masqueraded, so the Pod drops them as its own",
-            "iptables-save -t nat | grep KUBE-MARK-MASQ, or nft list table ip kube-proxy | grep -A3 endpoint-",
+            action::SHOW_MASQUERADE,
             "the rule that should mark it for masquerading",
         )
     } else {
         (
             "they end before their source is decided, as on a bridge port without hairpin mode",
-            "bridge -d link show | grep hairpin",
+            action::SHOW_HAIRPIN_MODE,
             "the bridge port's hairpin mode, and whether a rule would masquerade the source",
         )
     };
     Finding::new(
         Class::C31,
-        Domain::Hairpin,
         format!(
             "{} asked for {} and NAT chose itself: its packets do not come back; {lacks}",
             case.endpoint_name(),
@@ -46,12 +45,6 @@ pub(super) fn itself(case: &Case<'_>) -> Finding {
         ),
     )
     .confidence(Confidence::Medium)
-    .severity(Severity::Medium)
-    .unseen(unseen)
-    .action(
-        look,
-        "set the kubelet's hairpinMode to hairpin-veth or promiscuous-bridge, as the CNI asks",
-        Safety::ReadOnly,
-    )
-    .see(&["C31"])
+    .unobserved(unseen)
+    .now(&[look])
 }

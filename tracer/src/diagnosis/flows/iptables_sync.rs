@@ -2,12 +2,9 @@
 //!
 //! Named after the domain; it holds for every proxy mode.
 
-use super::{
-    Case, Finding, Rule,
-    text::{length, word},
-};
+use super::{Case, Finding, Rule, text::length};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     cluster::{Usable, Via},
     flow::{Outcome, RefusalKind, Stage},
     sighting::Hook,
@@ -24,7 +21,6 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let usable = case.usable().filter(|usable| usable.count > 0)?;
-    let count = usable.count;
     if case.within_grace(usable.since) {
         return Some(lag(
             case,
@@ -38,23 +34,15 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C4,
-            Domain::IptablesSync,
-            format!("the rules refuse {} although it has {count} usable endpoints: kube-proxy's sync fails", case.name()),
+            format!(
+                "the rules refuse {} although it has {}: kube-proxy's sync fails",
+                case.name(),
+                case.usable_count()
+            ),
         )
         .confidence(Confidence::Medium)
-        .severity(Severity::High)
-        .api(Some(usable.since), format!("{count} usable endpoints for {}", case.name()))
-        .unseen("kube-proxy's log and its sync metrics")
-        .action(
-            format!(
-                "read kube-proxy's log for \"Failed to execute iptables-restore\", \"Sync failed\" or \"Failed to watch\": \
-                 {}; restart it only after its log is saved",
-                logs(case)
-            ),
-            "alert on kubeproxy_sync_proxy_rules_iptables_restore_failures_total and on last_queued being later than last_timestamp",
-            Safety::Disruptive,
-        )
-        .see(&["C4", "kubernetes/kubernetes#121362"])
+        .api(Some(usable.since), case.usable_evidence())
+        .unobserved("kube-proxy's log and its sync metrics")
         .with_ruling(case, Rule::Refuses),
     )
 }
@@ -115,18 +103,11 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let confidence = if rule == Some(Rule::Missing) { Confidence::High } else { Confidence::Medium };
     let mut finding = Finding::new(
         Class::C5,
-        Domain::IptablesSync,
-        format!("no rule on this node translates {}, although it has {} usable endpoints", case.name(), usable.count),
+        format!("no rule on this node translates {}, although it has {}", case.name(), case.usable_count()),
     )
     .confidence(confidence)
-    .severity(Severity::High)
-    .api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()))
-    .action(
-        format!("read kube-proxy's log: {}; if it shows no progress, save the log and restart it", logs(case)),
-        "alert on kube-proxy's sync latency and restore failures; nftables mode syncs faster where there are many Services",
-        Safety::Disruptive,
-    )
-    .see(&["C5", "C4"]);
+    .api(Some(usable.since), case.usable_evidence())
+    .related(&[Class::C4]);
     finding = match rule {
         Some(Rule::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.vip.addr)),
         Some(Rule::Refuses | Rule::Drops) => finding.against(
@@ -134,7 +115,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
             node.read_at(),
             format!("a rule for {} stood when the node was read: it refuses or drops", case.vip.addr),
         ),
-        _ => finding.unseen(format!("whether a rule for {} stands now", case.vip.addr)),
+        _ => finding.unobserved(format!("whether a rule for {} stands now", case.vip.addr)),
     };
     Some(lowered(case, finding))
 }
@@ -157,21 +138,17 @@ fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
 fn out_of_scope(case: &Case<'_>, dataplane: &str) -> Finding {
     Finding::new(
         Class::Unknown,
-        Domain::Unknown,
         format!(
             "{} was not served, and on this node {dataplane} may serve Services, not kube-proxy",
             case.name()
         ),
     )
     .confidence(Confidence::Low)
-    .severity(Severity::Low)
     .node(case.ctx.node.read_at(), format!("neither kube-proxy nor rules of it; interfaces of {dataplane}"))
-    .unseen(format!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
-    .action(
-        format!("ask {dataplane} for its Service table; {}", case.get_slices()),
-        "",
-        Safety::ReadOnly,
-    )
+    .unobserved(format!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
+    .now(&[action::READ_OTHER_DATAPLANE])
+    .later(&[])
+    .fill("DATAPLANE", dataplane)
 }
 
 fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool) -> Finding {
@@ -188,21 +165,10 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
         _ => "no Service is translated on this node any more",
     };
     let certain = !stands && (running == Some(false) || rules == Some(false)) && case.decision.is_some();
-    let mut finding = Finding::new(Class::C1, Domain::PodCrash, format!("{detail}: {} is not translated", case.name()))
+    let mut finding = Finding::new(Class::C1, format!("{detail}: {} is not translated", case.name()))
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
-        .severity(Severity::Critical)
-        .api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()))
-        .action(
-            format!(
-                "kubectl -n kube-system get pods -o wide --field-selector spec.nodeName={}; read what the crashed container \
-                 said before it is restarted: {} --previous",
-                word(case.ctx.node_name.unwrap_or("NODE")),
-                logs(case)
-            ),
-            "mend what stops kube-proxy (configuration, RBAC, memory, kernel modules); alert on its DaemonSet not being ready",
-            Safety::Disruptive,
-        )
-        .see(&["C1", "C5e"]);
+        .api(Some(usable.since), case.usable_evidence())
+        .related(&[Class::C5e]);
     if running == Some(false) {
         finding = finding.node(case.ctx.node.read_at(), "no kube-proxy process");
     }
@@ -239,10 +205,10 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
     }
     if case.decision.is_none() {
         finding = finding
-            .unseen("a NAT decision: no conntrack entry was made, for nothing on this node asks for one");
+            .unobserved("a NAT decision: no conntrack entry was made, for nothing on this node asks for one");
     }
     if running.is_none() && rules.is_none() {
-        finding = finding.unseen("whether kube-proxy runs and which rules stand");
+        finding = finding.unobserved("whether kube-proxy runs and which rules stand");
     }
     finding
 }
@@ -250,64 +216,28 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
 /// C5b (kubernetes/kubernetes#48719).
 fn before_the_rule(case: &Case<'_>) -> Finding {
     let vip = case.vip.addr;
-    let orig = &case.flow.orig;
     Finding::new(
         Class::C5b,
-        Domain::IptablesSync,
         format!(
             "the connection is older than the rule for {}: it stays untranslated, new ones work",
             case.name()
         ),
     )
     .confidence(Confidence::Medium)
-    .severity(Severity::Low)
     .node(case.ctx.node.read_at(), format!("a rule translates {vip} now"))
-    .action(
-        format!(
-            "let the client connect anew; for a sender that never stops delete this one entry: conntrack -D -p {} -s {} \
-             --sport {} -d {} --dport {}",
-            orig.protocol.to_string().to_ascii_lowercase(),
-            orig.src.ip(),
-            orig.src.port(),
-            vip.ip(),
-            vip.port()
-        ),
-        "start clients after kube-proxy has synced (readiness of the node's network)",
-        Safety::Disruptive,
-    )
-    .see(&["C5b", "kubernetes/kubernetes#48719"])
 }
 
 /// C5 within the grace: passes by itself.
 pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
-    let mut finding =
-        Finding::new(Class::C5, Domain::IptablesSync, format!("{what}: kube-proxy has not caught up"))
-            .confidence(Confidence::Medium)
-            .severity(Severity::Low)
-            .unseen("kube-proxy's network programming latency")
-            .action(
-                "nothing at once: it should cease within seconds; if it does not, read kube-proxy's log"
-                    .to_owned(),
-                "retry in the client; alert on kubeproxy_network_programming_duration_seconds",
-                Safety::ReadOnly,
-            )
-            .see(&["C5"]);
+    let mut finding = Finding::new(Class::C5, format!("{what}: kube-proxy has not caught up"))
+        .confidence(Confidence::Medium)
+        .severity(Severity::Low)
+        .unobserved("kube-proxy's network programming latency")
+        .now(&[action::WAIT]);
     if let Some(usable) = case.usable() {
-        finding =
-            finding.api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()));
+        finding = finding.api(Some(usable.since), case.usable_evidence());
     }
     finding
-}
-
-pub(super) fn logs(case: &Case<'_>) -> String {
-    match case.ctx.node_name {
-        Some(node) => format!(
-            "kubectl -n kube-system logs $(kubectl -n kube-system get pods -l k8s-app=kube-proxy -o name --field-selector \
-             spec.nodeName={})",
-            word(node)
-        ),
-        None => "kubectl -n kube-system logs -l k8s-app=kube-proxy".to_owned(),
-    }
 }
 
 /// What an untranslated connection that was answered tells against its health.

@@ -6,11 +6,11 @@
 
 use super::{
     Case, Finding,
-    iptables_sync::{lag, logs},
+    iptables_sync::lag,
     text::{length, word},
 };
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Domain, Severity, action},
     cluster::Via,
     flow::{Dropped, End, Outcome, RefusalKind, StackReset, Stage},
     sighting::Hook,
@@ -47,34 +47,23 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         None => (Domain::NoEndpoints, Confidence::Medium),
     };
     let detail = match usable {
-        Some(usable) => format!(
-            "IPVS has no real server for {}, although it has {} usable endpoints: kube-proxy's sync fails",
+        Some(_) => format!(
+            "IPVS has no real server for {}, although it has {}: kube-proxy's sync fails",
             case.name(),
-            usable.count
+            case.usable_count()
         ),
         None => format!("IPVS has no real server for {}", case.name()),
     };
-    let vip = case.vip.addr;
-    let mut finding = Finding::new(Class::C12, domain, detail)
+    let mut finding = Finding::new(Class::C12, detail)
+        .domain(domain)
         .confidence(confidence)
-        .severity(Severity::High)
-        .action(
-            format!(
-                "compare the virtual server with the slices, here and on another node: ipvsadm -Ln {} {vip}; {}; then read \
-                 kube-proxy's log: {}; restart it only after its log is saved",
-                option(case),
-                case.get_slices(),
-                logs(case)
-            ),
-            "alert on kube-proxy's sync and watch failures; ipvs mode is deprecated since v1.35: plan for nftables",
-            Safety::Disruptive,
-        )
-        .see(&["C12", "C4", "kubernetes/kubernetes#70493"]);
+        .fill("SERVICE_OPTION", option(case))
+        .related(&[Class::C4]);
     finding = match usable {
-        Some(usable) => finding
-            .api(Some(usable.since), format!("{} usable endpoints for {}", usable.count, case.name()))
-            .unseen("whether the virtual server has no real servers, or only some of weight 0: ipvsadm -Ln"),
-        None => finding.unseen("the Service's endpoints: EndpointSlices could not be read"),
+        Some(usable) => finding.api(Some(usable.since), case.usable_evidence()).unobserved(
+            "whether the virtual server has no real servers, or only some of weight 0: ipvsadm -Ln",
+        ),
+        None => finding.unobserved("the Service's endpoints: EndpointSlices could not be read"),
     };
     Some(finding)
 }
@@ -83,20 +72,12 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
 /// server is left without a real server.
 fn no_local_real_server(case: &Case<'_>) -> Finding {
     let (class, policy) = local_policy(case);
-    let count = case.usable().map_or(0, |usable| usable.count);
     Finding::new(
         class,
-        Domain::ServiceConfig,
         format!("{policy} is Local and {} has no endpoint on this node: IPVS refuses", case.name()),
     )
-    .severity(Severity::High)
-    .api(None, format!("{count} usable endpoints in the cluster, none of them on this node"))
-    .action(
-        "run an endpoint on this node, or use the policy Cluster",
-        "spread the endpoints over the nodes that get traffic",
-        Safety::ReadOnly,
-    )
-    .see(&[class.id(), "C12", "kubernetes/kubernetes#121371"])
+    .api(None, format!("{} in the cluster, none of them on this node", case.usable_count()))
+    .related(&[Class::C12])
 }
 
 /// C12's look-alike.
@@ -116,18 +97,12 @@ pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C12,
-            Domain::HostKernel,
             format!("IPVS made no entry for {} and dropped the packet without a word", case.name()),
         )
         .confidence(Confidence::Low)
-        .severity(Severity::High)
-        .unseen("why: no memory for an entry, or a packet that IPVS leaves alone")
-        .action(
-            "look for memory pressure: dmesg | grep -i ip_vs; slabtop -o | grep ip_vs; sysctl net.ipv4.vs.drop_packet",
-            "give the node memory; watch the size of IPVS's table: wc -l /proc/net/ip_vs_conn",
-            Safety::ReadOnly,
-        )
-        .see(&["C12"]),
+        .domain(Domain::HostKernel)
+        .unobserved("why: no memory for an entry, or a packet that IPVS leaves alone")
+        .now(&[action::LOOK_FOR_MEMORY]),
     )
 }
 
@@ -168,7 +143,6 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let setting = case.ctx.node.ipvs_settings().and_then(|settings| settings.expire_nodest_conn);
     let mut finding = Finding::new(
         Class::C13,
-        Domain::StaleEndpoints,
         format!(
             "{} was taken out of the virtual server of {} under an established connection: {how}",
             case.endpoint_name(),
@@ -180,35 +154,28 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     } else {
         Confidence::Medium
     })
-    .severity(if ends { Severity::Low } else { Severity::Medium })
-    .action(
-        if ends {
-            "let the client connect anew; it gets another endpoint"
-        } else {
-            "let the client connect anew, from another port; sysctl net.ipv4.vs.expire_nodest_conn should say 1, as \
-             kube-proxy sets it"
-        },
-        "have Pods end their connections within their termination grace: kube-proxy keeps a real server at weight 0 \
-         while connections to it live",
-        Safety::ReadOnly,
-    )
-    .see(&["C13", "kubernetes/kubernetes#71358"]);
+    .severity(if ends { Severity::Low } else { Severity::Medium });
+    if !ends {
+        let both = [action::RECONNECT_FROM_ANOTHER_PORT, action::SET_EXPIRE_NODEST];
+        finding = finding.now(if setting == Some(true) { &both[..1] } else { &both });
+    }
     finding = match gone_since {
-        Some(at) => finding.api(
-            Some(at),
-            format!("{} left the usable endpoints of {}", case.endpoint_name(), case.name()),
-        ),
+        Some(at) => finding
+            .api(Some(at), format!("{} left the usable endpoints of {}", case.endpoint_name(), case.name())),
         None => finding.against(
             EvidenceType::Api,
             None,
-            format!("{endpoint} was listed at that moment: kube-proxy, or somebody by hand, removed it all the same"),
+            format!(
+                "{endpoint} was listed at that moment: kube-proxy, or somebody by hand, removed it \
+                 all the same"
+            ),
         ),
     };
     finding = match setting {
         Some(set) => {
             finding.node(case.ctx.node.read_at(), format!("net.ipv4.vs.expire_nodest_conn={}", u8::from(set)))
         }
-        None => finding.unseen("net.ipv4.vs.expire_nodest_conn"),
+        None => finding.unobserved("net.ipv4.vs.expire_nodest_conn"),
     };
     Some(finding)
 }
@@ -233,19 +200,17 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let known_to_end = trouble.picked_up.is_some() || ended.is_some();
     let mut finding = Finding::new(
         Class::C15,
-        Domain::Conntrack,
-        format!("IPVS had no entry any more for an established connection to {}: the node itself reset it", case.name()),
+        format!(
+            "IPVS had no entry any more for an established connection to {}: the node itself \
+             reset it",
+            case.name()
+        ),
     )
     .confidence(if known_to_end && case.endpoint.is_some() { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::Medium)
-    .unseen("whether the entry timed out, or was removed (ipvsadm -C, kube-proxy --cleanup): ipvsadm -l --timeout")
-    .action(
-        "let the client connect anew; compare how long it was idle with ipvsadm -l --timeout",
-        "keep idle connections alive more often than every 900 s (net.ipv4.tcp_keepalive_time=600), or raise kube-proxy's \
-         ipvs.tcpTimeout",
-        Safety::ReadOnly,
-    )
-    .see(&["C15"]);
+    .unobserved(
+        "whether the entry timed out, or was removed (ipvsadm -C, kube-proxy --cleanup): \
+         ipvsadm -l --timeout",
+    );
     if let Some(ended) = ended {
         finding = finding.node(
             Some(ended),
@@ -265,7 +230,7 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
                 ),
             );
         }
-        None => finding = finding.unseen("how long it had been idle"),
+        None => finding = finding.unobserved("how long it had been idle"),
     }
     Some(finding)
 }
@@ -300,10 +265,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let (class, policy) = local_policy(case);
-    let mut finding = Finding::new(
-        class,
-        Domain::ServiceConfig,
-        format!(
+    let mut finding = Finding::new(class, format!(
             "{policy} is Local and {} has no endpoint on this node: IPVS sends to {} on node {node}, whose reply the \
              client does not know",
             case.name(),
@@ -311,16 +273,9 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
         ),
     )
     .confidence(if case.outcome == Outcome::Pending { Confidence::Medium } else { Confidence::High })
-    .severity(Severity::High)
-    .api(None, format!("the endpoint runs on node {}, the traffic came in at {}", word(node), word(here)))
-    .action(
-        "have the load balancer follow the Service's healthCheckNodePort, or send to a node with an endpoint",
-        "spread the endpoints over the nodes that get traffic, or use the policy Cluster",
-        Safety::ReadOnly,
-    )
-    .see(&[class.id(), "kubernetes/kubernetes#97081"]);
+    .api(None, format!("the endpoint runs on node {}, the traffic came in at {}", word(node), word(here)));
     if case.outcome == Outcome::Pending {
-        finding = finding.unseen("whether the client got an answer: none passed this node");
+        finding = finding.unobserved("whether the client got an answer: none passed this node");
     }
     Some(finding)
 }

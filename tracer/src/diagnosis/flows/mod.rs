@@ -27,12 +27,14 @@ mod view;
 
 use std::time::Duration;
 
-use case::{Case, Finding};
+use case::Case;
+
+use super::finding::{Finding, rules_of_endpoint};
 
 pub use self::{translations::Translations, view::NodeView};
 pub use crate::node::{IpvsSettings, Rule, Ruling};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence},
     cluster::{Address, History, Key, Membership, Via},
     flow::{Flow, Outcome},
     net::Netns,
@@ -75,39 +77,66 @@ impl std::fmt::Debug for Context<'_> {
     }
 }
 
+/// A rule of judgement, and every class that it can give.
+struct FlowRule {
+    judge: fn(&Case<'_>) -> Option<Finding>,
+    gives: &'static [Class],
+}
+
+impl FlowRule {
+    fn ask(&self, case: &Case<'_>) -> Option<Finding> {
+        let finding = (self.judge)(case)?;
+        debug_assert!(self.gives.contains(&finding.class), "a rule does not declare {}", finding.class);
+        Some(finding)
+    }
+}
+
+const fn rule(judge: fn(&Case<'_>) -> Option<Finding>, gives: &'static [Class]) -> FlowRule {
+    FlowRule { judge, gives }
+}
+
 /// The first that applies explains the flow.
-const RULES: [fn(&Case<'_>) -> Option<Finding>; 29] = [
-    conntrack::table_full,
-    conntrack::insertion_failed,
-    stale_endpoints::stale_entry,
-    resets::after_invalid,
-    resets::midstream,
+const RULES: [FlowRule; 30] = [
+    rule(conntrack::table_full, &[Class::C16]),
+    rule(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
+    rule(stale_endpoints::stale_entry, &[Class::C8]),
+    rule(resets::after_invalid, &[Class::C18]),
+    rule(resets::midstream, &[Class::C19]),
     // Names the setting behind what the next one sees.
-    ipvs::reply_elsewhere,
-    resets::answered_directly,
-    network_policy::prohibited,
-    service_config::other_proxy,
-    service_config::source_ranges,
-    ipvs::no_destination,
-    no_endpoints::refused,
-    iptables_sync::refused,
-    service_config::no_local_endpoint,
-    ipvs::not_scheduled,
-    foreign_rules::chose,
-    stale_endpoints::stale,
-    ipvs::dead_destination,
-    ipvs::entry_expired,
-    network_policy::dropped,
-    no_endpoints::unanswered,
-    service_config::node_port_not_here,
-    iptables_sync::untranslated,
-    stale_endpoints::removed_meanwhile,
-    backend_refused::refused,
-    resets::dropped_as_invalid,
-    network_path::prohibited_there,
-    network_path::silent,
-    conntrack::clash_resolved,
+    rule(ipvs::reply_elsewhere, &[Class::C21]),
+    rule(resets::answered_directly, &[Class::C31]),
+    rule(network_policy::prohibited, &[Class::C30]),
+    rule(service_config::other_proxy, &[Class::C5d]),
+    rule(service_config::source_ranges, &[Class::C23]),
+    rule(ipvs::no_destination, &[Class::C12, Class::C21, Class::C22, Class::C5]),
+    rule(no_endpoints::refused, &[Class::C20]),
+    rule(iptables_sync::refused, &[Class::C4, Class::C5]),
+    rule(service_config::no_local_endpoint, &[Class::C21, Class::C22]),
+    rule(ipvs::not_scheduled, &[Class::C12]),
+    rule(foreign_rules::chose, &[Class::C3, Class::C10]),
+    rule(stale_endpoints::stale, &[Class::C6, Class::C5]),
+    rule(ipvs::dead_destination, &[Class::C13]),
+    rule(ipvs::entry_expired, &[Class::C15]),
+    rule(network_policy::dropped, &[Class::C30]),
+    rule(no_endpoints::unanswered, &[Class::C20]),
+    rule(service_config::node_port_not_here, &[Class::C26]),
+    rule(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::Unknown]),
+    rule(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
+    rule(backend_refused::refused, &[Class::C28]),
+    rule(resets::dropped_as_invalid, &[Class::C18b]),
+    rule(network_path::prohibited_there, &[Class::C30]),
+    rule(network_path::silent, &[Class::C29, Class::C31]),
+    rule(conntrack::clash_resolved, &[Class::N10]),
+    rule(normal::judge, &[Class::Ok, Class::N4, Class::N5, Class::N8, Class::N17, Class::N20]),
 ];
+
+/// What is said of a flow to an address that is no Service port, and of one that no rule explains.
+const BESIDE_RULES: [Class; 5] = [Class::C5c, Class::C6, Class::C27, Class::N1, Class::Unknown];
+
+/// Every class that a verdict on a flow can have.
+pub fn gives() -> impl Iterator<Item = Class> {
+    RULES.iter().flat_map(|rule| rule.gives).copied().chain(BESIDE_RULES)
+}
 
 /// A verdict, and how far it reaches.
 #[derive(Clone, Debug)]
@@ -164,11 +193,7 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
         }
     };
     let case = Case::new(flow, ctx, vip);
-    let finding = RULES
-        .iter()
-        .find_map(|rule| rule(&case))
-        .or_else(|| normal::judge(&case))
-        .unwrap_or_else(|| unexplained(&case));
+    let finding = RULES.iter().find_map(|rule| rule.ask(&case)).unwrap_or_else(|| unexplained(&case));
     let finding = service_config::with_hints(&case, finding);
     let lasts = finding.class == Class::Ok
         && finding.against.is_empty()
@@ -192,36 +217,33 @@ fn unexplained(case: &Case<'_>) -> Finding {
         Outcome::Silent => "the connection fell silent",
         Outcome::Established | Outcome::Closed => "nothing broke",
     };
-    let mut finding = Finding::new(Class::Unknown, Domain::Unknown, format!("{what}; no rule explains it"))
-        .confidence(Confidence::Low)
-        .severity(Severity::Low)
-        .action(
-            format!("look at the Service by hand: {}", case.get_slices()),
-            "trace again with every hook, from before the connection begins",
-            Safety::ReadOnly,
-        );
+    let mut finding =
+        Finding::new(Class::Unknown, format!("{what}; no rule explains it")).confidence(Confidence::Low);
     if case.decision.is_none() {
-        finding = finding.unseen(
+        finding = finding.unobserved(
             "what NAT decided: the decision was taken before the trace began, in another \
-                                  namespace, or its event was not seen",
+             namespace, or its event was not seen",
         );
     }
     if let Some(node) = case.other_nodes_port() {
-        finding = finding.unseen(format!(
-            "what kube-proxy on node {node} decided: its node port was asked for, which this node does not translate"
+        finding = finding.unobserved(format!(
+            "what kube-proxy on node {node} decided: its node port was asked for, which this node \
+             does not translate"
         ));
     }
     if case.endpoint.is_none() && case.rule_drop().is_some() {
-        finding = finding.unseen(
-            "which rule dropped it before an endpoint was chosen: loadBalancerSourceRanges (C23), or a firewall",
+        finding = finding.unobserved(
+            "which rule dropped it before an endpoint was chosen: loadBalancerSourceRanges (C23), \
+             or a firewall",
         );
     }
     if case.usable().is_none() {
-        finding = finding.unseen("the Service's endpoints: EndpointSlices could not be read");
+        finding = finding.unobserved("the Service's endpoints: EndpointSlices could not be read");
     }
     if case.membership == Some(Membership::Unknown) {
-        finding = finding
-            .unseen("whether the endpoint was listed then: the cluster's history does not reach that far");
+        finding = finding.unobserved(
+            "whether the endpoint was listed then: the cluster's history does not reach that far",
+        );
     }
     finding
 }

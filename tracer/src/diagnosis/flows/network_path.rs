@@ -7,7 +7,7 @@ use super::{
     text::{length, word},
 };
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     flow::{IcmpMeaning, Outcome},
     verdict::EvidenceType,
 };
@@ -56,33 +56,22 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         (Outcome::Silent, _) => "answered and then fell silent".to_owned(),
         _ => "does not answer".to_owned(),
     };
-    let mut finding =
-        Finding::new(Class::C29, Domain::NetworkPath, format!("{} of {} {what}", case.endpoint_name(), case.name()))
-            .confidence(if case.outcome == Outcome::Unreachable { Confidence::High } else { Confidence::Medium })
-            .severity(if case.outcome == Outcome::Silent { Severity::Low } else { Severity::Medium })
-            .api(None, format!("{endpoint} is an endpoint of {}", case.name()))
-            .action(
-                format!(
-                    "ask the Pod directly from the same client: {endpoint}; if that fails too, kube-proxy is exonerated; \
-                     kubectl get pods -A -o wide --field-selector status.podIP={}",
-                    endpoint.ip()
-                ),
-                "give the Pod a readiness probe, so that a silent one leaves the endpoints; watch the CNI's tunnel and the node",
-                Safety::ReadOnly,
-            )
-            .see(&["C29"]);
+    let mut finding = Finding::new(Class::C29, format!("{} of {} {what}", case.endpoint_name(), case.name()))
+        .confidence(if case.outcome == Outcome::Unreachable { Confidence::High } else { Confidence::Medium })
+        .severity(if case.outcome == Outcome::Silent { Severity::Low } else { Severity::Medium })
+        .api(None, format!("{endpoint} is an endpoint of {}", case.name()));
     let is_ready = |name: &str| cluster.node(name, case.decided).and_then(|node| node.ready);
     match node {
         Some(name) if is_ready(name) == Some(false) => {
             finding = finding.api(None, format!("the endpoint's node {name} is not Ready"));
-            finding.mitigation.immediate =
-                format!("kubectl describe node {}; {}", word(name), finding.mitigation.immediate);
+            finding = finding.first(action::DESCRIBE_ENDPOINT_NODE).fill("ENDPOINT_NODE", word(name));
         }
         Some(name) if !local => {
-            finding = finding.unseen(format!("whether the packet reached node {name}: a trace there tells"));
+            finding =
+                finding.unobserved(format!("whether the packet reached node {name}: a trace there tells"));
         }
         Some(_) => {}
-        None => finding = finding.unseen("on which node the endpoint is"),
+        None => finding = finding.unobserved("on which node the endpoint is"),
     }
     if case.outcome == Outcome::Silent {
         finding = finding.against(
@@ -110,20 +99,10 @@ pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C30,
-            Domain::NetworkPolicy,
             format!("a rule of {who} refuses packets to {} of {}", case.endpoint_name(), case.name()),
         )
         .confidence(Confidence::High)
-        .severity(Severity::Medium)
-        .unseen("which rule it is: it stands on another host")
-        .action(
-            format!(
-                "read the firewall and the policies there; kubectl -n {} get networkpolicies",
-                word(&case.vip.service.key.namespace)
-            ),
-            "hand it to the owner of the CNI or of that host's firewall; kube-proxy is exonerated",
-            Safety::ReadOnly,
-        )
-        .see(&["C30"]),
+        .unobserved("which rule it is: it stands on another host")
+        .now(&[action::READ_OTHER_FIREWALL]),
     )
 }

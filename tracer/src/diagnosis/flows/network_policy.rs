@@ -2,7 +2,7 @@
 
 use super::{Case, Finding};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence},
     flow::{Outcome, RefusalKind, Stage},
 };
 
@@ -28,11 +28,7 @@ pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     } else {
         "on this node".to_owned()
     };
-    Some(finding(
-        case,
-        format!("a rule {place} that is not kube-proxy's refuses {}", case.name()),
-        Confidence::Medium,
-    ))
+    Some(finding(format!("a rule {place} that is not kube-proxy's refuses {}", case.name())))
 }
 
 /// Mechanism: a policy drops the packet after kube-proxy chose an endpoint that is current.
@@ -45,21 +41,11 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
     }
     let what =
         format!("a rule drops packets to endpoint {} of {}, after NAT", case.endpoint_name(), case.name());
-    Some(finding(case, what, Confidence::Medium))
+    Some(finding(what))
 }
 
-fn finding(case: &Case<'_>, detail: String, confidence: Confidence) -> Finding {
-    let namespace = super::text::word(&case.vip.service.key.namespace);
-    Finding::new(Class::C30, Domain::NetworkPolicy, detail)
-        .confidence(confidence)
-        .severity(Severity::Medium)
-        .unseen("which chain or table stopped it")
-        .action(
-            format!(
-                "list the policies that select the endpoint's Pod: kubectl -n {namespace} get networkpolicies"
-            ),
-            "hand it to the owner of the CNI or of the host firewall; kube-proxy is exonerated",
-            Safety::ReadOnly,
-        )
-        .see(&["C30"])
+fn finding(detail: String) -> Finding {
+    Finding::new(Class::C30, detail)
+        .confidence(Confidence::Medium)
+        .unobserved("which chain or table stopped it")
 }

@@ -1,8 +1,8 @@
 //! C20: the Service has no endpoint to send to.
 
-use super::{Case, Finding, Rule, text::word};
+use super::{Case, Finding, Rule};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence},
     flow::{RefusalKind, Stage},
 };
 
@@ -37,7 +37,7 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     let mut finding = finding(case, confidence);
     if case.has_hook(case.refusal_hook()) {
         finding =
-            finding.unseen("the rule's refusal: none was seen, so the packet may have taken another way");
+            finding.unobserved("the rule's refusal: none was seen, so the packet may have taken another way");
     }
     Some(finding)
 }
@@ -48,24 +48,13 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         || format!("{} has no usable endpoint", case.name()),
         |reason| format!("{} has no usable endpoint: {reason}", case.name()),
     );
-    let (namespace, name) = (word(&case.vip.service.key.namespace), word(&case.vip.service.key.name));
-    let mut finding = Finding::new(Class::C20, Domain::NoEndpoints, detail)
-        .confidence(confidence)
-        .severity(Severity::High)
-        .api(case.usable().map(|usable| usable.since), format!("no usable endpoint for {} at that moment", case.name()))
-        .action(
-            format!(
-                "{}; compare the selector with the Pods' labels and the port's name with the slices': kubectl -n \
-                 {namespace} describe service {name}",
-                case.get_slices()
-            ),
-            "make the Pods ready, or correct the Service's selector or port name; alert on Services without endpoints",
-            Safety::ReadOnly,
-        )
-        .see(&["C20", "K9"]);
+    let mut finding = Finding::new(Class::C20, detail).confidence(confidence).api(
+        case.usable().map(|usable| usable.since),
+        format!("no usable endpoint for {} at that moment", case.name()),
+    );
     match reason {
         Some(reason) => finding = finding.api(None, reason.to_string()),
-        None => finding = finding.unseen("why there is none"),
+        None => finding = finding.unobserved("why there is none"),
     }
     finding.with_ruling(case, Rule::Refuses)
 }

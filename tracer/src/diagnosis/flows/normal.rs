@@ -8,7 +8,7 @@ use super::{
     text::{length, word},
 };
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     cluster::{
         Membership,
         model::{Pod, Probe},
@@ -66,29 +66,19 @@ fn probe_finding(flow: &Flow, pod: &Pod, probe: &Probe, task: Option<&Task>) -> 
         flow.outcome(),
         Outcome::Closed | Outcome::Established | Outcome::Reset(_) | Outcome::Pending
     );
-    let mut finding = Finding::new(
-        Class::N1,
-        Domain::Normal,
-        format!("the kubelet's {} probe of {key} connected {how}", probe.kind),
-    )
-    .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::None)
-    .api(None, format!("Pod {key} has a {} probe on port {}", probe.kind, flow.orig.dst.port()))
-    .see(&["N1", "kubernetes/kubernetes#115143"]);
+    let mut finding =
+        Finding::new(Class::N1, format!("the kubelet's {} probe of {key} connected {how}", probe.kind))
+            .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
+            .api(None, format!("Pod {key} has a {} probe on port {}", probe.kind, flow.orig.dst.port()));
     match task {
         Some(task) => finding = finding.node(None, format!("the sender is {} (pid {})", task.comm, task.pid)),
-        None => finding = finding.unseen("which program sent it"),
+        None => finding = finding.unobserved("which program sent it"),
     }
     if failed {
-        finding = finding.action(
-            format!(
-                "the probe failed; the kubelet acts on it: kubectl -n {} describe pod {}",
-                word(&key.namespace),
-                word(&key.name)
-            ),
-            "",
-            Safety::ReadOnly,
-        );
+        finding = finding
+            .now(&[action::DESCRIBE_PROBED_POD])
+            .fill("POD_NAMESPACE", word(&key.namespace))
+            .fill("POD", word(&key.name));
     }
     finding
 }
@@ -112,7 +102,7 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
         }
         Outcome::Abandoned if case.decision.is_some() && !case.flow.partial => {
             client_abort(case, "the connect ended within a moment, before an answer came")
-                .unseen("whether the client gave up or an ICMP error from another host ended it")
+                .unobserved("whether the client gave up or an ICMP error from another host ended it")
         }
         // The dataplane carried it to the endpoint and back; what the RST means, the application knows.
         Outcome::Reset(by) => {
@@ -141,10 +131,8 @@ fn healthy(case: &Case<'_>) -> Finding {
     let mut finding = if terminating {
         Finding::new(
             Class::N8,
-            Domain::Normal,
             format!("{} has no ready endpoint; {endpoint} serves while it terminates", case.name()),
         )
-        .see(&["N8"])
     } else {
         let detail = match (case.endpoint, pending) {
             (Some(_), false) => format!("{} was served by {endpoint}", case.name()),
@@ -156,22 +144,22 @@ fn healthy(case: &Case<'_>) -> Finding {
                 format!("nothing went wrong with a connection to {} that could be seen", case.name())
             }
         };
-        Finding::new(Class::Ok, Domain::Normal, detail)
+        Finding::new(Class::Ok, detail)
     };
-    finding = finding.severity(Severity::None).confidence(match (case.endpoint, pending) {
+    finding = finding.confidence(match (case.endpoint, pending) {
         (Some(_), false) => Confidence::High,
         (None, false) => Confidence::Medium,
         (_, true) => Confidence::Low,
     });
     if pending {
-        finding = finding.unseen(if case.has_hook(Hook::SockState) {
+        finding = finding.unobserved(if case.has_hook(Hook::SockState) {
             "the answer: neither end's socket was seen on this node"
         } else {
             "the answer: this trace does not follow socket states"
         });
     }
     if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
-        finding = finding.unseen("whether the endpoint was listed then");
+        finding = finding.unobserved("whether the endpoint was listed then");
     }
     if let Some(Membership::Left { at, .. }) = &case.membership {
         finding = finding.against(
@@ -187,10 +175,10 @@ fn healthy(case: &Case<'_>) -> Finding {
         finding = finding.against(EvidenceType::Kernel, None, what);
     }
     if let Some((time, what)) = super::ipvs::lost_packet(case) {
-        finding = finding.against(EvidenceType::Kernel, Some(time), what).see(&["C14"]);
+        finding = finding.against(EvidenceType::Kernel, Some(time), what).related(&[Class::C14]);
     }
     if let Some(what) = super::ipvs::endpoint_unseen(case) {
-        finding = finding.unseen(what);
+        finding = finding.unobserved(what);
     }
     let repeats = case.flow.client.syn_retransmits();
     if repeats.is_seen() {
@@ -225,7 +213,6 @@ fn idle(case: &Case<'_>) -> Finding {
     let who = keepalive_timeout(case).unwrap_or("client");
     Finding::new(
         Class::N5,
-        Domain::Normal,
         format!(
             "the {who} gave an idle connection to {} up: its keepalive probes were not answered",
             case.name()
@@ -233,8 +220,7 @@ fn idle(case: &Case<'_>) -> Finding {
     )
     .severity(Severity::Low)
     .confidence(Confidence::High)
-    .unseen("why the other end no longer answered")
-    .see(&["N5"])
+    .unobserved("why the other end no longer answered")
 }
 
 /// How soon a client that races several addresses drops the losers (RFC 8305 begins the next after 250 ms).
@@ -253,21 +239,20 @@ fn lost_a_race(flow: &Flow) -> bool {
 fn losing_attempt(case: &Case<'_>) -> Finding {
     Finding::new(
         Class::N17,
-        Domain::Normal,
         format!("the client reset its connection to {} at once, before it exchanged a byte", case.name()),
     )
-    .severity(Severity::None)
     .confidence(Confidence::Medium)
-    .unseen("why: clients that race several addresses drop the losers so, and port checks end so")
-    .see(&["N17", "N2"])
+    .unobserved("why: clients that race several addresses drop the losers so, and port checks end so")
+    .related(&[Class::N2])
 }
 
 /// N4.
 fn client_abort(case: &Case<'_>, what: &str) -> Finding {
     let reason = case.flow.client.reset_sent().and_then(|reset| reset.reason.as_deref());
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-    Finding::new(Class::N4, Domain::Normal, format!("{what}{reason}"))
-        .severity(Severity::None)
-        .confidence(if case.outcome == Outcome::Abandoned { Confidence::Low } else { Confidence::High })
-        .see(&["N4"])
+    Finding::new(Class::N4, format!("{what}{reason}")).confidence(if case.outcome == Outcome::Abandoned {
+        Confidence::Low
+    } else {
+        Confidence::High
+    })
 }

@@ -2,16 +2,11 @@
 //!
 //! Owns what every verdict has alike: who the flow was, the kernel's evidence, gaps, losses, and clean texts.
 
-use super::{
-    Context,
-    case::{Case, Finding, lower},
-    resets,
-    text::clean,
-    timeline::kernel_evidence,
-    verdict_time,
-};
+use std::{borrow::Cow, net::SocketAddr};
+
+use super::{Context, Finding, case::Case, resets, text::clean, timeline::kernel_evidence, verdict_time};
 use crate::{
-    class::{Class, Confidence, Domain, Severity},
+    class::{Class, Domain},
     cluster::{History, Key, Membership},
     flow::{Decision, Flow},
     sighting::Hook,
@@ -27,7 +22,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
         add_gaps(case, &mut finding);
     }
     if broken && case.flow.partial && case.decision.is_none() {
-        finding.confidence = lower(finding.confidence);
+        finding.doubt();
     }
     let service = service_ref(&case.vip.service.key, case.vip.port.label());
     let listed = case.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod.as_ref());
@@ -47,7 +42,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
 /// Of a Service that does not have the port that was asked for: it is the one meant, with the port's number.
 pub(super) fn without_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: &Key) -> Verdict {
     let service = service_ref(service, flow.orig.dst.port().to_string());
-    Verdict { service: Some(service), ..without_service(flow, ctx, finding) }
+    not_to_a_port(flow, ctx, finding, Some(service))
 }
 
 fn service_ref(Key { namespace, name }: &Key, port: String) -> ServiceRef {
@@ -55,6 +50,10 @@ fn service_ref(Key { namespace, name }: &Key, port: String) -> ServiceRef {
 }
 
 pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) -> Verdict {
+    not_to_a_port(flow, ctx, finding, None)
+}
+
+fn not_to_a_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: Option<ServiceRef>) -> Verdict {
     let decision = flow.decision(ctx.node_netns);
     let probe = finding.class == Class::N1;
     let endpoint = if probe { Some(flow.orig.dst) } else { decision.and_then(Decision::endpoint) };
@@ -66,7 +65,7 @@ pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) 
             .map(|pod| clean(pod.key.to_string())),
         ..reference(flow, ctx)
     };
-    build(flow, ctx, decision.filter(|_| !probe), None, reference, finding)
+    build(flow, ctx, decision.filter(|_| !probe), service, reference, finding)
 }
 
 fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
@@ -89,7 +88,7 @@ pub(super) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
 fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     let mut gap = |hook: Hook, cost: &str| {
         if !case.has_hook(hook) {
-            finding.unseen.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
+            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
         }
     };
     gap(Hook::Confirm, "what NAT decided");
@@ -104,17 +103,17 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
         gap(Hook::TcpRetransmit, "repeated SYNs");
     }
     if let Some(arrival) = resets::arrival(case) {
-        finding.unseen.push(arrival);
+        finding.unobserved.push(arrival);
     }
     let mut gap = |hook: Hook, cost: &str| {
         if !case.has_hook(hook) {
-            finding.unseen.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
+            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
         }
     };
     gap(Hook::SockState, "when the sockets were established and closed");
     if case.flow.partial {
         finding
-            .unseen
+            .unobserved
             .push("the beginning of the flow: the trace began later, or its event was lost".to_owned());
     }
 }
@@ -131,34 +130,34 @@ fn build(
     if flow.lost > 0 {
         let lost = format!("{} events were lost while this flow was watched", flow.lost);
         if healthy {
-            finding.class = Class::Unknown;
-            finding.domain = Domain::Unknown;
-            finding.severity = Severity::None;
-            finding.detail = format!("{lost}; what is left looks healthy: {}", finding.detail);
-            finding.confidence = Confidence::Low;
+            finding = finding.into_unknown(&lost);
         } else {
-            finding.confidence = lower(finding.confidence);
+            finding.doubt();
         }
-        finding.unseen.push(lost);
+        finding.unobserved.push(lost);
     }
     if let Some(age) = ctx.metadata_age.filter(|age| *age > OLD_METADATA_SECS) {
         finding
-            .unseen
+            .unobserved
             .push(format!("changes of the last {age:.0} s: the API server was not heard from since"));
         if !healthy {
-            finding.confidence = lower(finding.confidence);
+            finding.doubt();
         }
     }
     if ctx.metadata_age.is_none() {
-        finding.unseen.push("how fresh the cluster's metadata is".to_owned());
+        finding.unobserved.push("how fresh the cluster's metadata is".to_owned());
     }
+    debug_assert!(super::gives().any(|class| class == finding.class), "no rule declares {}", finding.class);
+    let mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), reference.endpoint));
+    let cross_reference = finding.cross_reference();
+    let root_cause = clean(finding.root_cause());
     let mut evidence = kernel_evidence(flow, decision);
     evidence.append(&mut finding.evidence);
     evidence.sort_by_key(|evidence| evidence.time);
     Verdict {
         time: verdict_time(flow),
         class: finding.class,
-        root_cause: clean(format!("{} — {}", finding.domain, finding.detail)),
+        root_cause,
         domain: finding.domain,
         confidence: finding.confidence,
         severity: finding.severity,
@@ -166,18 +165,43 @@ fn build(
         flow: reference,
         evidence: evidence.into_iter().map(clean_evidence).collect(),
         against: finding.against.into_iter().map(clean_evidence).collect(),
-        unseen: finding.unseen.into_iter().map(clean).collect(),
+        unseen: finding.unobserved.into_iter().map(clean).collect(),
         lost_events: flow.lost,
         kube_proxy_mode: ctx.node.kube_proxy_mode().map(clean),
         kube_proxy_version: ctx.node.kube_proxy_version().map(clean),
         metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
         mitigation: Mitigation {
-            immediate: clean(finding.mitigation.immediate),
-            long_term: clean(finding.mitigation.long_term),
-            safety: finding.mitigation.safety,
+            immediate: clean(mitigation.immediate),
+            long_term: clean(mitigation.long_term),
+            ..mitigation
         },
-        cross_reference: finding.cross_reference.into_iter().map(str::to_owned).collect(),
+        cross_reference,
     }
+}
+
+/// What the record knows for a placeholder of an action.
+fn value<'v>(
+    name: &str,
+    flow: &Flow,
+    ctx: &Context<'v>,
+    service: Option<&'v ServiceRef>,
+    endpoint: Option<SocketAddr>,
+) -> Option<Cow<'v, str>> {
+    let (client, asked) = (flow.orig.src, flow.orig.dst);
+    Some(match name {
+        "NAMESPACE" => Cow::Borrowed(&*service?.namespace),
+        "SERVICE" => Cow::Borrowed(&*service?.name),
+        "NODE" => Cow::Borrowed(ctx.node_name?),
+        "PROTOCOL" => Cow::Owned(flow.orig.protocol.to_string().to_ascii_lowercase()),
+        "VIP" => Cow::Owned(asked.ip().to_string()),
+        "PORT" => Cow::Owned(asked.port().to_string()),
+        "VIP_PORT" => Cow::Owned(asked.to_string()),
+        "CLIENT_IP" => Cow::Owned(client.ip().to_string()),
+        "CLIENT_PORT" => Cow::Owned(client.port().to_string()),
+        "ENDPOINT" => Cow::Owned(endpoint?.to_string()),
+        "ENDPOINT_IP" => Cow::Owned(endpoint?.ip().to_string()),
+        _ => return None,
+    })
 }
 
 fn clean_evidence(evidence: Evidence) -> Evidence {

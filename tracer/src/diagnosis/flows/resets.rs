@@ -8,7 +8,7 @@ use super::{
     text::{length, times},
 };
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     flow::{End, Ended, Flow, Invalid, Outcome, ResetBy, StackReset},
     sighting::Hook,
     time::Timestamp,
@@ -54,27 +54,18 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint_name();
     let mut finding = Finding::new(
         Class::C18,
-        Domain::Conntrack,
         format!(
-            "an answer of {endpoint} was not translated back to {}, and the client's stack reset {endpoint}'s connection",
+            "an answer of {endpoint} was not translated back to {}, and the client's stack reset \
+             {endpoint}'s connection",
             case.flow.orig.dst
         ),
     )
     .confidence(match (invalid.is_some(), lived) {
         (true, Some(true)) => Confidence::High,
         _ => Confidence::Medium,
-    })
-    .severity(Severity::High)
-    .action(
-        "read net.netfilter.nf_conntrack_tcp_be_liberal; setting it to 1 lets conntrack translate packets that it holds \
-         to be out of window (the verified cure), and affects only what would have been invalid",
-        "set kube-proxy's conntrack.tcpBeLiberal, or have its rule drop INVALID packets (iptables mode does for forwarded \
-         ones, kubernetes/kubernetes#117924 for those of the host's network)",
-        Safety::Disruptive,
-    )
-    .see(&["C18", "kubernetes/kubernetes#74839", "kubernetes/kubernetes#117924"]);
+    });
     if invalid.is_none() {
-        finding = finding.unseen(if case.has_hook(Hook::InvalidLog) {
+        finding = finding.unobserved(if case.has_hook(Hook::InvalidLog) {
             "that conntrack called the answer invalid"
         } else {
             "whether conntrack called the answer invalid: this trace has no hook there"
@@ -100,7 +91,6 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C31,
-            Domain::Hairpin,
             format!(
                 "{} answered the client directly, not through {}: the client's stack refused the answer {}",
                 case.endpoint_name(),
@@ -110,13 +100,7 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
         )
         .confidence(Confidence::High)
         .severity(Severity::High)
-        .action(
-            "sysctl net.bridge.bridge-nf-call-iptables must be 1 where Pods share a bridge; ip route get CLIENT from \
-             ENDPOINT shows the way back",
-            "load br_netfilter at boot, and keep the sysctl set: the CNI's documentation names it",
-            Safety::ReadOnly,
-        )
-        .see(&["C31"]),
+        .now(&[action::SHOW_BYPASS]),
     )
 }
 
@@ -159,22 +143,14 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
     }
     let mut finding = Finding::new(
         Class::C19,
-        Domain::Conntrack,
         format!(
-            "the connection to {} went on without its conntrack entry: NAT chose {} in mid-stream, which does not know it",
+            "the connection to {} went on without its conntrack entry: NAT chose {} mid-stream, \
+             which does not know it",
             case.name(),
             anew.chosen
         ),
     )
-    .confidence(if sender.is_some() { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::Medium)
-    .action(
-        "find who deletes entries (conntrack -F, conntrack -D, a restarted firewall), or what idles longer than \
-         net.netfilter.nf_conntrack_tcp_timeout_established; the client must connect anew",
-        "keepalive below the conntrack and load balancer timeouts; never conntrack -F on a node in service",
-        Safety::ReadOnly,
-    )
-    .see(&["C19"]);
+    .confidence(if sender.is_some() { Confidence::High } else { Confidence::Medium });
     match anew.before {
         Some((endpoint, ended)) => {
             let ended = ended.map_or("its end was not seen".to_owned(), |ended| {
@@ -193,7 +169,7 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
         }
         None => {
             finding =
-                finding.unseen("what became of the entry before: it was gone before this trace knew it");
+                finding.unobserved("what became of the entry before: it was gone before this trace knew it");
         }
     }
     Some(finding)
@@ -218,7 +194,6 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C18b,
-            Domain::Conntrack,
             format!(
                 "packets of the connection to {} were dropped {} as invalid{why}, and it broke",
                 case.name(),
@@ -226,14 +201,7 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
             ),
         )
         .confidence(Confidence::Medium)
-        .severity(Severity::Medium)
-        .unseen("the rule that dropped them: KUBE-FORWARD drops what is INVALID in iptables mode")
-        .action(
-            "compare conntrack -S (invalid) before and after; look for a second way between the two ends: ip route get",
-            "make the routes symmetric, or set net.netfilter.nf_conntrack_tcp_be_liberal=1",
-            Safety::Disruptive,
-        )
-        .see(&["C18b", "kubernetes/kubernetes#94861"]),
+        .unobserved("the rule that dropped them: KUBE-FORWARD drops what is INVALID in iptables mode"),
     )
 }
 

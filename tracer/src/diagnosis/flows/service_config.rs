@@ -1,12 +1,11 @@
 //! The Service is not what the client takes it for: wrong port (C5c), another proxy (C5d), a Local policy without a
 //! local endpoint (C21, C22), no address at all (C27); and hints that narrow its endpoints (C25).
 
-use super::{
-    Case, Context, Finding, Rule,
-    text::{length, word},
-};
+use std::net::SocketAddr;
+
+use super::{Case, Context, Finding, Rule, rules_of_endpoint, text::length};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     cluster::{Key, Via},
     flow::{Decision, Flow, Outcome},
     time::Timestamp,
@@ -22,25 +21,10 @@ pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Opt
         return None;
     }
     let port = flow.orig.dst.port();
-    let get = format!("kubectl -n {} get service {} -o wide", word(&service.namespace), word(&service.name));
-    Some(
-        Finding::new(
-            Class::C5c,
-            Domain::ServiceConfig,
-            format!("{service} has no port {port}/{}", flow.orig.protocol),
-        )
-        .severity(Severity::Medium)
-        .api(
-            None,
-            format!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
-        )
-        .action(
-            format!("{get}; correct the client's port or the Service's ports"),
-            "take ports from the Service's names rather than from numbers",
-            Safety::ReadOnly,
-        )
-        .see(&["C5c"]),
-    )
+    Some(Finding::new(Class::C5c, format!("{service} has no port {port}/{}", flow.orig.protocol)).api(
+        None,
+        format!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
+    ))
 }
 
 /// The Service was deleted, or gave the address up: C6 where a rule still translated it, else C5c; C27 where it has none
@@ -57,19 +41,16 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
         return Some(
             Finding::new(
                 Class::C6,
-                Domain::StaleEndpoints,
-                format!("the rules still send {} to {endpoint}, {ago} after {service} gave the address up", flow.orig.dst),
+                format!(
+                    "the rules still send {} to {endpoint}, {ago} after {service} gave the address up",
+                    flow.orig.dst
+                ),
             )
             .confidence(Confidence::Medium)
             .severity(Severity::Medium)
             .api(Some(since), past)
-            .unseen("why kube-proxy did not take the rule away: its log and metrics")
-            .action(
-                "kubectl -n kube-system logs -l k8s-app=kube-proxy: look for \"Failed to watch\" and failed syncs",
-                "alert on kube-proxy's sync and watch failures",
-                Safety::ReadOnly,
-            )
-            .see(&["C6"]),
+            .unobserved("why kube-proxy did not take the rule away: its log and metrics")
+            .fill("RULES_OF_ENDPOINT", rules_of_endpoint(ctx.node.kube_proxy_mode(), endpoint)),
         );
     }
     let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;
@@ -77,20 +58,10 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
         let asks = format!("the client asks for an address that {service} gave up {ago} before");
         let now = ctx.cluster.service(service, flow.first_seen);
         let finding = match now.and_then(|now| now.without_address()) {
-            Some(why) => {
-                Finding::new(Class::C27, Domain::ServiceConfig, format!("{asks}: {why}")).see(&["C27"])
-            }
-            None => Finding::new(Class::C5c, Domain::ServiceConfig, asks),
+            Some(why) => Finding::new(Class::C27, format!("{asks}: {why}")),
+            None => Finding::new(Class::C5c, asks),
         };
-        finding
-            .severity(Severity::Low)
-            .api(Some(since), past)
-            .action(
-                "find out where the client has the address from: a cached name, or its configuration",
-                "resolve the Service's name for each connection",
-                Safety::ReadOnly,
-            )
-            .see(&["C5c"])
+        finding.severity(Severity::Low).api(Some(since), past).now(&[action::FIND_OLD_ADDRESS])
     })
 }
 
@@ -119,7 +90,7 @@ pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
                 case.name()
             ),
         )
-        .see(&["C25"])
+        .related(&[Class::C25])
 }
 
 /// C5d.
@@ -134,22 +105,12 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C5d,
-            Domain::ServiceConfig,
-            format!("kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it here", case.name()),
-        )
-        .severity(Severity::Medium)
-        .api(None, format!("the Service has the label service.kubernetes.io/service-proxy-name={proxy}"))
-        .action(
             format!(
-                "check that the proxy \"{proxy}\" runs on this node, or remove the label: kubectl -n {} get service {} \
-                 --show-labels",
-                word(&case.vip.service.key.namespace),
-                word(&case.vip.service.key.name)
+                "kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it here",
+                case.name()
             ),
-            "label only Services whose proxy runs on every node",
-            Safety::ReadOnly,
         )
-        .see(&["C5d"]),
+        .api(None, format!("the Service has the label service.kubernetes.io/service-proxy-name={proxy}")),
     )
 }
 
@@ -174,24 +135,15 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     let more = if ranges.len() > listed.len() { ", …" } else { "" };
     let mut finding = Finding::new(
         Class::C23,
-        Domain::ServiceConfig,
-        format!("{source} is in none of the loadBalancerSourceRanges of {}: its packets are dropped", case.name()),
+        format!(
+            "{source} is in none of the loadBalancerSourceRanges of {}: its packets are dropped",
+            case.name()
+        ),
     )
     .confidence(if drop.is_some() { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::Low)
-    .api(None, format!("the Service admits {}{more}", listed.join(", ")))
-    .action(
-        format!(
-            "if this source should be let in, add it: kubectl -n {} edit service {}",
-            word(&case.vip.service.key.namespace),
-            word(&case.vip.service.key.name)
-        ),
-        "keep the ranges beside the load balancer's own configuration; behind a proxy the source is the proxy's address",
-        Safety::ReadOnly,
-    )
-    .see(&["C23"]);
+    .api(None, format!("the Service admits {}{more}", listed.join(", ")));
     if drop.is_none() {
-        finding = finding.unseen("the rule's drop: something else may have taken the packets");
+        finding = finding.unobserved("the rule's drop: something else may have taken the packets");
     }
     Some(finding.with_ruling(case, Rule::Drops))
 }
@@ -214,7 +166,6 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C26,
-            Domain::ServiceConfig,
             format!(
                 "node port {} of {} is not served at {}: nodePortAddresses leave that address out",
                 asked.port(),
@@ -222,20 +173,12 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
                 asked.ip()
             ),
         )
-        .severity(Severity::Low)
         .node(
             node.read_at(),
             format!("the rules serve port {} at {other} and not at {}", asked.port(), asked.ip()),
         )
-        .action(
-            format!(
-                "ask for {}, or admit the address: nodePortAddresses in kube-proxy's configuration",
-                std::net::SocketAddr::new(other, asked.port())
-            ),
-            "give clients addresses that nodePortAddresses admit; 127.0.0.1 is served in iptables mode only",
-            Safety::ReadOnly,
-        )
-        .see(&["C26"]),
+        .first(action::USE_OTHER_ADDRESS)
+        .fill("OTHER_ADDRESS", SocketAddr::new(other, asked.port()).to_string()),
     )
 }
 
@@ -258,27 +201,18 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
         if external { (Class::C21, "externalTrafficPolicy") } else { (Class::C22, "internalTrafficPolicy") };
     let mut finding = Finding::new(
         class,
-        Domain::ServiceConfig,
-        format!("{policy} is Local and {} has no endpoint on this node: its packets are dropped", case.name()),
+        format!(
+            "{policy} is Local and {} has no endpoint on this node: its packets are dropped",
+            case.name()
+        ),
     )
     .confidence(if local == Some(0) && drop.reason.is_some() { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::High)
-    .api(None, format!("{} usable endpoints in the cluster, none of them on this node", case.usable().map_or(0, |usable| usable.count)))
-    .action(
-        if external {
-            "have the load balancer follow the Service's healthCheckNodePort, or send to a node with an endpoint"
-        } else {
-            "run an endpoint on this node, or use internalTrafficPolicy: Cluster"
-        },
-        "spread the endpoints over the nodes that get traffic, or use the policy Cluster",
-        Safety::ReadOnly,
-    )
-    .see(&[class.id(), "kubernetes/kubernetes#121371"]);
+    .api(None, format!("{} in the cluster, none of them on this node", case.usable_count()));
     if drop.reason.is_none() {
-        finding = finding.unseen("the drop's reason: this kernel gives none");
+        finding = finding.unobserved("the drop's reason: this kernel gives none");
     }
     if local.is_none() {
-        finding = finding.unseen("which endpoints are on this node: its name is not known");
+        finding = finding.unobserved("which endpoints are on this node: its name is not known");
     }
     Some(finding.with_ruling(case, Rule::Drops))
 }

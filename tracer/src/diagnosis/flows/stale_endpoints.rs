@@ -1,14 +1,8 @@
 //! Endpoints that are no more: chosen although they had left (C6), or left while the flow lived (N9, C7).
 
-use std::net::{IpAddr, SocketAddr};
-
-use super::{
-    Case, Finding,
-    iptables_sync::{lag, logs},
-    text::length,
-};
+use super::{Case, Finding, iptables_sync::lag, rules_of_endpoint, text::length};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     cluster::{EndpointState, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
     flow::{Outcome, ResetBy},
     net::Protocol,
@@ -87,31 +81,17 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             .then(|| lag(case, &format!("NAT still chose an endpoint that had just gone: {what}")));
     }
     let answered = case.flow.was_answered();
-    let mut finding = Finding::new(
-        Class::C6,
-        Domain::StaleEndpoints,
-        format!("NAT chose a stale endpoint: {what}"),
-    )
-    .confidence(match (certain, confounder) {
-        (true, _) => Confidence::High,
-        (false, None) => Confidence::Medium,
-        (false, Some(_)) => Confidence::Low,
-    })
-    .severity(if case.failed() { Severity::High } else { Severity::Medium })
-    .api(since, what)
-    .unseen("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
-    .action(
-        format!(
-            "{}; see which rules name it: {}; read kube-proxy's log for \"Failed \
-                 to watch\" or failed syncs: {}; restart it after the log is saved",
-            case.get_slices(),
-            rules_that_name(case, endpoint),
-            logs(case)
-        ),
-        "alert on kube-proxy's watch and sync failures: its /healthz stays 200 while it cannot reach the API",
-        Safety::Disruptive,
-    )
-    .see(&["C6", "C2", "C4", "kubernetes/kubernetes#28674"]);
+    let mut finding = Finding::new(Class::C6, format!("NAT chose a stale endpoint: {what}"))
+        .confidence(match (certain, confounder) {
+            (true, _) => Confidence::High,
+            (false, None) => Confidence::Medium,
+            (false, Some(_)) => Confidence::Low,
+        })
+        .severity(if case.failed() { Severity::High } else { Severity::Medium })
+        .api(since, what)
+        .unobserved("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
+        .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.kube_proxy_mode(), endpoint))
+        .related(&[Class::C2, Class::C4]);
     if case.vip.service.affinity.is_some() {
         finding = finding
             .api(
@@ -121,10 +101,10 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                     case.name()
                 ),
             )
-            .see(&["C24"]);
+            .related(&[Class::C24]);
     }
     if !certain || since.is_none_or(|since| since == Timestamp::MIN) {
-        finding = finding.unseen("when the endpoint was removed");
+        finding = finding.unobserved("when the endpoint was removed");
     }
     if answered {
         let by = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
@@ -180,7 +160,6 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     };
     let mut finding = Finding::new(
         Class::C8,
-        Domain::StaleEndpoints,
         format!(
             "{} still sends to {name} by an old conntrack entry: a datagram went there {} after it had left",
             orig.src,
@@ -188,37 +167,12 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         ),
     )
     .confidence(if certain { Confidence::High } else { Confidence::Medium })
-    .severity(Severity::High)
     .api(Some(removed), gone)
-    .kernel(Some(last_packet), "the last datagram so far renewed the entry, to the second")
-    .action(
-        format!(
-            "delete the entry, and the next datagram is translated anew: conntrack -D -p udp --orig-src {} --orig-dst {} \
-             --reply-src {}",
-            orig.src.ip(),
-            orig.dst.ip(),
-            endpoint.ip()
-        ),
-        "upgrade kube-proxy: from 1.32 it reconciles UDP entries, and later releases also those of Services without \
-         endpoints (kubernetes/kubernetes#139629) and of deleted ones (#141371)",
-        Safety::Disruptive,
-    )
-    .see(&["C8", "kubernetes/kubernetes#112604", "kubernetes/kubernetes#127318"]);
+    .kernel(Some(last_packet), "the last datagram so far renewed the entry, to the second");
     if !certain {
-        finding = finding.unseen("when the endpoint was removed");
+        finding = finding.unobserved("when the endpoint was removed");
     }
     Some(finding)
-}
-
-/// The command that shows the endpoint in the rules of kube-proxy's mode.
-fn rules_that_name(case: &Case<'_>, endpoint: SocketAddr) -> String {
-    match (case.ctx.node.kube_proxy_mode(), endpoint.ip()) {
-        (Some("nftables"), IpAddr::V4(ip)) => format!("nft list table ip kube-proxy | grep {ip}"),
-        (Some("nftables"), IpAddr::V6(ip)) => format!("nft list table ip6 kube-proxy | grep {ip}"),
-        (Some("ipvs"), _) => format!("ipvsadm -Ln | grep -F '{endpoint}'"),
-        (_, IpAddr::V4(_)) => format!("iptables-save -t nat | grep {endpoint}"),
-        (_, IpAddr::V6(_)) => format!("ip6tables-save -t nat | grep -F '{endpoint}'"),
-    }
 }
 
 /// Why an endpoint that no slice is known to have listed may be a good one all the same.
@@ -272,48 +226,31 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         // What IPVS would do to it under `expire_nodest_conn=0` (C13) shows in drops alone.
         let hidden = case.is_ipvs() && case.outcome == Outcome::Silent && !case.ctx.drop_reasons;
         let sure = !case.flow.partial && !hidden;
-        let mut finding =
-            Finding::new(
-                Class::N9,
-                Domain::Normal,
-                format!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
-            )
-            .confidence(if sure { Confidence::High } else { Confidence::Medium })
-            .severity(if drained { Severity::None } else { Severity::Low })
-            .api(Some(removed), left)
-            .action(
-                "",
-                if drained {
-                    ""
-                } else {
-                    "have the Pod end its connections in its preStop hook or on SIGTERM, and the client connect anew"
-                },
-                Safety::ReadOnly,
-            )
-            .see(&["N9"]);
+        let mut finding = Finding::new(
+            Class::N9,
+            format!("the flow is older than its endpoint's removal and {how} {} after it", length(after)),
+        )
+        .confidence(if sure { Confidence::High } else { Confidence::Medium })
+        .severity(if drained { Severity::None } else { Severity::Low })
+        .api(Some(removed), left);
+        if !drained {
+            finding = finding.later(&[action::DRAIN_GRACEFULLY]);
+        }
         if hidden {
             finding = finding
-                .unseen("whether IPVS dropped its packets (C13): this kernel gives no reasons for drops")
-                .see(&["C13"]);
+                .unobserved("whether IPVS dropped its packets (C13): this kernel gives no reasons for drops")
+                .related(&[Class::C13]);
         }
         return Some(finding);
     }
     let mut finding = Finding::new(
         Class::C7,
-        Domain::StaleEndpoints,
         format!("an established flow broke {} after its endpoint was removed", length(after)),
     )
     .confidence(if case.flow.partial { Confidence::Medium } else { Confidence::High })
-    .severity(Severity::Low)
-    .api(Some(removed), left)
-    .action(
-        "let the client connect anew; kube-proxy never cleans entries of established TCP connections",
-        "set timeouts or keepalive in the client, so that it notices a dead peer",
-        Safety::ReadOnly,
-    )
-    .see(&["C7", "kubernetes/kubernetes#100698"]);
+    .api(Some(removed), left);
     if case.flow.orig.protocol == Protocol::UDP {
-        finding = finding.see(&["C8"]);
+        finding = finding.related(&[Class::C8]);
     }
     Some(finding)
 }

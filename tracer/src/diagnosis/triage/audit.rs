@@ -5,17 +5,23 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
 use super::{Facts, Finding, Level, Step, knows_services};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Action, Class, Confidence, Domain, Severity, action},
     cluster::Key,
-    diagnosis::audit::{self, Aspect, Context, Discrepancy, Expected, Kind, Sync, SyncState},
+    diagnosis::{
+        audit::{self, Aspect, Context, Discrepancy, Expected, Kind, Sync, SyncState},
+        finding::rules_of_endpoint,
+    },
     net::Cidr,
-    node::kube_proxy::metrics::{Metrics, SyncTimes},
+    node::{
+        ProxyMode,
+        kube_proxy::metrics::{Metrics, SyncTimes},
+    },
+    text::count,
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -38,12 +44,12 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) -> Vec<String> {
     let mut expected = Expected::new(history, &context);
     expected.trace_back(history, &facts.ruleset, &context);
     let audit = audit::audit(&expected, &facts.ruleset, &context);
-    take(facts, &audit.discrepancies, findings);
+    take(mode, facts, &audit.discrepancies, findings);
     let gap = |gap: &String| format!("rules against the API: {gap}");
     expected.gaps.iter().chain(&audit.gaps).map(gap).collect()
 }
 
-fn context(facts: &Facts, node: &str, mode: crate::node::ProxyMode) -> Context {
+fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
     let at = facts.taken.unwrap_or(Timestamp::MAX);
     let mut context = Context::new(node, mode, at);
     let be_liberal = facts
@@ -97,42 +103,101 @@ fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
     sync
 }
 
+/// Every class that [`class_of`] can give.
+pub(super) const GIVES: &[Class] = &[
+    Class::C1,
+    Class::C2,
+    Class::C3,
+    Class::C4,
+    Class::C5,
+    Class::C5c,
+    Class::C5e,
+    Class::C6,
+    Class::C10,
+    Class::C12,
+    Class::C18,
+    Class::C20,
+    Class::C21,
+    Class::C22,
+    Class::C23,
+    Class::C24,
+    Class::C31,
+];
+
+/// A difference, and what it is called.
+type Named<'d> = (Class, &'d Discrepancy);
+
+/// The class of a difference, by what differs, in which mode, and by what kube-proxy's own times say of it.
+fn class_of(found: &Discrepancy, mode: ProxyMode) -> Class {
+    let other_backend =
+        mode == ProxyMode::Iptables && found.writer.is_some_and(crate::rules::Writer::is_iptables);
+    match (found.aspect, found.kind) {
+        (Aspect::Frame, _) if found.writer.is_none() => Class::C1,
+        (Aspect::Frame | Aspect::Share | Aspect::Masquerade, _) => Class::C5e,
+        (Aspect::InvalidPackets, _) => Class::C18,
+        (Aspect::Writer, _) if other_backend => Class::C3,
+        (Aspect::Writer, _) => Class::C10,
+        (Aspect::Endpoint, Kind::Stale) => Class::C6,
+        (Aspect::Reach | Aspect::Endpoint, _) => match found.sync {
+            SyncState::InFlight | SyncState::Unknown => Class::C5,
+            SyncState::Failing => Class::C4,
+            SyncState::Unheard => Class::C2,
+            SyncState::Overwritten => Class::C5e,
+        },
+        (Aspect::Frontend, Kind::Missing) => Class::C20,
+        (Aspect::Frontend, _) => Class::C6,
+        (Aspect::Refusal, _) if mode == ProxyMode::Ipvs => Class::C12,
+        (Aspect::Refusal, _) => Class::C20,
+        (Aspect::InternalPolicy, _) => Class::C22,
+        (Aspect::ExternalPolicy, _) => Class::C21,
+        (Aspect::SourceRanges, _) => Class::C23,
+        (Aspect::UnlistedPort, _) => Class::C5c,
+        (Aspect::Affinity, _) => Class::C24,
+        (Aspect::Hairpin, _) => Class::C31,
+    }
+}
+
+/// A finding about rules, with what is to be done where the rules differ and not what the class is usually about.
+fn of_rules(class: Class, detail: impl Into<String>, is_in_flight: bool) -> Finding {
+    let mut finding = Finding::new(class, detail);
+    if class == Class::C5c {
+        finding = finding.domain(Domain::IptablesSync);
+    }
+    let listed = |action: &&Action| class.entry().now.contains(action);
+    let special =
+        is_in_flight.then_some(&action::WAIT).into_iter().chain([&action::RULES_DIFFER]).find(listed);
+    match special {
+        Some(action) => finding.now(&[*action]),
+        None => finding,
+    }
+}
+
 /// Makes findings of the differences, and hands those that are explained already to what explains them.
-fn take(facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding>) {
-    let (node, of_service): (Vec<_>, Vec<_>) =
-        discrepancies.iter().partition(|found| found.service.is_none());
+fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding>) {
+    let named: Vec<Named<'_>> = discrepancies.iter().map(|found| (class_of(found, mode), found)).collect();
+    let (node, of_service): (Vec<_>, Vec<_>) = named.iter().partition(|(_, found)| found.service.is_none());
     whole_node(facts, &node, findings);
 
-    let mut groups = BTreeMap::<(Class, &Arc<str>), Vec<&Discrepancy>>::new();
-    for found in of_service {
+    let mut by_class = BTreeMap::<Class, BTreeMap<&str, Vec<&Discrepancy>>>::new();
+    for (class, found) in of_service {
         if let Some(service) = &found.service {
-            groups.entry((class_of(found), service)).or_default().push(found);
+            by_class.entry(class).or_default().entry(service).or_default().push(found);
         }
     }
-    let mut by_class = BTreeMap::<Class, Vec<(&Arc<str>, Vec<&Discrepancy>)>>::new();
-    for ((class, service), found) in groups {
-        by_class.entry(class).or_default().push((service, found));
-    }
-    for (class, services) in by_class {
+    for (class, mut services) in by_class {
         if class == Class::C2 {
             unheard(&services, findings);
         }
-        let services: Vec<_> =
-            services.into_iter().filter(|(service, found)| !is_explained(service, found, findings)).collect();
-        if services.is_empty() {
-            continue;
-        }
+        services.retain(|service, found| !is_explained(service, found, findings));
         if services.len() > SERVICES_MAX {
             findings.push(many(class, &services));
-            continue;
-        }
-        for (service, found) in &services {
-            findings.push(one(class, service, found));
+        } else {
+            findings.extend(services.iter().map(|(service, found)| one(class, mode, service, found)));
         }
     }
     // A cause that was only suspected is one when the rules show its effect.
-    let stale = discrepancies.iter().any(|found| {
-        found.sync == SyncState::Unheard || found.class == Class::C6 && found.sync != SyncState::InFlight
+    let stale = named.iter().any(|(class, found)| {
+        found.sync == SyncState::Unheard || *class == Class::C6 && found.sync != SyncState::InFlight
     });
     if stale
         && let Some(cause) =
@@ -156,16 +221,10 @@ fn is_explained(service: &str, found: &[&Discrepancy], findings: &mut [Finding])
     true
 }
 
-/// A change that kube-proxy never heard of is C2 at the node; at the Service it is rules that are behind.
-fn class_of(found: &Discrepancy) -> Class {
-    if found.class == Class::C2 && found.kind == Kind::Stale { Class::C6 } else { found.class }
-}
-
 /// Frame and foreign writers: what is told already gets the audit's words as evidence.
-fn whole_node(facts: &Facts, discrepancies: &[&Discrepancy], findings: &mut Vec<Finding>) {
+fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Finding>) {
     let mut seen = BTreeSet::new();
-    for found in discrepancies {
-        let class = class_of(found);
+    for &(class, found) in discrepancies {
         let is_frame = found.aspect == Aspect::Frame;
         let explains = |finding: &&mut Finding| {
             finding.service.is_none()
@@ -184,14 +243,15 @@ fn whole_node(facts: &Facts, discrepancies: &[&Discrepancy], findings: &mut Vec<
         let (level, severity) = match (found.sync, found.aspect) {
             (SyncState::InFlight, _) => (Level::Note, Severity::None),
             (_, Aspect::Frontend | Aspect::UnlistedPort) => (Level::Warning, Severity::Low),
-            (_, Aspect::Frame | Aspect::Writer) => (Level::Fault, Severity::Critical),
+            (_, Aspect::Frame | Aspect::InvalidPackets | Aspect::Writer) => {
+                (Level::Fault, Severity::Critical)
+            }
             _ => (Level::Fault, Severity::High),
         };
-        let finding = Finding::new(class, Step::Rules, domain(class), severity, &found.text)
+        let mut finding = of_rules(class, &found.text, found.sync == SyncState::InFlight)
+            .severity(severity)
             .level(level)
             .since(found.since);
-        let (immediate, long_term, safety) = action(class);
-        let mut finding = finding.action(immediate, long_term, safety);
         finding.evidence.push(evidence(found));
         findings.push(finding);
     }
@@ -202,21 +262,27 @@ fn never_written(facts: &Facts) -> bool {
     !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
 }
 
-fn unheard(services: &[(&Arc<str>, Vec<&Discrepancy>)], findings: &mut Vec<Finding>) {
+fn unheard(services: &BTreeMap<&str, Vec<&Discrepancy>>, findings: &mut Vec<Finding>) {
     if findings.iter().any(|finding| finding.class == Class::C2 && finding.service.is_none()) {
         return;
     }
-    let names: Vec<&str> = services.iter().take(QUOTED_MAX).map(|(service, _)| &***service).collect();
+    let names: Vec<&str> = services.keys().take(QUOTED_MAX).copied().collect();
     findings.push(
-        Finding::new(Class::C2, Step::KubeProxy, Domain::ApiConnectivity, Severity::High, "kube-proxy does not hear of changes: its rules are frozen as they were")
-            .node(format!("changes of {} are older than the grace window, and kube-proxy has queued nothing since", names.join(", ")))
-            .but(EvidenceType::Node, "its log tells of no error")
-            .confidence(Confidence::Medium)
-            .action("kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=200; try the API server's address from this node", "alert on the age of kube-proxy's last sync", Safety::ReadOnly),
+        Finding::new(Class::C2, "kube-proxy does not receive changes: its rules are frozen as they were")
+            .step(Step::KubeProxy)
+            .node(
+                None,
+                format!(
+                    "changes of {} are older than the grace window, and kube-proxy has queued nothing since",
+                    names.join(", ")
+                ),
+            )
+            .against(EvidenceType::Node, None, "its log tells of no error")
+            .confidence(Confidence::Medium),
     );
 }
 
-fn one(class: Class, service: &str, found: &[&Discrepancy]) -> Finding {
+fn one(class: Class, mode: ProxyMode, service: &str, found: &[&Discrepancy]) -> Finding {
     let (namespace, name) = service.split_once('/').unwrap_or(("", service));
     let key = Key::new(namespace, name);
     let ports: BTreeSet<&str> = found.iter().filter_map(|found| found.port.as_deref()).collect();
@@ -226,56 +292,57 @@ fn one(class: Class, service: &str, found: &[&Discrepancy]) -> Finding {
     };
     let in_flight = found.iter().all(|found| found.sync == SyncState::InFlight);
     let first = found.first().map(|found| found.text.as_str()).unwrap_or_default();
-    let more = match found.len() {
+    let others = match found.len() {
         0 | 1 => String::new(),
-        2 => "; and 1 more difference".to_owned(),
-        count => format!("; and {} more differences", count - 1),
+        several => format!("; and {}", count(several - 1, "more difference")),
     };
-    let text =
-        if first.contains(service) { format!("{first}{more}") } else { format!("{service}: {first}{more}") };
+    let text = if first.contains(service) {
+        format!("{first}{others}")
+    } else {
+        format!("{service}: {first}{others}")
+    };
     let severity = found.iter().map(|found| severity(found)).max().unwrap_or(Severity::Medium);
-    let (immediate, long_term, safety) = action(class);
-    let mut finding = Finding::new(
-        class,
-        Step::Rules,
-        domain(class),
-        if in_flight { Severity::None } else { severity },
-        &text,
-    )
-    .service(&key, port)
-    .since(found.iter().filter_map(|found| found.since).min())
-    .action(immediate, long_term, safety);
+    let mut finding = of_rules(class, text, in_flight)
+        .severity(if in_flight { Severity::None } else { severity })
+        .service(&key, port)
+        .since(found.iter().filter_map(|found| found.since).min());
+    if let Some(endpoint) = found.iter().find_map(|found| found.endpoint) {
+        finding = finding.fill("RULES_OF_ENDPOINT", rules_of_endpoint(Some(mode.as_str()), endpoint));
+    }
     if in_flight {
-        finding = finding
-            .level(Level::Note)
-            .but(EvidenceType::Api, "the change is younger than kube-proxy may take: a sync is under way");
+        finding = finding.level(Level::Note).against(
+            EvidenceType::Api,
+            None,
+            "the change is younger than kube-proxy may take: a sync is under way",
+        );
     }
     for found in found.iter().take(QUOTED_MAX) {
         finding.evidence.push(evidence(found));
     }
     if let Some(rest) = found.len().checked_sub(QUOTED_MAX).filter(|rest| *rest > 0) {
-        finding = finding.node(format!("{rest} more differences of this Service"));
+        finding = finding.node(None, format!("{} of this Service", count(rest, "more difference")));
     }
     finding
 }
 
 /// So many Services that it is the node's affair.
-fn many(class: Class, services: &[(&Arc<str>, Vec<&Discrepancy>)]) -> Finding {
-    let named: Vec<&str> = services.iter().take(QUOTED_MAX).map(|(service, _)| &***service).collect();
+fn many(class: Class, services: &BTreeMap<&str, Vec<&Discrepancy>>) -> Finding {
+    let named: Vec<&str> = services.keys().take(QUOTED_MAX).copied().collect();
     let detail = format!(
         "the rules of {} Services are not what the API asks for: {} and {} more",
         services.len(),
         named.join(", "),
         services.len().saturating_sub(named.len())
     );
-    let (immediate, long_term, safety) = action(class);
-    let mut finding = Finding::new(class, Step::Rules, domain(class), Severity::Critical, &detail)
-        .since(services.iter().flat_map(|(_, found)| found).filter_map(|found| found.since).min())
-        .action(immediate, long_term, safety);
-    for found in services.iter().filter_map(|(_, found)| found.first()).take(QUOTED_MAX) {
+    let all = || services.values().flatten();
+    let in_flight = all().all(|found| found.sync == SyncState::InFlight);
+    let mut finding = of_rules(class, detail, in_flight)
+        .severity(Severity::Critical)
+        .since(all().filter_map(|found| found.since).min());
+    for found in services.values().filter_map(|found| found.first()).take(QUOTED_MAX) {
         finding.evidence.push(evidence(found));
     }
-    if services.iter().flat_map(|(_, found)| found).all(|found| found.sync == SyncState::InFlight) {
+    if in_flight {
         finding = finding.level(Level::Note);
     }
     finding
@@ -294,52 +361,63 @@ fn evidence(found: &Discrepancy) -> crate::verdict::Evidence {
 
 const fn severity(found: &Discrepancy) -> Severity {
     match (found.aspect, found.kind) {
-        (Aspect::Frame | Aspect::Writer, _) => Severity::Critical,
-        (Aspect::Reach, _) | (Aspect::Endpoint, Kind::Stale | Kind::Surplus | Kind::Wrong) => Severity::High,
+        (Aspect::Frame | Aspect::InvalidPackets | Aspect::Writer, _) => Severity::Critical,
+        (Aspect::Reach | Aspect::Refusal | Aspect::InternalPolicy | Aspect::ExternalPolicy, _)
+        | (Aspect::Endpoint, Kind::Stale | Kind::Surplus | Kind::Wrong) => Severity::High,
         (Aspect::UnlistedPort | Aspect::Frontend, _) => Severity::Low,
         _ => Severity::Medium,
     }
 }
 
-fn domain(class: Class) -> Domain {
-    match class {
-        Class::C2 => Domain::ApiConnectivity,
-        Class::C6 | Class::C7 | Class::C8 | Class::C13 => Domain::StaleEndpoints,
-        Class::C11 => Domain::IpvsModules,
-        Class::C20 => Domain::NoEndpoints,
-        Class::C21 | Class::C22 | Class::C23 | Class::C24 | Class::C25 | Class::C26 => Domain::ServiceConfig,
-        Class::C31 => Domain::Hairpin,
-        _ => Domain::IptablesSync,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{net::Family, rules::Writer};
 
-/// What to do, what keeps it away, and what the first can do to running traffic.
-fn action(class: Class) -> (&'static str, &'static str, Safety) {
-    match class {
-        Class::C3 | Class::C10 => (
-            "in a maintenance window: drain the node and reboot it, or stop kube-proxy, run kube-proxy --cleanup and start it again",
-            "one mode and one iptables backend on a node",
-            Safety::Dangerous,
-        ),
-        Class::C4 => (
-            "kubectl -n kube-system logs -l k8s-app=kube-proxy | grep -A20 -e 'Failed to execute' -e 'sync failed'",
-            "one owner of the node's rules",
-            Safety::ReadOnly,
-        ),
-        Class::C5e => (
-            "find who changes kube-proxy's rules (firewall agents, iptables-restore in scripts): auditctl or nft monitor; kube-proxy writes them all again at its next full sync, at once when its Pod is deleted",
-            "one owner of the node's rules",
-            Safety::Disruptive,
-        ),
-        Class::C2 | Class::C6 => (
-            "see why kube-proxy does not follow: kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=200; if the API is reachable from here, delete this node's kube-proxy Pod so that it lists everything anew",
-            "alert on the age of kube-proxy's last sync",
-            Safety::Disruptive,
-        ),
-        _ => (
-            "check again in some seconds; if it stays, kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=200",
-            "alert on kube-proxy's sync latency",
-            Safety::ReadOnly,
-        ),
+    fn found(aspect: Aspect, kind: Kind, sync: SyncState) -> Discrepancy {
+        Discrepancy {
+            kind,
+            aspect,
+            family: Family::Ipv4,
+            service: None,
+            port: None,
+            frontends: Vec::new(),
+            origins: Vec::new(),
+            endpoint: None,
+            place: "KUBE-SERVICES".into(),
+            writer: Some(Writer::IptablesLegacy),
+            text: String::new(),
+            since: None,
+            sync,
+        }
+    }
+
+    #[test]
+    fn kube_proxys_times_name_what_a_missing_rule_is() {
+        for (sync, class) in [
+            (SyncState::InFlight, Class::C5),
+            (SyncState::Unknown, Class::C5),
+            (SyncState::Failing, Class::C4),
+            (SyncState::Unheard, Class::C2),
+            (SyncState::Overwritten, Class::C5e),
+        ] {
+            let missing = found(Aspect::Endpoint, Kind::Missing, sync);
+            assert_eq!(class_of(&missing, ProxyMode::Iptables), class);
+            let stale = found(Aspect::Endpoint, Kind::Stale, sync);
+            assert_eq!(class_of(&stale, ProxyMode::Iptables), Class::C6, "an endpoint that left stays C6");
+        }
+    }
+
+    #[test]
+    fn the_mode_names_what_foreign_rules_and_a_missing_refusal_are() {
+        let foreign = found(Aspect::Writer, Kind::Surplus, SyncState::Unknown);
+        assert_eq!(class_of(&foreign, ProxyMode::Iptables), Class::C3);
+        assert_eq!(class_of(&foreign, ProxyMode::Nftables), Class::C10);
+        let refusal = found(Aspect::Refusal, Kind::Wrong, SyncState::Unknown);
+        assert_eq!(class_of(&refusal, ProxyMode::Iptables), Class::C20);
+        assert_eq!(class_of(&refusal, ProxyMode::Ipvs), Class::C12);
+        let frame = found(Aspect::Frame, Kind::Missing, SyncState::Unknown);
+        assert_eq!(class_of(&frame, ProxyMode::Iptables), Class::C5e);
+        assert_eq!(class_of(&Discrepancy { writer: None, ..frame }, ProxyMode::Iptables), Class::C1);
     }
 }

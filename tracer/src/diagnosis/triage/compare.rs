@@ -104,27 +104,30 @@ mod tests {
 
     use super::*;
     use crate::{
-        class::{Class, Domain, Severity},
+        class::Class,
         cluster::Key,
-        diagnosis::triage::{Facts, Finding, Level, Scope, Step, triage},
+        diagnosis::{
+            finding::Finding,
+            triage::{Facts, FindingRecord, Level, Scope, triage},
+        },
     };
 
-    fn finding() -> impl Strategy<Value = Finding> {
+    fn finding() -> impl Strategy<Value = FindingRecord> {
         let levels = vec![Level::Fault, Level::Warning, Level::Note];
         let service = option::of(("[a-z]{1,3}", "[a-z]{1,3}", any::<String>()));
         (select(Class::ALL), select(levels), any::<String>(), service).prop_map(
             |(class, level, detail, service)| {
-                let found = Finding::new(class, Step::Rules, Domain::NoEndpoints, Severity::High, &detail)
-                    .level(level);
-                match service {
+                let found = Finding::new(class, detail).level(level);
+                let found = match service {
                     Some((namespace, name, port)) => found.service(&Key::new(&namespace, &name), &port),
                     None => found,
-                }
+                };
+                FindingRecord::of(found, None)
             },
         )
     }
 
-    fn report(findings: Vec<Finding>, facts: BTreeMap<String, String>) -> CheckReport {
+    fn report(findings: Vec<FindingRecord>, facts: BTreeMap<String, String>) -> CheckReport {
         CheckReport { findings, facts, ..triage(&Facts::default(), &Scope::default()) }
     }
 

@@ -2,9 +2,9 @@
 //!
 //! Judges what grows now, never totals since boot: only differences of two readings tell.
 
-use super::{Facts, Finding, Level, Step};
+use super::{Facts, Finding, Level};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     node::conntrack::Growth,
     verdict::EvidenceType,
 };
@@ -37,20 +37,15 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
             findings.push(
                 Finding::new(
                     Class::C17,
-                    Step::Conntrack,
-                    Domain::Conntrack,
-                    Severity::Low,
-                    &format!(
+                    format!(
                         "conntrack has {buckets} buckets for up to {max} entries: its chains get too long"
                     ),
                 )
+                .severity(Severity::Low)
                 .level(Level::Warning)
-                .node(format!("nf_conntrack_buckets {buckets}, nf_conntrack_max {max}"))
-                .action(
-                    format!("raise the buckets: sysctl -w net.netfilter.nf_conntrack_buckets={}", max / 4),
-                    "set both together in /etc/sysctl.d",
-                    Safety::Disruptive,
-                ),
+                .node(None, format!("nf_conntrack_buckets {buckets}, nf_conntrack_max {max}"))
+                .now(&[action::RAISE_BUCKETS])
+                .fill("BUCKETS", (max / 4).to_string()),
             );
         }
     }
@@ -83,32 +78,32 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
     } else {
         return;
     };
-    let mut finding = Finding::new(Class::C16, Step::Conntrack, Domain::Conntrack, severity, &detail)
+    let mut finding = Finding::new(Class::C16, detail)
+        .severity(severity)
         .level(level)
-        .node(format!("nf_conntrack_count {count}, nf_conntrack_max {max}"));
+        .node(None, format!("nf_conntrack_count {count}, nf_conntrack_max {max}"));
     if drop.by > 0 {
-        finding =
-            finding.node(format!("drop grew by {} on {} CPUs between two readings", drop.by, drop.cpus));
+        finding = finding
+            .node(None, format!("drop grew by {} on {} CPUs between two readings", drop.by, drop.cpus));
     } else if facts.conntrack_later.is_some() && level == Level::Fault {
-        finding = finding.but(
+        finding = finding.against(
             EvidenceType::Node,
+            None,
             "drop did not grow between two readings: no new connection came, or room was made",
         );
     }
     if early.by > 0 {
-        finding = finding
-            .node(format!("early_drop grew by {}: unreplied entries are thrown out to make room", early.by));
+        finding = finding.node(
+            None,
+            format!("early_drop grew by {}: unreplied entries are thrown out to make room", early.by),
+        );
     }
     let wanted = facts
         .config()
         .and_then(|config| config.wanted_conntrack_max(cpus(facts)?))
         .filter(|wanted| *wanted > max);
     let new = wanted.unwrap_or_else(|| max.saturating_mul(2));
-    findings.push(finding.action(
-        format!("raise the limit: sysctl -w net.netfilter.nf_conntrack_max={new}; then find who fills it: conntrack -L -o extended | awk '{{print $7}}' | sort | uniq -c | sort -rn | head"),
-        "size nf_conntrack_max and its buckets for the node's peak; shorten nf_conntrack_tcp_timeout_established; alert at 75 %",
-        Safety::Disruptive,
-    ));
+    findings.push(finding.fill("MAX", new.to_string()));
 }
 
 /// The limit is one for all namespaces, the counts are each namespace's own.
@@ -124,24 +119,22 @@ fn other_namespaces(facts: &Facts, own: u64, max: u64, findings: &mut Vec<Findin
         findings.push(
             Finding::new(
                 Class::C16,
-                Step::Conntrack,
-                Domain::Conntrack,
-                Severity::Medium,
-                &format!(
+                format!(
                     "conntrack of network namespace {} is nearly full: {} of {max} entries",
                     namespace.netns, namespace.entries
                 ),
             )
+            .severity(Severity::Medium)
             .level(Level::Warning)
-            .node(format!(
-                "a process in it: {}; the limit is the node's, the count the namespace's own",
-                namespace.process
-            ))
-            .action(
-                "raise net.netfilter.nf_conntrack_max on the node",
-                "alert on each namespace's count",
-                Safety::Disruptive,
-            ),
+            .node(
+                None,
+                format!(
+                    "a process in it: {}; the limit is the node's, the count the namespace's own",
+                    namespace.process
+                ),
+            )
+            .now(&[action::RAISE_MAX])
+            .fill("MAX", max.saturating_mul(2).to_string()),
         );
     }
 }
@@ -155,11 +148,25 @@ fn wanted(facts: &Facts, max: u64, findings: &mut Vec<Finding>) {
     let (Some(config), Some(cpus)) = (facts.config(), cpus(facts)) else { return };
     let Some(wanted) = config.wanted_conntrack_max(cpus).filter(|wanted| max < *wanted) else { return };
     findings.push(
-        Finding::new(Class::C16, Step::Conntrack, Domain::Conntrack, Severity::Low, &format!("nf_conntrack_max is {max}; kube-proxy's configuration asks for {wanted} on {cpus} CPUs"))
-            .level(Level::Note)
-            .node(format!("nf_conntrack_max {max}"))
-            .node(format!("conntrack.maxPerCore and conntrack.min of the configuration make max(32768 × CPUs, 131072) unless set: {wanted}"))
-            .action(format!("sysctl -w net.netfilter.nf_conntrack_max={wanted}, or restart kube-proxy"), "nothing else should set nf_conntrack_max", Safety::Disruptive),
+        Finding::new(
+            Class::C16,
+            format!(
+                "nf_conntrack_max is {max}; kube-proxy's configuration asks for {wanted} on {cpus} \
+                 CPUs"
+            ),
+        )
+        .severity(Severity::Low)
+        .level(Level::Note)
+        .node(None, format!("nf_conntrack_max {max}"))
+        .node(
+            None,
+            format!(
+                "conntrack.maxPerCore and conntrack.min of the configuration make max(32768 × CPUs, \
+                 131072) unless set: {wanted}"
+            ),
+        )
+        .now(&[action::RAISE_MAX])
+        .fill("MAX", wanted.to_string()),
     );
 }
 
@@ -186,23 +193,16 @@ fn lost(
             "conntrack could not insert {failed} entries between two readings: their first packets are lost"
         ),
     };
-    let mut finding = Finding::new(Class::C17, Step::Conntrack, Domain::Conntrack, Severity::Medium, &detail)
-        .level(Level::Warning)
-        .confidence(Confidence::Medium)
-        .node(format!(
-            "insert_failed grew by {} on {} CPUs, drop by {} on {}",
-            insert_failed.by, insert_failed.cpus, drop.by, drop.cpus
-        ));
+    let mut finding =
+        Finding::new(Class::C17, detail).level(Level::Warning).confidence(Confidence::Medium).node(
+            None,
+            format!(
+                "insert_failed grew by {} on {} CPUs, drop by {} on {}",
+                insert_failed.by, insert_failed.cpus, drop.by, drop.cpus
+            ),
+        );
     if chain.by > 0 {
-        finding = finding.node(format!("chainlength grew by {}: hash chains were too long", chain.by));
+        finding = finding.node(None, format!("chainlength grew by {}: hash chains were too long", chain.by));
     }
-    findings.push(
-        finding
-            .action(
-                "watch the flows that pay for it: viptrace trace --faults-only; UDP (DNS) and many connections to one endpoint are the usual ones",
-                "NodeLocal DNSCache; more conntrack buckets; iptables with --random-fully",
-                Safety::ReadOnly,
-            )
-            .refer(&["kubernetes#56903"]),
-    );
+    findings.push(finding);
 }

@@ -8,11 +8,11 @@ mod audit;
 pub mod compare;
 mod conntrack;
 pub mod facts;
-pub mod finding;
 mod path;
 mod pods;
 pub mod procedures;
 mod proxy;
+mod report;
 mod rules;
 mod services;
 mod sync;
@@ -25,9 +25,14 @@ use std::{
 
 pub use compare::{Difference, Saved};
 pub use facts::Facts;
-pub use finding::{CheckReport, Finding, Level, State, Step};
+pub use report::{CheckReport, FindingRecord, State};
 
-use crate::cluster::{Key, Kind};
+pub use crate::diagnosis::finding::{Level, Step};
+use crate::{
+    class::Class,
+    cluster::{Key, Kind},
+    diagnosis::finding::Finding,
+};
 
 /// What the report is narrowed to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,18 +41,93 @@ pub struct Scope {
     pub service: Option<Key>,
 }
 
+/// What the checks make of the facts.
+#[derive(Debug, Default)]
+struct Found {
+    findings: Vec<Finding>,
+    /// What kept a check from judging.
+    gaps: Vec<String>,
+}
+
+/// A check, the step of the triage that it belongs to, and every class that it can give.
+struct Check {
+    judge: fn(&Facts, &Scope, &mut Found),
+    step: Step,
+    gives: &'static [Class],
+}
+
+/// In this order: later ones ask what earlier ones found.
+const CHECKS: [Check; 9] = [
+    Check {
+        judge: |facts, scope, found| services::judge(facts, scope, &mut found.findings),
+        step: Step::Endpoints,
+        gives: &[Class::C5d, Class::C20, Class::C21, Class::C22, Class::C26, Class::C27],
+    },
+    Check {
+        judge: |facts, _, found| proxy::judge(facts, &mut found.findings),
+        step: Step::KubeProxy,
+        gives: &[Class::C1, Class::C2, Class::C8, Class::C9, Class::C10, Class::C11, Class::K1, Class::K3],
+    },
+    Check {
+        judge: |facts, _, found| pods::judge(facts, &mut found.findings),
+        step: Step::KubeProxy,
+        gives: &[Class::C1, Class::C29, Class::K10],
+    },
+    Check {
+        judge: |facts, _, found| versions::judge(facts, &mut found.findings),
+        step: Step::KubeProxy,
+        gives: &[Class::C9],
+    },
+    Check {
+        judge: |facts, _, found| sync::judge(facts, &mut found.findings),
+        step: Step::Rules,
+        gives: &[Class::C4, Class::C5, Class::N15],
+    },
+    Check {
+        judge: |facts, _, found| rules::judge(facts, &mut found.findings),
+        step: Step::Rules,
+        gives: &[Class::C1, Class::C3, Class::C5e, Class::C10, Class::C11],
+    },
+    Check {
+        judge: |facts, _, found| found.gaps = audit::judge(facts, &mut found.findings),
+        step: Step::Rules,
+        gives: audit::GIVES,
+    },
+    Check {
+        judge: |facts, _, found| conntrack::judge(facts, &mut found.findings),
+        step: Step::Conntrack,
+        gives: &[Class::C16, Class::C17],
+    },
+    Check {
+        judge: |facts, _, found| path::judge(facts, &mut found.findings),
+        step: Step::Path,
+        gives: &[Class::C11, Class::C13, Class::C26, Class::C31, Class::C32, Class::K11],
+    },
+];
+
+/// Every class that a finding of a check can have.
+pub fn gives() -> impl Iterator<Item = Class> {
+    CHECKS.iter().flat_map(|check| check.gives).copied()
+}
+
+impl Check {
+    fn run(&self, facts: &Facts, scope: &Scope, found: &mut Found) {
+        let before = found.findings.len();
+        (self.judge)(facts, scope, found);
+        for finding in found.findings.iter_mut().skip(before) {
+            debug_assert!(self.gives.contains(&finding.class), "a check does not declare {}", finding.class);
+            finding.step.get_or_insert(self.step);
+        }
+    }
+}
+
 /// Judges the facts.
 pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
-    let mut findings = Vec::new();
-    services::judge(facts, scope, &mut findings);
-    proxy::judge(facts, &mut findings);
-    pods::judge(facts, &mut findings);
-    versions::judge(facts, &mut findings);
-    sync::judge(facts, &mut findings);
-    rules::judge(facts, &mut findings);
-    let unaudited = audit::judge(facts, &mut findings);
-    conntrack::judge(facts, &mut findings);
-    path::judge(facts, &mut findings);
+    let mut found = Found::default();
+    for check in &CHECKS {
+        check.run(facts, scope, &mut found);
+    }
+    let Found { mut findings, gaps: unaudited } = found;
     if let Some(service) = &scope.service {
         findings.retain(|finding| finding.concerns(service));
     }
@@ -68,7 +148,10 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
         state,
         summary: summary(state, &findings, facts),
         procedures: procedures::run(facts, &findings),
-        findings,
+        findings: findings
+            .into_iter()
+            .map(|finding| FindingRecord::of(finding, facts.node.as_deref()))
+            .collect(),
         gaps,
         differences: Vec::new(),
         facts: facts.digest(),
@@ -116,7 +199,7 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
                 1 => "; and 1 more fault".to_owned(),
                 more => format!("; and {more} more faults"),
             };
-            format!("broken{on}: {}{more}", first.root_cause)
+            format!("broken{on}: {}{more}", first.root_cause())
         }
         (State::Unknown, _) => {
             let unchecked = facts.uncovered().join(", ");

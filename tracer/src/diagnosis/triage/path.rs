@@ -6,13 +6,14 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Action, Class, Confidence, Severity, action},
     net::Cidr,
     node::{
         ProxyMode,
         interfaces::{Interface, Interfaces},
         sysctl::Sysctls,
     },
+    text::word,
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -43,19 +44,14 @@ fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C32,
-                Step::Path,
-                Domain::HostKernel,
-                Severity::Critical,
-                &format!(
+                format!(
                     "{name} is 0: this node forwards no {family} packet, so no Pod on it reaches a Service"
                 ),
             )
-            .node(format!("{name} = 0"))
-            .action(
-                format!("sysctl -w {name}=1"),
-                "set it in /etc/sysctl.d and find what resets it",
-                Safety::Disruptive,
-            ),
+            .severity(Severity::Critical)
+            .node(None, format!("{name} = 0"))
+            .now(&[action::FORWARD])
+            .fill("SETTING", name.clone()),
         );
     }
 }
@@ -106,11 +102,22 @@ fn bridges(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         if !without.is_empty() && !bridge.promiscuous {
             let shown = without.iter().take(5).copied().collect::<Vec<_>>().join(", ");
             findings.push(
-                Finding::new(Class::C31, Step::Path, Domain::Hairpin, Severity::Low, &format!("{} of {} ports of bridge {} have no hairpin mode: a Pod there cannot reach itself through its own Service", without.len(), ports.len(), bridge.name))
-                    .level(Level::Warning)
-                    .node(format!("hairpin off, bridge not promiscuous: {shown}"))
-                    .but(EvidenceType::Node, "only Pods that call a Service of their own notice it")
-                    .action(format!("bridge link set dev {} hairpin on (for each port)", without.first().unwrap_or(&"PORT")), "hairpinMode: true in the CNI bridge plugin's configuration", Safety::Disruptive),
+                Finding::new(
+                    Class::C31,
+                    format!(
+                        "{} of {} ports of bridge {} have no hairpin mode: a Pod there cannot reach itself \
+                         through its own Service",
+                        without.len(),
+                        ports.len(),
+                        bridge.name
+                    ),
+                )
+                .severity(Severity::Low)
+                .level(Level::Warning)
+                .node(None, format!("hairpin off, bridge not promiscuous: {shown}"))
+                .against(EvidenceType::Node, None, "only Pods that call a Service of their own notice it")
+                .now(&[action::SET_HAIRPIN_MODE])
+                .fill("PORT", word(without.first().unwrap_or(&"PORT"))),
             );
         }
     }
@@ -140,22 +147,17 @@ fn bridged(
     findings.push(
         Finding::new(
             Class::C31,
-            Step::Path,
-            Domain::Hairpin,
-            Severity::High,
-            &format!(
+            format!(
                 "{how}: between Pods on bridge {} answers of a Service bypass NAT and are reset",
                 bridge.name
             ),
         )
-        .node(how.clone())
-        .node(format!("bridge {} has {ports} ports and the Pods' addresses", bridge.name))
-        .but(EvidenceType::Node, "only client and endpoint on this same node are affected")
-        .action(
-            format!("modprobe br_netfilter; sysctl -w net.bridge.{setting}=1"),
-            "br_netfilter in /etc/modules-load.d, the setting in /etc/sysctl.d",
-            Safety::Disruptive,
-        ),
+        .severity(Severity::High)
+        .node(None, how.clone())
+        .node(None, format!("bridge {} has {ports} ports and the Pods' addresses", bridge.name))
+        .against(EvidenceType::Node, None, "only client and endpoint on this same node are affected")
+        .now(&[action::FILTER_BRIDGED])
+        .fill("SETTING", format!("net.bridge.{setting}")),
     );
 }
 
@@ -190,10 +192,19 @@ fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         .collect();
     if grew > 0 {
         findings.push(
-            Finding::new(Class::C32, Step::Path, Domain::HostKernel, Severity::High, &format!("the reverse path filter drops packets now: {grew} between two readings"))
-                .node(format!("TcpExtIPReversePathFilter grew by {grew}"))
-                .node(format!("net.ipv4.conf.all.rp_filter = {all}; strict on: {}", if filtered.is_empty() { "no outside interface" } else { "" }.to_owned() + &filtered.join(", ")))
-                .action("sysctl -w net.ipv4.conf.all.rp_filter=2 (loose), or mend the routes so that answers leave where requests come in", "rp_filter=2 on nodes with several interfaces", Safety::Disruptive),
+            Finding::new(
+                Class::C32,
+                format!("the reverse path filter drops packets now: {grew} between two readings"),
+            )
+            .node(None, format!("TcpExtIPReversePathFilter grew by {grew}"))
+            .node(
+                None,
+                format!(
+                    "net.ipv4.conf.all.rp_filter = {all}; strict on: {}",
+                    if filtered.is_empty() { "no outside interface" } else { "" }.to_owned()
+                        + &filtered.join(", ")
+                ),
+            ),
         );
         return;
     }
@@ -201,12 +212,20 @@ fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         return;
     }
     findings.push(
-        Finding::new(Class::C32, Step::Path, Domain::HostKernel, Severity::Low, &format!("strict reverse path filtering on a node with {} outside interfaces: answers that leave through another one are dropped", out.len()))
-            .level(Level::Warning)
-            .confidence(Confidence::Low)
-            .node(format!("rp_filter is 1 in effect on {}", filtered.join(", ")))
-            .but(EvidenceType::Node, "with symmetric routes nothing is dropped")
-            .action("watch for drops with reason IP_RPFILTER: viptrace trace --faults-only; loose is net.ipv4.conf.all.rp_filter=2", "rp_filter=2 on nodes with several interfaces", Safety::ReadOnly),
+        Finding::new(
+            Class::C32,
+            format!(
+                "strict reverse path filtering on a node with {} outside interfaces: answers that \
+                 leave through another one are dropped",
+                out.len()
+            ),
+        )
+        .severity(Severity::Low)
+        .level(Level::Warning)
+        .confidence(Confidence::Low)
+        .node(None, format!("rp_filter is 1 in effect on {}", filtered.join(", ")))
+        .against(EvidenceType::Node, None, "with symmetric routes nothing is dropped")
+        .now(&[action::WATCH_REVERSE_PATH]),
     );
 }
 
@@ -225,12 +244,17 @@ fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         return;
     }
     findings.push(
-        Finding::new(Class::C26, Step::Path, Domain::ServiceConfig, Severity::Low, "net.ipv4.conf.all.route_localnet is 0: node ports do not answer on 127.0.0.1")
-            .level(Level::Warning)
-            .node("net.ipv4.conf.all.route_localnet = 0")
-            .node("kube-proxy is in iptables mode with localhostNodePorts on, and sets it to 1 when it starts")
-            .action("use the node's address instead of 127.0.0.1, or restart kube-proxy; find what resets the setting", "iptables.localhostNodePorts: false where nobody needs it", Safety::Disruptive)
-            .refer(&["kubernetes#90259"]),
+        Finding::new(
+            Class::C26,
+            "net.ipv4.conf.all.route_localnet is 0: node ports do not answer on 127.0.0.1",
+        )
+        .level(Level::Warning)
+        .node(None, "net.ipv4.conf.all.route_localnet = 0")
+        .node(
+            None,
+            "kube-proxy is in iptables mode with localhostNodePorts on, and sets it to 1 when it starts",
+        )
+        .now(&[action::SET_ROUTE_LOCALNET]),
     );
 }
 
@@ -239,54 +263,36 @@ fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     if facts.mode() != Some(ProxyMode::Ipvs) {
         return;
     }
-    let wanted = [
-        (
-            "net/ipv4/vs/conntrack",
-            Class::C12,
-            "IPVS keeps no conntrack entries: masquerading of its connections fails",
-        ),
-        (
-            "net/ipv4/vs/expire_nodest_conn",
-            Class::C13,
-            "connections to removed endpoints are dropped silently instead of being ended",
-        ),
-    ];
-    for (path, class, effect) in wanted {
+    let mut unset = |path: &str, class: Class, level: Level, effect: &str, action: Action| {
+        let name = path.replace('/', ".");
         if sysctls.number(path) == Some(0) {
-            let name = path.replace('/', ".");
             findings.push(
-                Finding::new(
-                    class,
-                    Step::Path,
-                    Domain::HostKernel,
-                    Severity::Medium,
-                    &format!("{name} is 0: {effect}"),
-                )
-                .level(if class == Class::C12 { Level::Fault } else { Level::Warning })
-                .node(format!("{name} = 0; kube-proxy sets it to 1 when it starts"))
-                .action(format!("sysctl -w {name}=1"), "find what resets it", Safety::Disruptive)
-                .refer(&["kubernetes#71358"]),
+                Finding::new(class, format!("{name} is 0: {effect}"))
+                    .level(level)
+                    .node(None, format!("{name} = 0; kube-proxy sets it to 1 when it starts"))
+                    .now(&[action])
+                    .fill("SETTING", name),
             );
         }
-    }
+    };
+    let effect = "IPVS keeps no conntrack entries: masquerading of its connections fails";
+    unset("net/ipv4/vs/conntrack", Class::K11, Level::Fault, effect, action::SET_TO_1);
+    let effect = "connections to removed endpoints are dropped silently instead of being ended";
+    unset("net/ipv4/vs/expire_nodest_conn", Class::C13, Level::Warning, effect, action::SET_EXPIRE_NODEST);
     for module in super::proxy::missing_ipvs_modules(facts) {
         if !findings.iter().any(|finding| finding.class == Class::C11) {
             findings.push(
                 Finding::new(
                     Class::C11,
-                    Step::KubeProxy,
-                    Domain::IpvsModules,
-                    Severity::High,
-                    &format!(
+                    format!(
                         "kube-proxy is in ipvs mode and the module {module} is neither loaded nor built in"
                     ),
                 )
-                .node(format!("{module} is in neither list of modules"))
-                .action(
-                    format!("modprobe {module}"),
-                    "list it in /etc/modules-load.d",
-                    Safety::Disruptive,
-                ),
+                .severity(Severity::High)
+                .step(Step::KubeProxy)
+                .node(None, format!("{module} is in neither list of modules"))
+                .now(&[action::LOAD_MODULE])
+                .fill("MODULE", word(&module)),
             );
         }
     }

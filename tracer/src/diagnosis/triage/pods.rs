@@ -2,11 +2,12 @@
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Domain, Severity, action},
     cluster::{
         History,
         model::{Phase, Pod},
     },
+    text::word,
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -40,17 +41,17 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     {
         let running = facts.process.as_ref().is_some_and(|process| process.program.is_some())
             || facts.said_mode.is_some();
-        let finding = Finding::new(Class::C1, Step::KubeProxy, Domain::PodCrash, Severity::High, &format!("no kube-proxy Pod is on {node}; other nodes have one"))
-            .api(format!("{} kube-proxy Pods, none with spec.nodeName {node}", pods.len()))
-            .action(
-                format!("kubectl -n kube-system describe daemonset kube-proxy; kubectl describe node {node}: taints and its selector keep it away"),
-                "let the DaemonSet tolerate every taint",
-                Safety::ReadOnly,
-            );
+        let finding =
+            Finding::new(Class::C1, format!("no kube-proxy Pod is on {node}; other nodes have one"))
+                .severity(Severity::High)
+                .api(None, format!("{} kube-proxy Pods, none with spec.nodeName {node}", pods.len()))
+                .now(&[action::DESCRIBE_DAEMON_SET]);
         findings.push(if running {
-            finding
-                .level(Level::Note)
-                .but(EvidenceType::Node, "kube-proxy runs on this node, in another way than as a Pod")
+            finding.level(Level::Note).against(
+                EvidenceType::Node,
+                None,
+                "kube-proxy runs on this node, in another way than as a Pod",
+            )
         } else {
             finding
         });
@@ -63,23 +64,23 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
         });
         let detail = format!("kube-proxy's Pod {} on this node does not run: {why}", pod.key);
         findings.push(
-            Finding::new(Class::C1, Step::KubeProxy, Domain::PodCrash, Severity::High, &detail)
-                .api(format!(
-                    "Pod {}: phase {:?}, ready {}, {} restarts: {why}",
-                    pod.key, pod.phase, pod.ready, pod.restarts
-                ))
-                .but(
+            Finding::new(Class::C1, detail)
+                .severity(Severity::High)
+                .api(
+                    None,
+                    format!(
+                        "Pod {}: phase {:?}, ready {}, {} restarts: {why}",
+                        pod.key, pod.phase, pod.ready, pod.restarts
+                    ),
+                )
+                .against(
                     EvidenceType::Node,
+                    None,
                     "the rules that it has written stay: what has not changed since goes on working",
                 )
-                .action(
-                    format!(
-                        "kubectl -n {0} logs {1} --previous; kubectl -n {0} describe pod {1}",
-                        pod.key.namespace, pod.key.name
-                    ),
-                    "enough memory for the number of Services; alert on restarts of kube-proxy",
-                    Safety::ReadOnly,
-                ),
+                .now(&[action::DESCRIBE_PROXY_POD])
+                .fill("POD_NAMESPACE", word(&pod.key.namespace))
+                .fill("POD", word(&pod.key.name)),
         );
     }
     let restarted: Vec<String> = pods
@@ -91,18 +92,12 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C1,
-                Step::KubeProxy,
-                Domain::PodCrash,
-                Severity::Low,
-                &format!("kube-proxy on this node was restarted: {}", restarted.join(", ")),
+                format!("kube-proxy on this node was restarted: {}", restarted.join(", ")),
             )
+            .severity(Severity::Low)
             .level(Level::Note)
-            .api(format!("restarts of its containers: {}", restarted.join(", ")))
-            .action(
-                "kubectl -n kube-system logs POD --previous, if it goes on",
-                "",
-                Safety::ReadOnly,
-            ),
+            .api(None, format!("restarts of its containers: {}", restarted.join(", ")))
+            .now(&[action::DESCRIBE_PROXY_POD]),
         );
     }
     let elsewhere: Vec<String> =
@@ -110,20 +105,11 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     if !elsewhere.is_empty() {
         let named = name(&elsewhere);
         findings.push(
-            Finding::new(
-                Class::C1,
-                Step::KubeProxy,
-                Domain::PodCrash,
-                Severity::Low,
-                &format!("kube-proxy does not run on other nodes: {named}"),
-            )
-            .level(Level::Warning)
-            .api(format!("Pods that are not ready: {named}"))
-            .action(
-                "kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy",
-                "",
-                Safety::ReadOnly,
-            ),
+            Finding::new(Class::C1, format!("kube-proxy does not run on other nodes: {named}"))
+                .severity(Severity::Low)
+                .level(Level::Warning)
+                .api(None, format!("Pods that are not ready: {named}"))
+                .now(&[action::LIST_PROXY_PODS]),
         );
     }
 }
@@ -133,22 +119,20 @@ fn daemon_sets(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C1,
-                Step::KubeProxy,
-                Domain::PodCrash,
-                Severity::Medium,
-                &format!("DaemonSet {}: {} of {} kube-proxies are ready", set.name, set.ready, set.desired),
+                format!("DaemonSet {}: {} of {} kube-proxies are ready", set.name, set.ready, set.desired),
             )
+            .severity(Severity::Medium)
             .level(Level::Warning)
-            .api(format!(
-                "desired {}, scheduled {}, updated {}, ready {}, image {}",
-                set.desired, set.scheduled, set.updated, set.ready, set.image
-            ))
-            .but(EvidenceType::Api, "during a rolling update this is normal for a while")
-            .action(
-                format!("kubectl -n kube-system rollout status daemonset {}", set.name),
-                "",
-                Safety::ReadOnly,
-            ),
+            .api(
+                None,
+                format!(
+                    "desired {}, scheduled {}, updated {}, ready {}, image {}",
+                    set.desired, set.scheduled, set.updated, set.ready, set.image
+                ),
+            )
+            .against(EvidenceType::Api, None, "during a rolling update this is normal for a while")
+            .now(&[action::ROLLOUT_STATUS])
+            .fill("DAEMON_SET", word(&set.name)),
         );
     }
 }
@@ -164,18 +148,10 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
                     "this node is not Ready ({})",
                     if node.ready.is_none() { "its kubelet does not report" } else { "by its own report" }
                 );
-                findings.push(
-                    Finding::new(Class::K10, Step::Path, Domain::NetworkPath, Severity::High, &detail)
-                        .api(format!(
-                            "Node {name}: condition Ready is {}",
-                            node.ready.map_or("Unknown", |_| "False")
-                        ))
-                        .action(
-                            format!("kubectl describe node {name}; journalctl -u kubelet"),
-                            "",
-                            Safety::ReadOnly,
-                        ),
-                );
+                findings.push(Finding::new(Class::K10, detail).step(Step::Path).api(
+                    None,
+                    format!("Node {name}: condition Ready is {}", node.ready.map_or("Unknown", |_| "False")),
+                ));
             } else {
                 away.push(name.clone());
             }
@@ -183,16 +159,12 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
         if here && !node.pressure.is_empty() {
             let pressure = node.pressure.join(", ");
             findings.push(
-                Finding::new(
-                    Class::K10,
-                    Step::Path,
-                    Domain::HostKernel,
-                    Severity::Low,
-                    &format!("this node is under pressure: {pressure}"),
-                )
-                .level(Level::Warning)
-                .api(format!("Node {name}: conditions that are true: {pressure}"))
-                .action(format!("kubectl describe node {name}"), "", Safety::ReadOnly),
+                Finding::new(Class::K10, format!("this node is under pressure: {pressure}"))
+                    .domain(Domain::HostKernel)
+                    .severity(Severity::Low)
+                    .step(Step::Path)
+                    .level(Level::Warning)
+                    .api(None, format!("Node {name}: conditions that are true: {pressure}")),
             );
         }
     }
@@ -212,19 +184,15 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
         })
     });
     let serves: Vec<String> = serves.map(|service| service.key.to_string()).collect();
-    let mut finding = Finding::new(
-        Class::C29,
-        Step::Path,
-        Domain::NetworkPath,
-        Severity::Medium,
-        &format!("other nodes are not Ready: {}", name(&away)),
-    )
-    .level(Level::Warning)
-    .confidence(Confidence::Medium)
-    .api(format!("Nodes with Ready other than True: {}", name(&away)))
-    .action("kubectl get nodes; kubectl describe node NODE", "", Safety::ReadOnly);
+    let mut finding = Finding::new(Class::C29, format!("other nodes are not Ready: {}", name(&away)))
+        .step(Step::Path)
+        .level(Level::Warning)
+        .confidence(Confidence::Medium)
+        .api(None, format!("Nodes with Ready other than True: {}", name(&away)))
+        .now(&[action::DESCRIBE_ENDPOINT_NODE])
+        .fill("ENDPOINT_NODE", away.first().map_or_else(String::new, |name| word(name)));
     if !serves.is_empty() {
-        finding = finding.api(format!("endpoints there still serve {}", name(&serves)));
+        finding = finding.api(None, format!("endpoints there still serve {}", name(&serves)));
     }
     findings.push(finding);
 }
@@ -237,18 +205,13 @@ fn events(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C1,
-                Step::KubeProxy,
-                Domain::PodCrash,
-                Severity::Low,
-                &format!("Event of {}: {}: {}", event.object, event.reason, event.message),
+                format!("Event of {}: {}: {}", event.object, event.reason, event.message),
             )
+            .severity(Severity::Low)
             .level(Level::Note)
-            .api(format!("{} times, last at {}", event.count, event.last))
-            .action(
-                format!("kubectl -n kube-system describe pod {}", event.object),
-                "",
-                Safety::ReadOnly,
-            ),
+            .api(None, format!("{} times, last at {}", event.count, event.last))
+            .now(&[action::DESCRIBE_PROXY_POD])
+            .fill("POD", word(&event.object)),
         );
     }
 }

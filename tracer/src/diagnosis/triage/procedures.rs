@@ -54,14 +54,14 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
         || facts.log.is_some();
     let common = |first: Vec<Check>| {
         let mut steps = first;
-        steps.push(
-            book.look("kube-proxy runs and reads the API", proxy, |finding| finding.step == Step::KubeProxy),
-        );
+        steps.push(book.look("kube-proxy runs and reads the API", proxy, |finding| {
+            finding.step == Some(Step::KubeProxy)
+        }));
         steps.push(book.look("the rules stand and are of one mode and backend", rules, |finding| {
-            finding.step == Step::Rules
+            finding.step == Some(Step::Rules)
         }));
         steps.push(book.look("conntrack has room", facts.conntrack.is_some() || sysctls, |finding| {
-            finding.step == Step::Conntrack
+            finding.step == Some(Step::Conntrack)
         }));
         steps
     };
@@ -70,7 +70,7 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
         matches!(finding.class, Class::C20 | Class::C22)
     })]);
     cluster_ip.push(book.look("the kernel forwards and bridges through the rules", sysctls, |finding| {
-        finding.step == Step::Path && finding.class != Class::C26
+        finding.step == Some(Step::Path) && finding.class != Class::C26
     }));
 
     let mut node_port = common(vec![
@@ -139,9 +139,9 @@ impl Book<'_> {
         let detail = match (found.as_slice(), result) {
             ([], Outcome::Passed) => "nothing found".to_owned(),
             ([], _) => "could not be looked at: see the gaps".to_owned(),
-            ([only], _) => format!("{} {}", only.class, only.root_cause),
+            ([only], _) => format!("{} {}", only.class, only.root_cause()),
             ([first, rest @ ..], _) => {
-                format!("{} {}; and {} more", first.class, first.root_cause, rest.len())
+                format!("{} {}; and {} more", first.class, first.root_cause(), rest.len())
             }
         };
         Check { check, result, detail }

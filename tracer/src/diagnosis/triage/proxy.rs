@@ -5,7 +5,7 @@
 
 use super::{Facts, Finding, Level, Step, knows_services};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Action, Class, Confidence, Severity, action},
     node::{
         ProxyMode,
         kube_proxy::{
@@ -19,10 +19,6 @@ use crate::{
 
 /// Newer slices than kube-proxy's last wish to write are a sign of deafness only after so long, in seconds.
 const UNHEARD_SECS: f64 = 15.0;
-
-/// How the log is looked at.
-const LOGS: &str =
-    "kubectl -n kube-system logs -l k8s-app=kube-proxy --field-selector spec.nodeName=NODE --tail=200";
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let before = findings.len();
@@ -39,10 +35,6 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     out_of_scope(facts, findings);
 }
 
-fn logs_of(facts: &Facts) -> String {
-    LOGS.replace("NODE", facts.node.as_deref().unwrap_or("NODE"))
-}
-
 /// C1: no process, no ports.
 fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
     let answers = facts.said_mode.is_some() || facts.metrics.is_some() || facts.healthz.is_some();
@@ -52,30 +44,28 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
     }
     let standing = facts.rules.any();
     let (severity, detail) = match standing {
-        Some(false) => {
-            (Severity::Critical, "kube-proxy does not run on this node and there are no rules of its")
-        }
-        _ => (Severity::High, "kube-proxy does not run on this node: its rules are frozen as they were"),
+        Some(false) => (Severity::Critical, "kube-proxy is not running on this node and has left no rules"),
+        _ => (Severity::High, "kube-proxy is not running on this node: its rules are frozen as they were"),
     };
     let Servers { metrics, health } = facts.config().map_or_else(Servers::default, Servers::of);
-    let mut finding = Finding::new(Class::C1, Step::KubeProxy, Domain::PodCrash, severity, detail)
-        .node("no process of this node is kube-proxy or a program that contains it")
-        .node(format!("kube-proxy's own servers do not answer: {metrics} (metrics), {health} (health)"))
-        .action(
-            format!("see why it does not run: kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy; its last words: {} --previous", logs_of(facts)),
-            "alert on kube-proxy not running (absent kubeproxy metrics)",
-            Safety::ReadOnly,
+    let mut finding = Finding::new(Class::C1, detail)
+        .severity(severity)
+        .node(None, "no process of this node is kube-proxy or a program that contains it")
+        .node(
+            None,
+            format!("kube-proxy's own servers do not answer: {metrics} (metrics), {health} (health)"),
         );
     if standing == Some(true) {
-        finding = finding.but(
+        finding = finding.against(
             EvidenceType::Node,
+            None,
             "its rules still stand: connections to Services that have not changed since go on working",
         );
     }
     if let Some(told) = facts.log.as_ref().and_then(|log| {
         log.told.iter().filter(|told| !told.before_restart).max_by(|a, b| a.last.cmp(&b.last))
     }) {
-        finding = finding.node(format!("its log, at {}: {}", told.last, told.text));
+        finding = finding.node(None, format!("its log, at {}: {}", told.last, told.text));
     }
     findings.push(finding);
 }
@@ -97,15 +87,12 @@ fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
     findings.push(
         Finding::new(
             Class::K1,
-            Step::KubeProxy,
-            Domain::Unknown,
-            Severity::None,
-            &format!("{name} may serve Services here in kube-proxy's place: its ways are not checked"),
+            format!("{name} may serve Services here in kube-proxy's place: its rules are not checked"),
         )
         .level(Level::Note)
         .confidence(Confidence::Medium)
-        .node(format!("interfaces of {name} are here, kube-proxy is not"))
-        .action(format!("ask {name}'s own tools"), "", Safety::ReadOnly),
+        .node(None, format!("interfaces of {name} are here, kube-proxy is not"))
+        .fill("DATAPLANE", name),
     );
 }
 
@@ -119,71 +106,46 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C10,
-                Step::KubeProxy,
-                Domain::IptablesSync,
-                Severity::Medium,
-                &format!("kube-proxy runs in {said} mode, its configuration says {configured}"),
+                format!("kube-proxy runs in {said} mode, its configuration says {configured}"),
             )
+            .severity(Severity::Medium)
             .level(Level::Warning)
-            .node(format!("/proxyMode answers {said}"))
-            .node(format!("mode: {configured} in the configuration"))
-            .but(
+            .node(None, format!("/proxyMode answers {said}"))
+            .node(None, format!("mode: {configured} in the configuration"))
+            .against(
                 EvidenceType::Node,
+                None,
                 "the configuration may have been changed after kube-proxy was started, or be another node's",
             )
-            .action(
-                "in a maintenance window: kubectl -n kube-system rollout restart daemonset kube-proxy",
-                "restart kube-proxy with each change of its configuration",
-                Safety::Disruptive,
-            ),
+            .now(&[action::RESTART_FOR_MODE]),
         );
     }
     if let Some(unknown) = configured.filter(|mode| ProxyMode::parse(mode).is_none()) {
         findings.push(
             Finding::new(
                 Class::C10,
-                Step::KubeProxy,
-                Domain::IptablesSync,
-                Severity::Medium,
-                &format!("the mode {unknown:?} of kube-proxy's configuration is none that Linux has"),
+                format!("the mode {unknown:?} of kube-proxy's configuration is none that Linux has"),
             )
+            .severity(Severity::Medium)
             .level(Level::Warning)
-            .node(format!("mode: {unknown} in the configuration"))
-            .action(
-                "set mode to nftables or iptables: kubectl -n kube-system edit configmap kube-proxy",
-                "",
-                Safety::Disruptive,
-            )
-            .refer(&["userspace was removed in 1.26"]),
+            .node(None, format!("mode: {unknown} in the configuration"))
+            .now(&[action::CORRECT_MODE]),
         );
     }
     if facts.mode() == Some(ProxyMode::Ipvs) {
         findings.push(
-            Finding::new(
-                Class::K3,
-                Step::KubeProxy,
-                Domain::Normal,
-                Severity::None,
-                "IPVS mode is deprecated since Kubernetes 1.35",
-            )
-            .level(Level::Note)
-            .node("mode: ipvs")
-            .action("plan the change to nftables mode (kernel 5.13 or newer)", "", Safety::Dangerous)
-            .refer(&["KEP-5495"]),
+            Finding::new(Class::K3, "IPVS mode is deprecated since Kubernetes 1.35")
+                .level(Level::Note)
+                .node(None, "mode: ipvs"),
         );
     }
 }
 
 /// C1 by its last words, and a configuration that it rejects (C9 where a newer or older release wrote it).
 fn ends(log: &Log, findings: &mut Vec<Finding>) {
-    for (trouble, class, domain, detail) in [
-        (
-            Trouble::ConfigRejected,
-            Class::C9,
-            Domain::VersionSkew,
-            "kube-proxy rejects its configuration and ends",
-        ),
-        (Trouble::Ended, Class::C1, Domain::PodCrash, "kube-proxy ends with an error"),
+    for (trouble, class, detail) in [
+        (Trouble::ConfigRejected, Class::C9, "kube-proxy rejects its configuration and exits"),
+        (Trouble::Ended, Class::C1, "kube-proxy exits with an error"),
     ] {
         let Some(told) = log.of(trouble).filter(|told| !told.before_restart) else { continue };
         // The IPVS error ends the process with the same words and is told as itself.
@@ -191,11 +153,8 @@ fn ends(log: &Log, findings: &mut Vec<Finding>) {
             continue;
         }
         findings.push(
-            told_by(Finding::new(class, Step::KubeProxy, domain, Severity::Critical, detail), told).action(
-                "correct what the last lines of its log name, then let it be started again: kubectl -n kube-system logs -l k8s-app=kube-proxy --previous",
-                "try a new configuration on one node first",
-                Safety::ReadOnly,
-            ),
+            told_by(Finding::new(class, detail).severity(Severity::Critical), told)
+                .now(&[action::READ_LAST_WORDS]),
         );
     }
 }
@@ -206,7 +165,7 @@ fn told_by(finding: Finding, told: &Told) -> Finding {
     } else {
         format!("{} times, first at {}, last at {}", told.count, told.first, told.last)
     };
-    finding.node(format!("kube-proxy's log, {times}: {}", told.text))
+    finding.node(None, format!("kube-proxy's log, {times}: {}", told.text))
 }
 
 /// C11.
@@ -215,21 +174,14 @@ fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
     let mut finding = told_by(
         Finding::new(
             Class::C11,
-            Step::KubeProxy,
-            Domain::IpvsModules,
-            Severity::Critical,
-            "kube-proxy is in ipvs mode and this kernel has no IPVS: it ends and there is no fallback",
+            "kube-proxy is in ipvs mode and this kernel has no IPVS: it exits; there is no fallback",
         ),
         told,
     );
     for module in missing_ipvs_modules(facts) {
-        finding = finding.node(format!("module {module} is neither loaded nor built in"));
+        finding = finding.node(None, format!("module {module} is neither loaded nor built in"));
     }
-    findings.push(finding.action(
-        "load the modules and let kube-proxy start again: modprobe -a ip_vs ip_vs_rr nf_conntrack",
-        "list ip_vs and the scheduler in /etc/modules-load.d, or change to nftables mode",
-        Safety::Disruptive,
-    ));
+    findings.push(finding);
 }
 
 /// What IPVS mode needs and the kernel surely lacks.
@@ -248,21 +200,15 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
         told_by(
             Finding::new(
                 Class::C8,
-                Step::Conntrack,
-                Domain::StaleEndpoints,
-                Severity::Medium,
                 "kube-proxy could not clean up conntrack: UDP flows may go on to endpoints that are gone",
-            ),
+            )
+            .severity(Severity::Medium)
+            .step(Step::Conntrack),
             told,
         )
         .level(Level::Warning)
         .confidence(Confidence::Medium)
-        .action(
-            "look for entries to endpoints that are gone: conntrack -L -p udp --orig-dst VIP",
-            "Kubernetes 1.32 or newer reconciles them",
-            Safety::ReadOnly,
-        )
-        .refer(&["kubernetes#112604", "kubernetes#127318"]),
+        .now(&[action::LIST_OLD_ENTRIES]),
     );
 }
 
@@ -294,13 +240,8 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     });
     let severity = if never { Severity::Critical } else { Severity::High };
     let frozen = if never { "it has never written its rules" } else { "its rules are frozen" };
-    let mut finding = Finding::new(
-        Class::C2,
-        Step::KubeProxy,
-        Domain::ApiConnectivity,
-        severity,
-        &format!("kube-proxy has lost the API: {detail}; {frozen}"),
-    );
+    let mut finding = Finding::new(Class::C2, format!("kube-proxy has lost the API: {detail}; {frozen}"))
+        .severity(severity);
     for told in &told {
         finding = told_by(finding, told);
     }
@@ -308,49 +249,48 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
         finding = told_by(finding, cut);
     }
     if let Some((content, since)) = &unheard {
-        finding = finding.saw(EvidenceType::Api, *since, content.clone()).since(*since);
+        finding = finding.api(*since, content.clone()).since(*since);
     }
     if never {
-        finding = finding
-            .node("kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0: it has never written its rules");
+        finding = finding.node(
+            None,
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0: it has never written its rules",
+        );
     }
     // One of the two alone can be explained otherwise: old lines of a log, a change that does not touch the rules.
     let sure = unheard.is_some() && (cut.is_some() || !told.is_empty()) || never;
     if !sure {
         finding = finding.confidence(Confidence::Medium);
         if unheard.is_some() {
-            finding = finding.level(Level::Warning).but(
+            finding = finding.level(Level::Warning).against(
                 EvidenceType::Api,
+                None,
                 "a change of an EndpointSlice that changes no rule is not followed by a write either",
             );
         }
     }
     if facts.healthz.as_ref().is_some_and(crate::node::Health::is_healthy) {
-        finding =
-            finding.but(EvidenceType::Node, "/healthz answers 200; it does so too when the API is lost");
+        finding = finding.against(
+            EvidenceType::Node,
+            None,
+            "/healthz answers 200; it does so too when the API is lost",
+        );
     }
     let trouble = told.iter().max_by_key(|told| told.count).map(|told| told.trouble);
-    findings.push(finding.action(
-        api_action(trouble, facts),
-        "alert on the age of kube-proxy's last sync and on rest_client_requests_total errors",
-        Safety::ReadOnly,
-    ));
+    findings.push(match trouble.and_then(cure) {
+        Some(action) => finding.now(&[action]),
+        None => finding,
+    });
 }
 
-fn api_action(trouble: Option<Trouble>, facts: &Facts) -> String {
-    let logs = logs_of(facts);
+/// What is to be done, where its log names the cause.
+const fn cure(trouble: Trouble) -> Option<Action> {
     match trouble {
-        Some(Trouble::ApiUnauthorized) => {
-            "renew kube-proxy's credentials: its ServiceAccount kube-system/kube-proxy and the token it mounts, or the kubeconfig it was given; then delete its Pod on this node".to_owned()
-        }
-        Some(Trouble::ApiForbidden) => {
-            "kubectl auth can-i list endpointslices.discovery.k8s.io --as=system:serviceaccount:kube-system:kube-proxy; restore the ClusterRole system:node-proxier".to_owned()
-        }
-        Some(Trouble::ApiVersion) => "align the versions of kube-proxy and the API server: kubectl version; kubectl -n kube-system get ds kube-proxy -o wide".to_owned(),
-        Some(Trouble::ApiCertificate) => {
-            "compare the CA in kube-proxy's kubeconfig with the API server's: kubectl -n kube-system get configmap kube-proxy -o yaml; check the node's clock".to_owned()
-        }
-        _ => format!("from this node, try the API server's address of kube-proxy's kubeconfig (curl -k https://ADDRESS/livez); then {logs}"),
+        Trouble::ApiUnauthorized => Some(action::CHECK_CREDENTIALS),
+        Trouble::ApiForbidden => Some(action::CHECK_ROLE),
+        Trouble::ApiVersion => Some(action::COMPARE_VERSIONS),
+        Trouble::ApiCertificate => Some(action::COMPARE_CA),
+        _ => None,
     }
 }
 
@@ -370,7 +310,8 @@ fn unheard(facts: &Facts) -> Option<(String, Option<Timestamp>)> {
     // What came after kube-proxy's answers were taken it cannot have heard of.
     let unheard = queued > 0.0 && at_secs > queued + UNHEARD_SECS.min(5.0) && now - at_secs >= UNHEARD_SECS;
     let content = format!(
-        "the EndpointSlices of {} changed {:.0} s after kube-proxy last had something to write, and {:.0} s before it was asked",
+        "the EndpointSlices of {} changed {:.0} s after kube-proxy last had something to \
+         write, and {:.0} s before it was asked",
         service.key,
         at_secs - queued,
         now - at_secs

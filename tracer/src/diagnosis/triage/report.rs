@@ -1,16 +1,16 @@
 //! What a check writes: a report with ranked findings. The names of the fields are a promise (`viptrace schema check`).
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{compare::Difference, procedures::Procedure};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
-    cluster::Key,
+    class::{Class, Confidence, Domain, Severity},
+    diagnosis::finding::{Finding, Level, Step},
     time::Timestamp,
-    verdict::{Evidence, EvidenceType, Mitigation, ServiceRef},
+    verdict::{Evidence, Mitigation, ServiceRef},
 };
 
 /// One check of one node.
@@ -30,7 +30,7 @@ pub struct CheckReport {
     /// One line: whether something is broken, and what.
     pub summary: String,
     /// The most important first.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<FindingRecord>,
     /// The runbooks' procedures, each with its steps.
     pub procedures: Vec<Procedure>,
     /// What could not be checked, and why.
@@ -55,32 +55,10 @@ pub enum State {
     Unknown,
 }
 
-/// How much a finding matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// Connections fail now, or changes are not followed.
-    Fault,
-    /// Connections can fail, or some do under a condition that was not seen.
-    Warning,
-    /// Worth knowing; nothing has to be done.
-    Note,
-}
-
-/// The steps of the triage, in its order (K13).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Step {
-    Endpoints,
-    KubeProxy,
-    Rules,
-    Conntrack,
-    Path,
-}
-
 /// One thing that is wrong, or could be.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct Finding {
+#[schemars(rename = "Finding")]
+pub struct FindingRecord {
     /// The class of the failure catalogue (`C20`), or the check that found it where the catalogue has none (`K10`).
     pub class: Class,
     pub level: Level,
@@ -104,87 +82,30 @@ pub struct Finding {
     pub cross_reference: Vec<String>,
 }
 
-impl Finding {
-    /// A finding of the given class: a fault of high confidence, unless said otherwise.
-    pub(super) fn new(class: Class, step: Step, domain: Domain, severity: Severity, detail: &str) -> Self {
-        Self {
-            class,
-            level: Level::Fault,
-            step,
-            domain,
-            severity,
-            confidence: Confidence::High,
-            root_cause: format!("{domain} — {detail}"),
-            service: None,
-            since: None,
-            evidence: Vec::new(),
-            against: Vec::new(),
-            mitigation: Mitigation {
-                immediate: String::new(),
-                long_term: String::new(),
-                safety: Safety::ReadOnly,
-            },
-            cross_reference: vec![class.id().to_owned()],
-        }
-    }
-
-    pub(super) fn level(mut self, level: Level) -> Self {
-        self.level = level;
-        self
-    }
-
-    pub(super) fn confidence(mut self, confidence: Confidence) -> Self {
-        self.confidence = confidence;
-        self
-    }
-
-    pub(super) fn service(mut self, key: &Key, port: &str) -> Self {
-        self.service = Some(ServiceRef {
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
-            port: port.to_owned(),
+impl FindingRecord {
+    /// The record of a finding on the node of this name, made by a check of this step.
+    pub(super) fn of(finding: Finding, node: Option<&str>) -> Self {
+        let service = finding.service.as_ref();
+        let mitigation = finding.mitigation(|name| match name {
+            "NODE" => node.map(Cow::Borrowed),
+            "NAMESPACE" => service.map(|service| Cow::Borrowed(&*service.namespace)),
+            "SERVICE" => service.map(|service| Cow::Borrowed(&*service.name)),
+            _ => None,
         });
-        self
-    }
-
-    pub(super) fn since(mut self, since: Option<Timestamp>) -> Self {
-        self.since = since.filter(|since| *since != Timestamp::MIN);
-        self
-    }
-
-    pub(super) fn node(self, content: impl Into<String>) -> Self {
-        self.saw(EvidenceType::Node, None, content.into())
-    }
-
-    pub(super) fn api(self, content: impl Into<String>) -> Self {
-        self.saw(EvidenceType::Api, None, content.into())
-    }
-
-    pub(super) fn saw(mut self, r#type: EvidenceType, time: Option<Timestamp>, content: String) -> Self {
-        self.evidence.push(Evidence { r#type, time, content });
-        self
-    }
-
-    pub(super) fn but(mut self, r#type: EvidenceType, content: impl Into<String>) -> Self {
-        self.against.push(Evidence { r#type, time: None, content: content.into() });
-        self
-    }
-
-    /// What to do now, what keeps it away, and what the first can do to running traffic.
-    pub(super) fn action(mut self, immediate: impl Into<String>, long_term: &str, safety: Safety) -> Self {
-        self.mitigation = Mitigation { immediate: immediate.into(), long_term: long_term.to_owned(), safety };
-        self
-    }
-
-    pub(super) fn refer(mut self, references: &[&str]) -> Self {
-        self.cross_reference.extend(references.iter().map(|reference| (*reference).to_owned()));
-        self
-    }
-
-    /// Whether it can explain a failure of this Service.
-    pub(super) fn concerns(&self, key: &Key) -> bool {
-        self.service
-            .as_ref()
-            .is_none_or(|service| *service.namespace == *key.namespace && *service.name == *key.name)
+        Self {
+            class: finding.class,
+            level: finding.level,
+            step: finding.step.unwrap_or(Step::Path),
+            domain: finding.domain,
+            severity: finding.severity,
+            confidence: finding.confidence,
+            root_cause: finding.root_cause(),
+            mitigation,
+            cross_reference: finding.cross_reference(),
+            service: finding.service,
+            since: finding.since,
+            evidence: finding.evidence,
+            against: finding.against,
+        }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Owns what the presence of rules tells. Whether each rule is right is told by the audit.
 
-use super::{Facts, Finding, Level, Step, knows_services, proxy};
+use super::{Facts, Finding, Level, knows_services, proxy};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Class, Confidence, Severity, action},
     node::ProxyMode,
     verdict::EvidenceType,
 };
@@ -27,15 +27,13 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
         return;
     }
     findings.push(
-        Finding::new(Class::C3, Step::Rules, Domain::IptablesSync, Severity::Critical, "kube-proxy's chains stand in both iptables backends: packets pass both, and one of the two is stale")
-            .node(format!("iptables-nft: {nft} chains of Services"))
-            .node(format!("iptables-legacy: {legacy} chains of Services"))
-            .action(
-                "find which backend kube-proxy writes (its log names it, its counters move), then clear the other in a maintenance window: kube-proxy --cleanup, or a reboot",
-                "the same iptables backend in kube-proxy's image and on the host",
-                Safety::Dangerous,
-            )
-            .refer(&["kubernetes#109811", "kubernetes#112477"]),
+        Finding::new(
+            Class::C3,
+            "kube-proxy's chains stand in both iptables backends: packets pass both, and one of \
+             the two is stale",
+        )
+        .node(None, format!("iptables-nft: {nft} chains of Services"))
+        .node(None, format!("iptables-legacy: {legacy} chains of Services")),
     );
 }
 
@@ -68,27 +66,16 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
     }
     let mut finding = Finding::new(
         Class::C10,
-        Step::Rules,
-        Domain::IptablesSync,
-        Severity::Critical,
-        &format!(
+        format!(
             "kube-proxy runs in {mode} mode, and rules of another mode stand beside its own: {}",
             left.join("; ")
         ),
     )
-    .node(format!("/proxyMode answers {mode}"));
+    .node(None, format!("/proxyMode answers {mode}"));
     for what in left {
-        finding = finding.node(format!("left over from {what}"));
+        finding = finding.node(None, format!("left over from {what}"));
     }
-    findings.push(
-        finding
-            .action(
-                "in a maintenance window: drain the node and reboot it, or stop kube-proxy, run kube-proxy --cleanup and start it again",
-                "reboot a node when its kube-proxy changes its mode",
-                Safety::Dangerous,
-            )
-            .refer(&["kubernetes#102314"]),
-    );
+    findings.push(finding);
 }
 
 /// C1 or C5e: no rules of any mode.
@@ -127,34 +114,34 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
         (
             Class::C5e,
             format!(
-                "kube-proxy has written its rules of {mode_text}, and they are gone: somebody else removed them"
+                "kube-proxy has written its rules of {mode_text}, and they are gone: another program \
+                 removed them"
             ),
         )
     } else {
         (Class::C1, format!("there are no rules of kube-proxy of {mode_text} on this node"))
     };
-    let mut finding = Finding::new(class, Step::Rules, Domain::IptablesSync, Severity::Critical, &detail)
-        .node(match mode {
+    let mut finding = Finding::new(class, detail).node(
+        None,
+        match mode {
             Some(ProxyMode::Iptables) => "iptables-save lists no chain KUBE-SVC-, KUBE-SEP- or the like",
             Some(ProxyMode::Nftables) => "nft lists no table kube-proxy",
             Some(ProxyMode::Ipvs) => "there is no IPVS virtual server",
             None => "neither iptables chains, nor a table kube-proxy, nor IPVS virtual servers",
-        });
+        },
+    );
     if wrote {
         finding = finding
-            .node("kubeproxy_sync_proxy_rules_last_timestamp_seconds says that they were written")
-            .but(
+            .node(None, "kubeproxy_sync_proxy_rules_last_timestamp_seconds says that they were written")
+            .against(
                 EvidenceType::Node,
+                None,
                 "kube-proxy notices the loss within its syncPeriod (30 s) and writes them again",
             );
     } else {
         finding = finding.confidence(Confidence::Medium);
     }
-    findings.push(finding.action(
-        "find who flushes the rules (firewalld reload, iptables -F, nft flush ruleset): journalctl; then kubectl -n kube-system delete pod of this node's kube-proxy",
-        "one owner of the node's rules",
-        Safety::Disruptive,
-    ));
+    findings.push(finding);
 }
 
 fn never_wrote(facts: &Facts) -> bool {
@@ -170,21 +157,14 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
         return;
     }
     let Some(interfaces) = &facts.interfaces else { return };
-    let repair = (
-        "restart kube-proxy on this node: kubectl -n kube-system delete pod of this node's kube-proxy",
-        "keep network managers off kube-ipvs0 (NetworkManager: unmanaged-devices=interface-name:kube-ipvs0)",
-    );
     let Some(device) = interfaces.get("kube-ipvs0") else {
         findings.push(
             Finding::new(
                 Class::C11,
-                Step::Rules,
-                Domain::IpvsModules,
-                Severity::Critical,
                 "the interface kube-ipvs0 is missing: no VIP is local, so IPVS never sees its packets",
             )
-            .node("ip addr lists no kube-ipvs0, and there are IPVS virtual servers")
-            .action(repair.0, repair.1, Safety::Disruptive),
+            .node(None, "ip addr lists no kube-ipvs0, and there are IPVS virtual servers")
+            .now(&[action::RESTORE_DEVICE]),
         );
         return;
     };
@@ -204,22 +184,23 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
             findings.push(
                 Finding::new(
                     Class::C11,
-                    Step::Rules,
-                    Domain::IpvsModules,
-                    Severity::High,
-                    &format!(
+                    format!(
                         "{}: its address {} is not on kube-ipvs0: its packets leave the node unserved",
                         service.key,
                         missing.join(", ")
                     ),
                 )
+                .severity(Severity::High)
                 .service(&service.key, "*")
-                .node(format!(
-                    "kube-ipvs0 has {} addresses, not {}",
-                    device.addresses.len(),
-                    missing.join(", ")
-                ))
-                .action(repair.0, repair.1, Safety::Disruptive),
+                .node(
+                    None,
+                    format!(
+                        "kube-ipvs0 has {} addresses, not {}",
+                        device.addresses.len(),
+                        missing.join(", ")
+                    ),
+                )
+                .now(&[action::RESTORE_DEVICE]),
             );
         }
     }

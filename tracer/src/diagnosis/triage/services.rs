@@ -5,14 +5,15 @@
 
 use std::collections::BTreeSet;
 
-use super::{Facts, Finding, Level, Scope, Step, knows_services};
+use super::{Facts, Finding, Level, Scope, knows_services};
 use crate::{
-    class::{Class, Domain, Safety, Severity},
+    class::{Action, Class, Severity, action},
     cluster::{
         History, NoEndpointsReason,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy},
     },
     node::ProxyMode,
+    text::word,
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -55,22 +56,12 @@ fn proxied(service: &Service) -> Result<(), (Class, &'static str)> {
 
 fn not_proxied(service: &Service, (class, why): (Class, &str)) -> Finding {
     let key = &service.key;
-    let (level, domain) = (Level::Note, Domain::ServiceConfig);
-    Finding::new(
-        class,
-        Step::Endpoints,
-        domain,
-        Severity::None,
-        &format!("kube-proxy does not serve {key}: {why}"),
-    )
-    .level(level)
-    .service(key, "*")
-    .api(format!("Service {key}: {why}"))
-    .action(
-        format!("kubectl -n {} get service {} -o yaml", key.namespace, key.name),
-        "a failure is one of DNS or of the direct path to the Pods",
-        Safety::ReadOnly,
-    )
+    Finding::new(class, format!("kube-proxy does not serve {key}: {why}"))
+        .level(Level::Note)
+        .severity(Severity::None)
+        .service(key, "*")
+        .api(None, format!("Service {key}: {why}"))
+        .now(&[action::SHOW_SERVICE])
 }
 
 /// The families in which the Service has an address.
@@ -118,81 +109,43 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
         } else {
             "*".to_owned()
         };
-        let mut finding = Finding::new(
-            Class::C20,
-            Step::Endpoints,
-            Domain::NoEndpoints,
-            Severity::High,
-            &format!("{what} has no endpoint: {reason}"),
-        )
-        .service(key, &label)
-        .since(history.endpoints_changed(key, AT))
-        .api(format!(
-            "EndpointSlices of {key}: no endpoint that serves {} over {}",
-            labels.join(", "),
-            family
-        ));
+        let mut finding = Finding::new(Class::C20, format!("{what} has no endpoint: {reason}"))
+            .service(key, &label)
+            .since(history.endpoints_changed(key, AT))
+            .api(
+                None,
+                format!(
+                    "EndpointSlices of {key}: no endpoint that serves {} over {}",
+                    labels.join(", "),
+                    family
+                ),
+            );
         if matches!(reason, NoEndpointsReason::ScaledToZero { .. }) {
-            finding = finding.but(
+            finding = finding.against(
                 EvidenceType::Api,
+                None,
                 "a Service that was scaled to zero on purpose refuses connections by design (N19)",
             );
         }
-        let (immediate, long_term) = no_endpoints_action(service, &reason);
-        findings.push(finding.action(immediate, long_term, Safety::ReadOnly));
+        if let NoEndpointsReason::PodsNotReady { pods, .. } = &reason
+            && let Some(pod) = pods.first()
+        {
+            finding = finding.fill("POD", word(&pod.key.name));
+        }
+        findings.push(finding.now(&[remedy(&reason)]));
     }
 }
 
-fn no_endpoints_action(service: &Service, reason: &NoEndpointsReason) -> (String, &'static str) {
-    let (namespace, name) = (&service.key.namespace, &service.key.name);
-    let slices = format!("kubectl -n {namespace} get endpointslices -l kubernetes.io/service-name={name}");
+const fn remedy(reason: &NoEndpointsReason) -> Action {
     match reason {
-        NoEndpointsReason::SelectorMatchesNothing { .. } => (
-            format!(
-                "compare the selector with the Pods' labels: kubectl -n {namespace} get pods --show-labels"
-            ),
-            "test manifests for selectors that match no Pod template",
-        ),
-        NoEndpointsReason::ScaledToZero { .. } => (
-            format!(
-                "if it should run, find what scaled it: kubectl -n {namespace} get deployments,statefulsets,hpa"
-            ),
-            "alert on workloads with zero replicas behind a Service",
-        ),
-        NoEndpointsReason::PodsNotReady { pods, .. } => {
-            let pod = pods.first().map_or("", |pod| &pod.key.name);
-            (
-                format!("see why the Pod is not ready: kubectl -n {namespace} describe pod {pod}"),
-                "a readiness probe that tells the truth, and more than one replica",
-            )
-        }
-        NoEndpointsReason::NotInSlices { .. } => (
-            format!(
-                "{slices}; then the EndpointSlice controller: kubectl -n kube-system logs -l component=kube-controller-manager"
-            ),
-            "alert on the age of EndpointSlices against the Pods",
-        ),
-        NoEndpointsReason::NoSelector => (
-            format!(
-                "{slices} -o yaml: whoever writes these slices (for default/kubernetes the API servers themselves) has stopped"
-            ),
-            "watch the writer of the slices",
-        ),
-        NoEndpointsReason::PortName { .. } => (
-            format!(
-                "compare the port names: kubectl -n {namespace} get service {name} -o yaml; {slices} -o yaml"
-            ),
-            "name a targetPort as the container port is named",
-        ),
-        NoEndpointsReason::AddressFamily { .. } => (
-            format!(
-                "compare ipFamilies with the Pods' addresses: kubectl -n {namespace} get service {name} -o yaml; {slices}"
-            ),
-            "give the Pods addresses of both families, or the Service one family",
-        ),
-        NoEndpointsReason::EndpointsNotReady { .. } | NoEndpointsReason::Unexplained => {
-            (format!("{slices} -o yaml"), "a readiness probe that tells the truth, and more than one replica")
-        }
+        NoEndpointsReason::SelectorMatchesNothing { .. } => action::COMPARE_SELECTOR,
+        NoEndpointsReason::ScaledToZero { .. } => action::FIND_SCALER,
+        NoEndpointsReason::PodsNotReady { .. } => action::DESCRIBE_POD,
+        NoEndpointsReason::NotInSlices { .. } => action::READ_SLICE_CONTROLLER,
+        NoEndpointsReason::NoSelector => action::FIND_SLICE_WRITER,
+        NoEndpointsReason::PortName { .. } => action::COMPARE_PORT_NAMES,
+        NoEndpointsReason::AddressFamily { .. } => action::COMPARE_FAMILIES,
+        NoEndpointsReason::EndpointsNotReady { .. } | NoEndpointsReason::Unexplained => action::SHOW_SLICES,
     }
 }
 
@@ -257,26 +210,33 @@ fn no_local_endpoint(
         .collect();
     let elsewhere: Vec<String> = elsewhere.into_iter().take(5).collect();
     let detail = format!("{key} is {which}: Local and has no endpoint on {node}: {who} {fate}");
-    let finding = Finding::new(class, Step::Endpoints, Domain::ServiceConfig, Severity::Medium, &detail)
+    let finding = Finding::new(class, detail)
+        .severity(Severity::Medium)
         .service(key, &label)
         .since(history.endpoints_changed(key, AT))
-        .api(format!("Service {key}: {which}: Local"))
-        .api(format!("its endpoints are on {}", if elsewhere.is_empty() { "nodes that it does not name".to_owned() } else { elsewhere.join(", ") }))
-        .action(
-            format!("spread the Pods to every node that clients use, or set {which}: Cluster: kubectl -n {} edit service {}", key.namespace, key.name),
-            "a DaemonSet or topology spread constraints behind Local policies",
-            Safety::Disruptive,
-        )
-        .refer(&["kubernetes#121371"]);
+        .api(None, format!("Service {key}: {which}: Local"))
+        .api(
+            None,
+            format!(
+                "its endpoints are on {}",
+                if elsewhere.is_empty() {
+                    "nodes that it does not name".to_owned()
+                } else {
+                    elsewhere.join(", ")
+                }
+            ),
+        );
     if class == Class::C22 {
         let level = if mode == Some(ProxyMode::Ipvs) { Level::Warning } else { Level::Fault };
-        return finding.level(level).refer(&["kubernetes#106497"]);
+        return finding.level(level);
     }
-    let finding = finding.but(EvidenceType::Api, "connections from this node and its Pods are exempt");
+    let finding =
+        finding.against(EvidenceType::Api, None, "connections from this node and its Pods are exempt");
     match service.health_check_node_port {
         // A load balancer that asks the health check sends nothing to this node.
-        Some(port) => finding.level(Level::Note).but(
+        Some(port) => finding.level(Level::Note).against(
             EvidenceType::Api,
+            None,
             format!(
                 "a load balancer that asks healthCheckNodePort {port} leaves this node out, as it is meant to"
             ),
@@ -293,16 +253,20 @@ fn no_address(service: &Service, findings: &mut Vec<Finding>) {
     }
     let key = &service.key;
     findings.push(
-        Finding::new(Class::C26, Step::Endpoints, Domain::ServiceConfig, Severity::Low, &format!("LoadBalancer {key} has no ingress address that this node serves"))
+        Finding::new(Class::C26, format!("LoadBalancer {key} has no ingress address that this node serves"))
             .level(Level::Note)
             .service(key, "*")
-            .api(format!("Service {key}: status.loadBalancer.ingress has no IP address with ipMode VIP"))
-            .but(EvidenceType::Api, "a load balancer with a host name or with ipMode: Proxy reaches the Service through its node ports")
-            .action(
-                format!("kubectl -n {} describe service {}: the load balancer controller's events", key.namespace, key.name),
-                "watch the load balancer controller",
-                Safety::ReadOnly,
-            ),
+            .api(
+                None,
+                format!("Service {key}: status.loadBalancer.ingress has no IP address with ipMode VIP"),
+            )
+            .against(
+                EvidenceType::Api,
+                None,
+                "a load balancer with a host name or with ipMode: Proxy reaches the Service through \
+                 its node ports",
+            )
+            .now(&[action::READ_LOAD_BALANCER_EVENTS]),
     );
 }
 
@@ -329,14 +293,17 @@ fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings
         return;
     }
     findings.push(
-        Finding::new(Class::C26, Step::Endpoints, Domain::ServiceConfig, Severity::High, &format!("no address of this node is within nodePortAddresses ({}): no node port is served here", ranges.join(", ")))
-            .node(format!("kube-proxy's configuration: nodePortAddresses: {}", ranges.join(", ")))
-            .api(format!("{affected} Services have node ports"))
-            .action(
-                "correct nodePortAddresses in kube-proxy's configuration and restart it: kubectl -n kube-system edit configmap kube-proxy",
-                "nodePortAddresses: [primary]",
-                Safety::Disruptive,
+        Finding::new(
+            Class::C26,
+            format!(
+                "no address of this node is within nodePortAddresses ({}): no node port is served here",
+                ranges.join(", ")
             ),
+        )
+        .severity(Severity::High)
+        .node(None, format!("kube-proxy's configuration: nodePortAddresses: {}", ranges.join(", ")))
+        .api(None, format!("Services with node ports: {affected}"))
+        .now(&[action::CORRECT_NODE_PORT_ADDRESSES]),
     );
 }
 

@@ -3,9 +3,9 @@
 //! The key: `last_queued` later than `last_timestamp` means that something waits to be written. Young, it is in flight;
 //! old, it fails (C4). Both old while the API has moved on is C2, which `proxy` tells.
 
-use super::{Facts, Finding, Level, Step};
+use super::{Facts, Finding, Level};
 use crate::{
-    class::{Class, Confidence, Domain, Safety, Severity},
+    class::{Action, Class, Confidence, Severity, action},
     node::kube_proxy::{
         log::{Told, Trouble},
         metrics::{Metrics, SyncTimes},
@@ -67,81 +67,74 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let cause = told.iter().max_by_key(|told| told.count).map(|told| told.trouble);
     let detail = match (stuck, blind) {
         (true, _) => format!(
-            "kube-proxy cannot write its rules: a change waits for {oldest:.0} s{}",
+            "kube-proxy cannot write its rules: a change has been waiting for {oldest:.0} s{}",
             cause.map(|cause| format!("; {cause}")).unwrap_or_default()
         ),
         (false, true) => format!(
-            "kube-proxy's log tells of rules that it could not write: {}",
+            "kube-proxy's log reports rules that it could not write: {}",
             cause.map(|cause| cause.to_string()).unwrap_or_default()
         ),
         (false, false) => {
             "kube-proxy failed to write its rules before; since then it has succeeded".to_owned()
         }
     };
-    let mut finding = Finding::new(Class::C4, Step::Rules, Domain::IptablesSync, Severity::High, &detail);
+    let mut finding = Finding::new(Class::C4, detail);
     for times in &pending {
         let family = if times.family.is_empty() { String::new() } else { format!(" ({})", times.family) };
-        finding = finding.node(format!(
-            "last_queued_timestamp {:.3} is later than last_timestamp {:.3}{family}",
-            times.last_queued, times.last_synced
-        ));
+        finding = finding.node(
+            None,
+            format!(
+                "last_queued_timestamp {:.3} is later than last_timestamp {:.3}{family}",
+                times.last_queued, times.last_synced
+            ),
+        );
     }
     for (name, count) in &failures {
-        finding = finding.node(format!("{name} is {count:.0}"));
+        finding = finding.node(None, format!("{name} is {count:.0}"));
     }
     for told in &told {
-        finding = finding
-            .node(format!("kube-proxy's log, {} times, last at {}: {}", told.count, told.last, told.text));
+        finding = finding.node(
+            None,
+            format!("kube-proxy's log, {} times, last at {}: {}", told.count, told.last, told.text),
+        );
     }
     finding = match (stuck, blind) {
         (true, _) => finding,
         (false, true) => finding.confidence(Confidence::Medium).level(Level::Warning),
-        (false, false) => finding
-            .level(Level::Note)
-            .but(EvidenceType::Node, "last_timestamp is later than last_queued: nothing waits now"),
+        (false, false) => finding.level(Level::Note).against(
+            EvidenceType::Node,
+            None,
+            "last_timestamp is later than last_queued: nothing waits now",
+        ),
     };
-    findings.push(
-        finding
-            .action(
-                sync_action(cause),
-                "one owner of the node's rules; the same iptables version in the image and on the host",
-                Safety::ReadOnly,
-            )
-            .refer(&["kubernetes#121362", "kubernetes#112477"]),
-    );
+    findings.push(match cause.and_then(cure) {
+        Some(action) => finding.now(&[action]),
+        None => finding,
+    });
 }
 
-fn sync_action(cause: Option<Trouble>) -> &'static str {
-    match cause {
-        Some(Trouble::XtablesLock) => {
-            "find who holds the lock: lsof /run/xtables.lock; firewall agents that rewrite rules in a loop are the usual ones"
-        }
-        Some(Trouble::RulesUnsupported) => {
-            "load what the log names (modprobe nf_tables ip_tables xt_comment …) and compare the iptables versions of host and image"
-        }
-        _ => {
-            "read the lines that were rejected: kubectl -n kube-system logs -l k8s-app=kube-proxy | grep -A20 'Failed to execute'; find who else writes rules"
-        }
+/// What is to be done, where the log names the cause.
+const fn cure(trouble: Trouble) -> Option<Action> {
+    match trouble {
+        Trouble::XtablesLock => Some(action::FIND_LOCK_HOLDER),
+        Trouble::RulesUnsupported => Some(action::LOAD_WHAT_IT_NAMES),
+        _ => None,
     }
 }
 
 fn in_flight(pending: &[&SyncTimes], age: f64) -> Finding {
     let families: Vec<&str> =
         pending.iter().map(|times| times.family.as_str()).filter(|family| !family.is_empty()).collect();
-    Finding::new(
-        Class::C5,
-        Step::Rules,
-        Domain::Normal,
-        Severity::None,
-        &format!("a sync of the rules is under way, for {:.1} s", age.max(0.0)),
-    )
-    .level(Level::Note)
-    .node(
-        format!("last_queued_timestamp is later than last_timestamp {}", families.join(", "))
-            .trim()
-            .to_owned(),
-    )
-    .action("check again in some seconds", "", Safety::ReadOnly)
+    Finding::new(Class::C5, format!("a sync of the rules is under way, for {:.1} s", age.max(0.0)))
+        .severity(Severity::None)
+        .level(Level::Note)
+        .node(
+            None,
+            format!("last_queued_timestamp is later than last_timestamp {}", families.join(", "))
+                .trim()
+                .to_owned(),
+        )
+        .now(&[action::WAIT])
 }
 
 /// C5: the rules come, but late.
@@ -172,22 +165,20 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
     };
     let mut finding = Finding::new(
         Class::C5,
-        Step::Rules,
-        Domain::IptablesSync,
-        Severity::Medium,
-        &format!("kube-proxy writes its rules late: {} {what} (p99)", bound_text(*bound)),
+        format!("kube-proxy writes its rules late: {} {what} (p99)", bound_text(*bound)),
     )
+    .severity(Severity::Medium)
     .level(Level::Warning);
     for (name, bound, count, _) in &slow {
-        finding = finding
-            .node(format!("{name}: p99 {} over {count:.0} observations since its start", bound_text(*bound)));
+        finding = finding.node(
+            None,
+            format!("{name}: p99 {} over {count:.0} observations since its start", bound_text(*bound)),
+        );
     }
     findings.push(
-        finding.but(EvidenceType::Node, "a percentile since the start tells nothing of now").action(
-            "nftables mode writes only what changed; until then raise minSyncPeriod and give kube-proxy CPU",
-            "nftables mode (kernel 5.13 or newer)",
-            Safety::Dangerous,
-        ),
+        finding
+            .against(EvidenceType::Node, None, "a percentile since the start shows nothing about this minute")
+            .now(&[action::SPEED_UP]),
     );
 }
 
@@ -201,22 +192,19 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
     let waits = facts.log.as_ref().is_some_and(|log| log.waiting_for_informers);
     let late = age.is_some_and(|age| age > START_SECS);
     let detail = match age {
-        Some(age) => format!("kube-proxy runs for {age:.0} s and has never written its rules"),
+        Some(age) => format!("kube-proxy has run for {age:.0} s and has never written its rules"),
         None => "kube-proxy has never written its rules since its start".to_owned(),
     };
-    let mut finding = Finding::new(Class::C5, Step::Rules, Domain::IptablesSync, Severity::Critical, &detail)
-        .node("kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0");
+    let mut finding = Finding::new(Class::C5, detail)
+        .severity(Severity::Critical)
+        .node(None, "kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0");
     if waits {
-        finding = finding.node("its log: not syncing until Services and Endpoints have been received");
+        finding = finding.node(None, "its log: not syncing until Services and Endpoints have been received");
     }
     if !late {
-        finding = finding.level(Level::Warning).but(EvidenceType::Node, "it may just be starting");
+        finding = finding.level(Level::Warning).against(EvidenceType::Node, None, "it may just be starting");
     }
-    findings.push(finding.action(
-        "kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=50",
-        "",
-        Safety::ReadOnly,
-    ));
+    findings.push(finding);
 }
 
 fn health(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
@@ -226,19 +214,18 @@ fn health(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     }
     let lives = facts.livez.as_ref().is_some_and(crate::node::Health::is_healthy);
     let waits = times.iter().any(waiting);
-    let (level, detail) = if lives && !waits {
-        (Level::Note, "kube-proxy's healthz says no because the node is being removed (N15)")
+    let finding = if lives && !waits {
+        Finding::new(Class::N15, "kube-proxy's /healthz reports unhealthy because the node is being removed")
+            .level(Level::Note)
     } else {
-        (Level::Fault, "kube-proxy says that it is not healthy: a change was not written in time")
+        Finding::new(Class::C4, "kube-proxy reports unhealthy: a change was not written in time")
     };
-    findings.push(
-        Finding::new(Class::C4, Step::Rules, Domain::IptablesSync, Severity::High, detail)
-            .level(level)
-            .node(format!(
-                "/healthz answers {}, last updated {}",
-                health.status,
-                health.last_updated.as_deref().unwrap_or("never")
-            ))
-            .action("kubectl -n kube-system logs -l k8s-app=kube-proxy --tail=200", "", Safety::ReadOnly),
-    );
+    findings.push(finding.node(
+        None,
+        format!(
+            "/healthz answers {}, last updated {}",
+            health.status,
+            health.last_updated.as_deref().unwrap_or("never")
+        ),
+    ));
 }

@@ -3,12 +3,8 @@
 //! The policy: neither may be newer than the API server; kube-proxy and kubelet may be three minor versions older, two
 //! before 1.25 (kubernetes.io/releases/version-skew-policy).
 
-use super::{Facts, Finding, Level, Step};
-use crate::{
-    class::{Class, Domain, Safety, Severity},
-    time::Timestamp,
-    verdict::EvidenceType,
-};
+use super::{Facts, Finding, Level};
+use crate::{class::Class, time::Timestamp, verdict::EvidenceType};
 
 /// Major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,22 +44,15 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
             _ => "newer than the API server, which is not allowed".to_owned(),
         };
         findings.push(
-            Finding::new(
-                Class::C9,
-                Step::KubeProxy,
-                Domain::VersionSkew,
-                Severity::Medium,
-                &format!("{name} {version} is {what} ({server_text})"),
-            )
-            .level(Level::Warning)
-            .node(format!("{name} says {version}"))
-            .api(format!("the API server says {server_text}"))
-            .but(EvidenceType::Node, "a skew alone breaks nothing: removed API versions and old RBAC do")
-            .action(
-                "align the versions: upgrade the older side, one minor version at a time",
-                "upgrade kube-proxy with the control plane",
-                Safety::Disruptive,
-            ),
+            Finding::new(Class::C9, format!("{name} {version} is {what} ({server_text})"))
+                .level(Level::Warning)
+                .node(None, format!("{name} says {version}"))
+                .api(None, format!("the API server says {server_text}"))
+                .against(
+                    EvidenceType::Node,
+                    None,
+                    "a skew alone breaks nothing: removed API versions and old RBAC do",
+                ),
         );
     }
 }

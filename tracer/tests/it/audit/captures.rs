@@ -86,8 +86,7 @@ pub(crate) fn audit_of(history: &History, rules: &Ruleset, context: &Context) ->
 pub(crate) fn told(audit: &Audit) -> String {
     let lines = audit.discrepancies.iter().map(|d| {
         format!(
-            "{} {} {} {} {}:{} {:?} [{}] {}\n",
-            d.class,
+            "{} {} {} {}:{} {:?} [{}] {}\n",
             d.kind.as_str(),
             d.aspect.as_str(),
             d.family,

@@ -1,6 +1,10 @@
 //! A healthy kube-proxy's rules are as they should be: of each mode, node, family and version.
 
-use viptrace::{diagnosis::audit::Unreachable, node::ProxyMode, rules::Ruleset};
+use viptrace::{
+    diagnosis::audit::{Expectation, Expected, ExpectedPort},
+    node::ProxyMode,
+    rules::{Origin, Ruleset},
+};
 
 use super::captures::{IpvsCapture, audit_of, both, cluster, context, iptables_of, nftables_of, read, told};
 
@@ -56,21 +60,27 @@ fn dual_stack_and_newer() {
 }
 
 #[test]
-fn what_is_unreachable_by_design_is_told() {
+fn what_is_unreachable_by_design_is_expected_so() {
     let history = cluster("cluster");
     let context = context("worker-1", ProxyMode::Iptables);
-    let expected = viptrace::diagnosis::audit::Expected::new(&history, &context);
-    let told = |found: Vec<Unreachable>| {
-        found.into_iter().map(|u| format!("{} {} {}", u.class, u.service, u.frontend)).collect::<Vec<_>>()
-    };
+    let expected = Expected::new(&history, &context);
+    let from_outside = |port: &ExpectedPort, via| port.expectation(via, Origin::Outside, ProxyMode::Iptables);
+    let unreachable = expected.ports.iter().flat_map(|port| {
+        let known = port.frontends.iter().map(|known| (known.frontend, from_outside(port, known.via)));
+        let closed =
+            known.filter(|(_, wanted)| matches!(wanted, Expectation::Refused | Expectation::Dropped));
+        closed
+            .map(|(frontend, wanted)| format!("{wanted:?} {} {frontend}", port.service.key))
+            .collect::<Vec<_>>()
+    });
     assert_eq!(
-        told(expected.unreachable(ProxyMode::Iptables)),
+        unreachable.collect::<Vec<_>>(),
         [
-            "C20 default/kubernetes 10.96.0.1:443/TCP",
-            "C22 shop/cache 10.96.10.60:6379/TCP",
-            "C20 shop/checkout 10.96.10.20:80/TCP",
-            "C21 shop/frontend node port 30080/TCP",
-            "C20 shop/slow 10.96.10.25:80/TCP",
+            "Refused default/kubernetes 10.96.0.1:443/TCP",
+            "Dropped shop/cache 10.96.10.60:6379/TCP",
+            "Refused shop/checkout 10.96.10.20:80/TCP",
+            "Dropped shop/frontend node port 30080/TCP",
+            "Refused shop/slow 10.96.10.25:80/TCP",
         ]
     );
 }

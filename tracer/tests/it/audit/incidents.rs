@@ -3,10 +3,10 @@
 use std::{fs, time::Duration};
 
 use viptrace::{
-    class::Class,
     cluster::folder,
     diagnosis::audit::{Aspect, Kind, Sync, SyncState},
     node::ProxyMode,
+    rules::Writer,
     time::Timestamp,
 };
 
@@ -32,7 +32,7 @@ fn a_stale_endpoint_after_the_api_server_was_lost() {
     let audit = audit_of(&history, &rules, &context);
     assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
     let found = &audit.discrepancies[0];
-    assert_eq!((found.kind, found.aspect, found.class), (Kind::Stale, Aspect::Endpoint, Class::C6));
+    assert_eq!((found.kind, found.aspect), (Kind::Stale, Aspect::Endpoint));
     assert_eq!(found.service.as_deref(), Some("shop/cart"));
     assert_eq!(found.endpoint, Some("10.244.1.11:8080".parse().unwrap()));
     assert_eq!(found.place.as_ref(), "KUBE-SEP-JS5ZM5E6CLZJ4JLZ");
@@ -47,7 +47,7 @@ fn no_rules_at_all() {
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
     assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
     let found = &audit.discrepancies[0];
-    assert_eq!((found.kind, found.aspect, found.class), (Kind::Missing, Aspect::Frame, Class::C1));
+    assert_eq!((found.kind, found.aspect, found.writer), (Kind::Missing, Aspect::Frame, None));
     assert!(found.text.contains("none of 10 Service ports is served"), "{}", found.text);
 }
 
@@ -76,24 +76,15 @@ fn a_young_change_is_in_flight() {
         let audit = audit_of(&history, &rules, &context);
         let found =
             audit.discrepancies.iter().find(|d| d.kind == Kind::Missing && d.aspect == Aspect::Endpoint);
-        found.map(|found| (found.sync, found.class)).unwrap()
+        found.unwrap().sync
     };
     let none = Sync::default();
-    assert_eq!(sync_of(2, none), (SyncState::InFlight, Class::C5));
-    assert_eq!(sync_of(60, none), (SyncState::Unknown, Class::C5));
+    assert_eq!(sync_of(2, none), SyncState::InFlight);
+    assert_eq!(sync_of(60, none), SyncState::Unknown);
     let at = |secs| Some(Timestamp::from_unix_secs(secs));
-    assert_eq!(
-        sync_of(60, Sync { last_queued: at(1), last_synced: at(0), ..none }),
-        (SyncState::Failing, Class::C4)
-    );
-    assert_eq!(
-        sync_of(60, Sync { last_queued: at(58), last_synced: at(30), ..none }),
-        (SyncState::InFlight, Class::C5)
-    );
-    assert_eq!(
-        sync_of(60, Sync { last_queued: at(1), last_synced: at(2), ..none }),
-        (SyncState::Overwritten, Class::C5e)
-    );
+    assert_eq!(sync_of(60, Sync { last_queued: at(1), last_synced: at(0), ..none }), SyncState::Failing);
+    assert_eq!(sync_of(60, Sync { last_queued: at(58), last_synced: at(30), ..none }), SyncState::InFlight);
+    assert_eq!(sync_of(60, Sync { last_queued: at(1), last_synced: at(2), ..none }), SyncState::Overwritten);
 }
 
 /// Rules of both backends, and of a mode that is no longer used.
@@ -103,12 +94,12 @@ fn leftovers_of_another_backend_and_mode() {
     let mut rules = iptables_of(&saved);
     rules.absorb(iptables_of(&saved.replace(" (nf_tables)", "")));
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
-    let classes = audit.discrepancies.iter().map(|d| d.class).collect::<Vec<_>>();
-    assert_eq!(classes, [Class::C3], "{}", told(&audit));
+    let found = audit.discrepancies.iter().map(|d| (d.aspect, d.writer)).collect::<Vec<_>>();
+    assert_eq!(found, [(Aspect::Writer, Some(Writer::IptablesLegacy))], "{}", told(&audit));
 
     let mut rules = nftables_of(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"));
     rules.absorb(iptables_of(&saved));
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Nftables));
-    let classes = audit.discrepancies.iter().map(|d| d.class).collect::<Vec<_>>();
-    assert_eq!(classes, [Class::C10], "{}", told(&audit));
+    let found = audit.discrepancies.iter().map(|d| (d.aspect, d.writer)).collect::<Vec<_>>();
+    assert_eq!(found, [(Aspect::Writer, Some(Writer::IptablesNft))], "{}", told(&audit));
 }

@@ -10,7 +10,6 @@ use super::{
     ByFault,
 };
 use crate::{
-    class::Class,
     net::Family,
     rules::{Frontend, Name, Origin, Ruleset, Step, Verdict, Writer},
 };
@@ -25,7 +24,6 @@ pub(super) struct Fault {
     pub(super) port: usize,
     pub(super) kind: Kind,
     pub(super) aspect: Aspect,
-    pub(super) class: Class,
     pub(super) endpoint: Option<SocketAddr>,
     pub(super) place: Name,
     pub(super) text: String,
@@ -86,7 +84,6 @@ impl Found {
             let mut discrepancy = Discrepancy {
                 kind: fault.kind,
                 aspect: fault.aspect,
-                class: fault.class,
                 family,
                 service: port.map(|port| port.service.key.to_string().into()),
                 port: port.map(|port| port.port.label().into()),

@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{Comparison, EDGES_MAX, Fault, Tried};
 use crate::{
-    class::Class,
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, Expectation, ExpectedFrontend, ExpectedPort, Kind},
     node::ProxyMode,
@@ -58,7 +57,7 @@ impl Comparison<'_> {
                 continue;
             };
             let (aspect, place) = (Aspect::SourceRanges, self.firewall_place(port));
-            let fault = Fault { port: index, kind, aspect, class: Class::C23, endpoint: None, place, text };
+            let fault = Fault { port: index, kind, aspect, endpoint: None, place, text };
             self.found.add(fault, known.frontend, Origin::Outside);
         }
     }
@@ -134,7 +133,6 @@ impl Comparison<'_> {
                     port: index,
                     kind: Kind::Missing,
                     aspect: Aspect::UnlistedPort,
-                    class: Class::C5c,
                     endpoint: None,
                     place,
                     text,

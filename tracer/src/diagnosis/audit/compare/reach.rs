@@ -2,11 +2,10 @@
 
 use super::{Comparison, Fault, SHARE_TOLERANCE, Tried};
 use crate::{
-    class::Class,
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, Expectation, Kind},
-    node::ProxyMode,
     rules::{End, Name, Writer, frontends},
+    text::count,
 };
 
 impl Comparison<'_> {
@@ -33,8 +32,8 @@ impl Comparison<'_> {
         let endpoints = fate.endpoints();
         let place = fate.chain().cloned();
         let note = fate.unknown.first().map(|what| format!(" ({what})")).unwrap_or_default();
-        let mut fault = |kind, aspect, class, endpoint, place: Name, text: String| {
-            faults.push(Fault { port: index, kind, aspect, class, endpoint, place, text });
+        let mut fault = |kind, aspect, endpoint, place: Name, text: String| {
+            faults.push(Fault { port: index, kind, aspect, endpoint, place, text });
         };
         match wanted {
             Expectation::Any => {}
@@ -48,17 +47,17 @@ impl Comparison<'_> {
                         "not translated"
                     };
                     let kind = if what == "not translated" { Kind::Missing } else { Kind::Wrong };
-                    let (aspect, class) = if known.ranges.is_empty() || what == "not translated" {
-                        (Aspect::Reach, Class::C5)
+                    let aspect = if known.ranges.is_empty() || what == "not translated" {
+                        Aspect::Reach
                     } else {
-                        (Aspect::SourceRanges, Class::C23)
+                        Aspect::SourceRanges
                     };
                     let place = place.unwrap_or_else(|| self.place_of(port, known));
                     let text = format!(
-                        "new connections are {what}, although there are {} endpoints{note}",
-                        set.len()
+                        "new connections are {what}, although there {}{note}",
+                        are_endpoints(set.len())
                     );
-                    fault(kind, aspect, class, None, place, text);
+                    fault(kind, aspect, None, place, text);
                     return false;
                 }
                 let set = match &port.endpoints.unhinted {
@@ -74,7 +73,7 @@ impl Comparison<'_> {
                     same = false;
                     let place = self.endpoint_place(port, known, probe.origin, *endpoint);
                     let text = format!("no new connection goes to the endpoint {endpoint}{note}");
-                    fault(Kind::Missing, Aspect::Endpoint, Class::C5, Some(*endpoint), place, text);
+                    fault(Kind::Missing, Aspect::Endpoint, Some(*endpoint), place, text);
                 }
                 for (endpoint, share) in endpoints.iter().filter(|(e, _)| !set.contains(e)) {
                     same = false;
@@ -86,7 +85,7 @@ impl Comparison<'_> {
                         port.what_is(*endpoint)
                     );
                     let place = place.unwrap_or_else(|| self.place_of(port, known));
-                    fault(Kind::Stale, Aspect::Endpoint, Class::C6, Some(*endpoint), place, text);
+                    fault(Kind::Stale, Aspect::Endpoint, Some(*endpoint), place, text);
                 }
                 let lost = passed + refused + dropped;
                 let even = 1.0 / u32::try_from(set.len()).map_or(f64::INFINITY, f64::from);
@@ -98,7 +97,7 @@ impl Comparison<'_> {
                         if lost > 1e-6 { format!(", nowhere {:.1} %", lost * 100.0) } else { String::new() };
                     let text = format!("new connections are not shared out evenly: {shares}{rest}{note}");
                     let place = place.clone().unwrap_or_else(|| self.place_of(port, known));
-                    fault(Kind::Wrong, Aspect::Share, Class::C5e, None, place, text);
+                    fault(Kind::Wrong, Aspect::Share, None, place, text);
                 }
             }
             Expectation::Refused | Expectation::Dropped => {
@@ -119,7 +118,7 @@ impl Comparison<'_> {
                     let text =
                         "new connections are refused as those to a port that the Service does not have"
                             .to_owned();
-                    fault(Kind::Missing, Aspect::Frontend, Class::C20, None, place, text);
+                    fault(Kind::Missing, Aspect::Frontend, None, place, text);
                     return false;
                 }
                 if has > 1.0 - 1e-6 || self.frame.unfiltered.contains(&probe.origin) && endpoints.is_empty() {
@@ -135,13 +134,13 @@ impl Comparison<'_> {
                         share * 100.0,
                         port.what_is(*endpoint)
                     );
-                    fault(Kind::Stale, Aspect::Endpoint, Class::C6, Some(*endpoint), place, text);
+                    fault(Kind::Stale, Aspect::Endpoint, Some(*endpoint), place, text);
                 }
                 if ranges && !endpoints.is_empty() {
                     let place = self.firewall_place(port);
                     let text =
                         format!("connections from {} get in, which no source range allows", probe.source);
-                    fault(Kind::Missing, Aspect::SourceRanges, Class::C23, None, place, text);
+                    fault(Kind::Missing, Aspect::SourceRanges, None, place, text);
                 } else if endpoints.is_empty() {
                     let is = if passed > 0.5 {
                         "go on untranslated"
@@ -151,20 +150,24 @@ impl Comparison<'_> {
                         "are dropped"
                     };
                     let kind = if passed > 0.5 { Kind::Missing } else { Kind::Wrong };
-                    let class = match (ranges, wants, known.via) {
-                        (true, ..) => Class::C23,
-                        (_, "refused", _) if self.context.mode == ProxyMode::Ipvs => Class::C12,
-                        (_, "refused", _) => Class::C20,
-                        (_, _, Via::ClusterIp) => Class::C22,
-                        _ => Class::C21,
+                    let aspect = match (ranges, wants, known.via) {
+                        (true, ..) => Aspect::SourceRanges,
+                        (_, "refused", _) => Aspect::Refusal,
+                        (_, _, Via::ClusterIp) => Aspect::InternalPolicy,
+                        _ => Aspect::ExternalPolicy,
                     };
                     let place = place.unwrap_or_else(|| self.refusal_place(port, known, wants == "dropped"));
                     let text = format!("new connections {is}, and should be {wants}{note}");
-                    fault(kind, Aspect::Reach, class, None, place, text);
+                    fault(kind, aspect, None, place, text);
                 }
                 return false;
             }
         }
         true
     }
+}
+
+/// `is 1 endpoint`, `are 3 endpoints`.
+fn are_endpoints(number: usize) -> String {
+    format!("{} {}", if number == 1 { "is" } else { "are" }, count(number, "endpoint"))
 }

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use super::{Comparison, Fault, Tried, gap};
 use crate::{
-    class::Class,
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, ExpectedFrontend, ExpectedPort, Kind},
     node::ProxyMode,
@@ -40,15 +39,7 @@ impl Comparison<'_> {
             };
             let from = probe.origin.as_str();
             let mut add = |endpoint: Option<SocketAddr>, place: Name, text: String| {
-                let fault = Fault {
-                    port: index,
-                    kind,
-                    aspect: Aspect::Masquerade,
-                    class: Class::C5e,
-                    endpoint,
-                    place,
-                    text,
-                };
+                let fault = Fault { port: index, kind, aspect: Aspect::Masquerade, endpoint, place, text };
                 self.found.add(fault, known.frontend, probe.origin);
             };
             if all && !wrong.is_empty() {
@@ -81,7 +72,6 @@ impl Comparison<'_> {
                     port: index,
                     kind: Kind::Missing,
                     aspect: Aspect::Hairpin,
-                    class: Class::C31,
                     endpoint: Some(endpoint),
                     place,
                     text,
@@ -115,7 +105,7 @@ impl Comparison<'_> {
         let wanted = port.affinity().map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let add = |kind, endpoint, place: Option<Name>, text: String, expected: &Self| {
             let place = place.unwrap_or_else(|| expected.place_of(port, known));
-            Fault { port: index, kind, aspect: Aspect::Affinity, class: Class::C24, endpoint, place, text }
+            Fault { port: index, kind, aspect: Aspect::Affinity, endpoint, place, text }
         };
         let mut faults = Vec::new();
         for branch in &fate.branches {

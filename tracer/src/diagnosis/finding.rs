@@ -1,0 +1,298 @@
+//! One finding: a class with what speaks for it, before it is the record of a flow or of a check.
+//!
+//! Owns the words of every rule and check: evidence, what speaks against it, what was not observed, and which of the
+//! class's actions apply. What an action says and how risky it is stands in the knowledge base alone.
+
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::{
+    class::{Action, Class, Confidence, Domain, Kind, Safety, Severity},
+    cluster::Key,
+    text::word,
+    time::Timestamp,
+    verdict::{Evidence, EvidenceType, Mitigation, ServiceRef},
+};
+
+/// How much a finding of a check matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Connections fail now, or changes are not followed.
+    Fault,
+    /// Connections can fail, or some do under a condition that was not seen.
+    Warning,
+    /// Worth knowing; nothing has to be done.
+    Note,
+}
+
+/// The steps of the triage, in its order (K13).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    Endpoints,
+    KubeProxy,
+    Rules,
+    Conntrack,
+    Path,
+}
+
+/// What a rule or a check found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    pub class: Class,
+    /// The cause in one sentence without a full stop.
+    pub detail: String,
+    pub domain: Domain,
+    pub severity: Severity,
+    pub confidence: Confidence,
+    pub evidence: Vec<Evidence>,
+    pub against: Vec<Evidence>,
+    pub unobserved: Vec<String>,
+    /// Of a check.
+    pub level: Level,
+    /// Of a check, unless it is that of the check that found it.
+    pub step: Option<Step>,
+    /// Of a check: the Service that it is about, and no other.
+    pub service: Option<ServiceRef>,
+    pub since: Option<Timestamp>,
+    /// Other classes that explain it, or look the same.
+    related: Vec<Class>,
+    /// The class's usual actions, unless the case is a special one.
+    now: Option<Vec<Action>>,
+    later: Option<Vec<Action>>,
+    /// What stands for the placeholders of actions, as a shell reads it.
+    values: Vec<(&'static str, String)>,
+}
+
+impl Finding {
+    /// A fault of high confidence with the domain, severity and actions of its class, unless said otherwise.
+    pub(crate) fn new(class: Class, detail: impl Into<String>) -> Self {
+        let entry = class.entry();
+        Self {
+            class,
+            detail: detail.into(),
+            domain: class.domain(),
+            severity: entry.severity,
+            confidence: Confidence::High,
+            evidence: Vec::new(),
+            against: Vec::new(),
+            unobserved: Vec::new(),
+            level: Level::Fault,
+            step: None,
+            service: None,
+            since: None,
+            related: Vec::new(),
+            now: None,
+            later: None,
+            values: Vec::new(),
+        }
+    }
+
+    /// Another domain than the class's first; one of those that it may have.
+    pub(crate) fn domain(mut self, domain: Domain) -> Self {
+        debug_assert!(self.class.entry().domains.contains(&domain), "{} is not of {domain}", self.class);
+        self.domain = domain;
+        self
+    }
+
+    pub(crate) fn severity(mut self, severity: Severity) -> Self {
+        self.severity = severity;
+        self
+    }
+
+    pub(crate) fn confidence(mut self, confidence: Confidence) -> Self {
+        self.confidence = confidence;
+        self
+    }
+
+    /// One step less sure.
+    pub(crate) fn doubt(&mut self) {
+        self.confidence = self.confidence.lower();
+    }
+
+    pub(crate) fn level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
+    }
+
+    pub(crate) fn step(mut self, step: Step) -> Self {
+        self.step = Some(step);
+        self
+    }
+
+    pub(crate) fn service(mut self, key: &Key, port: &str) -> Self {
+        self.service = Some(ServiceRef {
+            namespace: key.namespace.to_string(),
+            name: key.name.to_string(),
+            port: port.to_owned(),
+        });
+        self
+    }
+
+    pub(crate) fn since(mut self, since: Option<Timestamp>) -> Self {
+        self.since = known(since);
+        self
+    }
+
+    /// Seen by a kernel hook. (What a flow's sightings show is added to every verdict.)
+    pub(crate) fn kernel(self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence(EvidenceType::Kernel, time, content)
+    }
+
+    /// Read from the Kubernetes API.
+    pub(crate) fn api(self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence(EvidenceType::Api, time, content)
+    }
+
+    /// Read from the node.
+    pub(crate) fn node(self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence(EvidenceType::Node, time, content)
+    }
+
+    fn evidence(mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+        self.evidence.push(Evidence { r#type, time: known(time), content: content.into() });
+        self
+    }
+
+    /// What speaks against it, or could explain it another way.
+    pub(crate) fn against(
+        mut self,
+        r#type: EvidenceType,
+        time: Option<Timestamp>,
+        content: impl Into<String>,
+    ) -> Self {
+        self.against.push(Evidence { r#type, time: known(time), content: content.into() });
+        self
+    }
+
+    /// What could not be observed and would have shown more.
+    pub(crate) fn unobserved(mut self, what: impl Into<String>) -> Self {
+        self.unobserved.push(what.into());
+        self
+    }
+
+    /// Other classes that explain it, or look the same.
+    pub(crate) fn related(mut self, classes: &[Class]) -> Self {
+        self.related.extend_from_slice(classes);
+        self
+    }
+
+    /// The class's actions for this case, instead of the usual ones.
+    pub(crate) fn now(mut self, actions: &[Action]) -> Self {
+        debug_assert!(
+            actions.iter().all(|action| self.class.entry().now.contains(action)),
+            "an action that {} does not list: {actions:?}",
+            self.class
+        );
+        self.now = Some(actions.to_vec());
+        self
+    }
+
+    /// One of the class's actions for a special case, before the usual ones.
+    pub(crate) fn first(self, action: Action) -> Self {
+        let usual = usual(self.class.entry().now);
+        self.now(&[&[action], &*usual].concat())
+    }
+
+    /// The same for what keeps it away.
+    pub(crate) fn later(mut self, actions: &[Action]) -> Self {
+        debug_assert!(
+            actions.iter().all(|action| self.class.entry().later.contains(action)),
+            "an action that {} does not list: {actions:?}",
+            self.class
+        );
+        self.later = Some(actions.to_vec());
+        self
+    }
+
+    /// What stands for a placeholder of an action, as a shell has to read it: the caller quotes foreign names.
+    pub(crate) fn fill(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.values.push((name, value.into()));
+        self
+    }
+
+    /// Turns a healthy finding into one that claims nothing, because of `reason`.
+    pub(crate) fn into_unknown(self, reason: &str) -> Self {
+        let detail = format!("{reason}; what is left looks healthy: {}", self.detail);
+        let domain = Class::Unknown.domain();
+        let nothing = Some(Vec::new());
+        Self {
+            class: Class::Unknown,
+            detail,
+            domain,
+            severity: Severity::None,
+            confidence: Confidence::Low,
+            now: nothing.clone(),
+            later: nothing,
+            ..self
+        }
+    }
+
+    /// `domain — detail`.
+    pub(crate) fn root_cause(&self) -> String {
+        format!("{} — {}", self.domain, self.detail)
+    }
+
+    /// What to do; `value` gives what the record knows for a placeholder that the rule did not fill, unquoted.
+    pub(crate) fn mitigation<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> Mitigation {
+        let entry = self.class.entry();
+        let of_rule = |name: &str| self.values.iter().find(|(known, _)| *known == name);
+        let value = |name: &str| match of_rule(name) {
+            Some((_, value)) => Some(Cow::Borrowed(value.as_str())),
+            None => value(name).map(|value| Cow::Owned(word(&value))),
+        };
+        let text = |actions: &[Action]| {
+            actions.iter().map(|action| action.fill(value)).collect::<Vec<_>>().join("; ")
+        };
+        let now = self.now.clone().unwrap_or_else(|| usual(entry.now));
+        let later = self.later.clone().unwrap_or_else(|| usual(entry.later));
+        Mitigation {
+            immediate: text(&now),
+            long_term: text(&later),
+            safety: now.iter().map(|action| action.safety).max().unwrap_or(Safety::ReadOnly),
+        }
+    }
+
+    /// The class, those related to it, and what upstream says of it.
+    pub(crate) fn cross_reference(&self) -> Vec<String> {
+        let own = !matches!(self.class.kind(), Kind::Ok | Kind::Unknown);
+        let classes = own.then_some(&self.class).into_iter().chain(&self.related);
+        let mut all: Vec<String> = classes.map(ToString::to_string).collect();
+        all.extend(self.class.entry().references.iter().map(|reference| (*reference).to_owned()));
+        all
+    }
+
+    /// Whether it can explain a failure of this Service.
+    pub(crate) fn concerns(&self, key: &Key) -> bool {
+        self.service
+            .as_ref()
+            .is_none_or(|service| *service.namespace == *key.namespace && *service.name == *key.name)
+    }
+}
+
+/// The command that shows the endpoint in the rules of kube-proxy's mode.
+pub(crate) fn rules_of_endpoint(mode: Option<&str>, endpoint: SocketAddr) -> String {
+    match (mode, endpoint.ip()) {
+        (Some("nftables"), IpAddr::V4(ip)) => format!("nft list table ip kube-proxy | grep {ip}"),
+        (Some("nftables"), IpAddr::V6(ip)) => format!("nft list table ip6 kube-proxy | grep {ip}"),
+        (Some("ipvs"), _) => format!("ipvsadm -Ln | grep -F '{endpoint}'"),
+        (_, IpAddr::V4(_)) => format!("iptables-save -t nat | grep {endpoint}"),
+        (_, IpAddr::V6(_)) => format!("ip6tables-save -t nat | grep -F '{endpoint}'"),
+    }
+}
+
+/// The actions that are for no special case.
+fn usual(actions: &[Action]) -> Vec<Action> {
+    actions.iter().filter(|action| action.when.is_empty()).copied().collect()
+}
+
+/// The beginning of time is not a time to print.
+fn known(time: Option<Timestamp>) -> Option<Timestamp> {
+    time.filter(|time| *time > Timestamp::MIN)
+}
