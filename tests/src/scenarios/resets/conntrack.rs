@@ -125,7 +125,7 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     let chosen = second.address().to_string();
     stage.check(move |records, _| {
         let said = records.iter().map(crate::expect::Record::said).collect::<String>();
-        for what in ["in mid-stream", "was deleted through netlink", chosen.as_str()] {
+        for what in ["mid-stream", "was deleted through netlink", chosen.as_str()] {
             ensure!(said.contains(what), "{what:?} is not said: {said}");
         }
         Ok(())
