@@ -204,7 +204,20 @@ pub const BESIDE: &[Beside] = &[Beside { name: "exit-status-unanswered", story: 
 
 #[cfg(test)]
 mod tests {
+    use viptrace_class::{Class, Scenario as Proof};
+
     use super::*;
+
+    #[test]
+    fn the_knowledge_base_names_scenarios_that_exist() {
+        let known: Vec<&str> = ALL.iter().map(|scenario| scenario.name).collect();
+        for class in Class::ALL {
+            if let Proof::Lab(names) = class.entry().scenario {
+                let missing: Vec<_> = names.iter().filter(|name| !known.contains(name)).collect();
+                assert!(missing.is_empty(), "{class}: no scenario {missing:?}");
+            }
+        }
+    }
 
     #[test]
     fn every_cell_of_the_matrix_is_some_scenario_s() {

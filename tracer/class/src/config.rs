@@ -4,7 +4,7 @@ use crate::{
     Action,
     Domain::{NoEndpoints, ServiceConfig},
     Entry,
-    Seen::{Both, Check, Neither},
+    Seen::{Both, Check},
     Severity::{High, Low, Medium},
     action::{self, service, slices},
     sync::STALE_AFTER_RESTART,
@@ -104,7 +104,7 @@ pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoin
     .lab(&["c24-affinity"]);
 
 pub(super) const C25: Entry = Entry::fault("topology hints leave endpoints out", &[ServiceConfig], Low)
-    .seen(Neither)
+    .no_rule("hints break nothing by themselves: the verdict on the endpoint that failed cites them")
     .now(&[Action::reads(concat!(
         "see the hints, zones and nodes of the endpoints: ",
         slices!(),
@@ -112,8 +112,7 @@ pub(super) const C25: Entry = Entry::fault("topology hints leave endpoints out",
     ))])
     .later(&[Action::disrupts("scale each zone for its own clients, or remove the request for hints")])
     .no_scenario(
-        "no verdict has it: it is said beside the fault of the endpoint; \
-         tests/it/verdict_history.rs proves that",
+        "the lab's nodes are in no zones; tests/it/verdict_history.rs judges an endpoint that hints chose",
     );
 
 pub(super) const C26: Entry = Entry::fault("node port unreachable", &[ServiceConfig], Low)

@@ -4,7 +4,7 @@ use crate::{
     Action,
     Domain::{Conntrack, HostKernel, IptablesSync, IpvsModules, NoEndpoints, StaleEndpoints},
     Entry,
-    Seen::{Both, Check, Neither, Trace},
+    Seen::{Both, Check, Trace},
     Severity::{Critical, High, Low, Medium},
     action::{self, restart, slices},
     sync::{ALL_NODES, RESTART_DOES_NOT_HELP},
@@ -69,7 +69,7 @@ pub(super) const C13: Entry = Entry::fault("IPVS real server removed under a con
     .lab(&["c13-server-removed", "c13-server-removed-in-silence"]);
 
 pub(super) const C14: Entry = Entry::fault("IPVS port reuse delay", &[Conntrack], Low)
-    .seen(Neither)
+    .no_rule("the connection succeeds late: its verdict stays ok, and cites C14 as evidence against it")
     .now(&[
         Action::reads(
             "see how many connections began late: viptrace trace {NAMESPACE}/{SERVICE} --all -o \

@@ -26,7 +26,7 @@ pub enum Seen {
     /// `viptrace check`, as a finding about the node.
     Check,
     Both,
-    /// None of them yet: the page says what they report in its place.
+    /// None of them: the entry says why.
     Neither,
 }
 
@@ -117,6 +117,8 @@ pub struct Entry {
     /// Unless the finding says otherwise.
     pub severity: Severity,
     pub seen: Seen,
+    /// Why no rule and no check gives it; empty where one does.
+    pub no_rule: &'static str,
     /// What to do now: what only reads comes first.
     pub now: &'static [Action],
     /// What keeps it from coming back.
@@ -136,6 +138,7 @@ impl Entry {
             domains,
             severity,
             seen: Seen::Neither,
+            no_rule: "",
             now: &[],
             later: &[],
             escalate: &[],
@@ -150,6 +153,10 @@ impl Entry {
 
     pub(crate) const fn seen(self, seen: Seen) -> Self {
         Self { seen, ..self }
+    }
+
+    pub(crate) const fn no_rule(self, reason: &'static str) -> Self {
+        Self { no_rule: reason, ..self }
     }
 
     pub(crate) const fn now(self, now: &'static [Action]) -> Self {

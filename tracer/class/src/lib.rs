@@ -11,6 +11,8 @@ mod conntrack;
 mod entry;
 mod normal;
 mod other;
+#[cfg(test)]
+mod pages;
 mod path;
 mod rating;
 mod sync;
@@ -22,9 +24,19 @@ use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 pub use entry::{Action, Entry, Kind, Scenario, Seen};
 pub use rating::{Confidence, Domain, Safety, Severity};
 
+/// The page of a class: its own, or that of the class that it is a variant of.
+macro_rules! page {
+    ($class:ident in $of:ident) => {
+        page!($of)
+    };
+    ($class:ident) => {
+        include_str!(concat!("../../../docs/classes/", stringify!($class), ".md"))
+    };
+}
+
 /// Declares [`Class`] in its order, and where the entry of each stands.
 macro_rules! classes {
-    ($($file:ident { $($(#[$attribute:meta])* $class:ident,)* })*) => {
+    ($($file:ident { $($(#[$attribute:meta])* $class:ident $(in $of:ident)?,)* })*) => {
         /// A fault (`C…`), a normal look-alike (`N…`), a check that has no class (`K…`), `ok` or `unknown`.
         ///
         /// Written as its id, parsed without regard to case, and ordered as a person counts: C2 before C10.
@@ -44,6 +56,13 @@ macro_rules! classes {
                     $($(Self::$class => &$file::$class,)*)*
                 }
             }
+
+            /// How it comes about, how it is recognised, what looks the same and what to do, in markdown.
+            pub const fn page(self) -> &'static str {
+                match self {
+                    $($(Self::$class => page!($class $(in $of)?),)*)*
+                }
+            }
         }
     };
 }
@@ -54,7 +73,7 @@ classes! {
         C8, C9, C10,
     }
     conntrack {
-        C11, C12, C13, C14, C15, C16, C17, C17a, C18,
+        C11, C12, C13, C14, C15, C16, C17, C17a in C17, C18,
         C18b, C19,
     }
     config {
@@ -71,12 +90,12 @@ classes! {
         N12, N13, N14, N15, N16, N17, N18, N19, N20,
         #[serde(rename = "ok")]
         #[strum(serialize = "ok")]
-        Ok,
+        Ok in ok,
     }
     other {
         #[serde(rename = "unknown")]
         #[strum(serialize = "unknown")]
-        Unknown,
+        Unknown in unknown,
     }
 }
 
@@ -123,6 +142,46 @@ mod tests {
         assert!(Class::C2 < Class::C10 && Class::C5 < Class::C5b && Class::C5b < Class::C6);
         assert_eq!((Class::Ok.id(), Class::Unknown.id(), Class::C5b.id()), ("ok", "unknown", "C5b"));
         assert!("C99".parse::<Class>().is_err() && "".parse::<Class>().is_err());
+    }
+
+    #[test]
+    fn every_class_has_a_scenario_or_the_reason_why_not() {
+        for class in Class::ALL {
+            match class.entry().scenario {
+                Scenario::Lab(names) => assert!(!names.is_empty(), "{class}"),
+                Scenario::None(reason) => assert!(reason.len() > 20, "{class}: {reason}"),
+            }
+        }
+    }
+
+    #[test]
+    fn every_class_has_a_rule_or_the_reason_why_not() {
+        for class in Class::ALL {
+            let Entry { seen, no_rule, .. } = class.entry();
+            assert_eq!(*seen == Seen::Neither, no_rule.len() > 20, "{class}: {seen:?}, {no_rule:?}");
+        }
+    }
+
+    #[test]
+    fn what_only_reads_comes_first() {
+        for class in Class::ALL {
+            let entry = class.entry();
+            let usual = entry.now.iter().filter(|action| action.when.is_empty());
+            let ratings: Vec<Safety> = usual.map(|action| action.safety).collect();
+            assert!(ratings.is_sorted(), "{class}: {ratings:?}");
+            assert!(!class.is_fault() || !entry.now.is_empty(), "{class} says nothing to do");
+        }
+    }
+
+    /// An action is rated where it is written; the same text elsewhere has the same rating.
+    #[test]
+    fn a_text_has_one_rating() {
+        let all = Class::ALL.iter().flat_map(|class| class.entry().now.iter().chain(class.entry().later));
+        let mut rated = std::collections::BTreeMap::new();
+        for action in all {
+            let safety = *rated.entry(action.text).or_insert(action.safety);
+            assert_eq!(safety, action.safety, "{}", action.text);
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(super) const C30: Entry = Entry::fault("stopped by a network policy or firew
 pub(super) const C31: Entry = Entry::fault("hairpin, or reply that bypasses NAT", &[Hairpin], Medium)
     .seen(Both)
     .now(&[
-        Action::reads("let viptrace check judge bridges, masquerading and settings at once: viptrace check"),
+        Action::reads("judge bridges, masquerading and settings at once: viptrace check"),
         action::SHOW_HAIRPIN_MODE,
         action::SHOW_MASQUERADE,
         action::SHOW_BYPASS,
@@ -91,6 +91,7 @@ pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding o
     .lab(&["check-settings"]);
 
 pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &[Mtu], Medium)
+    .no_rule("the flow is C29, whose verdict notes that full-size packets that vanish point at the MTU")
     .now(&[Action::reads(
         "find the path MTU from the client's Pod: kubectl -n {NAMESPACE} exec POD -- ping -c \
          3 -M do -s 1422 {ENDPOINT_IP}",
@@ -100,17 +101,19 @@ pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &
          and packet too big pass",
     )])
     .references(&["kubernetes/kubernetes#88986"])
-    .no_scenario("nothing recognises it yet: the flow is C29, and the links of the lab have one MTU");
+    .no_scenario("the links of the lab have one MTU");
 
 pub(super) const C34: Entry = Entry::fault("masquerade interface changed", &[Conntrack], Low)
+    .no_rule("the flow is C19, C29 or ok; nothing in the kernel's events names the change of the interface")
     .now(&[Action::reads("compare the resets with route changes: journalctl -k --since '1 hour ago'")])
     .later(&[Action::disrupts("pin the route, or keep the tunnel's interface up across failovers")])
-    .no_scenario("nothing recognises it yet: the flow is C19 or C29, and the lab's routes do not change");
+    .no_scenario("the lab's routes do not change while a connection lives");
 
 pub(super) const C35: Entry = Entry::fault("name resolution fails", &[ServiceConfig], Medium)
+    .no_rule("viptrace does not read DNS messages; it judges the path to the DNS Service")
     .now(&[
         Action::reads("judge the path to the DNS Service: viptrace trace kube-system/kube-dns --all"),
         Action::reads("read the resolvers' log: kubectl -n kube-system logs -l k8s-app=kube-dns --tail=100"),
     ])
     .later(&[Action::disrupts("scale CoreDNS with the cluster, and use NodeLocal DNSCache")])
-    .no_scenario("nothing recognises it: viptrace does not read DNS messages");
+    .no_scenario("no record names it, so that a scenario would have nothing to expect");

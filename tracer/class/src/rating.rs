@@ -2,11 +2,23 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use strum::{Display, IntoStaticStr};
+use strum::{Display, IntoStaticStr, VariantArray};
 
 /// Who has to act.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, IntoStaticStr, Serialize, JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Display,
+    IntoStaticStr,
+    VariantArray,
+    Serialize,
+    JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", const_into_str)]
@@ -32,6 +44,9 @@ pub enum Domain {
 }
 
 impl Domain {
+    /// Every domain, in its order.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
     /// As it is written in records.
     pub const fn as_str(self) -> &'static str {
         self.into_str()

@@ -22,6 +22,7 @@ pub(super) const C1: Entry = Entry::fault("kube-proxy absent or crashing", &[Pod
              --field-selector spec.nodeName={NODE}",
         ),
         Action::reads(concat!("read why the last process ended: ", log!(), " --previous")),
+        FIND_FLUSHER,
         Action::disrupts(concat!(
             "correct what the log names (configuration, RBAC, memory, kernel modules), then \
              restart kube-proxy: ",
@@ -32,7 +33,6 @@ pub(super) const C1: Entry = Entry::fault("kube-proxy absent or crashing", &[Pod
         action::DESCRIBE_PROXY_POD,
         action::LIST_PROXY_PODS,
         action::ROLLOUT_STATUS,
-        FIND_FLUSHER,
     ])
     .later(&[
         Action::disrupts(
