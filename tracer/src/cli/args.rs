@@ -16,7 +16,7 @@ pub use source::ClusterSource;
 use source::{SourceArgs, own_name};
 
 use crate::{
-    cli::{target::Target, units},
+    cli::{explain::ExplainArgs, target::Target, units},
     kernel::plan::Tiers,
     report::{Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
@@ -77,6 +77,8 @@ pub enum Verb {
     Check(Box<CheckArgs>),
     /// Save what a check reads in a folder, to be checked elsewhere with check --from
     Capture(CaptureArgs),
+    /// Explain a class of the verdicts: how it comes about, how it is recognised, what to do
+    Explain(ExplainArgs),
     /// Print the JSON Schema of the records that -o json and -o yaml write
     Schema(SchemaArgs),
 }

@@ -6,6 +6,7 @@
 pub mod args;
 mod capture;
 pub mod check;
+pub mod explain;
 mod hint;
 mod replay;
 mod schema;
@@ -76,6 +77,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             Err(error) => return usage(&error),
         },
         Verb::Capture(args) => capture::run(&args.resolve(), printer),
+        Verb::Explain(args) => explain::run(&args, printer),
         Verb::Schema(args) => schema::run(&args, printer),
     };
     match result {

@@ -6,11 +6,13 @@
 
 pub mod check;
 mod columns;
+pub mod explain;
 mod fit;
 mod json;
 pub mod latency;
 mod live;
 mod log;
+pub mod page;
 pub mod printer;
 mod row;
 pub mod schema;

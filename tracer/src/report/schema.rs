@@ -5,7 +5,7 @@ use schemars::{
     generate::{SchemaGenerator, SchemaSettings},
 };
 
-use crate::{diagnosis::triage::CheckReport, verdict::Verdict};
+use crate::{diagnosis::triage::CheckReport, report::explain::Explanation, verdict::Verdict};
 
 /// JSON Schema (draft 2020-12) of one line of `-o json`.
 pub fn schema() -> Schema {
@@ -28,6 +28,17 @@ pub fn check_schema() -> Schema {
         one node. Every property is always present; what was not observed is null or empty. The order of `findings` \
         is their rank.";
     schema.insert("title".into(), "viptrace check".into());
+    schema.insert("description".into(), about.into());
+    schema
+}
+
+/// JSON Schema (draft 2020-12) of what `viptrace explain CLASS -o json` writes.
+pub fn explain_schema() -> Schema {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<Explanation>();
+    let about = "What `viptrace explain CLASS -o json` writes: what is known of one class. `viptrace explain --all -o json` \
+        writes an array of them. Every property is always present.";
+    schema.insert("title".into(), "viptrace explain".into());
     schema.insert("description".into(), about.into());
     schema
 }

@@ -10,6 +10,7 @@ mod check_captures;
 mod check_cli;
 mod check_faults;
 mod check_support;
+mod classes;
 mod cli;
 mod cluster_support;
 mod cluster_watch;

@@ -154,4 +154,6 @@ pub enum Record {
     Verdict,
     /// What check writes
     Check,
+    /// What explain writes of one class
+    Explain,
 }

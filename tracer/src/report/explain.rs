@@ -1,0 +1,101 @@
+//! The knowledge base as it is shown: a list of its classes, and each of them as a record.
+
+use std::fmt::Write as _;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::{
+    class::{Action, Class, Domain, Kind, Safety, Scenario, Seen, Severity},
+    report::{Paint, printer::Style},
+};
+
+/// What is known of one class. Absent facts are `null` or empty, never left out.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Explanation {
+    pub id: Class,
+    pub kind: Kind,
+    pub title: &'static str,
+    /// Who has to act; the first unless the record says otherwise.
+    pub domains: &'static [Domain],
+    /// Unless the record says otherwise.
+    pub severity: Severity,
+    /// Which verbs can report it.
+    pub seen: Seen,
+    /// Why no rule gives it; `null` where one does.
+    pub no_rule: Option<&'static str>,
+    /// What to do now: what only reads comes first.
+    pub now: Vec<Advice>,
+    /// What keeps it from coming back.
+    pub later: Vec<Advice>,
+    /// When to hand it to the owner of the cluster.
+    pub escalate: &'static [&'static str],
+    /// Upstream issues, enhancement proposals and kernel commits.
+    pub references: &'static [&'static str],
+    /// Scenarios of the lab that cause it, or why there is none.
+    pub scenario: Scenario,
+    /// The page, in markdown.
+    pub page: &'static str,
+}
+
+/// One thing to do. Upper-case words stand for names.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Advice {
+    /// The case that it is for; `null` for the usual one.
+    pub when: Option<&'static str>,
+    pub text: String,
+    pub safety: Safety,
+}
+
+impl From<&Action> for Advice {
+    fn from(action: &Action) -> Self {
+        let when = Some(action.when).filter(|when| !when.is_empty());
+        Self { when, text: action.plain(), safety: action.safety }
+    }
+}
+
+impl From<Class> for Explanation {
+    fn from(class: Class) -> Self {
+        let entry = class.entry();
+        let advice = |actions: &[Action]| actions.iter().map(Advice::from).collect();
+        Self {
+            id: class,
+            kind: entry.kind,
+            title: entry.title,
+            domains: entry.domains,
+            severity: entry.severity,
+            seen: entry.seen,
+            no_rule: Some(entry.no_rule).filter(|reason| !reason.is_empty()),
+            now: advice(entry.now),
+            later: advice(entry.later),
+            escalate: entry.escalate,
+            references: entry.references,
+            scenario: entry.scenario,
+            page: class.page(),
+        }
+    }
+}
+
+/// All classes, the faults by their domain.
+pub fn list(paint: Paint) -> String {
+    let mut out = String::new();
+    let mut group = |heading: &str, is_its: &dyn Fn(Class) -> bool| {
+        let classes = Class::ALL.iter().filter(|class| is_its(**class)).collect::<Vec<_>>();
+        if !classes.is_empty() {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "{}", paint.text(Style::Heading, heading));
+            for class in classes {
+                let _ = writeln!(out, "  {class:<8} {}", class.title());
+            }
+            out.push('\n');
+        }
+    };
+    let is_fault = |class: Class| class.is_fault();
+    for domain in Domain::ALL {
+        group(domain.as_str(), &|class| is_fault(class) && class.domain() == *domain);
+    }
+    group("normal look-alikes", &|class| class.kind() == Kind::Normal);
+    group("other", &|class| matches!(class.kind(), Kind::Ok | Kind::Unknown));
+    out.push_str("viptrace explain CLASS prints one of them\n");
+    out
+}
