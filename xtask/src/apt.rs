@@ -29,6 +29,8 @@ pub(crate) const GUEST: &[&str] = &[
     "ipset",
     "ipvsadm",
 ];
+/// To test on the host that the commands which viptrace prints can be typed. Other packages have `kubectl` as well.
+pub(crate) const HOST_TESTS: &[&str] = &["kubernetes-client"];
 /// To build libFuzzer, which comes as source, and to link it.
 pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.

@@ -162,6 +162,11 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> bool {
     tally.is_good()
 }
 
+fn is_on_path(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+}
+
 fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()> {
     let place = Place::find()?;
     let guests: Vec<&Series> = match (options.host_only, options.kernels.as_slice()) {
@@ -169,8 +174,14 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
         (false, []) => SERIES.iter().collect(),
         (false, some) => some.to_vec(),
     };
-    let packages: &[&[&str]] = if guests.is_empty() { &[] } else { &[apt::GUEST] };
-    setup::tools(printer, &place, packages)?;
+    let mut packages = Vec::new();
+    if !guests.is_empty() {
+        packages.push(apt::GUEST);
+    }
+    if options.scenario.is_none() && !is_on_path("kubectl") {
+        packages.push(apt::HOST_TESTS);
+    }
+    setup::tools(printer, &place, &packages)?;
     setup::kernels(printer, &place, &guests)?;
     if options.scenario.is_none() {
         printer.say("==> checks");

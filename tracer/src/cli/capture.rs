@@ -102,8 +102,10 @@ pub(super) fn look(
 
 /// The cluster's lists from a folder, everything else in it left aside.
 fn from_folder(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
-    let read = folder::read(dir, None)
-        .hint(|| "--cluster-from takes a folder of `kubectl get -o json` lists".to_owned())?;
+    let read = folder::read(dir, None).hint(|| {
+        "--cluster-from takes a folder with lists, as `kubectl get services -A -o json` writes them"
+            .to_owned()
+    })?;
     capture
         .artifacts
         .extend(read.capture.artifacts.into_iter().filter(|artifact| !artifact.kind.is_of_node()));

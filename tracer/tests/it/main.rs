@@ -14,6 +14,7 @@ mod classes;
 mod cli;
 mod cluster_support;
 mod cluster_watch;
+mod commands;
 mod corpus;
 mod decode;
 mod errors;

@@ -51,6 +51,13 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> Option<(Verdicts, Option<End>)> {
     Some((verdicts, end))
 }
 
+/// The last verdict on each flow of every recording.
+pub(crate) fn verdicts() -> impl Iterator<Item = Verdict> {
+    recordings()
+        .into_iter()
+        .flat_map(|path| replay(fs::read(path).unwrap(), Detail::All).unwrap().0.into_values())
+}
+
 fn told(verdicts: &Verdicts) -> String {
     let text = |addr: Option<std::net::SocketAddr>| addr.map_or("-".to_owned(), |addr| addr.to_string());
     let mut lines: Vec<String> = verdicts
