@@ -77,7 +77,7 @@ fn block(class: Class) -> String {
     }
     match entry.scenario {
         Scenario::Lab(names) => {
-            item(&mut out, 0, &format!("**Scenarios of the lab:** `{}`", names.join("`, `")))
+            item(&mut out, 0, &format!("**Scenarios of the lab:** `{}`", names.join("`, `")));
         }
         Scenario::None(reason) => item(&mut out, 0, &format!("**No scenario of the lab:** {reason}")),
     }
