@@ -5,38 +5,45 @@ use crate::Action;
 
 /// kube-proxy's Pod on this node, by the labels of kubeadm.
 macro_rules! log {
-    () => {
-        "kubectl -n kube-system logs $(kubectl -n kube-system get pods -l k8s-app=kube-proxy -o name --field-selector \
-         spec.nodeName={NODE})"
+    ($options:literal) => {
+        concat!(
+            "`kubectl -n kube-system logs $(kubectl -n kube-system get pods -l k8s-app=kube-proxy -o name \
+             --field-selector spec.nodeName={NODE})",
+            $options,
+            "`"
+        )
     };
 }
 macro_rules! restart {
     () => {
-        "kubectl -n kube-system delete pod -l k8s-app=kube-proxy --field-selector spec.nodeName={NODE}"
+        "`kubectl -n kube-system delete pod -l k8s-app=kube-proxy --field-selector spec.nodeName={NODE}`"
     };
 }
 macro_rules! slices {
-    () => {
-        "kubectl -n {NAMESPACE} get endpointslices -l kubernetes.io/service-name={SERVICE}"
+    ($($options:literal)?) => {
+        concat!(
+            "`kubectl -n {NAMESPACE} get endpointslices -l kubernetes.io/service-name={SERVICE}",
+            $($options,)?
+            "`"
+        )
     };
 }
 macro_rules! service {
-    () => {
-        "kubectl -n {NAMESPACE} get service {SERVICE}"
+    ($options:literal) => {
+        concat!("`kubectl -n {NAMESPACE} get service {SERVICE}", $options, "`")
     };
 }
 pub(crate) use {log, restart, service, slices};
 
 // kube-proxy.
-pub const READ_LOG: Action = Action::reads(concat!("read kube-proxy's log: ", log!(), " --tail=200"));
+pub const READ_LOG: Action = Action::reads(concat!("read kube-proxy's log: ", log!(" --tail=200")));
 pub const RESTART: Action =
     Action::disrupts(concat!("if it shows no progress, save the log and restart kube-proxy: ", restart!()));
 pub const WAIT: Action = Action::reads("wait: it should end within seconds; if it does not, check again")
     .when("the change is younger than the grace");
 pub const RULES_DIFFER: Action = Action::reads(concat!(
     "check again; if the difference stays, read kube-proxy's log: ",
-    log!(),
-    " --tail=200"
+    log!(" --tail=200")
 ))
 .when("the node's rules are not what the API asks for");
 pub const ALERT_ON_SYNC: Action =
@@ -47,25 +54,24 @@ pub const MOVE_TO_NFTABLES: Action =
 
 // C1.
 pub const DESCRIBE_DAEMON_SET: Action = Action::reads(
-    "see which taint or selector keeps it away: kubectl -n kube-system describe daemonset kube-proxy; kubectl describe \
-     node {NODE}",
+    "see which taint or selector keeps it away: `kubectl -n kube-system describe daemonset kube-proxy`; `kubectl describe \
+     node {NODE}`",
 )
 .when("kube-proxy has no Pod on the node, and has one on others");
 pub const DESCRIBE_PROXY_POD: Action = Action::reads(
-    "read why it ended: kubectl -n {POD_NAMESPACE=kube-system} logs {POD} --previous; kubectl -n \
-     {POD_NAMESPACE=kube-system} describe pod {POD}",
+    "read why it ended: `kubectl -n {POD_NAMESPACE=kube-system} logs {POD} --previous`; `kubectl -n \
+     {POD_NAMESPACE=kube-system} describe pod {POD}`",
 )
 .when("kube-proxy's Pod fails, or was restarted");
 pub const LIST_PROXY_PODS: Action =
-    Action::reads("kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy")
+    Action::reads("`kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy`")
         .when("kube-proxy fails on other nodes");
 pub const ROLLOUT_STATUS: Action =
-    Action::reads("kubectl -n kube-system rollout status daemonset {DAEMON_SET=kube-proxy}")
+    Action::reads("`kubectl -n kube-system rollout status daemonset {DAEMON_SET=kube-proxy}`")
         .when("the DaemonSet has fewer ready Pods than desired");
 pub const READ_LAST_WORDS: Action = Action::reads(concat!(
     "correct what the last lines of its log name; it is then started again: ",
-    log!(),
-    " --previous"
+    log!(" --previous")
 ))
 .when("kube-proxy ends at its start");
 
@@ -77,30 +83,30 @@ pub const CHECK_CREDENTIALS: Action = Action::disrupts(concat!(
 ))
 .when("the API server rejects kube-proxy's credentials");
 pub const CHECK_ROLE: Action = Action::disrupts(
-    "kubectl auth can-i list endpointslices.discovery.k8s.io -A --as=system:serviceaccount:kube-system:kube-proxy; \
+    "`kubectl auth can-i list endpointslices.discovery.k8s.io -A --as=system:serviceaccount:kube-system:kube-proxy`; \
      restore the ClusterRole system:node-proxier",
 )
 .when("kube-proxy may not list the objects");
 pub const COMPARE_VERSIONS: Action = Action::disrupts(
-    "kubectl version; kubectl -n kube-system get daemonset kube-proxy -o wide; then align the versions of kube-proxy \
+    "`kubectl version`; `kubectl -n kube-system get daemonset kube-proxy -o wide`; then align the versions of kube-proxy \
      and the API server",
 )
 .when("the API server does not have the resource");
 pub const COMPARE_CA: Action = Action::reads(
-    "compare the CA in kube-proxy's kubeconfig with the API server's: kubectl -n kube-system get configmap kube-proxy -o \
-     yaml; check the node's clock",
+    "compare the CA in kube-proxy's kubeconfig with the API server's: `kubectl -n kube-system get configmap kube-proxy -o \
+     yaml`; check the node's clock",
 )
 .when("the API server's certificate is not accepted");
 
 // C4.
 pub const FIND_LOCK_HOLDER: Action = Action::reads(
-    "find what holds the lock: lsof /run/xtables.lock; firewall agents that rewrite rules \
+    "find what holds the lock: `lsof /run/xtables.lock`; firewall agents that rewrite rules \
      in a loop are the usual cause",
 )
 .when("another program holds the xtables lock");
 pub const LOAD_WHAT_IT_NAMES: Action = Action::disrupts(
-    "compare iptables -V on the host with the version in kube-proxy's image, and load what the log names: modprobe -a \
-     nf_tables ip_tables xt_comment",
+    "compare `iptables -V` on the host with the version in kube-proxy's image, and load what the log names: `modprobe -a \
+     nf_tables ip_tables xt_comment`",
 )
 .when("kernel or tools do not know the rules");
 
@@ -113,22 +119,22 @@ pub const SPEED_UP: Action =
 pub const FIND_OLD_ADDRESS: Action =
     Action::reads("find where the client has the address from: a cached name, or its configuration")
         .when("the address was the Service's and is no longer");
-pub const SHOW_SERVICE: Action =
-    Action::reads(concat!(service!(), " -o yaml")).when("kube-proxy does not serve it");
+pub const SHOW_SERVICE: Action = Action::reads(service!(" -o yaml")).when("kube-proxy does not serve it");
 // C8.
 pub const LIST_OLD_ENTRIES: Action =
-    Action::reads("list entries to endpoints that are gone: conntrack -L -p udp --orig-dst {VIP}")
+    Action::reads("list entries to endpoints that are gone: `conntrack -L -p udp --orig-dst {VIP}`")
         .when("kube-proxy could not clean up");
 // C10.
-pub const RESTART_FOR_MODE: Action =
-    Action::disrupts("in a maintenance window: kubectl -n kube-system rollout restart daemonset kube-proxy")
-        .when("the configuration asks for another mode than kube-proxy runs in");
+pub const RESTART_FOR_MODE: Action = Action::disrupts(
+    "in a maintenance window: `kubectl -n kube-system rollout restart daemonset kube-proxy`",
+)
+.when("the configuration asks for another mode than kube-proxy runs in");
 pub const CORRECT_MODE: Action =
-    Action::disrupts("set mode to nftables or iptables: kubectl -n kube-system edit configmap kube-proxy")
+    Action::disrupts("set mode to nftables or iptables: `kubectl -n kube-system edit configmap kube-proxy`")
         .when("the configured mode does not exist on Linux");
 // C11.
 pub const LOAD_MODULE: Action =
-    Action::disrupts("modprobe {MODULE}").when("a module is missing and kube-proxy runs");
+    Action::disrupts("`modprobe {MODULE}`").when("a module is missing and kube-proxy runs");
 pub const RESTORE_DEVICE: Action = Action::disrupts(concat!(
     "restart kube-proxy, which makes kube-ipvs0 and adds every address: ",
     restart!()
@@ -136,64 +142,64 @@ pub const RESTORE_DEVICE: Action = Action::disrupts(concat!(
 .when("kube-ipvs0, or an address on it, is missing");
 // C12.
 pub const LOOK_FOR_MEMORY: Action = Action::reads(
-    "look for memory pressure and for the overload defence: dmesg | grep -i ip_vs; slabtop -o | grep ip_vs; sysctl \
-     net.ipv4.vs.drop_packet",
+    "look for memory pressure and for the overload defence: `dmesg | grep -i ip_vs`; `slabtop -o | grep ip_vs`; `sysctl \
+     net.ipv4.vs.drop_packet`",
 )
 .when("IPVS dropped the packet without an ICMP error");
 // C13.
 pub const RECONNECT_FROM_ANOTHER_PORT: Action =
     Action::reads("let the client reconnect from another port").when("IPVS drops its packets silently");
 pub const SET_EXPIRE_NODEST: Action =
-    Action::disrupts("set what kube-proxy sets at its start: sysctl -w net.ipv4.vs.expire_nodest_conn=1")
+    Action::disrupts("set what kube-proxy sets at its start: `sysctl -w net.ipv4.vs.expire_nodest_conn=1`")
         .when("expire_nodest_conn is 0");
 // C16, C17.
 pub const RAISE_MAX: Action =
-    Action::disrupts("raise the limit: sysctl -w net.netfilter.nf_conntrack_max={MAX}");
+    Action::disrupts("raise the limit: `sysctl -w net.netfilter.nf_conntrack_max={MAX}`");
 pub const RAISE_BUCKETS: Action =
-    Action::disrupts("raise the buckets: sysctl -w net.netfilter.nf_conntrack_buckets={BUCKETS}")
+    Action::disrupts("raise the buckets: `sysctl -w net.netfilter.nf_conntrack_buckets={BUCKETS}`")
         .when("the hash chains are too long");
 
 // C20, by why there is no endpoint.
 pub const COMPARE_SELECTOR: Action = Action::reads(
-    "compare the selector with the Pods' labels: kubectl -n {NAMESPACE} get pods --show-labels",
+    "compare the selector with the Pods' labels: `kubectl -n {NAMESPACE} get pods --show-labels`",
 )
 .when("the selector matches no Pod");
 pub const FIND_SCALER: Action = Action::reads(
-    "if it should run, find what scaled it: kubectl -n {NAMESPACE} get deployments,statefulsets,hpa",
+    "if it should run, find what scaled it: `kubectl -n {NAMESPACE} get deployments,statefulsets,hpa`",
 )
 .when("the workload is scaled to zero");
 pub const DESCRIBE_POD: Action =
-    Action::reads("see why the Pod is not ready: kubectl -n {NAMESPACE} describe pod {POD}")
+    Action::reads("see why the Pod is not ready: `kubectl -n {NAMESPACE} describe pod {POD}`")
         .when("no Pod is ready");
 pub const READ_SLICE_CONTROLLER: Action = Action::reads(concat!(
     slices!(),
-    "; then the EndpointSlice controller: kubectl -n kube-system logs -l \
-     component=kube-controller-manager --tail=200"
+    "; then the EndpointSlice controller: `kubectl -n kube-system logs -l \
+     component=kube-controller-manager --tail=200`"
 ))
 .when("ready Pods match and no slice lists them");
 pub const FIND_SLICE_WRITER: Action = Action::reads(concat!(
-    slices!(),
-    " -o yaml: the program that writes these slices (for default/kubernetes the API servers) has stopped"
+    slices!(" -o yaml"),
+    ": the program that writes these slices (for default/kubernetes the API servers) has stopped"
 ))
 .when("the Service has no selector");
 pub const COMPARE_PORT_NAMES: Action =
-    Action::reads(concat!("compare the port names: ", service!(), " -o yaml; ", slices!(), " -o yaml"))
+    Action::reads(concat!("compare the port names: ", service!(" -o yaml"), "; ", slices!(" -o yaml")))
         .when("the slices lack the port's name");
 pub const COMPARE_FAMILIES: Action = Action::reads(concat!(
     "compare ipFamilies with the Pods' addresses: ",
-    service!(),
-    " -o yaml; ",
+    service!(" -o yaml"),
+    "; ",
     slices!()
 ))
 .when("the slices lack the address family");
 
-pub const SHOW_SLICES: Action = Action::reads(concat!(slices!(), " -o yaml")).when("nothing else is known");
+pub const SHOW_SLICES: Action = Action::reads(slices!(" -o yaml")).when("nothing else is known");
 
 // C26.
 pub const USE_OTHER_ADDRESS: Action =
     Action::reads("connect to {OTHER_ADDRESS} instead").when("nodePortAddresses leave the address out");
 pub const CORRECT_NODE_PORT_ADDRESSES: Action = Action::disrupts(concat!(
-    "correct nodePortAddresses in kube-proxy's configuration, kubectl -n kube-system edit configmap kube-proxy, and \
+    "correct nodePortAddresses in kube-proxy's configuration, `kubectl -n kube-system edit configmap kube-proxy`, and \
      restart it: ",
     restart!()
 ))
@@ -204,46 +210,47 @@ pub const SET_ROUTE_LOCALNET: Action = Action::disrupts(concat!(
 ))
 .when("route_localnet is 0");
 pub const READ_LOAD_BALANCER_EVENTS: Action = Action::reads(
-    "read the load balancer controller's events: kubectl -n {NAMESPACE} describe service {SERVICE}",
+    "read the load balancer controller's events: `kubectl -n {NAMESPACE} describe service {SERVICE}`",
 )
 .when("the load balancer has no address that the node serves");
 
 // C29, C30.
 pub const DESCRIBE_ENDPOINT_NODE: Action =
-    Action::reads("kubectl describe node {ENDPOINT_NODE}").when("the endpoint's node is not Ready");
+    Action::reads("`kubectl describe node {ENDPOINT_NODE}`").when("the endpoint's node is not Ready");
 pub const READ_OTHER_FIREWALL: Action = Action::reads(
-    "read the firewall and the policies of the host that refuses; kubectl -n {NAMESPACE} get networkpolicies",
+    "read the firewall and the policies of the host that refuses; `kubectl -n {NAMESPACE} get networkpolicies`",
 )
 .when("another host refuses");
 // C31.
-pub const SHOW_HAIRPIN_MODE: Action = Action::reads("bridge -d link show | grep hairpin")
+pub const SHOW_HAIRPIN_MODE: Action = Action::reads("`bridge -d link show | grep hairpin`")
     .when("the bridge does not send packets back to their port");
 pub const SHOW_MASQUERADE: Action = Action::reads(
-    "iptables-save -t nat | grep KUBE-MARK-MASQ, or nft list table ip kube-proxy | grep -A3 endpoint-",
+    "`iptables-save -t nat | grep KUBE-MARK-MASQ`, or `nft list table ip kube-proxy | grep -A3 endpoint-`",
 )
 .when("the Pod's connection to itself is not masqueraded");
 pub const SHOW_BYPASS: Action = Action::reads(
-    "sysctl net.bridge.bridge-nf-call-iptables, which must be 1 where Pods share a bridge; ip route get {CLIENT_IP} from \
-     {ENDPOINT_IP} shows the way back",
+    "`sysctl net.bridge.bridge-nf-call-iptables`, which must be 1 where Pods share a bridge; `ip route get {CLIENT_IP} from \
+     {ENDPOINT_IP}` shows the way back",
 )
 .when("the answer bypasses NAT");
-pub const SET_HAIRPIN_MODE: Action = Action::disrupts("for each port: bridge link set dev {PORT} hairpin on")
-    .when("ports have no hairpin mode");
-pub const FILTER_BRIDGED: Action =
-    Action::disrupts("modprobe br_netfilter; sysctl -w {SETTING}=1").when("bridged packets bypass the rules");
+pub const SET_HAIRPIN_MODE: Action =
+    Action::disrupts("for each port: `bridge link set dev {PORT} hairpin on`")
+        .when("ports have no hairpin mode");
+pub const FILTER_BRIDGED: Action = Action::disrupts("`modprobe br_netfilter`; `sysctl -w {SETTING}=1`")
+    .when("bridged packets bypass the rules");
 // C32.
-pub const FORWARD: Action = Action::disrupts("sysctl -w {SETTING}=1").when("forwarding is off");
+pub const FORWARD: Action = Action::disrupts("`sysctl -w {SETTING}=1`").when("forwarding is off");
 pub const WATCH_REVERSE_PATH: Action =
-    Action::reads("watch for drops with the reason IP_RPFILTER: viptrace trace --faults-only")
+    Action::reads("watch for drops with the reason IP_RPFILTER: `viptrace trace --faults-only`")
         .when("the filter is strict and nothing is dropped yet");
 
 // K11.
 pub const SET_TO_1: Action =
-    Action::disrupts("sysctl -w {SETTING}=1").when("a setting that the mode needs is 0");
+    Action::disrupts("`sysctl -w {SETTING}=1`").when("a setting that the mode needs is 0");
 
 // N1, N9, unknown.
 pub const DESCRIBE_PROBED_POD: Action = Action::reads(
-    "the probe failed and the kubelet acts on it: kubectl -n {POD_NAMESPACE=NAMESPACE} describe pod {POD}",
+    "the probe failed and the kubelet acts on it: `kubectl -n {POD_NAMESPACE=NAMESPACE} describe pod {POD}`",
 )
 .when("the probe failed");
 pub const DRAIN_GRACEFULLY: Action = Action::disrupts(

@@ -15,8 +15,8 @@ pub(super) const C20: Entry = Entry::fault("Service has no endpoints", &[NoEndpo
     .now(&[
         Action::reads(concat!(
             slices!(),
-            "; compare the selector with the Pods' labels and the port's name with the slices': kubectl -n {NAMESPACE} \
-             describe service {SERVICE}"
+            "; compare the selector with the Pods' labels and the port's name with the slices': `kubectl -n {NAMESPACE} \
+             describe service {SERVICE}`"
         )),
         action::COMPARE_SELECTOR,
         action::FIND_SCALER,
@@ -37,7 +37,7 @@ pub(super) const C20: Entry = Entry::fault("Service has no endpoints", &[NoEndpo
 
 /// Both Local policies.
 const SHOW_ENDPOINTS: Action =
-    Action::reads(concat!("see which nodes have endpoints: ", slices!(), " -o yaml"));
+    Action::reads(concat!("see which nodes have endpoints: ", slices!(" -o yaml")));
 const SPREAD: Action = Action::disrupts(
     "put the Pods behind a DaemonSet or topology spread constraints, so that each node \
      that gets traffic has an endpoint",
@@ -53,8 +53,8 @@ pub(super) const C21: Entry =
                  with an endpoint",
             ),
             Action::disrupts(
-                "or set externalTrafficPolicy: Cluster, which hides the client's address: kubectl -n {NAMESPACE} edit \
-                 service {SERVICE}",
+                "or set externalTrafficPolicy: Cluster, which hides the client's address: `kubectl -n {NAMESPACE} edit \
+                 service {SERVICE}`",
             ),
             action::RULES_DIFFER,
         ])
@@ -69,7 +69,7 @@ pub(super) const C22: Entry =
             SHOW_ENDPOINTS,
             Action::disrupts("run an endpoint on this node"),
             Action::disrupts(
-                "or set internalTrafficPolicy: Cluster: kubectl -n {NAMESPACE} edit service {SERVICE}",
+                "or set internalTrafficPolicy: Cluster: `kubectl -n {NAMESPACE} edit service {SERVICE}`",
             ),
             action::RULES_DIFFER,
         ])
@@ -80,10 +80,10 @@ pub(super) const C22: Entry =
 pub(super) const C23: Entry = Entry::fault("source not in loadBalancerSourceRanges", &[ServiceConfig], Low)
     .seen(Both)
     .now(&[
-        Action::reads(concat!("read the ranges: ", service!(), " -o yaml")),
+        Action::reads(concat!("read the ranges: ", service!(" -o yaml"))),
         Action::disrupts(
-            "if this source should be let in, add it: kubectl -n {NAMESPACE} edit service \
-             {SERVICE}",
+            "if this source should be let in, add it: `kubectl -n {NAMESPACE} edit service \
+             {SERVICE}`",
         ),
         action::RULES_DIFFER,
     ])
@@ -96,7 +96,7 @@ pub(super) const C23: Entry = Entry::fault("source not in loadBalancerSourceRang
 pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoint", &[ServiceConfig], Medium)
     .seen(Check)
     .now(&[
-        Action::reads(concat!("see whether the endpoint is listed, and as ready: ", slices!(), " -o yaml")),
+        Action::reads(concat!("see whether the endpoint is listed, and as ready: ", slices!(" -o yaml"))),
         action::RULES_DIFFER,
     ])
     .later(&[Action::disrupts("give the Pods readiness probes, and shorten the affinity's timeoutSeconds")])
@@ -105,11 +105,7 @@ pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoin
 
 pub(super) const C25: Entry = Entry::fault("topology hints leave endpoints out", &[ServiceConfig], Low)
     .no_rule("hints break nothing by themselves: the verdict on the endpoint that failed cites them")
-    .now(&[Action::reads(concat!(
-        "see the hints, zones and nodes of the endpoints: ",
-        slices!(),
-        " -o yaml"
-    ))])
+    .now(&[Action::reads(concat!("see the hints, zones and nodes of the endpoints: ", slices!(" -o yaml")))])
     .later(&[Action::disrupts("scale each zone for its own clients, or remove the request for hints")])
     .no_scenario(
         "the lab's nodes are in no zones; tests/it/verdict_history.rs judges an endpoint that hints chose",
@@ -119,8 +115,8 @@ pub(super) const C26: Entry = Entry::fault("node port unreachable", &[ServiceCon
     .seen(Both)
     .now(&[
         Action::reads(
-            "read nodePortAddresses and localhostNodePorts: kubectl -n kube-system get configmap \
-             kube-proxy -o yaml",
+            "read nodePortAddresses and localhostNodePorts: `kubectl -n kube-system get configmap \
+             kube-proxy -o yaml`",
         ),
         action::USE_OTHER_ADDRESS,
         action::CORRECT_NODE_PORT_ADDRESSES,
@@ -139,7 +135,7 @@ pub(super) const C26: Entry = Entry::fault("node port unreachable", &[ServiceCon
 pub(super) const C27: Entry = Entry::fault("Service without a virtual IP", &[ServiceConfig], Low)
     .seen(Both)
     .now(&[
-        Action::reads(concat!("see what it is: ", service!(), " -o wide")),
+        Action::reads(concat!("see what it is: ", service!(" -o wide"))),
         action::FIND_OLD_ADDRESS,
         action::SHOW_SERVICE,
     ])

@@ -14,7 +14,7 @@ pub(super) const C11: Entry = Entry::fault("IPVS unusable", &[IpvsModules], Crit
     .seen(Check)
     .now(&[
         Action::disrupts(concat!(
-            "load the modules and restart kube-proxy: modprobe -a ip_vs ip_vs_rr nf_conntrack; ",
+            "load the modules and restart kube-proxy: `modprobe -a ip_vs ip_vs_rr nf_conntrack`; ",
             restart!()
         )),
         action::LOAD_MODULE,
@@ -40,8 +40,8 @@ pub(super) const C12: Entry =
         .seen(Both)
         .now(&[
             Action::reads(concat!(
-                "compare the virtual server with the slices, here and on another node: ipvsadm -Ln \
-                 {SERVICE_OPTION=-t} {VIP_PORT=VIP:PORT}; ",
+                "compare the virtual server with the slices, here and on another node: `ipvsadm -Ln \
+                 {SERVICE_OPTION=-t} {VIP_PORT=VIP:PORT}`; ",
                 slices!()
             )),
             action::READ_LOG,
@@ -72,12 +72,12 @@ pub(super) const C14: Entry = Entry::fault("IPVS port reuse delay", &[Conntrack]
     .no_rule("the connection succeeds late: its verdict stays ok, and cites C14 as evidence against it")
     .now(&[
         Action::reads(
-            "see how many connections began late: viptrace trace {NAMESPACE}/{SERVICE} --all -o \
-             json --duration 60s",
+            "see how many connections began late: `viptrace trace {NAMESPACE}/{SERVICE} --all -o \
+             json --duration 60s`",
         ),
         Action::reads(
-            "see which rule applies: sysctl net.ipv4.vs.conn_reuse_mode net.ipv4.vs.conntrack; \
-             uname -r",
+            "see which rule applies: `sysctl net.ipv4.vs.conn_reuse_mode net.ipv4.vs.conntrack`; \
+             `uname -r`",
         ),
     ])
     .later(&[Action::disrupts(
@@ -93,7 +93,7 @@ pub(super) const C14: Entry = Entry::fault("IPVS port reuse delay", &[Conntrack]
 pub(super) const C15: Entry = Entry::fault("IPVS entry expired while idle", &[Conntrack], Medium)
     .seen(Trace)
     .now(&[Action::reads(
-        "let the client reconnect; compare how long it was idle with the timeouts: ipvsadm -l --timeout",
+        "let the client reconnect; compare how long it was idle with the timeouts: `ipvsadm -l --timeout`",
     )])
     .later(&[Action::disrupts(
         "keep idle connections alive more often than every 900 s (net.ipv4.tcp_keepalive_time=600), or raise kube-proxy's \
@@ -105,10 +105,10 @@ pub(super) const C16: Entry = Entry::fault("conntrack table full", &[Conntrack],
     .seen(Both)
     .now(&[
         Action::reads(
-            "read use and limit: sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max",
+            "read use and limit: `sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max`",
         ),
         Action::reads(
-            "find what fills it: conntrack -L | grep -oE 'src=[^ ]+' | sort | uniq -c | sort -rn | head",
+            "find what fills it: `conntrack -L | grep -oE 'src=[^ ]+' | sort | uniq -c | sort -rn | head`",
         ),
         action::RAISE_MAX,
     ])
@@ -121,8 +121,8 @@ pub(super) const C16: Entry = Entry::fault("conntrack table full", &[Conntrack],
 pub(super) const C17: Entry = Entry::fault("conntrack insertion failed", &[Conntrack], Medium)
     .seen(Both)
     .now(&[
-        Action::reads("compare before and after a failure: conntrack -S; insert_failed that rises confirms it"),
-        Action::reads("see which flows pay for it: viptrace trace --faults-only"),
+        Action::reads("compare before and after a failure: `conntrack -S`; insert_failed that rises confirms it"),
+        Action::reads("see which flows pay for it: `viptrace trace --faults-only`"),
         action::RAISE_BUCKETS,
     ])
     .later(&[Action::disrupts(
@@ -141,10 +141,10 @@ pub(super) const C17a: Entry = C17.seen(Trace).lab(&["c17-insertion-failed"]);
 pub(super) const C18: Entry = Entry::fault("reset after an invalid packet", &[Conntrack], High)
     .seen(Both)
     .now(&[
-        Action::reads("read the present setting: sysctl net.netfilter.nf_conntrack_tcp_be_liberal"),
+        Action::reads("read the present setting: `sysctl net.netfilter.nf_conntrack_tcp_be_liberal`"),
         Action::disrupts(
             "let conntrack translate packets that are out of window, which would have been invalid (the verified cure): \
-             sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1",
+             `sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1`",
         ),
     ])
     .later(&[Action::disrupts(
@@ -161,8 +161,8 @@ pub(super) const C18: Entry = Entry::fault("reset after an invalid packet", &[Co
 pub(super) const C18b: Entry = Entry::fault("legitimate traffic dropped as invalid", &[Conntrack], Medium)
     .seen(Trace)
     .now(&[Action::reads(
-        "compare before and after: conntrack -S (invalid); look for a second way between the two ends: ip route get \
-         {CLIENT_IP} from {ENDPOINT_IP} iif INTERFACE",
+        "compare before and after: `conntrack -S` (invalid); look for a second way between the two ends: `ip route get \
+         {CLIENT_IP} from {ENDPOINT_IP} iif INTERFACE`",
     )])
     .later(&[Action::disrupts(
         "make the routes symmetric, or set net.netfilter.nf_conntrack_tcp_be_liberal=1",
@@ -173,10 +173,10 @@ pub(super) const C18b: Entry = Entry::fault("legitimate traffic dropped as inval
 pub(super) const C19: Entry = Entry::fault("mid-stream pickup", &[Conntrack], Medium)
     .seen(Trace)
     .now(&[Action::reads(
-        "find what deletes entries (conntrack -F, conntrack -D, a restarted firewall), or what idles longer than \
+        "find what deletes entries (`conntrack -F`, `conntrack -D`, a restarted firewall), or what idles longer than \
          net.netfilter.nf_conntrack_tcp_timeout_established; the client must reconnect",
     )])
     .later(&[Action::reads(
-        "keepalive below the conntrack and load balancer timeouts; never conntrack -F on a node in service",
+        "keepalive below the conntrack and load balancer timeouts; never `conntrack -F` on a node in service",
     )])
     .lab(&["c19-table-flushed"]);

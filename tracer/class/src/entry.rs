@@ -53,7 +53,7 @@ pub enum Scenario {
 /// Something to do.
 ///
 /// The text names what it needs in braces: `{NODE}` is printed as `NODE` until a finding fills it in, and `{TOOL=nft}` as
-/// `nft`.
+/// `nft`. What a shell runs as printed stands between backticks; pages show them, records do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Action {
     /// The case that it is for; empty for the usual one.
@@ -79,6 +79,11 @@ impl Action {
         Self { when, ..self }
     }
 
+    /// The text with its placeholders, and with its commands between backticks.
+    pub fn marked(&self) -> String {
+        filled(self.text, |_| None)
+    }
+
     /// The text with its placeholders.
     pub fn plain(&self) -> String {
         self.fill(|_| None)
@@ -86,24 +91,30 @@ impl Action {
 
     /// The text; `value` gives what stands for a placeholder, as a shell has to read it.
     pub fn fill<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> String {
-        let mut out = String::with_capacity(self.text.len());
-        let mut rest = self.text;
-        while let Some((before, after)) = rest.split_once('{') {
-            out.push_str(before);
-            let inner = after
-                .split_once('}')
-                .filter(|(inner, _)| inner.starts_with(|c: char| c.is_ascii_uppercase()));
-            if let Some((inner, behind)) = inner {
-                let (name, default) = inner.split_once('=').unwrap_or((inner, inner));
-                out.push_str(&value(name).unwrap_or(Cow::Borrowed(default)));
-                rest = behind;
-            } else {
-                out.push('{');
-                rest = after;
-            }
-        }
-        out + rest
+        filled(&self.text.replace('`', ""), value)
     }
+}
+
+fn filled<'v>(text: &str, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('{') {
+        out.push_str(before);
+        let inner =
+            after.split_once('}').filter(|(inner, _)| inner.starts_with(|c: char| c.is_ascii_uppercase()));
+        if let Some((inner, behind)) = inner {
+            let (name, default) = inner.split_once('=').unwrap_or((inner, inner));
+            match value(name) {
+                Some(value) => out.push_str(&value),
+                None => out.push_str(default),
+            }
+            rest = behind;
+        } else {
+            out.push('{');
+            rest = after;
+        }
+    }
+    out + rest
 }
 
 /// What is known of a class in general; a finding adds what was seen.
@@ -194,5 +205,8 @@ mod tests {
         assert_eq!(action.plain(), "nft list | awk '{print $1}' on NODE, not {");
         let filled = action.fill(|name| (name == "NODE").then_some(Cow::Borrowed("worker-1")));
         assert_eq!(filled, "nft list | awk '{print $1}' on worker-1, not {");
+        let action = Action::reads("look: `ls {PATH}`");
+        assert_eq!(action.marked(), "look: `ls PATH`");
+        assert_eq!(action.fill(|_| Some("'`id`'".into())), "look: ls '`id`'");
     }
 }

@@ -173,6 +173,32 @@ mod tests {
         }
     }
 
+    #[test]
+    fn commands_stand_between_backticks() {
+        const PROGRAMS: [&str; 12] = [
+            "kubectl ",
+            "viptrace ",
+            "iptables-",
+            "nft ",
+            "ipvsadm ",
+            "conntrack -",
+            "sysctl -",
+            "modprobe ",
+            "journalctl ",
+            "curl ",
+            "dmesg ",
+            "ip route",
+        ];
+        for class in Class::ALL {
+            for action in class.entry().now.iter().chain(class.entry().later) {
+                assert_eq!(action.text.matches('`').count() % 2, 0, "{class}: {}", action.text);
+                let prose: String = action.text.split('`').step_by(2).collect::<Vec<_>>().join("…");
+                let bare = PROGRAMS.iter().find(|program| prose.contains(**program));
+                assert_eq!(bare, None, "{class}: {}", action.text);
+            }
+        }
+    }
+
     /// An action is rated where it is written; the same text elsewhere has the same rating.
     #[test]
     fn a_text_has_one_rating() {

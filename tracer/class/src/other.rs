@@ -25,7 +25,7 @@ pub(super) const K3: Entry = Entry { domains: &[Normal], ..Entry::normal("deprec
 pub(super) const K10: Entry =
     Entry::fault("node not Ready, or under pressure", &[NetworkPath, HostKernel], High)
         .seen(Check)
-        .now(&[Action::reads("kubectl describe node {NODE}; on the node: journalctl -u kubelet")])
+        .now(&[Action::reads("`kubectl describe node {NODE}`; on the node: `journalctl -u kubelet`")])
         .no_scenario(
             "the lab's kubelet is a list of objects; tests/it/check_faults.rs changes the Node's conditions",
         );

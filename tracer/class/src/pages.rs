@@ -43,13 +43,13 @@ fn actions(out: &mut String, label: &str, actions: &[Action]) {
     }
     item(out, 0, &format!("**{label}:**"));
     for action in actions {
-        let when = if action.when.is_empty() { String::new() } else { format!("(when {}) ", action.when) };
+        let when = if action.when.is_empty() { String::new() } else { format!("when {}: ", action.when) };
         let safety = match action.safety {
             Safety::ReadOnly => "read-only",
             Safety::Disruptive => "disruptive",
             Safety::Dangerous => "dangerous",
         };
-        item(out, 2, &format!("{when}{} [{safety}]", action.plain()));
+        item(out, 2, &format!("[{safety}] {when}{}", action.marked()));
     }
 }
 
@@ -67,8 +67,8 @@ fn block(class: Class) -> String {
         Seen::Neither => &format!("**Not reported:** {}", entry.no_rule),
     };
     item(&mut out, 0, by);
-    actions(&mut out, "Now", entry.now);
-    actions(&mut out, "Later", entry.later);
+    actions(&mut out, "Do now", entry.now);
+    actions(&mut out, "Prevent it", entry.later);
     if !entry.escalate.is_empty() {
         item(&mut out, 0, &format!("**Escalate when** {}", entry.escalate.join(", or ")));
     }

@@ -15,8 +15,8 @@ pub(super) const C28: Entry = Entry::fault("endpoint refuses connections", &[Bac
     .seen(Trace)
     .now(&[Action::reads(concat!(
         "compare the targetPort with what the Pod listens on: ",
-        service!(),
-        " -o yaml; ",
+        service!(" -o yaml"),
+        "; ",
         slices!(),
         "; then read the Pod's log"
     ))])
@@ -34,7 +34,7 @@ pub(super) const C29: Entry = Entry::fault("endpoint silent or unreachable", &[N
              kube-proxy is exonerated",
         ),
         Action::reads(
-            "see which Pod it is: kubectl get pods -A -o wide --field-selector status.podIP={ENDPOINT_IP}",
+            "see which Pod it is: `kubectl get pods -A -o wide --field-selector status.podIP={ENDPOINT_IP}`",
         ),
     ])
     .later(&[Action::disrupts(
@@ -47,7 +47,7 @@ pub(super) const C30: Entry = Entry::fault("stopped by a network policy or firew
     .seen(Trace)
     .now(&[
         Action::reads(
-            "list the policies that select the endpoint's Pod: kubectl -n {NAMESPACE} get networkpolicies",
+            "list the policies that select the endpoint's Pod: `kubectl -n {NAMESPACE} get networkpolicies`",
         ),
         action::READ_OTHER_FIREWALL,
     ])
@@ -60,7 +60,7 @@ pub(super) const C30: Entry = Entry::fault("stopped by a network policy or firew
 pub(super) const C31: Entry = Entry::fault("hairpin, or reply that bypasses NAT", &[Hairpin], Medium)
     .seen(Both)
     .now(&[
-        Action::reads("judge bridges, masquerading and settings at once: viptrace check"),
+        Action::reads("judge bridges, masquerading and settings at once: `viptrace check`"),
         action::SHOW_HAIRPIN_MODE,
         action::SHOW_MASQUERADE,
         action::SHOW_BYPASS,
@@ -77,10 +77,10 @@ pub(super) const C31: Entry = Entry::fault("hairpin, or reply that bypasses NAT"
 pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding off", &[HostKernel], High)
     .seen(Check)
     .now(&[
-        Action::reads("confirm it: nstat -az TcpExtIPReversePathFilter, twice around a failing attempt"),
+        Action::reads("confirm it: `nstat -az TcpExtIPReversePathFilter`, twice around a failing attempt"),
         Action::disrupts(
-            "correct the routes so that answers leave where requests come in, or filter loosely: sysctl -w \
-             net.ipv4.conf.all.rp_filter=2",
+            "correct the routes so that answers leave where requests come in, or filter loosely: `sysctl -w \
+             net.ipv4.conf.all.rp_filter=2`",
         ),
         action::FORWARD,
         action::WATCH_REVERSE_PATH,
@@ -93,8 +93,8 @@ pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding o
 pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &[Mtu], Medium)
     .no_rule("the flow is C29, whose verdict notes that full-size packets that vanish point at the MTU")
     .now(&[Action::reads(
-        "find the path MTU from the client's Pod: kubectl -n {NAMESPACE} exec POD -- ping -c \
-         3 -M do -s 1422 {ENDPOINT_IP}",
+        "find the path MTU from the client's Pod: `kubectl -n {NAMESPACE} exec POD -- ping -c \
+         3 -M do -s 1422 {ENDPOINT_IP}`",
     )])
     .later(&[Action::disrupts(
         "set the CNI's MTU explicitly and recreate the Pods; let ICMP fragmentation needed \
@@ -105,15 +105,17 @@ pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &
 
 pub(super) const C34: Entry = Entry::fault("masquerade interface changed", &[Conntrack], Low)
     .no_rule("the flow is C19, C29 or ok; nothing in the kernel's events names the change of the interface")
-    .now(&[Action::reads("compare the resets with route changes: journalctl -k --since '1 hour ago'")])
+    .now(&[Action::reads("compare the resets with route changes: `journalctl -k --since '1 hour ago'`")])
     .later(&[Action::disrupts("pin the route, or keep the tunnel's interface up across failovers")])
     .no_scenario("the lab's routes do not change while a connection lives");
 
 pub(super) const C35: Entry = Entry::fault("name resolution fails", &[ServiceConfig], Medium)
     .no_rule("viptrace does not read DNS messages; it judges the path to the DNS Service")
     .now(&[
-        Action::reads("judge the path to the DNS Service: viptrace trace kube-system/kube-dns --all"),
-        Action::reads("read the resolvers' log: kubectl -n kube-system logs -l k8s-app=kube-dns --tail=100"),
+        Action::reads("judge the path to the DNS Service: `viptrace trace kube-system/kube-dns --all`"),
+        Action::reads(
+            "read the resolvers' log: `kubectl -n kube-system logs -l k8s-app=kube-dns --tail=100`",
+        ),
     ])
     .later(&[Action::disrupts("scale CoreDNS with the cluster, and use NodeLocal DNSCache")])
     .no_scenario("no record names it, so that a scenario would have nothing to expect");

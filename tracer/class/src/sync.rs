@@ -18,10 +18,10 @@ pub(super) const C1: Entry = Entry::fault("kube-proxy absent or crashing", &[Pod
     .seen(Both)
     .now(&[
         Action::reads(
-            "see why kube-proxy does not run: kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide \
-             --field-selector spec.nodeName={NODE}",
+            "see why kube-proxy does not run: `kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide \
+             --field-selector spec.nodeName={NODE}`",
         ),
-        Action::reads(concat!("read why the last process ended: ", log!(), " --previous")),
+        Action::reads(concat!("read why the last process ended: ", log!(" --previous"))),
         FIND_FLUSHER,
         Action::disrupts(concat!(
             "correct what the log names (configuration, RBAC, memory, kernel modules), then \
@@ -49,8 +49,8 @@ pub(super) const C2: Entry = Entry::fault("kube-proxy cannot read the API", &[Ap
     .now(&[
         action::READ_LOG,
         Action::reads(
-            "from this node, try the API server's address of kube-proxy's kubeconfig: curl -k \
-             https://ADDRESS/livez",
+            "from this node, try the API server's address of kube-proxy's kubeconfig: `curl -k \
+             https://ADDRESS/livez`",
         ),
         Action::disrupts(concat!(
             "if it answers, restart kube-proxy, so that it lists everything again: ",
@@ -75,8 +75,8 @@ pub(super) const C3: Entry = Entry::fault("rules in both iptables backends", &[I
     .seen(Both)
     .now(&[
         Action::reads(
-            "find which backend kube-proxy writes, twice within a minute: iptables-nft-save -c -t nat | grep {VIP}, and \
-             iptables-legacy-save -c -t nat | grep {VIP}",
+            "find which backend kube-proxy writes, twice within a minute: `iptables-nft-save -c -t nat | grep {VIP}`, and \
+             `iptables-legacy-save -c -t nat | grep {VIP}`",
         ),
         CLEAN_UP,
     ])
@@ -90,10 +90,9 @@ pub(super) const C4: Entry = Entry::fault("rule sync failing", &[IptablesSync], 
     .now(&[
         Action::reads(concat!(
             "read the lines that were rejected: ",
-            log!(),
-            " --tail=-1 | grep -A20 -e 'Failed to execute' -e 'sync failed' -e 'Failed to watch'"
+            log!(" --tail=-1 | grep -A20 -e 'Failed to execute' -e 'sync failed' -e 'Failed to watch'")
         )),
-        Action::reads("find what else writes rules: journalctl -S -10min | grep -iE 'iptables|nft'"),
+        Action::reads("find what else writes rules: `journalctl -S -10min | grep -iE 'iptables|nft'`"),
         action::RESTART,
         action::FIND_LOCK_HOLDER,
         action::LOAD_WHAT_IT_NAMES,
@@ -127,8 +126,8 @@ pub(super) const C5b: Entry = Entry::fault("connection older than its rule", &[I
     .now(&[
         Action::reads("let the client reconnect"),
         Action::disrupts(
-            "for a sender that never stops delete this one entry: conntrack -D -p {PROTOCOL} -s {CLIENT_IP} --sport \
-             {CLIENT_PORT} -d {VIP} --dport {PORT}",
+            "for a sender that never stops delete this one entry: `conntrack -D -p {PROTOCOL} -s {CLIENT_IP} --sport \
+             {CLIENT_PORT} -d {VIP} --dport {PORT}`",
         ),
     ])
     .later(&[Action::reads("start clients after kube-proxy has synced (readiness of the node's network)")])
@@ -142,7 +141,7 @@ pub(super) const C5b: Entry = Entry::fault("connection older than its rule", &[I
 pub(super) const C5c: Entry = Entry::fault("port not in the Service", &[ServiceConfig, IptablesSync], Medium)
     .seen(Both)
     .now(&[
-        Action::reads(concat!("compare number and protocol of the client's port: ", service!(), " -o wide")),
+        Action::reads(concat!("compare number and protocol of the client's port: ", service!(" -o wide"))),
         action::FIND_OLD_ADDRESS,
         action::RULES_DIFFER,
     ])
@@ -152,13 +151,13 @@ pub(super) const C5c: Entry = Entry::fault("port not in the Service", &[ServiceC
 pub(super) const C5d: Entry = Entry::fault("Service left to another proxy", &[ServiceConfig], Medium)
     .seen(Both)
     .now(&[
-        Action::reads(concat!("see which proxy it is left to: ", service!(), " --show-labels")),
+        Action::reads(concat!("see which proxy it is left to: ", service!(" --show-labels"))),
         Action::reads(
-            "see whether that runs here: kubectl get pods -A -o wide --field-selector spec.nodeName={NODE}",
+            "see whether that runs here: `kubectl get pods -A -o wide --field-selector spec.nodeName={NODE}`",
         ),
         Action::disrupts(
-            "give the Service back to kube-proxy: kubectl -n {NAMESPACE} label service {SERVICE} \
-             service.kubernetes.io/service-proxy-name-",
+            "give the Service back to kube-proxy: `kubectl -n {NAMESPACE} label service {SERVICE} \
+             service.kubernetes.io/service-proxy-name-`",
         ),
         action::SHOW_SERVICE,
     ])
@@ -169,8 +168,8 @@ pub(super) const C5d: Entry = Entry::fault("Service left to another proxy", &[Se
 
 /// Shared with C1: without kube-proxy's times the two look alike.
 const FIND_FLUSHER: Action = Action::reads(
-    "find what removes the rules (firewalld, iptables -F, nft flush ruleset): journalctl -S -15min | grep -iE \
-     'firewalld|iptables|nft'; nft monitor ruleset",
+    "find what removes the rules (firewalld, `iptables -F`, `nft flush ruleset`): `journalctl -S -15min | grep -iE \
+     'firewalld|iptables|nft'`; `nft monitor ruleset`",
 );
 
 pub(super) const C5e: Entry =
@@ -193,7 +192,7 @@ pub(super) const C6: Entry = Entry::fault("stale endpoint in the rules", &[Stale
     .now(&[
         Action::reads(concat!("see what the API lists: ", slices!())),
         Action::reads(
-            "see which rules name the endpoint: {RULES_OF_ENDPOINT=iptables-save -t nat | grep ENDPOINT}",
+            "see which rules name the endpoint: `{RULES_OF_ENDPOINT=iptables-save -t nat | grep ENDPOINT}`",
         ),
         action::READ_LOG,
         action::RESTART,
@@ -222,8 +221,8 @@ pub(super) const C8: Entry = Entry::fault("stale UDP conntrack entry", &[StaleEn
     .seen(Both)
     .now(&[
         Action::disrupts(
-            "delete the entry, and the next datagram is translated by the rules of now: conntrack -D -p udp --orig-src \
-             {CLIENT_IP} --orig-dst {VIP} --reply-src {ENDPOINT_IP}",
+            "delete the entry, and the next datagram is translated by the rules of now: `conntrack -D -p udp --orig-src \
+             {CLIENT_IP} --orig-dst {VIP} --reply-src {ENDPOINT_IP}`",
         ),
         action::LIST_OLD_ENTRIES,
     ])
@@ -237,7 +236,7 @@ pub(super) const C8: Entry = Entry::fault("stale UDP conntrack entry", &[StaleEn
 pub(super) const C9: Entry = Entry::fault("version skew", &[VersionSkew], Medium)
     .seen(Check)
     .now(&[
-        Action::reads("kubectl version; kubectl -n kube-system get daemonset kube-proxy -o wide"),
+        Action::reads("`kubectl version`; `kubectl -n kube-system get daemonset kube-proxy -o wide`"),
         Action::disrupts("align the versions: upgrade the older side, one minor version at a time"),
         action::READ_LAST_WORDS,
     ])
@@ -251,15 +250,15 @@ pub(super) const C9: Entry = Entry::fault("version skew", &[VersionSkew], Medium
 /// Shared with C3: both are rules that kube-proxy no longer writes.
 const CLEAN_UP: Action = Action::endangers(
     "in a maintenance window drain the node and reboot it, or stop kube-proxy, run \
-     kube-proxy --cleanup and start it again",
+     `kube-proxy --cleanup` and start it again",
 );
 
 pub(super) const C10: Entry = Entry::fault("leftovers of another proxy mode", &[IptablesSync], Critical)
     .seen(Both)
     .now(&[
         Action::reads(
-            "see the mode and whose rules stand: curl -s http://127.0.0.1:10249/proxyMode; iptables-save -t nat | grep -c \
-             KUBE-SVC; nft list tables; ipvsadm -Ln",
+            "see the mode and whose rules stand: `curl -s http://127.0.0.1:10249/proxyMode`; `iptables-save -t nat | grep -c \
+             KUBE-SVC`; `nft list tables`; `ipvsadm -Ln`",
         ),
         Action::disrupts(concat!(
             "between nftables and another mode restart kube-proxy, which cleans up at its start: ",

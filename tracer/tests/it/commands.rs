@@ -59,9 +59,7 @@ const PROSE: [&str; 12] = ["of", "the", "this", "its", "a", "an", "to", "and", "
 static TEXTS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     let mut texts = BTreeSet::new();
     for class in Class::ALL {
-        let entry = class.entry();
-        texts.extend(entry.now.iter().chain(entry.later).map(viptrace::class::Action::plain));
-        // In a page, commands are code.
+        // In a page, which has the class's actions, commands are code.
         texts.extend(class.page().split('`').skip(1).step_by(2).map(ToOwned::to_owned));
     }
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut |literal| {
