@@ -96,6 +96,6 @@ pub fn list(paint: Paint) -> String {
     }
     group("normal look-alikes", &|class| class.kind() == Kind::Normal);
     group("other", &|class| matches!(class.kind(), Kind::Ok | Kind::Unknown));
-    out.push_str("viptrace explain CLASS prints one of them\n");
+    out.push_str("`viptrace explain CLASS` prints the page of one, such as `viptrace explain C6`\n");
     out
 }

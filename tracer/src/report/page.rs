@@ -1,7 +1,8 @@
 //! A page of the knowledge base as a person reads it in a terminal: markdown as text, wrapped at its width.
 //!
 //! Owns as much of markdown as docs/classes uses: headings, paragraphs, lists, emphasis, links, code. A command stays on
-//! one line where it fits in one.
+//! one line where it fits in one; a longer one has lines of its own, which a shell reads as one command when they are
+//! pasted.
 
 use crate::report::{Paint, fit::width, printer::Style};
 
@@ -55,49 +56,129 @@ struct Block {
 
 impl Block {
     fn write(&self, out: &mut String, columns: usize, paint: Paint) {
-        let indent = self.first.len();
-        let room = columns.saturating_sub(indent).max(20);
-        out.push_str(&self.first);
+        let indent = " ".repeat(self.first.len());
+        let room = columns.saturating_sub(indent.len()).max(MIN_ROOM);
+        let mut lines = vec![String::new()];
         let mut used = 0;
-        for word in words(&plain(&self.text), room) {
-            let visible = width(&word.replace("**", ""));
-            if used > 0 && used + 1 + visible > room {
-                out.push('\n');
-                out.push_str(&" ".repeat(indent));
-                used = 0;
-            } else if used > 0 {
-                out.push(' ');
-                used += 1;
+        for piece in pieces(&plain(&self.text), room) {
+            match piece {
+                Piece::Word(word) => {
+                    let columns = width(&word.replace("**", ""));
+                    if used > 0 && used + 1 + columns > room {
+                        lines.push(String::new());
+                        used = 0;
+                    }
+                    if let Some(line) = lines.last_mut() {
+                        line.push_str(if used > 0 { " " } else { "" });
+                        line.push_str(&word);
+                    }
+                    used += columns + usize::from(used > 0);
+                }
+                Piece::Command(command) => {
+                    let is_first = lines.iter().all(String::is_empty);
+                    lines.extend(broken(&command, room));
+                    if let Some(line) = lines.get_mut(1).filter(|_| is_first) {
+                        // Beside the mark of its item.
+                        *line = line.trim_start().to_owned();
+                    }
+                    lines.push(String::new());
+                    used = 0;
+                }
             }
-            out.push_str(&word);
-            used += visible;
         }
+        let text = lines.iter().filter(|line| !line.is_empty()).map(String::as_str).collect::<Vec<_>>();
+        out.push_str(&self.first);
+        out.push_str(&strong(&text.join(&format!("\n{indent}")), paint));
         out.push('\n');
-        // Strong words span several, so that they are marked in the whole text.
-        while let Some(at) = out.find("**") {
-            let Some(length) = out.get(at + 2..).and_then(|rest| rest.find("**")) else { break };
-            let strong = out.get(at + 2..at + 2 + length).unwrap_or_default();
-            let marked = paint.text(Style::Heading, strong);
-            out.replace_range(at..at + 4 + length, &marked);
-        }
     }
 }
 
-/// Words, of which a code span is one if it fits in a line.
-fn words(text: &str, room: usize) -> Vec<String> {
-    let mut out: Vec<String> = Vec::new();
-    let mut in_code = false;
-    for word in text.split_whitespace() {
-        match out.last_mut().filter(|span| in_code && width(span) + 1 + width(word) <= room) {
-            Some(span) => {
-                span.push(' ');
-                span.push_str(word);
+/// The least room for text, however deep its list and narrow the terminal.
+const MIN_ROOM: usize = 20;
+
+/// A part of a text.
+enum Piece {
+    /// What stands on one line: a word, or a whole span of code with what touches it.
+    Word(String),
+    /// A span of code that no line holds.
+    Command(String),
+}
+
+fn pieces(text: &str, room: usize) -> Vec<Piece> {
+    let mut out = Vec::new();
+    let mut rest = text.trim_start();
+    while !rest.is_empty() {
+        let mut is_code = false;
+        let end = rest.find(|c: char| {
+            is_code ^= c == '`';
+            c.is_whitespace() && !is_code
+        });
+        let (word, behind) = rest.split_at(end.unwrap_or(rest.len()));
+        let word = word.split_whitespace().collect::<Vec<_>>().join(" ");
+        rest = behind.trim_start();
+        let mut parts = word.splitn(3, '`');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(before), Some(code), Some(after)) if width(&word) > room && code.contains(' ') => {
+                out.extend(
+                    Some(before).filter(|before| !before.is_empty()).map(|word| Piece::Word(word.into())),
+                );
+                out.push(Piece::Command(code.to_owned()));
+                // The end of the line does for the mark.
+                let after = after.trim_start_matches([',', ';', '.', ':']);
+                out.extend(
+                    Some(after).filter(|after| !after.is_empty()).map(|word| Piece::Word(word.into())),
+                );
             }
-            None => out.push(word.to_owned()),
+            _ => out.push(Piece::Word(word)),
         }
-        in_code ^= word.matches('`').count() % 2 == 1;
     }
     out
+}
+
+/// The lines of a command: each but the last ends in a backslash. None ends within quotes, or between an option and its
+/// value.
+fn broken(command: &str, room: usize) -> Vec<String> {
+    const FIRST: &str = "  ";
+    const NEXT: &str = "    ";
+    let mut is_quoted = false;
+    let words = command.split(|c: char| {
+        is_quoted ^= c == '\'';
+        c == ' ' && !is_quoted
+    });
+    let mut units: Vec<String> = Vec::new();
+    for word in words {
+        match units.last_mut() {
+            Some(option)
+                if option.starts_with('-') && !option.contains(' ') && !word.starts_with(['-', '|']) =>
+            {
+                option.push(' ');
+                option.push_str(word);
+            }
+            _ => units.push(word.to_owned()),
+        }
+    }
+    let mut lines = vec![FIRST.to_owned()];
+    for unit in units {
+        let Some(line) = lines.last_mut() else { continue };
+        let is_empty = line.trim_start().is_empty();
+        // A blank before it, and a blank and a backslash behind it.
+        if !is_empty && width(line) + width(&unit) + 3 > room {
+            line.push_str(" \\");
+            lines.push(format!("{NEXT}{unit}"));
+        } else {
+            line.push_str(if is_empty { "" } else { " " });
+            line.push_str(&unit);
+        }
+    }
+    lines
+}
+
+/// Strong words in the style of a heading, without their stars.
+fn strong(text: &str, paint: Paint) -> String {
+    let parts = text.split("**").enumerate();
+    parts
+        .map(|(index, part)| if index % 2 == 1 { paint.text(Style::Heading, part) } else { part.to_owned() })
+        .collect()
 }
 
 /// Without links and without the emphasis of single stars; code keeps its marks.
@@ -140,9 +221,9 @@ mod tests {
     #[test]
     fn a_page_is_readable_without_markup() {
         assert_eq!(
-            text(PAGE, 44, Paint(false)),
+            text(PAGE, 50, Paint(false)),
             "C6: stale\n\n- Domain: stale_endpoints\n\nWhat to do\n\nSee C2, not C4.\n\n\
-             1. `kubectl -n NAMESPACE get endpointslices`\n   shows what the API lists.\n2. Wait.\n"
+             1. `kubectl -n NAMESPACE get endpointslices` shows\n   what the API lists.\n2. Wait.\n"
         );
         let colours = text(PAGE, 44, Paint(true));
         assert!(
@@ -152,9 +233,17 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_broken_only_where_no_line_holds_it() {
-        let long = format!("x `{}` y", "abc ".repeat(20).trim());
-        assert!(text(&long, 30, Paint(false)).lines().all(|line| line.len() <= 30));
+    fn a_long_command_can_be_pasted() {
+        let long = "1. Type `kubectl -n NAMESPACE get endpointslices | grep -e 'a b c d e f g'`; then wait.";
+        assert_eq!(
+            text(long, 34, Paint(false)),
+            "1. Type\n     kubectl -n NAMESPACE get \\\n       endpointslices | grep \\\n       -e 'a b c d e f g'\n   \
+             then wait.\n"
+        );
+        assert_eq!(
+            text("- `a b c d e f g h i j k`", 20, Paint(false)),
+            "- a b c d e f g h \\\n      i j k\n"
+        );
         assert!(text("- [ ] a `[b](c)` d", 80, Paint(false)).contains("[ ] a `[b](c)` d"));
     }
 }
