@@ -13,6 +13,7 @@ pub mod flow;
 pub mod kernel;
 pub mod net;
 pub mod node;
+pub mod parse;
 pub mod recording;
 pub mod report;
 pub mod rules;

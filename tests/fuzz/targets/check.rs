@@ -25,8 +25,7 @@ fuzz_target!(|input: &[u8]| {
     };
     for part in parts {
         let (name, text) = part.split_once('\n').unwrap_or((part, ""));
-        let named = Kind::ALL.into_iter().find(|kind| kind.file_name() == name);
-        if let Some(kind) = named.or_else(|| recognise(name, text)) {
+        if let Some(kind) = Kind::named(name).or_else(|| recognise(name, text)) {
             capture.put(kind, name, text.to_owned());
         }
     }

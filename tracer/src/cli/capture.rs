@@ -15,8 +15,8 @@ use crate::{
         watch::Limits,
     },
     node::{
-        self,
-        capture::{Capture, Kind, folder, live::LiveReader},
+        self, Collector, Reason, Request,
+        capture::{Capture, Kind, folder},
     },
     report::Printer,
 };
@@ -59,11 +59,11 @@ pub(super) fn look(
         .build()
         .context("cannot start the event loop")?;
     printer.detail("looking at this node and at the cluster");
-    let reader = LiveReader::default();
+    let collector = Collector::default();
     let capture = runtime.block_on(async {
         match cluster {
             ClusterSource::Folder(dir) => {
-                let mut capture = reader.gather().await;
+                let mut capture = collector.collect(Request::Check).await;
                 from_folder(dir, &mut capture)?;
                 anyhow::Ok(capture)
             }
@@ -74,18 +74,17 @@ pub(super) fn look(
                 if kubeconfig.is_some() || context.is_some() {
                     Lister::open(&access).await?;
                 }
-                let (mut capture, objects) =
-                    tokio::join!(reader.gather(), from_api(&access, node.as_deref()));
+                let (mut capture, mut objects) =
+                    tokio::join!(collector.collect(Request::Check), from_api(&access, node.as_deref()));
                 let own_log = capture.get(Kind::ProxyLog).is_some();
                 let own_config = capture.get(Kind::ProxyConfig).is_some();
                 let wanted = |kind: Kind| {
                     !(own_log && matches!(kind, Kind::ProxyLog | Kind::ProxyLogPrevious)
                         || own_config && kind == Kind::ProxyConfig)
                 };
-                capture
-                    .artifacts
-                    .extend(objects.artifacts.into_iter().filter(|artifact| wanted(artifact.kind)));
-                capture.gaps.extend(objects.gaps.into_iter().filter(|gap| wanted(gap.kind)));
+                objects.artifacts.retain(|artifact| wanted(artifact.kind));
+                objects.gaps.retain(|gap| wanted(gap.kind));
+                capture.absorb(objects);
                 let have: Vec<Kind> = capture.artifacts.iter().map(|artifact| artifact.kind).collect();
                 capture.gaps.retain(|gap| !have.contains(&gap.kind));
                 Ok(capture)
@@ -119,7 +118,7 @@ async fn from_api(access: &Access, node: Option<&str>) -> Capture {
         Ok(lister) => lister,
         Err(error) => {
             for ask in Ask::ALL {
-                capture.miss(kind_of(ask), error.to_string());
+                capture.miss(kind_of(ask), Reason::Quoted { text: error.to_string() });
             }
             return capture;
         }
@@ -134,7 +133,7 @@ async fn from_api(access: &Access, node: Option<&str>) -> Capture {
                     pods = Some(value);
                 }
             }
-            Err(why) => capture.miss(kind_of(ask), why),
+            Err(text) => capture.miss(kind_of(ask), Reason::Quoted { text }),
         }
     }
     if let (Some(pods), Some(node)) = (pods, node) {
@@ -167,7 +166,7 @@ async fn logs(lister: &Lister, pods: &serde_json::Value, node: &str, capture: &m
         }
         match lister.log(&namespace, &name, previous).await {
             Ok(log) => capture.put(kind, format!("log of Pod {namespace}/{name}"), log),
-            Err(why) => capture.miss(kind, why),
+            Err(text) => capture.miss(kind, Reason::Quoted { text }),
         }
     }
 }

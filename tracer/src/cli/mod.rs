@@ -1,7 +1,7 @@
 //! The command line: one file per verb, and here what they share: parsing, logging, errors and exit statuses.
 //!
-//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays) nothing broken in what
-//! could be read. A reader that goes away is not a failure.
+//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays and checks) nothing broken in
+//! what could be read. A reader that goes away is not a failure.
 
 pub mod args;
 mod capture;
@@ -35,7 +35,7 @@ pub enum Outcome {
     Unable,
     /// Faults were found.
     Faults,
-    /// Nothing is broken in what could be read of a recording, and a part of it could not.
+    /// Nothing is broken in what could be read, and a part of it could not: of a recording, or of what a check needs.
     Incomplete,
 }
 

@@ -3,8 +3,8 @@
 //! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. Time passes for the
 //! flows only until where the kernel's records have all been read (`reader.rs`).
 
-mod asker;
 mod missed;
+mod node_poller;
 mod reader;
 mod record;
 pub(super) mod show;
@@ -39,13 +39,14 @@ use crate::{
         plan::{HookPlan, HookSet, State},
     },
     net::Netns,
+    node::Request,
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
     session::{Judgements, Pipeline, Settings},
     sighting::{Hook, ListedEntry},
     time::Timestamp,
 };
-use asker::{EntryLister, NodeAsker};
+use node_poller::{EntryLister, NodePoller};
 use reader::Reader;
 use record::NewFile;
 use show::{Show, detail};
@@ -77,7 +78,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
     let mut stop = Stop::listen()?;
     let Opened { cluster, feed, warnings } = source(&options.cluster).open(cluster::LOOK_BACK).await?;
     for warning in &warnings {
-        printer.warn(warning);
+        printer.warn(&warning.to_string());
     }
     let environment = Environment::inspect();
     let set = match (&options.target, options.hooks) {
@@ -149,7 +150,7 @@ struct Trace<'a> {
     probe: Option<Probe>,
     targets: Vec<IpAddr>,
     show: Show,
-    node: NodeAsker,
+    node: NodePoller,
     lister: EntryLister,
     list_failed: bool,
     reader: Reader,
@@ -183,9 +184,9 @@ impl<'a> Trace<'a> {
             detail: detail(options.view, options.target.as_ref()),
         };
         let mut pipeline = Recorded::new(Pipeline::new(settings, cluster));
-        let mut node = NodeAsker::default();
-        let (facts, asked) = node.ask().await;
-        pipeline.node_read(facts, asked, now());
+        let mut node = NodePoller::default();
+        let (snapshot, asked) = node.read(Request::State).await;
+        pipeline.node_read(snapshot, asked, now());
         Ok(Self {
             options,
             plan,
@@ -333,9 +334,9 @@ impl<'a> Trace<'a> {
                 biased;
                 () = stop.wanted() => break,
                 update = self.feed.next() => self.absorb(update).await,
-                (facts, asked) = self.node.answer() => {
+                (snapshot, asked) = self.node.answer() => {
                     let now = now();
-                    let judged = self.pipeline.node_read(facts, asked, now);
+                    let judged = self.pipeline.node_read(snapshot, asked, now);
                     self.show(report, judged, now)?;
                 }
                 listed = self.lister.answer() => self.listed(listed),
@@ -466,14 +467,14 @@ impl<'a> Trace<'a> {
         let judged = self.pipeline.finish(ended);
         self.show(report, judged, ended)?;
         if self.pipeline.pipeline().wants_node() {
-            let mut node = NodeAsker::default();
-            let (facts, asked) = tokio::select! {
-                answer = node.read() => answer,
+            let mut node = NodePoller::default();
+            let (snapshot, asked) = tokio::select! {
+                answer = node.read(Request::Rules) => answer,
                 // Asked again to stop: what is known has to do.
                 () = stop.wanted() => (self.pipeline.pipeline().node().clone(), now()),
             };
             let now = now();
-            let judged = self.pipeline.node_read(facts, asked, now);
+            let judged = self.pipeline.node_read(snapshot, asked, now);
             self.show(report, judged, now)?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);

@@ -23,6 +23,7 @@ use crate::{
         trim::{Oddity, key_of, trim},
     },
     error::Hint,
+    parse::ParseError,
     time::Timestamp,
 };
 
@@ -56,8 +57,7 @@ pub struct Folder {
     pub history: History,
     /// When the files were written: the oldest file's modification time. `None` where the file system does not say.
     pub taken: Option<Timestamp>,
-    /// What could not be read or used, ready to print.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Warning>,
     /// Parts of objects that were skipped, all of them counted.
     pub oddities: u64,
 }
@@ -87,6 +87,26 @@ impl Item<'_> {
     }
 }
 
+/// What could not be read or used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Warning {
+    #[error("{name}: {why}")]
+    Unusable { name: String, why: String },
+    #[error("{name} is unreadable at {error}")]
+    Unparsable { name: String, error: ParseError },
+    /// One line of a watch stream.
+    #[error("{name} is unreadable at {error}; the line is skipped")]
+    Line { name: String, error: ParseError },
+    #[error("{name}: {count} more lines skipped")]
+    MoreLines { name: String, count: usize },
+    #[error("no list of {} in the folder: what depends on it is not known", kind.resource())]
+    NoList { kind: Kind },
+    #[error("{oddity}")]
+    Oddity { oddity: Oddity },
+    #[error("{count} more parts of objects could not be used")]
+    MoreOddities { count: usize },
+}
+
 /// One line of a watch stream.
 struct Event {
     kind: Kind,
@@ -111,7 +131,7 @@ struct Reader<'t> {
     listed: [Listed; Kind::ALL.len()],
     events: Vec<Event>,
     taken: Option<Timestamp>,
-    warnings: Vec<String>,
+    warnings: Vec<Warning>,
 }
 
 /// Reads the folder (not its subfolders). Versions older than the look-back before the newest change are kept: they
@@ -133,7 +153,7 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
         }
         match text_of(&path) {
             Ok((text, written)) => texts.push((path, is_stream, text, written)),
-            Err(why) => warnings.push(format!("{}: {why}", path.display())),
+            Err(why) => warnings.push(Warning::Unusable { name: path.display().to_string(), why }),
         }
     }
     let mut reader = Reader { warnings, ..Reader::default() };
@@ -143,7 +163,8 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
             true
         } else {
             reader.take(text).unwrap_or_else(|error| {
-                reader.warnings.push(format!("{}: not JSON: {error}", path.display()));
+                let name = path.display().to_string();
+                reader.warnings.push(Warning::Unparsable { name, error: error.into() });
                 false
             })
         };
@@ -188,8 +209,14 @@ pub fn from_texts<'t>(
 ) -> Folder {
     let mut reader = Reader::default();
     for (name, text) in lists {
-        if let Err(error) = reader.take(text) {
-            reader.warnings.push(format!("{name}: not JSON: {error}"));
+        let unparsable = |error| Warning::Unparsable { name: name.to_owned(), error };
+        match reader.take(text) {
+            Ok(true) => {}
+            Ok(false) => {
+                let why = "it holds no Services, EndpointSlices, Pods or Nodes";
+                reader.warnings.push(unparsable(ParseError::new(1, why)));
+            }
+            Err(error) => reader.warnings.push(unparsable(error.into())),
         }
     }
     for (name, text) in streams {
@@ -237,17 +264,19 @@ impl<'t> Reader<'t> {
     }
 
     fn lines(&mut self, name: &str, text: &str) {
+        let name = || name.to_owned();
         let mut bad = Vec::new();
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let at = |why: String| ParseError::new(index + 1, why);
             match event(line) {
                 Ok(event) => self.events.extend(event),
-                Err(why) => bad.push(format!("{name}:{}: {why}; line skipped", index + 1)),
+                Err(why) => bad.push(Warning::Line { name: name(), error: at(why) }),
             }
         }
-        let more = bad.len().saturating_sub(WARNINGS_MAX);
+        let count = bad.len().saturating_sub(WARNINGS_MAX);
         self.warnings.extend(bad.into_iter().take(WARNINGS_MAX));
-        if more > 0 {
-            self.warnings.push(format!("{name}: {more} more lines skipped"));
+        if count > 0 {
+            self.warnings.push(Warning::MoreLines { name: name(), count });
         }
     }
 
@@ -285,26 +314,25 @@ impl<'t> Reader<'t> {
             if self.listed.get(kind.index()).is_some_and(|listed| listed.seen) {
                 history.mark_known(kind);
             } else {
-                self.warnings.push(format!(
-                    "no list of {} in the folder: what depends on it is not known",
-                    kind.resource()
-                ));
+                self.warnings.push(Warning::NoList { kind });
             }
         }
         for event in later {
             replay(&mut history, event, &mut clock, &mut odd);
         }
-        self.warnings.extend(odd.iter().take(WARNINGS_MAX).map(Oddity::to_string));
-        if let Some(more) = odd.len().checked_sub(WARNINGS_MAX).filter(|more| *more > 0) {
-            self.warnings.push(format!("{more} more parts of objects could not be used"));
+        let oddities = odd.len();
+        let first = odd.into_iter().take(WARNINGS_MAX);
+        self.warnings.extend(first.map(|oddity| Warning::Oddity { oddity }));
+        if let Some(count) = oddities.checked_sub(WARNINGS_MAX).filter(|count| *count > 0) {
+            self.warnings.push(Warning::MoreOddities { count });
         }
-        Folder { history, taken: self.taken, warnings: self.warnings, oddities: odd.len() as u64 }
+        Folder { history, taken: self.taken, warnings: self.warnings, oddities: oddities as u64 }
     }
 }
 
 /// One line of a stream; `Ok(None)` for bookmarks, errors and kinds that are not followed.
 fn event(line: &str) -> Result<Option<Event>, String> {
-    let mut value: Value = serde_json::from_str(line).map_err(|error| format!("not JSON: {error}"))?;
+    let mut value: Value = serde_json::from_str(line).map_err(|error| ParseError::from(error).why)?;
     let deleted = match value.get("type").and_then(Value::as_str) {
         Some("ADDED" | "MODIFIED") => false,
         Some("DELETED") => true,

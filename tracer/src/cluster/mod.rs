@@ -101,8 +101,8 @@ pub struct Feed(Option<watch::Watcher>);
 pub struct Opened {
     pub cluster: Cluster,
     pub feed: Feed,
-    /// What could not be read of a folder, ready to print.
-    pub warnings: Vec<String>,
+    /// What could not be read of a folder.
+    pub warnings: Vec<folder::Warning>,
 }
 
 impl Source {

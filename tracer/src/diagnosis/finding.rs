@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::{
     class::{Action, Class, Confidence, Domain, Kind, Safety, Severity},
     cluster::Key,
+    node::ProxyMode,
     text::word,
     time::Timestamp,
     verdict::{Evidence, EvidenceType, Mitigation, ServiceRef},
@@ -277,11 +278,11 @@ impl Finding {
 }
 
 /// The command that shows the endpoint in the rules of kube-proxy's mode.
-pub(crate) fn rules_of_endpoint(mode: Option<&str>, endpoint: SocketAddr) -> String {
+pub(crate) fn rules_of_endpoint(mode: Option<ProxyMode>, endpoint: SocketAddr) -> String {
     match (mode, endpoint.ip()) {
-        (Some("nftables"), IpAddr::V4(ip)) => format!("nft list table ip kube-proxy | grep {ip}"),
-        (Some("nftables"), IpAddr::V6(ip)) => format!("nft list table ip6 kube-proxy | grep {ip}"),
-        (Some("ipvs"), _) => format!("ipvsadm -Ln | grep -F '{endpoint}'"),
+        (Some(ProxyMode::Nftables), IpAddr::V4(ip)) => format!("nft list table ip kube-proxy | grep {ip}"),
+        (Some(ProxyMode::Nftables), IpAddr::V6(ip)) => format!("nft list table ip6 kube-proxy | grep {ip}"),
+        (Some(ProxyMode::Ipvs), _) => format!("ipvsadm -Ln | grep -F '{endpoint}'"),
         (_, IpAddr::V4(_)) => format!("iptables-save -t nat | grep {endpoint}"),
         (_, IpAddr::V6(_)) => format!("ip6tables-save -t nat | grep -F '{endpoint}'"),
     }

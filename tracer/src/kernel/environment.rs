@@ -231,7 +231,8 @@ fn lockdown(line: Option<&str>) -> Lockdown {
     }
 }
 
-fn capabilities(status: &Path) -> Option<Capabilities> {
+/// Those that `/proc/self/status`, here at `status`, gives as effective.
+pub(crate) fn capabilities(status: &Path) -> Option<Capabilities> {
     let status = fs::read_to_string(status).ok()?;
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(mask.trim(), 16).ok().map(Capabilities)

@@ -3,6 +3,7 @@
 //! Never through a shell, never with input, and only commands that list: the callers name them as constants.
 
 use std::{
+    ffi::OsString,
     io::{self, Read},
     process::{Command, Stdio},
     sync::mpsc,
@@ -10,77 +11,75 @@ use std::{
     time::Instant,
 };
 
-use thiserror::Error;
+use crate::{
+    error::sentence,
+    node::{Limits, gap::Reason},
+};
 
-use crate::node::Limits;
-
-/// Why a command has no usable output.
-#[derive(Debug, Error)]
-pub enum CommandError {
-    #[error("`{command}` is not installed here")]
-    Missing { command: String },
-    #[error("`{command}` could not be run: {source}")]
-    Start { command: String, source: io::Error },
-    #[error("`{command}` did not end within {limit:?} and was stopped")]
-    Slow { command: String, limit: std::time::Duration },
-    #[error("`{command}` wrote more than {limit} bytes and was stopped")]
-    Long { command: String, limit: usize },
-    #[error("`{command}` failed: {reason}")]
-    Failed { command: String, reason: String },
+/// Where commands are found, and what one may cost.
+#[derive(Clone, Debug)]
+pub struct Commands {
+    /// Folders as in `PATH`; `None` takes the environment's.
+    pub path: Option<OsString>,
+    pub limits: Limits,
 }
 
-/// Runs `program` and returns its standard output. Blocks for at most `limits.time`.
-pub fn run(program: &str, args: &[&str], limits: Limits) -> Result<Vec<u8>, CommandError> {
-    let command = std::iter::once(program).chain(args.iter().copied()).collect::<Vec<_>>().join(" ");
-    let deadline = Instant::now() + limits.time;
-    let mut child = Command::new(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => CommandError::Missing { command: command.clone() },
-            _ => CommandError::Start { command: command.clone(), source },
+impl Commands {
+    /// Runs `program` and returns its standard output; what is not UTF-8 is replaced. Blocks for at most the limit.
+    pub fn run(&self, program: &str, args: &[&str]) -> Result<String, Reason> {
+        let command = std::iter::once(program).chain(args.iter().copied()).collect::<Vec<_>>().join(" ");
+        let place = || format!("`{command}`");
+        let limits = self.limits;
+        let deadline = Instant::now() + limits.time;
+        let mut prepared = Command::new(program);
+        prepared.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(path) = &self.path {
+            prepared.env("PATH", path);
+        }
+        let broken = |error: &io::Error| Reason::Unreadable { place: place(), error: sentence(error) };
+        let mut child = prepared.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Reason::CommandMissing { command: command.clone() },
+            io::ErrorKind::PermissionDenied => Reason::NotPermitted { place: place() },
+            _ => broken(&error),
         })?;
-    let out = collect(child.stdout.take(), limits.bytes);
-    let err = collect(child.stderr.take(), 4096);
+        let out = collect(child.stdout.take(), limits.bytes);
+        let err = collect(child.stderr.take(), 4096);
 
-    let until = || deadline.saturating_duration_since(Instant::now());
-    let stdout = match out.recv_timeout(until()) {
-        Ok(Collected::Whole(bytes)) => bytes,
-        outcome => {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(match outcome {
-                Ok(Collected::TooLong) => CommandError::Long { command, limit: limits.bytes },
-                Ok(Collected::Broken(source)) => CommandError::Start { command, source },
-                _ => CommandError::Slow { command, limit: limits.time },
-            });
+        let until = || deadline.saturating_duration_since(Instant::now());
+        let stdout = match out.recv_timeout(until()) {
+            Ok(Collected::Whole(bytes)) => bytes,
+            outcome => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(match outcome {
+                    Ok(Collected::TooLong) => Reason::TooLarge { place: place(), limit_bytes: limits.bytes },
+                    Ok(Collected::Broken(error)) => broken(&error),
+                    _ => Reason::TimedOut { place: place(), limit: limits.time },
+                });
+            }
+        };
+        // The pipes are closed by now in every honest case; a child that closes them and stays is stopped as well.
+        let stderr = match err.recv_timeout(until()) {
+            Ok(Collected::Whole(bytes)) => bytes,
+            Ok(_) => Vec::new(),
+            Err(_) => {
+                let _ = child.kill();
+                Vec::new()
+            }
+        };
+        let status = match child.try_wait() {
+            Ok(Some(status)) => status,
+            _ => child.wait().map_err(|error| broken(&error))?,
+        };
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&stdout).into_owned());
         }
-    };
-    // The pipes are closed by now in every honest case; a child that closes them and stays is stopped as well.
-    let stderr = match err.recv_timeout(until()) {
-        Ok(Collected::Whole(bytes)) => bytes,
-        Ok(_) => Vec::new(),
-        Err(_) => {
-            let _ = child.kill();
-            Vec::new()
-        }
-    };
-    let status = match child.try_wait() {
-        Ok(Some(status)) => status,
-        _ => child.wait().map_err(|source| CommandError::Start { command: command.clone(), source })?,
-    };
-    if status.success() {
-        Ok(stdout)
-    } else {
-        let said = String::from_utf8_lossy(&stderr);
-        let reason = match said.lines().find(|line| !line.trim().is_empty()) {
+        let stderr = String::from_utf8_lossy(&stderr);
+        let error = match stderr.lines().find(|line| !line.trim().is_empty()) {
             Some(line) => format!("{status}: {}", line.trim()),
             None => status.to_string(),
         };
-        Err(CommandError::Failed { command, reason })
+        Err(Reason::CommandFailed { command, error })
     }
 }
 
@@ -113,23 +112,29 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { time: Duration::from_secs(10), bytes: 1024 };
-
-    #[test]
-    fn output_is_returned() {
-        assert_eq!(run("echo", &["a", "b"], LIMITS).unwrap(), b"a b\n");
+    fn commands(time: Duration) -> Commands {
+        Commands { path: None, limits: Limits { time, bytes: 1024 } }
     }
 
     #[test]
-    fn every_failure_has_its_name() {
-        assert!(matches!(run("viptrace-no-such-command", &[], LIMITS), Err(CommandError::Missing { .. })));
-        assert!(matches!(run("cat", &["/dev/zero"], LIMITS), Err(CommandError::Long { .. })));
-        let short = Limits { time: Duration::from_millis(20), ..LIMITS };
-        assert!(matches!(run("sleep", &["60"], short), Err(CommandError::Slow { .. })));
-        let failed = run("cat", &["/nonexistent/file"], LIMITS).unwrap_err().to_string();
+    fn output_is_returned() {
+        assert_eq!(commands(Duration::from_secs(10)).run("echo", &["a", "b"]).unwrap(), "a b\n");
+    }
+
+    #[test]
+    fn every_failure_has_its_type() {
+        let long_enough = commands(Duration::from_secs(10));
+        let missing = long_enough.run("viptrace-no-such-command", &[]);
+        assert!(matches!(missing, Err(Reason::CommandMissing { .. })), "{missing:?}");
+        let long = long_enough.run("cat", &["/dev/zero"]);
+        assert!(matches!(long, Err(Reason::TooLarge { limit_bytes: 1024, .. })), "{long:?}");
+        let slow = commands(Duration::from_millis(20)).run("sleep", &["60"]);
+        assert!(matches!(slow, Err(Reason::TimedOut { .. })), "{slow:?}");
+        let failed = long_enough.run("cat", &["/nonexistent/file"]).unwrap_err();
         assert!(
-            failed.contains("`cat /nonexistent/file` failed") && failed.contains("exit status: 1"),
-            "{failed}"
+            matches!(&failed, Reason::CommandFailed { command, error }
+            if command == "cat /nonexistent/file" && error.contains("exit status: 1")),
+            "{failed:?}"
         );
     }
 }

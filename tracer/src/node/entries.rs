@@ -16,6 +16,7 @@ use crate::{
     net::{Protocol, Tuple},
     node::{
         Limits,
+        loaded::Part,
         netlink::{self, Attributes, address, u16_be, u32_be},
         now, procfs,
     },
@@ -40,29 +41,17 @@ const CTA_TIMEOUT: u16 = 7;
 const CTA_ZONE: u16 = 18;
 const CTA_STATUS_MASK: u16 = 26;
 
-/// Lists the UDP entries of this namespace, both families, that have seen no answer.
-pub fn unanswered_datagrams(proc: &Path, limits: Limits) -> io::Result<Vec<ListedEntry>> {
-    if !is_ready(proc) {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "the module nf_conntrack_netlink is not loaded, and asking would load it",
-        ));
-    }
-    let timeout = udp_timeout(proc);
+/// Lists the UDP entries of this namespace, both families, that have seen no answer. `root` is where `/proc` and `/sys`
+/// are.
+pub fn unanswered_datagrams(root: &Path, limits: Limits) -> io::Result<Vec<ListedEntry>> {
+    Part::Ctnetlink.require(root).map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
+    let timeout = udp_timeout(&root.join("proc"));
     let mut entries = Vec::new();
     // The first ones are better than none.
     let _whole = netlink::ask(NETLINK_NETFILTER, &request(), limits, |datagram| {
         parse(datagram, now(), timeout, &mut entries)
     })?;
     Ok(entries)
-}
-
-/// Whether ctnetlink answers without a module being loaded for it: it is loaded, or conntrack is built in, and ctnetlink
-/// with it. Nothing is changed on the node.
-pub(super) fn is_ready(proc: &Path) -> bool {
-    let modules = procfs::read_text(&proc.join("modules")).unwrap_or_default();
-    let loaded = |name| modules.lines().any(|line| line.split_whitespace().next() == Some(name));
-    loaded("nf_conntrack_netlink") || !loaded("nf_conntrack")
 }
 
 /// `nf_conntrack_udp_timeout`: how long an entry without an answer lives after its last packet.
@@ -189,16 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn no_module_is_loaded_for_the_asking() {
-        let proc = tempfile::tempdir().unwrap();
-        let modules = |text: &str| std::fs::write(proc.path().join("modules"), text).unwrap();
-        assert!(is_ready(proc.path()));
-        modules("nf_conntrack 200704 3 nf_nat,xt_conntrack, Live 0x0\n");
-        assert!(!is_ready(proc.path()));
-        let error = unanswered_datagrams(proc.path(), LIMITS).unwrap_err();
-        assert!(error.to_string().contains("nf_conntrack_netlink"));
-        modules("nf_conntrack_netlink 61440 0 - Live 0x0\nnf_conntrack 200704 4 nf_nat, Live 0x0\n");
-        assert!(is_ready(proc.path()));
+    fn no_module_is_loaded() {
+        let root = tempfile::tempdir().unwrap();
+        let error = unanswered_datagrams(root.path(), LIMITS).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert!(error.to_string().contains("nf_conntrack_netlink"), "{error}");
     }
 
     #[test]

@@ -3,63 +3,55 @@
 //! HTTP/1.0 on purpose: the answer then ends with the connection and is never chunked. Not a general client: no
 //! TLS, no redirects, no keep-alive.
 
-use std::{io, net::SocketAddr};
+use std::net::SocketAddr;
 
-use thiserror::Error;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     time,
 };
 
-use crate::node::Limits;
+use crate::{
+    error::sentence,
+    node::{Limits, gap::Reason},
+};
 
 /// What the server answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
     pub body: Vec<u8>,
-    /// Whether the answer was longer than the limit, so that `body` is only its beginning.
-    pub truncated: bool,
 }
 
-/// Why there is no answer.
-#[derive(Debug, Error)]
-pub enum HttpError {
-    #[error("nothing answers on {addr}: {source}")]
-    Connect { addr: SocketAddr, source: io::Error },
-    #[error("the connection to {addr} broke: {source}")]
-    Broken { addr: SocketAddr, source: io::Error },
-    #[error("no whole answer from {addr} within {limit:?}")]
-    Slow { addr: SocketAddr, limit: std::time::Duration },
-    #[error("what answers on {addr} does not speak HTTP")]
-    NotHttp { addr: SocketAddr },
-}
-
-/// Asks `http://ADDR/PATH` and reads the answer within `limits`. `path` is the program's own text and begins with `/`.
-pub async fn get(addr: SocketAddr, path: &str, limits: Limits) -> Result<Response, HttpError> {
+/// Sends `GET http://ADDR/PATH` and reads the answer within `limits`. `path` is the program's own text and begins with
+/// `/`.
+pub async fn get(addr: SocketAddr, path: &str, limits: Limits) -> Result<Response, Reason> {
+    let place = || format!("http://{addr}{path}");
     match time::timeout(limits.time, exchange(addr, path, limits.bytes)).await {
-        Ok(result) => result,
-        Err(_) => Err(HttpError::Slow { addr, limit: limits.time }),
+        Ok(Ok(answer)) if answer.len() > limits.bytes => {
+            Err(Reason::TooLarge { place: place(), limit_bytes: limits.bytes })
+        }
+        Ok(Ok(answer)) => parse_response(&answer)
+            .ok_or_else(|| Reason::Unreadable { place: place(), error: "the answer is not HTTP".to_owned() }),
+        Ok(Err(error)) => Err(Reason::Unreadable { place: place(), error: sentence(&error) }),
+        Err(_) => Err(Reason::TimedOut { place: place(), limit: limits.time }),
     }
 }
 
-async fn exchange(addr: SocketAddr, path: &str, max_bytes: usize) -> Result<Response, HttpError> {
-    let mut stream = TcpStream::connect(addr).await.map_err(|source| HttpError::Connect { addr, source })?;
+/// The answer, of which at most one byte more than the limit is read.
+async fn exchange(addr: SocketAddr, path: &str, max_bytes: usize) -> std::io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(addr).await?;
     let request =
         format!("GET {path} HTTP/1.0\r\nHost: {addr}\r\nUser-Agent: viptrace\r\nConnection: close\r\n\r\n");
-    let broken = |source| HttpError::Broken { addr, source };
-    stream.write_all(request.as_bytes()).await.map_err(broken)?;
+    stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     let limit = u64::try_from(max_bytes).unwrap_or(u64::MAX);
-    stream.take(limit.saturating_add(1)).read_to_end(&mut answer).await.map_err(broken)?;
-    let truncated = answer.len() > max_bytes;
-    answer.truncate(max_bytes);
-    parse_response(&answer, truncated).ok_or(HttpError::NotHttp { addr })
+    stream.take(limit.saturating_add(1)).read_to_end(&mut answer).await?;
+    Ok(answer)
 }
 
 /// Splits an HTTP/1.x answer into status and body; `None` for anything else.
-pub fn parse_response(answer: &[u8], truncated: bool) -> Option<Response> {
+pub fn parse_response(answer: &[u8]) -> Option<Response> {
     let (end, skip) =
         find(answer, b"\r\n\r\n").map(|at| (at, 4)).or_else(|| find(answer, b"\n\n").map(|at| (at, 2)))?;
     let head = answer.get(..end)?;
@@ -70,7 +62,7 @@ pub fn parse_response(answer: &[u8], truncated: bool) -> Option<Response> {
         return None;
     }
     let status = words.next()?.parse().ok()?;
-    Some(Response { status, body: answer.get(end + skip..)?.to_vec(), truncated })
+    Some(Response { status, body: answer.get(end + skip..)?.to_vec() })
 }
 
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
@@ -108,24 +100,22 @@ mod tests {
         let addr = serve(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\niptables", false).await;
         let response = get(addr, "/proxyMode", LIMITS).await.unwrap();
         assert_eq!((response.status, response.body.as_slice()), (200, b"iptables".as_slice()));
-        assert!(!response.truncated);
     }
 
     #[tokio::test]
-    async fn a_long_answer_is_cut_at_the_limit() {
+    async fn a_long_answer_is_refused() {
         let answer =
             b"HTTP/1.0 200 OK\r\n\r\nxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
         let addr = serve(answer, true).await;
-        let response = get(addr, "/metrics", LIMITS).await.unwrap();
-        assert!(response.truncated);
-        assert_eq!(response.body.len(), 64 - 19);
+        let long = get(addr, "/metrics", LIMITS).await;
+        assert!(matches!(long, Err(Reason::TooLarge { limit_bytes: 64, .. })), "{long:?}");
     }
 
     #[tokio::test]
     async fn a_server_that_hangs_ends_at_the_limit() {
         let addr = serve(b"HTTP/1.0 200 OK\r\n\r\nhalf", true).await;
         let limits = Limits { time: Duration::from_millis(50), ..LIMITS };
-        assert!(matches!(get(addr, "/", limits).await, Err(HttpError::Slow { .. })));
+        assert!(matches!(get(addr, "/", limits).await, Err(Reason::TimedOut { .. })));
     }
 
     #[tokio::test]
@@ -133,8 +123,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let closed = listener.local_addr().unwrap();
         drop(listener);
-        assert!(matches!(get(closed, "/", LIMITS).await, Err(HttpError::Connect { .. })));
+        let refused = get(closed, "/", LIMITS).await.unwrap_err().to_string();
+        assert!(refused.contains("refused"), "{refused}");
         let foreign = serve(b"SSH-2.0-x\r\n\r\n", false).await;
-        assert!(matches!(get(foreign, "/", LIMITS).await, Err(HttpError::NotHttp { .. })));
+        let foreign = get(foreign, "/", LIMITS).await.unwrap_err().to_string();
+        assert!(foreign.contains("not HTTP"), "{foreign}");
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! Owns that form; the kernel's own files fill it where `ip` is not installed. Judges nothing.
 
-use std::{collections::BTreeMap, fs, net::IpAddr, path::Path};
+use std::{collections::BTreeMap, fmt, fs, net::IpAddr, path::Path};
 
 use serde_json::{Value, json};
 
-use crate::node::procfs;
+use crate::{node::procfs, parse::ParseError};
 
+/// The interface that holds every VIP in IPVS mode.
+pub const IPVS_DEVICE: &str = "kube-ipvs0";
 /// Interfaces kept, at most.
 const INTERFACES_MAX: usize = 20_000;
 /// Addresses kept of one interface, at most: `kube-ipvs0` has one for each VIP.
@@ -32,14 +34,56 @@ pub struct Interface {
     pub addresses_known: bool,
 }
 
+/// A program that can serve Services in kube-proxy's place, by means that netfilter's NAT never sees: eBPF, Open vSwitch,
+/// or IPVS of its own. Each also runs beside kube-proxy, so its interface alone proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dataplane {
+    Cilium,
+    CalicoEbpf,
+    KubeRouter,
+    Antrea,
+    OvnKubernetes,
+}
+
+impl Dataplane {
+    pub const ALL: [Self; 5] =
+        [Self::Cilium, Self::CalicoEbpf, Self::KubeRouter, Self::Antrea, Self::OvnKubernetes];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cilium => "Cilium",
+            Self::CalicoEbpf => "Calico's eBPF dataplane",
+            Self::KubeRouter => "kube-router",
+            Self::Antrea => "Antrea",
+            Self::OvnKubernetes => "OVN-Kubernetes",
+        }
+    }
+
+    const fn interface(self) -> &'static str {
+        match self {
+            Self::Cilium => "cilium_host",
+            Self::CalicoEbpf => "bpfin.cali",
+            Self::KubeRouter => "kube-dummy-if",
+            Self::Antrea => "antrea-gw0",
+            Self::OvnKubernetes => "ovn-k8s-mp0",
+        }
+    }
+}
+
+impl fmt::Display for Dataplane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 /// By name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interfaces(BTreeMap<String, Interface>);
 
 impl Interfaces {
-    /// Parses the JSON of `ip -j addr` or `ip -d -j addr`. `None` where it is something else.
-    pub fn parse(text: &str) -> Option<Self> {
-        let Ok(Value::Array(items)) = serde_json::from_str(text) else { return None };
+    /// Parses the JSON of `ip -j addr` or `ip -d -j addr`.
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        let items: Vec<Value> = serde_json::from_str(text)?;
         let mut found = BTreeMap::new();
         let mut foreign = !items.is_empty();
         for item in items.iter().take(INTERFACES_MAX) {
@@ -48,7 +92,7 @@ impl Interfaces {
             foreign = false;
             found.insert(name.to_owned(), interface(name, item));
         }
-        (!foreign).then_some(Self(found))
+        if foreign { Err(ParseError::nothing_in(text, "a list of interfaces")) } else { Ok(Self(found)) }
     }
 
     /// What `ip` would say, from `sys` (`/sys`) and `proc` (`/proc`), in its form. IPv4 addresses are left out: no file
@@ -92,6 +136,11 @@ impl Interfaces {
         Ok(Value::Array(items).to_string())
     }
 
+    /// The first other dataplane that has its interface here.
+    pub fn other_dataplane(&self) -> Option<Dataplane> {
+        Dataplane::ALL.into_iter().find(|dataplane| self.get(dataplane.interface()).is_some())
+    }
+
     pub fn get(&self, name: &str) -> Option<&Interface> {
         self.0.get(name)
     }
@@ -104,6 +153,12 @@ impl Interfaces {
     pub fn ports<'a>(&'a self, bridge: &'a str) -> impl Iterator<Item = &'a Interface> {
         self.0.values().filter(move |port| port.master.as_deref() == Some(bridge))
     }
+}
+
+/// The names that `/proc/net/dev` lists, in the form of `ip -j addr`.
+pub fn names_to_text(proc_net_dev: &str) -> String {
+    let names = proc_net_dev.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+    names.map(|name| json!({ "ifname": name })).collect::<Value>().to_string()
 }
 
 fn put(item: &mut Value, name: &str, value: Value) {
@@ -169,9 +224,18 @@ mod tests {
         assert_eq!(bridge.addresses, [("10.244.1.1".parse().unwrap(), 24)]);
         let ports: Vec<_> = interfaces.ports("cni0").map(|port| (port.name.as_str(), port.hairpin)).collect();
         assert_eq!(ports, [("veth1", Some(false))]);
-        assert_eq!(Interfaces::parse(r#"[{"kind":"Pod"}]"#), None);
-        assert_eq!(Interfaces::parse("{}"), None);
+        assert!(Interfaces::parse(r#"[{"kind":"Pod"}]"#).is_err());
+        assert!(Interfaces::parse("{}").is_err());
         assert_eq!(Interfaces::parse("[]").unwrap().iter().count(), 0);
+    }
+
+    #[test]
+    fn names_alone_show_another_dataplane() {
+        let of = |dev: &str| Interfaces::parse(&names_to_text(dev)).unwrap();
+        let plain = of("Inter-|   Receive\n face |bytes\n    lo: 0 0\nkube-ipvs0:  0 0\n");
+        assert!(plain.get(IPVS_DEVICE).is_some_and(|device| !device.addresses_known));
+        assert_eq!((plain.get("kube-ipvs"), plain.other_dataplane()), (None, None));
+        assert_eq!(of("cilium_host: 0 0\n  eth0: 0 0\n").other_dataplane(), Some(Dataplane::Cilium));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rules::Writer;
+
 /// How kube-proxy programs the kernel on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProxyMode {
@@ -22,6 +24,8 @@ pub enum ProxyMode {
 }
 
 impl ProxyMode {
+    pub const ALL: [Self; 3] = [Self::Iptables, Self::Nftables, Self::Ipvs];
+
     /// As kube-proxy writes it.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -31,9 +35,18 @@ impl ProxyMode {
         }
     }
 
+    /// Whether this writer's rules are those of the mode.
+    pub const fn writes(self, writer: Writer) -> bool {
+        match self {
+            Self::Iptables => writer.is_iptables(),
+            Self::Nftables => matches!(writer, Writer::Nftables),
+            Self::Ipvs => matches!(writer, Writer::Ipvs),
+        }
+    }
+
     /// The answer to `/proxyMode`; `None` for anything but a mode of the Linux kube-proxy.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Iptables, Self::Nftables, Self::Ipvs].into_iter().find(|mode| mode.as_str() == text.trim())
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text.trim())
     }
 }
 
@@ -44,7 +57,7 @@ impl fmt::Display for ProxyMode {
 }
 
 /// What `/healthz` answered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     /// The HTTP status: 200 healthy, 503 an update waits unwritten or the node is being deleted.
     pub status: u16,
@@ -73,17 +86,29 @@ impl Health {
         Some(Self::parse(if healthy { 200 } else { 503 }, text.as_bytes()))
     }
 
+    /// `currentTime` of `/healthz`: Go's form of 1.30 (`2026-11-20 23:25:05.7 +0000 UTC m=+7.9`), or RFC 3339.
+    pub fn clock(text: &str) -> Option<f64> {
+        let body = text.trim_end();
+        let body = body
+            .rsplit_once('\n')
+            .filter(|(_, last)| last.trim().parse::<u16>().is_ok())
+            .map_or(body, |(body, _)| body);
+        let value: serde_json::Value = serde_json::from_str(body).ok()?;
+        let time = value.get("currentTime")?.as_str()?;
+        let rfc = match time.split_whitespace().collect::<Vec<_>>().as_slice() {
+            [day, hour, zone, ..] if zone.len() == 5 => {
+                let (hours, minutes) = zone.split_at_checked(3)?;
+                format!("{day}T{hour}{hours}:{minutes}")
+            }
+            _ => time.to_owned(),
+        };
+        let time: jiff::Timestamp = rfc.parse().ok()?;
+        Some(time.as_duration().as_secs_f64())
+    }
+
     pub const fn is_healthy(&self) -> bool {
         self.status == 200
     }
-}
-
-/// `git_version` of the metric `kubernetes_build_info`, bounded to 80 characters.
-pub fn version(metrics: &str) -> Option<String> {
-    let line = metrics.lines().find(|line| line.starts_with("kubernetes_build_info{"))?;
-    let (_, rest) = line.split_once("git_version=\"")?;
-    let (version, _) = rest.split_once('"')?;
-    (!version.is_empty()).then(|| version.chars().take(80).collect())
 }
 
 #[cfg(test)]
@@ -102,7 +127,7 @@ mod tests {
 
         #[test]
         fn any_text_is_read(text in any::<String>()) {
-            let _ = (Health::parse_saved(&text), ProxyMode::parse(&text), version(&text));
+            let _ = (Health::parse_saved(&text), ProxyMode::parse(&text));
         }
     }
 
@@ -115,12 +140,12 @@ mod tests {
     }
 
     #[test]
-    fn version_comes_from_the_build_info() {
-        let metrics = "# TYPE kubernetes_build_info gauge\n\
-            kubernetes_build_info{build_date=\"2024\",git_version=\"v1.30.5\",go_version=\"go1.22\"} 1\n";
-        assert_eq!(version(metrics).as_deref(), Some("v1.30.5"));
-        assert_eq!(version("kubernetes_build_info{git_version=\""), None);
-        assert_eq!(version(""), None);
+    fn both_forms_of_kube_proxys_clock() {
+        let old = "{\"currentTime\": \"2026-11-20 23:25:05.5 +0000 UTC m=+7.9\"}\n200";
+        assert_eq!(Health::clock(old), Some(1_795_217_105.5));
+        let new = "{\"currentTime\":\"2026-11-20T23:25:05.5Z\"}";
+        assert_eq!(Health::clock(new), Some(1_795_217_105.5));
+        assert_eq!(Health::clock("ok"), None);
     }
 
     #[test]

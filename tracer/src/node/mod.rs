@@ -1,38 +1,50 @@
-//! What the node itself says: kube-proxy's mode, version and health, conntrack's counters, rules and addresses.
+//! The node that viptrace runs on: one collector, the texts that it captures, and the snapshot that is parsed of them.
 //!
-//! Everything here is read on demand, beside the flow of events and never in it; every reader has a limit on time
-//! and bytes, and a reader that fails leaves a named gap, not an error. Nothing is changed on the node: no module
-//! is loaded, no table created. The parsers are pure and take any input. What the facts mean is for `diagnosis`.
+//! A trace and a check read the node through the same code; a trace requests less. Everything is read on demand, beside
+//! the flow of events and never in it. Every reader has a limit on time and bytes, and a reader that fails leaves a gap
+//! with its reason, not an error. Nothing is changed on the node: no module is loaded, no table created. The parsers are
+//! pure and take any input. What the snapshot means is for `diagnosis`.
 
 pub mod capture;
+pub mod collector;
 pub mod command;
 pub mod conntrack;
 pub mod entries;
+pub mod gap;
 pub mod http;
 pub mod interfaces;
 pub mod ipvs;
 pub mod kube_proxy;
+mod loaded;
 pub mod modules;
 mod netlink;
 pub mod procfs;
-pub mod rules;
-mod state;
+pub mod snapshot;
 pub mod sysctl;
-mod view;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
+
+pub use collector::{Collector, Request};
+pub use gap::{Gap, Reason};
+pub use ipvs::IpvsSettings;
 pub use kube_proxy::{Health, ProxyMode};
-pub use procfs::{ConntrackCounters, ConntrackUse};
-pub use state::{NodeReader, NodeState, Observed};
-pub use view::{IpvsSettings, NodeFacts, Rule, Ruling};
+pub use snapshot::{Presence, Rule, Ruling, Snapshot};
 
 use crate::time::Timestamp;
 
-/// The wall clock; the facts of this module are stamped with it.
+/// The wall clock; what is read is stamped with it.
 pub fn now() -> Timestamp {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix_ns(u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// A fact and when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed<T> {
+    pub time: Timestamp,
+    pub value: T,
 }
 
 /// What one reader may cost.

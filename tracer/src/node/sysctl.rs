@@ -14,6 +14,14 @@ const VALUE_MAX_BYTES: usize = 256;
 
 /// Folders below `/proc/sys` that are read whole.
 const FOLDERS: [&str; 3] = ["net/netfilter", "net/bridge", "net/ipv4/vs"];
+/// What a trace reads: conntrack's use and IPVS's settings.
+const FEW: [&str; 5] = [
+    "net/netfilter/nf_conntrack_count",
+    "net/netfilter/nf_conntrack_max",
+    "net/ipv4/vs/conntrack",
+    "net/ipv4/vs/expire_nodest_conn",
+    "net/ipv4/vs/conn_reuse_mode",
+];
 /// Single settings.
 const SINGLE: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/ip_nonlocal_bind"];
 /// What is read of each interface, and where.
@@ -81,6 +89,17 @@ impl Sysctls {
                     found.take(&sys, &format!("{folder}/{interface}/{setting}"));
                 }
             }
+        }
+        Ok(found)
+    }
+
+    /// Reads only what a trace needs below `root` (`/proc`). Blocks shortly.
+    pub fn read_few(root: &Path) -> io::Result<Self> {
+        let sys = root.join("sys");
+        let mut found = Self::default();
+        fs::read_dir(sys.join("net"))?;
+        for path in FEW {
+            found.take(&sys, path);
         }
         Ok(found)
     }
@@ -189,6 +208,7 @@ mod tests {
         let read = Sysctls::read(root.path()).unwrap();
         assert_eq!(read.iter().count(), 3, "{read:?}");
         assert_eq!(read.number("net/netfilter/nf_conntrack_max"), Some(262_144));
+        assert_eq!(Sysctls::read_few(root.path()).unwrap().iter().count(), 1);
         assert!(Sysctls::read(&root.path().join("nowhere")).is_err());
     }
 

@@ -5,12 +5,14 @@
 //!
 //! [`Pipeline`]: crate::session::Pipeline
 
+use std::sync::Arc;
+
 use bytes::{Buf, BufMut};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     cluster::{SavedFacts, SavedObject, Status, Update},
-    node::NodeFacts,
+    node::Snapshot,
     time::Timestamp,
 };
 
@@ -54,10 +56,11 @@ pub(super) struct Lost {
     pub(super) to: Timestamp,
 }
 
-/// The node's state, when its reading began, and when it was told.
+/// The node, when its reading began, and when the pipeline received it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeReading {
-    pub facts: NodeFacts,
+    #[serde(rename = "facts")]
+    pub snapshot: Arc<Snapshot>,
     pub asked: Timestamp,
     pub now: Timestamp,
 }
@@ -271,7 +274,7 @@ mod tests {
             model::{Change, Node},
             trim::Oddity,
         },
-        node::{ConntrackUse, NodeState, Observed},
+        node::{Gap, Observed, Reason, capture, snapshot::ConntrackUse},
     };
 
     fn at(ns: u64) -> Timestamp {
@@ -344,14 +347,15 @@ mod tests {
             vec(any::<String>(), 0..3),
         );
         (time(), time(), state).prop_map(|(asked, now, (version, conntrack, gaps))| {
-            let state = NodeState {
-                kube_proxy_version: version.map(|value| Observed { time: now, value }),
+            let gap = |text| Gap { kind: capture::Kind::ProxyMode, reason: Reason::Quoted { text } };
+            let snapshot = Snapshot {
+                version,
                 conntrack_use: conntrack
                     .map(|(count, max)| Observed { time: asked, value: ConntrackUse { count, max } }),
-                gaps,
-                ..NodeState::default()
+                gaps: gaps.into_iter().map(gap).collect(),
+                ..Snapshot::default()
             };
-            NodeReading { facts: NodeFacts { state: state.into(), rules: None }, asked, now }
+            NodeReading { snapshot: snapshot.into(), asked, now }
         })
     }
 

@@ -2,10 +2,12 @@
 //!
 //! Owns that nothing reaches the one and not the other. Without a recorder it is the pipeline alone.
 
+use std::sync::Arc;
+
 use super::{End, Failure, Finished, NodeReading, Recorder, Records};
 use crate::{
     cluster::{Cluster, Update},
-    node::NodeFacts,
+    node::Snapshot,
     session::{Judgements, Pipeline},
     sighting::{Hook, Sighting},
     time::Timestamp,
@@ -42,7 +44,7 @@ impl Recorded {
     /// From here on everything is recorded. Nothing may have been observed yet.
     pub fn begin(&mut self, mut recorder: Recorder) {
         let (asked, now) = self.node_read;
-        let reading = NodeReading { facts: self.pipeline.node().clone(), asked, now };
+        let reading = NodeReading { snapshot: Arc::clone(self.pipeline.node()), asked, now };
         recorder.start(self.pipeline.cluster(), reading);
         self.recorder = Some(recorder);
     }
@@ -107,12 +109,12 @@ impl Recorded {
         self.pipeline.judge(now)
     }
 
-    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) -> Judgements {
+    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, asked: Timestamp, now: Timestamp) -> Judgements {
         self.node_read = (asked, now);
         if let Some(recorder) = &mut self.recorder {
-            recorder.node_read(facts.clone(), asked, now);
+            recorder.node_read(Arc::clone(&snapshot), asked, now);
         }
-        self.pipeline.node_read(facts, asked, now)
+        self.pipeline.node_read(snapshot, asked, now)
     }
 
     pub fn finish(&mut self, now: Timestamp) -> Judgements {

@@ -28,7 +28,7 @@ use crate::{
     cluster::{Cluster, Update},
     error::Hint,
     kernel::decode::Mask,
-    node::NodeFacts,
+    node::Snapshot,
     text::word,
     time::Timestamp,
 };
@@ -203,8 +203,8 @@ impl Recorder {
         self.item(Item::Update(update));
     }
 
-    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) {
-        self.item(Item::Node(Box::new(NodeReading { facts, asked, now })));
+    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, asked: Timestamp, now: Timestamp) {
+        self.item(Item::Node(Box::new(NodeReading { snapshot, asked, now })));
     }
 
     pub fn advance(&mut self, now: Timestamp) {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use crate::{
     net::Protocol,
+    parse::ParseError,
     rules::{AddressRange, Datum, Dimension, Ruleset, Set, iptables},
 };
 
@@ -52,6 +53,16 @@ pub fn parse(text: &str) -> Ruleset {
         }
     }
     ruleset
+}
+
+/// As [`parse`], of a text that has to be a list.
+pub fn parse_whole(text: &str) -> Result<Ruleset, ParseError> {
+    match text.split_ascii_whitespace().next() {
+        Some(word) if word != "create" && word != "add" => {
+            Err(ParseError::nothing_in(text, "a list of ipset save"))
+        }
+        _ => Ok(parse(text)),
+    }
 }
 
 fn dimensions(kind: &str) -> Option<Box<[Dimension]>> {

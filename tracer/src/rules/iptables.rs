@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use crate::{
     net::{Family, Protocol},
+    parse::ParseError,
     rules::{AddressRange, Base, HookPoint, Rule, Ruleset, Side, Step, Table, Verdict, Writer},
 };
 
@@ -41,6 +42,19 @@ pub fn parse(text: &str, hint: Hint) -> Ruleset {
         table.seal();
     }
     ruleset
+}
+
+/// As [`parse`], of a dump that has to be whole: half of one would call rules missing.
+pub fn parse_whole(text: &str, hint: Hint) -> Result<Ruleset, ParseError> {
+    let begun = text.lines().filter(|line| line.starts_with('*')).count();
+    let ended = text.lines().filter(|line| line.trim_end() == "COMMIT").count();
+    if begun > ended {
+        return Err(ParseError::new(text.lines().count(), "the list ends within a table"));
+    }
+    if begun == 0 && text.lines().any(|line| !line.trim().is_empty() && !line.starts_with('#')) {
+        return Err(ParseError::nothing_in(text, "a list of iptables-save"));
+    }
+    Ok(parse(text, hint))
 }
 
 /// By the first address that a rule names.

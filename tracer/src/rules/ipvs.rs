@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Destination, VirtualServer};
-use crate::net::Protocol;
+use crate::{net::Protocol, parse::ParseError};
 
 /// Virtual and real servers read of one list; more are passed over.
 const SERVERS_MAX: usize = 1_000_000;
@@ -70,6 +70,15 @@ pub fn parse(text: &str) -> Vec<VirtualServer> {
         }
     }
     servers
+}
+
+/// As [`parse`], of a text that has to be a list.
+pub fn parse_whole(text: &str) -> Result<Vec<VirtualServer>, ParseError> {
+    let begins = |word: &str| matches!(word, "-A" | "-a" | "IP" | "TCP" | "UDP" | "SCTP" | "FWM");
+    match text.split_ascii_whitespace().next() {
+        Some(word) if !begins(word) => Err(ParseError::nothing_in(text, "a list of IPVS's servers")),
+        _ => Ok(parse(text)),
+    }
 }
 
 /// Persistent, and for how long is not known.

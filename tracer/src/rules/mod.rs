@@ -179,6 +179,18 @@ impl Writer {
         }
     }
 
+    /// The command that lists what this backend of iptables has; of another writer, what iptables has by its plain name.
+    pub const fn save_command(self, family: Family) -> &'static str {
+        match (self, family) {
+            (Self::IptablesNft, Family::Ipv4) => "iptables-nft-save",
+            (Self::IptablesNft, Family::Ipv6) => "ip6tables-nft-save",
+            (Self::IptablesLegacy, Family::Ipv4) => "iptables-legacy-save",
+            (Self::IptablesLegacy, Family::Ipv6) => "ip6tables-legacy-save",
+            (_, Family::Ipv4) => "iptables-save",
+            (_, Family::Ipv6) => "ip6tables-save",
+        }
+    }
+
     pub const fn is_iptables(self) -> bool {
         matches!(self, Self::IptablesLegacy | Self::IptablesNft | Self::Iptables)
     }

@@ -1,10 +1,13 @@
 //! Reads kube-proxy's nftables table: what `nft -j list …` and `nft list …` print.
 //!
-//! Pure and tolerant: only the table `kube-proxy` is kept, a statement or condition that is not known becomes a step
-//! that cannot be judged, and only a text that is no nft listing at all is an error. Rules that iptables wrote through
+//! Pure and tolerant: only the table `kube-proxy` is kept, and a statement or condition that is not known becomes a step
+//! that cannot be judged. A text that is no nft listing, or only the beginning of one, is an error. Rules that iptables wrote through
 //! `nf_tables` are listed by nft without their matches; they are read by [`crate::rules::iptables`].
 
-use crate::rules::{HookPoint, NFTABLES_TABLE, Ruleset};
+use crate::{
+    parse::ParseError,
+    rules::{HookPoint, NFTABLES_TABLE, Ruleset},
+};
 
 mod expression;
 mod json;
@@ -13,12 +16,12 @@ mod text;
 /// Elements, chains and rules kept of one listing; more are counted as not understood.
 const ITEMS_MAX: usize = 8_000_000;
 
-/// Parses either format; JSON is known by its first character.
-pub fn parse(listing: &[u8]) -> Result<Ruleset, String> {
+/// Parses either format, or several listings one after the other; JSON is known by its first character.
+pub fn parse(listing: &[u8]) -> Result<Ruleset, ParseError> {
     let start = listing.iter().find(|byte| !byte.is_ascii_whitespace());
     let mut ruleset = match start {
         Some(b'{') => json::parse(listing)?,
-        _ => text::parse(&String::from_utf8_lossy(listing)),
+        _ => text::parse(&String::from_utf8_lossy(listing))?,
     };
     for table in &mut ruleset.tables {
         table.seal();

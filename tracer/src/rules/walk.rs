@@ -19,6 +19,8 @@ use crate::net::Protocol;
 
 mod machine;
 
+use machine::{DEPTH_MAX, TRAIL_MAX};
+
 /// Rules looked at for one packet; a walk that needs more ends and says so.
 const STEPS_MAX: u32 = 2_000_000;
 
@@ -69,9 +71,30 @@ pub struct Fate {
     /// Where clients that were served before are sent.
     pub sticky: Vec<Sticky>,
     /// Conditions and targets that could not be judged on the way.
-    pub unknown: Vec<Box<str>>,
+    pub unknown: Vec<Unknown>,
     /// The walk was given up: it took too many steps.
     pub cut: bool,
+}
+
+/// What could not be judged on a packet's way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    #[error("the set {0} is missing")]
+    Set(Name),
+    #[error("the ipset {0} was not read")]
+    Ipset(Name),
+    #[error("the map {0} is missing")]
+    Map(Name),
+    #[error("the chain {0} is missing")]
+    Chain(Name),
+    #[error("the condition `{0}` cannot be judged")]
+    Condition(Box<str>),
+    #[error("the target {0} is not known here")]
+    Target(Box<str>),
+    #[error("the chains before {0} call each other more than {DEPTH_MAX} deep")]
+    TooDeep(Name),
+    #[error("more than {TRAIL_MAX} chains and maps lead to {0}")]
+    Endless(Name),
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -17,7 +17,7 @@ use crate::{
     diagnosis::{self, Context, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
     net::Netns,
-    node::NodeFacts,
+    node::Snapshot,
     sighting::{Hook, ListedEntry, Sighting},
     time::Timestamp,
     verdict::{Told, Verdict},
@@ -80,7 +80,7 @@ pub struct Pipeline {
     settings: Settings,
     flows: FlowTable,
     cluster: Cluster,
-    node: NodeFacts,
+    node: Arc<Snapshot>,
     /// When the reading of `node` began: it says nothing of what was decided later.
     node_asked: Option<Timestamp>,
     translations: Translations,
@@ -97,7 +97,7 @@ impl Pipeline {
             flows: FlowTable::new(settings.limits),
             settings,
             cluster,
-            node: NodeFacts::default(),
+            node: Arc::default(),
             node_asked: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
@@ -126,7 +126,7 @@ impl Pipeline {
         self.likes.clear();
     }
 
-    pub fn node(&self) -> &NodeFacts {
+    pub fn node(&self) -> &Arc<Snapshot> {
         &self.node
     }
 
@@ -223,8 +223,8 @@ impl Pipeline {
     }
 
     /// The node was read, beginning at `asked`: judges the flows that waited for it.
-    pub fn node_read(&mut self, facts: NodeFacts, asked: Timestamp, now: Timestamp) -> Judgements {
-        self.node = facts;
+    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, asked: Timestamp, now: Timestamp) -> Judgements {
+        self.node = snapshot;
         self.node_asked = Some(asked);
         self.likes.clear();
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =

@@ -1,11 +1,14 @@
 //! Whatever a folder's files say, the check ends with a report: parts cut out, doubled, turned into something else.
-use std::{collections::BTreeSet, fs, sync::OnceLock};
+use std::{collections::BTreeSet, fs, sync::OnceLock, time::Duration};
 
 use crate::check_support::{Gathered, fixtures};
 use proptest::prelude::*;
 use viptrace::{
     diagnosis::triage::{Facts, Scope, triage},
-    node::capture::{Capture, Kind, folder},
+    node::{
+        Reason,
+        capture::{Capture, Kind, folder},
+    },
     report::{Paint, check},
     time::Timestamp,
 };
@@ -60,7 +63,7 @@ proptest! {
     fn a_written_folder_is_read_as_it_was(
         which in any::<prop::sample::Index>(),
         kept in prop::collection::vec(any::<bool>(), 40),
-        gaps in prop::collection::btree_map(prop::sample::select(Kind::ALL.to_vec()), any::<String>(), 0..3),
+        gaps in prop::collection::btree_map(prop::sample::select(Kind::ALL.to_vec()), reason(), 0..3),
         node in prop::option::of("[a-z0-9.-]{1,20}"),
         taken in any::<u64>(),
     ) {
@@ -68,8 +71,8 @@ proptest! {
         let mut kept = kept.into_iter().chain(std::iter::repeat(true));
         capture.artifacts.retain(|_| kept.next().unwrap());
         capture.node = node;
-        for (kind, why) in gaps {
-            capture.miss(kind, why);
+        for (kind, reason) in gaps {
+            capture.miss(kind, reason);
         }
         let folder = tempfile::tempdir().unwrap();
         let manifest = folder::write(folder.path(), &capture, Timestamp::from_unix_ns(taken)).unwrap();
@@ -85,6 +88,20 @@ proptest! {
             Err(error) => prop_assert!(capture.artifacts.is_empty(), "{}", error),
         }
     }
+}
+
+fn reason() -> impl Strategy<Value = Reason> {
+    let text = any::<String>;
+    prop_oneof![
+        text().prop_map(|text| Reason::Quoted { text }),
+        text().prop_map(|part| Reason::NotInKernel { part }),
+        (text(), any::<u64>(), text()).prop_map(|(place, line, why)| Reason::Unparsable { place, line, why }),
+        (text(), 0..10_000_u64)
+            .prop_map(|(place, limit)| Reason::TimedOut { place, limit: Duration::from_millis(limit) }),
+        (any::<usize>(), prop::collection::vec(text(), 0..3))
+            .prop_map(|(count, examples)| Reason::Ambiguous { count, examples }),
+        Just(Reason::NotCaptured { kind: Kind::Pods }),
+    ]
 }
 
 /// What was captured, wherever it came from.

@@ -45,6 +45,91 @@ fn one_healthy_service_of_a_node_ends_with_0() {
     assert!(text(&nobody.stderr).contains("hint: "), "{}", text(&nobody.stderr));
 }
 
+/// The first line, what was not checked, and the status of a check that found no fault and could not check a part.
+fn unchecked(node: &Gathered, args: &[&str]) -> (String, String) {
+    let output = check(node, args);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(4), "{said}{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&check(node, &[args, &["-o", "json"]].concat()).stdout).unwrap();
+    assert_eq!(json["state"], "unknown", "{json}");
+    let (first, rest) = said.split_once('\n').unwrap();
+    (first.to_owned(), rest.split_once("NOT CHECKED").unwrap().1.to_owned())
+}
+
+#[test]
+fn lists_that_cannot_be_parsed_are_not_taken_for_healthy() {
+    let cut = |text: String| text.lines().take(40).collect::<Vec<_>>().join("\n");
+    for (file, what) in [("services", "the Services"), ("endpointslices", "their endpoints")] {
+        let node = Gathered::new(&["kube-proxy/worker-1/nftables"]);
+        node.edit(&format!("cluster/{file}.json"), cut);
+        let (first, rest) = unchecked(&node, &[]);
+        assert_eq!(first, format!("no fault found on worker-1, but {what} could not be checked"));
+        assert!(rest.contains(&format!("cluster/{file}.json is unreadable at line 40: EOF")), "{rest}");
+        assert!(!rest.contains(&format!("no {file}.json")), "{rest}");
+    }
+    // A file that is something else is named as well.
+    let node = Gathered::new(&["kube-proxy/worker-1/nftables"]);
+    node.edit("cluster/services.json", |_| "{\"kind\": \"Status\", \"code\": 403}".to_owned());
+    assert!(unchecked(&node, &[]).1.contains("services.json is unreadable at line 1: it holds no Services"));
+}
+
+#[test]
+fn rules_that_cannot_be_parsed_are_not_taken_for_healthy() {
+    let cut = |text: String| text[..text.len() / 2].to_owned();
+    for (capture, files) in [
+        ("nftables", &["nft-ruleset.json", "nft-ruleset.txt"][..]),
+        ("iptables", &["iptables-save.txt"]),
+        ("ipvs", &["ipvsadm-save.txt", "ipvsadm-list.txt"]),
+    ] {
+        let node = Gathered::new(&[&format!("kube-proxy/worker-1/{capture}")]);
+        for file in files {
+            let spoil = |text: String| if capture == "ipvs" { format!("oops\n{text}") } else { cut(text) };
+            node.edit(&format!("node/{file}"), spoil);
+        }
+        let (first, rest) = unchecked(&node, &["shop/cart"]);
+        assert_eq!(
+            first, "no fault found on worker-1, but the node's rules could not be checked",
+            "{capture}"
+        );
+        for file in files {
+            assert!(rest.contains(&format!("node/{file} is unreadable at line ")), "{rest}");
+            node.remove(&format!("node/{file}"));
+        }
+        // Nor is a list that is not there, whatever rules of other modes are.
+        assert_eq!(unchecked(&node, &["shop/cart"]).0, first, "{capture}");
+    }
+    // Of two forms of one list one is enough.
+    let node = Gathered::new(&["kube-proxy/worker-1/nftables"]);
+    node.edit("node/nft-ruleset.json", cut);
+    assert_eq!(check(&node, &["shop/cart"]).status.code(), Some(0));
+}
+
+#[test]
+fn what_another_dataplane_serves_is_not_taken_for_healthy() {
+    let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
+    for file in [
+        "proxyMode.txt",
+        "metrics.txt",
+        "healthz.txt",
+        "livez.txt",
+        "iptables-save.txt",
+        "ip6tables-save.txt",
+    ] {
+        node.remove(&format!("node/{file}"));
+    }
+    node.write("node/iptables-save.txt", "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n");
+    node.write("node/kube-proxy.process.json", "{\"complete\": true}");
+    node.write("node/ip-addr.json", "[{\"ifname\": \"cilium_host\"}, {\"ifname\": \"eth0\"}]");
+    let output = check(&node, &["shop/cart"]);
+    let first =
+        "no fault found on worker-1, but what Cilium serves in kube-proxy's place could not be checked";
+    assert!(text(&output.stdout).starts_with(first), "{}", text(&output.stdout));
+    assert_eq!(output.status.code(), Some(4));
+    // Beside kube-proxy, another CNI is no excuse.
+    node.write("node/proxyMode.txt", "iptables");
+    assert_eq!(check(&node, &["shop/cart"]).status.code(), Some(3));
+}
+
 #[test]
 fn the_record_is_what_its_schema_says() {
     let schema = viptrace(&["schema", "check"]);

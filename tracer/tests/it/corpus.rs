@@ -73,11 +73,7 @@ fn verdicts(sightings: Vec<Sighting>) -> BTreeMap<u16, Verdict> {
     let end = sightings.iter().map(|sighting| sighting.time).max().unwrap_or(Timestamp::MIN);
     let end = end.saturating_add(Duration::from_mins(1));
     pipeline.observe(sightings);
-    let all = [
-        pipeline.advance(end),
-        pipeline.finish(end),
-        pipeline.node_read(viptrace::node::NodeFacts::default(), end, end),
-    ];
+    let all = [pipeline.advance(end), pipeline.finish(end), pipeline.node_read(Arc::default(), end, end)];
     all.into_iter()
         .flat_map(|judgements| judgements.judged)
         .map(|judged| (judged.verdict.flow.client.port(), judged.verdict))

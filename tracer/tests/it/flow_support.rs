@@ -1,16 +1,14 @@
 //! Sightings of whole connections as the kernels of the prototype gave them, and the world that they are judged in.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use crate::cluster_support::Shop;
 use viptrace::{
     cluster::History,
-    diagnosis::{Context, IpvsSettings, NodeView, Rule, Ruling, Translations, judge},
+    diagnosis::{Context, Translations, judge},
     flow::{Flow, FlowTable, Limits, LookAt},
     net::{Netns, Protocol, Tuple},
+    node::Snapshot,
     sighting::{
         Conntrack, ConntrackFact, EntryNote, Fact, Hook, PacketFact, Sighting, SocketEvent, SocketFact,
         Status, Task, TcpState,
@@ -18,6 +16,8 @@ use viptrace::{
     time::Timestamp,
     verdict::Verdict,
 };
+
+use crate::node_support::Node;
 
 pub(crate) const NODE: Netns = Netns(4_026_531_840);
 pub(crate) const CLIENT_NS: Netns = Netns(4_026_532_100);
@@ -424,16 +424,7 @@ pub(crate) fn last_words(flows: Vec<Flow>) -> Vec<Flow> {
 /// A cluster, and a node made by hand.
 pub(crate) struct World {
     pub(crate) shop: Shop,
-    pub(crate) own: Vec<IpAddr>,
-    pub(crate) mode: Option<&'static str>,
-    pub(crate) running: Option<bool>,
-    pub(crate) dataplane: Option<&'static str>,
-    pub(crate) rules: Option<bool>,
-    pub(crate) rule: Option<Rule>,
-    pub(crate) rulings: Vec<Ruling>,
-    pub(crate) served_at: Option<IpAddr>,
-    pub(crate) ipvs: Option<IpvsSettings>,
-    pub(crate) conntrack: Option<(u64, u64)>,
+    pub(crate) node: Node,
     pub(crate) missing: Vec<Hook>,
     pub(crate) drop_reasons: bool,
     pub(crate) translations: Translations,
@@ -453,16 +444,7 @@ impl World {
     pub(crate) fn of(shop: Shop) -> Self {
         Self {
             shop,
-            own: vec![addr("10.244.1.1:0").ip(), addr("192.168.1.2:0").ip()],
-            mode: Some("iptables"),
-            running: Some(true),
-            dataplane: None,
-            rules: Some(true),
-            rule: Some(Rule::Forwards),
-            rulings: Vec::new(),
-            served_at: None,
-            ipvs: None,
-            conntrack: Some((1000, 131_072)),
+            node: Node::new(),
             missing: Vec::new(),
             drop_reasons: true,
             translations: Translations::new(),
@@ -471,20 +453,24 @@ impl World {
     }
 
     pub(crate) fn judge(&self, flow: &Flow) -> Option<Verdict> {
-        judge(flow, &self.context(&self.shop.history()))
+        judge(flow, &self.context(&self.shop.history(), &self.snapshot()))
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        self.node.snapshot(&self.shop.cart)
     }
 
     /// A flow that the trace has seen before.
     pub(crate) fn note(&mut self, flow: &Flow) {
         let mut translations = std::mem::take(&mut self.translations);
-        translations.note(flow, &self.context(&self.shop.history()));
+        translations.note(flow, &self.context(&self.shop.history(), &self.snapshot()));
         self.translations = translations;
     }
 
-    fn context<'a>(&'a self, cluster: &'a History) -> Context<'a> {
+    fn context<'a>(&'a self, cluster: &'a History, node: &'a Snapshot) -> Context<'a> {
         Context {
             cluster,
-            node: self,
+            node,
             node_name: Some("worker-1"),
             node_netns: Some(NODE),
             missing_hooks: &self.missing,
@@ -500,44 +486,5 @@ impl World {
         let flows = last_words(fold(script.out, until_ms).0);
         let [flow] = flows.as_slice() else { panic!("one flow expected: {flows:#?}") };
         self.judge(flow).unwrap_or_else(|| panic!("a verdict expected for {flow:#?}"))
-    }
-}
-
-impl NodeView for World {
-    fn kube_proxy_mode(&self) -> Option<&str> {
-        self.mode
-    }
-    fn kube_proxy_version(&self) -> Option<&str> {
-        Some("v1.33.1")
-    }
-    fn kube_proxy_running(&self) -> Option<bool> {
-        self.running
-    }
-    fn other_dataplane(&self) -> Option<&str> {
-        self.dataplane
-    }
-    fn has_proxy_rules(&self) -> Option<bool> {
-        self.rules
-    }
-    fn rule(&self, _: SocketAddr, _: Protocol) -> Option<Rule> {
-        self.rule
-    }
-    fn rulings(&self, _: SocketAddr, _: Protocol, _: IpAddr) -> Vec<Ruling> {
-        self.rulings.clone()
-    }
-    fn serves_node_port_at(&self, _: u16, _: Protocol) -> Option<IpAddr> {
-        self.served_at
-    }
-    fn conntrack_use(&self) -> Option<(u64, u64)> {
-        self.conntrack
-    }
-    fn ipvs_settings(&self) -> Option<IpvsSettings> {
-        self.ipvs
-    }
-    fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
-        Some(self.own.contains(&ip))
-    }
-    fn read_at(&self) -> Option<Timestamp> {
-        None
     }
 }

@@ -11,8 +11,9 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. What a room is for stands in the first lines of its module.
-const ROOMS: [&str; 21] = [
+const ROOMS: [&str; 22] = [
     "error",
+    "parse",
     "text",
     "time",
     "net",

@@ -21,6 +21,7 @@ mod errors;
 mod flow_support;
 mod flow_table;
 mod house;
+mod node_support;
 mod plan;
 mod recording;
 mod recording_cli;

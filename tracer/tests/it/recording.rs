@@ -9,14 +9,17 @@ use std::{
 };
 
 use proptest::{collection::vec, prelude::*, sample::Index};
-use serde_json::Value;
 use viptrace::{
-    cluster::{Kind, Update, watch::Event},
+    cluster::{self, Update, watch::Event},
     error::Hint as _,
     kernel::decode::{Decoder, Mask},
-    node::{Observed, rules::Snapshot},
+    node::{
+        ProxyMode, Snapshot,
+        capture::{Capture, Kind},
+        interfaces::Dataplane,
+    },
     recording::{DamageKind, Dropped, End, NodeReading, Player},
-    rules::{ipset, iptables, ipvs, nftables},
+    rules::Ruleset,
     session::Detail,
     time::Timestamp,
 };
@@ -56,7 +59,7 @@ fn traced(
     for (batch, happening) in traffic.chunks(100).zip(happenings) {
         live.turn(batch.iter().map(Vec::as_slice));
         let received = live.now;
-        let update = |event| Update { kind: Kind::Pod, received, event };
+        let update = |event| Update { kind: cluster::Kind::Pod, received, event };
         match happening {
             1 => live.lose(3, Duration::from_millis(2)),
             2 => live.recorded.absorb(update(Event::Lost("connection refused".to_owned()))),
@@ -373,32 +376,40 @@ add KUBE-CLUSTER-IP 10.96.10.10,tcp:80
 ";
 const IPVS: &str = "-A -t 10.96.10.10:80 -s rr -p 10800\n-a -t 10.96.10.10:80 -r 10.244.1.11:8080 -m -w 1\n";
 
-/// What fuzzing begins with; `VIPTRACE_BLESS=1` writes it anew.
+/// The corpus has a reading of a node as the first version wrote it, of these lists; fuzzing begins with it.
 #[test]
-fn the_corpus_has_a_reading_of_a_node() {
-    let at = Timestamp::from_unix_secs(1_796_083_200);
-    let mut facts = crate::recording_support::node(at);
-    let mut rules = iptables::parse(IPTABLES, iptables::Hint::default());
-    rules.absorb(nftables::parse(NFTABLES.as_bytes()).unwrap());
-    rules.absorb(ipset::parse(IPSET));
-    rules.servers = Some(ipvs::parse(IPVS));
-    assert_eq!((rules.skipped, rules.oddities.as_slice()), (0, [].as_slice()));
-    let sources = vec!["a test".to_owned()];
-    facts.rules = Some(Arc::new(Observed {
-        time: at,
-        value: Snapshot { rules, gaps: vec!["a gap".to_owned()], sources },
-    }));
-    let reading = serde_json::to_value(NodeReading { facts, asked: at, now: at }).unwrap();
+fn a_reading_of_the_first_version_is_read() {
     let path = crate::recording_support::tests_folder().join("corpus/node-reading.json");
-    if std::env::var_os("VIPTRACE_BLESS").is_some() {
-        fs::write(&path, format!("{reading}\n")).unwrap();
+    let text = fs::read(&path).unwrap();
+    let kept: NodeReading = serde_json::from_slice(&text).unwrap();
+    let at = Timestamp::from_unix_secs(1_796_083_200);
+    let mut capture = Capture { taken: Some(at), ..Capture::default() };
+    for (kind, text) in [
+        (Kind::IptablesSave, IPTABLES),
+        (Kind::NftRuleset, NFTABLES),
+        (Kind::IpsetSave, IPSET),
+        (Kind::IpvsSave, IPVS),
+    ] {
+        capture.put(kind, kind.file_name(), text.to_owned());
     }
-    let kept: NodeReading = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let expected = Snapshot::read(&capture);
+    assert_eq!((expected.rules.skipped, expected.gaps.as_slice()), (0, [].as_slice()));
+
+    let read = &kept.snapshot;
+    assert_eq!((kept.asked, kept.now, read.read_at()), (at, at, Some(at)));
+    assert_eq!(
+        (read.mode, read.version.as_deref(), read.other_dataplane),
+        (Some(ProxyMode::Iptables), Some("v1.30.5"), Some(Dataplane::Cilium))
+    );
+    assert_eq!(read.is_own_address("192.0.2.11".parse().unwrap()), Some(true));
+    assert_eq!(read.gap_lines().collect::<Vec<_>>(), ["a gap"]);
+    assert_eq!((read.proxy_rules, read.listings.ipvs), (expected.proxy_rules, expected.listings.ipvs));
     // The elements of a set have no order.
-    let sorted = |value: &Value| {
-        let mut bytes = value.to_string().into_bytes();
+    let sorted = |snapshot: &Snapshot| {
+        let rules = Ruleset { addresses: None, ..snapshot.rules.clone() };
+        let mut bytes = serde_json::to_vec(&rules).unwrap();
         bytes.sort_unstable();
         bytes
     };
-    assert_eq!(sorted(&serde_json::to_value(kept).unwrap()), sorted(&reading));
+    assert_eq!(sorted(read), sorted(&expected));
 }

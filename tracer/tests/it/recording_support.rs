@@ -20,11 +20,13 @@ use viptrace::{
     flow::Limits,
     kernel::decode::Decoder,
     net::Netns,
-    node::{NodeFacts, NodeState, Observed, ProxyMode, rules::Snapshot},
+    node::{
+        Snapshot,
+        capture::{Capture, Kind},
+    },
     recording::{
         BYTE_ORDER, End, FORMAT, Header, Player, RECORD_LAYOUT, Recorded, Recorder, Records, Step, create,
     },
-    rules::iptables,
     session::{Detail, Judgements, Pipeline},
     time::Timestamp,
 };
@@ -96,21 +98,20 @@ pub(crate) fn cluster() -> Cluster {
 }
 
 /// The node, with a real kube-proxy's rules.
-pub(crate) fn node(at: Timestamp) -> NodeFacts {
+pub(crate) fn node(at: Timestamp) -> Snapshot {
+    let mut capture = Capture { taken: Some(at), ..Capture::default() };
     let saved = include_str!("../data/iptables-save.txt");
-    let state = NodeState {
-        kube_proxy_mode: Some(Observed { time: at, value: ProxyMode::Iptables }),
-        kube_proxy_version: Some(Observed { time: at, value: "v1.30.5".to_owned() }),
-        other_dataplane: Some(Observed { time: at, value: "Cilium".into() }),
-        addresses: Some(Observed { time: at, value: ["192.0.2.11".parse().unwrap()].into() }),
-        gaps: vec!["a gap".to_owned()],
-        ..NodeState::default()
-    };
-    let rules = Arc::new(Observed {
-        time: at,
-        value: Snapshot { rules: iptables::parse(saved, iptables::Hint::default()), ..Snapshot::default() },
-    });
-    NodeFacts { state: Arc::new(state), rules: Some(rules) }
+    for (kind, text) in [
+        (Kind::ProxyMode, "iptables"),
+        (Kind::ProxyMetrics, "kubernetes_build_info{git_version=\"v1.30.5\"} 1\n"),
+        (Kind::Interfaces, "[{\"ifname\": \"cilium_host\"}]"),
+        (Kind::Addresses, "192.0.2.11\n"),
+        (Kind::IptablesSave, saved),
+        (Kind::IpvsSave, "damaged"),
+    ] {
+        capture.put(kind, kind.file_name(), text.to_owned());
+    }
+    Snapshot::read(&capture)
 }
 
 /// `splitmix64`: the same traffic each time.
@@ -378,7 +379,7 @@ impl Live {
     pub(crate) fn new(header: &Header, detail: Detail, path: &Path) -> Self {
         let mut recorded = Recorded::new(Pipeline::new(header.settings(detail), cluster()));
         let before = header.started;
-        recorded.node_read(NodeFacts::default(), before, before);
+        recorded.node_read(Arc::default(), before, before);
         let file = create(path, false).unwrap();
         recorded.begin(Recorder::begin(path, file, header).unwrap());
         Self {
@@ -413,7 +414,7 @@ impl Live {
     pub(crate) fn read_node(&mut self) {
         let asked = self.now;
         self.now = self.now.saturating_add(Duration::from_millis(3));
-        let judgements = self.recorded.node_read(node(asked), asked, self.now);
+        let judgements = self.recorded.node_read(Arc::new(node(asked)), asked, self.now);
         self.lines.extend(lines(&judgements));
     }
 

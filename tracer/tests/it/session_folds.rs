@@ -20,7 +20,6 @@ use viptrace::{
     },
     diagnosis,
     flow::Limits,
-    node::NodeFacts,
     report::{
         self, Output, Printer, Report, Verbosity, View,
         latency::{Latencies, Latency},
@@ -166,7 +165,7 @@ impl Trace {
         let judgements = self.pipeline.advance(at(ms));
         self.take(&judgements);
         if self.pipeline.wants_node() {
-            let judgements = self.pipeline.node_read(NodeFacts::default(), at(ms), at(ms));
+            let judgements = self.pipeline.node_read(Arc::default(), at(ms), at(ms));
             self.take(&judgements);
         }
     }

@@ -3,6 +3,7 @@
 use crate::{
     cluster_support::{NOT_READY, READY, Shop, TERMINATING, endpoint, pod, service, slice},
     flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, at, fold, last_words},
+    node_support::Rules,
 };
 use viptrace::{
     class::{Class, Confidence, Domain, Severity},
@@ -10,7 +11,8 @@ use viptrace::{
         Via,
         model::{Object, Pod, TrafficPolicy},
     },
-    diagnosis::{Rule, Summary},
+    diagnosis::Summary,
+    node::{ProxyMode, Rule},
     sighting::{Fact, Hook, Status, TcpState},
 };
 
@@ -135,26 +137,25 @@ fn c4_and_c5_when_the_rules_refuse_although_there_are_endpoints() {
 #[test]
 fn c5_one_service_without_its_rule() {
     let mut world = World::new();
-    world.rule = Some(Rule::Missing);
+    world.node.rules = Rules::Vip(Rule::Missing);
     let verdict = world.verdict(untranslated().silent(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C5, Domain::IptablesSync));
     assert_eq!(verdict.confidence, Confidence::High);
     let early = world.verdict(untranslated().silent(4_000), 70_000);
     assert_eq!((early.class, early.severity), (Class::C5, Severity::Low));
-    world.rule = Some(Rule::Forwards);
+    world.node.rules = Rules::Vip(Rule::Forwards);
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5b);
 }
 
 #[test]
 fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
     let mut world = World::new();
-    world.rule = Some(Rule::Missing);
-    world.rules = Some(false);
+    world.node.rules = Rules::Nothing;
     let verdict = world.verdict(untranslated().silent(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C1, Domain::PodCrash));
     assert_eq!(verdict.severity, Severity::Critical);
-    world.rules = Some(true);
-    world.running = Some(false);
+    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.running = Some(false);
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
 }
 
@@ -162,24 +163,22 @@ fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
 #[test]
 fn c1_on_a_node_that_tracks_nothing() {
     let mut world = World::new();
-    world.rule = None;
-    world.rules = Some(false);
+    world.node.rules = Rules::Nothing;
     let mut script = untranslated().silent(60_000);
     script.out.retain(|sighting| !matches!(sighting.fact, Fact::Conntrack(_)));
     let verdict = world.verdict(script.clone(), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C1, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|gap| gap.contains("no conntrack entry")), "{:?}", verdict.unseen);
     // Without knowing that all rules are gone, the same flow proves nothing.
-    world.rules = None;
+    world.node.rules = Rules::Unread;
     assert_eq!(world.verdict(script, 70_000).class, Class::Unknown);
 }
 
 #[test]
 fn c1_when_no_service_is_translated_any_more() {
     let mut world = World::new();
-    world.running = None;
-    world.rules = None;
-    world.rule = None;
+    world.node.running = None;
+    world.node.rules = Rules::Unread;
     let users = service("users", "10.96.0.11");
     let user = addr("10.244.1.9:8080");
     let endpoints = slice(&users, user, vec![endpoint(user.ip(), "users-0", READY)]);
@@ -207,7 +206,7 @@ fn an_untranslated_connection_in_another_namespace_is_none_of_ours() {
 #[test]
 fn in_ipvs_mode_an_unconfirmed_entry_says_nothing_of_the_choice() {
     let mut world = World::new();
-    world.mode = Some("ipvs");
+    world.node.mode = Some(ProxyMode::Ipvs);
     let script = untranslated().drop_syn(60_000, "NEIGH_FAILED").connect_failed(63_000);
     assert_eq!(world.verdict(script, 70_000).class, Class::Unknown);
 }
@@ -231,7 +230,7 @@ fn c5d_a_service_of_another_proxy() {
 #[test]
 fn c16_the_table_is_full() {
     let mut world = World::new();
-    world.conntrack = Some((131_072, 131_072));
+    world.node.conntrack = (131_072, 131_072);
     let script = untranslated()
         .drop_table_full(10_000)
         .retransmit(11_000, TcpState::SynSent)
@@ -299,7 +298,7 @@ fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
         script
     };
     let mut world = World::new();
-    world.rule = Some(Rule::Drops);
+    world.node.rules = Rules::Vip(Rule::Drops);
     world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
     world.shop.serves_elsewhere();
     let verdict = world.verdict(nameless(), 70_000);

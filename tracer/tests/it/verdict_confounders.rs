@@ -3,11 +3,12 @@
 use crate::{
     cluster_support::Shop,
     flow_support::{CLIENT, EP, Script, VIP, World},
+    node_support::Rules,
 };
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::Via,
-    diagnosis::Rule,
+    node::{ProxyMode, Rule},
 };
 
 /// A node port of shop/cart on the other node.
@@ -19,7 +20,7 @@ fn a_node_port_of_another_node_is_translated_there() {
     for rule in [Rule::Forwards, Rule::Missing] {
         let mut world = World::new();
         world.shop.reached_by(Via::NodePort, NODE_PORT);
-        world.rule = Some(rule);
+        world.node.rules = Rules::Vip(rule);
         let script = Script::new(CLIENT, NODE_PORT, None);
         let verdict = world.verdict(script.clone().silent(60_000), 70_000);
         assert_eq!(verdict.class, Class::Unknown, "{}", verdict.root_cause);
@@ -32,7 +33,7 @@ fn a_node_port_of_another_node_is_translated_there() {
     let own = "192.168.1.2:30080";
     let mut world = World::new();
     world.shop.reached_by(Via::NodePort, own);
-    world.rule = Some(Rule::Missing);
+    world.node.rules = Rules::Vip(Rule::Missing);
     assert_eq!(world.verdict(Script::new(CLIENT, own, None).silent(60_000), 70_000).class, Class::C5);
 }
 
@@ -40,10 +41,10 @@ fn a_node_port_of_another_node_is_translated_there() {
 fn a_drop_before_translation_is_not_a_missing_rule() {
     // As KUBE-FW and KUBE-PROXY-FIREWALL do with a source outside loadBalancerSourceRanges (C23).
     let vip = "203.0.113.7:80";
-    for rule in [Some(Rule::Forwards), Some(Rule::Drops), None] {
+    for rules in [Rules::Vip(Rule::Forwards), Rules::Vip(Rule::Drops), Rules::Unread] {
         let mut world = World::new();
         world.shop.reached_by(Via::LoadBalancerIp, vip);
-        world.rule = rule;
+        world.node.rules = rules;
         let script = Script::new(CLIENT, vip, None)
             .drop_syn(60_000, "NETFILTER_DROP")
             .retransmit(61_000, viptrace::sighting::TcpState::SynSent)
@@ -54,7 +55,7 @@ fn a_drop_before_translation_is_not_a_missing_rule() {
     }
     // A firewall's drop of a packet that no rule translates does not hide the missing rule.
     let mut world = World::new();
-    world.rule = Some(Rule::Missing);
+    world.node.rules = Rules::Vip(Rule::Missing);
     let script = Script::new(CLIENT, VIP, None).drop_syn(60_000, "NETFILTER_DROP").connect_failed(61_000);
     assert_eq!(world.verdict(script, 70_000).class, Class::C5);
 }
@@ -62,15 +63,15 @@ fn a_drop_before_translation_is_not_a_missing_rule() {
 #[test]
 fn where_another_dataplane_may_serve_nothing_is_claimed() {
     let mut world = World::new();
-    (world.running, world.rules, world.rule, world.mode) = (Some(false), Some(false), None, None);
+    (world.node.running, world.node.rules, world.node.mode) = (Some(false), Rules::Nothing, None);
     let silent = Script::new(CLIENT, VIP, None).silent(60_000);
     assert_eq!(world.verdict(silent.clone(), 70_000).class, Class::C1);
-    world.dataplane = Some("Cilium");
+    world.node.interface = Some("cilium_host");
     let verdict = world.verdict(silent.clone(), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::Unknown, Domain::Unknown));
     assert!(verdict.root_cause.contains("Cilium"), "{}", verdict.root_cause);
     // A CNI beside kube-proxy is no excuse.
-    world.running = Some(true);
+    world.node.running = Some(true);
     assert_eq!(world.verdict(silent, 70_000).class, Class::C1);
 }
 
@@ -92,11 +93,11 @@ fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
     let mut world = World::new();
     world.shop.leaves(EP, 20_000);
     for (mode, command) in [
-        (Some("iptables"), "iptables-save -t nat | grep 10.244.1.7:8080"),
-        (Some("nftables"), "nft list table ip kube-proxy | grep 10.244.1.7"),
-        (Some("ipvs"), "ipvsadm -Ln | grep -F '10.244.1.7:8080'"),
+        (ProxyMode::Iptables, "iptables-save -t nat | grep 10.244.1.7:8080"),
+        (ProxyMode::Nftables, "nft list table ip kube-proxy | grep 10.244.1.7"),
+        (ProxyMode::Ipvs, "ipvsadm -Ln | grep -F '10.244.1.7:8080'"),
     ] {
-        world.mode = mode;
+        world.node.mode = Some(mode);
         let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).refused(60_000), 70_000);
         assert_eq!(verdict.class, Class::C6);
         assert!(verdict.mitigation.immediate.contains(command), "{}", verdict.mitigation.immediate);
@@ -110,10 +111,10 @@ fn rules_of_one_family_are_rules() {
     world.shop.reached_by(Via::ClusterIp, vip);
     let silent = || Script::new("[fd00:10::9]:40000", vip, None).silent(60_000);
     // Some rules of kube-proxy's stand, of whichever family: this Service's are missing.
-    (world.rules, world.rule) = (Some(true), None);
+    world.node.rules = Rules::OtherFamily;
     assert_eq!(world.verdict(silent(), 70_000).class, Class::C5);
     // None stands in either.
-    world.rules = Some(false);
+    world.node.rules = Rules::Nothing;
     assert_eq!(world.verdict(silent(), 70_000).class, Class::C1);
 }
 

@@ -3,13 +3,14 @@
 use crate::{
     cluster_support::Shop,
     flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words},
+    node_support::Rules,
 };
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::{Kind, Via, model::TrafficPolicy},
-    diagnosis::{IpvsSettings, Rule},
     flow::{Outcome, ResetBy},
     net::{Netns, Protocol, Tuple},
+    node::{ProxyMode, Rule},
     sighting::{
         Conntrack, Fact, Hook, IpvsFact, IpvsFlags, PacketFact, Sighting, SocketEvent, SocketFact, Status,
         TcpState,
@@ -101,7 +102,7 @@ fn world() -> World {
 
 fn world_of(shop: Shop) -> World {
     let mut world = World::of(shop);
-    world.mode = Some("ipvs");
+    world.node.mode = Some(ProxyMode::Ipvs);
     world
 }
 
@@ -111,9 +112,9 @@ fn said(evidence: &[viptrace::verdict::Evidence]) -> String {
 
 #[test]
 fn a_healthy_connection_needs_no_hook_of_ipvs() {
-    for mode in [Some("ipvs"), None] {
+    for (mode, rules) in [(Some(ProxyMode::Ipvs), Rules::Vip(Rule::Forwards)), (None, Rules::Unread)] {
         let mut world = world();
-        world.mode = mode;
+        (world.node.mode, world.node.rules) = (mode, rules);
         world.missing = vec![
             Hook::IpVsConnNew,
             Hook::IpVsLeave,
@@ -159,7 +160,7 @@ fn a_null_binding_that_was_never_confirmed_proves_nothing() {
 #[test]
 fn c20_and_c12_by_what_the_api_has() {
     let mut world = world();
-    world.rule = Some(Rule::Refuses);
+    world.node.rules = Rules::Vip(Rule::Refuses);
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::IptablesSync));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, None));
@@ -388,7 +389,7 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
     let fact = IpvsFact { tuple: datagram.orig(), destination: addr(EP), flags: IpvsFlags(0) };
     datagram.out.push(seen(10_000, Hook::IpVsConnNew, NODE, Fact::Ipvs(fact)));
     let mut world = world();
-    world.ipvs = Some(IpvsSettings { conntrack: Some(false), ..IpvsSettings::default() });
+    world.node.sysctls = "net.ipv4.vs.conntrack = 0\n";
     let verdict = world.verdict(datagram, 20_000);
     assert_eq!(verdict.class, Class::N20);
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("vs/conntrack=0")), "{:?}", verdict.unseen);

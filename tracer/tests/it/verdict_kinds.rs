@@ -3,12 +3,13 @@
 use crate::{
     cluster_support::Shop,
     flow_support::{CLIENT, EP, Script, VIP, World, addr},
+    node_support::{Rules, iptables, nftables},
 };
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::{Via, model::TrafficPolicy},
-    diagnosis::{Rule, Ruling},
-    net::Cidr,
+    net::{Cidr, Family, Protocol},
+    node::{ProxyMode, Rule, capture::Kind},
     sighting::TcpState,
     verdict::Verdict,
 };
@@ -23,10 +24,39 @@ fn reached_by(via: Via, address: &str) -> World {
     world
 }
 
-fn ruling(writer: &'static str, rule: Rule, chain: &str, endpoints: &[&str]) -> Ruling {
-    let endpoints = endpoints.iter().map(|endpoint| addr(endpoint)).collect();
-    Ruling { writer, rule, chain: Some(chain.into()), endpoints }
+/// Where the endpoint of shop/cart has moved to.
+const MOVED: &str = "10.244.1.8:8080";
+
+/// The rules of one backend of iptables, which send VIP to the endpoint.
+fn saved(kind: Kind, endpoint: &str) -> (Kind, String) {
+    let entry = (addr(VIP), Protocol::TCP, addr(endpoint), Rule::Forwards);
+    (kind, iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &[entry]))
 }
+
+/// The same of nftables mode.
+fn ruleset(endpoint: &str) -> (Kind, String) {
+    let entry = (addr(VIP), Protocol::TCP, addr(endpoint), Rule::Forwards);
+    (Kind::NftRuleset, nftables(Family::Ipv4, &[entry]))
+}
+
+/// `loadBalancerSourceRanges` in nftables mode.
+const FIREWALL: &str = "table ip kube-proxy {
+\tmap firewall-ips {
+\t\ttype ipv4_addr . inet_proto . inet_service : verdict
+\t\telements = { 203.0.113.80 . tcp . 443 : goto firewall-F4VWTUNH-shop/api/tcp/https }
+\t}
+\tchain filter-prerouting {
+\t\ttype filter hook prerouting priority dstnat - 10; policy accept;
+\t\tct state new jump firewall-check
+\t}
+\tchain firewall-check {
+\t\tip daddr . meta l4proto . th dport vmap @firewall-ips
+\t}
+\tchain firewall-F4VWTUNH-shop/api/tcp/https {
+\t\tip saddr != 198.51.100.0/24 drop
+\t}
+}
+";
 
 fn says(verdict: &Verdict, words: &str) -> bool {
     verdict.evidence.iter().any(|evidence| evidence.content.contains(words))
@@ -36,7 +66,8 @@ fn says(verdict: &Verdict, words: &str) -> bool {
 fn a_source_outside_the_ranges_is_dropped_by_design() {
     let mut world = reached_by(Via::LoadBalancerIp, LB);
     world.shop.cart.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
-    world.rulings = vec![ruling("nftables", Rule::Drops, "firewall-F4VWTUNH-shop/api/tcp/https", &[])];
+    world.node.mode = Some(ProxyMode::Nftables);
+    world.node.rules = Rules::Lists(vec![(Kind::NftRuleset, FIREWALL.to_owned())]);
     let seen = |script: Script| {
         script
             .drop_before_nat(60_000)
@@ -48,7 +79,7 @@ fn a_source_outside_the_ranges_is_dropped_by_design() {
     assert_eq!((verdict.class, verdict.domain), (Class::C23, Domain::ServiceConfig));
     assert_eq!(verdict.confidence, Confidence::High);
     assert!(says(&verdict, "198.51.100.0/24"), "{:?}", verdict.evidence);
-    assert!(says(&verdict, "firewall-F4VWTUNH-shop/api/tcp/https drops"), "{:?}", verdict.evidence);
+    assert!(says(&verdict, "nftables: firewall-ips drops"), "{:?}", verdict.evidence);
     // A source that the ranges admit met something else.
     let verdict = world.verdict(seen(Script::new("198.51.100.7:40000", LB, None)), 70_000);
     assert_ne!(verdict.class, Class::C23);
@@ -69,7 +100,7 @@ fn a_local_policys_drop_names_its_chain() {
         world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
         world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
         world.shop.serves_elsewhere();
-        world.rulings = vec![ruling("iptables-nft", Rule::Drops, "KUBE-EXTERNAL-SERVICES", &[])];
+        world.node.rules = Rules::Vip(Rule::Drops);
         let script = Script::new(CLIENT, address, None)
             .drop_syn(60_000, "NETFILTER_DROP")
             .retransmit(61_000, TcpState::SynSent)
@@ -84,8 +115,7 @@ fn a_local_policys_drop_names_its_chain() {
 #[test]
 fn a_refusal_names_the_chain_that_refuses() {
     let mut world = World::of(Shop::with_endpoints(&[]));
-    (world.mode, world.rule) = (Some("nftables"), Some(Rule::Refuses));
-    world.rulings = vec![ruling("nftables", Rule::Refuses, "no-endpoint-services", &[])];
+    (world.node.mode, world.node.rules) = (Some(ProxyMode::Nftables), Rules::Vip(Rule::Refuses));
     let verdict =
         world.verdict(Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001), 70_000);
     assert_eq!(verdict.class, Class::C20);
@@ -96,26 +126,23 @@ fn a_refusal_names_the_chain_that_refuses() {
 fn leftovers_of_another_mode_are_told_from_old_rules() {
     let mut world = World::new();
     world.shop.leaves(EP, 20_000);
-    world.mode = Some("nftables");
-    let kept =
-        ruling("nftables", Rule::Forwards, "service-242WI43H-shop/cart/tcp/http", &["10.244.1.8:8080"]);
-    let left = ruling("iptables-nft", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &[EP]);
-    world.rulings = vec![left.clone(), kept.clone()];
+    world.node.mode = Some(ProxyMode::Nftables);
+    let (kept, left) = (ruleset(MOVED), saved(Kind::IptablesNftSave, EP));
+    world.node.rules = Rules::Lists(vec![left.clone(), kept.clone()]);
     let dead = || Script::new(CLIENT, VIP, Some(EP)).silent(60_000);
     let verdict = world.verdict(dead(), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C10, Domain::IptablesSync));
     assert!(verdict.root_cause.contains("iptables-nft"), "{}", verdict.root_cause);
     assert!(says(&verdict, "KUBE-SVC-I5LIAMPLWKMBJ54B"), "{:?}", verdict.evidence);
     // The kept rules send there as well: they are old, whatever else stands.
-    let both = ruling("nftables", Rule::Forwards, "service-242WI43H-shop/cart/tcp/http", &[EP]);
-    world.rulings = vec![left.clone(), both];
+    world.node.rules = Rules::Lists(vec![left.clone(), ruleset(EP)]);
     assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
     // No other writer.
-    world.rulings = vec![ruling("nftables", Rule::Forwards, "service-242WI43H", &[EP])];
+    world.node.rules = Rules::Lists(vec![ruleset(EP)]);
     assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
     // The old rules are the ones that kube-proxy keeps; what another mode left does not explain them.
-    world.mode = Some("iptables");
-    world.rulings = vec![left, kept];
+    world.node.mode = Some(ProxyMode::Iptables);
+    world.node.rules = Rules::Lists(vec![left, kept]);
     assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
 }
 
@@ -123,30 +150,28 @@ fn leftovers_of_another_mode_are_told_from_old_rules() {
 fn rules_in_the_backend_that_kube_proxy_does_not_write() {
     let mut world = World::new();
     world.shop.leaves(EP, 20_000);
-    world.rulings = vec![
-        ruling("iptables-legacy", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &[EP]),
-        ruling("iptables-nft", Rule::Forwards, "KUBE-SVC-I5LIAMPLWKMBJ54B", &["10.244.1.8:8080"]),
-    ];
+    world.node.rules =
+        Rules::Lists(vec![saved(Kind::IptablesLegacySave, EP), saved(Kind::IptablesNftSave, MOVED)]);
     let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).silent(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C3, Domain::IptablesSync));
     assert!(verdict.root_cause.contains("iptables-legacy"), "{}", verdict.root_cause);
     // An endpoint that is listed is none of their faults.
     let mut world = World::new();
-    world.rulings = vec![ruling("iptables-legacy", Rule::Forwards, "KUBE-SVC-A", &[EP])];
+    world.node.rules = Rules::Lists(vec![saved(Kind::IptablesLegacySave, EP)]);
     assert_eq!(world.verdict(Script::new(CLIENT, VIP, Some(EP)).healthy(60_000), 70_000).class, Class::Ok);
 }
 
 #[test]
 fn an_address_that_node_port_addresses_leave_out() {
     let mut world = reached_by(Via::NodePort, NODE_PORT);
-    world.rule = Some(Rule::Missing);
-    world.served_at = Some("192.0.2.9".parse().unwrap());
+    world.node.own.push("192.0.2.9".parse().unwrap());
+    world.node.rules = Rules::At("192.0.2.9:30080");
     let refused = Script::new(CLIENT, NODE_PORT, None).refused(60_000);
     let verdict = world.verdict(refused.clone(), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C26, Domain::ServiceConfig));
     assert!(verdict.mitigation.immediate.contains("192.0.2.9:30080"), "{}", verdict.mitigation.immediate);
     // Served nowhere: the rule is missing.
-    world.served_at = None;
+    world.node.rules = Rules::Vip(Rule::Missing);
     assert_ne!(world.verdict(refused, 70_000).class, Class::C26);
 }
 
@@ -200,7 +225,7 @@ fn ipv6_is_judged_as_ipv4() {
     assert_eq!(world.verdict(script(Some(endpoint)).healthy(60_000), 70_000).class, Class::Ok);
     assert_eq!(world.verdict(script(Some(endpoint)).refused(60_000), 70_000).class, Class::C28);
     assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C29);
-    world.rule = Some(Rule::Missing);
+    world.node.rules = Rules::Vip(Rule::Missing);
     assert_eq!(world.verdict(script(None).silent(60_000), 70_000).class, Class::C5);
     world.shop.leaves(endpoint, 20_000);
     assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C6);

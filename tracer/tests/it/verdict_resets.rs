@@ -1,10 +1,14 @@
 //! Resets and their senders, datagrams without an answer, and what conntrack has to do with both.
 
-use crate::flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_words};
+use crate::{
+    flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_words},
+    node_support::Rules,
+};
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::Via,
     flow::{FlowTable, Limits, LookAt, Outcome, ResetBy},
+    node::Rule,
     sighting::{Sighting, Status, TcpState},
     verdict::Verdict,
 };
@@ -335,21 +339,21 @@ fn c8_a_stale_udp_entry_that_its_sender_keeps_alive() {
 #[test]
 fn c1_does_not_contradict_a_rule_that_stands() {
     let mut world = World::new();
-    world.running = Some(false);
+    world.node.running = Some(false);
     let script = || Script::new(CLIENT, VIP, None).silent(60_000);
     let verdict = world.verdict(script(), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C1, Confidence::Medium));
     assert!(speaks_against(&verdict, "a rule translates 10.96.0.10:80 now"), "{verdict:#?}");
     assert!(!verdict.root_cause.contains("lack"), "{}", verdict.root_cause);
-    world.rule = Some(viptrace::diagnosis::Rule::Missing);
+    world.node.rules = Rules::Vip(Rule::Missing);
     assert_eq!(world.verdict(script(), 70_000).confidence, Confidence::High);
 }
 
 #[test]
 fn another_dataplane_makes_a_missing_translation_doubtful() {
     let mut world = World::new();
-    world.rule = Some(viptrace::diagnosis::Rule::Missing);
-    world.mode = None;
+    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.mode = None;
     let served = Script::new("10.244.1.100:41000", VIP, None).healthy(55_000);
     let flows = last_words(fold(served.out, 58_000).0);
     world.note(&flows[0]);

@@ -11,7 +11,10 @@ use crate::{
     cli::{Outcome, ResultExt as _, args::CheckOptions, capture},
     cluster::{Key, Kind},
     diagnosis::triage::{self, CheckReport, Facts, Saved, Scope, State},
-    node::capture::{Capture, Kind as ArtifactKind, folder},
+    node::{
+        Presence,
+        capture::{Capture, Kind as ArtifactKind, folder},
+    },
     report::{Output, Printer, check},
 };
 
@@ -19,11 +22,10 @@ use crate::{
 pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let saved = options.compare.as_deref().map(read_saved).transpose()?;
     let capture = look(options, &mut printer)?;
-    let why_no_services = capture.why_missing(ArtifactKind::Services).map(str::to_owned);
     let facts = Facts::read(&capture);
     let scope =
         Scope { service: options.service.as_ref().map(|(namespace, name)| Key::new(namespace, name)) };
-    require_service(&facts, &scope, why_no_services.as_deref())?;
+    require_service(&facts, &scope)?;
     let mut report = triage::triage(&facts, &scope);
     if let Some(saved) = &saved {
         report.differences = triage::compare::differences(&report, saved);
@@ -46,14 +48,18 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
 fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
     match report.state {
         State::Broken => Ok(Outcome::Faults),
-        // Neither the cluster nor the node's rules: "nothing broken" would say nothing.
-        State::Unknown if facts.history.is_none() && facts.rules.any().is_none() => Err(anyhow::anyhow!(
-            "neither the cluster's objects nor this node's rules could be read: nothing was checked"
-        ))
-        .hint(|| {
-            "run it as root on a node, with a kubeconfig; or give a captured folder with --from".to_owned()
-        }),
-        State::Unknown | State::Warnings | State::Healthy => Ok(Outcome::Clean),
+        // Neither the cluster nor the node's rules.
+        State::Unknown if facts.history.is_none() && facts.node.proxy_rules.any() == Presence::Unknown => {
+            Err(anyhow::anyhow!(
+                "neither the cluster's objects nor this node's rules could be read: nothing was checked"
+            ))
+            .hint(|| {
+                "run it as root on a node, with a kubeconfig; or give a captured folder with --from"
+                    .to_owned()
+            })
+        }
+        State::Unknown => Ok(Outcome::Incomplete),
+        State::Warnings | State::Healthy => Ok(Outcome::Clean),
     }
 }
 
@@ -78,11 +84,12 @@ fn read_saved(path: &Path) -> anyhow::Result<Saved> {
 }
 
 /// A Service that is not there cannot be checked.
-fn require_service(facts: &Facts, scope: &Scope, why_unknown: Option<&str>) -> anyhow::Result<()> {
+fn require_service(facts: &Facts, scope: &Scope) -> anyhow::Result<()> {
     let Some(key) = &scope.service else { return Ok(()) };
     let history = facts.history.as_ref().filter(|history| history.knows(Kind::Service));
     let Some(history) = history else {
-        let why = why_unknown.unwrap_or("there is no list of them");
+        let why = facts.why_missing(ArtifactKind::Services);
+        let why = why.map_or("there is no list of them".to_owned(), ToString::to_string);
         return Err(anyhow::anyhow!("cannot check {key}, because the Services are not known: {why}"))
             .hint(|| "give --kubeconfig FILE, or --cluster-from DIR with saved lists".to_owned());
     };

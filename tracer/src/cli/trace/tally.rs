@@ -72,7 +72,7 @@ impl Tally {
         mut gaps: Vec<String>,
     ) -> report::Summary {
         gaps.extend(pipeline.cluster().status.gaps(ended));
-        gaps.extend(pipeline.node().state.gaps.iter().cloned());
+        gaps.extend(pipeline.node().gap_lines());
         let counters = pipeline.counters();
         report::Summary {
             started,

@@ -4,10 +4,11 @@
 
 use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
-use super::{Context, Finding, Rule};
+use super::{Context, Finding};
 use crate::{
     cluster::{EndpointState, Membership, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
+    node::{ProxyMode, Rule},
     sighting::{Hook, Status},
     text::count,
     time::Timestamp,
@@ -100,7 +101,7 @@ impl<'a> Case<'a> {
     /// with the DNAT bit is none of IPVS's, whatever the node says.
     pub(super) fn is_ipvs(&self) -> bool {
         self.flow.met_ipvs()
-            || (self.ctx.node.kube_proxy_mode() == Some("ipvs")
+            || (self.ctx.node.mode == Some(ProxyMode::Ipvs)
                 && self.decision.is_none_or(|decision| !decision.ct.status.has(Status::DST_NAT)))
     }
 

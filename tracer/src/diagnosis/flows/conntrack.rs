@@ -4,6 +4,7 @@ use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
     flow::{Answer, Outcome},
+    node::snapshot::ConntrackUse,
     verdict::EvidenceType,
 };
 
@@ -22,7 +23,8 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
         Class::C16,
         "the conntrack table is full: new connections are dropped, established ones go on",
     );
-    if let Some((count, max)) = case.ctx.node.conntrack_use() {
+    if let Some(used) = case.ctx.node.conntrack_use {
+        let ConntrackUse { count, max } = used.value;
         finding = finding.fill("MAX", max.saturating_mul(2).to_string());
         let use_of_table = format!("{count} of {max} conntrack entries in use");
         // Counted when the node was read, which is after the drop.

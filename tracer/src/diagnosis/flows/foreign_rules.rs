@@ -1,10 +1,13 @@
 //! Rules of kube-proxy that it does not keep any more: in the other iptables backend (C3), or of another proxy mode
 //! (C10). They go on translating, and nobody mends them.
 
-use super::{Case, Finding, Rule, Ruling};
-use crate::class::{Class, Confidence, Severity};
-use crate::cluster::Membership;
-use crate::verdict::EvidenceType;
+use super::{Case, Finding};
+use crate::{
+    class::{Class, Confidence, Severity},
+    cluster::Membership,
+    node::{ProxyMode, Rule, Ruling},
+    verdict::EvidenceType,
+};
 
 /// C3, C10.
 /// Mechanism: kube-proxy writes through one backend in one mode. What it, or an older one, once wrote through another
@@ -25,21 +28,17 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     let sends = |ruling: &&Ruling| ruling.endpoints.contains(&endpoint);
     let leftover = rulings.iter().find(sends)?;
     let kept: Vec<&Ruling> = rulings.iter().filter(|ruling| ruling.writer != leftover.writer).collect();
-    let mode = case.ctx.node.kube_proxy_mode();
+    let mode = case.ctx.node.mode;
     if kept.is_empty() || kept.iter().any(sends) || is_certainly_kept(mode, leftover, &kept) {
         return None;
     }
-    let of_other_mode = mode.is_some_and(|mode| !writes(mode, leftover.writer));
-    let kept_names = kept.iter().map(|ruling| ruling.writer).collect::<Vec<_>>().join(" and ");
-    let (class, what) = if of_other_mode {
-        (
-            Class::C10,
-            format!(
-                "kube-proxy is in {} mode and rules of {} mode still translate",
-                mode.unwrap_or("another"),
-                leftover.writer
-            ),
-        )
+    let other_mode = mode.filter(|mode| !mode.writes(leftover.writer));
+    let of_other_mode = other_mode.is_some();
+    let kept_names = kept.iter().map(|ruling| ruling.writer.as_str()).collect::<Vec<_>>().join(" and ");
+    let (class, what) = if let Some(mode) = other_mode {
+        let what =
+            format!("kube-proxy is in {mode} mode and rules of {} mode still translate", leftover.writer);
+        (Class::C10, what)
     } else {
         (Class::C3, format!("kube-proxy's rules stand in both {} and {kept_names}", leftover.writer))
     };
@@ -79,16 +78,8 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     Some(finding.unobserved("which rules translated this very connection: they were read after it"))
 }
 
-/// Whether the writer's rules are the ones of this mode.
-fn writes(mode: &str, writer: &str) -> bool {
-    match mode {
-        "iptables" => writer.starts_with("iptables"),
-        other => writer == other,
-    }
-}
-
 /// Whether the writer is the one that kube-proxy writes with now: then its rules are old, which is another class.
-fn is_certainly_kept(mode: Option<&str>, candidate: &Ruling, others: &[&Ruling]) -> bool {
+fn is_certainly_kept(mode: Option<ProxyMode>, candidate: &Ruling, others: &[&Ruling]) -> bool {
     let Some(mode) = mode else { return true };
-    writes(mode, candidate.writer) && !others.iter().any(|other| writes(mode, other.writer))
+    mode.writes(candidate.writer) && !others.iter().any(|other| mode.writes(other.writer))
 }

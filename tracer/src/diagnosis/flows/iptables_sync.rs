@@ -2,11 +2,12 @@
 //!
 //! Named after the domain; it holds for every proxy mode.
 
-use super::{Case, Finding, Rule, text::length};
+use super::{Case, Finding, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Usable, Via},
     flow::{Outcome, RefusalKind, Stage},
+    node::{Presence, Rule, interfaces::Dataplane},
     sighting::Hook,
     verdict::EvidenceType,
 };
@@ -60,11 +61,11 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// translated, though a rule that translates stands (source ranges, C23, or a firewall).
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let node = case.ctx.node;
-    let rules = node.has_proxy_rules();
-    let running = node.kube_proxy_running();
+    let rules = node.proxy_rules.any();
+    let running = node.running;
     let untracked = case.decision.is_none()
         && case.endpoint.is_none()
-        && rules == Some(false)
+        && rules == Presence::Absent
         && case.has_hook(Hook::Confirm)
         && matches!(
             case.outcome,
@@ -83,14 +84,11 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         );
         return Some(lag(case, &what));
     }
-    if running != Some(true)
-        && rules != Some(true)
-        && let Some(dataplane) = node.other_dataplane()
-    {
+    if let Some(dataplane) = node.served_elsewhere() {
         return Some(out_of_scope(case, dataplane));
     }
     let elsewhere = case.ctx.translations.other_services_untranslated(case.vip.addr, case.decided);
-    if running == Some(false) || rules == Some(false) || elsewhere {
+    if running == Some(false) || rules == Presence::Absent || elsewhere {
         return Some(lowered(case, no_proxy(case, usable, rule, elsewhere)));
     }
     let dropped = case.rule_drop().is_some();
@@ -135,7 +133,7 @@ fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
 }
 
 /// Another program serves Services here, where netfilter does not see it: nothing follows from a missing translation.
-fn out_of_scope(case: &Case<'_>, dataplane: &str) -> Finding {
+fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
     Finding::new(
         Class::Unknown,
         format!(
@@ -148,23 +146,23 @@ fn out_of_scope(case: &Case<'_>, dataplane: &str) -> Finding {
     .unobserved(format!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
     .now(&[action::READ_OTHER_DATAPLANE])
     .later(&[])
-    .fill("DATAPLANE", dataplane)
+    .fill("DATAPLANE", dataplane.as_str())
 }
 
 fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool) -> Finding {
-    let running = case.ctx.node.kube_proxy_running();
-    // The rules that were looked for are those of IPv4.
-    let rules = case.ctx.node.has_proxy_rules().filter(|_| case.vip.addr.is_ipv4());
-    let stands = rule == Some(Rule::Forwards) && rules != Some(false);
+    let running = case.ctx.node.running;
+    // One family may be known to have none while the other was not read: for IPv6 that proves nothing.
+    let rules = if case.vip.addr.is_ipv4() { case.ctx.node.proxy_rules.any() } else { Presence::Unknown };
+    let stands = rule == Some(Rule::Forwards) && rules != Presence::Absent;
     let detail = match (running, rules) {
-        (_, Some(false)) => "none of kube-proxy's rules stand on this node",
+        (_, Presence::Absent) => "none of kube-proxy's rules stand on this node",
         (Some(false), _) if stands => {
             "kube-proxy is not running on this node, and its rules did not have this Service yet"
         }
         (Some(false), _) => "kube-proxy is not running on this node, and its rules lack this Service",
         _ => "no Service is translated on this node any more",
     };
-    let certain = !stands && (running == Some(false) || rules == Some(false)) && case.decision.is_some();
+    let certain = !stands && (running == Some(false) || rules == Presence::Absent) && case.decision.is_some();
     let mut finding = Finding::new(Class::C1, format!("{detail}: {} is not translated", case.name()))
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
         .api(Some(usable.since), case.usable_evidence())
@@ -172,7 +170,7 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
     if running == Some(false) {
         finding = finding.node(case.ctx.node.read_at(), "no kube-proxy process");
     }
-    if rules == Some(false) {
+    if rules == Presence::Absent {
         let what = if case.is_ipvs() {
             "no virtual server in IPVS's table"
         } else {
@@ -207,7 +205,7 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
         finding = finding
             .unobserved("a NAT decision: no conntrack entry was made, for nothing on this node asks for one");
     }
-    if running.is_none() && rules.is_none() {
+    if running.is_none() && rules == Presence::Unknown {
         finding = finding.unobserved("whether kube-proxy runs and which rules stand");
     }
     finding

@@ -140,7 +140,7 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     } else {
         "IPVS drops its packets without a word"
     };
-    let setting = case.ctx.node.ipvs_settings().and_then(|settings| settings.expire_nodest_conn);
+    let setting = case.ctx.node.ipvs_settings.and_then(|settings| settings.expire_nodest_conn);
     let mut finding = Finding::new(
         Class::C13,
         format!(
@@ -306,7 +306,7 @@ pub(super) fn endpoint_unseen(case: &Case<'_>) -> Option<&'static str> {
 
 /// IPVS translated it, if anybody, and conntrack has no entry of it.
 pub(super) fn is_untracked(case: &Case<'_>) -> bool {
-    let untracked = case.ctx.node.ipvs_settings().and_then(|settings| settings.conntrack) == Some(false);
+    let untracked = case.ctx.node.ipvs_settings.and_then(|settings| settings.conntrack) == Some(false);
     case.decision.is_none() && untracked && case.is_ipvs()
 }
 

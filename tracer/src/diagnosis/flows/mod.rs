@@ -15,7 +15,6 @@ mod ipvs;
 mod network_path;
 mod network_policy;
 mod no_endpoints;
-mod node;
 mod normal;
 mod record;
 mod resets;
@@ -23,7 +22,6 @@ mod service_config;
 mod stale_endpoints;
 mod timeline;
 mod translations;
-mod view;
 
 use std::time::Duration;
 
@@ -31,13 +29,13 @@ use case::Case;
 
 use super::finding::{Finding, rules_of_endpoint};
 
-pub use self::{translations::Translations, view::NodeView};
-pub use crate::node::{IpvsSettings, Rule, Ruling};
+pub use self::translations::Translations;
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, History, Key, Membership, Via},
     flow::{Flow, Outcome},
     net::Netns,
+    node::Snapshot,
     sighting::Hook,
     text,
     time::Timestamp,
@@ -51,7 +49,7 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     pub cluster: &'a History,
-    pub node: &'a dyn NodeView,
+    pub node: &'a Snapshot,
     /// The node that the trace runs on.
     pub node_name: Option<&'a str>,
     /// The namespace in which kube-proxy writes its rules; `None` takes any namespace's decision for it.

@@ -1,9 +1,10 @@
 //! C20: the Service has no endpoint to send to.
 
-use super::{Case, Finding, Rule};
+use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
     flow::{RefusalKind, Stage},
+    node::Rule,
 };
 
 /// Mechanism: kube-proxy writes a rule that refuses (ICMP port unreachable) for a Service port without usable

@@ -167,8 +167,8 @@ fn build(
         against: finding.against.into_iter().map(clean_evidence).collect(),
         unseen: finding.unobserved.into_iter().map(clean).collect(),
         lost_events: flow.lost,
-        kube_proxy_mode: ctx.node.kube_proxy_mode().map(clean),
-        kube_proxy_version: ctx.node.kube_proxy_version().map(clean),
+        kube_proxy_mode: ctx.node.mode.map(|mode| mode.to_string()),
+        kube_proxy_version: ctx.node.version.as_deref().map(clean),
         metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
         mitigation: Mitigation {
             immediate: clean(mitigation.immediate),

@@ -3,11 +3,12 @@
 
 use std::net::SocketAddr;
 
-use super::{Case, Context, Finding, Rule, rules_of_endpoint, text::length};
+use super::{Case, Context, Finding, rules_of_endpoint, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Key, Via},
     flow::{Decision, Flow, Outcome},
+    node::Rule,
     time::Timestamp,
 };
 
@@ -50,7 +51,7 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
             .severity(Severity::Medium)
             .api(Some(since), past)
             .unobserved("why kube-proxy did not take the rule away: its log and metrics")
-            .fill("RULES_OF_ENDPOINT", rules_of_endpoint(ctx.node.kube_proxy_mode(), endpoint)),
+            .fill("RULES_OF_ENDPOINT", rules_of_endpoint(ctx.node.mode, endpoint)),
         );
     }
     let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;

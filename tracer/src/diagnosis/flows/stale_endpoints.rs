@@ -90,7 +90,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         .severity(if case.failed() { Severity::High } else { Severity::Medium })
         .api(since, what)
         .unobserved("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
-        .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.kube_proxy_mode(), endpoint))
+        .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.mode, endpoint))
         .related(&[Class::C2, Class::C4]);
     if case.vip.service.affinity.is_some() {
         finding = finding

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Facts, Finding, Level, Step, knows_services};
+use super::{Facts, Finding, Level, Step};
 use crate::{
     class::{Action, Class, Confidence, Domain, Severity, action},
     cluster::Key,
@@ -16,7 +16,7 @@ use crate::{
         audit::{self, Aspect, Context, Discrepancy, Expected, Kind, Sync, SyncState},
         finding::rules_of_endpoint,
     },
-    net::Cidr,
+    net::{Cidr, Family},
     node::{
         ProxyMode,
         kube_proxy::metrics::{Metrics, SyncTimes},
@@ -33,17 +33,20 @@ const QUOTED_MAX: usize = 6;
 
 /// Compares the rules with the API, where both are known. Answers what kept it from doing so.
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) -> Vec<String> {
-    let Some(history) = facts.history.as_ref().filter(|_| knows_services(facts)) else { return Vec::new() };
-    if facts.rules.any().is_none() {
+    let Some(history) = facts.services() else { return Vec::new() };
+    let known = |family: &Family| facts.node.knows_rules(*family);
+    if !Family::ALL.iter().any(known) || facts.node.served_elsewhere().is_some() {
         return Vec::new();
     }
-    let (Some(mode), Some(node)) = (facts.mode(), facts.known_node()) else {
+    let (Some(mode), Some(node)) = (facts.node.mode, facts.known_node()) else {
         return vec!["each rule against the API: the mode or the node's name is not known".to_owned()];
     };
     let context = context(facts, node, mode);
     let mut expected = Expected::new(history, &context);
-    expected.trace_back(history, &facts.ruleset, &context);
-    let audit = audit::audit(&expected, &facts.ruleset, &context);
+    expected.trace_back(history, &facts.node.rules, &context);
+    let mut audit = audit::audit(&expected, &facts.node.rules, &context);
+    // Of a family whose rules were not read nothing is missing.
+    audit.discrepancies.retain(|found| known(&found.family));
     take(mode, facts, &audit.discrepancies, findings);
     let gap = |gap: &String| format!("rules against the API: {gap}");
     expected.gaps.iter().chain(&audit.gaps).map(gap).collect()
@@ -53,11 +56,12 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
     let at = facts.taken.unwrap_or(Timestamp::MAX);
     let mut context = Context::new(node, mode, at);
     let be_liberal = facts
+        .node
         .sysctls
         .as_ref()
         .and_then(|sysctls| sysctls.number("net/netfilter/nf_conntrack_tcp_be_liberal"));
     context.tcp_be_liberal = be_liberal.map(|value| value != 0);
-    if let Some(config) = facts.config() {
+    if let Some(config) = facts.node.config.as_ref() {
         let ranges = |texts: &[String]| texts.iter().filter_map(|text| Cidr::parse(text)).collect::<Vec<_>>();
         context.cluster_cidrs = ranges(&config.cluster_cidrs);
         context.masquerade_all = config.masquerade_all.unwrap_or(false);
@@ -70,7 +74,7 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
         }
         context.tcp_be_liberal = context.tcp_be_liberal.or(config.tcp_be_liberal);
     }
-    let times = facts.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
+    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
     context.sync = sync(&times, facts, at);
     context
 }
@@ -84,7 +88,7 @@ fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
             .map(Timestamp::from_unix_ns)
     };
     // What waits is as old as it was by kube-proxy's own clock, not by that of a folder that was read later.
-    let skew = facts.proxy_clock.and_then(moment).map_or(Duration::ZERO, |clock| at.since(clock));
+    let skew = facts.node.proxy_clock.and_then(moment).map_or(Duration::ZERO, |clock| at.since(clock));
     let waits = times.iter().any(|times| times.last_queued > times.last_synced);
     let queued = times.iter().map(|times| times.last_queued).reduce(f64::max).and_then(moment);
     let mut sync = Sync {
@@ -92,8 +96,9 @@ fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
         last_synced: times.iter().map(|times| times.last_synced).reduce(f64::min).and_then(moment),
         ..Sync::default()
     };
-    let period = facts.config().and_then(|config| config.min_sync_period).unwrap_or_default();
+    let period = facts.node.config.as_ref().and_then(|config| config.min_sync_period).unwrap_or_default();
     let p99 = facts
+        .node
         .metrics
         .as_ref()
         .and_then(|metrics| metrics.quantile("kubeproxy_network_programming_duration_seconds", 0.99));
@@ -258,7 +263,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
 }
 
 fn never_written(facts: &Facts) -> bool {
-    let times = facts.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
+    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
     !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
 }
 
@@ -307,7 +312,7 @@ fn one(class: Class, mode: ProxyMode, service: &str, found: &[&Discrepancy]) -> 
         .service(&key, port)
         .since(found.iter().filter_map(|found| found.since).min());
     if let Some(endpoint) = found.iter().find_map(|found| found.endpoint) {
-        finding = finding.fill("RULES_OF_ENDPOINT", rules_of_endpoint(Some(mode.as_str()), endpoint));
+        finding = finding.fill("RULES_OF_ENDPOINT", rules_of_endpoint(Some(mode), endpoint));
     }
     if in_flight {
         finding = finding.level(Level::Note).against(

@@ -5,7 +5,7 @@
 use super::{Facts, Finding, Level};
 use crate::{
     class::{Class, Confidence, Severity, action},
-    node::conntrack::Growth,
+    node::{conntrack::Growth, snapshot::ConntrackUse},
     verdict::EvidenceType,
 };
 
@@ -16,22 +16,20 @@ const FILLING_PERCENT: u64 = 75;
 const CHAIN_MAX: u64 = 16;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
-    let count = facts.conntrack.as_ref().and_then(crate::node::conntrack::Counters::entries);
-    let setting = |name: &str| {
-        let number = facts.sysctls.as_ref()?.number(&format!("net/netfilter/{name}"))?;
-        u64::try_from(number).ok()
-    };
-    let (count, max) = (setting("nf_conntrack_count").or(count), setting("nf_conntrack_max"));
-    let grown = facts.conntrack.as_ref().zip(facts.conntrack_later.as_ref());
+    let used = facts.node.conntrack_use.map(|used| used.value);
+    let grown = facts.node.conntrack.as_ref().zip(facts.node.conntrack_later.as_ref());
     let growth = |column: &str| {
         grown.and_then(|(before, after)| after.growth(before).get(column).copied()).unwrap_or_default()
     };
 
-    if let (Some(count), Some(max)) = (count, max.filter(|max| *max > 0)) {
+    if let Some(ConntrackUse { count, max }) = used.filter(|used| used.max > 0) {
         fullness(facts, count, max, growth("drop"), growth("early_drop"), findings);
         other_namespaces(facts, count, max, findings);
         wanted(facts, max, findings);
-        if let Some(buckets) = setting("nf_conntrack_buckets").filter(|buckets| *buckets > 0)
+        let sysctls = facts.node.sysctls.as_ref();
+        let buckets = sysctls.and_then(|sysctls| sysctls.number("net/netfilter/nf_conntrack_buckets"));
+        let buckets = buckets.and_then(|buckets| u64::try_from(buckets).ok());
+        if let Some(buckets) = buckets.filter(|buckets| *buckets > 0)
             && max / buckets > CHAIN_MAX
         {
             findings.push(
@@ -49,7 +47,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
             );
         }
     }
-    lost(growth("insert_failed"), growth("drop"), growth("chainlength"), count, max, findings);
+    lost(growth("insert_failed"), growth("drop"), growth("chainlength"), used, findings);
 }
 
 fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, findings: &mut Vec<Finding>) {
@@ -85,7 +83,7 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
     if drop.by > 0 {
         finding = finding
             .node(None, format!("drop grew by {} on {} CPUs between two readings", drop.by, drop.cpus));
-    } else if facts.conntrack_later.is_some() && level == Level::Fault {
+    } else if facts.node.conntrack_later.is_some() && level == Level::Fault {
         finding = finding.against(
             EvidenceType::Node,
             None,
@@ -99,7 +97,9 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
         );
     }
     let wanted = facts
-        .config()
+        .node
+        .config
+        .as_ref()
         .and_then(|config| config.wanted_conntrack_max(cpus(facts)?))
         .filter(|wanted| *wanted > max);
     let new = wanted.unwrap_or_else(|| max.saturating_mul(2));
@@ -109,6 +109,7 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
 /// The limit is one for all namespaces, the counts are each namespace's own.
 fn other_namespaces(facts: &Facts, own: u64, max: u64, findings: &mut Vec<Finding>) {
     let full: Vec<_> = facts
+        .node
         .namespaces
         .iter()
         .filter(|namespace| {
@@ -140,12 +141,12 @@ fn other_namespaces(facts: &Facts, own: u64, max: u64, findings: &mut Vec<Findin
 }
 
 fn cpus(facts: &Facts) -> Option<u64> {
-    facts.process.as_ref()?.cpus.map(u64::from)
+    facts.node.process.as_ref()?.cpus.map(u64::from)
 }
 
 /// Whether the limit is what kube-proxy was told to make it.
 fn wanted(facts: &Facts, max: u64, findings: &mut Vec<Finding>) {
-    let (Some(config), Some(cpus)) = (facts.config(), cpus(facts)) else { return };
+    let (Some(config), Some(cpus)) = (facts.node.config.as_ref(), cpus(facts)) else { return };
     let Some(wanted) = config.wanted_conntrack_max(cpus).filter(|wanted| max < *wanted) else { return };
     findings.push(
         Finding::new(
@@ -175,13 +176,12 @@ fn lost(
     insert_failed: Growth,
     drop: Growth,
     chain: Growth,
-    count: Option<u64>,
-    max: Option<u64>,
+    used: Option<ConntrackUse>,
     findings: &mut Vec<Finding>,
 ) {
-    let full = count
-        .zip(max)
-        .is_some_and(|(count, max)| count.saturating_mul(100) / max.max(1) >= NEARLY_FULL_PERCENT);
+    let full = used.is_some_and(|ConntrackUse { count, max }| {
+        count.saturating_mul(100) / max.max(1) >= NEARLY_FULL_PERCENT
+    });
     if insert_failed.by == 0 && (drop.by == 0 || full) {
         return;
     }

@@ -28,11 +28,7 @@ pub use facts::Facts;
 pub use report::{CheckReport, FindingRecord, State};
 
 pub use crate::diagnosis::finding::{Level, Step};
-use crate::{
-    class::Class,
-    cluster::{Key, Kind},
-    diagnosis::finding::Finding,
-};
+use crate::{class::Class, cluster::Key, diagnosis::finding::Finding};
 
 /// What the report is narrowed to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,24 +129,23 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
     }
     rank(&mut findings, scope);
 
-    let mut gaps = facts.gaps.clone();
-    gaps.extend(facts.missing());
+    let mut gaps = facts.missing();
     gaps.extend(unaudited);
     let mut seen = BTreeSet::new();
     gaps.retain(|gap| seen.insert(gap.clone()));
     let state = state(facts, &findings);
     CheckReport {
         time: facts.taken.unwrap_or_default(),
-        node: facts.node.clone(),
-        kube_proxy_mode: facts.mode().map(|mode| mode.as_str().to_owned()),
-        kube_proxy_version: facts.proxy_version().map(str::to_owned),
+        node: facts.node_name.clone(),
+        kube_proxy_mode: facts.node.mode.map(|mode| mode.as_str().to_owned()),
+        kube_proxy_version: facts.node.version.clone(),
         service: scope.service.as_ref().map(Key::to_string),
         state,
         summary: summary(state, &findings, facts),
         procedures: procedures::run(facts, &findings),
         findings: findings
             .into_iter()
-            .map(|finding| FindingRecord::of(finding, facts.node.as_deref()))
+            .map(|finding| FindingRecord::of(finding, facts.node_name.as_deref()))
             .collect(),
         gaps,
         differences: Vec::new(),
@@ -178,7 +173,7 @@ fn rank(findings: &mut [Finding], scope: &Scope) {
 fn state(facts: &Facts, findings: &[Finding]) -> State {
     if findings.iter().any(|finding| finding.level == Level::Fault) {
         State::Broken
-    } else if !facts.covers_the_dataplane() {
+    } else if !facts.uncovered().is_empty() {
         State::Unknown
     } else if findings.iter().any(|finding| finding.level == Level::Warning) {
         State::Warnings
@@ -189,7 +184,7 @@ fn state(facts: &Facts, findings: &[Finding]) -> State {
 
 /// The first line that a person reads.
 fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
-    let on = facts.node.as_deref().map(|node| format!(" on {node}")).unwrap_or_default();
+    let on = facts.node_name.as_deref().map(|node| format!(" on {node}")).unwrap_or_default();
     let faults: Vec<&Finding> = findings.iter().filter(|finding| finding.level == Level::Fault).collect();
     let warnings = findings.iter().filter(|finding| finding.level == Level::Warning).count();
     match (state, faults.as_slice()) {
@@ -202,19 +197,15 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
             format!("broken{on}: {}{more}", first.root_cause())
         }
         (State::Unknown, _) => {
-            let unchecked = facts.uncovered().join(", ");
+            let unchecked: Vec<String> = facts.uncovered().iter().map(ToString::to_string).collect();
+            let unchecked = match unchecked.as_slice() {
+                [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+                parts => parts.concat(),
+            };
             format!("no fault found{on}, but {unchecked} could not be checked")
         }
         (State::Warnings, _) if warnings == 1 => format!("nothing broken{on}; 1 warning"),
         (State::Warnings, _) => format!("nothing broken{on}; {warnings} warnings"),
         _ => format!("nothing broken{on}"),
     }
-}
-
-/// Whether the cluster's history knows what the Services are and who serves them.
-fn knows_services(facts: &Facts) -> bool {
-    facts
-        .history
-        .as_ref()
-        .is_some_and(|history| history.knows(Kind::Service) && history.knows(Kind::EndpointSlice))
 }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
-    let Some(sysctls) = &facts.sysctls else { return };
+    let Some(sysctls) = &facts.node.sysctls else { return };
     forwarding(facts, sysctls, findings);
     bridges(facts, sysctls, findings);
     reverse_path(facts, sysctls, findings);
@@ -63,7 +63,7 @@ fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Inte
     let ranges: Vec<Cidr> =
         node.iter().flat_map(|node| &node.pod_cidrs).filter_map(|range| Cidr::parse(range)).collect();
     let local = |pod: &crate::cluster::model::Pod| {
-        pod.node.is_some() && pod.node.as_deref() == facts.node.as_deref() && !pod.host_network
+        pod.node.is_some() && pod.node.as_deref() == facts.node_name.as_deref() && !pod.host_network
     };
     let pods: BTreeSet<IpAddr> =
         history.pods().filter(|pod| local(pod)).flat_map(|pod| pod.ips.clone()).collect();
@@ -82,7 +82,7 @@ fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Inte
 
 /// C31.
 fn bridges(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
-    let Some(interfaces) = &facts.interfaces else { return };
+    let Some(interfaces) = &facts.node.interfaces else { return };
     let bridges = pod_bridges(facts, interfaces);
     for bridge in bridges {
         let ports: Vec<&Interface> = interfaces.ports(&bridge.name).collect();
@@ -134,8 +134,8 @@ fn bridged(
     let value = sysctls.number(&format!("net/bridge/{setting}"));
     let absent = value.is_none() && !sysctls.has_folder("net/bridge");
     // Absent settings mean that br_netfilter is not loaded; a capture may have left them out.
-    let not_loaded =
-        absent && facts.modules.as_ref().is_some_and(|modules| modules.has("br_netfilter") == Some(false));
+    let not_loaded = absent
+        && facts.node.modules.as_ref().is_some_and(|modules| modules.has("br_netfilter") == Some(false));
     if value != Some(0) && !not_loaded || ports == 0 {
         return;
     }
@@ -163,7 +163,7 @@ fn bridged(
 
 /// C32: strict reverse path filters drop what comes in on another interface than it would go out.
 fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
-    let (before, after) = facts.rp_filter_drops;
+    let (before, after) = facts.node.rp_filter_drops;
     let grew = before.zip(after).map_or(0, |(before, after)| after.saturating_sub(before));
     let all = sysctls.number("net/ipv4/conf/all/rp_filter").unwrap_or(0);
     // The larger of the two counts (Documentation/networking/ip-sysctl.rst).
@@ -184,7 +184,7 @@ fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
             && interface.addresses.iter().any(subnet)
     };
     let out: Vec<&Interface> =
-        facts.interfaces.iter().flat_map(Interfaces::iter).filter(reaches_out).collect();
+        facts.node.interfaces.iter().flat_map(Interfaces::iter).filter(reaches_out).collect();
     let filtered: Vec<&str> = out
         .iter()
         .filter(|interface| strict(&interface.name))
@@ -234,9 +234,9 @@ fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     let ports = facts.history.as_ref().is_some_and(|history| {
         history.services().any(|service| service.ports.iter().any(|port| port.node_port.is_some()))
     });
-    let Some(config) = facts.config() else { return };
+    let Some(config) = facts.node.config.as_ref() else { return };
     let wanted = config.localhost_node_ports.unwrap_or(true) && config.node_port_addresses.is_empty();
-    if facts.mode() != Some(ProxyMode::Iptables)
+    if facts.node.mode != Some(ProxyMode::Iptables)
         || !ports
         || !wanted
         || sysctls.number("net/ipv4/conf/all/route_localnet") != Some(0)
@@ -260,7 +260,7 @@ fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
 
 /// What IPVS mode needs of the kernel, and kube-proxy sets when it starts.
 fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
-    if facts.mode() != Some(ProxyMode::Ipvs) {
+    if facts.node.mode != Some(ProxyMode::Ipvs) {
         return;
     }
     let mut unset = |path: &str, class: Class, level: Level, effect: &str, action: Action| {

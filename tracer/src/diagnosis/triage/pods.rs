@@ -33,20 +33,18 @@ fn is_proxy(pod: &Pod) -> bool {
 
 fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     let pods: Vec<_> = history.pods().filter(|pod| is_proxy(pod)).collect();
-    let here = |pod: &Pod| facts.node.is_some() && pod.node.as_deref() == facts.node.as_deref();
+    let here = |pod: &Pod| facts.node_name.is_some() && pod.node.as_deref() == facts.node_name.as_deref();
     let runs = |pod: &Pod| pod.phase == Phase::Running && pod.ready && pod.trouble.is_none();
     if let Some(node) = facts.known_node()
         && !pods.is_empty()
         && !pods.iter().any(|pod| here(pod))
     {
-        let running = facts.process.as_ref().is_some_and(|process| process.program.is_some())
-            || facts.said_mode.is_some();
         let finding =
             Finding::new(Class::C1, format!("no kube-proxy Pod is on {node}; other nodes have one"))
                 .severity(Severity::High)
                 .api(None, format!("{} kube-proxy Pods, none with spec.nodeName {node}", pods.len()))
                 .now(&[action::DESCRIBE_DAEMON_SET]);
-        findings.push(if running {
+        findings.push(if facts.node.running == Some(true) {
             finding.level(Level::Note).against(
                 EvidenceType::Node,
                 None,
@@ -141,7 +139,7 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     let mut away = Vec::new();
     for node in history.nodes() {
         let name = node.key.name.to_string();
-        let here = facts.node.as_deref() == Some(&*name);
+        let here = facts.node_name.as_deref() == Some(&*name);
         if node.ready != Some(true) {
             if here {
                 let detail = format!(

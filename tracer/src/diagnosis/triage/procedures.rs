@@ -5,11 +5,11 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Facts, Finding, Level, Step, knows_services};
+use super::{Facts, Finding, Level, Step};
 use crate::{
     class::Class,
     cluster::model::{Service, ServiceType, TrafficPolicy},
-    node::ProxyMode,
+    node::{Presence, ProxyMode},
 };
 
 /// One procedure and where it ends.
@@ -45,13 +45,13 @@ pub enum Outcome {
 /// Goes through all five.
 pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
     let book = Book { facts, findings };
-    let knows = knows_services(facts);
-    let rules = facts.rules.any().is_some();
-    let sysctls = facts.sysctls.is_some();
-    let proxy = facts.said_mode.is_some()
-        || facts.metrics.is_some()
-        || facts.process.is_some()
-        || facts.log.is_some();
+    let knows = facts.services().is_some();
+    let rules = facts.node.proxy_rules.any() != Presence::Unknown;
+    let sysctls = facts.node.sysctls.is_some();
+    let proxy = facts.node.reported_mode.is_some()
+        || facts.node.metrics.is_some()
+        || facts.node.process.is_some()
+        || facts.node.log.is_some();
     let common = |first: Vec<Check>| {
         let mut steps = first;
         steps.push(book.look("kube-proxy runs and reads the API", proxy, |finding| {
@@ -60,7 +60,7 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
         steps.push(book.look("the rules stand and are of one mode and backend", rules, |finding| {
             finding.step == Some(Step::Rules)
         }));
-        steps.push(book.look("conntrack has room", facts.conntrack.is_some() || sysctls, |finding| {
+        steps.push(book.look("conntrack has room", facts.node.conntrack.is_some() || sysctls, |finding| {
             finding.step == Some(Step::Conntrack)
         }));
         steps
@@ -78,7 +78,7 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
         book.look("a Local policy has a local endpoint", knows && facts.known_node().is_some(), |finding| {
             finding.class == Class::C21
         }),
-        book.look("nodePortAddresses lets this node serve", facts.config().is_some(), |finding| {
+        book.look("nodePortAddresses lets this node serve", facts.node.config.is_some(), |finding| {
             finding.class == Class::C26
         }),
     ]);
@@ -88,21 +88,23 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
         }),
     );
 
-    let metrics = facts.metrics.is_some();
+    let metrics = facts.node.metrics.is_some();
     let slow = vec![
         book.look("nothing waits to be written", metrics, |finding| finding.class == Class::C4),
         book.look("kube-proxy writes soon after a change", metrics, |finding| finding.class == Class::C5),
-        book.look("nobody else holds the lock or the rules", facts.log.is_some() || metrics, |finding| {
-            matches!(finding.class, Class::C3 | Class::C4)
-        }),
+        book.look(
+            "nobody else holds the lock or the rules",
+            facts.node.log.is_some() || metrics,
+            |finding| matches!(finding.class, Class::C3 | Class::C4),
+        ),
         book.scale(),
     ];
 
     let exhausted = vec![
-        book.look("the table has room", sysctls || facts.conntrack.is_some(), |finding| {
+        book.look("the table has room", sysctls || facts.node.conntrack.is_some(), |finding| {
             finding.class == Class::C16
         }),
-        book.look("entries are inserted without loss", facts.conntrack_later.is_some(), |finding| {
+        book.look("entries are inserted without loss", facts.node.conntrack_later.is_some(), |finding| {
             finding.class == Class::C17
         }),
         book.timeouts(),
@@ -150,7 +152,7 @@ impl Book<'_> {
     /// iptables mode grows slow with the number of Services.
     fn scale(&self) -> Check {
         let check = "the mode fits the number of Services";
-        let Some(history) = self.facts.history.as_ref().filter(|_| knows_services(self.facts)) else {
+        let Some(history) = self.facts.services() else {
             return Check {
                 check,
                 result: Outcome::Unknown,
@@ -159,7 +161,7 @@ impl Book<'_> {
         };
         let ports: usize =
             history.services().filter(|service| !service.headless).map(|service| service.ports.len()).sum();
-        let mode = self.facts.mode();
+        let mode = self.facts.node.mode;
         let detail =
             format!("{ports} Service ports in {} mode", mode.map_or("an unknown", ProxyMode::as_str));
         match mode {
@@ -176,7 +178,7 @@ impl Book<'_> {
     fn timeouts(&self) -> Check {
         let check = "established entries do not stay for days";
         let path = "net/netfilter/nf_conntrack_tcp_timeout_established";
-        match self.facts.sysctls.as_ref().and_then(|sysctls| sysctls.number(path)) {
+        match self.facts.node.sysctls.as_ref().and_then(|sysctls| sysctls.number(path)) {
             // kube-proxy's default is 24 h, the kernel's 5 days.
             Some(seconds) if seconds > 86_400 => Check {
                 check,
@@ -193,7 +195,8 @@ impl Book<'_> {
     /// Where the client's address is lost on purpose.
     fn source_ip(&self) -> Vec<Check> {
         let mut steps = Vec::new();
-        let masquerade_all = self.facts.config().map(|config| config.masquerade_all.unwrap_or(false));
+        let masquerade_all =
+            self.facts.node.config.as_ref().map(|config| config.masquerade_all.unwrap_or(false));
         steps.push(match masquerade_all {
             Some(true) => Check {
                 check: "masqueradeAll is off",
@@ -213,7 +216,7 @@ impl Book<'_> {
             },
         });
         let check = "Services that take traffic from outside keep its source";
-        let Some(history) = self.facts.history.as_ref().filter(|_| knows_services(self.facts)) else {
+        let Some(history) = self.facts.services() else {
             steps.push(Check {
                 check,
                 result: Outcome::Unknown,

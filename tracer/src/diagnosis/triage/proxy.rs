@@ -3,11 +3,11 @@
 //! Owns C1, C2, C8 (its cleanup), C11 and the mode of C10, as far as kube-proxy's own words tell them. Whether its rules
 //! are current is for `sync`.
 
-use super::{Facts, Finding, Level, Step, knows_services};
+use super::{Facts, Finding, Level, Step};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
     node::{
-        ProxyMode,
+        Presence, ProxyMode,
         kube_proxy::{
             log::{Log, Told, Trouble},
             servers::Servers,
@@ -23,7 +23,7 @@ const UNHEARD_SECS: f64 = 15.0;
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let before = findings.len();
     config(facts, findings);
-    if let Some(log) = &facts.log {
+    if let Some(log) = &facts.node.log {
         ends(log, findings);
         ipvs(facts, log, findings);
         cleanup(log, findings);
@@ -37,17 +37,17 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// C1: no process, no ports.
 fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
-    let answers = facts.said_mode.is_some() || facts.metrics.is_some() || facts.healthz.is_some();
-    let runs = facts.process.as_ref().and_then(crate::node::kube_proxy::process::ProcessList::runs);
-    if answers || runs != Some(false) || explained || other_dataplane(facts).is_some() {
+    if facts.node.running != Some(false) || explained || facts.node.served_elsewhere().is_some() {
         return;
     }
-    let standing = facts.rules.any();
+    let standing = facts.node.proxy_rules.any();
     let (severity, detail) = match standing {
-        Some(false) => (Severity::Critical, "kube-proxy is not running on this node and has left no rules"),
+        Presence::Absent => {
+            (Severity::Critical, "kube-proxy is not running on this node and has left no rules")
+        }
         _ => (Severity::High, "kube-proxy is not running on this node: its rules are frozen as they were"),
     };
-    let Servers { metrics, health } = facts.config().map_or_else(Servers::default, Servers::of);
+    let Servers { metrics, health } = facts.node.config.as_ref().map_or_else(Servers::default, Servers::of);
     let mut finding = Finding::new(Class::C1, detail)
         .severity(severity)
         .node(None, "no process of this node is kube-proxy or a program that contains it")
@@ -55,14 +55,14 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
             None,
             format!("kube-proxy's own servers do not answer: {metrics} (metrics), {health} (health)"),
         );
-    if standing == Some(true) {
+    if standing == Presence::Present {
         finding = finding.against(
             EvidenceType::Node,
             None,
             "its rules still stand: connections to Services that have not changed since go on working",
         );
     }
-    if let Some(told) = facts.log.as_ref().and_then(|log| {
+    if let Some(told) = facts.node.log.as_ref().and_then(|log| {
         log.told.iter().filter(|told| !told.before_restart).max_by(|a, b| a.last.cmp(&b.last))
     }) {
         finding = finding.node(None, format!("its log, at {}: {}", told.last, told.text));
@@ -70,20 +70,8 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
     findings.push(finding);
 }
 
-/// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
-pub(super) fn other_dataplane(facts: &Facts) -> Option<&'static str> {
-    let listed = facts.interfaces.iter().flat_map(crate::node::interfaces::Interfaces::iter);
-    let names = listed.map(|interface| interface.name.as_str()).collect::<Vec<_>>().join(":\n") + ":\n";
-    crate::node::procfs::other_dataplane(&names)
-}
-
 fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
-    let runs =
-        facts.process.as_ref().is_some_and(|process| process.program.is_some()) || facts.said_mode.is_some();
-    let Some(name) = other_dataplane(facts) else { return };
-    if runs || facts.rules.any() == Some(true) {
-        return;
-    }
+    let Some(name) = facts.node.served_elsewhere() else { return };
     findings.push(
         Finding::new(
             Class::K1,
@@ -92,15 +80,15 @@ fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
         .level(Level::Note)
         .confidence(Confidence::Medium)
         .node(None, format!("interfaces of {name} are here, kube-proxy is not"))
-        .fill("DATAPLANE", name),
+        .fill("DATAPLANE", name.as_str()),
     );
 }
 
 /// K3: what it was told against what it does.
 fn config(facts: &Facts, findings: &mut Vec<Finding>) {
-    let Some(config) = facts.config() else { return };
+    let Some(config) = facts.node.config.as_ref() else { return };
     let configured = config.mode.as_deref();
-    if let (Some(configured), Some(said)) = (configured, facts.said_mode)
+    if let (Some(configured), Some(said)) = (configured, facts.node.reported_mode)
         && configured != said.as_str()
     {
         findings.push(
@@ -132,7 +120,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
             .now(&[action::CORRECT_MODE]),
         );
     }
-    if facts.mode() == Some(ProxyMode::Ipvs) {
+    if facts.node.mode == Some(ProxyMode::Ipvs) {
         findings.push(
             Finding::new(Class::K3, "IPVS mode is deprecated since Kubernetes 1.35")
                 .level(Level::Note)
@@ -186,9 +174,13 @@ fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
 
 /// What IPVS mode needs and the kernel surely lacks.
 pub(super) fn missing_ipvs_modules(facts: &Facts) -> Vec<String> {
-    let Some(modules) = &facts.modules else { return Vec::new() };
-    let scheduler =
-        facts.config().and_then(|config| config.ipvs_scheduler.clone()).unwrap_or_else(|| "rr".to_owned());
+    let Some(modules) = &facts.node.modules else { return Vec::new() };
+    let scheduler = facts
+        .node
+        .config
+        .as_ref()
+        .and_then(|config| config.ipvs_scheduler.clone())
+        .unwrap_or_else(|| "rr".to_owned());
     let wanted = ["ip_vs".to_owned(), format!("ip_vs_{scheduler}"), "nf_conntrack".to_owned()];
     wanted.into_iter().filter(|module| modules.has(module) == Some(false)).collect()
 }
@@ -216,12 +208,14 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
 fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     let unheard = unheard(facts);
     let told: Vec<&Told> = facts
+        .node
         .log
         .iter()
         .flat_map(|log| &log.told)
         .filter(|told| told.trouble.is_api() && !told.before_restart && !told.recovered)
         .collect();
     let cut = facts
+        .node
         .log
         .as_ref()
         .and_then(|log| log.of(Trouble::WatchCut))
@@ -234,7 +228,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     else {
         return;
     };
-    let never = facts.metrics.as_ref().is_some_and(|metrics| {
+    let never = facts.node.metrics.as_ref().is_some_and(|metrics| {
         let times = metrics.sync_times();
         !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
     });
@@ -269,7 +263,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
             );
         }
     }
-    if facts.healthz.as_ref().is_some_and(crate::node::Health::is_healthy) {
+    if facts.node.healthz.as_ref().is_some_and(crate::node::Health::is_healthy) {
         finding = finding.against(
             EvidenceType::Node,
             None,
@@ -296,8 +290,8 @@ const fn cure(trouble: Trouble) -> Option<Action> {
 
 /// The newest change of a Service's slices, where kube-proxy has not asked for a write since. With its time.
 fn unheard(facts: &Facts) -> Option<(String, Option<Timestamp>)> {
-    let history = facts.history.as_ref().filter(|_| knows_services(facts))?;
-    let metrics = facts.metrics.as_ref()?;
+    let history = facts.services()?;
+    let metrics = facts.node.metrics.as_ref()?;
     let queued = metrics.sync_times().iter().map(|times| times.last_queued).fold(f64::NAN, f64::max);
     let now = facts.now()?;
     let proxied = history.services().filter(|service| {

@@ -2,10 +2,11 @@
 //!
 //! Owns what the presence of rules tells. Whether each rule is right is told by the audit.
 
-use super::{Facts, Finding, Level, knows_services, proxy};
+use super::{Facts, Finding, Level};
 use crate::{
     class::{Class, Confidence, Severity, action},
-    node::ProxyMode,
+    node::{Presence, ProxyMode, interfaces::IPVS_DEVICE},
+    rules::Writer,
     verdict::EvidenceType,
 };
 
@@ -18,12 +19,9 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// C3.
 fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
-    let rules = &facts.rules;
-    // Without a list of its own the nft backend's rules are in the plain list, unless that is the legacy one.
-    let nft = rules.iptables_nft.or(if rules.iptables_legacy.is_some() { rules.iptables } else { None });
-    let (Some(nft), Some(legacy)) = (nft, rules.iptables_legacy) else { return };
-    let same_list = rules.iptables_nft.is_none() && rules.iptables == rules.iptables_legacy;
-    if nft == 0 || legacy == 0 || same_list {
+    let nft = facts.node.service_chains(|writer| writer == Writer::IptablesNft);
+    let legacy = facts.node.service_chains(|writer| writer == Writer::IptablesLegacy);
+    if nft == 0 || legacy == 0 {
         return;
     }
     findings.push(
@@ -40,24 +38,25 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
 /// C10: rules of another mode than the one that kube-proxy runs in.
 fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
     // Only what kube-proxy itself says counts: guessed from the rules there would be no contradiction.
-    let Some(mode) = facts.said_mode else { return };
-    let rules = &facts.rules;
+    let Some(mode) = facts.node.reported_mode else { return };
     let ipvs_device =
-        facts.interfaces.as_ref().is_some_and(|interfaces| interfaces.get("kube-ipvs0").is_some());
+        facts.node.interfaces.as_ref().is_some_and(|interfaces| interfaces.get(IPVS_DEVICE).is_some());
     let mut left = Vec::new();
-    if mode != ProxyMode::Iptables
-        && let Some(chains) = rules.iptables_chains().filter(|chains| *chains > 0)
-    {
-        left.push(format!("iptables mode: {chains} chains of Services"));
-    }
-    if mode != ProxyMode::Nftables && rules.nftables == Some(true) {
-        left.push("nftables mode: the table kube-proxy".to_owned());
-    }
-    if mode != ProxyMode::Ipvs {
-        if let Some(servers) = rules.ipvs.filter(|servers| *servers > 0) {
-            left.push(format!("ipvs mode: {servers} virtual servers"));
+    for other in ProxyMode::ALL.into_iter().filter(|other| *other != mode) {
+        if facts.node.has_rules_of(other) == Presence::Present {
+            left.push(match other {
+                ProxyMode::Iptables => {
+                    let chains = facts.node.service_chains(Writer::is_iptables);
+                    format!("iptables mode: {chains} chains of Services")
+                }
+                ProxyMode::Nftables => "nftables mode: the table kube-proxy".to_owned(),
+                ProxyMode::Ipvs => {
+                    let servers = facts.node.rules.servers.as_ref().map_or(0, Vec::len);
+                    format!("ipvs mode: {servers} virtual servers")
+                }
+            });
         }
-        if ipvs_device {
+        if other == ProxyMode::Ipvs && ipvs_device {
             left.push("ipvs mode: the interface kube-ipvs0 with every VIP as a local address".to_owned());
         }
     }
@@ -80,20 +79,14 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// C1 or C5e: no rules of any mode.
 fn none(facts: &Facts, findings: &mut Vec<Finding>) {
-    let rules = &facts.rules;
-    let mode = facts.said_mode.or_else(|| facts.mode());
-    let missing = match mode {
-        Some(ProxyMode::Iptables) => rules.iptables_chains().map(|chains| chains == 0),
-        Some(ProxyMode::Nftables) => rules.nftables.map(|there| !there),
-        Some(ProxyMode::Ipvs) => rules.ipvs.map(|servers| servers == 0),
-        None => rules.any().map(|any| !any),
-    };
-    let serves = facts.history.as_ref().filter(|_| knows_services(facts)).is_none_or(|history| {
+    let mode = facts.node.mode;
+    let rules = mode.map_or_else(|| facts.node.proxy_rules.any(), |mode| facts.node.has_rules_of(mode));
+    let serves = facts.services().is_none_or(|history| {
         history.services().any(|service| !service.cluster_ips.is_empty() && service.proxy_name.is_none())
     });
     let told =
         |class: Class| findings.iter().any(|finding| finding.class == class && finding.level == Level::Fault);
-    if missing != Some(true) || !serves || proxy::other_dataplane(facts).is_some() {
+    if rules != Presence::Absent || !serves || facts.node.served_elsewhere().is_some() {
         return;
     }
     // What kept them from being written is told already; a process that is not there is told with them.
@@ -106,6 +99,7 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
         return;
     }
     let wrote = facts
+        .node
         .metrics
         .as_ref()
         .is_some_and(|metrics| metrics.sync_times().iter().any(|times| times.last_synced > 0.0));
@@ -146,6 +140,7 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
 
 fn never_wrote(facts: &Facts) -> bool {
     facts
+        .node
         .metrics
         .as_ref()
         .is_none_or(|metrics| metrics.sync_times().iter().all(|times| times.last_synced == 0.0))
@@ -153,11 +148,12 @@ fn never_wrote(facts: &Facts) -> bool {
 
 /// K7: in IPVS mode each VIP is an address of kube-ipvs0.
 fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
-    if facts.mode() != Some(ProxyMode::Ipvs) || facts.rules.ipvs.is_none_or(|servers| servers == 0) {
+    let serves = facts.node.has_rules_of(ProxyMode::Ipvs) == Presence::Present;
+    if facts.node.mode != Some(ProxyMode::Ipvs) || !serves {
         return;
     }
-    let Some(interfaces) = &facts.interfaces else { return };
-    let Some(device) = interfaces.get("kube-ipvs0") else {
+    let Some(interfaces) = &facts.node.interfaces else { return };
+    let Some(device) = interfaces.get(IPVS_DEVICE) else {
         findings.push(
             Finding::new(
                 Class::C11,
@@ -171,7 +167,7 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
     if !device.addresses_known {
         return;
     }
-    let Some(history) = facts.history.as_ref().filter(|_| knows_services(facts)) else { return };
+    let Some(history) = facts.services() else { return };
     for service in history.services().filter(|service| !service.headless && service.proxy_name.is_none()) {
         let missing: Vec<String> = service
             .cluster_ips

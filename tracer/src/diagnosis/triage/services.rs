@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Facts, Finding, Level, Scope, knows_services};
+use super::{Facts, Finding, Level, Scope};
 use crate::{
     class::{Action, Class, Severity, action},
     cluster::{
@@ -22,7 +22,7 @@ use crate::{
 const AT: Timestamp = Timestamp::MAX;
 
 pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
-    let Some(history) = facts.history.as_ref().filter(|_| knows_services(facts)) else { return };
+    let Some(history) = facts.services() else { return };
     for service in history.services() {
         let asked = scope.service.as_ref() == Some(&service.key);
         if scope.service.is_some() && !asked {
@@ -32,7 +32,7 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
             Ok(()) => {
                 no_endpoints(history, service, findings);
                 if let Some(node) = facts.known_node() {
-                    local_policies(history, service, node, facts.mode(), findings);
+                    local_policies(history, service, node, facts.node.mode, findings);
                 }
                 no_address(service, findings);
             }
@@ -272,14 +272,14 @@ fn no_address(service: &Service, findings: &mut Vec<Finding>) {
 
 /// `nodePortAddresses` that no address of this node is in.
 fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings: &mut Vec<Finding>) {
-    let Some(config) = facts.config() else { return };
+    let Some(config) = facts.node.config.as_ref() else { return };
     let ranges = &config.node_port_addresses;
     let Some(node) = facts.known_node().and_then(|node| history.node(node, AT)) else { return };
     if ranges.is_empty() || ranges.iter().any(|range| range == "primary") || node.addresses.is_empty() {
         return;
     }
     let cidrs: Vec<_> = ranges.iter().filter_map(|range| crate::net::Cidr::parse(range)).collect();
-    let listed = facts.interfaces.iter().flat_map(crate::node::interfaces::Interfaces::iter);
+    let listed = facts.node.interfaces.iter().flat_map(crate::node::interfaces::Interfaces::iter);
     let mut addresses: Vec<_> = node.addresses.clone();
     addresses.extend(listed.flat_map(|interface| interface.addresses.iter().map(|(address, _)| *address)));
     if addresses.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(*address))) {

@@ -25,7 +25,7 @@ const OBSERVATIONS_MIN: f64 = 20.0;
 const START_SECS: f64 = 60.0;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
-    let metrics = facts.metrics.as_ref();
+    let metrics = facts.node.metrics.as_ref();
     let times = metrics.map(Metrics::sync_times).unwrap_or_default();
     failing(facts, &times, findings);
     if let Some(metrics) = metrics {
@@ -41,8 +41,9 @@ fn waiting(times: &SyncTimes) -> bool {
 }
 
 fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
-    let failures = facts.metrics.as_ref().map(Metrics::failures).unwrap_or_default();
+    let failures = facts.node.metrics.as_ref().map(Metrics::failures).unwrap_or_default();
     let told: Vec<&Told> = facts
+        .node
         .log
         .iter()
         .flat_map(|log| &log.told)
@@ -51,7 +52,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let pending: Vec<&SyncTimes> = times.iter().filter(|times| waiting(times)).collect();
     let age = |times: &SyncTimes| facts.now().map(|now| now - times.last_queued);
     let oldest = pending.iter().filter_map(|times| age(times)).fold(0.0, f64::max);
-    let unhealthy = facts.healthz.as_ref().is_some_and(|health| !health.is_healthy());
+    let unhealthy = facts.node.healthz.as_ref().is_some_and(|health| !health.is_healthy());
     let stuck = !pending.is_empty() && (oldest > IN_FLIGHT_SECS || unhealthy);
     // Without metrics the log is all there is, and it does not tell whether a later try went well.
     let blind = times.is_empty() && !told.is_empty();
@@ -189,7 +190,7 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
         return;
     }
     let age = facts.now().zip(metrics.started()).map(|(now, started)| now - started);
-    let waits = facts.log.as_ref().is_some_and(|log| log.waiting_for_informers);
+    let waits = facts.node.log.as_ref().is_some_and(|log| log.waiting_for_informers);
     let late = age.is_some_and(|age| age > START_SECS);
     let detail = match age {
         Some(age) => format!("kube-proxy has run for {age:.0} s and has never written its rules"),
@@ -208,11 +209,11 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
 }
 
 fn health(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
-    let Some(health) = facts.healthz.as_ref().filter(|health| !health.is_healthy()) else { return };
+    let Some(health) = facts.node.healthz.as_ref().filter(|health| !health.is_healthy()) else { return };
     if findings.iter().any(|finding| finding.class == Class::C4 && finding.level == Level::Fault) {
         return;
     }
-    let lives = facts.livez.as_ref().is_some_and(crate::node::Health::is_healthy);
+    let lives = facts.node.livez.as_ref().is_some_and(crate::node::Health::is_healthy);
     let waits = times.iter().any(waiting);
     let finding = if lives && !waits {
         Finding::new(Class::N15, "kube-proxy's /healthz reports unhealthy because the node is being removed")

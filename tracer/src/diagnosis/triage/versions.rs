@@ -32,7 +32,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let node = facts.known_node().and_then(|node| facts.history.as_ref()?.node(node, Timestamp::MAX));
     let kubelet = node.map(|node| node.kubelet_version.to_string());
     for (name, version) in
-        [("kube-proxy", facts.proxy_version().map(str::to_owned)), ("the kubelet", kubelet)]
+        [("kube-proxy", facts.node.version.as_deref().map(str::to_owned)), ("the kubelet", kubelet)]
     {
         let Some(version) = version else { continue };
         let Some(behind) = Release::parse(&version).and_then(|release| release.behind(server)) else {

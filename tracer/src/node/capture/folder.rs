@@ -11,12 +11,8 @@ use std::{
     time::SystemTime,
 };
 
-use super::{
-    Artifact, Capture, Gap, Kind, MANIFEST, Manifest,
-    manifest::{Entry, Missing},
-    recognise::recognise,
-};
-use crate::{text::count, time::Timestamp};
+use super::{Artifact, Capture, Entry, Kind, MANIFEST, Manifest, manifest::Missing, recognise::recognise};
+use crate::{node::gap::Reason, text::count, time::Timestamp};
 
 /// Larger files are left out: parsing takes several times a file's size in memory.
 const FILE_MAX_BYTES: u64 = 512 << 20;
@@ -66,6 +62,7 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
         paths.truncate(FILES_MAX);
     }
     let mut found = Vec::new();
+    let mut misfits = Vec::new();
     let mut manifests = Vec::new();
     for path in &paths {
         match read_file(path) {
@@ -75,11 +72,16 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
                     manifests.extend(Manifest::parse(&text).map(|manifest| (path.clone(), manifest)));
                 } else if let Some(kind) = recognise(name, &text) {
                     found.push(Found { kind, path: path.clone(), text, modified });
+                } else if let Some(kind) = Kind::named(name) {
+                    misfits.push(Found { kind, path: path.clone(), text, modified });
                 }
             }
             Err(why) => warnings.push(format!("{}: {why}", path.display())),
         }
     }
+    // A file that has a kind's name and not its form is that kind's, damaged, where no other file is.
+    misfits.retain(|misfit| !found.iter().any(|file: &Found| file.kind == misfit.kind));
+    found.append(&mut misfits);
     let manifest = choose_manifest(&manifests, node);
     if found.is_empty() {
         return Err(FolderError::Empty { path: dir.to_owned(), seen: paths.len() });
@@ -88,11 +90,7 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
     if let Some(manifest) = manifest {
         capture.taken = Some(Timestamp::from_unix_ns(manifest.taken_ns));
         capture.node = capture.node.or_else(|| manifest.node.clone());
-        for gap in &manifest.gaps {
-            if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.file_name() == gap.name) {
-                capture.miss(kind, gap.why.clone());
-            }
-        }
+        capture.gaps = manifest.gaps.iter().filter_map(Missing::gap).collect();
     }
     choose(dir, &found, &mut capture, &mut warnings);
     Ok(ReadFolder { capture, warnings })
@@ -126,20 +124,9 @@ fn choose(dir: &Path, found: &[Found], capture: &mut Capture, warnings: &mut Vec
         if kind.is_of_node() && of_kind.len() > 1 && !is_log {
             let names: Vec<String> =
                 of_kind.iter().take(3).map(|file| file.path.display().to_string()).collect();
-            capture.gaps.push(Gap {
-                kind,
-                why: format!(
-                    "{} files are of this kind ({}): give one node's folder, or name the node with --node",
-                    of_kind.len(),
-                    names.join(", ")
-                ),
-            });
-            warnings.push(format!(
-                "{} files could be {}: {}; none is used",
-                of_kind.len(),
-                kind.about(),
-                names.join(", ")
-            ));
+            let (count, about, list) = (of_kind.len(), kind.about(), names.join(", "));
+            warnings.push(format!("{count} files could be {about}: {list}; none is used"));
+            capture.miss(kind, Reason::Ambiguous { count, examples: names });
             continue;
         }
         for file in of_kind {
@@ -148,6 +135,7 @@ fn choose(dir: &Path, found: &[Found], capture: &mut Capture, warnings: &mut Vec
                 kind,
                 text: file.text.clone(),
                 source: file.path.display().to_string(),
+                read: None,
             });
         }
     }
@@ -203,8 +191,7 @@ pub fn write(dir: &Path, capture: &Capture, taken: Timestamp) -> Result<Manifest
             bytes: artifact.text.len() as u64,
         });
     }
-    let missing = |gap: &Gap| Missing { name: gap.kind.file_name().to_owned(), why: gap.why.clone() };
-    manifest.gaps = capture.gaps.iter().map(missing).collect();
+    manifest.gaps = capture.gaps.iter().map(Missing::from).collect();
     let text = serde_json::to_string_pretty(&manifest).unwrap_or_default();
     write_file(&dir.join(MANIFEST), &(text + "\n"))?;
     Ok(manifest)
@@ -256,7 +243,7 @@ mod tests {
         capture.put(Kind::Sysctls, "/proc/sys", "net.ipv4.ip_forward = 1\n".into());
         capture.put(Kind::ProxyLog, "0.log", "I1120 23:24:57.911600   1 proxier.go:1] a\n".into());
         capture.put(Kind::ProxyLog, "1.log", "I1120 23:24:58.911600   1 proxier.go:1] b\n".into());
-        capture.miss(Kind::IpsetSave, "`ipset` is not installed here");
+        capture.miss(Kind::IpsetSave, Reason::CommandMissing { command: "ipset".into() });
         capture
     }
 
@@ -273,7 +260,22 @@ mod tests {
         assert_eq!((read.taken, read.node.as_deref()), (Some(taken), Some("worker-1")));
         assert_eq!(read.text(Kind::ProxyMode), Some("ipvs"));
         assert_eq!(read.all(Kind::ProxyLog).count(), 2);
-        assert_eq!(read.why_missing(Kind::IpsetSave), Some("`ipset` is not installed here"));
+        assert_eq!(
+            read.why_missing(Kind::IpsetSave),
+            Some(&Reason::CommandMissing { command: "ipset".into() })
+        );
+    }
+
+    #[test]
+    fn a_file_with_a_kinds_name_is_that_kinds_where_no_other_is() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("services.json"), "{\"kind\": \"ServiceLi").unwrap();
+        fs::write(dir.path().join("proxyMode.txt"), "ipvs").unwrap();
+        assert!(read(dir.path(), None).unwrap().capture.get(Kind::Services).is_some());
+        fs::write(dir.path().join("all.json"), "{\"kind\": \"ServiceList\", \"items\": []}").unwrap();
+        let read = read(dir.path(), None).unwrap().capture;
+        let sources: Vec<_> = read.all(Kind::Services).map(|artifact| artifact.source.as_str()).collect();
+        assert!(matches!(sources.as_slice(), [only] if only.ends_with("all.json")), "{sources:?}");
     }
 
     #[test]
@@ -298,7 +300,8 @@ mod tests {
         assert_eq!(one.text(Kind::ProxyMode), Some("iptables"));
         let either = read(dir.path(), None).unwrap();
         assert_eq!(either.capture.text(Kind::ProxyMode), None);
-        assert!(either.capture.why_missing(Kind::ProxyMode).is_some_and(|why| why.contains("--node")));
+        let why = either.capture.why_missing(Kind::ProxyMode);
+        assert!(matches!(why, Some(Reason::Ambiguous { count: 2, .. })), "{why:?}");
         assert!(matches!(read(tempfile::tempdir().unwrap().path(), None), Err(FolderError::Empty { .. })));
     }
 }

@@ -1,6 +1,8 @@
-//! The manifest of a captured folder: what was taken, when, by which command, and what could not be had.
+//! The manifest of a captured folder: what was taken, when, by which command, and what is missing.
 
 use serde::{Deserialize, Serialize};
+
+use crate::node::gap::{Gap, Reason};
 
 /// Its file name.
 pub const MANIFEST: &str = "viptrace-capture.json";
@@ -38,7 +40,32 @@ pub struct Entry {
 pub struct Missing {
     /// The name that the file would have had.
     pub name: String,
+    /// For a person.
     pub why: String,
+    /// The same as a type; captures by earlier versions lack it.
+    #[serde(default)]
+    pub reason: Option<Reason>,
+}
+
+impl From<&Gap> for Missing {
+    fn from(gap: &Gap) -> Self {
+        Self {
+            name: gap.kind.file_name().to_owned(),
+            why: gap.reason.to_string(),
+            reason: Some(gap.reason.clone()),
+        }
+    }
+}
+
+impl Missing {
+    /// `None` for a kind of text that is not known here.
+    pub fn gap(&self) -> Option<Gap> {
+        let quoted = || Reason::Quoted { text: self.why.clone() };
+        Some(Gap {
+            kind: super::Kind::named(&self.name)?,
+            reason: self.reason.clone().unwrap_or_else(quoted),
+        })
+    }
 }
 
 impl Manifest {
@@ -79,7 +106,7 @@ mod tests {
         ) {
             let mut manifest = Manifest::new(Timestamp::from_unix_ns(taken), node);
             manifest.files = files.into_iter().map(|(name, source, bytes)| Entry { name, source, bytes }).collect();
-            manifest.gaps = gaps.into_iter().map(|(name, why)| Missing { name, why }).collect();
+            manifest.gaps = gaps.into_iter().map(|(name, why)| Missing { name, why, reason: None }).collect();
             let text = serde_json::to_string_pretty(&manifest).unwrap();
             prop_assert_eq!(Manifest::parse(&text), Some(manifest));
         }

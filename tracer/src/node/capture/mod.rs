@@ -1,11 +1,10 @@
-//! One look at a node and its cluster, as texts: what commands, files, kube-proxy's ports and the API server answered.
+//! A node and its cluster as texts: what commands, files, kube-proxy's ports and the API server answered.
 //!
-//! The audit reads nothing else, so that it says the same of a live node and of a folder taken from it. Owns the kinds
-//! of text, how each is recognised and where it comes from; what a text means is for its own reader.
+//! A snapshot is made of nothing else, so that a live node and a folder taken from it give the same one. Owns the kinds
+//! of text and how each is recognised; what a text means is for its own reader.
 
 pub mod folder;
-pub mod kind;
-pub mod live;
+mod kind;
 mod manifest;
 mod recognise;
 
@@ -14,7 +13,8 @@ pub use kind::Kind;
 pub use manifest::{Entry, MANIFEST, Manifest};
 pub use recognise::recognise;
 
-use crate::time::Timestamp;
+use super::gap::{Gap, Reason};
+use crate::{parse::ParseError, time::Timestamp};
 
 /// One text of a known kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,9 +23,11 @@ pub struct Artifact {
     pub text: String,
     /// Where it comes from: a path, a command, a URL's path.
     pub source: String,
+    /// When its reading began, where that is known.
+    pub read: Option<Timestamp>,
 }
 
-/// Everything that one look gave.
+/// All texts that were read together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
     pub artifacts: Vec<Artifact>,
@@ -33,15 +35,8 @@ pub struct Capture {
     pub taken: Option<Timestamp>,
     /// The node's name in Kubernetes, where that is known.
     pub node: Option<String>,
-    /// What was tried and failed, each with the reason.
+    /// What was tried and failed.
     pub gaps: Vec<Gap>,
-}
-
-/// A text that is not there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gap {
-    pub kind: Kind,
-    pub why: String,
 }
 
 impl Capture {
@@ -54,20 +49,36 @@ impl Capture {
         self.get(kind).map(|artifact| artifact.text.as_str())
     }
 
+    /// Parses the text of this kind, where there is one.
+    pub fn parse<T>(
+        &self,
+        kind: Kind,
+        parse: impl FnOnce(&str) -> Result<T, ParseError>,
+    ) -> Option<Result<T, Gap>> {
+        let Artifact { text, source, .. } = self.get(kind)?;
+        Some(parse(text).map_err(|error| Gap { kind, reason: Reason::unparsable(source, error) }))
+    }
+
     pub fn all(&self, kind: Kind) -> impl Iterator<Item = &Artifact> {
         self.artifacts.iter().filter(move |artifact| artifact.kind == kind)
     }
 
     pub fn put(&mut self, kind: Kind, source: impl Into<String>, text: String) {
-        self.artifacts.push(Artifact { kind, text, source: source.into() });
+        self.artifacts.push(Artifact { kind, text, source: source.into(), read: None });
     }
 
-    pub fn miss(&mut self, kind: Kind, why: impl Into<String>) {
-        self.gaps.push(Gap { kind, why: why.into() });
+    pub fn miss(&mut self, kind: Kind, reason: Reason) {
+        self.gaps.push(Gap { kind, reason });
     }
 
-    /// Why there is no text of this kind.
-    pub fn why_missing(&self, kind: Kind) -> Option<&str> {
-        self.gaps.iter().find(|gap| gap.kind == kind).map(|gap| gap.why.as_str())
+    /// Adds what was read elsewhere.
+    pub fn absorb(&mut self, other: Self) {
+        self.artifacts.extend(other.artifacts);
+        self.gaps.extend(other.gaps);
+    }
+
+    /// Why there is no text of this kind, or why it is of no use.
+    pub fn why_missing(&self, kind: Kind) -> Option<&Reason> {
+        self.gaps.iter().find(|gap| gap.kind == kind).map(|gap| &gap.reason)
     }
 }

@@ -15,11 +15,13 @@ const HEAD_BYTES: usize = 64 << 10;
 pub fn recognise(name: &str, text: &str) -> Option<Kind> {
     let head = head(text);
     if text.trim().is_empty() {
-        // An empty answer is an answer: no rules, no virtual server. Only the exact name can say to what.
-        return Kind::ALL
-            .into_iter()
-            .find(|kind| kind.file_name() == name)
-            .filter(|kind| means_something_empty(*kind));
+        // An empty list is one: no rules, no virtual server. Only the exact name can say of what. JSON and IPVS's own list
+        // are never empty.
+        let lists = [Kind::NftRuleset, Kind::IpvsSave, Kind::IpsetSave];
+        let of_rules = |kind: &Kind| {
+            Kind::IPTABLES.contains(kind) || Kind::IP6TABLES.contains(kind) || lists.contains(kind)
+        };
+        return Kind::named(name).filter(of_rules);
     }
     let name = name.to_ascii_lowercase();
     if name.ends_with(".watch.jsonl") {
@@ -29,21 +31,6 @@ pub fn recognise(name: &str, text: &str) -> Option<Kind> {
         Some(b'{' | b'[') => json(&name, text).or_else(|| plain(&name, head)),
         _ => plain(&name, head),
     }
-}
-
-const fn means_something_empty(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::IptablesSave
-            | Kind::IptablesLegacySave
-            | Kind::IptablesNftSave
-            | Kind::Ip6tablesSave
-            | Kind::Ip6tablesLegacySave
-            | Kind::Ip6tablesNftSave
-            | Kind::NftRuleset
-            | Kind::IpvsSave
-            | Kind::IpsetSave
-    )
 }
 
 /// What a JSON text says of itself. Of a long list's items nothing but their kinds is kept.

@@ -1,4 +1,4 @@
-//! Conntrack's counters as the kernel tells them: its file, or ctnetlink where the kernel was built without that file.
+//! Conntrack's counters as the kernel reports them: its file, or ctnetlink where the kernel was built without that file.
 
 use std::{io, path::Path};
 
@@ -6,7 +6,9 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::Counters;
 use crate::node::{
-    Limits, entries,
+    Limits,
+    gap::Reason,
+    loaded::Part,
     netlink::{self, Attributes, u32_be},
     procfs,
 };
@@ -29,28 +31,25 @@ const COLUMNS: [(&str, u16); 10] = [
     ("chaintoolong", 15),
 ];
 
-/// The table in the form of `/proc/net/stat/nf_conntrack`, and where it was read below `proc`. Blocks shortly.
+/// The table in the form of `/proc/net/stat/nf_conntrack`, and where below `root` it was read. Blocks shortly.
 ///
 /// # Errors
 ///
-/// Neither the file nor ctnetlink tells; the error is the file's, as it is there on most nodes.
-pub fn read(proc: &Path, limits: Limits) -> io::Result<(String, String)> {
-    let path = proc.join("net/stat/nf_conntrack");
+/// Neither the file nor ctnetlink is there; the reason is the file's, as it is there on most nodes.
+pub fn read(root: &Path, limits: Limits) -> Result<(String, String), Reason> {
+    let path = root.join("proc/net/stat/nf_conntrack");
     let error = match procfs::read_text(&path) {
         Ok(text) => return Ok((text, path.display().to_string())),
-        Err(error) => error,
+        Err(error) => Reason::of_file(&path, &error),
     };
-    match told(proc, limits) {
-        Ok(counters) => Ok((counters.to_text(), "ctnetlink".to_owned())),
-        Err(_) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
-    }
+    Part::Ctnetlink.require(root).map_err(|_| error.clone())?;
+    let counters = from_ctnetlink(root, limits).map_err(|_| error)?;
+    Ok((counters.to_text(), "ctnetlink".to_owned()))
 }
 
-fn told(proc: &Path, limits: Limits) -> io::Result<Counters> {
-    if !entries::is_ready(proc) {
-        return Err(io::ErrorKind::Unsupported.into());
-    }
-    let entries = procfs::conntrack_use(proc)?.count;
+fn from_ctnetlink(root: &Path, limits: Limits) -> io::Result<Counters> {
+    let count = procfs::read_text(&root.join("proc/sys/net/netfilter/nf_conntrack_count"))?;
+    let entries = count.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     let request = netlink::message(STATS_CPU, netlink::DUMP, &[0; FAMILY_BYTES]);
     let mut rows = Vec::new();
     netlink::ask(NETLINK_NETFILTER, &request, limits, |datagram| parse(datagram, entries, &mut rows))?;
@@ -110,23 +109,24 @@ mod tests {
         let counters = told_by_ctnetlink(&dump, 7);
         assert_eq!(counters.entries(), Some(7));
         assert_eq!(counters.cpus(), 2);
-        let summed = procfs::parse_conntrack_counters(&counters.to_text()).unwrap();
-        assert_eq!((summed.drop, summed.insert_failed), (10 + 110, 9 + 109));
-        assert_eq!((summed.early_drop, summed.invalid), (11 + 111, 4 + 104));
+        let summed = ["drop", "insert_failed", "early_drop", "invalid"].map(|name| counters.sum(name));
+        assert_eq!(summed, [10 + 110, 9 + 109, 11 + 111, 4 + 104].map(Some));
         assert_eq!(Counters::parse(&counters.to_text()), Some(counters));
     }
 
     #[test]
     fn the_file_comes_first_and_its_absence_is_named() {
-        let proc = tempfile::tempdir().unwrap();
+        let root = tempfile::tempdir().unwrap();
         let limits = Limits { time: std::time::Duration::from_secs(1), bytes: 1 << 20 };
-        // Loaded, but for ctnetlink: asking would load it.
-        std::fs::write(proc.path().join("modules"), "nf_conntrack 1 0 - Live 0x0\n").unwrap();
-        let error = read(proc.path(), limits).unwrap_err();
-        assert!(error.to_string().contains("net/stat/nf_conntrack"), "{error}");
-        std::fs::create_dir_all(proc.path().join("net/stat")).unwrap();
-        std::fs::write(proc.path().join("net/stat/nf_conntrack"), "entries drop\n1 2\n").unwrap();
-        let (text, from) = read(proc.path(), limits).unwrap();
+        let error = read(root.path(), limits).unwrap_err();
+        assert!(
+            matches!(&error, Reason::Unreadable { place, .. } if place.ends_with("stat/nf_conntrack")),
+            "{error}"
+        );
+        let folder = root.path().join("proc/net/stat");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("nf_conntrack"), "entries drop\n1 2\n").unwrap();
+        let (text, from) = read(root.path(), limits).unwrap();
         assert_eq!(text, "entries drop\n1 2\n");
         assert!(from.ends_with("net/stat/nf_conntrack"));
     }

@@ -11,6 +11,7 @@ use crate::{
     net::Protocol,
     node::{
         Limits,
+        loaded::Part,
         netlink::{self, Attributes, NESTED, attribute, u16_be, u16_ne, u32_ne},
     },
 };
@@ -54,15 +55,10 @@ struct Service {
 ///
 /// # Errors
 ///
-/// IPVS is not in this kernel (asking further would load the module), a right is missing (`CAP_NET_ADMIN`), or there
+/// IPVS is not in this kernel (resolving its family would load the module), a right is missing (`CAP_NET_ADMIN`), or there
 /// is more than the limits let be read: half a list would call rules missing.
-pub(super) fn saved(proc: &Path, limits: Limits) -> io::Result<String> {
-    if !proc.join("net/ip_vs").exists() {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "IPVS is not loaded, and asking would load it",
-        ));
-    }
+pub(in crate::node) fn saved(root: &Path, limits: Limits) -> io::Result<String> {
+    Part::Ipvs.require(root).map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
     let begun = Instant::now();
     let family = family(limits)?;
     let mut services = Vec::new();
@@ -334,10 +330,10 @@ mod tests {
     }
 
     #[test]
-    fn no_module_is_loaded_for_the_asking() {
-        let proc = tempfile::tempdir().unwrap();
+    fn no_module_is_loaded() {
+        let root = tempfile::tempdir().unwrap();
         let limits = Limits { time: std::time::Duration::from_secs(1), bytes: 1024 };
-        let error = saved(proc.path(), limits).unwrap_err();
+        let error = saved(root.path(), limits).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::process::ProcessList;
+use crate::parse::ParseError;
 
 /// Larger texts are no configuration.
 const TEXT_MAX_BYTES: usize = 1 << 20;
@@ -42,8 +43,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads a `KubeProxyConfiguration` or a `ConfigMap` that holds one (`config.conf`). The error is for a person.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// Reads a `KubeProxyConfiguration` or a `ConfigMap` that holds one (`config.conf`).
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
         let value = read(text)?;
         let kind = value.get("kind").and_then(Value::as_str).unwrap_or_default();
         match kind {
@@ -52,10 +53,12 @@ impl Config {
             "ConfigMapList" | "List" => {
                 let items = value.get("items").and_then(Value::as_array);
                 let found = items.into_iter().flatten().find_map(|item| Self::from_map(item).ok());
-                found.ok_or_else(|| "no ConfigMap in the list holds a KubeProxyConfiguration".to_owned())
+                found.ok_or_else(|| not_one("no ConfigMap in the list holds a KubeProxyConfiguration"))
             }
-            "" => Err("it has no kind, expected KubeProxyConfiguration".to_owned()),
-            other => Err(format!("it is a {}, expected KubeProxyConfiguration", other.escape_default())),
+            "" => Err(not_one("it has no kind, expected KubeProxyConfiguration")),
+            other => {
+                Err(not_one(&format!("it is a {}, expected KubeProxyConfiguration", other.escape_default())))
+            }
         }
     }
 
@@ -94,7 +97,7 @@ impl Config {
         })
     }
 
-    fn from_map(map: &Value) -> Result<Self, String> {
+    fn from_map(map: &Value) -> Result<Self, ParseError> {
         let data = map.get("data").and_then(Value::as_object);
         let texts = || data.into_iter().flat_map(|data| data.values()).filter_map(Value::as_str);
         let is_config = |text: &&str| text.contains("KubeProxyConfiguration");
@@ -104,10 +107,10 @@ impl Config {
                 if value.get("kind").and_then(Value::as_str) == Some("KubeProxyConfiguration") {
                     Ok(Self::from_value(&value))
                 } else {
-                    Err("the ConfigMap's text is no KubeProxyConfiguration".to_owned())
+                    Err(not_one("the ConfigMap's text is not a KubeProxyConfiguration"))
                 }
             }
-            None => Err("the ConfigMap holds no KubeProxyConfiguration".to_owned()),
+            None => Err(not_one("the ConfigMap holds no KubeProxyConfiguration")),
         }
     }
 
@@ -173,16 +176,24 @@ impl Config {
     }
 }
 
-fn read(text: &str) -> Result<Value, String> {
+/// A text that was read and is something else.
+fn not_one(why: &str) -> ParseError {
+    ParseError::new(1, why)
+}
+
+fn read(text: &str) -> Result<Value, ParseError> {
     if text.len() > TEXT_MAX_BYTES {
-        return Err(format!("it has {} bytes, more than {TEXT_MAX_BYTES}", text.len()));
+        return Err(not_one(&format!("it has {} bytes, more than {TEXT_MAX_BYTES}", text.len())));
     }
     if text.trim_start().starts_with('{') {
-        return serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"));
+        return Ok(serde_json::from_str(text)?);
     }
-    // Only the first line of the error: below it the parser quotes the text.
-    let reason = |error: serde_saphyr::Error| error.to_string().lines().next().unwrap_or_default().to_owned();
-    serde_saphyr::from_str(text).map_err(|error| format!("it is not YAML: {}", reason(error)))
+    serde_saphyr::from_str(text).map_err(|error: serde_saphyr::Error| {
+        let line = error.location().map_or(1, |location| location.line().max(1));
+        // Only the first line of the error: below it the parser quotes the text.
+        let why = error.to_string().lines().next().unwrap_or_default().to_owned();
+        ParseError { line, why: format!("it is not YAML: {why}") }
+    })
 }
 
 fn split(text: &str) -> Vec<String> {
@@ -251,10 +262,10 @@ mod tests {
 
     #[test]
     fn what_is_no_configuration_is_told() {
-        assert!(Config::parse("kind: Deployment").unwrap_err().contains("Deployment"));
-        assert!(Config::parse("").unwrap_err().contains("no kind"));
-        assert!(Config::parse("a: [").unwrap_err().contains("not YAML"));
-        assert!(Config::parse("{\"kind\": \"ConfigMap\"}").unwrap_err().contains("holds no"));
+        assert!(Config::parse("kind: Deployment").unwrap_err().why.contains("Deployment"));
+        assert!(Config::parse("").unwrap_err().why.contains("no kind"));
+        assert!(Config::parse("a: [").unwrap_err().why.contains("not YAML"));
+        assert!(Config::parse("{\"kind\": \"ConfigMap\"}").unwrap_err().why.contains("holds no"));
     }
 
     #[test]

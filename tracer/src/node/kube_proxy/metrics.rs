@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 /// Samples kept, at most.
 const SAMPLES_MAX: usize = 100_000;
+/// Of a version.
+const VERSION_MAX_BYTES: usize = 80;
 
 /// One sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,7 +71,8 @@ impl Metrics {
     /// The release, `v1.30.5`.
     pub fn version(&self) -> Option<&str> {
         let build = self.get("kubernetes_build_info").first()?;
-        build.labels.get("git_version").map(String::as_str).filter(|version| !version.is_empty())
+        let version = build.labels.get("git_version").filter(|version| !version.is_empty())?;
+        version.get(..version.floor_char_boundary(VERSION_MAX_BYTES))
     }
 
     /// When the process was started, in seconds since the epoch.

@@ -7,10 +7,15 @@ use std::{fs, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::node::procfs::{self, Processes};
+use crate::{node::procfs, parse::ParseError};
 
 /// Bytes of a command line that are read.
 const CMDLINE_MAX_BYTES: usize = 64 << 10;
+/// Processes among which kube-proxy is sought.
+const PROCESSES_MAX: usize = 1 << 20;
+const KUBE_PROXY: &str = "kube-proxy";
+/// Programs that distributions build kube-proxy into.
+const EMBEDDING: [&str; 5] = ["k3s", "k3s-server", "k3s-agent", "kubelite", "rke2"];
 
 /// What the process list says about kube-proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,25 +39,35 @@ pub struct ProcessList {
 impl ProcessList {
     /// Reads `/proc` at `root`. Blocks shortly.
     pub fn read(root: &Path) -> io::Result<Self> {
-        let found = procfs::find_kube_proxy(root)?;
         let cpus = procfs::read_text(&root.join("cpuinfo")).ok().and_then(|text| {
             u32::try_from(text.lines().filter(|line| line.starts_with("processor")).count()).ok()
         });
-        let cpus = cpus.filter(|count| *count > 0);
-        Ok(match found {
-            Processes::Runs(program) => {
-                let own = if program == "kube-proxy" { own_process(root) } else { None };
-                let (pid, arguments) = own.map_or((None, Vec::new()), |(pid, own)| (Some(pid), own));
-                Self { complete: true, program: Some(program), arguments, pid, cpus }
+        let mut list = Self { cpus: cpus.filter(|count| *count > 0), ..Self::default() };
+        for entry in fs::read_dir(root)?.take(PROCESSES_MAX).flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let folder = entry.path();
+            // A process may end between the listing and this read.
+            let Ok(comm) = procfs::read_text(&folder.join("comm")) else { continue };
+            let comm = comm.trim_end();
+            // Only the node's own process list has the kernel's threads.
+            list.complete |= comm == "kthreadd";
+            if comm == KUBE_PROXY {
+                list.pid = Some(pid);
+                list.arguments = arguments(&folder);
+                list.program = Some(comm.to_owned());
+                break;
             }
-            Processes::Absent => Self { complete: true, cpus, ..Self::default() },
-            Processes::Partial => Self { complete: false, cpus, ..Self::default() },
-        })
+            if EMBEDDING.contains(&comm) {
+                list.program.get_or_insert_with(|| comm.to_owned());
+            }
+        }
+        list.complete |= list.program.is_some();
+        Ok(list)
     }
 
     /// Parses what [`Self::to_text`] writes. Anything else is no process list.
-    pub fn parse(text: &str) -> Option<Self> {
-        serde_json::from_str(text).ok()
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        Ok(serde_json::from_str(text)?)
     }
 
     pub fn to_text(&self) -> String {
@@ -81,20 +96,11 @@ impl ProcessList {
     }
 }
 
-/// The process id of kube-proxy and its arguments.
-fn own_process(root: &Path) -> Option<(u32, Vec<String>)> {
-    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-        let folder = entry.path();
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let is_it = procfs::read_text(&folder.join("comm")).is_ok_and(|comm| comm.trim_end() == "kube-proxy");
-        if is_it && let Ok(text) = procfs::read_text(&folder.join("cmdline")) {
-            let end = (0..=CMDLINE_MAX_BYTES.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
-            let text = text.get(..end.unwrap_or(0)).unwrap_or_default();
-            let arguments = text.split('\0').filter(|argument| !argument.is_empty());
-            return Some((pid, arguments.map(str::to_owned).collect()));
-        }
-    }
-    None
+/// The command line of the process with this folder.
+fn arguments(folder: &Path) -> Vec<String> {
+    let text = procfs::read_text(&folder.join("cmdline")).unwrap_or_default();
+    let text = text.get(..text.floor_char_boundary(CMDLINE_MAX_BYTES)).unwrap_or_default();
+    text.split('\0').filter(|argument| !argument.is_empty()).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -113,6 +119,8 @@ mod tests {
     #[test]
     fn only_kube_proxys_own_flags_are_kept() {
         let root = tempfile::tempdir().unwrap();
+        process(root.path(), 1, "viptrace", "");
+        assert_eq!(ProcessList::read(root.path()).unwrap().runs(), None, "not all processes are visible");
         process(root.path(), 2, "kthreadd", "");
         process(root.path(), 7, "bash", "bash\0-c\0secret");
         assert_eq!(ProcessList::read(root.path()).unwrap().runs(), Some(false));
@@ -132,7 +140,7 @@ mod tests {
         #[test]
         fn what_is_written_is_read(complete in any::<bool>(), program in proptest::option::of("[a-z]{1,9}"), arguments in vec(any::<String>(), 0..5), pid in any::<Option<u32>>(), cpus in any::<Option<u32>>()) {
             let list = ProcessList { complete, program, arguments, pid, cpus };
-            prop_assert_eq!(ProcessList::parse(&list.to_text()), Some(list));
+            prop_assert_eq!(ProcessList::parse(&list.to_text()), Ok(list));
         }
 
         #[test]

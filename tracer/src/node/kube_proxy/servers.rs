@@ -36,13 +36,6 @@ impl Servers {
             health: address(config.healthz_bind_address.as_deref(), HEALTH_PORT),
         }
     }
-
-    /// As the kube-proxy that runs here was told to bind them: by its file or its flags, as far as `/proc` at `root` shows
-    /// them. Blocks shortly.
-    pub fn find(process: &ProcessList, root: &Path) -> Self {
-        let file = config_file(process, root).and_then(|(_, text)| Config::parse(&text.ok()?).ok());
-        file.or_else(|| Config::from_flags(process)).map_or_else(Self::default, |config| Self::of(&config))
-    }
 }
 
 /// The path that kube-proxy was started with, and the file's text as kube-proxy sees it, inside of its container.
@@ -77,8 +70,6 @@ fn address(text: Option<&str>, default_port: u16) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
@@ -90,31 +81,5 @@ mod tests {
         assert_eq!(at(Some("192.0.2.11")), "192.0.2.11:10249");
         assert_eq!(at(Some(":7")), "127.0.0.1:7");
         assert_eq!(at(Some("nonsense")), "127.0.0.1:10249");
-    }
-
-    #[test]
-    fn servers_are_found_by_the_file_or_the_flags_of_the_process() {
-        let root = tempfile::tempdir().unwrap();
-        let find = || Servers::find(&ProcessList::read(root.path()).unwrap(), root.path());
-        assert_eq!(find(), Servers::default());
-        let folder = root.path().join("8");
-        let found = |cmdline: &str| {
-            fs::write(folder.join("cmdline"), cmdline).unwrap();
-            let Servers { metrics, health } = find();
-            [metrics.to_string(), health.to_string()]
-        };
-        fs::create_dir_all(folder.join("root/etc")).unwrap();
-        fs::write(folder.join("comm"), "kube-proxy\n").unwrap();
-        let config = "kind: KubeProxyConfiguration\nmetricsBindAddress: 192.0.2.11:9249\nhealthzBindAddress: 0.0.0.0:9256\n";
-        fs::write(folder.join("root/etc/p.conf"), config).unwrap();
-        let by_file = found("/usr/bin/kube-proxy\0--config=/etc/p.conf\0");
-        assert_eq!(by_file, ["192.0.2.11:9249", "127.0.0.1:9256"]);
-        let by_flags = found("/usr/bin/kube-proxy\0--metrics-bind-address=:7\0");
-        assert_eq!(by_flags, ["127.0.0.1:7", "127.0.0.1:10256"]);
-        // A file that cannot be read leaves the defaults.
-        assert_eq!(
-            found("/usr/bin/kube-proxy\0--config=/etc/gone\0"),
-            ["127.0.0.1:10249", "127.0.0.1:10256"]
-        );
     }
 }

@@ -14,21 +14,19 @@ use serde_json_borrow::Value;
 use super::{ITEMS_MAX, expression, is_ours};
 use crate::{
     net::Family,
+    parse::ParseError,
     rules::{Base, Rule, Ruleset, Set, Table, Writer},
 };
 
-pub(super) fn parse(listing: &[u8]) -> Result<Ruleset, String> {
+pub(super) fn parse(listing: &[u8]) -> Result<Ruleset, ParseError> {
     let mut deserializer = serde_json::Deserializer::from_slice(listing);
     let mut reader = Reader::default();
-    match deserializer.deserialize_map(Listing(&mut reader)) {
-        Ok(()) => {}
-        // What came before the damage is used.
-        Err(error) if !reader.ruleset.tables.is_empty() => {
-            reader.ruleset.odd(|| format!("nftables: the JSON listing breaks off: {error}"));
+    loop {
+        deserializer.deserialize_map(Listing(&mut reader))?;
+        if deserializer.end().is_ok() {
+            return Ok(reader.ruleset);
         }
-        Err(error) => return Err(format!("no JSON listing of nft: {error}")),
     }
-    Ok(reader.ruleset)
 }
 
 #[derive(Default)]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{ITEMS_MAX, expression, hook, is_ours};
 use crate::{
     net::Family,
+    parse::ParseError,
     rules::{Base, Rule, Ruleset, Set, Table, Writer},
 };
 
@@ -19,14 +20,22 @@ mod tokens;
 use statement::Statement;
 use tokens::{Token, tokens};
 
-pub(super) fn parse(text: &str) -> Ruleset {
-    let mut reader = Reader { tokens: tokens(text), ruleset: Ruleset::default(), items: 0 };
+pub(super) fn parse(text: &str) -> Result<Ruleset, ParseError> {
+    let tokens = tokens(text);
+    let count = |wanted: Token<'_>| tokens.iter().filter(|token| **token == wanted).count();
+    if count(Token::Open) > count(Token::Close) {
+        return Err(ParseError::new(text.lines().count(), "the listing ends within a table"));
+    }
+    if !text.trim().is_empty() && !tokens.iter().any(|token| token.is("table")) {
+        return Err(ParseError::nothing_in(text, "a listing of nft"));
+    }
+    let mut reader = Reader { tokens, ruleset: Ruleset::default(), items: 0 };
     while let Some(token) = reader.tokens.pop_front() {
         if token.is("table") {
             reader.table();
         }
     }
-    reader.ruleset
+    Ok(reader.ruleset)
 }
 
 struct Reader<'a> {

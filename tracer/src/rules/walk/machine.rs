@@ -4,9 +4,10 @@ use std::{net::SocketAddr, rc::Rc};
 
 use super::{
     super::{Datum, Destination, HookPoint, Name, Rule, Step, Table, Verdict, Writer},
-    Branch, End, Entry, Fate, Link, Origin, Probe, STEPS_MAX, Sticky, Walker, is_own,
+    Branch, End, Entry, Fate, Link, Origin, Probe, STEPS_MAX, Sticky, Unknown, Walker, is_own,
 };
-use way::{DEPTH_MAX, State, TRAIL_MAX, Way};
+pub(super) use way::{DEPTH_MAX, TRAIL_MAX};
+use way::{State, Way};
 
 mod conditions;
 mod way;
@@ -324,7 +325,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                     }
                     Step::Look { fields, map } => {
                         let Some(set) = table.set(map) else {
-                            self.note(format!("the map {map} is missing"));
+                            self.note(Unknown::Map(map.clone()));
                             continue 'rules;
                         };
                         self.fill(&way.state, fields);
@@ -374,14 +375,14 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
             }
             Verdict::Jump(to) | Verdict::Goto(to) => {
                 let Some(chain) = table.position(to) else {
-                    self.note(format!("the chain {to} is missing"));
+                    self.note(Unknown::Chain(to.clone()));
                     return After::On;
                 };
                 if matches!(verdict, Verdict::Goto(_)) {
                     way.depth = way.depth.saturating_sub(1);
                 }
                 if !way.call(chain) {
-                    self.note(format!("the chains before {to} call each other more than {DEPTH_MAX} deep"));
+                    self.note(Unknown::TooDeep(to.clone()));
                     return After::Stopped(Stop::Pass);
                 }
                 // KUBE-MARK-MASQ and its like return at once; they are not on the way to anywhere.
@@ -393,7 +394,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                 After::On
             }
             Verdict::Unknown(target) => {
-                self.note(format!("the target {target} is not known here"));
+                self.note(Unknown::Target(target.clone()));
                 After::On
             }
         }
@@ -401,13 +402,13 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
 
     /// What becomes of a packet that comes through more chains and maps than there can be.
     fn endless(&mut self, name: &Name) -> Stop {
-        self.note(format!("more than {TRAIL_MAX} chains and maps lead to {name}"));
+        self.note(Unknown::Endless(name.clone()));
         Stop::Pass
     }
 
-    fn note(&mut self, what: String) {
-        if self.fate.unknown.len() < UNKNOWN_MAX && !self.fate.unknown.iter().any(|known| **known == *what) {
-            self.fate.unknown.push(what.into());
+    fn note(&mut self, what: Unknown) {
+        if self.fate.unknown.len() < UNKNOWN_MAX && !self.fate.unknown.contains(&what) {
+            self.fate.unknown.push(what);
         }
     }
 }

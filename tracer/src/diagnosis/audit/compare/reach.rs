@@ -39,15 +39,16 @@ impl Comparison<'_> {
             Expectation::Any => {}
             Expectation::Endpoints(set) => {
                 if endpoints.is_empty() {
-                    let what = if refused >= passed.max(dropped) {
-                        "refused"
-                    } else if dropped > passed {
-                        "dropped"
-                    } else {
+                    let untranslated = passed > refused && passed >= dropped;
+                    let what = if untranslated {
                         "not translated"
+                    } else if refused >= dropped {
+                        "refused"
+                    } else {
+                        "dropped"
                     };
-                    let kind = if what == "not translated" { Kind::Missing } else { Kind::Wrong };
-                    let aspect = if known.ranges.is_empty() || what == "not translated" {
+                    let kind = if untranslated { Kind::Missing } else { Kind::Wrong };
+                    let aspect = if known.ranges.is_empty() || untranslated {
                         Aspect::Reach
                     } else {
                         Aspect::SourceRanges
@@ -150,13 +151,14 @@ impl Comparison<'_> {
                         "are dropped"
                     };
                     let kind = if passed > 0.5 { Kind::Missing } else { Kind::Wrong };
-                    let aspect = match (ranges, wants, known.via) {
+                    let aspect = match (ranges, wanted, known.via) {
                         (true, ..) => Aspect::SourceRanges,
-                        (_, "refused", _) => Aspect::Refusal,
+                        (_, Expectation::Refused, _) => Aspect::Refusal,
                         (_, _, Via::ClusterIp) => Aspect::InternalPolicy,
                         _ => Aspect::ExternalPolicy,
                     };
-                    let place = place.unwrap_or_else(|| self.refusal_place(port, known, wants == "dropped"));
+                    let place = place
+                        .unwrap_or_else(|| self.refusal_place(port, known, *wanted == Expectation::Dropped));
                     let text = format!("new connections {is}, and should be {wants}{note}");
                     fault(kind, aspect, None, place, text);
                 }

@@ -7,7 +7,7 @@ use crate::{
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, ExpectedFrontend, ExpectedPort, Kind},
     node::ProxyMode,
-    rules::{End, LocalTraffic, Name, Origin, Writer, frontends},
+    rules::{End, LocalTraffic, Name, Origin, Writer, frontends, walk::Unknown},
 };
 
 impl Comparison<'_> {
@@ -16,7 +16,7 @@ impl Comparison<'_> {
         if self.frame.no_masquerade {
             return;
         }
-        if let Some(unread) = fate.unknown.iter().find(|what| what.starts_with("the ipset")) {
+        if let Some(unread) = fate.unknown.iter().find(|what| matches!(what, Unknown::Ipset(_))) {
             gap(audit, format!("what is masqueraded: {unread}"));
             return;
         }

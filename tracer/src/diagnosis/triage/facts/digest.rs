@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use super::Facts;
 use crate::{
     net::Family,
-    node::sysctl::Sysctls,
-    rules::{End, Origin, Probe, walk::Walker},
+    node::{Presence, ProxyMode, sysctl::Sysctls},
+    rules::{End, Origin, Probe, Writer, walk::Walker},
     time::Timestamp,
 };
 
@@ -22,23 +22,24 @@ impl Facts {
                 facts.insert(name.to_owned(), value);
             }
         };
-        put("kube-proxy mode", self.mode().map(|mode| mode.to_string()));
-        put("kube-proxy version", self.proxy_version().map(str::to_owned));
-        put("kube-proxy healthz", self.healthz.as_ref().map(|health| health.status.to_string()));
-        put(
-            "rules: iptables chains of Services",
-            self.rules.iptables_chains().map(|count| count.to_string()),
-        );
-        put("rules: nftables table kube-proxy", self.rules.nftables.map(|there| there.to_string()));
-        put("rules: IPVS virtual servers", self.rules.ipvs.map(|count| count.to_string()));
-        if let Some(config) = self.config() {
+        put("kube-proxy mode", self.node.mode.map(|mode| mode.to_string()));
+        put("kube-proxy version", self.node.version.clone());
+        put("kube-proxy healthz", self.node.healthz.as_ref().map(|health| health.status.to_string()));
+        let read = |mode| self.node.has_rules_of(mode) != Presence::Unknown;
+        let chains = self.node.service_chains(Writer::is_iptables);
+        put("rules: iptables chains of Services", read(ProxyMode::Iptables).then(|| chains.to_string()));
+        let table = self.node.has_rules_of(ProxyMode::Nftables) == Presence::Present;
+        put("rules: nftables table kube-proxy", read(ProxyMode::Nftables).then(|| table.to_string()));
+        let servers = self.node.rules.servers.as_ref();
+        put("rules: IPVS virtual servers", servers.map(|servers| servers.len().to_string()));
+        if let Some(config) = &self.node.config {
             put("config: mode", Some(config.mode.clone().unwrap_or_default()));
             put("config: clusterCIDR", Some(config.cluster_cidrs.join(",")));
             put("config: nodePortAddresses", Some(config.node_port_addresses.join(",")));
         }
         let node = self.known_node().and_then(|node| self.history.as_ref()?.node(node, Timestamp::MAX));
         put("kubelet version", node.map(|node| node.kubelet_version.to_string()));
-        for (path, value) in self.sysctls.iter().flat_map(Sysctls::iter) {
+        for (path, value) in self.node.sysctls.iter().flat_map(Sysctls::iter) {
             // What changes by itself, or belongs to one interface, says nothing about two nodes.
             let own = path.ends_with("_count") || path.contains("/conf/") && !path.contains("/conf/all/");
             if !own {
@@ -52,11 +53,11 @@ impl Facts {
     /// Where the rules send a Pod's connections to each `ClusterIP`: nodes must not differ in it (catalogue C12).
     fn digest_rules(&self, facts: &mut BTreeMap<String, String>) {
         let Some(history) = &self.history else { return };
-        if self.rules.any() != Some(true) {
+        if self.node.proxy_rules.any() != Presence::Present {
             return;
         }
         let walkers = Family::ALL
-            .map(|family| (Walker::new(&self.ruleset, family), self.ruleset.local_traffic(family)));
+            .map(|family| (Walker::new(&self.node.rules, family), self.node.rules.local_traffic(family)));
         let ports = history.services().flat_map(|service| {
             service
                 .cluster_ips

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::parse::ParseError;
+
 /// Events kept, at most.
 const EVENTS_MAX: usize = 10_000;
 
@@ -27,19 +29,22 @@ pub struct Event {
     pub last: String,
 }
 
-pub(super) fn api_version(text: &str) -> Option<String> {
-    let value: Value = serde_json::from_str(text).ok()?;
+pub(super) fn api_version(text: &str) -> Result<String, ParseError> {
+    let value: Value = serde_json::from_str(text)?;
     // The server's own answer, or `kubectl version -o json`, where the client's version stands beside.
-    let version = value.pointer("/serverVersion/gitVersion").or_else(|| value.get("gitVersion"))?;
-    version.as_str().map(|version| version.chars().take(80).collect())
+    let version = value.pointer("/serverVersion/gitVersion").or_else(|| value.get("gitVersion"));
+    let version = version.and_then(Value::as_str).map(|version| version.chars().take(80).collect());
+    version.ok_or_else(|| ParseError::nothing_in(text, "a version of the API server"))
 }
 
-fn items(text: &str) -> Option<Vec<Value>> {
-    let value: Value = serde_json::from_str(text).ok()?;
-    value.get("items")?.as_array().cloned()
+fn items(text: &str) -> Result<Vec<Value>, ParseError> {
+    match serde_json::from_str::<Value>(text)?.get_mut("items").map(Value::take) {
+        Some(Value::Array(items)) => Ok(items),
+        _ => Err(ParseError::nothing_in(text, "a list of objects")),
+    }
 }
 
-pub(super) fn daemon_sets(text: &str) -> Option<Vec<DaemonSet>> {
+pub(super) fn daemon_sets(text: &str) -> Result<Vec<DaemonSet>, ParseError> {
     let set = |item: &Value| {
         let name = item.pointer("/metadata/name")?.as_str()?.to_owned();
         let images = item.pointer("/spec/template/spec/containers")?.as_array()?;
@@ -59,10 +64,10 @@ pub(super) fn daemon_sets(text: &str) -> Option<Vec<DaemonSet>> {
             name,
         })
     };
-    Some(items(text)?.iter().filter_map(set).collect())
+    Ok(items(text)?.iter().filter_map(set).collect())
 }
 
-pub(super) fn events(text: &str) -> Option<Vec<Event>> {
+pub(super) fn events(text: &str) -> Result<Vec<Event>, ParseError> {
     let event = |item: &Value| {
         let field =
             |pointer: &str| item.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -82,7 +87,7 @@ pub(super) fn events(text: &str) -> Option<Vec<Event>> {
             last: last.into_iter().find(|time| !time.is_empty()).unwrap_or_default(),
         }
     };
-    Some(items(text)?.iter().take(EVENTS_MAX).map(event).collect())
+    Ok(items(text)?.iter().take(EVENTS_MAX).map(event).collect())
 }
 
 #[cfg(test)]
@@ -91,10 +96,10 @@ mod tests {
 
     #[test]
     fn versions_of_the_server_in_both_forms() {
-        assert_eq!(api_version("{\"gitVersion\": \"v1.33.1\"}").as_deref(), Some("v1.33.1"));
+        assert_eq!(api_version("{\"gitVersion\": \"v1.33.1\"}").as_deref(), Ok("v1.33.1"));
         let both = "{\"clientVersion\": {\"gitVersion\": \"v1.20.0\"}, \"serverVersion\": {\"gitVersion\": \"v1.33.1\"}}";
-        assert_eq!(api_version(both).as_deref(), Some("v1.33.1"));
-        assert_eq!(api_version("[]"), None);
+        assert_eq!(api_version(both).as_deref(), Ok("v1.33.1"));
+        assert!(api_version("[]").is_err());
     }
 
     #[test]

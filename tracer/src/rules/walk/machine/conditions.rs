@@ -1,7 +1,7 @@
 //! Whether a rule's conditions hold for the packet, and the keys by which it is looked up.
 
 use super::{Run, State};
-use crate::rules::{Datum, Dimension, Field, Origin, Set, Side, Step, Table};
+use crate::rules::{Datum, Dimension, Field, Origin, Set, Side, Step, Table, walk::Unknown};
 
 impl Run<'_, '_, '_> {
     pub(super) fn holds(&mut self, table: &Table, condition: &Step, state: &State) -> bool {
@@ -34,7 +34,7 @@ impl Run<'_, '_, '_> {
             }
             Step::InSet { set, fields, negated } => {
                 let Some(set) = table.set(set) else {
-                    self.note(format!("the set {set} is missing"));
+                    self.note(Unknown::Set(set.clone()));
                     return false;
                 };
                 self.fill(state, fields);
@@ -42,14 +42,14 @@ impl Run<'_, '_, '_> {
             }
             Step::InIpset { set, sides, negated } => {
                 let Some(set) = self.walker.rules.sets.iter().find(|known| known.name == *set) else {
-                    self.note(format!("the ipset {set} was not read"));
+                    self.note(Unknown::Ipset(set.clone()));
                     return false;
                 };
                 self.fill_sides(state, set, sides);
                 set.find(&self.key).is_some() != *negated
             }
             Step::Unknown(what) => {
-                self.note(format!("the condition `{what}` cannot be judged"));
+                self.note(Unknown::Condition(what.clone()));
                 false
             }
             _ => true,

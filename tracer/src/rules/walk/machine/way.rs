@@ -13,10 +13,10 @@ use crate::rules::{
 };
 
 /// Chains that call each other, at most, as in the kernel (16).
-pub(super) const DEPTH_MAX: usize = 16;
+pub(in crate::rules::walk) const DEPTH_MAX: usize = 16;
 /// Chains and maps on the way of one packet, at most. The kernel refuses chains that lead to themselves; a damaged list
 /// may have them.
-pub(super) const TRAIL_MAX: usize = 64;
+pub(in crate::rules::walk) const TRAIL_MAX: usize = 64;
 
 /// The packet on one of its ways.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
-//! The node, read beside the event loop: one read at a time, with pauses between them.
+//! The node, read beside the event loop: one reading at a time, with pauses between them.
 //!
-//! Owns when the node is read and what a read that fails leaves. Judges nothing.
+//! Owns when the node is read and what a reading that fails leaves. Judges nothing.
 
 use std::{
     io,
@@ -13,13 +13,13 @@ use tokio::sync::oneshot;
 
 use super::now;
 use crate::{
-    node::{NodeFacts, NodeReader, entries, rules::Reader},
+    node::{Collector, Request, Snapshot, entries},
     sighting::ListedEntry,
     time::Timestamp,
 };
 
 /// Between two readings of the node at least so long, and nine times as long as the last one took: listing the rules
-/// of a large cluster takes seconds, and a broken node is not to be burdened by who looks at it.
+/// of a large cluster takes seconds, and a broken node is not to be burdened by its observer.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 9;
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -56,7 +56,7 @@ impl EntryLister {
     fn start(&mut self) {
         let (answer, asked) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
-            let _ = answer.send(entries::unanswered_datagrams(Path::new("/proc"), entries::LIMITS));
+            let _ = answer.send(entries::unanswered_datagrams(Path::new("/"), entries::LIMITS));
         });
         self.asked = Some(asked);
         self.last = Some(Instant::now());
@@ -73,67 +73,54 @@ impl EntryLister {
 
 /// Reads the node beside the event loop, one read at a time.
 #[derive(Debug, Default)]
-pub(super) struct NodeAsker {
-    asked: Option<oneshot::Receiver<(NodeFacts, Timestamp)>>,
+pub(super) struct NodePoller {
+    asked: Option<oneshot::Receiver<(Arc<Snapshot>, Timestamp)>>,
     last: Option<(Instant, Instant)>,
 }
 
-impl NodeAsker {
-    /// Asks for the node's state with its rules, unless that is under way.
+impl NodePoller {
+    /// Starts to read the node with its rules, unless a reading is under way.
     pub(super) fn want(&mut self) {
         if self.asked.is_none() {
             let pause = self.last.map(|(begun, ended)| {
                 let pause = (ended.duration_since(begun) * PAUSE_FACTOR).clamp(PAUSE, PAUSE_MAX);
                 pause.saturating_sub(ended.elapsed())
             });
-            self.start(true, pause.unwrap_or_default());
+            self.start(Request::Rules, pause.unwrap_or_default());
         }
     }
 
-    /// The node without its rules: its mode, version and addresses, which every verdict wants.
-    pub(super) async fn ask(&mut self) -> (NodeFacts, Timestamp) {
-        self.start(false, Duration::ZERO);
+    /// Reads at once what is requested.
+    pub(super) async fn read(&mut self, request: Request) -> (Arc<Snapshot>, Timestamp) {
+        self.start(request, Duration::ZERO);
         self.answer().await
     }
 
-    /// Everything, at once.
-    pub(super) async fn read(&mut self) -> (NodeFacts, Timestamp) {
-        self.start(true, Duration::ZERO);
-        self.answer().await
-    }
-
-    fn start(&mut self, with_rules: bool, pause: Duration) {
+    fn start(&mut self, request: Request, pause: Duration) {
         let (answer, asked) = oneshot::channel();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             let begun = now();
-            let mut state = NodeReader::default().read().await;
-            let read = if with_rules {
-                tokio::task::spawn_blocking(|| Reader::default().read()).await.ok()
-            } else {
-                None
-            };
-            let rules = read.map(|mut read| {
-                state.gaps.append(&mut read.value.gaps);
-                Arc::new(read)
-            });
-            // Nobody waits any more where the trace is over.
-            let _ = answer.send((NodeFacts { state: Arc::new(state), rules }, begun));
+            let capture = Collector::default().collect(request).await;
+            // Large rules take long to parse. Where the parser died, the node is unknown.
+            let snapshot = tokio::task::spawn_blocking(move || Snapshot::read(&capture)).await;
+            // The trace may be over.
+            let _ = answer.send((Arc::new(snapshot.unwrap_or_default()), begun));
         });
         self.asked = Some(asked);
         let at = Instant::now() + pause;
         self.last = Some((at, at));
     }
 
-    /// What was asked for, and when its reading began; waits for ever where nothing was.
-    pub(super) async fn answer(&mut self) -> (NodeFacts, Timestamp) {
+    /// The snapshot of the reading under way, and when that began; waits for ever where there is none.
+    pub(super) async fn answer(&mut self) -> (Arc<Snapshot>, Timestamp) {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;
         self.asked = None;
         if let Some((_, ended)) = &mut self.last {
             *ended = Instant::now();
         }
-        // Where the reader died, what it would have said is unknown.
-        answer.unwrap_or_else(|_| (NodeFacts::default(), now()))
+        // Where the reader died, the node is unknown.
+        answer.unwrap_or_else(|_| (Arc::default(), now()))
     }
 }

@@ -1,0 +1,150 @@
+//! The lists of rules: each by the command or the netlink request that lists it, where its part of the kernel is there.
+
+use super::{Reading, Request};
+use crate::{
+    kernel::environment::{Capability, capabilities},
+    net::Family,
+    node::{capture::Kind, gap::Reason, ipvs, loaded::Part},
+    rules::Writer,
+};
+
+/// The tables that kube-proxy owns in nftables mode, as `nft list tables` lists them, and their families.
+const TABLES: [(&str, &str); 2] = [("table ip kube-proxy", "ip"), ("table ip6 kube-proxy", "ip6")];
+
+impl Reading {
+    /// Everything that can hold rules of kube-proxy.
+    pub(super) fn rules(&mut self, request: Request) {
+        for family in Family::ALL {
+            self.iptables(family, request);
+        }
+        self.nftables(request);
+        self.ipvs(request);
+    }
+
+    /// What shows kube-proxy's mode where its port does not answer and IPVS's device is not there: the smaller list
+    /// first.
+    pub(super) fn rules_of_mode(&mut self, request: Request) {
+        self.nftables(request);
+        if self.capture.get(Kind::NftRulesetJson).is_none() {
+            self.iptables(Family::Ipv4, request);
+        }
+    }
+
+    /// Each backend by its own name; images with one backend only often have the plain name alone.
+    fn iptables(&mut self, family: Family, request: Request) {
+        let [_, nft, legacy] = match family {
+            Family::Ipv4 => Kind::IPTABLES,
+            Family::Ipv6 => Kind::IP6TABLES,
+        };
+        let backends = [
+            (nft, Writer::IptablesNft, Part::NfTables),
+            (legacy, Writer::IptablesLegacy, Part::LegacyTables(family)),
+        ];
+        // The counters are for a person who reads the capture.
+        let counted: &[&str] = if request == Request::Check { &["-c"] } else { &[] };
+        let plain = Writer::Iptables.save_command(family);
+        for (kind, backend, part) in backends {
+            self.take(kind, |reading| {
+                part.require(&reading.collector.root)?;
+                match reading.list(request, backend.save_command(family), counted) {
+                    Err(Reason::CommandMissing { .. })
+                        if reading.backend(request, plain) == Some(backend) =>
+                    {
+                        reading.list(request, plain, counted)
+                    }
+                    own => own,
+                }
+            });
+        }
+    }
+
+    /// The backend of the plain name, which it reports before it does anything: `iptables-save v1.8.9 (nf_tables)`.
+    /// Releases before 1.8 do not, and are of the legacy backend.
+    fn backend(&self, request: Request, program: &str) -> Option<Writer> {
+        match self.commands(request).run(program, &["-V"]) {
+            Err(Reason::CommandMissing { .. }) => None,
+            Ok(version) if version.contains("(nf_tables)") => Some(Writer::IptablesNft),
+            _ => Some(Writer::IptablesLegacy),
+        }
+    }
+
+    /// kube-proxy's own tables alone: nft also lists what iptables wrote, without its matches. Where there are none, the
+    /// list of tables is the proof.
+    fn nftables(&mut self, request: Request) {
+        let listed = Part::NfTables
+            .require(&self.collector.root)
+            .and_then(|()| self.list(request, "nft", &["list", "tables"]));
+        let tables: Vec<&str> = match &listed {
+            Ok((_, text)) => {
+                let own = TABLES.iter().filter(|(line, _)| text.lines().any(|other| other.trim() == *line));
+                own.map(|(_, family)| *family).collect()
+            }
+            Err(_) => Vec::new(),
+        };
+        if tables.is_empty() {
+            self.take(Kind::NftRuleset, |_| listed);
+            return;
+        }
+        let list = |reading: &Self, json: &[&str]| {
+            let mut all = (String::new(), String::new());
+            for family in &tables {
+                let (source, text) = reading.list(
+                    request,
+                    "nft",
+                    &[json, &["list", "table", family, "kube-proxy"]].concat(),
+                )?;
+                all.0 += if all.0.is_empty() { "" } else { "; " };
+                all.0 += &source;
+                all.1 += &text;
+                all.1.push('\n');
+            }
+            Ok(all)
+        };
+        let (kind, read) = match list(self, &["-j"]) {
+            // An nft without JSON prints text all the same.
+            Err(Reason::CommandFailed { .. }) => (Kind::NftRuleset, list(self, &[])),
+            read => (Kind::NftRulesetJson, read),
+        };
+        self.take(kind, |_| read);
+    }
+
+    /// IPVS over generic netlink, else through `ipvsadm`, else from the kernel's file, which lacks the time that clients
+    /// stay with their server. Its sets say what is masqueraded.
+    fn ipvs(&mut self, request: Request) {
+        let root = self.collector.root.clone();
+        if let Err(reason) = Part::Ipvs.require(&root) {
+            self.capture.miss(Kind::IpvsSave, reason.clone());
+            self.capture.miss(Kind::IpsetSave, reason);
+            return;
+        }
+        self.take(Kind::IpvsSave, |reading| match ipvs::saved(&root, request.listing()) {
+            Ok(text) => Ok(("generic netlink of IPVS".to_owned(), text)),
+            Err(_) => reading.list(request, "ipvsadm", &["-Sn"]),
+        });
+        if self.capture.get(Kind::IpvsSave).is_none() {
+            self.take_file(Kind::IpvsList, &root.join("proc/net/ip_vs"));
+        }
+        self.take(Kind::IpsetSave, |reading| {
+            Part::IpSet.require(&root)?;
+            reading.list(request, "ipset", &["save"])
+        });
+    }
+
+    /// What a command lists, and the command.
+    fn list(&self, request: Request, program: &str, arguments: &[&str]) -> Result<(String, String), Reason> {
+        let source = [&[program], arguments].concat().join(" ");
+        match self.commands(request).run(program, arguments) {
+            Ok(text) => Ok((source, text)),
+            Err(Reason::CommandFailed { .. }) if !self.may_list() => {
+                Err(Reason::NotPermitted { place: format!("`{source}`") })
+            }
+            Err(reason) => Err(reason),
+        }
+    }
+
+    /// Whether this process has the right to list rules; where that is not known, it is assumed.
+    fn may_list(&self) -> bool {
+        let held = capabilities(&self.root("proc/self/status"));
+        held.is_none_or(|held| held.has(Capability::NetAdmin))
+    }
+}

@@ -1,0 +1,81 @@
+//! What could not be read, and why.
+//!
+//! Owns the reasons as types and the messages made of them. A message is for a person: no decision reads one.
+
+use std::{fmt, io, path::Path, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{error::sentence, node::capture::Kind, parse::ParseError};
+
+/// A text that is missing, or of no use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gap {
+    pub kind: Kind,
+    pub reason: Reason,
+}
+
+impl fmt::Display for Gap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.about(), self.reason)
+    }
+}
+
+/// Why a text is missing, or of no use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Reason {
+    /// A part of the kernel is absent, and reading it would load it.
+    #[error("{part} is not loaded in this kernel, and reading it would load it")]
+    NotInKernel { part: String },
+    #[error("{place}: permission denied; it needs root, or CAP_NET_ADMIN and CAP_NET_RAW")]
+    NotPermitted { place: String },
+    #[error("`{command}` is not installed")]
+    CommandMissing { command: String },
+    #[error("`{command}` failed: {error}")]
+    CommandFailed { command: String, error: String },
+    #[error("{place}: no complete answer within {limit:?}")]
+    TimedOut { place: String, limit: Duration },
+    #[error("{place}: more than {limit_bytes} bytes")]
+    TooLarge { place: String, limit_bytes: usize },
+    /// The file, the connection or the socket failed.
+    #[error("{place}: {error}")]
+    Unreadable { place: String, error: String },
+    #[error("{place} answered with status {status}")]
+    Refused { place: String, status: u16 },
+    #[error("{place} is unreadable at line {line}: {why}")]
+    Unparsable { place: String, line: u64, why: String },
+    /// Several files of the kind are in one folder.
+    #[error(
+        "{count} files are of this kind ({}): give one node's folder, or name the node with --node",
+        examples.join(", ")
+    )]
+    Ambiguous { count: usize, examples: Vec<String> },
+    #[error("{}", not_captured(*kind))]
+    NotCaptured { kind: Kind },
+    /// As the API server puts it, or a capture by an earlier version.
+    #[error("{text}")]
+    Quoted { text: String },
+}
+
+fn not_captured(kind: Kind) -> String {
+    match kind.command() {
+        "" => format!("no {}", kind.file_name()),
+        command => format!("no {} (`{command}`)", kind.file_name()),
+    }
+}
+
+impl Reason {
+    pub fn unparsable(place: &str, error: ParseError) -> Self {
+        Self::Unparsable { place: place.to_owned(), line: error.line, why: error.why }
+    }
+
+    /// Of a file.
+    pub fn of_file(path: &Path, error: &io::Error) -> Self {
+        let place = path.display().to_string();
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Self::NotPermitted { place },
+            _ => Self::Unreadable { place, error: sentence(error) },
+        }
+    }
+}

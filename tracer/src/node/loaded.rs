@@ -1,0 +1,136 @@
+//! Which parts of the kernel are there.
+//!
+//! Owns the evidence for each part whose listing command or netlink request would load it where it is absent: nfnetlink,
+//! generic netlink and the tools themselves ask for the module. Whoever runs such a command asks here first. A listing of
+//! an absent part would be empty and prove nothing.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    path::Path,
+};
+
+use crate::{
+    net::Family,
+    node::{gap::Reason, procfs},
+};
+
+/// A part of the kernel that reading would load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    NfTables,
+    /// Tables of iptables' legacy backend.
+    LegacyTables(Family),
+    Ipvs,
+    IpSet,
+    Ctnetlink,
+}
+
+impl Part {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::NfTables => "nf_tables",
+            Self::LegacyTables(Family::Ipv4) => "ip_tables with a table",
+            Self::LegacyTables(Family::Ipv6) => "ip6_tables with a table",
+            Self::Ipvs => "IPVS",
+            Self::IpSet => "ip_set",
+            Self::Ctnetlink => "nf_conntrack_netlink",
+        }
+    }
+
+    /// Whether it is in the kernel whose file systems are mounted below `root`, loaded or built in.
+    pub(super) fn is_in(self, root: &Path) -> bool {
+        match self {
+            Self::NfTables => has_module(root, "nf_tables", "nft_do_chain"),
+            // The file lists the tables that are loaded; listing another one would load it.
+            Self::LegacyTables(family) => {
+                let names = match family {
+                    Family::Ipv4 => "proc/net/ip_tables_names",
+                    Family::Ipv6 => "proc/net/ip6_tables_names",
+                };
+                procfs::read_text(&root.join(names)).is_ok_and(|text| !text.trim().is_empty())
+            }
+            Self::Ipvs => root.join("proc/net/ip_vs").exists(),
+            Self::IpSet => has_module(root, "ip_set", "ip_set_test"),
+            // Loading it would load conntrack as well.
+            Self::Ctnetlink => {
+                root.join("proc/sys/net/netfilter/nf_conntrack_count").exists()
+                    && has_module(root, "nf_conntrack_netlink", "ctnetlink_dump_table")
+            }
+        }
+    }
+
+    /// The reason why it cannot be read, where it is absent.
+    pub(super) fn require(self, root: &Path) -> Result<(), Reason> {
+        if self.is_in(root) { Ok(()) } else { Err(Reason::NotInKernel { part: self.name().to_owned() }) }
+    }
+}
+
+/// Whether the module is loaded or built in. `symbol` is a function of it that no other module has: where the list of
+/// built-in modules is not installed, the kernel's symbols decide.
+fn has_module(root: &Path, module: &str, symbol: &str) -> bool {
+    if root.join("sys/module").join(module).exists() {
+        return true;
+    }
+    let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
+    let built_in = root.join("lib/modules").join(release.trim()).join("modules.builtin");
+    if let Ok(list) = fs::read_to_string(built_in) {
+        return list.contains(&format!("/{module}.ko"));
+    }
+    let Ok(symbols) = File::open(root.join("proc/kallsyms")) else { return false };
+    // A symbol of a module has the module's name behind it.
+    let end = format!(" {symbol}");
+    BufReader::new(symbols).lines().map_while(Result::ok).any(|line| line.ends_with(&end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let file = root.join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+
+    #[test]
+    fn a_module_is_found_loaded_and_built_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        assert!(!Part::NfTables.is_in(root));
+        write(root, "proc/sys/kernel/osrelease", "6.1.0\n");
+        write(root, "proc/kallsyms", "0 t nft_do_chain_ipv4\n0 T nft_do_chain\t[nf_tables]\n");
+        assert!(!Part::NfTables.is_in(root));
+        write(root, "proc/kallsyms", "0 T nft_do_chain\n");
+        assert!(Part::NfTables.is_in(root));
+        write(root, "lib/modules/6.1.0/modules.builtin", "kernel/net/netfilter/ipset/ip_set.ko\n");
+        assert!(!Part::NfTables.is_in(root) && Part::IpSet.is_in(root));
+        fs::create_dir_all(root.join("sys/module/nf_tables")).unwrap();
+        assert!(Part::NfTables.is_in(root));
+    }
+
+    #[test]
+    fn ctnetlink_needs_conntrack() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        fs::create_dir_all(root.join("sys/module/nf_conntrack_netlink")).unwrap();
+        assert!(!Part::Ctnetlink.is_in(root));
+        write(root, "proc/sys/net/netfilter/nf_conntrack_count", "0\n");
+        assert!(Part::Ctnetlink.is_in(root));
+        fs::remove_dir(root.join("sys/module/nf_conntrack_netlink")).unwrap();
+        assert_eq!(
+            Part::Ctnetlink.require(root),
+            Err(Reason::NotInKernel { part: "nf_conntrack_netlink".into() })
+        );
+    }
+
+    #[test]
+    fn legacy_tables_count_where_there_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "proc/net/ip_tables_names", "");
+        assert!(!Part::LegacyTables(Family::Ipv4).is_in(dir.path()));
+        write(dir.path(), "proc/net/ip_tables_names", "nat\n");
+        assert!(Part::LegacyTables(Family::Ipv4).is_in(dir.path()));
+        assert!(!Part::LegacyTables(Family::Ipv6).is_in(dir.path()));
+    }
+}

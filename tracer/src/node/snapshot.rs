@@ -1,0 +1,247 @@
+//! The node as it was read at one moment: a capture, parsed.
+//!
+//! One answer each to what a trace and a check ask: kube-proxy's mode, version and health, whether its rules are in the
+//! kernel, what they do with an address. What was not read is "not known", never "no". Owns which text each part comes
+//! from, and names the texts that cannot be parsed. Judges nothing.
+
+mod effects;
+mod rules;
+mod saved;
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use serde::{Deserialize, Serialize};
+
+pub use effects::{Rule, Ruling, VipRule};
+pub use rules::{Listing, Listings, Presence, ProxyRules};
+
+use super::{
+    Observed,
+    capture::{Artifact, Capture, Kind},
+    conntrack::{self, Counters, Namespace},
+    gap::{Gap, Reason},
+    interfaces::{Dataplane, Interfaces},
+    ipvs::IpvsSettings,
+    kube_proxy::{Health, ProxyMode, config::Config, log::Log, metrics::Metrics, process::ProcessList},
+    modules::Modules,
+    sysctl::Sysctls,
+};
+use crate::{parse::ParseError, rules::Ruleset, time::Timestamp};
+
+/// Entries of the conntrack table and their limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConntrackUse {
+    pub count: u64,
+    pub max: u64,
+}
+
+/// The node. An empty part was not read, or not understood; `gaps` has the reason.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// kube-proxy's mode: as it reports; else as its log, its configuration or its rules show.
+    pub mode: Option<ProxyMode>,
+    /// `v1.30.5`, of kube-proxy.
+    pub version: Option<String>,
+    /// Whether kube-proxy runs: a port of it that answers is better proof than a process list seen from inside a
+    /// container.
+    pub running: Option<bool>,
+    /// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
+    pub other_dataplane: Option<Dataplane>,
+    /// Whether rules of kube-proxy are in the kernel and packets reach them.
+    pub proxy_rules: ProxyRules,
+    pub conntrack_use: Option<Observed<ConntrackUse>>,
+    pub ipvs_settings: Option<IpvsSettings>,
+
+    /// The rules of every writer that were read, and the addresses of this network namespace.
+    pub rules: Ruleset,
+    pub listings: Listings,
+    /// When the reading of the rules began.
+    pub rules_time: Option<Timestamp>,
+
+    /// What a check reads besides.
+    pub process: Option<ProcessList>,
+    /// What `/proxyMode` answered.
+    pub reported_mode: Option<ProxyMode>,
+    pub config: Option<Config>,
+    pub log: Option<Log>,
+    pub previous_log: Option<Log>,
+    pub metrics: Option<Metrics>,
+    pub healthz: Option<Health>,
+    pub livez: Option<Health>,
+    /// kube-proxy's own clock when `/healthz` answered, in seconds since the epoch.
+    pub proxy_clock: Option<f64>,
+    pub conntrack: Option<Counters>,
+    pub conntrack_later: Option<Counters>,
+    pub namespaces: Vec<Namespace>,
+    /// `TcpExt IPReversePathFilter`, and what it was a moment later.
+    pub rp_filter_drops: (Option<u64>, Option<u64>),
+    pub sysctls: Option<Sysctls>,
+    pub interfaces: Option<Interfaces>,
+    pub modules: Option<Modules>,
+
+    pub gaps: Vec<Gap>,
+    /// The same of a recording of the first version, which kept lines for a person.
+    pub recorded_gaps: Vec<String>,
+}
+
+/// A snapshot under way.
+struct Reader<'c> {
+    capture: &'c Capture,
+    snapshot: Snapshot,
+}
+
+impl Reader<'_> {
+    /// Parses the text of this kind, where there is one; what cannot be parsed is a gap.
+    fn parse<T>(&mut self, kind: Kind, parse: impl FnOnce(&str) -> Result<T, ParseError>) -> Option<T> {
+        self.capture.parse(kind, parse)?.map_err(|gap| self.snapshot.gaps.push(gap)).ok()
+    }
+
+    /// As [`Self::parse`], of a form of which any line can be missing: nothing understood is an error.
+    fn parse_lines<T>(
+        &mut self,
+        kind: Kind,
+        wanted: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        self.parse(kind, |text| parse(text).ok_or_else(|| ParseError::nothing_in(text, wanted)))
+    }
+
+    fn log(&self, kind: Kind) -> Option<Log> {
+        let texts: Vec<&str> = self.capture.all(kind).map(|artifact| artifact.text.as_str()).collect();
+        (!texts.is_empty()).then(|| Log::parse(&texts.join("\n")))
+    }
+
+    /// When the text of this kind was read.
+    fn time(&self, kind: Kind) -> Timestamp {
+        let read = self.capture.get(kind).and_then(|artifact| artifact.read);
+        read.or(self.capture.taken).unwrap_or_default()
+    }
+
+    fn kube_proxy(&mut self) {
+        self.snapshot.process = self.parse(Kind::Process, ProcessList::parse);
+        self.snapshot.reported_mode =
+            self.parse_lines(Kind::ProxyMode, "a mode of kube-proxy on Linux", ProxyMode::parse);
+        self.snapshot.config = self
+            .parse(Kind::ProxyConfig, Config::parse)
+            .or_else(|| self.snapshot.process.as_ref().and_then(Config::from_flags));
+        self.snapshot.log = self.log(Kind::ProxyLog);
+        self.snapshot.previous_log = self.log(Kind::ProxyLogPrevious);
+        self.snapshot.metrics = self.parse_lines(Kind::ProxyMetrics, "a list of metrics", |text| {
+            Some(Metrics::parse(text)).filter(|metrics| !metrics.is_empty())
+        });
+        self.snapshot.healthz =
+            self.parse_lines(Kind::ProxyHealthz, "an answer of /healthz", Health::parse_saved);
+        self.snapshot.livez = self.parse_lines(Kind::ProxyLivez, "an answer of /livez", Health::parse_saved);
+        self.snapshot.proxy_clock = self.capture.text(Kind::ProxyHealthz).and_then(Health::clock);
+        let answered = [Kind::ProxyMode, Kind::ProxyMetrics, Kind::ProxyHealthz].iter().any(|kind| {
+            let refused = Some(self.capture.why_missing(*kind));
+            self.capture.get(*kind).is_some()
+                || matches!(refused.flatten(), Some(Reason::Refused { .. } | Reason::TooLarge { .. }))
+        });
+        let snapshot = &mut self.snapshot;
+        snapshot.running =
+            if answered { Some(true) } else { snapshot.process.as_ref().and_then(ProcessList::runs) };
+        if let Some(Artifact { source, .. }) = self.capture.get(Kind::Process)
+            && snapshot.process.is_some()
+            && snapshot.running.is_none()
+        {
+            let error = "not all of the node's processes are visible".to_owned();
+            let reason = Reason::Unreadable { place: source.clone(), error };
+            snapshot.gaps.push(Gap { kind: Kind::Process, reason });
+        }
+        let reported = snapshot.metrics.as_ref().and_then(Metrics::version).map(str::to_owned);
+        snapshot.version = reported.or_else(|| snapshot.log.as_ref()?.version.clone());
+    }
+
+    fn kernel(&mut self) {
+        let counters = "a table of conntrack's counters";
+        self.snapshot.conntrack = self.parse_lines(Kind::ConntrackStat, counters, Counters::parse);
+        self.snapshot.conntrack_later = self.parse_lines(Kind::ConntrackStatLater, counters, Counters::parse);
+        let drops = |kind| conntrack::netstat(self.capture.text(kind)?, "TcpExt", "IPReversePathFilter");
+        self.snapshot.rp_filter_drops = (drops(Kind::Netstat), drops(Kind::NetstatLater));
+        let namespaces = self.capture.text(Kind::ConntrackNamespaces);
+        self.snapshot.namespaces = namespaces.map(conntrack::parse_namespaces).unwrap_or_default();
+        self.snapshot.sysctls = self.parse_lines(Kind::Sysctls, "a list of settings", |text| {
+            Some(Sysctls::parse(text)).filter(|sysctls| !sysctls.is_empty())
+        });
+        self.snapshot.interfaces = self.parse(Kind::Interfaces, Interfaces::parse);
+        self.snapshot.modules = self.parse_lines(Kind::Modules, "a list of modules", |text| {
+            Some(Modules::parse(text)).filter(|modules| !modules.is_empty())
+        });
+        let (count_time, snapshot) = (self.time(Kind::Sysctls), &mut self.snapshot);
+        snapshot.other_dataplane = snapshot.interfaces.as_ref().and_then(Interfaces::other_dataplane);
+        let number = |name: &str| snapshot.sysctls.as_ref()?.number(name).and_then(|n| u64::try_from(n).ok());
+        let counted = || snapshot.conntrack.as_ref().and_then(Counters::entries);
+        let count = number("net/netfilter/nf_conntrack_count").or_else(counted);
+        snapshot.conntrack_use = count
+            .zip(number("net/netfilter/nf_conntrack_max"))
+            .map(|(count, max)| Observed { time: count_time, value: ConntrackUse { count, max } });
+        snapshot.ipvs_settings = snapshot.sysctls.as_ref().and_then(IpvsSettings::of);
+    }
+
+    /// The addresses of the network namespace: of each interface, where all are known.
+    fn addresses(&mut self) -> Option<BTreeSet<IpAddr>> {
+        let known =
+            self.snapshot.interfaces.as_ref().filter(|list| list.iter().all(|one| one.addresses_known));
+        let of_interfaces = known.map(|list| {
+            list.iter().flat_map(|one| one.addresses.iter().map(|(address, _)| *address)).collect()
+        });
+        of_interfaces.or_else(|| {
+            self.parse_lines(Kind::Addresses, "a list of addresses", |text| {
+                text.lines().map(|line| line.trim().parse().ok()).collect()
+            })
+        })
+    }
+}
+
+impl Snapshot {
+    /// Parses the texts of the node.
+    pub fn read(capture: &Capture) -> Self {
+        let mut reader = Reader { capture, snapshot: Self { gaps: capture.gaps.clone(), ..Self::default() } };
+        reader.kube_proxy();
+        reader.kernel();
+        reader.rules();
+        reader.snapshot.rules.addresses = reader.addresses();
+        let mut snapshot = reader.snapshot;
+        snapshot.mode = snapshot.find_mode();
+        snapshot.proxy_rules = snapshot.find_proxy_rules();
+        snapshot
+    }
+
+    fn find_mode(&self) -> Option<ProxyMode> {
+        let logged = || {
+            let proxier = self.log.as_ref()?.proxier.as_ref()?;
+            ProxyMode::parse(&proxier.to_ascii_lowercase())
+        };
+        let configured = || ProxyMode::parse(self.config.as_ref()?.mode.as_deref()?);
+        self.reported_mode.or_else(logged).or_else(configured).or_else(|| self.mode_of_rules())
+    }
+
+    /// Whether the address is one of this node's own, bridges included.
+    pub fn is_own_address(&self, ip: IpAddr) -> Option<bool> {
+        self.rules.addresses.as_ref().map(|addresses| addresses.contains(&ip) || ip.is_loopback())
+    }
+
+    /// When it was read.
+    pub fn read_at(&self) -> Option<Timestamp> {
+        self.rules_time.or(self.conntrack_use.map(|used| used.time))
+    }
+
+    /// What a trace could not read, for a person. That a part of the kernel is absent is none of it.
+    pub fn gap_lines(&self) -> impl Iterator<Item = String> {
+        let lacks = |gap: &&Gap| {
+            let elsewhere = gap.kind == Kind::IpvsSave && self.listings.ipvs == Listing::Read;
+            !elsewhere && !matches!(gap.reason, Reason::NotInKernel { .. })
+        };
+        self.recorded_gaps.iter().cloned().chain(self.gaps.iter().filter(lacks).map(Gap::to_string))
+    }
+
+    /// Another dataplane that may serve Services here, where neither kube-proxy nor rules of it are known to.
+    pub fn served_elsewhere(&self) -> Option<Dataplane> {
+        let by_kube_proxy = self.running == Some(true) || self.proxy_rules.any() == Presence::Present;
+        self.other_dataplane.filter(|_| !by_kube_proxy)
+    }
+}
+
+#[cfg(test)]
+mod tests;

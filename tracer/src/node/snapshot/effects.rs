@@ -1,0 +1,163 @@
+//! What the rules that were read do with new connections to an address.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use super::{Listing, ProxyMode, Snapshot};
+use crate::{
+    net::{Family, Protocol},
+    rules::{End, Fate, LocalTraffic, Name, Origin, Probe, Ruleset, Writer, sources, walk::Walker},
+};
+
+/// Addresses of the node that are tried for a node port.
+const MAX_ADDRESSES: usize = 64;
+
+/// What kube-proxy's rules do with a new connection to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    Missing,
+    Drops,
+    Refuses,
+    Forwards,
+}
+
+/// What one writer's rules do with a new connection to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    pub writer: Writer,
+    pub rule: Rule,
+    /// The chain, map or virtual server that decides; `None` where none does.
+    pub chain: Option<Arc<str>>,
+    /// Where it sends connections.
+    pub endpoints: Vec<SocketAddr>,
+}
+
+/// What the rules do with new connections to an address, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VipRule {
+    pub rule: Rule,
+    /// The chain, map or server that decides; `None` where none does.
+    pub chain: Option<Name>,
+    /// Where they send it, with the share of each, 0 to 1.
+    pub endpoints: Vec<(SocketAddr, f64)>,
+    /// Whose rules decide.
+    pub writer: Option<Writer>,
+}
+
+impl Snapshot {
+    /// Whether rules of kube-proxy may be there that it does not keep any more (C3, C10): there are some of more than
+    /// one writer, or a list was not asked for yet.
+    pub fn may_have_leftovers(&self, ip: IpAddr) -> bool {
+        let family = Family::of(ip);
+        let listings = [self.listings.iptables(family), self.listings.nftables, self.listings.ipvs];
+        listings.contains(&Listing::NotTried) || self.rules.writers(family).len() > 1
+    }
+
+    /// What all the rules together do with a new connection to this address. `None` where those of the mode that
+    /// kube-proxy is in were not read.
+    pub fn vip_rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<VipRule> {
+        let rules = &self.rules;
+        let family = Family::of(addr.ip());
+        let writers = rules.writers(family);
+        let was_read = match self.mode {
+            Some(ProxyMode::Iptables) => {
+                self.listings.iptables(family) == Listing::Read || writers.iter().any(|w| w.is_iptables())
+            }
+            Some(ProxyMode::Nftables) => writers.contains(&Writer::Nftables),
+            Some(ProxyMode::Ipvs) => rules.servers.is_some(),
+            None => !writers.is_empty(),
+        };
+        if !was_read {
+            return None;
+        }
+        // What a rule refuses from outside it may forward from the node itself (a Local policy): the way that exists
+        // counts first, as netfilter translates before it filters.
+        let walker = Walker::new(rules, family);
+        let traffic = rules.local_traffic(family);
+        let (pod, interface) = traffic.example(family);
+        let own = rules.addresses.as_ref().is_some_and(|addresses| addresses.contains(&addr.ip()));
+        let nowhere = sources::nowhere(family, &[]);
+        let mut best: Option<VipRule> = None;
+        for (origin, source, interface) in
+            [(Origin::Pod, pod, interface), (Origin::Outside, nowhere, None), (Origin::Node, addr.ip(), None)]
+        {
+            let probe =
+                Probe { origin, source, interface, destination: addr, protocol, local: own, hairpin: false };
+            let found = read_as(&walker.walk(&probe));
+            if best.as_ref().is_none_or(|best| found.rule > best.rule) {
+                best = Some(found);
+            }
+        }
+        best
+    }
+
+    pub fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule> {
+        self.vip_rule(addr, protocol).map(|found| found.rule)
+    }
+
+    /// The same of each writer that has rules of kube-proxy in this family, leftovers of another mode or backend among
+    /// them, for a connection from `source`. Empty where no rules were read.
+    pub fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<Ruling> {
+        let ruling = |writer: Writer, rules: &Ruleset| {
+            let found = from_source(rules, addr, protocol, source);
+            Ruling {
+                writer,
+                rule: found.rule,
+                chain: found.chain,
+                endpoints: found.endpoints.into_iter().map(|(endpoint, _)| endpoint).collect(),
+            }
+        };
+        match self.rules.writers(Family::of(addr.ip()))[..] {
+            // Nearly every node: nothing has to be taken apart.
+            [writer] => vec![ruling(writer, &self.rules)],
+            ref writers => writers.iter().map(|writer| ruling(*writer, &self.rules.of(*writer))).collect(),
+        }
+    }
+
+    /// Another address of this node at which its rules serve this node port; `None` also where that is not known.
+    pub fn serves_node_port_at(&self, port: u16, protocol: Protocol) -> Option<IpAddr> {
+        let served = |ip: &&IpAddr| {
+            let outside = sources::nowhere(Family::of(**ip), &[]);
+            !ip.is_loopback()
+                && from_source(&self.rules, SocketAddr::new(**ip, port), protocol, outside).rule
+                    != Rule::Missing
+        };
+        self.rules.addresses.as_ref()?.iter().take(MAX_ADDRESSES).find(served).copied()
+    }
+}
+
+/// What these rules do with a connection from `source`.
+fn from_source(rules: &Ruleset, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> VipRule {
+    let family = Family::of(addr.ip());
+    let is_own = |ip: IpAddr| rules.addresses.as_ref().is_some_and(|addresses| addresses.contains(&ip));
+    let traffic = rules.local_traffic(family);
+    let (_, interface) = traffic.example(family);
+    let origin = match &traffic {
+        _ if is_own(source) => Origin::Node,
+        LocalTraffic::Range(range) if !range.contains(source) => Origin::Outside,
+        _ => Origin::Pod,
+    };
+    let interface = if origin == Origin::Pod { interface } else { None };
+    let local = is_own(addr.ip());
+    let probe = Probe { origin, source, interface, destination: addr, protocol, local, hairpin: false };
+    read_as(&Walker::new(rules, family).walk(&probe))
+}
+
+/// The answer that a fate gives.
+fn read_as(fate: &Fate) -> VipRule {
+    let endpoints = fate.endpoints();
+    let ends = |end: End| fate.branches.iter().any(|branch| branch.end == end);
+    let rule = if !endpoints.is_empty() {
+        Rule::Forwards
+    } else if ends(End::Refused) {
+        Rule::Refuses
+    } else if ends(End::Dropped) {
+        Rule::Drops
+    } else {
+        Rule::Missing
+    };
+    let writer = fate.branches.iter().find_map(|branch| branch.writer);
+    VipRule { rule, chain: fate.chain().cloned(), endpoints, writer }
+}

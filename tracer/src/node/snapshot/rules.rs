@@ -1,0 +1,247 @@
+//! Which lists of rules were read, and whose rules are in them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Gap, Kind, ProxyMode, Reader, Reason, Snapshot};
+use crate::{
+    net::Family,
+    node::interfaces::IPVS_DEVICE,
+    rules::{Ruleset, Writer, ipset, iptables, ipvs, nftables, walk::Walker},
+};
+
+/// Whether a list of rules was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Listing {
+    /// The request did not ask for it, or the folder lacks it.
+    #[default]
+    NotTried,
+    Failed,
+    /// Its part of the kernel is absent.
+    NotInKernel,
+    Read,
+}
+
+impl Listing {
+    /// Whether what is not in it is not in the kernel.
+    const fn is_conclusive(self) -> bool {
+        matches!(self, Self::Read | Self::NotInKernel)
+    }
+}
+
+/// The lists of rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listings {
+    /// Of any backend of iptables.
+    pub iptables_v4: Listing,
+    pub iptables_v6: Listing,
+    pub nftables: Listing,
+    pub ipvs: Listing,
+    pub ipset: Listing,
+}
+
+impl Listings {
+    pub const fn iptables(self, family: Family) -> Listing {
+        match family {
+            Family::Ipv4 => self.iptables_v4,
+            Family::Ipv6 => self.iptables_v6,
+        }
+    }
+
+    /// The list that kube-proxy writes in this mode.
+    const fn of(self, mode: ProxyMode, family: Family) -> Listing {
+        match mode {
+            ProxyMode::Iptables => self.iptables(family),
+            ProxyMode::Nftables => self.nftables,
+            ProxyMode::Ipvs => self.ipvs,
+        }
+    }
+}
+
+/// Whether rules of kube-proxy are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Presence {
+    #[default]
+    Unknown,
+    Absent,
+    Present,
+}
+
+/// Whether rules of kube-proxy, of any mode, are in the kernel and packets reach them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProxyRules {
+    pub v4: Presence,
+    pub v6: Presence,
+}
+
+impl ProxyRules {
+    pub const fn of(self, family: Family) -> Presence {
+        match family {
+            Family::Ipv4 => self.v4,
+            Family::Ipv6 => self.v6,
+        }
+    }
+
+    /// Of either family. Many nodes have no IPv6: where it is not known, IPv4 alone decides, but not the other way round.
+    pub const fn any(self) -> Presence {
+        match (self.v4, self.v6) {
+            (Presence::Present, _) | (_, Presence::Present) => Presence::Present,
+            (v4, _) => v4,
+        }
+    }
+}
+
+impl Reader<'_> {
+    pub(super) fn rules(&mut self) {
+        self.iptables(Family::Ipv4, Kind::IPTABLES);
+        self.iptables(Family::Ipv6, Kind::IP6TABLES);
+        let parse = |text: &str| nftables::parse(text.as_bytes());
+        let read = Kind::NFTABLES.iter().find_map(|kind| self.parse(*kind, parse));
+        self.snapshot.rules.absorb(read.unwrap_or_default());
+        self.snapshot.rules.servers = Kind::IPVS.iter().find_map(|kind| self.parse(*kind, ipvs::parse_whole));
+        let sets = self.parse(Kind::IpsetSave, ipset::parse_whole);
+        self.snapshot.rules.absorb(sets.unwrap_or_default());
+        self.snapshot.listings = Listings {
+            iptables_v4: self.listing(&Kind::IPTABLES, false),
+            iptables_v6: self.listing(&Kind::IP6TABLES, false),
+            nftables: self.listing(&Kind::NFTABLES, true),
+            ipvs: self.listing(&Kind::IPVS, true),
+            ipset: self.listing(&[Kind::IpsetSave], true),
+        };
+        let kinds = [&Kind::IPTABLES[..], &Kind::IP6TABLES, &Kind::NFTABLES, &Kind::IPVS, &[Kind::IpsetSave]]
+            .concat();
+        let times =
+            kinds.into_iter().filter(|kind| self.capture.get(*kind).is_some()).map(|kind| self.time(kind));
+        self.snapshot.rules_time = times.min();
+    }
+
+    fn iptables(&mut self, family: Family, [plain, nft, legacy]: [Kind; 3]) {
+        let mut parse = |kind, writer| {
+            let hint = iptables::Hint { family: Some(family), writer };
+            self.parse(kind, |text| iptables::parse_whole(text, hint))
+        };
+        let nft = parse(nft, Some(Writer::IptablesNft));
+        let legacy = parse(legacy, Some(Writer::IptablesLegacy));
+        // The plain name is one of the two backends: beside the other's list it may add something.
+        let plain = if nft.is_none() {
+            parse(plain, legacy.as_ref().map(|_| Writer::IptablesNft)).filter(|plain| {
+                legacy.as_ref().is_none_or(|legacy| service_chains(legacy) != service_chains(plain))
+            })
+        } else {
+            None
+        };
+        for read in [nft, legacy, plain].into_iter().flatten() {
+            self.snapshot.rules.absorb(read);
+        }
+    }
+
+    /// Whether these kinds were read: one of them, where they are forms of one list (`either`); else all that there are.
+    fn listing(&self, kinds: &[Kind], either: bool) -> Listing {
+        let gaps = || self.snapshot.gaps.iter().filter(|gap| kinds.contains(&gap.kind));
+        let absent = |reason: &Reason| matches!(reason, Reason::NotInKernel { .. });
+        let unparsable = |kind: Kind| {
+            gaps().any(|gap| gap.kind == kind && matches!(gap.reason, Reason::Unparsable { .. }))
+        };
+        let read = kinds.iter().any(|kind| self.capture.get(*kind).is_some() && !unparsable(*kind));
+        let failed = gaps().any(|gap| !absent(&gap.reason));
+        match (read, failed) {
+            (true, failed) if either || !failed => Listing::Read,
+            (_, true) => Listing::Failed,
+            _ if gaps().next().is_some() => Listing::NotInKernel,
+            _ => Listing::NotTried,
+        }
+    }
+}
+
+impl Snapshot {
+    /// The mode that the rules are of, where they are of one only. IPVS's device counts as a rule of it.
+    pub fn mode_of_rules(&self) -> Option<ProxyMode> {
+        let device = self.interfaces.as_ref().is_some_and(|list| list.get(IPVS_DEVICE).is_some());
+        let mut found = ProxyMode::ALL.into_iter().filter(|mode| {
+            self.has_rules_of(*mode) == Presence::Present || device && *mode == ProxyMode::Ipvs
+        });
+        let first = found.next()?;
+        found.next().is_none().then_some(first)
+    }
+
+    /// Whether rules that kube-proxy writes in this mode and in no other are there, reached or not.
+    pub fn has_rules_of(&self, mode: ProxyMode) -> Presence {
+        let here = match mode {
+            ProxyMode::Iptables => service_chains(&self.rules) > 0,
+            ProxyMode::Nftables => self.rules.tables.iter().any(|table| table.writer == Writer::Nftables),
+            ProxyMode::Ipvs => self.rules.servers.iter().flatten().next().is_some(),
+        };
+        // Many nodes have no IPv6, and a folder then no list of it; IPv4's has to be there.
+        let [v4, v6] = [Family::Ipv4, Family::Ipv6].map(|family| self.listings.of(mode, family));
+        let is_known = v4.is_conclusive() && v6 != Listing::Failed;
+        match (here, is_known) {
+            (true, _) => Presence::Present,
+            (false, true) => Presence::Absent,
+            (false, false) => Presence::Unknown,
+        }
+    }
+
+    /// Whether the rules that kube-proxy writes for this family were read: then one that is not among them is missing.
+    /// Rules of another mode tell nothing of that.
+    pub fn knows_rules(&self, family: Family) -> bool {
+        self.proxy_rules.of(family) != Presence::Unknown
+            && self.mode.is_none_or(|mode| self.has_rules_of(mode) != Presence::Unknown)
+    }
+
+    /// Whether a list of rules is there and cannot be parsed, in no form of it.
+    pub fn has_damaged_rules(&self) -> bool {
+        let lists = [
+            (&Kind::IPTABLES[..], self.listings.iptables_v4),
+            (&Kind::IP6TABLES, self.listings.iptables_v6),
+            (&Kind::NFTABLES, self.listings.nftables),
+            (&Kind::IPVS, self.listings.ipvs),
+            (&[Kind::IpsetSave], self.listings.ipset),
+        ];
+        let damaged = |kinds: &[Kind]| {
+            let unparsable = |gap: &Gap| matches!(gap.reason, Reason::Unparsable { .. });
+            self.gaps.iter().any(|gap| kinds.contains(&gap.kind) && unparsable(gap))
+        };
+        lists.into_iter().any(|(kinds, listing)| listing == Listing::Failed && damaged(kinds))
+    }
+
+    /// Chains of Services that this backend of iptables has.
+    pub fn service_chains(&self, is_backend: impl Fn(Writer) -> bool) -> usize {
+        count_service_chains(&self.rules, is_backend)
+    }
+
+    pub(super) fn find_proxy_rules(&self) -> ProxyRules {
+        ProxyRules { v4: self.presence(Family::Ipv4), v6: self.presence(Family::Ipv6) }
+    }
+
+    fn presence(&self, family: Family) -> Presence {
+        let writers = self.rules.writers(family);
+        // IPVS needs no chain that leads to it.
+        if writers.contains(&Writer::Ipvs)
+            || !writers.is_empty() && Walker::new(&self.rules, family).enters_any()
+        {
+            return Presence::Present;
+        }
+        let Listings { nftables, ipvs, .. } = self.listings;
+        let iptables = self.listings.iptables(family);
+        // That nothing was found means something only where what kube-proxy writes was read.
+        let is_known = match self.mode {
+            Some(mode) => self.listings.of(mode, family).is_conclusive(),
+            None => iptables == Listing::Read && nftables.is_conclusive() && ipvs.is_conclusive(),
+        };
+        if is_known { Presence::Absent } else { Presence::Unknown }
+    }
+}
+
+/// Chains that kube-proxy makes for Services in iptables mode. In IPVS mode there are none of them.
+fn service_chains(rules: &Ruleset) -> usize {
+    count_service_chains(rules, |_| true)
+}
+
+fn count_service_chains(rules: &Ruleset, is_backend: impl Fn(Writer) -> bool) -> usize {
+    let of_service = |name: &str| {
+        ["KUBE-SVC-", "KUBE-SEP-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"]
+            .iter()
+            .any(|begin| name.starts_with(begin))
+    };
+    let tables = rules.tables.iter().filter(|table| is_backend(table.writer));
+    tables.flat_map(|table| &table.chains).filter(|chain| of_service(&chain.name)).count()
+}
