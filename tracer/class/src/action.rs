@@ -70,7 +70,7 @@ pub const ROLLOUT_STATUS: Action =
     Action::reads("`kubectl -n kube-system rollout status daemonset {DAEMON_SET=kube-proxy}`")
         .when("the DaemonSet has fewer ready Pods than desired");
 pub const READ_LAST_WORDS: Action = Action::reads(concat!(
-    "correct what the last lines of its log name; it is then started again: ",
+    "correct what the last lines of its log name, and it starts again: ",
     log!(" --previous")
 ))
 .when("kube-proxy ends at its start");

@@ -122,7 +122,7 @@ pub(super) const C17: Entry = Entry::fault("conntrack insertion failed", &[Connt
     .seen(Both)
     .now(&[
         Action::reads("compare before and after a failure: `conntrack -S`; insert_failed that rises confirms it"),
-        Action::reads("see which flows pay for it: `viptrace trace --faults-only`"),
+        Action::reads("see which flows are affected: `viptrace trace --faults-only`"),
         action::RAISE_BUCKETS,
     ])
     .later(&[Action::disrupts(
@@ -177,6 +177,6 @@ pub(super) const C19: Entry = Entry::fault("mid-stream pickup", &[Conntrack], Me
          net.netfilter.nf_conntrack_tcp_timeout_established; the client must reconnect",
     )])
     .later(&[Action::reads(
-        "keepalive below the conntrack and load balancer timeouts; never `conntrack -F` on a node in service",
+        "set keepalive below the conntrack and load balancer timeouts; never run `conntrack -F` on a node in service",
     )])
     .lab(&["c19-table-flushed"]);

@@ -39,9 +39,6 @@ pub(super) const K11: Entry = Entry::fault("kernel setting that breaks a proxy m
 pub(super) const Unknown: Entry =
     Entry { kind: Kind::Unknown, ..Entry::fault("not explained", &[Domain::Unknown], Low) }
         .seen(Trace)
-        .now(&[
-            Action::reads(concat!("look at the Service by hand: ", slices!())),
-            action::READ_OTHER_DATAPLANE,
-        ])
+        .now(&[Action::reads(concat!("inspect the Service: ", slices!())), action::READ_OTHER_DATAPLANE])
         .later(&[Action::reads("trace again with every hook, from before the connection begins")])
         .no_scenario("a flow that no rule explains is a gap; the lab has no scenario that ends in one");

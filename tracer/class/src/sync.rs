@@ -49,7 +49,7 @@ pub(super) const C2: Entry = Entry::fault("kube-proxy cannot read the API", &[Ap
     .now(&[
         action::READ_LOG,
         Action::reads(
-            "from this node, try the API server's address of kube-proxy's kubeconfig: `curl -k \
+            "from this node, try the API server's address in kube-proxy's kubeconfig: `curl -k \
              https://ADDRESS/livez`",
         ),
         Action::disrupts(concat!(
@@ -126,7 +126,7 @@ pub(super) const C5b: Entry = Entry::fault("connection older than its rule", &[I
     .now(&[
         Action::reads("let the client reconnect"),
         Action::disrupts(
-            "for a sender that never stops delete this one entry: `conntrack -D -p {PROTOCOL} -s {CLIENT_IP} --sport \
+            "for a sender that never pauses, delete this one entry: `conntrack -D -p {PROTOCOL} -s {CLIENT_IP} --sport \
              {CLIENT_PORT} -d {VIP} --dport {PORT}`",
         ),
     ])
@@ -221,7 +221,7 @@ pub(super) const C8: Entry = Entry::fault("stale UDP conntrack entry", &[StaleEn
     .seen(Both)
     .now(&[
         Action::disrupts(
-            "delete the entry, and the next datagram is translated by the rules of now: `conntrack -D -p udp --orig-src \
+            "delete the entry, so that the current rules translate the next datagram: `conntrack -D -p udp --orig-src \
              {CLIENT_IP} --orig-dst {VIP} --reply-src {ENDPOINT_IP}`",
         ),
         action::LIST_OLD_ENTRIES,
