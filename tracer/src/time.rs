@@ -51,6 +51,12 @@ impl Timestamp {
         text.get(11..23).unwrap_or(&text).to_owned()
     }
 
+    /// The time for a person who reads of `other`: the time of day, with the date where that is another.
+    pub fn beside(self, other: Self) -> String {
+        const DAY_NS: u64 = 86_400_000_000_000;
+        if self.0 / DAY_NS == other.0 / DAY_NS { self.clock() } else { self.to_the_millisecond() }
+    }
+
     /// RFC 3339 in UTC for a person, to the millisecond: `2026-01-02T03:04:05.006Z`.
     pub fn to_the_millisecond(self) -> String {
         let text = self.to_string();

@@ -10,6 +10,7 @@ pub mod explain;
 mod hint;
 mod replay;
 mod schema;
+mod show;
 pub mod target;
 pub mod trace;
 pub mod units;

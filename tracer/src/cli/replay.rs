@@ -10,12 +10,12 @@ use crate::{
     cli::{
         Outcome, ResultExt as _,
         args::ReplayOptions,
+        show::{Show, detail},
         target::Target,
-        trace::show::{Show, detail},
     },
     recording::{Damage, DamageKind, End, Header, Player, Step},
     report::{Printer, Report},
-    session::Detail,
+    session::{Detail, Ending},
     text::safe,
 };
 
@@ -60,8 +60,8 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     if let Some(why) = show.nothing_meant(&player.pipeline().cluster().history, ended) {
         report.warn(&why)?;
     }
-    report.finish(&show.summary(player.pipeline(), header.started, ended, gaps))?;
-    Ok(match show.outcome() {
+    let ending = Ending::new(player.pipeline(), header.started, ended, gaps);
+    Ok(match show.finish(&mut report, &ending)? {
         Outcome::Clean if !lacks.is_empty() => Outcome::Incomplete,
         outcome => outcome,
     })

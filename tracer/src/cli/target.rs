@@ -1,5 +1,7 @@
 //! What a trace is narrowed to: a Service, a Pod or an address.
 
+mod meaning;
+
 use std::{
     fmt,
     net::{IpAddr, Ipv6Addr, SocketAddr},

@@ -7,9 +7,6 @@ mod missed;
 mod node_poller;
 mod reader;
 mod record;
-pub(super) mod show;
-mod tally;
-mod targets;
 
 use std::{
     fs, io,
@@ -28,6 +25,7 @@ use crate::{
         Outcome, ResultExt as _,
         args::{ClusterSource, Hooks, TraceOptions},
         check,
+        show::{Show, detail},
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::{Limits, LookAt},
@@ -42,14 +40,13 @@ use crate::{
     node::Request,
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
-    session::{Judgements, Pipeline, Settings},
+    session::{Ending, Judgements, Pipeline, Settings},
     sighting::{Hook, ListedEntry},
     time::Timestamp,
 };
 use node_poller::{EntryLister, NodePoller};
 use reader::Reader;
 use record::NewFile;
-use show::{Show, detail};
 
 /// Flows end one by one; those that settle within this time of each other are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
@@ -215,7 +212,7 @@ impl<'a> Trace<'a> {
             return Err(anyhow::anyhow!("no list of Services: connections cannot be matched to a Service"))
                 .hint(|| "`kubectl get services -A -o json > DIR/services.json` saves it".to_owned());
         }
-        self.options.target.as_ref().map_or(Ok(()), |target| targets::check(target, history, now()))
+        self.options.target.as_ref().map_or(Ok(()), |target| target.check(history, now()))
     }
 
     /// What to say where no Node bears the name that this node is taken for: what is local to it cannot be told then.
@@ -235,7 +232,7 @@ impl<'a> Trace<'a> {
         let targets = options
             .target
             .as_ref()
-            .map(|target| targets::addresses(target, &self.pipeline.pipeline().cluster().history, now()));
+            .map(|target| target.addresses(&self.pipeline.pipeline().cluster().history, now()));
         self.targets = targets.clone().unwrap_or_default();
         let kernel_options = Options {
             buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31),
@@ -425,7 +422,7 @@ impl<'a> Trace<'a> {
             self.pipeline.absorb(update);
         }
         if let (Some(target), Some(probe)) = (&self.options.target, &mut self.probe) {
-            let wanted = targets::addresses(target, &self.pipeline.pipeline().cluster().history, now());
+            let wanted = target.addresses(&self.pipeline.pipeline().cluster().history, now());
             // An endpoint that left stays of interest: its old connections end now.
             let more: Vec<IpAddr> = wanted.into_iter().filter(|ip| !self.targets.contains(ip)).collect();
             if !more.is_empty() {
@@ -485,9 +482,8 @@ impl<'a> Trace<'a> {
             report.note(&note)?;
             gaps.extend(missing);
         }
-        let summary = self.show.summary(self.pipeline.pipeline(), self.started, ended, gaps);
-        report.finish(&summary)?;
-        Ok(self.show.outcome())
+        let ending = Ending::new(self.pipeline.pipeline(), self.started, ended, gaps);
+        self.show.finish(report, &ending)
     }
 }
 

@@ -1,14 +1,11 @@
 //! From facts to causes: the five questions that an operator would ask, answered with evidence.
 //!
 //! [`flows`] judges one flow at its end; [`triage`] judges a node without traffic; [`audit`] compares its rules with the
-//! API and reports differences. [`summary`] counts verdicts and ranks causes. Nothing here does I/O or knows a clock but
-//! the times that it is given.
+//! API and reports differences. Nothing here does I/O or knows a clock but the times that it is given.
 
 pub mod audit;
 pub mod finding;
 pub mod flows;
-pub mod summary;
 pub mod triage;
 
 pub use flows::*;
-pub use summary::{ClassCount, RankedCause, Summary};

@@ -6,30 +6,30 @@
 use std::{fmt::Write as _, io};
 
 use crate::{
-    class::Safety,
     diagnosis::triage::{CheckReport, FindingRecord, Level, State, procedures::Outcome},
     report::{
         json,
         printer::{Paint, Style},
+        row::{action, detail},
+        yaml,
     },
-    text::{is_unsafe, safe},
+    text::{count, is_unsafe, safe},
 };
 
 /// Differences shown in a table; the rest is counted.
-const DIFFERENCES_MAX: usize = 40;
+const MAX_DIFFERENCES: usize = 40;
 
 /// One JSON object in one line.
 pub fn record(report: &CheckReport) -> io::Result<String> {
-    Ok(json::line_of(report)? + "\n")
+    json::line(report)
 }
 
 /// One YAML document.
 pub fn document(report: &CheckReport) -> io::Result<String> {
-    let text = serde_saphyr::to_string(report).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(super::yaml::guard(&text))
+    yaml::document(report)
 }
 
-/// The text for a person. With `wide` the notes and every step of the procedures are told as well.
+/// The text for a person. With `wide` the notes and every step of the procedures are printed as well.
 pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     let mut out = String::new();
     let style = match report.state {
@@ -47,46 +47,62 @@ pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     };
     let scope =
         report.service.as_ref().map(|service| format!(" · only what concerns {service}")).unwrap_or_default();
-    let line = format!("{proxy} · {}{scope}", report.time);
+    let line = format!("{proxy} · {}{scope}", report.time.to_the_millisecond());
     let _ = writeln!(out, "{}", paint.text(Style::Faint, &safe(&line)));
 
-    let shown = report.findings.iter().filter(|finding| wide || finding.level != Level::Note);
+    // Of one Service little is found, and all of it is wanted.
+    let with_notes = wide || report.service.is_some();
+    let shown = report.findings.iter().filter(|finding| with_notes || finding.level != Level::Note);
     for (number, finding) in shown.enumerate() {
         out.push('\n');
         write_finding(&mut out, number + 1, finding, paint);
     }
     let notes = report.findings.iter().filter(|finding| finding.level == Level::Note).count();
-    if notes > 0 && !wide {
-        let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &format!("{notes} more to know: -o wide")));
+    if notes > 0 && !with_notes {
+        let line = format!("{}: -o wide shows them", count(notes, "note"));
+        let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
     }
     if wide {
         write_procedures(&mut out, report, paint);
     }
-    if !report.differences.is_empty() {
-        let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "DIFFERENT THERE"));
-        for difference in report.differences.iter().take(DIFFERENCES_MAX) {
-            let side = |value: &Option<String>| {
-                value.as_deref().map_or("not known".to_owned(), |text| safe(text).into_owned())
-            };
-            let _ = writeln!(
-                out,
-                "  {}: here {}, there {}",
-                safe(&difference.what),
-                side(&difference.here),
-                side(&difference.there)
-            );
-        }
-        if let Some(more) = report.differences.len().checked_sub(DIFFERENCES_MAX).filter(|more| *more > 0) {
-            let _ = writeln!(out, "  and {more} more: -o json");
-        }
-    }
-    if !report.gaps.is_empty() {
-        let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "NOT CHECKED"));
-        for gap in &report.gaps {
-            let _ = writeln!(out, "  {}", safe(gap));
-        }
-    }
+    write_differences(&mut out, report, paint);
+    write_gaps(&mut out, report, paint);
     out
+}
+
+fn write_differences(out: &mut String, report: &CheckReport, paint: Paint) {
+    if report.differences.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "DIFFERENT IN THE SAVED CHECK"));
+    for difference in report.differences.iter().take(MAX_DIFFERENCES) {
+        let side = |value: &Option<String>| safe(value.as_deref().unwrap_or("none")).into_owned();
+        let (here, there) = (side(&difference.here), side(&difference.there));
+        let _ = writeln!(out, "  {}: here {here}, there {there}", safe(&difference.what));
+    }
+    if let Some(more) = report.differences.len().checked_sub(MAX_DIFFERENCES).filter(|more| *more > 0) {
+        let _ = writeln!(out, "  and {more} more: -o json");
+    }
+}
+
+/// What could not be checked, one line for all that lacks for the same reason.
+fn write_gaps(out: &mut String, report: &CheckReport, paint: Paint) {
+    if report.gaps.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "NOT CHECKED"));
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for gap in &report.gaps {
+        let (what, why) = gap.split_once(": ").unwrap_or((gap, ""));
+        match reasons.iter_mut().find(|(other, _)| *other == why && !why.is_empty()) {
+            Some((_, all)) => all.push(what),
+            None => reasons.push((why, vec![what])),
+        }
+    }
+    for (why, what) in reasons {
+        let separator = if why.is_empty() { "" } else { ": " };
+        let _ = writeln!(out, "  {}{separator}{}", safe(&what.join(", ")), safe(why));
+    }
 }
 
 fn write_finding(out: &mut String, number: usize, finding: &FindingRecord, paint: Paint) {
@@ -95,13 +111,8 @@ fn write_finding(out: &mut String, number: usize, finding: &FindingRecord, paint
         Level::Warning => ("WARNING", Style::Unknown),
         Level::Note => ("note", Style::Faint),
     };
-    let _ = writeln!(
-        out,
-        "{number}. {} {} {}",
-        paint.text(style, label),
-        finding.class,
-        safe(&finding.root_cause)
-    );
+    let cause = detail(&finding.root_cause);
+    let _ = writeln!(out, "{number}. {} {} {cause}", paint.text(style, label), finding.class);
     for evidence in &finding.evidence {
         let _ = writeln!(out, "   saw: {}", safe(&evidence.content));
     }
@@ -109,20 +120,10 @@ fn write_finding(out: &mut String, number: usize, finding: &FindingRecord, paint
         let _ = writeln!(out, "   but: {}", safe(&evidence.content));
     }
     if let Some(since) = finding.since {
-        let _ = writeln!(out, "   since: {since}");
+        let _ = writeln!(out, "   since: {}", since.to_the_millisecond());
     }
-    if !finding.mitigation.immediate.is_empty() {
-        let rating = match finding.mitigation.safety {
-            Safety::ReadOnly => "reads only",
-            Safety::Disruptive => "disruptive",
-            Safety::Dangerous => "dangerous",
-        };
-        let _ = writeln!(
-            out,
-            "   {} [{rating}] {}",
-            paint.text(Style::Heading, "do:"),
-            safe(&finding.mitigation.immediate)
-        );
+    if let Some(action) = action(&finding.mitigation) {
+        let _ = writeln!(out, "   {} {action}", paint.text(Style::Heading, "do:"));
     }
 }
 

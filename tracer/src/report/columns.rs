@@ -1,4 +1,4 @@
-//! Lays cells out in columns: as wide as the terminal, or of fixed width where nothing is shortened.
+//! Lays a row out: in columns of fixed width where nothing is shortened, or as wide as a terminal, with the cause below.
 
 use crate::report::{
     Output,
@@ -7,12 +7,20 @@ use crate::report::{
     row::Row,
 };
 
-/// A table narrower than this is laid out as if it were this wide.
+/// A terminal narrower than this is laid out as if it were this wide.
 const MIN_WIDTH: usize = 40;
-/// From this width on the VIP has a column, and times have milliseconds.
-const ROOMY: usize = 140;
+/// From this width on there are columns for both ends.
+const WITH_ENDS: usize = 70;
+/// From this width on times have milliseconds.
+const WITH_MILLISECONDS: usize = 100;
+/// From this width on the VIP has a column.
+const WITH_VIP: usize = 140;
+/// Lines of a cause in a table that is updated in place; the scrollback has all of it.
+const MAX_CAUSE_LINES: usize = 2;
+/// What stands below a row is indented by so many columns.
+const INDENT: usize = 4;
 
-/// One column: its heading and width. The last one has no width of its own.
+/// One column: its heading and width. The last one may have no width of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Column {
     field: Field,
@@ -36,7 +44,7 @@ enum Field {
 impl Field {
     const fn heading(self) -> &'static str {
         match self {
-            Self::Time => "TIME(UTC)",
+            Self::Time => "TIME UTC",
             Self::Verdict => "VERDICT",
             Self::Protocol => "PROTO",
             Self::Service => "SERVICE",
@@ -63,13 +71,6 @@ impl Field {
             Self::What => &row.what,
         }
     }
-
-    const fn cut(self) -> Cut {
-        match self {
-            Self::Service | Self::Client | Self::Vip | Self::Endpoint | Self::Node => Cut::Middle,
-            _ => Cut::End,
-        }
-    }
 }
 
 /// The columns of one table.
@@ -91,7 +92,7 @@ impl Columns {
                 (Time, 12),
                 (Verdict, 10),
                 (Protocol, 5),
-                (Service, 22),
+                (Service, 26),
                 (Client, 40),
                 (Vip, 21),
                 (Endpoint, 40),
@@ -100,75 +101,81 @@ impl Columns {
                 (What, 0),
             ]
         } else {
-            &[(Time, 12), (Verdict, 10), (Service, 22), (Client, 24), (Vip, 21), (Endpoint, 24), (What, 0)]
+            &[(Time, 12), (Verdict, 10), (Service, 26), (Client, 24), (Vip, 21), (Endpoint, 24), (What, 0)]
         };
         let columns = fields.iter().map(|&(field, width)| Column { field, width }).collect();
         Self { list: columns, gap: 2, width: None }
     }
 
-    /// For a terminal of this many columns.
+    /// For a terminal of this many columns. The cause stands below, since no column is wide enough for it.
     pub(super) fn bounded(width: usize) -> Self {
-        use Field::{Client, Endpoint, Service, Time, Verdict, Vip, What};
+        use Field::{Client, Endpoint, Service, Time, Verdict, Vip};
         let width = width.max(MIN_WIDTH);
-        let roomy = width >= ROOMY;
-        let (gap, time) = if roomy { (2, 12) } else { (1, 9) };
+        let (gap, time) = if width >= WITH_MILLISECONDS { (2, 12) } else { (1, 8) };
         let mut fields = vec![(Time, time), (Verdict, 10)];
-        // Shares of what is left, in percent; what remains is for the reason.
-        let shares: &[(Field, usize)] = if roomy {
-            &[(Service, 21), (Client, 17), (Vip, 16), (Endpoint, 17)]
-        } else if width >= 70 {
-            &[(Service, 22), (Client, 22), (Endpoint, 22)]
+        // Shares of what is left, in percent.
+        let shares: &[(Field, usize)] = if width >= WITH_VIP {
+            &[(Service, 32), (Client, 25), (Vip, 18), (Endpoint, 25)]
+        } else if width >= WITH_ENDS {
+            &[(Service, 44), (Client, 28), (Endpoint, 28)]
         } else {
-            &[(Service, 45)]
+            &[(Service, 100)]
         };
         let fixed: usize = fields.iter().map(|(_, width)| width + gap).sum();
-        let left = width.saturating_sub(fixed + gap * shares.len());
-        for &(field, share) in shares {
-            let most = match field {
-                Vip => 21,
-                Service => 28,
-                _ => 34,
-            };
-            fields.push((field, (left * share / 100).clamp(6, most)));
-        }
-        let used: usize = fields.iter().map(|(_, width)| width + gap).sum();
-        fields.push((What, width.saturating_sub(used)));
+        let left = width.saturating_sub(fixed + gap * (shares.len() - 1));
+        fields.extend(shares.iter().map(|&(field, share)| (field, left * share / 100)));
         let columns = fields.into_iter().map(|(field, width)| Column { field, width }).collect();
         Self { list: columns, gap, width: Some(width) }
     }
 
     /// The headings, without a line end.
     pub(super) fn heading(&self, paint: Paint) -> String {
-        let line = self.line(|field| (field.heading(), Style::Plain), Paint(false), true);
+        let line = self.line(|field| (field.heading(), Style::Plain), Paint(false));
         paint.text(Style::Heading, &line)
     }
 
-    /// The row, without a line end. `whole_reason` leaves the last column unshortened.
-    pub(super) fn row(&self, row: &Row, paint: Paint, whole_reason: bool) -> String {
-        let cell = |field: Field| {
-            let style = if field == Field::Verdict { row.style } else { Style::Plain };
-            (field.of(row), style)
+    /// The row and what stands below it, without line ends. `whole` shortens no cause.
+    pub(super) fn row(&self, row: &Row, paint: Paint, whole: bool) -> Vec<String> {
+        let is_folded = self.width.is_some() && row.count > 1;
+        let verdict =
+            if is_folded { format!("{} ×{}", row.verdict, row.count) } else { row.verdict.clone() };
+        let cell = |field: Field| match field {
+            Field::Verdict => (verdict.as_str(), row.style),
+            field => (field.of(row), Style::Plain),
         };
-        self.line(cell, paint, !whole_reason)
+        let mut lines = vec![self.line(cell, paint)];
+        let Some(width) = self.width else {
+            lines.extend(row.wide.below.iter().map(|text| format!("{:INDENT$}{text}", "")));
+            return lines;
+        };
+        // How long a healthy connect took is no cause; the scrollback has it.
+        if whole || row.style != Style::Good {
+            let mut below = textwrap::wrap(&row.what, width.saturating_sub(INDENT));
+            if !whole && below.len() > MAX_CAUSE_LINES {
+                below.truncate(MAX_CAUSE_LINES);
+                if let Some(last) = below.last_mut() {
+                    *last = fit(&format!("{last} …"), width - INDENT, Cut::End).into_owned().into();
+                }
+            }
+            lines.extend(below.iter().map(|text| format!("{:INDENT$}{text}", "")));
+        }
+        lines
     }
 
-    fn line<'a>(&self, cell: impl Fn(Field) -> (&'a str, Style), paint: Paint, cut_last: bool) -> String {
+    fn line<'a>(&self, cell: impl Fn(Field) -> (&'a str, Style), paint: Paint) -> String {
         let mut line = String::new();
         for (number, column) in self.list.iter().enumerate() {
             let (text, style) = cell(column.field);
-            let last = number + 1 == self.list.len();
-            let text =
-                if column.field == Field::Time { text.get(..column.width).unwrap_or(text) } else { text };
-            let text = match self.width {
-                Some(_) if !last || cut_last => fit(text, column.width, column.field.cut()),
-                _ => text.into(),
+            let text = match (column.field, self.width) {
+                (_, None) => text.into(),
+                (Field::Time, _) => text.get(..column.width).unwrap_or(text).into(),
+                (Field::Verdict, _) => fit(text, column.width, Cut::End),
+                // Names: their beginning and their end tell them apart.
+                _ => fit(text, column.width, Cut::Middle),
             };
             line.push_str(paint.start(style));
-            if last {
-                line.push_str(&text);
-            } else {
-                push_padded(&mut line, &text, column.width);
-            }
+            let last = number + 1 == self.list.len();
+            push_padded(&mut line, &text, if last { 0 } else { column.width });
             line.push_str(paint.end(style));
             if !last {
                 line.extend(std::iter::repeat_n(' ', self.gap));
@@ -188,21 +195,26 @@ mod tests {
     fn lines_never_exceed_the_terminal() {
         let row = Row {
             time: "03:04:05.123".into(),
-            verdict: "FAULT C20".into(),
+            verdict: "FAULT C18b".into(),
             style: Style::Fault,
             service: "a-very-long-namespace-name/a-very-long-service-name:http".into(),
             client: "shop/frontend-7d4b9c6f5-x2k9f".into(),
             vip: "[2001:db8:1234:5678::1]:65535".into(),
             endpoint: "shop/cart-7d4b9c6f5-x2k9f".into(),
-            what: "no endpoint is ready: ".repeat(10),
+            what: "no endpoint is ready: ".repeat(10) + &"x".repeat(500),
+            count: 1,
             wide: crate::report::row::Wide::default(),
         };
         for columns in 40..300 {
             let layout = Columns::bounded(columns);
             assert!(width(&layout.heading(Paint(false))) <= columns, "{columns}");
-            assert!(width(&layout.row(&row, Paint(false), false)) <= columns, "{columns}");
+            for whole in [false, true] {
+                let lines = layout.row(&row, Paint(false), whole);
+                assert!(lines.iter().all(|line| width(line) <= columns), "{columns}: {lines:?}");
+                assert_eq!(whole, lines.concat().matches('x').count() >= 500, "{columns}: {lines:?}");
+            }
         }
-        let line = Columns::unbounded(Output::Table).row(&row, Paint(false), false);
-        assert!(line.contains(&row.service) && line.contains(row.what.trim_end()));
+        let lines = Columns::unbounded(Output::Table).row(&row, Paint(false), false);
+        assert!(lines[0].contains(&row.service) && lines[0].contains(row.what.trim_end()));
     }
 }

@@ -42,6 +42,23 @@ fn take(characters: impl Iterator<Item = char>, columns: usize) -> impl Iterator
     })
 }
 
+/// A text of several lines for a terminal: long ones are broken between words, and go on indented. Lines with a command are
+/// left to the terminal, which copies them as one.
+pub(super) fn wrap(text: &str, columns: usize) -> String {
+    let mut out = String::with_capacity(text.len() + 256);
+    for line in text.lines() {
+        if width(line) <= columns || line.contains("do:") {
+            out.push_str(line);
+        } else {
+            let indent = line.len() - line.trim_start().len() + 4;
+            let behind = " ".repeat(indent.min(columns / 2));
+            out.push_str(&textwrap::fill(line, textwrap::Options::new(columns).subsequent_indent(&behind)));
+        }
+        out.push('\n');
+    }
+    out
+}
+
 /// Appends the text and blanks up to `columns`.
 pub(super) fn push_padded(out: &mut String, text: &str, columns: usize) {
     out.push_str(text);
@@ -61,6 +78,14 @@ mod tests {
         assert_eq!(fit("cart", 4, Cut::End), "cart");
         assert_eq!(fit("cart", 0, Cut::End), "");
         assert_eq!(fit("価格価格", 4, Cut::End), "価…");
+    }
+
+    #[test]
+    fn long_lines_go_on_indented_and_commands_stay_whole() {
+        let text =
+            "Then\n  4  C20  shop/slow:http  has no usable endpoint\n  do: kubectl get pods -l app=cart\n";
+        let wrapped = "Then\n  4  C20  shop/slow:http  has\n      no usable endpoint\n  do: kubectl get pods -l app=cart\n";
+        assert_eq!(wrap(text, 30), wrapped);
     }
 
     proptest! {

@@ -8,23 +8,16 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::{Serializer, ser::Formatter};
 
-use crate::{
-    text::{is_plain, is_unsafe},
-    verdict::Verdict,
-};
+use crate::text::{is_plain, is_unsafe};
 
 /// Room for the record of a healthy flow.
 const USUAL_BYTES: usize = 3072;
 
-/// The record, without a line end.
-pub(super) fn line(verdict: &Verdict) -> io::Result<String> {
-    line_of(verdict)
-}
-
-/// Any record, without a line end.
-pub(super) fn line_of(record: &impl Serialize) -> io::Result<String> {
+/// The record, with a line end.
+pub(super) fn line(record: &impl Serialize) -> io::Result<String> {
     let mut out = Vec::with_capacity(USUAL_BYTES);
     record.serialize(&mut Serializer::with_formatter(&mut out, Safe))?;
+    out.push(b'\n');
     String::from_utf8(out).map_err(io::Error::other)
 }
 
@@ -51,7 +44,7 @@ impl Formatter for Safe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sink::fixture;
+    use crate::report::fixture;
 
     #[test]
     fn hostile_text_is_escaped_and_comes_back_whole() {
@@ -59,7 +52,7 @@ mod tests {
         let hostile = "a\u{1b}[2J\u{202e}b\u{e0041}\"\\\n価\u{9b}";
         verdict.flow.client_pod = Some(hostile.into());
         let line = line(&verdict).unwrap();
-        assert!(!line.contains(is_unsafe), "{line}");
+        assert!(!line.trim_end_matches('\n').contains(is_unsafe), "{line}");
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["flow"]["client_pod"], hostile);
         assert_eq!(value["flow"]["vip"], "10.96.10.20:80");

@@ -6,12 +6,13 @@
 use std::time::{Duration, Instant};
 
 use crate::report::{
-    FoldedItem, Item, Output, View,
+    Output, View,
     columns::Columns,
+    folds::Folds,
     printer::{OutputError, Printer},
     row::Row,
-    sink::Folds,
 };
+use crate::session::{Folded, Judged};
 
 /// The least time between two lines of the same fold.
 const FOLD_INTERVAL: Duration = Duration::from_secs(10);
@@ -41,17 +42,17 @@ impl LogTable {
 
     pub(super) fn show(
         &mut self,
-        item: Item<'_>,
+        judged: &Judged,
         now: Instant,
         printer: &mut Printer,
     ) -> Result<(), OutputError> {
-        let row = || Row::new(item, self.output == Output::Wide);
-        if self.view.shows(item.verdict) {
+        let row = || Row::new(&judged.verdict, judged.connect_time, self.output == Output::Wide);
+        if self.view.shows(&judged.verdict) {
             let row = row();
             self.write(&row, printer)?;
-        } else if self.view.folds(item.verdict) {
+        } else if self.view.folds(&judged.verdict) {
             let row = row();
-            if self.folds.add(item, row.clone()) {
+            if self.folds.add(judged, row.clone()) {
                 self.write(&row, printer)?;
             } else if self.next_folds.is_none() {
                 self.next_folds = Some(now + FOLD_INTERVAL);
@@ -60,11 +61,11 @@ impl LogTable {
         Ok(())
     }
 
-    pub(super) fn fold(&mut self, item: FoldedItem<'_>, now: Instant) {
-        if !self.view.folds(item.verdict) {
+    pub(super) fn fold(&mut self, folded: &Folded, now: Instant) {
+        if !self.view.folds(&folded.verdict) {
             return;
         }
-        if self.folds.add_folded(item, self.output == Output::Wide) {
+        if self.folds.add_folded(folded, self.output == Output::Wide) {
             self.next_folds = Some(now);
         } else if self.next_folds.is_none() {
             self.next_folds = Some(now + FOLD_INTERVAL);
@@ -99,11 +100,8 @@ impl LogTable {
             text.push_str(&self.columns.heading(paint));
             text.push('\n');
         }
-        text.push_str(&self.columns.row(row, paint, true));
-        text.push('\n');
-        for below in &row.wide.below {
-            text.push_str("    ");
-            text.push_str(below);
+        for line in self.columns.row(row, paint, true) {
+            text.push_str(&line);
             text.push('\n');
         }
         printer.data(&text)

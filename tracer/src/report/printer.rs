@@ -8,9 +8,10 @@ use std::{
 };
 
 use clap::ValueEnum;
+use terminal_size::{Width, terminal_size_of};
 use thiserror::Error;
 
-use crate::text::safe;
+use crate::{report::fit::wrap, text::safe};
 
 /// Why standard output takes no more.
 #[derive(Debug, Error)]
@@ -50,7 +51,9 @@ pub enum ColorChoice {
     /// On a terminal, unless `NO_COLOR` is set
     #[default]
     Auto,
+    /// Also in pipes and files
     Always,
+    /// Not at all
     Never,
 }
 
@@ -181,6 +184,14 @@ impl Printer {
     /// Data, to standard output.
     pub fn data(&mut self, text: &str) -> Result<(), OutputError> {
         Ok(self.out.write_all(text.as_bytes())?)
+    }
+
+    /// Text for a person, to standard output: on a terminal long lines are broken between words.
+    pub fn text(&mut self, text: &str) -> Result<(), OutputError> {
+        match terminal_size_of(io::stdout()).filter(|_| self.out_is_terminal) {
+            Some((Width(columns), _)) => self.data(&wrap(text, columns.into())),
+            None => self.data(text),
+        }
     }
 
     /// Hands on what was written so far.

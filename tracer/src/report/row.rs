@@ -1,13 +1,13 @@
 //! One line of a table, made from a verdict: safe text in named cells.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use crate::{
-    class::{Class, Confidence, Kind},
-    report::{Item, printer::Style},
+    class::{Class, Kind},
+    report::printer::Style,
     text::{measured, safe},
     time::Timestamp,
-    verdict::{Evidence, FlowRef, Verdict},
+    verdict::{FlowRef, Mitigation, Verdict},
 };
 
 /// The cells of a line. Every text is safe for a terminal.
@@ -22,6 +22,8 @@ pub(super) struct Row {
     pub vip: String,
     pub endpoint: String,
     pub what: String,
+    /// Flows that share the line.
+    pub count: u64,
     pub wide: Wide,
 }
 
@@ -37,8 +39,7 @@ pub(super) struct Wide {
 
 impl Row {
     /// `with_addresses` adds `ip:port` to the names of Pods.
-    pub(super) fn new(item: Item<'_>, with_addresses: bool) -> Self {
-        let verdict = item.verdict;
+    pub(super) fn new(verdict: &Verdict, connect_time: Option<Duration>, with_addresses: bool) -> Self {
         let flow = &verdict.flow;
         Self {
             time: verdict.time.clock(),
@@ -51,7 +52,8 @@ impl Row {
             client: end(flow.client_pod.as_deref(), Some(flow.client), with_addresses),
             vip: flow.vip.map_or_else(|| "-".into(), |vip| vip.to_string()),
             endpoint: end(flow.endpoint_pod.as_deref(), flow.endpoint, with_addresses),
-            what: what(item),
+            what: what(verdict, connect_time),
+            count: 1,
             wide: if with_addresses { wide(verdict) } else { Wide::default() },
         }
     }
@@ -86,10 +88,10 @@ fn style(class: Class) -> Style {
 }
 
 /// The detail of the root cause; for a healthy flow how long its connect took.
-fn what(item: Item<'_>) -> String {
-    match item.connect_time {
-        Some(time) if item.verdict.class == Class::Ok => format!("connected in {}", measured(time)),
-        _ => detail(&item.verdict.root_cause),
+fn what(verdict: &Verdict, connect_time: Option<Duration>) -> String {
+    match connect_time {
+        Some(time) if verdict.class == Class::Ok => format!("connected in {}", measured(time)),
+        _ => detail(&verdict.root_cause),
     }
 }
 
@@ -99,36 +101,35 @@ pub(super) fn detail(root_cause: &str) -> String {
     safe(detail).into_owned()
 }
 
+/// A line for each piece of evidence.
+pub(super) fn evidence(verdict: &Verdict) -> impl Iterator<Item = String> {
+    let pieces = verdict.evidence.iter().map(|piece| ("evidence", piece));
+    let pieces = pieces.chain(verdict.against.iter().map(|piece| ("against", piece)));
+    pieces.map(|(label, piece)| {
+        let time = piece.time.map(|time| time.beside(verdict.time) + " ").unwrap_or_default();
+        format!("{label}: {time}{}", safe(&piece.content))
+    })
+}
+
+/// What to do now, and before it what that can do to running traffic; `None` where nothing is broken.
+pub(super) fn action(mitigation: &Mitigation) -> Option<String> {
+    let Mitigation { immediate, safety, .. } = mitigation;
+    (!immediate.is_empty()).then(|| format!("[{safety}] {}", safe(immediate)))
+}
+
 fn wide(verdict: &Verdict) -> Wide {
     let mut below = Vec::new();
-    let mut add = |label: &str, evidence: &[Evidence]| {
-        for piece in evidence {
-            let time = piece.time.map(|time| time.clock() + " ").unwrap_or_default();
-            below.push(format!("{label}: {time}{}", safe(&piece.content)));
-        }
-    };
     // A healthy flow needs no proof on the screen.
     if verdict.class != Class::Ok {
-        add("evidence", &verdict.evidence);
-        add("against", &verdict.against);
+        below.extend(evidence(verdict));
         below.extend(verdict.unseen.iter().map(|unseen| format!("not seen: {}", safe(unseen))));
-        if !verdict.mitigation.immediate.is_empty() {
-            below.push(format!("do: {}", safe(&verdict.mitigation.immediate)));
-        }
+        below.extend(action(&verdict.mitigation).map(|action| format!("do: {action}")));
     }
     Wide {
         node: verdict.flow.node.as_deref().map_or_else(|| "-".into(), |node| safe(node).into_owned()),
         protocol: safe(&verdict.flow.protocol).into_owned(),
-        confidence: confidence(verdict.confidence).into(),
+        confidence: verdict.confidence.to_string(),
         below,
-    }
-}
-
-pub(super) const fn confidence(confidence: Confidence) -> &'static str {
-    match confidence {
-        Confidence::Low => "low",
-        Confidence::Medium => "medium",
-        Confidence::High => "high",
     }
 }
 

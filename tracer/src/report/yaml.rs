@@ -1,86 +1,20 @@
-//! One YAML document a verdict, in the order in which the runbooks' report has its fields (K18): root cause,
-//! kube-proxy, evidence, severity, mitigation, cross references; then the rest. The names are those of the JSON.
+//! One YAML document a verdict, with the fields of the JSON record in their order.
 
 use std::{fmt::Write as _, io};
 
 use serde::Serialize;
 
-use crate::{
-    class::{Class, Confidence, Domain, Severity},
-    text::is_unsafe,
-    time::Timestamp,
-    verdict::{Evidence, FlowRef, Mitigation, ServiceRef, Verdict},
-};
+use crate::text::is_unsafe;
 
-#[derive(Serialize)]
-struct Document<'a> {
-    root_cause: &'a str,
-    kube_proxy_mode: Option<&'a str>,
-    kube_proxy_version: Option<&'a str>,
-    evidence: &'a [Evidence],
-    severity: Severity,
-    mitigation: &'a Mitigation,
-    cross_reference: &'a [String],
-    time: Timestamp,
-    class: Class,
-    domain: Domain,
-    confidence: Confidence,
-    service: Option<&'a ServiceRef>,
-    flow: &'a FlowRef,
-    against: &'a [Evidence],
-    unseen: &'a [String],
-    lost_events: u64,
-    metadata_age: Option<f64>,
-}
-
-/// The document, with its leading `---` and a line end.
-pub(super) fn document(verdict: &Verdict) -> io::Result<String> {
-    // Named one by one, so that a new field of the record cannot be forgotten here.
-    let Verdict {
-        time,
-        class,
-        root_cause,
-        domain,
-        confidence,
-        severity,
-        service,
-        flow,
-        evidence,
-        against,
-        unseen,
-        lost_events,
-        kube_proxy_mode,
-        kube_proxy_version,
-        metadata_age,
-        mitigation,
-        cross_reference,
-    } = verdict;
-    let document = Document {
-        root_cause,
-        kube_proxy_mode: kube_proxy_mode.as_deref(),
-        kube_proxy_version: kube_proxy_version.as_deref(),
-        evidence,
-        severity: *severity,
-        mitigation,
-        cross_reference,
-        time: *time,
-        class: *class,
-        domain: *domain,
-        confidence: *confidence,
-        service: service.as_ref(),
-        flow,
-        against,
-        unseen,
-        lost_events: *lost_events,
-        metadata_age: *metadata_age,
-    };
-    let text = serde_saphyr::to_string(&document).map_err(|error| io::Error::other(error.to_string()))?;
+/// The record as a document, with its leading `---` and a line end.
+pub(super) fn document(record: &impl Serialize) -> io::Result<String> {
+    let text = serde_saphyr::to_string(record).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(guard(&text))
 }
 
 /// Escapes what the serializer left as it was but a terminal must not see. `\uXXXX` is read back inside double
 /// quotes; elsewhere it stays readable text.
-pub(super) fn guard(text: &str) -> String {
+fn guard(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     out.push_str("---\n");
     for character in text.chars() {
@@ -101,22 +35,15 @@ pub(super) fn guard(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sink::fixture;
+    use crate::report::fixture;
 
     #[test]
     fn a_document_reads_back_as_the_json_record() {
         let verdict = fixture::fault();
         let text = document(&verdict).unwrap();
-        assert!(text.starts_with("---\nroot_cause: "), "{text}");
+        assert!(text.starts_with("---\ntime: "), "{text}");
         let from_yaml: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
         assert_eq!(from_yaml, serde_json::to_value(&verdict).unwrap());
-        let order: Vec<_> =
-            text.lines().filter_map(|line| line.split_once(':')).map(|(key, _)| key).collect();
-        let top =
-            ["root_cause", "kube_proxy_mode", "kube_proxy_version", "evidence", "severity", "mitigation"];
-        let positions: Vec<_> =
-            top.iter().map(|key| order.iter().position(|found| found == key).unwrap()).collect();
-        assert!(positions.is_sorted());
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! and the node's state, verdicts come out. Does no I/O and knows no clock but what it is told; who owns it reads
 //! the node when [`Pipeline::wants_node`] says so.
 
+mod latency;
 mod likes;
+mod summary;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,7 +26,9 @@ use crate::{
 };
 use likes::Likes;
 
+pub use latency::Latency;
 pub use likes::{Clients, Folded};
+pub use summary::{Cause, Counts, Ending, Summary};
 
 /// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
 const MAX_WAITING: usize = 16_384;

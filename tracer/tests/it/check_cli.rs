@@ -166,8 +166,8 @@ fn a_saved_check_is_compared_with_another_nodes() {
     assert_eq!(check(&one, &["--save", &saved]).status.code(), Some(3));
     let two = Gathered::new(&["kube-proxy/worker-2/iptables"]);
     let output = text(&check(&two, &["--compare", &saved]).stdout);
-    assert!(output.contains("DIFFERENT THERE"), "{output}");
-    assert!(output.contains("finding C22 shop/cache: here not known"), "{output}");
+    assert!(output.contains("DIFFERENT IN THE SAVED CHECK"), "{output}");
+    assert!(output.contains("finding C22 shop/cache: here none"), "{output}");
     fs::write(&saved, "{}").unwrap();
     let broken = check(&two, &["--compare", &saved]);
     assert_eq!(broken.status.code(), Some(1));

@@ -11,6 +11,8 @@ use viptrace::{
     node::capture::folder,
 };
 
+use crate::terminal_support::copy;
+
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
 }
@@ -52,6 +54,10 @@ impl Gathered {
 
     fn copy(&self, from: &Path, to: &str) {
         self.write(to, &fs::read_to_string(from).unwrap());
+    }
+
+    pub(crate) fn copy_to(&self, folder: &Path) {
+        copy(self.path(), folder);
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -18,13 +18,9 @@ use viptrace::{
         Cluster, Kind, Origin, Status,
         model::{Conditions, Object},
     },
-    diagnosis,
     flow::Limits,
-    report::{
-        self, Output, Printer, Report, Verbosity, View,
-        latency::{Latencies, Latency},
-    },
-    session::{Detail, Judgements, Pipeline, Settings},
+    report::{Output, Printer, Report, Verbosity, View},
+    session::{Detail, Ending, Judgements, Latency, Pipeline, Settings, Summary},
     sighting::{Sighting, Status as CtStatus, TcpState},
 };
 
@@ -73,7 +69,7 @@ fn cluster() -> Cluster {
 #[derive(Debug, PartialEq)]
 struct Story {
     judged: u64,
-    classes: Vec<diagnosis::ClassCount>,
+    classes: Vec<(Class, u64)>,
     services: Vec<String>,
     causes: Vec<String>,
     latencies: Vec<Latency>,
@@ -98,8 +94,7 @@ impl Write for Text {
 /// A pipeline and all that a trace does with what comes out of it.
 struct Trace {
     pipeline: Pipeline,
-    summary: diagnosis::Summary,
-    latencies: Latencies,
+    summary: Summary,
     reports: [(Report, Text); 2],
     folded: u64,
     judged: u64,
@@ -124,8 +119,7 @@ impl Trace {
         });
         Self {
             pipeline: Pipeline::new(settings, cluster()),
-            summary: diagnosis::Summary::new(),
-            latencies: Latencies::default(),
+            summary: Summary::default(),
             reports,
             folded: 0,
             judged: 0,
@@ -135,26 +129,18 @@ impl Trace {
 
     fn take(&mut self, judgements: &Judgements) {
         for judged in &judgements.judged {
-            let verdict = &judged.verdict;
             self.judged += 1;
-            self.summary.add(verdict, judged.before.as_deref());
-            if let (true, Some(service), Some(time)) =
-                (verdict.class == Class::Ok, &verdict.service, judged.connect_time)
-            {
-                self.latencies.record(&service.to_string(), time);
-            }
+            self.summary.add(judged);
             for (report, _) in &mut self.reports {
-                report.show(judged.into(), self.now).unwrap();
+                report.show(judged, self.now).unwrap();
             }
         }
         for folded in &judgements.folded {
             assert!(folded.count > 0 && folded.verdict.class == Class::Ok);
             self.folded += folded.count;
-            self.summary.add_healthy(&folded.verdict, folded.count);
-            let service = folded.verdict.service.as_ref().unwrap().to_string();
-            self.latencies.record_all(&service, &folded.connect_times);
+            self.summary.add_folded(folded);
             for (report, _) in &mut self.reports {
-                report.fold(folded.into(), self.now);
+                report.fold(folded, self.now);
             }
         }
     }
@@ -178,17 +164,17 @@ impl Trace {
         let judgements = self.pipeline.finish(at(end_ms));
         self.take(&judgements);
         let [table, wide] = self.reports.each_mut().map(|(report, text)| {
-            report.finish(&report::Summary::default()).unwrap();
+            report.finish(&Summary::default(), &Ending::default()).unwrap();
             String::from_utf8(text.0.lock().unwrap().clone()).unwrap()
         });
         Story {
-            judged: self.summary.judged,
-            classes: self.summary.classes(),
+            judged: self.summary.counts().total(),
+            classes: self.summary.classes().collect(),
             services: self.summary.services().map(|entry| format!("{entry:?}")).collect(),
             causes: (self.summary.causes().iter())
                 .map(|cause| format!("{} {:?}", cause.flows, cause.verdict))
                 .collect(),
-            latencies: self.latencies.summarize(),
+            latencies: self.summary.latencies(),
             table,
             wide,
         }
@@ -344,10 +330,7 @@ fn an_endpoint_that_left_is_noticed_with_the_next_flow() {
     assert_eq!(trace.judged, judged + 1);
     trace.until(71_000, healthy(12, 70_000));
     let story = trace.story(80_000);
-    assert_eq!(
-        story.classes.iter().map(|it| (it.class, it.count)).collect::<Vec<_>>(),
-        [(Class::Ok, 12), (Class::C6, 1)]
-    );
+    assert_eq!(story.classes, [(Class::C6, 1), (Class::Ok, 12)]);
 }
 
 #[test]

@@ -37,6 +37,10 @@ impl Terminal {
         copy(&fixture(from), &self.path().join(name));
     }
 
+    pub(crate) fn rename(&self, from: &str, to: &str) {
+        fs::rename(self.path().join(from), self.path().join(to)).unwrap();
+    }
+
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
@@ -87,7 +91,8 @@ impl Terminal {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
+/// Copies a file, or a folder with all that is in it.
+pub(crate) fn copy(from: &Path, to: &Path) {
     if from.is_dir() {
         fs::create_dir_all(to).unwrap();
         for entry in fs::read_dir(from).unwrap() {

@@ -1,5 +1,7 @@
 //! Each class, from the sightings that a kernel gives for it to its verdict.
 
+use std::sync::Arc;
+
 use crate::{
     cluster_support::{NOT_READY, READY, Shop, TERMINATING, endpoint, pod, service, slice},
     flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, at, fold, last_words},
@@ -11,9 +13,10 @@ use viptrace::{
         Via,
         model::{Object, Pod, TrafficPolicy},
     },
-    diagnosis::Summary,
     node::{ProxyMode, Rule},
+    session::{Counts, Judged, Summary},
     sighting::{Fact, Hook, Status, TcpState},
+    verdict::Verdict,
 };
 
 fn to_cart() -> Script {
@@ -530,22 +533,25 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
 
 #[test]
 fn the_summary_ranks_as_a_person_would_look() {
-    let mut summary = Summary::new();
+    let mut summary = Summary::default();
+    let judged = |verdict: &Verdict, before: Option<&Verdict>| Judged {
+        verdict: verdict.clone(),
+        before: before.map(|before| Arc::new(before.told())),
+        connect_time: None,
+    };
     let refused = World::new().verdict(to_cart().refused(10_000), 20_000);
     for _ in 0..5 {
-        summary.add(&refused, None);
+        summary.add(&judged(&refused, None));
     }
     let empty = World::of(Shop::with_endpoints(&[]));
-    summary.add(&empty.verdict(untranslated().unreach(10_000, 3), 20_000), None);
+    summary.add(&judged(&empty.verdict(untranslated().unreach(10_000, 3), 20_000), None));
     let ok = World::new().verdict(to_cart().healthy(10_000), 20_000);
-    summary.add(&ok, None);
-    assert_eq!(summary.first_cause().unwrap().verdict.class, Class::C20);
-    assert_eq!(summary.classes()[0].class, Class::C28);
-    assert_eq!(summary.judged, 7);
-    assert!(summary.has_faults());
+    summary.add(&judged(&ok, None));
+    assert_eq!(summary.causes()[0].verdict.class, Class::C20);
+    assert_eq!(summary.counts(), Counts { faults: 6, ok: 1, ..Counts::default() });
     // A flow judged again is counted once.
-    summary.add(&refused, Some(&ok.told()));
-    assert_eq!(summary.judged, 7);
+    summary.add(&judged(&refused, Some(&ok)));
+    assert_eq!(summary.counts().total(), 7);
     assert_eq!(summary.causes()[1].flows, 6);
-    assert!(summary.classes().iter().all(|class| class.class != Class::Ok));
+    assert!(summary.classes().all(|(class, _)| class != Class::Ok));
 }

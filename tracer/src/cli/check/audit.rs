@@ -30,12 +30,13 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
     if let Some(saved) = &saved {
         report.differences = triage::compare::differences(&report, saved);
     }
-    let text = match options.output {
-        Output::Table | Output::Wide => check::text(&report, printer.paint(), options.output == Output::Wide),
-        Output::Json => check::record(&report)?,
-        Output::Yaml => check::document(&report)?,
-    };
-    printer.data(&text)?;
+    match options.output {
+        Output::Table | Output::Wide => {
+            printer.text(&check::text(&report, printer.paint(), options.output == Output::Wide))?;
+        }
+        Output::Json => printer.data(&check::record(&report)?)?,
+        Output::Yaml => printer.data(&check::document(&report)?)?,
+    }
     printer.flush()?;
     if let Some(path) = &options.save {
         fs::write(path, check::record(&report)?)

@@ -28,7 +28,7 @@ pub use facts::Facts;
 pub use report::{CheckReport, FindingRecord, State};
 
 pub use crate::diagnosis::finding::{Level, Step};
-use crate::{class::Class, cluster::Key, diagnosis::finding::Finding};
+use crate::{class::Class, cluster::Key, diagnosis::finding::Finding, text::count};
 
 /// What the report is narrowed to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -191,10 +191,9 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
         (State::Broken, [first, rest @ ..]) => {
             let more = match rest.len() {
                 0 => String::new(),
-                1 => "; and 1 more fault".to_owned(),
-                more => format!("; and {more} more faults"),
+                more => format!("; and {}", count(more, "more fault")),
             };
-            format!("broken{on}: {}{more}", first.root_cause())
+            format!("broken{on}: {}{more}", first.detail)
         }
         (State::Unknown, _) => {
             let unchecked: Vec<String> = facts.uncovered().iter().map(ToString::to_string).collect();
@@ -204,8 +203,7 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
             };
             format!("no fault found{on}, but {unchecked} could not be checked")
         }
-        (State::Warnings, _) if warnings == 1 => format!("nothing broken{on}; 1 warning"),
-        (State::Warnings, _) => format!("nothing broken{on}; {warnings} warnings"),
+        (State::Warnings, _) => format!("nothing broken{on}; {}", count(warnings, "warning")),
         _ => format!("nothing broken{on}"),
     }
 }

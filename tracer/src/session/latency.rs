@@ -1,8 +1,13 @@
 //! Connect times per Service, as histograms of bounded size.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
 
 use hdrhistogram::Histogram;
+
+use crate::verdict::ServiceRef;
 
 /// Services with a histogram of their own; the rest share one.
 const MAX_SERVICES: usize = 1000;
@@ -13,7 +18,7 @@ const REST: &str = "(other Services)";
 
 /// Connect times of healthy flows, by Service.
 #[derive(Clone, Debug, Default)]
-pub struct Latencies(BTreeMap<String, Histogram<u32>>);
+pub(super) struct Latencies(BTreeMap<String, Histogram<u32>>);
 
 /// Connect times of one Service, to two significant digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,32 +32,30 @@ pub struct Latency {
 }
 
 impl Latencies {
-    /// Counts one connect, with microsecond resolution.
-    pub fn record(&mut self, service: &str, connect_time: Duration) {
-        self.record_all(service, &[connect_time]);
-    }
-
-    /// Counts several connects of one Service.
-    pub fn record_all(&mut self, service: &str, connect_times: &[Duration]) {
+    /// Counts connects of one Service, with microsecond resolution.
+    pub(super) fn record(&mut self, service: &ServiceRef, connect_times: &[Duration]) {
         if connect_times.is_empty() {
             return;
         }
-        let known = self.0.contains_key(service);
-        let name = if known || self.0.len() < MAX_SERVICES { service } else { REST };
-        if !self.0.contains_key(name) {
-            // These bounds are valid, so a histogram always comes.
-            let Ok(histogram) = Histogram::new_with_bounds(1, MAX_MICROSECONDS, 2) else { return };
-            self.0.insert(name.to_owned(), histogram);
+        let mut name = service.to_string();
+        if self.0.len() >= MAX_SERVICES && !self.0.contains_key(&name) {
+            REST.clone_into(&mut name);
         }
-        if let Some(histogram) = self.0.get_mut(name) {
-            for time in connect_times {
-                histogram.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-            }
+        let histogram = match self.0.entry(name) {
+            Entry::Occupied(known) => known.into_mut(),
+            // These bounds are valid, so a histogram always comes.
+            Entry::Vacant(new) => match Histogram::new_with_bounds(1, MAX_MICROSECONDS, 2) {
+                Ok(histogram) => new.insert(histogram),
+                Err(_) => return,
+            },
+        };
+        for time in connect_times {
+            histogram.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         }
     }
 
     /// Every Service's figures, by name.
-    pub fn summarize(&self) -> Vec<Latency> {
+    pub(super) fn summarize(&self) -> Vec<Latency> {
         let at = Duration::from_micros;
         self.0
             .iter()
@@ -73,17 +76,19 @@ mod tests {
 
     #[test]
     fn quantiles_and_bounds() {
+        let service =
+            |name: &str| ServiceRef { namespace: "shop".into(), name: name.into(), port: "http".into() };
         let mut latencies = Latencies::default();
         for ms in 1..=100 {
-            latencies.record("shop/cart:http", Duration::from_millis(ms));
+            latencies.record(&service("cart"), &[Duration::from_millis(ms)]);
         }
-        latencies.record("shop/cart:http", Duration::MAX);
+        latencies.record(&service("cart"), &[Duration::MAX]);
         let [latency] = latencies.summarize().try_into().unwrap_or_else(|_| panic!("one Service"));
-        assert_eq!(latency.count, 101);
+        assert_eq!((latency.service.as_str(), latency.count), ("shop/cart:http", 101));
         assert!(latency.p50.abs_diff(Duration::from_millis(51)) < Duration::from_millis(1));
         assert!(latency.max >= Duration::from_hours(1));
         for number in 0..2000 {
-            latencies.record(&format!("many/{number}"), Duration::ZERO);
+            latencies.record(&service(&number.to_string()), &[Duration::ZERO]);
         }
         assert_eq!(latencies.summarize().len(), MAX_SERVICES + 1);
     }

@@ -1,0 +1,87 @@
+//! What a trace and a replay show of judgements: those that are meant by the target, counted and handed to the report.
+
+use std::time::Instant;
+
+use crate::{
+    cli::{Outcome, target::Target},
+    cluster::History,
+    error::sentence,
+    report::{Report, Status, View},
+    session::{Detail, Ending, Judgements, Pipeline, Summary},
+    time::Timestamp,
+};
+
+/// The way from judgements to the report.
+#[derive(Debug)]
+pub(super) struct Show {
+    pub(super) target: Option<Target>,
+    summary: Summary,
+}
+
+impl Show {
+    pub(super) fn new(target: Option<Target>) -> Self {
+        Self { target, summary: Summary::default() }
+    }
+
+    /// Shows what came out at `now`.
+    pub(super) fn show(
+        &mut self,
+        report: &mut Report,
+        judgements: Judgements,
+        pipeline: &Pipeline,
+        now: Timestamp,
+    ) -> anyhow::Result<()> {
+        let at = Instant::now();
+        for judged in judgements.judged {
+            if self.target.as_ref().is_some_and(|target| !target.matches(&judged.verdict)) {
+                continue;
+            }
+            self.summary.add(&judged);
+            report.show(&judged, at)?;
+        }
+        for folded in &judgements.folded {
+            // Where flows are folded, a target is a Service: it is meant by all of them or by none.
+            if self.target.as_ref().is_some_and(|target| !target.matches(&folded.verdict)) {
+                continue;
+            }
+            self.summary.add_folded(folded);
+            report.fold(folded, at);
+        }
+        if report.shows_status() {
+            let status = &pipeline.cluster().status;
+            report.status(Status {
+                counts: self.summary.counts(),
+                flows_open: pipeline.counters().open,
+                lost_events: pipeline.lost_events(),
+                metadata_age: status.metadata_age(now),
+                remark: status.gaps(now).into_iter().next(),
+            });
+        }
+        report.tick(at)?;
+        Ok(())
+    }
+
+    /// Ends the report with the summary.
+    pub(super) fn finish(&self, report: &mut Report, ending: &Ending) -> anyhow::Result<Outcome> {
+        report.finish(&self.summary, ending)?;
+        Ok(if self.summary.counts().faults > 0 { Outcome::Faults } else { Outcome::Clean })
+    }
+
+    /// Why nothing that is meant by the target was shown; `None` where something was, or all is meant.
+    pub(super) fn nothing_meant(&self, history: &History, now: Timestamp) -> Option<String> {
+        let target = self.target.as_ref().filter(|_| self.summary.counts().total() == 0)?;
+        let why = match target.check(history, now) {
+            Err(error) => sentence(&*error),
+            Ok(()) => "no flow of it was seen".to_owned(),
+        };
+        Some(format!("nothing of {target} is in the recording: {why}"))
+    }
+}
+
+/// Flows must be judged one by one where each is shown, or where the target is one end of some of them.
+pub(super) fn detail(view: View, target: Option<&Target>) -> Detail {
+    match (view, target) {
+        (View::All, _) | (_, Some(Target::Pod { .. } | Target::Address { .. })) => Detail::All,
+        (View::Default | View::FaultsOnly, None | Some(Target::Service { .. })) => Detail::Faults,
+    }
+}

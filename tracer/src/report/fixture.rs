@@ -1,0 +1,104 @@
+//! Verdicts and streams for the tests of this room.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::{
+    class::{Class, Confidence, Domain, Safety, Severity},
+    report::{Printer, Verbosity},
+    session::Judged,
+    time::Timestamp,
+    verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
+};
+
+pub(super) fn fault() -> Verdict {
+    Verdict {
+        time: Timestamp::from_unix_ns(101_500_000_000),
+        class: Class::C20,
+        root_cause: "no_endpoints — the selector matches no Pod".into(),
+        domain: Domain::NoEndpoints,
+        confidence: Confidence::High,
+        severity: Severity::High,
+        service: Some(ServiceRef { namespace: "shop".into(), name: "checkout".into(), port: "http".into() }),
+        flow: FlowRef {
+            protocol: "TCP".into(),
+            client: ([10, 244, 1, 40], 40001).into(),
+            vip: Some(([10, 96, 10, 20], 80).into()),
+            endpoint: None,
+            client_pod: Some("shop/client".into()),
+            endpoint_pod: None,
+            node: Some("worker-1".into()),
+            started: Timestamp::from_unix_secs(101),
+        },
+        evidence: vec![Evidence {
+            r#type: EvidenceType::Kernel,
+            time: Some(Timestamp::from_unix_secs(101)),
+            content: "nf_send_unreach: port unreachable, at FORWARD".into(),
+        }],
+        against: vec![],
+        unseen: vec!["the client's socket".into()],
+        lost_events: 0,
+        kube_proxy_mode: Some("iptables".into()),
+        kube_proxy_version: None,
+        metadata_age: Some(0.5),
+        mitigation: Mitigation {
+            immediate: "kubectl -n shop get pods -l app=checkout".into(),
+            long_term: "alert on Services without endpoints".into(),
+            safety: Safety::ReadOnly,
+        },
+        cross_reference: vec!["C20".into()],
+    }
+}
+
+/// A healthy flow from this client port.
+pub(super) fn ok(port: u16) -> Verdict {
+    let mut verdict = fault();
+    verdict.class = Class::Ok;
+    verdict.root_cause = "normal — healthy".into();
+    verdict.flow.client.set_port(port);
+    verdict.flow.endpoint = Some(([10, 244, 1, 11], 8080).into());
+    verdict.flow.endpoint_pod = Some("shop/cart-1".into());
+    verdict
+}
+
+/// A verdict as it comes out of a session, for the first time.
+pub(super) fn judged(verdict: Verdict) -> Judged {
+    Judged { verdict, before: None, connect_time: None }
+}
+
+/// A writer whose text a test can read.
+#[derive(Clone, Default)]
+pub(super) struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Shared {
+    pub(super) fn take(&self) -> String {
+        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&std::mem::take(&mut *bytes)).into_owned()
+    }
+}
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(super) fn printer() -> (Printer, Shared, Shared) {
+    let (out, err) = (Shared::default(), Shared::default());
+    (Printer::to(Box::new(out.clone()), Box::new(err.clone()), Verbosity::Normal), out, err)
+}
+
+/// Compares what a person reads with the committed text.
+pub(super) fn snapshot(name: &str, text: &str) {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/snapshots");
+    insta::with_settings!({ snapshot_path => folder, prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_snapshot!(name, text);
+    });
+}

@@ -1,0 +1,219 @@
+//! What a trace came to: verdicts counted, connect times, and the causes in the order in which a person should look.
+//!
+//! Counts the last verdict of each flow. The ranking is the triage order of the runbooks (K13): no endpoints, then
+//! kube-proxy not running, then rules, then conntrack, then the path; within a rank, the more frequent.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{
+    Folded, Judged, Pipeline,
+    latency::{Latencies, Latency},
+};
+use crate::{
+    class::{Class, Domain, Kind, Severity},
+    time::Timestamp,
+    verdict::{ServiceRef, Told, Verdict},
+};
+
+/// Causes kept apart, each with a verdict of a few KiB; more are counted by class only.
+const MAX_CAUSES: usize = 1000;
+/// Services counted apart.
+const MAX_SERVICES: usize = 20_000;
+
+/// Flows by how they ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub ok: u64,
+    pub normal: u64,
+    pub faults: u64,
+    pub unknown: u64,
+}
+
+impl Counts {
+    fn of(classes: &BTreeMap<Class, u64>) -> Self {
+        let mut counts = Self::default();
+        for (class, count) in classes {
+            *match class.kind() {
+                Kind::Ok => &mut counts.ok,
+                Kind::Normal => &mut counts.normal,
+                Kind::Fault => &mut counts.faults,
+                Kind::Unknown => &mut counts.unknown,
+            } += count;
+        }
+        counts
+    }
+
+    pub const fn total(self) -> u64 {
+        self.ok + self.normal + self.faults + self.unknown
+    }
+}
+
+/// One cause of one Service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cause {
+    /// The verdict that shows it best: the surest, of these the first.
+    pub verdict: Verdict,
+    /// How many flows it explains.
+    pub flows: u64,
+}
+
+/// Verdicts so far. Bounded: the number of classes is fixed, causes and Services are capped.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    classes: BTreeMap<Class, u64>,
+    services: BTreeMap<ServiceRef, BTreeMap<Class, u64>>,
+    causes: BTreeMap<(Class, Option<ServiceRef>), Cause>,
+    latencies: Latencies,
+}
+
+impl Summary {
+    /// Counts a flow. One that was judged before is taken back first.
+    pub fn add(&mut self, judged: &Judged) {
+        let Judged { verdict, before, connect_time } = judged;
+        if let Some(before) = before {
+            self.take_back(before);
+        }
+        self.count(verdict, 1);
+        if let (Class::Ok, Some(service), Some(time)) = (verdict.class, &verdict.service, connect_time) {
+            self.latencies.record(service, &[*time]);
+        }
+        if !verdict.is_fault() && !verdict.is_unexplained() {
+            return;
+        }
+        let key = (verdict.class, verdict.service.clone());
+        if let Some(known) = self.causes.get_mut(&key) {
+            known.flows += 1;
+            let weight = |verdict: &Verdict| (verdict.confidence, verdict.severity);
+            if weight(verdict) > weight(&known.verdict) {
+                known.verdict = verdict.clone();
+            }
+        } else if self.causes.len() < MAX_CAUSES {
+            self.causes.insert(key, Cause { verdict: verdict.clone(), flows: 1 });
+        }
+    }
+
+    /// Counts healthy flows that share a verdict.
+    pub fn add_folded(&mut self, folded: &Folded) {
+        self.count(&folded.verdict, folded.count);
+        if let Some(service) = &folded.verdict.service {
+            self.latencies.record(service, &folded.connect_times);
+        }
+    }
+
+    fn count(&mut self, verdict: &Verdict, count: u64) {
+        *self.classes.entry(verdict.class).or_default() += count;
+        let Some(service) = &verdict.service else { return };
+        if let Some(known) = self.services.get_mut(service) {
+            *known.entry(verdict.class).or_default() += count;
+        } else if self.services.len() < MAX_SERVICES {
+            self.services.insert(service.clone(), BTreeMap::from([(verdict.class, count)]));
+        }
+    }
+
+    fn take_back(&mut self, told: &Told) {
+        let one_less = |classes: &mut BTreeMap<Class, u64>| {
+            if let Some(count) = classes.get_mut(&told.class) {
+                *count = count.saturating_sub(1);
+            }
+            classes.retain(|_, count| *count > 0);
+        };
+        one_less(&mut self.classes);
+        if let Some(classes) = told.service.as_ref().and_then(|service| self.services.get_mut(service)) {
+            one_less(classes);
+        }
+        let key = (told.class, told.service.clone());
+        if let Some(known) = self.causes.get_mut(&key) {
+            known.flows = known.flows.saturating_sub(1);
+            if known.flows == 0 {
+                self.causes.remove(&key);
+            }
+        }
+    }
+
+    /// All flows.
+    pub fn counts(&self) -> Counts {
+        Counts::of(&self.classes)
+    }
+
+    /// How many flows ended in each class.
+    pub fn classes(&self) -> impl Iterator<Item = (Class, u64)> {
+        self.classes.iter().map(|(class, count)| (*class, *count))
+    }
+
+    /// The flows of each Service port.
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceRef, Counts)> {
+        self.services.iter().map(|(service, classes)| (service, Counts::of(classes)))
+    }
+
+    /// What to look at, the first cause first.
+    pub fn causes(&self) -> Vec<&Cause> {
+        let mut out: Vec<_> = self.causes.values().collect();
+        out.sort_by(|a, b| {
+            rank(&a.verdict)
+                .cmp(&rank(&b.verdict))
+                .then_with(|| b.flows.cmp(&a.flows))
+                .then_with(|| a.verdict.root_cause.cmp(&b.verdict.root_cause))
+        });
+        out
+    }
+
+    /// Connect times of healthy flows, by Service port.
+    pub fn latencies(&self) -> Vec<Latency> {
+        self.latencies.summarize()
+    }
+}
+
+/// Position in the triage order (K13). What passes by itself and what nothing explains come last.
+fn rank(verdict: &Verdict) -> u8 {
+    let order = match verdict.domain {
+        Domain::NoEndpoints => 0,
+        Domain::PodCrash | Domain::ApiConnectivity | Domain::VersionSkew => 1,
+        Domain::IptablesSync | Domain::IpvsModules | Domain::StaleEndpoints => 2,
+        Domain::ServiceConfig => 3,
+        Domain::Conntrack | Domain::HostKernel => 4,
+        Domain::BackendRefused
+        | Domain::NetworkPolicy
+        | Domain::NetworkPath
+        | Domain::Hairpin
+        | Domain::Mtu => 5,
+        Domain::Normal | Domain::Unknown => 7,
+    };
+    if order < 6 && verdict.severity <= Severity::Low { 6 } else { order }
+}
+
+/// How a trace ended, and what it could not see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// When the trace was ready and when it ended.
+    pub started: Timestamp,
+    pub ended: Timestamp,
+    /// Flows that had no outcome yet.
+    pub flows_open: u64,
+    /// Flows given up to keep within the memory limit; they have no verdict.
+    pub flows_evicted: u64,
+    /// Events that the kernel could not hand over.
+    pub lost_events: u64,
+    /// Time since the API server was last heard from, or the age of the object files; `None` without metadata.
+    pub metadata_age: Option<Duration>,
+    /// What could not be observed: hooks that are missing, objects that may not be read, node facts.
+    pub gaps: Vec<String>,
+}
+
+impl Ending {
+    /// Adds what the pipeline could not see to `gaps`.
+    pub fn new(pipeline: &Pipeline, started: Timestamp, ended: Timestamp, mut gaps: Vec<String>) -> Self {
+        let status = &pipeline.cluster().status;
+        gaps.extend(status.gaps(ended));
+        gaps.extend(pipeline.node().gap_lines());
+        let counters = pipeline.counters();
+        Self {
+            started,
+            ended,
+            flows_open: counters.open,
+            flows_evicted: counters.evicted,
+            lost_events: pipeline.lost_events(),
+            metadata_age: status.metadata_age(ended),
+            gaps,
+        }
+    }
+}
