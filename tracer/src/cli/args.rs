@@ -23,7 +23,7 @@ use crate::{
 };
 
 const EXIT_STATUS: &str = "Exit status:
-  0  nothing broken was found; the summary says what could not be judged or was lost
+  0  nothing broken was found; the output names what could not be observed
   1  could not run
   2  wrong usage
   3  faults found";
@@ -35,29 +35,30 @@ const TRACE_EXAMPLES: &str = "Examples:
   viptrace trace pod/shop/cart-0          every flow of one Pod
   viptrace trace 10.96.0.10:53            one address and port
   viptrace trace --duration 30s -o json   faults as records, for half a minute
-  viptrace trace --cluster-from dump/     without the API server: dump/ holds kubectl get -o json lists
+  viptrace trace --cluster-from dump/     with saved lists, not the API server
+  viptrace trace --record incident.viptrace
+                                          recorded, for viptrace replay
 
-  viptrace trace --record incident.viptrace   keep all that was seen, for `viptrace replay`
-
-To see a Service fail, connect to it while the trace runs: what was decided before it began is not seen.";
+To see a Service fail, connect to it while the trace runs: decisions taken
+before the trace started are not observed.";
 
 const REPLAY_EXAMPLES: &str = "Examples:
-  viptrace replay incident.viptrace                  what the live trace said
-  viptrace replay incident.viptrace shop/cart        of one Service
-  viptrace replay incident.viptrace -o json --all    every flow as a record
+  viptrace replay incident.viptrace                the verdicts of the live trace
+  viptrace replay incident.viptrace shop/cart      those of one Service
+  viptrace replay incident.viptrace -o json --all  every flow as a record
 
 Exit status:
-  0  nothing broken
+  0  nothing broken was found
   1  could not run
   2  wrong usage
   3  faults found
-  4  nothing broken in what could be read, and a part of the recording could not be read";
+  4  nothing broken was found, but a part of the recording could not be read";
 
-/// Says which hop broke a Kubernetes Service
+/// Finds the hop that broke a Kubernetes Service
 ///
-/// viptrace watches this node's kernel decide what becomes of connections to Services (NAT, conntrack, resets, drops),
-/// joins each decision with what Kubernetes said at that moment, and names the cause or says that it cannot tell. It
-/// reads only: neither the node nor the cluster is changed.
+/// viptrace observes how this node's kernel handles connections to Services (NAT, conntrack, resets, drops), joins each
+/// decision with the cluster's objects of that moment, and names the cause with its evidence, or reports that it cannot.
+/// It only reads: it changes neither the node nor the cluster.
 #[derive(Debug, Parser)]
 #[command(name = "viptrace", version, after_help = EXIT_STATUS, max_term_width = 100, subcommand_required = true)]
 pub struct Cli {
@@ -69,13 +70,13 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Watch the flows of Services on this node and judge them
+    /// Watch the connections to Services on this node and judge each
     Trace(Box<TraceArgs>),
     /// Judge a recording of `viptrace trace --record`, on any machine
     Replay(Box<ReplayArgs>),
-    /// Say what is wrong with Services on this node, without any traffic; or whether tracing can run here
+    /// Find what is wrong with Services on this node without any traffic, or whether tracing can run
     Check(Box<CheckArgs>),
-    /// Save what a check reads in a folder, to be checked elsewhere with check --from
+    /// Save everything that a check reads in a folder, for check --from on any machine
     Capture(CaptureArgs),
     /// Explain a class of the verdicts: how it comes about, how it is recognised, what to do
     Explain(ExplainArgs),
@@ -87,13 +88,13 @@ pub enum Verb {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Messages")]
 pub struct Global {
-    /// Say only errors (standard output stays as it is)
+    /// Print only errors on standard error; standard output stays as it is
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say what is being done; twice for the libraries' messages as well
+    /// Report what is being done; twice for the libraries' messages as well
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
-    /// Use colours
+    /// When to use colours
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     pub color: ColorChoice,
 }
@@ -125,21 +126,21 @@ pub struct TraceArgs {
     /// Stop after this time, such as 30s or 5m; without it, Ctrl-C stops
     #[arg(long, value_name = "TIME", value_parser = units::positive_duration, help_heading = "Run")]
     duration: Option<Duration>,
-    /// Write this file when every hook is attached and the metadata is complete: from then on nothing is missed
+    /// Write this file when every hook is attached and the metadata is complete: the trace observes everything from then on
     #[arg(long, value_name = "PATH", help_heading = "Run")]
     ready_file: Option<PathBuf>,
-    /// Store all that the trace sees in this file, for `viptrace replay`. Only its owner may read it: it names Pods and who
-    /// talked to whom
+    /// Record everything that the trace receives in this file, for `viptrace replay`. Only its owner may read it: it names
+    /// Pods and their peers
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     record: Option<PathBuf>,
-    /// With --record: overwrite FILE
+    /// With --record: overwrite the file
     #[arg(long, help_heading = "Run", requires = "record")]
     force: bool,
 
     #[command(flatten)]
     source: SourceArgs,
-    /// How long kube-proxy may take to follow a change before its rules are called wrong
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration, help_heading = "Source")]
+    /// How long kube-proxy may take to write a change before its rules count as wrong
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration, help_heading = "Run")]
     grace: Duration,
 
     /// Which kernel hooks to attach
@@ -148,14 +149,14 @@ pub struct TraceArgs {
     /// How to reach kernel functions
     #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel")]
     attach: Attach,
-    /// Leave out one kernel hook, by the name that `viptrace check --kernel` prints; verdicts that need it say so. Can be
+    /// Do not attach this kernel hook, by its name in `viptrace check --kernel`; verdicts that need it name the gap. Can be
     /// repeated
     #[arg(long, value_name = "HOOK", value_parser = hook(), hide_possible_values = true, help_heading = "Kernel")]
     without_hook: Vec<Hook>,
-    /// Flows kept in memory; beyond it the oldest half-open ones are given up and counted
+    /// Flows kept in memory; the oldest half-open ones beyond it are dropped and counted
     #[arg(long, value_name = "COUNT", default_value = "65536", value_parser = max_flows, help_heading = "Kernel")]
     max_flows: usize,
-    /// The buffer between kernel and viptrace; a larger one loses fewer events in bursts
+    /// The size of the buffer between kernel and viptrace; a larger one loses fewer events in bursts
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = units::size, help_heading = "Kernel")]
     buffer: usize,
 }
@@ -163,13 +164,13 @@ pub struct TraceArgs {
 /// How verdicts are written, and which.
 #[derive(Debug, Args)]
 struct ShownArgs {
-    /// How to write verdicts
+    /// How to print verdicts
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
     output: Output,
-    /// Show every flow, healthy and normal ones (N…) too
+    /// Show every flow, the healthy and normal ones (N…) too; by default tables only count the healthy ones
     #[arg(long, help_heading = "Output", conflicts_with = "faults_only")]
     all: bool,
-    /// Show only flows that are faulty or not explained
+    /// Show only flows that are faulty or unexplained
     #[arg(long, help_heading = "Output")]
     faults_only: bool,
 }
@@ -187,10 +188,10 @@ impl ShownArgs {
 #[derive(Debug, Args)]
 #[command(after_help = REPLAY_EXAMPLES)]
 pub struct ReplayArgs {
-    /// What `viptrace trace --record FILE` wrote
+    /// A recording of `viptrace trace --record FILE`
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Only flows of this Service, Pod or address, as for `viptrace trace` [default: what the trace was narrowed to]
+    /// Only flows of this Service, Pod or address, as for `viptrace trace` [default: the recorded trace's target]
     #[arg(value_name = "TARGET")]
     target: Option<String>,
     /// The namespace of TARGET, where TARGET is a bare name

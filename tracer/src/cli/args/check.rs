@@ -11,19 +11,19 @@ use super::{
 use crate::{cli::target::Target, report::Output};
 
 const CHECK_EXAMPLES: &str = "Examples:
-  viptrace check                          this node: Services, kube-proxy, rules, conntrack, settings
+  viptrace check                          Services, kube-proxy, rules, conntrack
   viptrace check shop/cart                only what concerns one Service
   viptrace check -o wide                  with notes and the runbooks' procedures
-  viptrace check --save worker-1.json     and keep it for
-  viptrace check --compare worker-1.json  what differs on another node
-  viptrace check --from must-gather/      a folder taken from a node, anywhere
+  viptrace check --save worker-1.json     saved, to compare with another node
+  viptrace check --compare worker-1.json  on the other node: what differs
+  viptrace check --from must-gather/      a folder of a node's files, anywhere
   viptrace check --kernel                 whether tracing can run on this node
 
 Nothing is changed, on the node or in the cluster.";
 
 const CAPTURE_EXAMPLES: &str = "Examples:
-  viptrace capture worker-1/              take everything that a check reads
-  viptrace check --from worker-1/         check it, anywhere
+  viptrace capture worker-1/       save everything that a check reads
+  viptrace check --from worker-1/  check it, anywhere
 
 Secrets are not read. Pods' environment values and kubeconfigs are left out.";
 
@@ -40,7 +40,7 @@ pub struct CheckArgs {
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
 
-    /// How to write the findings
+    /// How to print the findings
     #[arg(short, long, value_name = "FORMAT", default_value = "table", help_heading = "Output")]
     output: Output,
     /// Compare with another node's check, saved by --save or -o json
@@ -50,7 +50,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     save: Option<PathBuf>,
 
-    /// Check what was saved in this folder (viptrace capture, a must-gather), not this node
+    /// Check this folder of a node's files (viptrace capture, a must-gather), not this node
     #[arg(long, value_name = "DIR", help_heading = "Source", conflicts_with_all = ["kubeconfig", "context", "cluster_from"])]
     from: Option<PathBuf>,
     #[command(flatten)]
@@ -59,7 +59,7 @@ pub struct CheckArgs {
     /// Print each kernel hook: how it attaches here, and what its absence costs
     #[arg(long, help_heading = "Kernel", conflicts_with_all = ["target", "service", "namespace", "compare", "save", "from"])]
     pub kernel: bool,
-    /// Check this way to reach kernel functions
+    /// With --kernel: how to reach kernel functions
     #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel", requires = "kernel")]
     pub attach: Attach,
 }

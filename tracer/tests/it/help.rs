@@ -1,0 +1,24 @@
+//! The help of every verb, short and long, and the schemas.
+
+use insta::assert_snapshot;
+
+use crate::terminal_support::Terminal;
+
+#[test]
+fn short_and_long_help() {
+    let terminal = Terminal::new();
+    for verb in ["", "trace", "replay", "check", "capture", "explain", "schema"] {
+        let help = |flag: &str| terminal.run(format!("{verb} {flag}").trim_start());
+        let (short, long) = (help("-h"), help("--help"));
+        let wide = long.lines().find(|line| line.chars().count() > 100);
+        assert_eq!(wide, None, "{verb}");
+        let name = if verb.is_empty() { "viptrace" } else { verb };
+        assert_snapshot!(format!("help_{name}"), short + &long);
+    }
+}
+
+#[test]
+fn schemas() {
+    let terminal = Terminal::new();
+    assert_snapshot!(terminal.session(&["schema", "schema check"]));
+}

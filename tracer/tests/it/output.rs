@@ -1,0 +1,88 @@
+//! What each verb prints when it works, from committed recordings and captures.
+
+use std::fs;
+
+use insta::assert_snapshot;
+
+use crate::{check_support::Gathered, terminal_support::Terminal};
+
+/// Runs the check with times that depend on when the folder was written left out.
+fn without_times(check: impl FnOnce()) {
+    let mut settings = insta::Settings::clone_current();
+    settings.add_filter(r"· \d{4}-\d\d-\d\dT[0-9:.]+Z", "· [TIME]");
+    settings
+        .add_filter(r"worker-1: 12 files, \d+ bytes; \d+ could", "worker-1: 12 files, [N] bytes; [N] could");
+    settings.bind(check);
+}
+
+/// A terminal with recordings, by their names without what all have in common.
+fn with_recordings(names: &[&str]) -> Terminal {
+    let terminal = Terminal::new();
+    for name in names {
+        terminal.bring(&format!("recordings/{name}.viptrace"), &format!("{name}.viptrace"));
+    }
+    terminal
+}
+
+#[test]
+fn a_replay_in_every_form() {
+    let terminal = with_recordings(&["debian-6.12-c5-one-service-without-rules"]);
+    terminal.rename("debian-6.12-c5-one-service-without-rules.viptrace", "incident.viptrace");
+    assert_snapshot!(terminal.session(&[
+        "replay incident.viptrace",
+        "replay incident.viptrace --faults-only -q",
+        "replay incident.viptrace shop/frontend",
+        "replay incident.viptrace --all --quiet pod/shop/client-1",
+    ]));
+    assert_snapshot!("a_replay_wide", terminal.run("replay incident.viptrace -o wide"));
+    assert_snapshot!("a_replay_as_yaml", terminal.run("replay incident.viptrace shop/cart -o yaml"));
+    assert_snapshot!("a_replay_as_json", terminal.run("replay incident.viptrace shop/cart -o json"));
+}
+
+/// Nothing is as it should be: events were lost, the API server went away, the file is cut off.
+#[test]
+fn replays_of_troubled_traces() {
+    let names = [
+        "debian-6.12-recording-losses",
+        "debian-6.12-api-server-away",
+        "debian-6.12-n9-old-flow-stalls",
+        "debian-7.2-c28-udp-refused_iptables-ipv6",
+        "debian-6.1-c16-conntrack-table-full",
+    ];
+    let terminal = with_recordings(&names);
+    let whole = fs::read(terminal.path().join("debian-6.1-c16-conntrack-table-full.viptrace")).unwrap();
+    terminal.write("cut.viptrace", &whole[..whole.len() * 3 / 4]);
+    let commands = names[1..4].iter().map(|name| format!("replay {name}.viptrace"));
+    let read: String = commands.map(|command| terminal.run(&command)).collect();
+    let summary_of = |read: String| read.split_once("\nSummary").unwrap().1.to_owned();
+    let lossy = summary_of(terminal.run("replay debian-6.12-recording-losses.viptrace"));
+    assert_snapshot!(read + &lossy + &terminal.run("replay cut.viptrace"));
+}
+
+#[test]
+fn a_check_in_every_form() {
+    let terminal = Terminal::new();
+    Gathered::new(&["kube-proxy/worker-1/iptables"]).copy_to(&terminal.path().join("worker-1"));
+    Gathered::new(&["kube-proxy/worker-2/iptables"]).copy_to(&terminal.path().join("worker-2"));
+    Gathered::new(&["incidents/unauthorized"]).copy_to(&terminal.path().join("lost"));
+    terminal.run("check --from worker-1 --save worker-1.json -q");
+    without_times(|| {
+        assert_snapshot!("check", terminal.run("check --from worker-1"));
+        assert_snapshot!("check_wide", terminal.run("check --from worker-1 -o wide"));
+        assert_snapshot!(
+            "check_of_one_service",
+            terminal.session(&[
+                "check --from worker-1 shop/cart",
+                "check --from worker-1 shop/checkout",
+                "check --from worker-1 shop/db",
+                "check --from worker-1 shop/legacy",
+            ])
+        );
+        assert_snapshot!("check_compare", terminal.run("check --from worker-2 --compare worker-1.json"));
+        assert_snapshot!("check_lost", terminal.run("check --from lost"));
+        let both = Terminal::new();
+        Gathered::new(&["kube-proxy/worker-1/iptables"]).copy_to(&both.path().join("nodes"));
+        Gathered::new(&["kube-proxy/worker-2/iptables"]).copy_to(&both.path().join("nodes/worker-2"));
+        assert_snapshot!("check_two_nodes", both.run("check --from nodes"));
+    });
+}
