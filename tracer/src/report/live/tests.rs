@@ -287,3 +287,67 @@ fn what_a_person_reads_while_a_trace_runs_and_when_it_has_ended() {
         snapshot(&format!("live_table_{columns}_columns_at_the_end"), &bench.screen.text());
     }
 }
+
+/// The README's table: one flow of each cause, as they come out of recordings, and healthy ones.
+fn readme_trace() -> (String, Verdict) {
+    let mut bench = Bench::new(View::Default, 100, 60);
+    // As a terminal copies it: lines that it breaks are whole.
+    bench.screen.columns = usize::MAX;
+    let mut summary = Summary::default();
+    let mut faults = Vec::new();
+    for name in [
+        "debian-6.12-c20-no-endpoints",
+        "debian-6.12-c28-refused-same-node",
+        "debian-6.12-c29-silent-same-node",
+        "debian-7.2-c6-stale-endpoint-gone",
+        "debian-6.1-c16-conntrack-table-full",
+    ] {
+        let mut fault = None;
+        play(name, |judgements| {
+            fault =
+                fault.take().or_else(|| judgements.judged.iter().find(|it| it.verdict.is_fault()).cloned());
+        });
+        faults.extend(fault);
+    }
+    play("debian-6.12-c5-one-service-without-rules", |judgements| {
+        for judged in judgements.judged.iter().filter(|judged| judged.verdict.class == Class::Ok) {
+            summary.add(judged);
+            bench.report.show(judged, bench.now).unwrap();
+        }
+        for folded in &judgements.folded {
+            summary.add_folded(folded);
+            bench.report.fold(folded, bench.now);
+        }
+    });
+    for judged in &faults {
+        summary.add(judged);
+        bench.report.show(judged, bench.now).unwrap();
+    }
+    assert!(bench.report.finish(&summary, &Ending::default()).is_ok());
+    bench.screen.feed(&bench.out.take());
+    let text = bench.screen.text();
+    let (table, rest) = text.split_once("\nSummary\n").unwrap();
+    let cause = rest.split("\n\n").find(|section| section.starts_with("First cause")).unwrap();
+    (format!("{table}\n{cause}\n"), faults.remove(0).verdict)
+}
+
+/// The README shows what the program prints. `VIPTRACE_README=write` writes it there.
+#[test]
+fn the_readme_is_true() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = fs::read_to_string(path).unwrap();
+    let (trace, verdict) = readme_trace();
+    let record = serde_json::to_string_pretty(&verdict).unwrap() + "\n";
+    let mut printed = readme.clone();
+    for (name, text) in [("trace", trace), ("record", record)] {
+        let (before, rest) = printed.split_once(&format!("<!-- example: {name} -->\n")).unwrap();
+        let (fence, rest) = rest.split_once('\n').unwrap();
+        let (_, after) = rest.split_once("\n```\n").unwrap();
+        printed = format!("{before}<!-- example: {name} -->\n{fence}\n{text}```\n{after}");
+    }
+    if std::env::var_os("VIPTRACE_README").is_some_and(|what| what == "write") {
+        fs::write(path, &printed).unwrap();
+    } else {
+        assert_eq!(readme, printed, "VIPTRACE_README=write cargo test -p viptrace the_readme_is_true");
+    }
+}
