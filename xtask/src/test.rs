@@ -58,53 +58,10 @@ pub(crate) struct Options {
 /// How many guests run at the same time: each has two processors and waits for conditions half of its time.
 const GUESTS: usize = 4;
 
-/// What runs on a kernel where nothing else is asked for, so that a run takes minutes: every scenario on one kernel, in the
-/// first of its modes and families; on another the verdicts that the dataplane gives rise to, and every mode and family;
-/// on the others what they do otherwise than the kernels between them. `--matrix` runs all of it everywhere.
-struct Share {
-    /// As `lab.filter` takes it; none for all.
-    scenarios: Option<&'static str>,
-    first_variant_only: bool,
-    /// How many guests run it, each a part of it.
-    guests: usize,
-}
-
-/// How many guests of each kernel run the whole matrix.
+/// How many guests of each kernel run the whole matrix, and how many run the kernel's share where nothing else is asked
+/// for. The lab knows what each kernel's share is (`tests/src/scenarios/share.rs`).
 const MATRIX_GUESTS: usize = 4;
-
-const SHARES: &[(&str, Share)] = &[
-    ("6.12", Share { scenarios: None, first_variant_only: true, guests: 2 }),
-    (
-        "6.1",
-        Share {
-            scenarios: Some(
-                "healthy-,c20-no-endpoints,c28-refused-same-node,=c6-stale-endpoint-answers,=c6-stale-endpoint-gone,\
-                 =c1-rules-flushed,=c5-one-service-without-rules,=c16-conntrack-table-full,=c28-refused-other-node,\
-                 =c29-silent-same-node,=c29-silent-other-node,=c29-host-unreachable,=n1-probes,\
-                 =n3-one-record-per-connection,=n9-old-flow-reset,=n9-old-flow-stalls,c28-udp-refused,\
-                 =check-kernel,=mixed-5000",
-            ),
-            first_variant_only: false,
-            guests: 1,
-        },
-    ),
-    (
-        "7.2",
-        Share {
-            scenarios: Some(
-                "healthy-tcp,healthy-udp,c16,c20,c28,c29-silent,n1-probes,n9-old,check-kernel,attach-tiers,\
-                 =mixed-5000",
-            ),
-            first_variant_only: true,
-            guests: 1,
-        },
-    ),
-];
-const OTHERS: Share = Share {
-    scenarios: Some("healthy-tcp,healthy-udp,c16,c20,c28,c29-silent,n1-probes,n9-old,check-kernel"),
-    first_variant_only: true,
-    guests: 1,
-};
+const SHARE_GUESTS: &[(&str, usize)] = &[("6.12", 2)];
 
 /// One guest's part of a kernel's scenarios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,28 +81,21 @@ impl Part {
     }
 }
 
-impl Share {
-    fn of(series: &Series) -> &'static Self {
-        SHARES.iter().find(|(name, _)| *name == series.name).map_or(&OTHERS, |(_, share)| share)
-    }
-}
-
 impl Options {
-    /// What to run on this kernel if it was not said; `None` if it was.
-    fn share(&self, series: &Series) -> Option<&'static Share> {
-        let asked = self.matrix || !self.kernels.is_empty();
-        (!asked && self.scenario.is_none()).then(|| Share::of(series))
-    }
-
-    /// The scenarios to run on this kernel; none for all.
-    fn filter(&self, series: &Series) -> Option<&str> {
-        self.scenario.as_deref().or_else(|| self.share(series)?.scenarios)
+    /// Whether a kernel runs its share, as nothing else was asked for.
+    fn shared(&self) -> bool {
+        !self.matrix && self.kernels.is_empty() && self.scenario.is_none()
     }
 
     /// The parts in which this kernel's scenarios are run, each by a guest of its own.
     fn parts(&self, series: &Series) -> Vec<Part> {
-        let parts =
-            if self.matrix { MATRIX_GUESTS } else { self.share(series).map_or(1, |share| share.guests) };
+        let share =
+            SHARE_GUESTS.iter().find(|(name, _)| *name == series.name).map_or(1, |(_, guests)| *guests);
+        let parts = match (self.matrix, self.shared()) {
+            (true, _) => MATRIX_GUESTS,
+            (false, true) => share,
+            (false, false) => 1,
+        };
         (1..=parts).map(|number| Part { number, parts }).collect()
     }
 }
@@ -255,9 +205,9 @@ fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) ->
 /// What the guest's command line tells the lab.
 fn parameters(options: &Options, series: &Series, part: Part) -> Vec<String> {
     let mut parameters = vec!["lab.mode=test".to_owned()];
-    parameters.extend(options.filter(series).map(|filter| format!("lab.filter={filter}")));
-    if options.share(series).is_some_and(|share| share.first_variant_only) {
-        parameters.push("lab.variants=first".to_owned());
+    parameters.extend(options.scenario.as_ref().map(|filter| format!("lab.filter={filter}")));
+    if options.shared() {
+        parameters.push(format!("lab.share={}", series.name));
     }
     parameters.extend((part.parts > 1).then(|| format!("lab.part={}/{}", part.number, part.parts)));
     if !options.without_hooks.is_empty() {
@@ -392,7 +342,7 @@ mod tests {
         let part = Part { number: 2, parts: 3 };
         assert_eq!(
             parameters(&options, series("6.12"), part),
-            ["lab.mode=test", "lab.variants=first", "lab.part=2/3"]
+            ["lab.mode=test", "lab.share=6.12", "lab.part=2/3"]
         );
         options.scenario = Some("c6,n1".into());
         options.without_hooks = vec!["kfree_skb".into(), "early_drop".into()];
@@ -403,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_are_not_run_whole_are_where_they_are_asked_for() {
+    fn a_kernel_runs_its_share_unless_something_is_asked_for() {
         let series = |name: &str| kernels::parse(name).unwrap();
         let mut options = Options {
             kernels: Vec::new(),
@@ -413,18 +363,19 @@ mod tests {
             keep_recordings: false,
             matrix: false,
         };
-        assert_eq!(options.filter(series("6.12")), None);
-        assert_eq!(options.filter(series("5.10")), OTHERS.scenarios);
-        for name in ["5.10", "6.1"] {
-            assert!(options.filter(series(name)).is_some_and(|filter| parameter(filter).is_ok()));
-        }
+        assert!(options.shared());
+        assert_eq!((options.parts(series("6.12")).len(), options.parts(series("5.10")).len()), (2, 1));
         options.matrix = true;
-        assert_eq!(options.filter(series("5.10")), None);
+        assert!(!options.shared());
+        assert_eq!(options.parts(series("6.12")).len(), MATRIX_GUESTS);
         options.matrix = false;
         options.kernels = vec![series("5.10")];
-        assert_eq!(options.filter(series("5.10")), None);
+        assert!(!options.shared());
+        assert_eq!(options.parts(series("6.12")).len(), 1);
+        options.kernels = Vec::new();
         options.scenario = Some("c6".into());
-        assert_eq!(options.filter(series("5.10")), Some("c6"));
+        assert!(!options.shared());
+        assert_eq!(options.parts(series("6.12")).len(), 1);
     }
 
     #[test]

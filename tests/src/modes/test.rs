@@ -12,34 +12,46 @@ use crate::{
     console::{self, Outcome},
     dataplane::Variant,
     matrix::{Cell, Skip},
-    scenarios::{self, Scenario},
+    scenarios::{self, Scenario, Shares},
     world::{Stage, Watch, World},
 };
 
-/// Runs those whose name holds `filter`, or one of several separated by commas (`=NAME` is just that one), or the part of
-/// them that `lab.part` names; returns whether all passed.
+/// Runs those whose name holds `filter`, or one of several separated by commas (`=NAME` is just that one); or without a
+/// filter those of the kernel that `lab.share` names; of them the part that `lab.part` names. Returns whether all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     let is_chosen = |name: &str| {
         filter
             .split(',')
             .any(|part| part.strip_prefix('=').map_or(name.contains(part), |whole| name == whole))
     };
-    // All modes and families of a scenario, or the first that it names.
-    let most = if boot::kernel_argument("lab.variants").as_deref() == Some("first") { 1 } else { usize::MAX };
+    let kernel = boot::kernel_argument("lab.share");
+    // All modes and families of a scenario, or those that the kernel runs by default.
+    let variants = |scenario: &Scenario| match &kernel {
+        Some(kernel) => scenario.shares.of(kernel, scenario.variants),
+        None => scenario.variants.to_vec(),
+    };
     // Mode after mode: the node's rules are changed as seldom as can be.
     let mut chosen: Vec<(&Scenario, Variant)> = scenarios::ALL
         .iter()
-        .flat_map(|scenario| scenario.variants.iter().take(most).map(move |&variant| (scenario, variant)))
+        .flat_map(|scenario| variants(scenario).into_iter().map(move |variant| (scenario, variant)))
         .filter(|(scenario, variant)| is_chosen(&scenario.name_in(*variant)))
         .collect();
     chosen.sort_by_key(|(_, variant)| variant.mode);
     let watched = watch != Watch::Nobody;
-    let beside: Vec<_> =
-        scenarios::BESIDE.iter().filter(|scenario| watched && is_chosen(scenario.name)).collect();
+    let is_shared = |shares: Shares| {
+        kernel.as_ref().is_none_or(|kernel| !shares.of(kernel, &[Variant::DEFAULT]).is_empty())
+    };
+    let beside: Vec<_> = scenarios::BESIDE
+        .iter()
+        .filter(|scenario| watched && is_chosen(scenario.name) && is_shared(scenario.shares))
+        .collect();
     if chosen.is_empty() && beside.is_empty() {
         let all = scenarios::ALL.iter().map(|scenario| scenario.name);
         let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
-        bail!("no scenario's name holds {filter:?}; there are {}", names.join(", "));
+        bail!(
+            "no scenario's name holds {filter:?}, or none is kernel {kernel:?}'s; there are {}",
+            names.join(", ")
+        );
     }
     let part = Part::named(boot::kernel_argument("lab.part").as_deref())?;
     let (chosen, beside) = (part.of(chosen), part.of(beside));

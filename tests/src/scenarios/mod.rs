@@ -24,6 +24,7 @@ mod probes;
 mod recording;
 mod refused;
 mod resets;
+mod share;
 pub(crate) mod silent;
 mod stale;
 mod table_full;
@@ -32,6 +33,11 @@ mod terminal;
 mod translated_twice;
 
 use anyhow::Result;
+
+pub use share::Shares;
+use share::{
+    ENDS, EVERY_KERNEL, EVERY_KERNEL_AND_MODE, NEWER_KERNELS, NO_OLD_KERNEL, ONE_KERNEL, TWO_KERNELS,
+};
 
 use crate::{
     dataplane::{
@@ -51,10 +57,12 @@ pub struct Scenario {
     pub covers: &'static [Covers],
     /// The modes and families that it runs in.
     pub variants: &'static [Variant],
+    /// The kernels that run it where nothing else is asked for.
+    pub shares: Shares,
 }
 
 const fn scenario(name: &'static str, story: fn(&mut Stage) -> Result<()>) -> Scenario {
-    Scenario { name, story, covers: &[], variants: DEFAULT }
+    Scenario { name, story, covers: &[], variants: DEFAULT, shares: ONE_KERNEL }
 }
 
 impl Scenario {
@@ -64,6 +72,10 @@ impl Scenario {
 
     const fn on(self, variants: &'static [Variant]) -> Self {
         Self { variants, ..self }
+    }
+
+    const fn runs(self, shares: Shares) -> Self {
+        Self { shares, ..self }
     }
 
     /// The cells that it proves in this variant.
@@ -113,19 +125,19 @@ const FROM_OUTSIDE4: &[Covers] = &[Covers {
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY),
-    scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY),
-    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(EVERY),
-    scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE),
-    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(EVERY),
-    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(EVERY),
-    scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER),
-    scenario("c16-conntrack-table-full", table_full::story).covers(TCP4),
-    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY),
-    scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE),
-    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY),
-    scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE),
-    scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
+    scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
+    scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(EVERY).runs(TWO_KERNELS),
+    scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE).runs(TWO_KERNELS),
+    scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
+    scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(EVERY).runs(TWO_KERNELS),
+    scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER).runs(TWO_KERNELS),
+    scenario("c16-conntrack-table-full", table_full::story).covers(TCP4).runs(EVERY_KERNEL),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
+    scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE).runs(EVERY_KERNEL),
+    scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY).runs(EVERY_KERNEL),
+    scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE).runs(EVERY_KERNEL),
+    scenario("c29-host-unreachable", silent::unreachable).covers(TCP4).on(WIDE).runs(TWO_KERNELS),
     scenario("kinds-addresses", kinds::addresses).covers(OTHER_KINDS4).on(NETFILTER_4),
     scenario("every-kind", every_kind::story).covers(EVERY_KIND).on(WHOLE),
     scenario("c23-source-ranges", kinds::source_ranges).covers(LOAD_BALANCER4).on(NETFILTER_4),
@@ -138,13 +150,13 @@ pub const ALL: &[Scenario] = &[
     scenario("c31-to-itself", hairpin::to_itself).covers(TCP4).on(BESIDE_OTHERS),
     scenario("c31-past-nat", hairpin::past_nat).covers(TCP4).on(BESIDE_OTHERS),
     scenario("kube-proxy-1.36", newer::story).covers(TCP4).on(NEWER),
-    scenario("n1-probes", probes::story).on(WIDE),
-    scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE),
-    scenario("n9-old-flow-reset", old_flow::reset),
-    scenario("n9-old-flow-stalls", old_flow::stalls),
+    scenario("n1-probes", probes::story).on(WIDE).runs(EVERY_KERNEL),
+    scenario("n3-one-record-per-connection", translated_twice::story).on(WIDE).runs(TWO_KERNELS),
+    scenario("n9-old-flow-reset", old_flow::reset).runs(EVERY_KERNEL),
+    scenario("n9-old-flow-stalls", old_flow::stalls).runs(EVERY_KERNEL),
     scenario("udp-answered", resets::datagrams::answered),
     scenario("c29-udp-unanswered", resets::datagrams::unanswered),
-    scenario("c28-udp-refused", resets::datagrams::refused).on(BOTH_FAMILIES),
+    scenario("c28-udp-refused", resets::datagrams::refused).on(BOTH_FAMILIES).runs(EVERY_KERNEL_AND_MODE),
     scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
     scenario("n10-udp-race", resets::datagrams::race),
     scenario("c17-insertion-failed", resets::datagrams::lost_race),
@@ -155,8 +167,8 @@ pub const ALL: &[Scenario] = &[
     scenario("reset-by-endpoint", resets::senders::endpoint),
     scenario("reset-in-transit", resets::senders::transit),
     scenario("sctp-healthy", resets::sctp::healthy),
-    scenario("c28-sctp-refused", resets::sctp::refused),
-    scenario("c20-sctp-no-endpoints", resets::sctp::no_endpoints),
+    scenario("c28-sctp-refused", resets::sctp::refused).runs(ENDS),
+    scenario("c20-sctp-no-endpoints", resets::sctp::no_endpoints).runs(ENDS),
     scenario("api-server-away", api_away::story),
     scenario("ipvs-affinity", ipvs::affinity).covers(TCP4).on(IPVS_ONLY),
     scenario("ipvs-without-conntrack", ipvs::untracked).on(IPVS_ONLY),
@@ -173,8 +185,8 @@ pub const ALL: &[Scenario] = &[
     scenario("targeted-address", targeted::address),
     scenario("lean", lean::story),
     scenario("terminal", terminal::story),
-    scenario("check-kernel", check_kernel::story),
-    scenario("attach-tiers", attach_tiers::story),
+    scenario("check-kernel", check_kernel::story).runs(EVERY_KERNEL),
+    scenario("attach-tiers", attach_tiers::story).runs(NEWER_KERNELS),
     scenario("check-healthy", check::node::healthy).on(OF_ONE_TIME),
     scenario("check-rules-flushed", check::node::flushed).on(WIDE),
     scenario("check-conntrack-full", check::node::table_full),
@@ -189,7 +201,7 @@ pub const ALL: &[Scenario] = &[
     scenario("recording-disk-full", recording::disk_full),
     scenario("recording-losses", recording::losses),
     scenario("flood", flood::story),
-    scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE),
+    scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE).runs(NO_OLD_KERNEL),
 ];
 
 /// One that needs nothing of the node and mostly waits.
@@ -197,10 +209,12 @@ pub const ALL: &[Scenario] = &[
 pub struct Beside {
     pub name: &'static str,
     pub story: fn() -> Result<()>,
+    pub shares: Shares,
 }
 
 /// Those that run beside the others, to be told of at the end.
-pub const BESIDE: &[Beside] = &[Beside { name: "exit-status-unanswered", story: exit_status::unanswered }];
+pub const BESIDE: &[Beside] =
+    &[Beside { name: "exit-status-unanswered", story: exit_status::unanswered, shares: ONE_KERNEL }];
 
 #[cfg(test)]
 mod tests {
