@@ -1,4 +1,4 @@
-//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell.
+//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell, packages.
 //!
 //! This file owns the command line and the exit status (0 done, 1 failed; clap's own 2 for usage). What a verb does
 //! lives in its own file; nothing here starts a program.
@@ -9,6 +9,7 @@ mod call;
 mod cpio;
 mod demo;
 mod disk;
+mod dist;
 mod event;
 mod fuzz;
 mod host_tests;
@@ -58,6 +59,8 @@ enum Verb {
     Fuzz(fuzz::Options),
     /// A shell in a guest, for looking around
     Shell(shell::Options),
+    /// Fill target/dist with what a package holds: binary, man pages, completions, licence, checksums
+    Dist,
 }
 
 fn main() -> ExitCode {
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Verb::Bench(what) => bench::run(&printer, what),
         Verb::Fuzz(options) => fuzz::run(&printer, options),
         Verb::Shell(options) => shell::run(&printer, options),
+        Verb::Dist => dist::run(&printer).map(|()| true),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

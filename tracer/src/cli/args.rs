@@ -11,7 +11,7 @@ use clap::{
     error::ErrorKind,
 };
 
-pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, Record, SchemaArgs};
+pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
 pub use source::ClusterSource;
 use source::{SourceArgs, own_name};
 
@@ -82,6 +82,9 @@ pub enum Verb {
     Explain(ExplainArgs),
     /// Print the JSON Schema of the records that -o json and -o yaml write
     Schema(SchemaArgs),
+    /// Write the man pages and shell completions, for a package
+    #[command(hide = true)]
+    Pages(PagesArgs),
 }
 
 /// Flags of every verb.

@@ -8,6 +8,7 @@ mod capture;
 pub mod check;
 pub mod explain;
 mod hint;
+mod pages;
 mod replay;
 mod schema;
 mod show;
@@ -80,6 +81,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Verb::Capture(args) => capture::run(&args.resolve(), printer),
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Schema(args) => schema::run(&args, printer),
+        Verb::Pages(args) => pages::run(&args),
     };
     match result {
         Ok(outcome) => outcome.into(),

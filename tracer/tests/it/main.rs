@@ -24,6 +24,7 @@ mod help;
 mod house;
 mod node_support;
 mod output;
+mod pages;
 mod plan;
 mod recording;
 mod recording_cli;

@@ -1,4 +1,4 @@
-//! `check`, `capture` and `schema` as they are typed, and what they resolve to.
+//! `check`, `capture`, `schema` and `pages` as they are typed, and what they resolve to.
 
 use std::path::PathBuf;
 
@@ -144,6 +144,13 @@ pub struct SchemaArgs {
     /// The record whose schema is printed
     #[arg(value_name = "RECORD", default_value = "verdict")]
     pub record: Record,
+}
+
+#[derive(Debug, Args)]
+pub struct PagesArgs {
+    /// The folder; `man1/` and `completions/` in it are made
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
 }
 
 /// A kind of record.

@@ -1,0 +1,29 @@
+//! `viptrace pages`: man pages and shell completions from the definition of the command line, for packages.
+
+use std::{fs, path::Path};
+
+use anyhow::Context as _;
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+use crate::cli::{
+    Outcome, ResultExt as _,
+    args::{Cli, PagesArgs},
+};
+
+/// Writes `man1/` and `completions/` in the folder.
+pub(super) fn run(args: &PagesArgs) -> anyhow::Result<Outcome> {
+    let [man, completions] = ["man1", "completions"].map(|name| args.folder.join(name));
+    for folder in [&man, &completions] {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))
+            .hint(|| "name a folder that you may write to".to_owned())?;
+    }
+    let unwritable = |folder: &Path| format!("cannot write in {}", folder.display());
+    clap_mangen::generate_to(Cli::command(), &man).with_context(|| unwritable(&man))?;
+    for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
+        clap_complete::generate_to(shell, &mut Cli::command(), "viptrace", &completions)
+            .with_context(|| unwritable(&completions))?;
+    }
+    Ok(Outcome::Clean)
+}

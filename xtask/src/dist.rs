@@ -1,0 +1,86 @@
+//! `cargo xtask dist`: what a package holds, below the target folder: the stripped binary, its man pages and shell
+//! completions, the licence, and a checksum of each file.
+//!
+//! The pages are printed by the binary itself, so that they are of its version and this crate need not be built with it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::call::Call;
+use crate::place::{Place, cargo};
+use crate::printer::{Outcome, Printer};
+use crate::setup;
+
+const CHECKSUMS: &str = "SHA256SUMS";
+
+/// Replaces `target/dist`.
+pub(crate) fn run(printer: &Printer) -> Result<()> {
+    let place = Place::find()?;
+    setup::tools(printer, &place, &[])?;
+    printer.step("release binary", || {
+        // The release profile strips it.
+        cargo("build viptrace")
+            .args(["build", "--release", "--locked", "-p", "viptrace"])
+            .directory(&place.repository)
+            .hint(
+                "the compiler's message above has the reason; `cargo xtask setup` installs a missing BPF toolchain",
+            )
+            .stream()?;
+        Ok(Outcome::Done("built viptrace".into()))
+    })?;
+    let folder = place.target.join("dist");
+    printer.step("package", || {
+        let files = fill(&place, &folder)?;
+        Ok(Outcome::Done(format!("{files} files in {}", folder.display())))
+    })
+}
+
+/// Returns the number of files, the checksums among them.
+fn fill(place: &Place, folder: &Path) -> Result<usize> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("could not remove {}", folder.display()))?;
+    }
+    let binary = folder.join("viptrace");
+    fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
+    fs::copy(place.release("viptrace"), &binary).context("could not copy the binary")?;
+    fs::copy(place.repository.join("LICENSE"), folder.join("LICENSE"))
+        .context("could not copy the licence")?;
+    Call::new("write the man pages and completions", &binary).arg("pages").arg(folder).read()?;
+    let files = files(folder, folder)?;
+    let sums = Call::new("sum the files", "sha256sum").arg("--").args(&files).directory(folder).read()?;
+    fs::write(folder.join(CHECKSUMS), sums).context("could not write the checksums")?;
+    Ok(files.len() + 1)
+}
+
+/// The files below `folder` by their paths in `root`, in their order.
+fn files(root: &Path, folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("could not read {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(root, &path)?);
+        } else {
+            found.push(path.strip_prefix(root)?.to_owned());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_summed_by_its_path_in_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("man1")).unwrap();
+        for name in ["viptrace", "man1/viptrace.1", "LICENSE"] {
+            fs::write(folder.path().join(name), name).unwrap();
+        }
+        let found = files(folder.path(), folder.path()).unwrap();
+        assert_eq!(found, ["LICENSE", "man1/viptrace.1", "viptrace"].map(PathBuf::from));
+    }
+}
