@@ -250,7 +250,7 @@ pub const SET_TO_1: Action =
 
 // N1, N9, unknown.
 pub const DESCRIBE_PROBED_POD: Action = Action::reads(
-    "the probe failed and the kubelet acts on it: `kubectl -n {POD_NAMESPACE=NAMESPACE} describe pod {POD}`",
+    "the kubelet acts on the failed probe: `kubectl -n {POD_NAMESPACE=NAMESPACE} describe pod {POD}`",
 )
 .when("the probe failed");
 pub const DRAIN_GRACEFULLY: Action = Action::disrupts(
