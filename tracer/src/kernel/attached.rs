@@ -3,7 +3,7 @@
 use std::{
     fmt, io,
     net::IpAddr,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     slice,
     sync::Arc,
     time::Duration,
@@ -440,9 +440,11 @@ impl Fentry {
             .map(|name| loader.attach(name, place, target))
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
+        for (link, program) in links.iter().zip(names) {
+            report_attached(spec.hook.symbol(), program, link.program.as_fd());
+        }
         let programs = links.iter().filter_map(|link| link.program.try_clone().ok()).collect();
         self.links.extend(links);
-        debug!(symbol = spec.hook.symbol(), programs = names.join(", "), "attached");
         Ok(programs)
     }
 }
@@ -479,9 +481,15 @@ fn attach_hook(
             }
             _ => return Err(AttachError::Map { name: program }),
         }
-        debug!(symbol, program, "attached");
     }
-    Ok(names.iter().filter_map(|name| program_fd(ebpf, name)).collect())
+    let programs = names.iter().filter_map(|name| Some((name, program_fd(ebpf, name)?)));
+    Ok(programs.inspect(|(program, fd)| report_attached(symbol, program, fd.as_fd())).map(|(_, fd)| fd).collect())
+}
+
+/// Logs how long an attached program is, as the kernel runs it, and how much of it the verifier walked through.
+fn report_attached(symbol: &str, program: &str, fd: BorrowedFd<'_>) {
+    let size = fentry::size(fd).unwrap_or_default();
+    debug!(symbol, program, instructions = size.instructions, verified = size.verified, "attached");
 }
 
 /// A loaded program's descriptor, for questions about it.

@@ -65,6 +65,25 @@ pub(super) struct Link {
 
 /// How often the kernel did not run this program because it ran on that CPU already (`recursion_misses`, since 5.12).
 pub(super) fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
+    info(program).map(|info| info.recursion_misses)
+}
+
+/// How large a loaded program is, in instructions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Size {
+    /// What the verifier left of it, for the kernel to run.
+    pub(super) instructions: u32,
+    /// What the verifier walked through, a loop's as often as it goes round; 0 before 5.16, which does not count it.
+    pub(super) verified: u32,
+}
+
+pub(super) fn size(program: BorrowedFd<'_>) -> io::Result<Size> {
+    let info = info(program)?;
+    let instructions = info.xlated_prog_len / size_of::<bpf_insn>() as u32;
+    Ok(Size { instructions, verified: info.verified_insns })
+}
+
+fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     // SAFETY: it is made of numbers and arrays of numbers, for all of which zeroes are values.
     let mut info: bpf_prog_info = unsafe { std::mem::zeroed() };
     let mut attributes = InfoAttributes {
@@ -75,7 +94,7 @@ pub(super) fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: `info` outlives the call and has the length that it is told; with all its pointers and lengths zero the
     // kernel writes to nothing else.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) }?;
-    Ok(info.recursion_misses)
+    Ok(info)
 }
 
 /// The object's fentry and fexit programs, ready to be loaded.
