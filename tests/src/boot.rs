@@ -16,7 +16,7 @@ pub const RUN: &str = "run";
 /// What the search path of a node's root user holds.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-const MOUNTS: [(&str, &str); 9] = [
+const MOUNTS: [(&str, &str); 10] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
     ("devtmpfs", "/dev"),
@@ -26,6 +26,7 @@ const MOUNTS: [(&str, &str); 9] = [
     ("cgroup2", "/sys/fs/cgroup"),
     ("bpf", "/sys/fs/bpf"),
     ("tracefs", "/sys/kernel/tracing"),
+    ("debugfs", "/sys/kernel/debug"),
 ];
 
 /// Never returns on a machine that can be switched off.

@@ -532,23 +532,10 @@ fn key(address: &IpAddr) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::environment::preempts_programs;
 
     #[test]
-    fn only_kernels_known_to_hold_their_tracepoints_do_without_all_partners() {
-        for release in ["5.10.0-32-cloud-amd64", "6.1.0-56-cloud-amd64", "6.12.117+deb12-cloud-amd64\n"] {
-            assert_eq!(
-                Partners::on(preempts_programs(release)),
-                Partners { confirm: 2, sock_state: 1 },
-                "{release}"
-            );
-        }
-        for release in ["6.13.0", "7.2.12+deb14-cloud-amd64", "", "next"] {
-            assert_eq!(
-                Partners::on(preempts_programs(release)),
-                Partners { confirm: 3, sock_state: 3 },
-                "{release}"
-            );
-        }
+    fn a_program_that_may_be_preempted_has_all_its_partners() {
+        assert_eq!(Partners::on(false), Partners { confirm: 2, sock_state: 1 });
+        assert_eq!(Partners::on(true), Partners { confirm: 3, sock_state: 3 });
     }
 }

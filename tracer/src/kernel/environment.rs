@@ -2,9 +2,10 @@
 //! missing.
 //!
 //! It only reads files below a root that tests replace by a made-up tree. It loads and attaches nothing: which
-//! hooks that leaves is the plan's to say.
+//! hooks that leaves is the plan's to say. Nothing is decided by the kernel's version.
 
 mod gaps;
+mod preemption;
 #[cfg(test)]
 mod tests;
 
@@ -84,8 +85,7 @@ pub enum Module {
 #[derive(Clone, Debug)]
 pub struct Environment {
     root: PathBuf,
-    /// As `uname -r` prints it; empty if /proc is not readable. For people: nothing is decided by it but
-    /// whether programs may be preempted.
+    /// As `uname -r` prints it; empty if /proc is not readable. For people: nothing is decided by it.
     pub kernel_release: String,
     /// `/sys/kernel/btf/vmlinux`.
     pub vmlinux_btf: Presence,
@@ -100,22 +100,26 @@ pub struct Environment {
     pub unprivileged_bpf_disabled: Option<i32>,
     /// `kernel.kptr_restrict`: with 1, addresses of symbols need `CAP_SYSLOG`; with 2 nobody gets them.
     pub kptr_restrict: Option<i32>,
+    /// Whether the kernel may preempt programs of fentry and of tracepoints.
+    pub preempts_programs: bool,
     /// Whether this process is in the network namespace of process 1; none if that cannot be compared. Process 1
     /// is the node's only if the PID namespace is the node's.
     pub in_init_netns: Option<bool>,
 }
 
 impl Environment {
-    /// Looks at the running host.
+    /// Inspects the running host.
     pub fn inspect() -> Self {
         Self::inspect_at(Path::new("/"))
     }
 
-    /// Looks at the tree below `root`, which holds `proc` and `sys`.
+    /// Inspects the tree below `root`, which holds `boot`, `proc` and `sys`.
     pub fn inspect_at(root: &Path) -> Self {
         let number = |path: &str| read_line(&root.join(path)).and_then(|line| line.parse().ok());
+        let kernel_release = read_line(&root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
         Self {
-            kernel_release: read_line(&root.join("proc/sys/kernel/osrelease")).unwrap_or_default(),
+            preempts_programs: preemption::preempts_programs(root, &kernel_release),
+            kernel_release,
             vmlinux_btf: presence(&root.join("sys/kernel/btf/vmlinux")),
             lockdown: lockdown(read_line(&root.join("sys/kernel/security/lockdown")).as_deref()),
             capabilities: capabilities(&root.join("proc/self/status")),
@@ -193,17 +197,6 @@ impl Environment {
             }
         }
         Ok(found)
-    }
-}
-
-/// Whether this kernel preempts programs of fentry and of tracepoints. Up to 6.12 tracepoints disable preemption
-/// (`__DO_TRACE`, include/linux/tracepoint.h), and fentry programs are seldom preempted; 7.2 preempts both, and between
-/// them it is not known.
-pub(super) fn preempts_programs(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) > (6, 12),
-        _ => true,
     }
 }
 

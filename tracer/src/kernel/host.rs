@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     btf::{Btf, BtfError, Prototype},
-    environment::{Capability, Environment, Module, preempts_programs},
+    environment::{Capability, Environment, Module},
     hooks::{HOOKS, IPVS, split_part},
     layout::Layout,
     plan::{FentryTarget, KernelFacts},
@@ -154,7 +154,7 @@ impl KernelFacts for Host {
     }
 
     fn preempts_programs(&self) -> bool {
-        preempts_programs(&self.environment.kernel_release)
+        self.environment.preempts_programs
     }
 
     /// Static functions can share a name, and may have been changed by the compiler: BTF describes neither.

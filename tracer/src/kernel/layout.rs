@@ -1,7 +1,7 @@
 //! Where this kernel keeps the fields that viptrace reads, resolved from BTF once at start-up.
 //!
 //! One table names every field by the kernel's own words. A field that is not there becomes a named gap in the
-//! hook plan, never a guess: nothing here looks at a kernel version.
+//! hook plan, never a guess, but for a module without BTF (`WITHOUT_BTF`). Nothing here depends on a kernel version.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -97,8 +97,8 @@ pub const FIELDS: &[FieldSpec] = &[
     in_module("ip_vs", "OFF_NETNS_IPVS_NET", "netns_ipvs", "net", &[8]),
 ];
 
-/// Where a module carries no BTF (before 5.11 none does): offsets that are the same in every kernel whose BTF has the
-/// structure, 6.1 to 7.2, and were seen to read right on 5.10. Where BTF speaks, these are not asked.
+/// The one place where offsets are assumed: a module without BTF (before 5.11 none has any). They are the same in every
+/// kernel whose BTF was read, 6.1 to 7.2, and read right on 5.10. Where the module has BTF they are not used.
 const WITHOUT_BTF: &[(&str, u32)] = &[
     ("OFF_IPVS_PARAM_IPVS", 0),
     ("OFF_IPVS_PARAM_CADDR", 8),

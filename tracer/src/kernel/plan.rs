@@ -1,7 +1,7 @@
 //! The hook plan: what this kernel offers, hook by hook, before anything is attached.
 //!
-//! Decided from symbols, BTF signatures and fields; never from a version, but for whether programs are preempted. What is
-//! missing is a named gap with its cost, which `viptrace check --kernel` prints and verdicts respect.
+//! Decided from symbols, BTF signatures and fields, never from a version. What is missing is a named gap with its cost,
+//! which `viptrace check --kernel` prints and verdicts respect.
 
 use tracer_ebpf::Hook;
 
@@ -31,7 +31,8 @@ pub trait KernelFacts {
     fn ipvs_conntrack(&self) -> Option<bool> {
         None
     }
-    /// Whether a program that fentry runs may be preempted: it is then left out of what else happens on its CPU.
+    /// Whether a program that fentry or a tracepoint runs may be preempted: the kernel then skips it for what else
+    /// happens on its CPU.
     fn preempts_programs(&self) -> bool {
         false
     }

@@ -10,6 +10,8 @@ fn host() -> TempDir {
     let root = TempDir::new().unwrap();
     for (path, content) in [
         ("proc/sys/kernel/osrelease", "6.12.0-cloud-amd64\n"),
+        ("proc/sys/kernel/version", "#1 SMP PREEMPT_DYNAMIC Debian 6.12.117-1 (2026-11-14)\n"),
+        ("sys/kernel/debug/sched/preempt", "none (voluntary) full \n"),
         ("sys/kernel/btf/vmlinux", "btf"),
         ("sys/kernel/btf/nf_conntrack", "btf"),
         ("sys/kernel/security/lockdown", "[none] integrity confidentiality\n"),
@@ -122,6 +124,43 @@ fn a_symbol_with_a_suffix_is_another_function() {
     let found = Environment::inspect_at(root.path());
     let wanted = ["early_drop", "nf_conntrack_in", "nf_hook_slow", "tcp_reset"];
     assert_eq!(found.symbols(&wanted).unwrap(), BTreeSet::from(["nf_conntrack_in", "nf_hook_slow"]));
+}
+
+#[test]
+fn programs_are_preempted_unless_the_kernel_says_that_they_are_not() {
+    let preempts = |root: &TempDir| Environment::inspect_at(root.path()).preempts_programs;
+    let root = host();
+    assert!(!preempts(&root));
+    // Since 6.13 there is one more, and since 7.0 two fewer.
+    for (in_force, expected) in
+        [("(none) voluntary full", false), ("none voluntary (full)", true), ("full (lazy)", true)]
+    {
+        put(&root, "sys/kernel/debug/sched/preempt", in_force);
+        assert_eq!(preempts(&root), expected, "{in_force}");
+    }
+    // Without debugfs the parameter counts, then the build, then caution.
+    fs::remove_file(root.path().join("sys/kernel/debug/sched/preempt")).unwrap();
+    assert!(preempts(&root));
+    let config = "boot/config-6.12.0-cloud-amd64";
+    put(&root, config, "CONFIG_PREEMPT_BUILD=y\nCONFIG_PREEMPT_LAZY=y\n# CONFIG_PREEMPT_NONE is not set\n");
+    assert!(preempts(&root));
+    put(&root, config, "CONFIG_PREEMPT_VOLUNTARY=y\nCONFIG_PREEMPT_DYNAMIC=y\n");
+    assert!(!preempts(&root));
+    put(&root, "proc/cmdline", "quiet preempt=none preempt=full\n");
+    assert!(preempts(&root));
+    put(&root, "proc/cmdline", "preempt=none quiet\n");
+    assert!(!preempts(&root));
+    // The choice is only in a kernel that was built to have it.
+    for (version, expected) in [
+        ("#1 SMP Debian 5.10.223-1", false),
+        ("#1 SMP PREEMPT Debian 7.2", true),
+        ("#1 SMP PREEMPT_RT x", true),
+    ] {
+        put(&root, "proc/sys/kernel/version", version);
+        assert_eq!(preempts(&root), expected, "{version}");
+    }
+    fs::remove_file(root.path().join("proc/sys/kernel/version")).unwrap();
+    assert!(preempts(&root));
 }
 
 #[test]
