@@ -28,7 +28,7 @@ use crate::{
         show::{Show, detail},
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
-    flow::{Limits, LookAt},
+    flow::{Limits, Reread},
     kernel::{
         self,
         attached::{Options, Probe},
@@ -172,7 +172,7 @@ impl<'a> Trace<'a> {
         let (mut plan, layout) = kernel.into_plan()?;
         options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
-            limits: Limits { max_flows: options.max_flows, look: look_at(options), ..Limits::default() },
+            limits: Limits { max_flows: options.max_flows, reread: reread(options), ..Limits::default() },
             node_name: options.node.clone(),
             node_netns,
             missing_hooks: Vec::new(),
@@ -352,7 +352,7 @@ impl<'a> Trace<'a> {
     fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
         let now = self.read()?;
         let entries = self.pipeline.pass(now);
-        self.look(&entries);
+        self.reread(&entries);
         let judged = self.pipeline.judge(now);
         self.show(report, judged, now)?;
         self.lister.want();
@@ -407,7 +407,7 @@ impl<'a> Trace<'a> {
     }
 
     /// Has the entries of flows without a sign of an answer read again; what they are comes through the ring buffer.
-    fn look(&mut self, entries: &[u64]) {
+    fn reread(&mut self, entries: &[u64]) {
         if let Some(probe) = self.probe.as_mut() {
             probe.look(entries);
         }
@@ -447,13 +447,13 @@ impl<'a> Trace<'a> {
 
     /// Judges what is still open, unless asked to stop once more while the node is read, detaches and prints the summary.
     async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
-        // What came last is still held back to be sorted, and its flows' entries are to be looked at too.
+        // What came last is still held back to be sorted, and its flows' entries are to be read again too.
         tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
         let last = self.read_all().await?;
         let judged = self.pipeline.advance(last);
         self.show(report, judged, last)?;
-        let entries = self.pipeline.last_looks();
-        self.look(&entries);
+        let entries = self.pipeline.last_rereads();
+        self.reread(&entries);
         self.read_all().await?;
         let listed = tokio::select! {
             listed = self.lister.read() => listed,
@@ -491,12 +491,13 @@ fn now() -> Timestamp {
     Timestamp::from_unix_ns(kernel::unix_ns())
 }
 
-/// Of a lean trace no socket tells that a connection was answered: to ask for each of them would cost more than that.
-fn look_at(options: &TraceOptions) -> LookAt {
+/// In a lean trace no socket event shows that a connection was answered: to read each of their entries again would cost
+/// more than such events do.
+fn reread(options: &TraceOptions) -> Reread {
     if options.hooks == Hooks::Lean || options.without_hooks.contains(&Hook::SockState) {
-        LookAt::Datagrams
+        Reread::Datagrams
     } else {
-        LookAt::All
+        Reread::All
     }
 }
 

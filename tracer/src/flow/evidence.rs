@@ -60,8 +60,8 @@ pub struct Flow {
     pub trouble: Option<Box<Trouble>>,
     /// `nf_ct_delete` saw its entry end.
     pub deleted: Option<Ended>,
-    /// What its entry was when it was read again, because nothing else tells whether a datagram was answered.
-    pub looked: Option<Ended>,
+    /// What its entry was when it was read again, because nothing else shows whether a datagram was answered.
+    pub reread: Option<Ended>,
     /// When its last packet came, where its entry was listed and told.
     pub last_packet: Option<Timestamp>,
     /// The last flow with the same addresses and ports, where it is still known.
@@ -433,7 +433,7 @@ impl Flow {
             server: SocketEnd::default(),
             trouble: None,
             deleted: None,
-            looked: None,
+            reread: None,
             last_packet: None,
             previous: None,
             sightings: 0,

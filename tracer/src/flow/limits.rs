@@ -17,7 +17,7 @@ pub struct Limits {
     /// How long a TCP flow may go without a sign of an answer until it is handed out. SYN retransmits come after
     /// 1 s and 3 s (after 1, 2, 3 s since Linux 6.5) and an unresolved neighbour fails after 3 s: 4 s see both.
     pub answer: Duration,
-    /// How long no hook may have told of a flow of datagrams until its entry is read again and it is handed out: after a
+    /// How long no hook may have observed a flow of datagrams until its entry is read again and it is handed out: after a
     /// resolver's patience (resolv.conf(5)), before conntrack forgets one-way UDP (30 s).
     pub silence: Duration,
     /// How long a flow that was handed out is kept for late evidence.
@@ -25,21 +25,23 @@ pub struct Limits {
     /// The same for an unanswered one: the client repeats its SYN for about 130 s.
     pub unanswered: Duration,
     /// Which flows' entries are read again before they are handed out unanswered.
-    pub look: LookAt,
-    /// How long such a flow waits for what its entry says; a busy program may come to ask it late.
-    pub look_wait: Duration,
+    #[serde(rename = "look")]
+    pub reread: Reread,
+    /// How long such a flow waits for its entry; a busy program may read it late.
+    #[serde(rename = "look_wait")]
+    pub reread_wait: Duration,
 }
 
 /// The flows whose conntrack entries are read again before they are handed out without a sign of an answer: no hook
-/// tells of an answer as such, only the entry does.
+/// observes an answer as such, only the entry records it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LookAt {
-    /// None: nobody can look, or somebody else has looked (a recording).
+pub enum Reread {
+    /// None: the kernel cannot be read, or it was when the recording was made.
     #[default]
     Nothing,
-    /// Those of which no socket tells anything: UDP and SCTP.
+    /// Those that no socket event describes: UDP and SCTP.
     Datagrams,
-    /// TCP connections too, for sockets on other nodes tell nothing here. Not for a trace without socket states, where
+    /// TCP connections too: sockets on other nodes are not observed here. Not for a trace without socket states, where
     /// that would be every connection.
     All,
 }
@@ -54,8 +56,8 @@ impl Default for Limits {
             silence: Duration::from_secs(5),
             linger: Duration::from_secs(3),
             unanswered: Duration::from_secs(135),
-            look: LookAt::Nothing,
-            look_wait: Duration::from_secs(2),
+            reread: Reread::Nothing,
+            reread_wait: Duration::from_secs(2),
         }
     }
 }

@@ -10,9 +10,9 @@ mod identity;
 mod ipvs;
 mod key;
 mod limits;
-mod looks;
 mod outcome;
 mod reorder;
+mod rereads;
 mod slots;
 mod table;
 
@@ -21,6 +21,6 @@ pub use evidence::{
     Mark, PickedUp, Previous, Refusal, RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
     Trouble,
 };
-pub use limits::{Counters, Limits, LookAt};
+pub use limits::{Counters, Limits, Reread};
 pub use outcome::{Answer, Outcome, ResetBy};
 pub use table::FlowTable;

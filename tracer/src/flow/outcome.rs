@@ -104,7 +104,7 @@ impl Flow {
                 || end.reset_sent().is_some_and(|reset| is_answered(reset.state))
                 || end.reset_received().is_some_and(|reset| is_answered(reset.state))
         }) || self.deleted.is_some_and(|ended| replied(ended.status))
-            || self.looked.is_some_and(|ended| replied(ended.status))
+            || self.reread.is_some_and(|ended| replied(ended.status))
             || self.trouble.as_ref().is_some_and(|trouble| {
                 trouble.killed.is_some_and(|ended| replied(ended.status))
                     || trouble.stack_resets.iter().any(|reset| reset.by != End::Client && !reset.to_syn)
@@ -129,7 +129,7 @@ impl Flow {
         if self.was_answered() {
             return Answer::Seen;
         }
-        match self.deleted.or(self.looked) {
+        match self.deleted.or(self.reread) {
             Some(ended) => Answer::NotSeen { until: ended.time },
             None => Answer::Unknown,
         }
@@ -263,10 +263,10 @@ impl Flow {
                 && ended.status.has(Status::SEEN_REPLY)
                 && ended.time.since(self.first_seen) >= HANDSHAKE
         };
-        if self.deleted.or(self.looked).is_some_and(refused) {
+        if self.deleted.or(self.reread).is_some_and(refused) {
             return Outcome::Refused;
         }
-        let unanswered = self.looked.is_some_and(|looked| looked.time.since(self.first_seen) >= SYN_WAIT);
+        let unanswered = self.reread.is_some_and(|reread| reread.time.since(self.first_seen) >= SYN_WAIT);
         if self.is_tcp() && (self.deleted.is_some() || unanswered) {
             return Outcome::Stalled;
         }

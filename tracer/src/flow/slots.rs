@@ -14,7 +14,7 @@ pub(super) enum Queue {
     /// Datagrams (and SCTP), of which no socket tells the end: waiting for silence.
     Datagram,
     /// Waiting for what its entry says by now.
-    Looking,
+    Rereading,
     /// Answered and open; no deadline, ordered by activity.
     Live,
     /// Its outcome is known; waiting for the other CPUs' and the other end's evidence.
@@ -28,7 +28,7 @@ pub(super) enum Queue {
 pub(super) const QUEUES: [Queue; 7] = [
     Queue::Opening,
     Queue::Datagram,
-    Queue::Looking,
+    Queue::Rereading,
     Queue::Live,
     Queue::Settling,
     Queue::Lingering,

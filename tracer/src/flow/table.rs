@@ -45,9 +45,9 @@ pub struct FlowTable {
     losses: VecDeque<Loss>,
     pub(super) counters: Counters,
     /// Addresses of the entries that are to be read again.
-    pub(super) looks: Vec<u64>,
-    /// The flows that wait for that and were not told for how long.
-    pub(super) asking: Vec<u32>,
+    pub(super) rereads: Vec<u64>,
+    /// The flows that wait for that, and for which the wait has not begun.
+    pub(super) unread: Vec<u32>,
     /// The last persistence template that IPVS made, and when: the connection that it is made for comes next.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
     /// The latest time known. Never goes back.
@@ -71,8 +71,8 @@ impl FlowTable {
             settled: VecDeque::new(),
             losses: VecDeque::new(),
             counters: Counters::default(),
-            looks: Vec::new(),
-            asking: Vec::new(),
+            rereads: Vec::new(),
+            unread: Vec::new(),
             template: None,
             clock: Timestamp::MIN,
         }
@@ -96,7 +96,7 @@ impl FlowTable {
         // What is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
         self.expire(certain);
-        self.begin_looking();
+        self.begin_rereads();
     }
 
     /// When [`advance`](Self::advance) will next have something to do; `None` while nothing waits.
@@ -201,7 +201,7 @@ impl FlowTable {
             return None;
         }
         if place.hook == Hook::Look {
-            return self.fold_look(*ct, fact.note, place);
+            return self.fold_reread(*ct, fact.note, place);
         }
         let index = match place.hook {
             Hook::Confirm => self.entry_to_confirm(ct, place),
@@ -395,8 +395,8 @@ impl FlowTable {
         }
         let tcp = flow.is_tcp();
         let handed = flow.handed;
-        // Where nobody could look, the entry's end is the first to tell that there was no answer.
-        let first_told = flow.revision == 1 && flow.looked.is_none() && flow.deleted.is_some();
+        // Where no entry was read again, the entry's end is the first to tell that there was no answer.
+        let first_told = flow.revision == 1 && flow.reread.is_none() && flow.deleted.is_some();
         let after_all = flow.was_answered_after_all() || (!tcp && first_told);
         let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
         let now = self.slots.queue_of(index);
@@ -427,11 +427,11 @@ impl FlowTable {
 
     fn expire(&mut self, now: Timestamp) {
         self.clock = self.clock.max(now);
-        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Looking] {
+        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Rereading] {
             while let Some((index, deadline)) = self.slots.head(queue)
                 && deadline <= self.clock
             {
-                if queue == Queue::Looking || !self.wants_look(index) {
+                if queue == Queue::Rereading || !self.wants_reread(index) {
                     self.settle(index, deadline);
                 }
             }
@@ -489,7 +489,7 @@ impl FlowTable {
             Queue::Waiting,
             Queue::Opening,
             Queue::Datagram,
-            Queue::Looking,
+            Queue::Rereading,
             Queue::Live,
             Queue::Settling,
         ] {
@@ -502,7 +502,7 @@ impl FlowTable {
             if self.slots.get(index).is_some_and(|flow| flow.handed.is_none()) {
                 self.counters.evicted += 1;
                 self.counters.evicted_half_open +=
-                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram | Queue::Looking));
+                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram | Queue::Rereading));
             }
             self.forget(index);
             return;

@@ -65,9 +65,9 @@ impl Recorded {
         }
     }
 
-    /// As [`Pipeline::last_looks`].
-    pub fn last_looks(&mut self) -> Vec<u64> {
-        self.pipeline.last_looks()
+    /// As [`Pipeline::last_rereads`].
+    pub fn last_rereads(&mut self) -> Vec<u64> {
+        self.pipeline.last_rereads()
     }
 
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
@@ -92,7 +92,7 @@ impl Recorded {
     }
 
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
-        let _nobody_looks = self.pass(now);
+        let _not_read_again = self.pass(now);
         self.judge(now)
     }
 

@@ -184,7 +184,7 @@ impl Pipeline {
     /// the node's rules or counters tell wait for a look at the node that is younger than they are
     /// ([`Self::wants_node`]): older rules say nothing of their decision.
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
-        let _nobody_looks = self.pass(now);
+        let _not_read_again = self.pass(now);
         self.judge(now)
     }
 
@@ -193,7 +193,7 @@ impl Pipeline {
     /// be read before the second half, which may take its time.
     pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
         self.flows.advance(now);
-        self.flows.take_looks()
+        self.flows.take_rereads()
     }
 
     /// The second half: judges what is settled.
@@ -212,8 +212,8 @@ impl Pipeline {
     }
 
     /// The entries of all that is still open, as [`Self::pass`] returns them, before [`Self::finish`].
-    pub fn last_looks(&mut self) -> Vec<u64> {
-        self.flows.last_looks()
+    pub fn last_rereads(&mut self) -> Vec<u64> {
+        self.flows.last_rereads()
     }
 
     /// When [`Self::advance`] has something to do again, without any sighting coming.

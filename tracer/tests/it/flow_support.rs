@@ -6,7 +6,7 @@ use crate::cluster_support::Shop;
 use viptrace::{
     cluster::History,
     diagnosis::{Context, Translations, judge},
-    flow::{Flow, FlowTable, Limits, LookAt},
+    flow::{Flow, FlowTable, Limits, Reread},
     net::{Netns, Protocol, Tuple},
     node::Snapshot,
     sighting::{
@@ -130,7 +130,7 @@ impl Script {
     }
 
     /// What the entry is by now, because the table asked.
-    pub(crate) fn look(self, ms: u64, status: u32) -> Self {
+    pub(crate) fn reread(self, ms: u64, status: u32) -> Self {
         self.entry_event(ms, Hook::Look, Status::CONFIRMED | status)
     }
 
@@ -138,7 +138,8 @@ impl Script {
     pub(crate) fn listed(mut self, ms: u64, last_packet_ms: u64) -> Self {
         let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED) };
         let note = EntryNote { last_packet: Some(at(last_packet_ms)), ..EntryNote::default() };
-        self = self.push(ms, Hook::Look, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));
+        self =
+            self.push(ms, Hook::Look, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));
         self
     }
 
@@ -401,7 +402,7 @@ impl Script {
 
 /// As in a trace, flows of datagrams wait for what their entries say.
 pub(crate) fn fold(sightings: impl IntoIterator<Item = Sighting>, until_ms: u64) -> (Vec<Flow>, FlowTable) {
-    let mut table = FlowTable::new(Limits { look: LookAt::Datagrams, ..Limits::default() });
+    let mut table = FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() });
     for sighting in sightings {
         table.observe(sighting);
     }

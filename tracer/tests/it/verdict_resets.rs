@@ -7,7 +7,7 @@ use crate::{
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::Via,
-    flow::{FlowTable, Limits, LookAt, Outcome, ResetBy},
+    flow::{FlowTable, Limits, Outcome, Reread, ResetBy},
     node::Rule,
     sighting::{Sighting, Status, TcpState},
     verdict::Verdict,
@@ -192,8 +192,8 @@ fn icmp_from_afar_says_why_a_connect_failed() {
 }
 
 /// A table that has the entries of quiet datagram flows read again.
-fn looking() -> FlowTable {
-    FlowTable::new(Limits { look: LookAt::Datagrams, ..Limits::default() })
+fn rereading() -> FlowTable {
+    FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() })
 }
 
 fn observe(table: &mut FlowTable, sightings: impl IntoIterator<Item = Sighting>) {
@@ -203,15 +203,15 @@ fn observe(table: &mut FlowTable, sightings: impl IntoIterator<Item = Sighting>)
 }
 
 #[test]
-fn a_quiet_datagram_flow_is_looked_at_before_it_is_handed_out() {
-    let mut table = looking();
+fn the_entry_of_a_quiet_datagram_flow_is_read_again_before_it_is_handed_out() {
+    let mut table = rereading();
     observe(&mut table, to_cart().udp().confirm(10_000).out);
     table.advance(at(14_000));
-    assert!(table.take_looks().is_empty());
+    assert!(table.take_rereads().is_empty());
     table.advance(at(15_100));
-    assert_eq!(table.take_looks(), [crate::flow_support::CT]);
+    assert_eq!(table.take_rereads(), [crate::flow_support::CT]);
     assert_eq!(table.drain_settled().count(), 0);
-    observe(&mut table, to_cart().udp().look(15_200, Status::SEEN_REPLY).out);
+    observe(&mut table, to_cart().udp().reread(15_200, Status::SEEN_REPLY).out);
     table.advance(at(15_300));
     let flows: Vec<_> = table.drain_settled().collect();
     assert_eq!(flows[0].outcome(), Outcome::Established);
@@ -220,41 +220,41 @@ fn a_quiet_datagram_flow_is_looked_at_before_it_is_handed_out() {
 
 #[test]
 fn an_entry_that_saw_no_reply_is_not_asked_again() {
-    let mut table = looking();
+    let mut table = rereading();
     observe(&mut table, to_cart().udp().confirm(10_000).out);
     table.advance(at(15_100));
-    assert_eq!(table.take_looks(), [crate::flow_support::CT]);
-    observe(&mut table, to_cart().udp().look(15_200, 0).out);
+    assert_eq!(table.take_rereads(), [crate::flow_support::CT]);
+    observe(&mut table, to_cart().udp().reread(15_200, 0).out);
     table.advance(at(15_300));
     table.advance(at(16_000));
-    assert!(table.take_looks().is_empty());
+    assert!(table.take_rereads().is_empty());
     assert_eq!(table.drain_settled().count(), 1);
 }
 
 #[test]
 fn a_late_reader_still_asks_before_it_hands_out() {
-    let mut table = looking();
+    let mut table = rereading();
     let later = Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().with_ct(78).confirm(30_000);
     observe(&mut table, to_cart().udp().confirm(10_000).out.into_iter().chain(later.out));
     table.advance(at(30_100));
-    assert_eq!(table.take_looks(), [crate::flow_support::CT]);
+    assert_eq!(table.take_rereads(), [crate::flow_support::CT]);
     assert_eq!(table.drain_settled().count(), 0);
-    observe(&mut table, to_cart().udp().look(30_200, Status::SEEN_REPLY).out);
+    observe(&mut table, to_cart().udp().reread(30_200, Status::SEEN_REPLY).out);
     table.advance(at(33_000));
     let flows: Vec<_> = table.drain_settled().collect();
     assert_eq!(World::new().judge(&flows[0]).unwrap().class, Class::Ok);
 }
 
 #[test]
-fn a_look_that_is_not_answered_does_not_hold_the_flow_back() {
-    let mut table = looking();
+fn a_reread_that_yields_nothing_does_not_hold_the_flow_back() {
+    let mut table = rereading();
     observe(&mut table, to_cart().udp().confirm(10_000).out);
     table.advance(at(15_100));
-    assert_eq!(table.take_looks().len(), 1);
+    assert_eq!(table.take_rereads().len(), 1);
     // Another entry lies at the address by now.
     observe(
         &mut table,
-        Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().look(15_200, Status::SEEN_REPLY).out,
+        Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().reread(15_200, Status::SEEN_REPLY).out,
     );
     table.advance(at(18_000));
     let flows: Vec<_> = table.drain_settled().collect();
@@ -264,23 +264,23 @@ fn a_look_that_is_not_answered_does_not_hold_the_flow_back() {
 }
 
 #[test]
-fn all_that_is_open_is_looked_at_in_the_end() {
-    let mut table = looking();
+fn the_entries_of_all_open_flows_are_read_again_in_the_end() {
+    let mut table = rereading();
     let two = Script::new("10.244.1.100:41000", VIP, Some(EP)).udp().with_ct(78).confirm(11_000);
     observe(&mut table, to_cart().udp().confirm(10_000).out.into_iter().chain(two.out));
     table.advance(at(12_000));
-    assert_eq!(table.last_looks(), [78, crate::flow_support::CT]);
+    assert_eq!(table.last_rereads(), [78, crate::flow_support::CT]);
 }
 
 #[test]
 fn silence_is_a_fault_where_an_answer_is_due() {
-    let unanswered = || to_cart().udp().confirm(10_000).look(15_400, 0);
+    let unanswered = || to_cart().udp().confirm(10_000).reread(15_400, 0);
     assert_eq!(World::new().verdict(unanswered(), 50_000).class, Class::N20);
 
     // The Service answered others.
     let mut world = World::new();
     let answered =
-        last_words(fold(to_cart().udp().confirm(5_000).look(6_000, Status::SEEN_REPLY).out, 7_000).0);
+        last_words(fold(to_cart().udp().confirm(5_000).reread(6_000, Status::SEEN_REPLY).out, 7_000).0);
     world.note(&answered[0]);
     let verdict = world.verdict(unanswered(), 50_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C29, Domain::NetworkPath));
@@ -291,19 +291,19 @@ fn silence_is_a_fault_where_an_answer_is_due() {
     let resolver = "10.96.0.53:53";
     world.shop.reached_by(Via::ClusterIp, resolver);
     let asked = || Script::new(CLIENT, resolver, Some(EP)).udp().confirm(10_000);
-    assert_eq!(world.verdict(asked().look(15_400, 0), 50_000).class, Class::C29);
+    assert_eq!(world.verdict(asked().reread(15_400, 0), 50_000).class, Class::C29);
     // A moment after it was sent, nothing follows from silence.
-    assert_eq!(world.verdict(asked().look(10_200, 0), 11_000).class, Class::N20);
+    assert_eq!(world.verdict(asked().reread(10_200, 0), 11_000).class, Class::N20);
 }
 
 #[test]
 fn sctp_is_told_by_its_entry() {
     let association = || to_cart().sctp().confirm(10_000);
     let class = |script| World::new().verdict(script, 50_000).class;
-    assert_eq!(class(association().look(15_400, Status::SEEN_REPLY | Status::ASSURED)), Class::Ok);
-    assert_eq!(class(association().look(15_400, Status::SEEN_REPLY)), Class::C28);
-    assert_eq!(class(association().look(15_400, 0)), Class::C29);
-    assert_eq!(class(association().look(10_100, 0)), Class::N20);
+    assert_eq!(class(association().reread(15_400, Status::SEEN_REPLY | Status::ASSURED)), Class::Ok);
+    assert_eq!(class(association().reread(15_400, Status::SEEN_REPLY)), Class::C28);
+    assert_eq!(class(association().reread(15_400, 0)), Class::C29);
+    assert_eq!(class(association().reread(10_100, 0)), Class::N20);
 }
 
 #[test]

@@ -134,12 +134,12 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
 /// Against: an entry that is made after the removal comes from the rules (C6).
 pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
-    let looked = case.flow.looked.filter(|_| case.flow.orig.protocol == Protocol::UDP)?;
+    let reread = case.flow.reread.filter(|_| case.flow.orig.protocol == Protocol::UDP)?;
     let last_packet = case.flow.last_packet?;
     if case.flow.was_answered() {
         return None;
     }
-    let (removed, certain) = match case.ctx.cluster.membership(&case.vip, endpoint, looked.time) {
+    let (removed, certain) = match case.ctx.cluster.membership(&case.vip, endpoint, reread.time) {
         Membership::NeverSeen { since } => (since, false),
         membership => (membership.unusable_since()?, true),
     };
@@ -155,7 +155,7 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         format!(
             "no EndpointSlice of {} has listed {endpoint} for at least {}",
             case.name(),
-            length(looked.time.since(removed))
+            length(reread.time.since(removed))
         )
     };
     let mut finding = Finding::new(

@@ -146,11 +146,11 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
         let by = deleted.deleted_by.map(|port| format!(", by netlink port {port}")).unwrap_or_default();
         say(deleted.time, format!("the conntrack entry ended {replied} a reply (nf_ct_delete){by}"));
     }
-    if let Some(looked) = flow.looked {
-        let replied = if looked.status.has(Status::SEEN_REPLY) { "had seen" } else { "had not seen" };
+    if let Some(reread) = flow.reread {
+        let replied = if reread.status.has(Status::SEEN_REPLY) { "had seen" } else { "had not seen" };
         let offload =
-            if looked.status.has(Status::OFFLOAD) { ", and was offloaded to a flowtable" } else { "" };
-        say(looked.time, format!("the conntrack entry, read again, {replied} a reply{offload}"));
+            if reread.status.has(Status::OFFLOAD) { ", and was offloaded to a flowtable" } else { "" };
+        say(reread.time, format!("the conntrack entry, read again, {replied} a reply{offload}"));
     }
     out.sort_by_key(|evidence| evidence.time);
     out

@@ -1,0 +1,120 @@
+//! Flows without a sign of an answer: which conntrack entries are to be read again, and what they are by then.
+//!
+//! Owns the list of them and the folding of what was read; the caller has the kernel's memory read. No hook observes that
+//! a datagram was answered, but `IPS_SEEN_REPLY` in its conntrack entry records it.
+
+use super::{Ended, FlowTable, Outcome, Reread, fold::Place, key::Key, slots::Queue};
+use crate::{
+    sighting::{Conntrack, EntryNote, Status},
+    time::Timestamp,
+};
+
+/// Entries listed at once; flows beyond it wait and time out.
+const MAX_REREADS: usize = 4096;
+
+impl FlowTable {
+    /// The entries to be read again, by their kernel addresses, to be taken after each [`advance`](Self::advance).
+    /// What they are is to be [observed](Self::observe) as sightings of
+    /// [`Hook::Look`](crate::sighting::Hook::Look) within
+    /// [`Limits::reread_wait`](super::Limits::reread_wait) of that.
+    pub fn take_rereads(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.rereads)
+    }
+
+    /// The same for all flows that [`finish`](Self::finish) would hand out without a sign of an answer.
+    pub fn last_rereads(&mut self) -> Vec<u64> {
+        let mut entries = self.take_rereads();
+        for index in self.slots.indices() {
+            if let Some(entry) = self.entry_to_reread(index) {
+                entries.push(entry);
+            }
+        }
+        entries.sort_unstable();
+        entries.dedup();
+        entries
+    }
+
+    /// Whether the flow's entry is read again before the flow is handed out: then it waits for that.
+    pub(super) fn wants_reread(&mut self, index: u32) -> bool {
+        let Some(entry) = self.entry_to_reread(index) else { return false };
+        // Where nobody takes the list, as in a replay, the flows wait the same.
+        if self.rereads.len() < MAX_REREADS {
+            self.rereads.push(entry);
+        }
+        // Nothing is read again before all that was seen is folded, however much that is: the wait begins then.
+        self.slots.enqueue(index, Queue::Rereading, Timestamp::MAX);
+        self.unread.push(index);
+        true
+    }
+
+    /// The list is about to be taken: from now on the flows wait for their entries.
+    pub(super) fn begin_rereads(&mut self) {
+        let deadline = self.clock.saturating_add(self.limits.reread_wait);
+        for index in std::mem::take(&mut self.unread) {
+            if self.slots.queue_of(index) == Some(Queue::Rereading) {
+                self.slots.enqueue(index, Queue::Rereading, deadline);
+            }
+        }
+    }
+
+    fn entry_to_reread(&self, index: u32) -> Option<u64> {
+        let flow = self.slots.get(index)?;
+        let is_wanted = match self.limits.reread {
+            Reread::Nothing => false,
+            Reread::Datagrams => !flow.is_tcp(),
+            Reread::All => !flow.client.is_seen() && !flow.server.is_seen(),
+        };
+        let is_known = flow.handed.is_some() || flow.deleted.is_some() || flow.reread.is_some();
+        if !is_wanted || is_known || flow.outcome() != Outcome::Pending {
+            return None;
+        }
+        let decision = flow.decision(None)?;
+        (decision.confirmed.is_some() && decision.ct.id != 0).then_some(decision.ct.id)
+    }
+
+    /// What an entry is by now. Another entry at the same address, and the entry of a flow that is gone, change nothing.
+    pub(super) fn fold_reread(&mut self, ct: Conntrack, note: EntryNote, place: Place) -> Option<u32> {
+        if ct.id == 0 {
+            return self.fold_listed(ct, note, place);
+        }
+        let index = self.index.get(&Key::new(&ct.orig, place.netns)).copied()?;
+        let flow = self.slots.get_mut(index)?;
+        let same = flow.decisions.iter().any(|known| known.ct.id == ct.id && is_same(&known.ct, &ct));
+        if !same || !ct.status.has(Status::CONFIRMED) {
+            return None;
+        }
+        flow.reread = Some(Ended { time: place.time, status: ct.status, deleted_by: None });
+        if self.slots.queue_of(index) == Some(Queue::Rereading) {
+            self.settle_now(index, place.time);
+        }
+        Some(index)
+    }
+
+    /// An entry that was listed, not met: it may be older than the trace. Its flow is handed out (again), for whoever
+    /// had it listed wants to know.
+    fn fold_listed(&mut self, ct: Conntrack, note: EntryNote, place: Place) -> Option<u32> {
+        let known = self.index.get(&Key::new(&ct.orig, place.netns)).copied().filter(|index| {
+            self.slots.get(*index).is_some_and(|flow| {
+                flow.orig == ct.orig && flow.decisions.iter().any(|known| is_same(&known.ct, &ct))
+            })
+        });
+        let index = known.unwrap_or_else(|| self.begin(ct.orig, place, true));
+        let flow = self.slots.get_mut(index)?;
+        flow.touch(place.time);
+        if flow.decisions.is_empty() {
+            flow.fold_decision(ct, place);
+        }
+        flow.reread = Some(Ended { time: place.time, status: ct.status, deleted_by: None });
+        flow.last_packet = note.last_packet;
+        self.settle_now(index, place.time);
+        Some(index)
+    }
+
+    fn settle_now(&mut self, index: u32, time: Timestamp) {
+        self.slots.enqueue(index, Queue::Settling, self.clock.max(time));
+    }
+}
+
+fn is_same(one: &Conntrack, other: &Conntrack) -> bool {
+    one.orig == other.orig && one.reply == other.reply && one.zone == other.zone
+}
