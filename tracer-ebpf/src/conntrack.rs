@@ -2,24 +2,18 @@
 
 use aya_ebpf::{
     EbpfContext,
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::{fentry, fexit, kprobe, kretprobe, map, raw_tracepoint},
-    maps::{LruPerCpuHashMap, PerCpuArray},
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
-use aya_log_ebpf::debug;
 use tracer_ebpf::{
-    COMM_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, Kind, MISSING, ServiceKey, TableFullRecord,
+    COMM_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, Kind, MISSING, TableFullRecord,
 };
 
 use crate::{
+    calls, copies,
     entry::{Entry, at_entry},
-    filter, globals, output, partners,
+    filter, globals, output,
 };
-
-/// Confirmed flows by VIP and endpoint, for sampled traces.
-#[map]
-static CONFIRMED: LruPerCpuHashMap<ServiceKey, u64> = LruPerCpuHashMap::with_max_entries(16384, 0);
 
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
 at_entry!(resolve_clash, resolve_clash_fentry, on_resolve_clash);
@@ -49,45 +43,43 @@ pub(crate) fn confirm(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// Unlike a kprobe's, this program may be preempted, so it has partners.
+/// Unlike a kprobe's, this program may be preempted, so it has copies.
 #[fentry]
 pub(crate) fn confirm_fentry(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, takes);
+    on_confirm(&ctx, is_first);
     0
 }
 
-/// Its partner.
 #[fentry]
-pub(crate) fn confirm_again_fentry(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, takes);
+pub(crate) fn confirm_fentry_2(ctx: FEntryContext) -> i32 {
+    on_confirm(&ctx, is_first);
     0
 }
 
-/// The partner of both, where two are too few.
 #[fentry]
-pub(crate) fn confirm_thrice_fentry(ctx: FEntryContext) -> i32 {
-    on_confirm(&ctx, takes);
+pub(crate) fn confirm_fentry_3(ctx: FEntryContext) -> i32 {
+    on_confirm(&ctx, is_first);
     0
 }
 
 /// `union nf_inet_addr`, behind which an end's port is (`struct nf_conntrack_man`).
 const TUPLE_ADDRESS_BYTES: u64 = 16;
 
-/// `ct` with its three bits of state.
+/// Whether no copy has reported `ct`, which comes with its three bits of state.
 #[inline(always)]
-fn takes(ct: u64) -> bool {
+fn is_first(ct: u64) -> bool {
     // The next entry at this address is of another flow.
-    partners::takes(Hook::Confirm, globals::CONFIRM_PROGRAMS.load(), ct, || {
+    copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), ct, || {
         let port = u64::from(globals::OFF_CT_ORIG_SRC.load()) + TUPLE_ADDRESS_BYTES;
         output::read::<u16>((ct & !7).wrapping_add(port)).unwrap_or_default().into()
     })
 }
 
 #[inline(always)]
-fn on_confirm(ctx: &impl Entry, takes: impl Fn(u64) -> bool) {
+fn on_confirm(ctx: &impl Entry, is_first: impl Fn(u64) -> bool) {
     let skb = ctx.argument(0);
     let nfct = nfct(skb);
-    if nfct & 7 != u64::from(IP_CT_NEW) || !takes(nfct) {
+    if nfct & 7 != u64::from(IP_CT_NEW) || !is_first(nfct) {
         return;
     }
     report(
@@ -128,12 +120,12 @@ fn on_delete(ctx: &impl Entry) {
     report(ctx, Hook::Delete, ct, &Note { with_tcp_state: true, ..Note::of(CTINFO_NONE, portid) });
 }
 
-/// Never attached: run by the program with the address of an entry whose confirmation was reported, to read what became
-/// of it. The memory may belong to another entry by now, which its tuples tell. A tracepoint's type, because those can
+/// Never attached: run by user space with the address of an entry whose confirmation was reported, to read what became
+/// of it. The memory may belong to another entry by now, which its tuples show. A tracepoint's type, because those can
 /// be run on demand since 5.10.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
-pub(crate) fn look(ctx: RawTracePointContext) -> i32 {
-    report(&ctx, Hook::Look, ctx.arg(0), &Note::of(CTINFO_NONE, 0));
+pub(crate) fn reread(ctx: RawTracePointContext) -> i32 {
+    report(&ctx, Hook::EntryReread, ctx.arg(0), &Note::of(CTINFO_NONE, 0));
     0
 }
 
@@ -157,11 +149,13 @@ pub(crate) fn netns(ct: u64) -> u32 {
 
 #[inline(always)]
 fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
-    if ct == 0 || !(matches!(hook, Hook::Look) || filter::wants_ct(ct)) || sampled_out(hook, ct) {
+    if ct == 0 || !(matches!(hook, Hook::EntryReread) || filter::wants_ct(ct)) {
         return;
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
     let record = entry.as_mut_ptr();
+    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is submitted
+    // or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).ct_head, ct) {
             output::discard(entry);
@@ -188,125 +182,25 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     output::submit(entry);
 }
 
-/// Counts a healthy flow and says whether its record is left out. Failures pass other hooks and are never sampled.
-#[inline(always)]
-fn sampled_out(hook: Hook, ct: u64) -> bool {
-    let shift = globals::SAMPLE_SHIFT.load();
-    if shift == 0 || shift > 31 || !matches!(hook, Hook::Confirm) {
-        return false;
-    }
-    let (Some(src), Some(dst), Some(reply)) = (
-        end_at(ct, globals::OFF_CT_ORIG_SRC.load()),
-        end_at(ct, globals::OFF_CT_ORIG_DST.load()),
-        end_at(ct, globals::OFF_CT_REPLY_SRC.load()),
-    ) else {
-        return false;
-    };
-    let key = ServiceKey {
-        vip: dst.address,
-        endpoint: reply.address,
-        vip_port: dst.port,
-        endpoint_port: reply.port,
-        protocol: dst.after as u8,
-        family: src.after as u8,
-        reserved: 0,
-    };
-    if let Some(count) = CONFIRMED.get_ptr_mut(&key) {
-        unsafe { *count += 1 };
-    } else if CONFIRMED.insert(&key, 1, 0).is_err() {
-        return false;
-    }
-    // FNV-1a over the client's end and the VIP's port: any even spread will do, no secret is at stake.
-    let mut hash: u32 = 0x811c_9dc5;
-    let mut i = 0;
-    while i < 16 {
-        hash = (hash ^ u32::from(src.address[i])).wrapping_mul(0x0100_0193);
-        i += 1;
-    }
-    hash = (hash ^ u32::from(src.port)).wrapping_mul(0x0100_0193);
-    hash = (hash ^ u32::from(dst.port)).wrapping_mul(0x0100_0193);
-    hash >> (32 - shift) != 0
-}
-
-/// One end of a `struct nf_conntrack_tuple`: `src` is {u3, port, l3num}, `dst` {u3, port, protonum, dir}.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct End {
-    address: [u8; 16],
-    port: u16,
-    after: u16,
-}
-
-#[inline(always)]
-fn end_at(ct: u64, offset: u32) -> Option<End> {
-    if offset == MISSING { None } else { output::read(ct.wrapping_add(u64::from(offset))) }
-}
-
-/// How deep `early_drop` is nested on a CPU: a task's own packet, and a softirq on top of it.
-const DEPTHS: usize = 4;
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct EarlyDrops {
-    depth: u32,
-    reserved: u32,
-    /// `struct net` and task of each call that has not returned.
-    calls: [Call; DEPTHS],
-    /// The task of the last call on this CPU that freed nothing, and when; its packet is dropped next.
-    failed: Call,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Call {
-    net_or_time: u64,
-    pid_tgid: u64,
-}
-
+/// The calls of `early_drop`. What is noted is one that freed nothing: its packet is dropped next.
 #[map]
-static EARLY_DROPS: PerCpuArray<EarlyDrops> = PerCpuArray::with_max_entries(1, 0);
+static EARLY_DROPS: calls::Map = calls::map();
 
-/// `early_drop(net, hash)`. A return value is joined to its arguments by CPU and nesting depth, never by pid:
-/// the function runs in softirq on top of any task. The task is a check, for a call that moved to another CPU.
+/// `early_drop(net, hash)`.
 #[kprobe]
 pub(crate) fn early_drop(ctx: ProbeContext) -> u32 {
-    let (Some(net), Some(state)) = (ctx.arg::<u64>(0), EARLY_DROPS.get_ptr_mut(0)) else { return 0 };
-    unsafe {
-        let depth = (*state).depth as usize;
-        if depth < DEPTHS {
-            (*state).calls[depth & (DEPTHS - 1)] =
-                Call { net_or_time: net, pid_tgid: bpf_get_current_pid_tgid() };
-        }
-        (*state).depth = (*state).depth.wrapping_add(1);
+    if let Some(net) = ctx.arg::<u64>(0) {
+        calls::begin(&EARLY_DROPS, net);
     }
     0
 }
 
 #[kretprobe]
 pub(crate) fn early_drop_return(ctx: RetProbeContext) -> u32 {
-    let Some(state) = EARLY_DROPS.get_ptr_mut(0) else { return 0 };
     let freed = u32::from(ctx.ret::<u8>() != 0);
-    let pid_tgid = bpf_get_current_pid_tgid();
-    let net = unsafe {
-        let depth = (*state).depth;
-        if depth == 0 {
-            debug!(&ctx, "early_drop returned on a CPU where it had not begun");
-            return 0;
-        }
-        (*state).depth = depth - 1;
-        let index = (depth - 1) as usize;
-        if index >= DEPTHS {
-            return 0;
-        }
-        let call = (*state).calls[index & (DEPTHS - 1)];
-        if call.pid_tgid != pid_tgid {
-            // A call that migrated left this CPU's stack behind: begin again.
-            (*state).depth = 0;
-            return 0;
-        }
-        call.net_or_time
-    };
-    table_full(net, freed);
+    if let Some(net) = calls::end(&EARLY_DROPS) {
+        table_full(net, freed);
+    }
     0
 }
 
@@ -322,40 +216,33 @@ pub(crate) fn early_drop_fexit(ctx: FExitContext) -> i32 {
 /// Reports the outcome of one `early_drop` in the namespace at `net`.
 #[inline(always)]
 fn table_full(net: u64, freed: u32) {
-    if freed == 0
-        && let Some(state) = EARLY_DROPS.get_ptr_mut(0)
-    {
-        let now = unsafe { bpf_ktime_get_ns() };
-        unsafe { (*state).failed = Call { net_or_time: now, pid_tgid: bpf_get_current_pid_tgid() } };
+    if freed == 0 {
+        calls::note(&EARLY_DROPS);
     }
     let Some(mut entry) = output::reserve::<TableFullRecord>(Hook::EarlyDrop) else { return };
     let inum = match globals::OFF_NET_INUM.load() {
         MISSING => 0,
         offset => output::read(net.wrapping_add(u64::from(offset))).unwrap_or(0),
     };
-    unsafe {
-        let record = entry.as_mut_ptr();
-        (*record).header = output::header(Hook::EarlyDrop, Kind::TableFull, inum);
-        (*record).freed = freed;
-        (*record).reserved = 0;
-    }
+    let header = output::header(Hook::EarlyDrop, Kind::TableFull, inum);
+    entry.write(TableFullRecord { header, freed, reserved: 0 });
     output::submit(entry);
 }
 
 /// Longest time from a failed `early_drop` to the drop of its packet, with a debugger's patience.
 const FAILED_DROP_NS: u64 = 100_000_000;
 
-/// Whether the packet being dropped on this CPU is the one that found the table full; asked once a failure.
+/// Whether the packet being dropped on this CPU is the one that found the table full; true once a failure.
 #[inline(always)]
 pub(crate) fn take_table_full() -> bool {
-    let Some(state) = EARLY_DROPS.get_ptr_mut(0) else { return false };
-    unsafe {
-        let failed = (*state).failed;
-        if failed.net_or_time == 0 {
-            return false;
-        }
-        (*state).failed.net_or_time = 0;
-        failed.pid_tgid == bpf_get_current_pid_tgid()
-            && bpf_ktime_get_ns().wrapping_sub(failed.net_or_time) < FAILED_DROP_NS
+    calls::take_note(&EARLY_DROPS, FAILED_DROP_NS)
+}
+
+/// `nf_conn.status`, 0 where it cannot be read.
+#[inline(always)]
+pub(crate) fn status(ct: u64) -> u32 {
+    match globals::OFF_CT_STATUS.load() {
+        MISSING => 0,
+        offset => output::read(ct.wrapping_add(u64::from(offset))).unwrap_or(0),
     }
 }

@@ -24,6 +24,8 @@ impl Entry for FEntryContext {
     #[inline(always)]
     fn argument(&self, n: usize) -> u64 {
         // Whole: the verifier takes no narrower load of a pointer, and the compiler would narrow one of a scalar.
+        // SAFETY: the context is the function's arguments, a u64 each. The verifier refuses a program that reads one that
+        // the function does not have.
         unsafe { self.as_ptr().cast::<u64>().add(n).read_volatile() }
     }
 }

@@ -94,15 +94,10 @@ pub(crate) static WANTED_REASONS: Global<[u64; 4]> = Global::new([0; 4]);
 #[unsafe(no_mangle)]
 pub(crate) static TARGETED: Global<u32> = Global::new(0);
 
-/// How many programs see each new entry by fentry.
+/// How many copies of `confirm_fentry` are attached.
 #[unsafe(no_mangle)]
-pub(crate) static CONFIRM_PROGRAMS: Global<u32> = Global::new(1);
+pub(crate) static CONFIRM_COPIES: Global<u32> = Global::new(1);
 
-/// How many programs see each change of a socket's state.
+/// How many copies of `sock_state` are attached.
 #[unsafe(no_mangle)]
-pub(crate) static SOCK_STATE_PROGRAMS: Global<u32> = Global::new(1);
-
-/// `n` reports one healthy flow in 2^n, chosen by the hash of its original tuple, and counts every one in
-/// `CONFIRMED`; 0 reports all and leaves the counting to the program.
-#[unsafe(no_mangle)]
-pub(crate) static SAMPLE_SHIFT: Global<u32> = Global::new(0);
+pub(crate) static SOCK_STATE_COPIES: Global<u32> = Global::new(1);

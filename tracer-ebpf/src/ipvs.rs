@@ -5,14 +5,13 @@
 //! chosen are arguments of `ip_vs_conn_new`, and an entry that is given up is told by the packet dropped with it.
 
 use aya_ebpf::{
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::{fexit, kprobe, kretprobe, map},
-    maps::PerCpuArray,
     programs::{FExitContext, ProbeContext, RetProbeContext},
 };
 use tracer_ebpf::{Hook, IpvsRecord, Kind, MISSING, REASON_NONE};
 
 use crate::{
+    calls,
     entry::{Entry, at_entry},
     filter, globals, output, packet,
 };
@@ -43,20 +42,19 @@ fn on_ipvs_conn_new(ctx: &impl Entry) {
         return;
     }
     let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return };
-    let record = entry.as_mut_ptr();
-    unsafe {
-        (*record).header = output::header(Hook::IpVsConnNew, Kind::Ipvs, netns(param));
-        (*record).flags = flags;
-        (*record).family = family;
-        (*record).dest_family = dest_family as u16;
-        (*record).client = client;
-        (*record).virtual_address = virtual_address;
-        (*record).destination = destination;
-        (*record).client_port = field(param, globals::OFF_IPVS_PARAM_CPORT.load()).unwrap_or(0);
-        (*record).virtual_port = field(param, globals::OFF_IPVS_PARAM_VPORT.load()).unwrap_or(0);
-        (*record).destination_port = dport as u16;
-        (*record).protocol = field(param, globals::OFF_IPVS_PARAM_PROTOCOL.load()).unwrap_or(0);
-    }
+    entry.write(IpvsRecord {
+        header: output::header(Hook::IpVsConnNew, Kind::Ipvs, netns(param)),
+        flags,
+        family,
+        dest_family: dest_family as u16,
+        client,
+        virtual_address,
+        destination,
+        client_port: field(param, globals::OFF_IPVS_PARAM_CPORT.load()).unwrap_or(0),
+        virtual_port: field(param, globals::OFF_IPVS_PARAM_VPORT.load()).unwrap_or(0),
+        destination_port: dport as u16,
+        protocol: field(param, globals::OFF_IPVS_PARAM_PROTOCOL.load()).unwrap_or(0),
+    });
     output::submit(entry);
 }
 
@@ -66,69 +64,25 @@ fn on_ipvs_leave(ctx: &impl Entry) {
     packet::report(Hook::IpVsLeave, ctx.argument(1), REASON_NONE, 0);
 }
 
-/// How deep `ip_vs_schedule` is nested on a CPU: a task's own packet, and a softirq on top of it.
-const DEPTHS: usize = 4;
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Call {
-    /// The packet, or for an expired entry the time.
-    skb_or_time: u64,
-    pid_tgid: u64,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Calls {
-    depth: u32,
-    reserved: u32,
-    /// Calls of `ip_vs_schedule` that have not returned.
-    scheduling: [Call; DEPTHS],
-    /// The last `ip_vs_conn_expire_now` on this CPU.
-    expired: Call,
-}
-
+/// The calls of `ip_vs_schedule`. What is noted is the last `ip_vs_conn_expire_now`.
 #[map]
-static IPVS_CALLS: PerCpuArray<Calls> = PerCpuArray::with_max_entries(1, 0);
+static IPVS_CALLS: calls::Map = calls::map();
 
-/// `ip_vs_schedule(svc, skb, pd, ignored, iph)`; joined to its return by CPU and nesting depth.
+/// `ip_vs_schedule(svc, skb, pd, ignored, iph)`.
 #[kprobe]
 pub(crate) fn ipvs_schedule(ctx: ProbeContext) -> u32 {
-    let (Some(skb), Some(calls)) = (ctx.arg::<u64>(1), IPVS_CALLS.get_ptr_mut(0)) else { return 0 };
-    unsafe {
-        let depth = (*calls).depth as usize;
-        if depth < DEPTHS {
-            (*calls).scheduling[depth & (DEPTHS - 1)] =
-                Call { skb_or_time: skb, pid_tgid: bpf_get_current_pid_tgid() };
-        }
-        (*calls).depth = (*calls).depth.wrapping_add(1);
+    if let Some(skb) = ctx.arg::<u64>(1) {
+        calls::begin(&IPVS_CALLS, skb);
     }
     0
 }
 
 #[kretprobe]
 pub(crate) fn ipvs_schedule_return(ctx: RetProbeContext) -> u32 {
-    let Some(calls) = IPVS_CALLS.get_ptr_mut(0) else { return 0 };
-    let chosen = ctx.ret::<u64>() != 0;
-    let skb = unsafe {
-        let depth = (*calls).depth;
-        if depth == 0 {
-            return 0;
-        }
-        (*calls).depth = depth - 1;
-        let index = (depth - 1) as usize;
-        if index >= DEPTHS {
-            return 0;
-        }
-        let call = (*calls).scheduling[index & (DEPTHS - 1)];
-        if call.pid_tgid != bpf_get_current_pid_tgid() {
-            // A call that migrated left this CPU's stack behind: begin again.
-            (*calls).depth = 0;
-            return 0;
-        }
-        call.skb_or_time
-    };
-    if !chosen {
+    let is_chosen = ctx.ret::<u64>() != 0;
+    if let Some(skb) = calls::end(&IPVS_CALLS)
+        && !is_chosen
+    {
         packet::report(Hook::IpVsSchedule, skb, REASON_NONE, 0);
     }
     0
@@ -147,11 +101,7 @@ pub(crate) fn ipvs_schedule_fexit(ctx: FExitContext) -> i32 {
 /// the packet belongs to an old conntrack entry IPVS drops it at once, and the drop tells of the entry.
 #[inline(always)]
 fn on_ipvs_conn_expire(_ctx: &impl Entry) {
-    if let Some(calls) = IPVS_CALLS.get_ptr_mut(0) {
-        unsafe {
-            (*calls).expired = Call { skb_or_time: bpf_ktime_get_ns(), pid_tgid: bpf_get_current_pid_tgid() };
-        }
-    }
+    calls::note(&IPVS_CALLS);
 }
 
 /// Longest time from an entry's expiry to the drop of its packet: `ip_vs_in_hook` returns `NF_DROP` next. An emulated
@@ -161,20 +111,11 @@ const DROPPED_WITHIN_NS: u64 = 20_000_000;
 /// Whether the packet being dropped on this CPU is the one whose IPVS entry was just given up.
 #[inline(always)]
 pub(crate) fn take_expired() -> bool {
-    let Some(calls) = IPVS_CALLS.get_ptr_mut(0) else { return false };
-    unsafe {
-        let expired = (*calls).expired;
-        if expired.skb_or_time == 0 {
-            return false;
-        }
-        (*calls).expired.skb_or_time = 0;
-        expired.pid_tgid == bpf_get_current_pid_tgid()
-            && bpf_ktime_get_ns().wrapping_sub(expired.skb_or_time) < DROPPED_WITHIN_NS
-    }
+    calls::take_note(&IPVS_CALLS, DROPPED_WITHIN_NS)
 }
 
 #[inline(always)]
-fn field<T: Copy>(base: u64, offset: u32) -> Option<T> {
+fn field<T: output::Scalar>(base: u64, offset: u32) -> Option<T> {
     if offset == MISSING { None } else { output::read(base.wrapping_add(u64::from(offset))) }
 }
 

@@ -1,14 +1,18 @@
-//! The event layout that the kernel half and the program share.
+//! What the kernel half and user space share: the layout of records, and the hooks that make them (`hooks`).
 //!
-//! The kernel half copies, the program decodes: a record carries the first bytes of `struct nf_conn`,
-//! `struct sock_common` or the packet's network header exactly as the kernel holds them, and the program
+//! The kernel half copies, user space decodes: a record carries the first bytes of `struct nf_conn`,
+//! `struct sock_common` or the packet's network header exactly as the kernel holds them, and user space
 //! reads their fields at the offsets that this kernel's BTF gives. So the in-kernel path stays a handful
-//! of helper calls, needs no knowledge of families, and a recording keeps what the kernel really said.
+//! of helper calls, needs no knowledge of families, and a recording keeps what the kernel really held.
 //!
 //! Every record has a fixed size and a size assertion; nothing here allocates or loops.
 
 #![no_std]
 #![forbid(unsafe_code)]
+
+mod hooks;
+
+pub use hooks::{Attach, Copies, HOOK_SLOTS, Hook, HookSpec, IPVS, LOST_ANY, Need};
 
 /// Bytes of `struct nf_conn` that a record carries: zone, both tuples, status and `ct_net`
 /// (offsets 12 to 152 on 5.10, to 144 on 6.1 to 7.2).
@@ -22,158 +26,6 @@ pub const PACKET_HEAD_BYTES: usize = 64;
 pub const WHY_BYTES: usize = 64;
 /// Length of `task_struct.comm`.
 pub const COMM_BYTES: usize = 16;
-/// Number of slots in [`Hook`]'s numbering, for per-hook arrays.
-pub const HOOK_SLOTS: usize = 32;
-/// The slot of the count of lost records that counts those of every hook.
-pub const LOST_ANY: usize = HOOK_SLOTS - 1;
-
-/// The kernel function or tracepoint that made a record. The numbers are part of the recording format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Hook {
-    /// `__nf_conntrack_confirm(skb)`: a new conntrack entry, its NAT decided, enters the table.
-    Confirm = 0,
-    /// `nf_nat_setup_info(ct, range, maniptype)`: NAT is being decided.
-    NatSetup = 1,
-    /// `nf_ct_resolve_clash(skb, h, reply_hash)`: two entries raced for one tuple.
-    ResolveClash = 2,
-    /// `nf_ct_kill_acct(ct, ctinfo, skb)`: a RST to an unreplied SYN, or a reopened connection, kills the entry.
-    KillAcct = 3,
-    /// `nf_ct_delete(ct, portid, report)`: an entry times out or is deleted by hand.
-    Delete = 4,
-    /// `early_drop(net, hash)`: the table is full, an unassured entry is sought to make room.
-    EarlyDrop = 5,
-    /// Tracepoint `skb:kfree_skb`.
-    KfreeSkb = 6,
-    /// `nf_send_unreach(skb_in, code, hook)`: a rule rejects with an ICMP error.
-    SendUnreach = 7,
-    /// `nf_send_reset(net, sk, oldskb, hook)`: a rule rejects with a forged RST.
-    NfSendReset = 8,
-    /// Tracepoint `tcp:tcp_send_reset`.
-    TcpSendReset = 9,
-    /// `tcp_v4_send_reset(sk, skb)`: where the tracepoint is blind to RSTs without a full socket (before 6.10).
-    TcpV4SendReset = 10,
-    /// Tracepoint `tcp:tcp_receive_reset`.
-    TcpReceiveReset = 11,
-    /// Tracepoint `tcp:tcp_retransmit_skb`.
-    TcpRetransmit = 12,
-    /// Tracepoint `sock:inet_sock_set_state`.
-    SockState = 13,
-    /// `tcp_v6_send_reset(sk, skb)`: the twin of [`Self::TcpV4SendReset`].
-    TcpV6SendReset = 14,
-    /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an `ICMPv6` error.
-    SendUnreach6 = 15,
-    /// `nf_send_reset6(net, sk, oldskb, hook)`: a rule rejects with a forged RST over IPv6.
-    NfSendReset6 = 16,
-    /// `ip_vs_conn_new(p, dest_af, daddr, dport, flags, dest, fwmark)`: IPVS chose a real server.
-    IpVsConnNew = 17,
-    /// `ip_vs_schedule(svc, skb, …)` returned NULL: no real server was chosen for this packet.
-    IpVsSchedule = 18,
-    /// `ip_vs_leave(svc, skb, …)`: there is no real server, the packet is refused with ICMP port unreachable.
-    IpVsLeave = 19,
-    /// `ip_vs_conn_expire_now(cp)` and then a drop: IPVS gave its entry up and dropped the packet that it still had an
-    /// old conntrack entry for.
-    IpVsConnExpire = 20,
-    /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`: conntrack calls a packet invalid, and `fmt` says why.
-    InvalidLog = 23,
-    /// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)` with a RST: one that passes through this node.
-    TcpPacket = 24,
-    /// Not of the kernel's own accord: an entry is read again because the program asks (`BPF_PROG_TEST_RUN`).
-    Look = 25,
-    /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: an ICMP error about a packet of this entry.
-    IcmpError = 26,
-    /// `nf_nat_icmpv6_reply_translation(skb, ct, ctinfo, hooknum, hdrlen)`: the same over IPv6.
-    IcmpError6 = 27,
-}
-
-impl Hook {
-    /// Every hook, in the order of its number.
-    pub const ALL: [Self; 26] = [
-        Self::Confirm,
-        Self::NatSetup,
-        Self::ResolveClash,
-        Self::KillAcct,
-        Self::Delete,
-        Self::EarlyDrop,
-        Self::KfreeSkb,
-        Self::SendUnreach,
-        Self::NfSendReset,
-        Self::TcpSendReset,
-        Self::TcpV4SendReset,
-        Self::TcpReceiveReset,
-        Self::TcpRetransmit,
-        Self::SockState,
-        Self::TcpV6SendReset,
-        Self::SendUnreach6,
-        Self::NfSendReset6,
-        Self::IpVsConnNew,
-        Self::IpVsSchedule,
-        Self::IpVsLeave,
-        Self::IpVsConnExpire,
-        Self::InvalidLog,
-        Self::TcpPacket,
-        Self::Look,
-        Self::IcmpError,
-        Self::IcmpError6,
-    ];
-
-    /// The hook with this number, if there is one. The numbering may have gaps.
-    pub fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|hook| *hook as u8 == number)
-    }
-
-    /// The kernel's own name of the function or tracepoint.
-    pub const fn symbol(self) -> &'static str {
-        match self {
-            Self::Confirm => "__nf_conntrack_confirm",
-            Self::NatSetup => "nf_nat_setup_info",
-            Self::ResolveClash => "nf_ct_resolve_clash",
-            Self::KillAcct => "nf_ct_kill_acct",
-            Self::Delete => "nf_ct_delete",
-            Self::EarlyDrop => "early_drop",
-            Self::KfreeSkb => "kfree_skb",
-            Self::SendUnreach => "nf_send_unreach",
-            Self::NfSendReset => "nf_send_reset",
-            Self::TcpSendReset => "tcp_send_reset",
-            Self::TcpV4SendReset => "tcp_v4_send_reset",
-            Self::TcpReceiveReset => "tcp_receive_reset",
-            Self::TcpRetransmit => "tcp_retransmit_skb",
-            Self::SockState => "inet_sock_set_state",
-            Self::TcpV6SendReset => "tcp_v6_send_reset",
-            Self::SendUnreach6 => "nf_send_unreach6",
-            Self::NfSendReset6 => "nf_send_reset6",
-            Self::IpVsConnNew => "ip_vs_conn_new",
-            Self::IpVsSchedule => "ip_vs_schedule",
-            Self::IpVsLeave => "ip_vs_leave",
-            Self::IpVsConnExpire => "ip_vs_conn_expire_now",
-            Self::InvalidLog => "nf_ct_l4proto_log_invalid",
-            Self::TcpPacket => "nf_conntrack_tcp_packet",
-            Self::Look => "bpf_prog_test_run",
-            Self::IcmpError => "nf_nat_icmp_reply_translation",
-            Self::IcmpError6 => "nf_nat_icmpv6_reply_translation",
-        }
-    }
-
-    /// Whether a rule of netfilter's refuses with an ICMP error here, of either family.
-    pub const fn is_unreach(self) -> bool {
-        matches!(self, Self::SendUnreach | Self::SendUnreach6)
-    }
-
-    /// Whether NAT passes on an ICMP error here, of either family.
-    pub const fn is_icmp_error(self) -> bool {
-        matches!(self, Self::IcmpError | Self::IcmpError6)
-    }
-
-    /// Whether a rule of netfilter's refuses with a RST of its own here, of either family.
-    pub const fn is_forged_reset(self) -> bool {
-        matches!(self, Self::NfSendReset | Self::NfSendReset6)
-    }
-
-    /// Whether TCP tells here of a RST that it sends, with a socket or without.
-    pub const fn is_sent_reset(self) -> bool {
-        matches!(self, Self::TcpSendReset | Self::TcpV4SendReset | Self::TcpV6SendReset)
-    }
-}
 
 /// What every record begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,12 +46,45 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
+    /// [`ConntrackRecord`]
     Conntrack = 1,
+    /// [`PacketRecord`]
     Packet = 2,
+    /// [`SocketRecord`]
     Socket = 3,
+    /// [`TableFullRecord`]
     TableFull = 4,
-    Ipvs = 8,
+    /// [`InvalidRecord`]
     Invalid = 5,
+    /// [`IpvsRecord`]
+    Ipvs = 8,
+}
+
+impl Kind {
+    /// The kind with this number, if there is one.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::Conntrack,
+            2 => Self::Packet,
+            3 => Self::Socket,
+            4 => Self::TableFull,
+            5 => Self::Invalid,
+            8 => Self::Ipvs,
+            _ => return None,
+        })
+    }
+
+    /// The size of its record, bytes.
+    pub const fn record_bytes(self) -> usize {
+        match self {
+            Self::Conntrack => size_of::<ConntrackRecord>(),
+            Self::Packet => size_of::<PacketRecord>(),
+            Self::Socket => size_of::<SocketRecord>(),
+            Self::TableFull => size_of::<TableFullRecord>(),
+            Self::Invalid => size_of::<InvalidRecord>(),
+            Self::Ipvs => size_of::<IpvsRecord>(),
+        }
+    }
 }
 
 /// An event on a conntrack entry: confirm, NAT set-up, clash, kill, delete.
@@ -343,21 +228,4 @@ pub mod map {
     pub const LOST: &str = "LOST";
     /// Hash set of addresses (16 bytes, IPv4 in its first four) that a targeted trace lets through.
     pub const TARGETS: &str = "TARGETS";
-    /// Per-CPU LRU hash: healthy flows per [`super::ServiceKey`].
-    pub const CONFIRMED: &str = "CONFIRMED";
-}
-
-/// Key of the exact count of confirmed flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct ServiceKey {
-    /// `orig.dst` and `reply.src` as the kernel holds them (IPv4 in the first four bytes).
-    pub vip: [u8; 16],
-    pub endpoint: [u8; 16],
-    /// Network byte order.
-    pub vip_port: u16,
-    pub endpoint_port: u16,
-    pub protocol: u8,
-    pub family: u8,
-    pub reserved: u16,
 }

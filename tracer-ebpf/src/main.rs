@@ -1,22 +1,25 @@
 //! What viptrace runs in the kernel: one short program a hook, each a copy into the ring buffer.
 //!
 //! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of
-//! state; every other program sits on a path that only failures take. One file a subsystem; what they share is
-//! `globals` (this kernel's offsets), `output` (records and the count of lost ones), `filter` (a trace's target) and `partners`
+//! state; every other program sits on a path that only failures take. One file a subsystem (`conntrack`, `packet`, `ipvs`,
+//! `tcp`, `drops`); what they share is `globals` (this kernel's offsets), `entry` (kprobe or fentry), `filter` (a trace's
+//! target), `output` (records and the count of lost ones), `calls` (what a CPU remembers between two programs) and `copies`
 //! (events that come while a program is busy).
 
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "kernel memory and BPF maps are reached through raw pointers")]
 
+mod calls;
 mod conntrack;
+mod copies;
+mod drops;
 mod entry;
 mod filter;
 mod globals;
 mod ipvs;
 mod output;
 mod packet;
-mod partners;
 mod tcp;
 
 #[cfg(target_arch = "bpf")]

@@ -26,15 +26,21 @@ static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32,
 pub(crate) fn reserve<T: 'static>(hook: Hook) -> Option<RingBufEntry<T>> {
     let entry = EVENTS.reserve::<T>(0);
     if entry.is_none() {
-        for slot in [hook as u32, LOST_ANY as u32] {
-            if let Some(lost) = LOST.get_ptr_mut(slot) {
-                // Per CPU and not preempted between load and store by anything that counts the same hook; what an
-                // interrupt adds to the sum in between is lost from the sum only, which is then still not the old one.
-                unsafe { *lost += 1 };
-            }
-        }
+        count_lost(hook);
     }
     entry
+}
+
+/// Out of line, so that the programs stay short.
+#[inline(never)]
+fn count_lost(hook: Hook) {
+    for slot in [LOST_ANY as u32, hook as u32] {
+        let Some(lost) = LOST.get_ptr_mut(slot) else { continue };
+        // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs. Nothing
+        // that counts the same hook comes between load and store; what an interrupt adds to the sum in between is lost
+        // from the sum only, which is then still not the old one.
+        unsafe { *lost += 1 };
+    }
 }
 
 #[inline(always)]
@@ -53,8 +59,10 @@ pub(crate) fn discard<T>(entry: RingBufEntry<T>) {
 #[inline(always)]
 pub(crate) fn header(hook: Hook, kind: Kind, netns: u32) -> Header {
     Header {
+        // SAFETY: the helper has no argument and may be called anywhere.
         time_ns: unsafe { bpf_ktime_get_ns() },
         netns,
+        // SAFETY: likewise.
         cpu: unsafe { bpf_get_smp_processor_id() } as u16,
         hook: hook as u8,
         kind: kind as u8,
@@ -63,8 +71,9 @@ pub(crate) fn header(hook: Hook, kind: Kind, netns: u32) -> Header {
 
 /// Reads a scalar from the kernel, `None` where the address is bad.
 #[inline(always)]
-pub(crate) fn read<T: Copy>(address: u64) -> Option<T> {
+pub(crate) fn read<T: Scalar>(address: u64) -> Option<T> {
     let mut value = core::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: the helper writes `size_of::<T>()` bytes to `value`, which has them, and checks the address that it reads.
     let rc = unsafe {
         bpf_probe_read_kernel(
             value.as_mut_ptr().cast(),
@@ -72,8 +81,27 @@ pub(crate) fn read<T: Copy>(address: u64) -> Option<T> {
             ptr::with_exposed_provenance(address as usize),
         )
     };
+    // SAFETY: the helper has written the whole value. Any bytes are a `Scalar`.
     (rc == 0).then(|| unsafe { value.assume_init() })
 }
+
+/// Numbers and arrays of numbers.
+///
+/// # Safety
+///
+/// Any bytes have to be a value of the type.
+pub(crate) unsafe trait Scalar: Copy {}
+
+// SAFETY: any bytes are a number.
+unsafe impl Scalar for u8 {}
+// SAFETY: likewise.
+unsafe impl Scalar for u16 {}
+// SAFETY: likewise.
+unsafe impl Scalar for u32 {}
+// SAFETY: likewise.
+unsafe impl Scalar for u64 {}
+// SAFETY: an array has the bytes of its elements and no others.
+unsafe impl<T: Scalar, const N: usize> Scalar for [T; N] {}
 
 /// A raw tracepoint's scalar argument at a position that differs between kernels. Loads from the context must have
 /// a constant offset in the instruction itself, which a position read from `.rodata` is not; a probe read may
@@ -83,13 +111,19 @@ pub(crate) fn tracepoint_argument(ctx: &RawTracePointContext, position: u32) -> 
     read(ctx.as_ptr() as u64 + u64::from(position) * 8).unwrap_or(REASON_NONE)
 }
 
-/// Copies `N` bytes from the kernel into a record; the kernel zeroes them where the address is bad.
+/// Copies `N` bytes from the kernel into a record; the kernel zeroes them where the address is bad, and the answer is
+/// false.
+///
+/// # Safety
+///
+/// `to` has to be valid for a write of `N` bytes, which may be uninitialised before.
 #[inline(always)]
-pub(crate) fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> bool {
+pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> bool {
+    // SAFETY: the helper writes `N` bytes to `to`, as the caller promises it may, and checks the address that it reads.
     unsafe { bpf_probe_read_kernel(to.cast(), N as u32, ptr::with_exposed_provenance(address as usize)) == 0 }
 }
 
-/// The inode number of the namespace behind a `possible_net_t` at `address`, 0 where it can't be told.
+/// The inode number of the namespace behind a `possible_net_t` at `address`, 0 where it cannot be read.
 #[inline(always)]
 pub(crate) fn netns_behind(address: u64) -> u32 {
     let inum = globals::OFF_NET_INUM.load();

@@ -1,18 +1,17 @@
-//! Packets that go no further: freed for a reason, rejected by a rule, answered with a RST.
+//! Packets: how they are reported, and those that a rule rejects, conntrack calls invalid or an ICMP error is about.
+
+use core::mem::MaybeUninit;
 
 use aya_ebpf::{
-    macros::{fentry, kprobe, raw_tracepoint},
-    programs::{FEntryContext, ProbeContext, RawTracePointContext},
+    macros::{fentry, kprobe},
+    programs::{FEntryContext, ProbeContext},
 };
-use tracer_ebpf::{
-    CTINFO_NONE, FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, InvalidRecord, Kind, MISSING, PacketRecord,
-    REASON_NONE,
-};
+use tracer_ebpf::{CTINFO_NONE, Hook, InvalidRecord, Kind, MISSING, PacketRecord, REASON_NONE};
 
 use crate::{
     conntrack,
     entry::{Entry, at_entry},
-    filter, globals, ipvs, output,
+    filter, globals, output,
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
@@ -23,45 +22,6 @@ at_entry!(tcp_packet, tcp_packet_fentry, on_tcp_packet);
 
 /// One more than the last of `enum nf_inet_hooks`.
 const NF_INET_NUMHOOKS: u64 = 6;
-
-/// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. Reported are the
-/// reasons that concern a Service, and any packet whose conntrack entry was new and never confirmed: that
-/// entry tells the decision that came to nothing.
-#[raw_tracepoint(tracepoint = "kfree_skb")]
-pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
-    let skb = ctx.arg::<u64>(0);
-    let reason = match globals::ARG_KFREE_REASON.load() {
-        MISSING => REASON_NONE,
-        position => output::tracepoint_argument(&ctx, position),
-    };
-    let wanted =
-        reason < 256 && globals::WANTED_REASONS.load()[(reason >> 6) as usize & 3] >> (reason & 63) & 1 == 1;
-    let nfct = conntrack::nfct(skb);
-    let ct = nfct & !7;
-    let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
-    let confirmed = ct != 0 && status(ct) & IPS_CONFIRMED != 0;
-    let never_confirmed = is_new && !confirmed;
-    let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
-    let expired = confirmed && by_rules && ipvs::take_expired();
-    // Where the kernel gives no reasons, the next packet that goes without an entry is taken for the one that got none:
-    // `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.
-    let table_full = ct == 0 && by_rules && conntrack::take_table_full();
-    if !wanted && !never_confirmed && !expired && !table_full {
-        return 0;
-    }
-    let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
-    let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
-    let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
-    let record = entry.as_mut_ptr();
-    unsafe {
-        packet.fill(record, hook, reason, 0);
-        if table_full {
-            (*record).flags = FLAG_TABLE_FULL;
-        }
-    }
-    output::submit(entry);
-    0
-}
 
 /// `nf_send_unreach(skb_in, code, hook)`.
 #[inline(always)]
@@ -163,25 +123,28 @@ pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
     let Some(packet) = Packet::concerned(skb, ct | ctinfo) else { return 0 };
     let Some(mut entry) = output::reserve::<InvalidRecord>(Hook::InvalidLog) else { return 0 };
     let record = entry.as_mut_ptr();
+    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is submitted.
+    // Both its fields are written: the first as it may be uninitialised, the second by the kernel, with zeros if need be.
     unsafe {
-        packet.fill(&raw mut (*record).packet, Hook::InvalidLog, REASON_NONE, 0);
-        (*record).packet.header.kind = Kind::Invalid as u8;
+        let head = &mut *(&raw mut (*record).packet).cast::<MaybeUninit<PacketRecord>>();
+        packet.fill(head, (Hook::InvalidLog, Kind::Invalid), REASON_NONE, 0, 0);
         output::copy(&raw mut (*record).why, fmt);
     }
     output::submit(entry);
     0
 }
 
+/// Reports a packet, if the trace wants it.
 #[inline(always)]
 pub(crate) fn report(hook: Hook, skb: u64, reason: u32, nf_hook: u32) {
     let Some(packet) = Packet::concerned(skb, conntrack::nfct(skb)) else { return };
     let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return };
-    unsafe { packet.fill(entry.as_mut_ptr(), hook, reason, nf_hook) };
+    packet.fill(&mut entry, (hook, Kind::Packet), reason, nf_hook, 0);
     output::submit(entry);
 }
 
 /// A packet that the trace wants.
-struct Packet {
+pub(crate) struct Packet {
     skb: u64,
     nfct: u64,
     /// Address of its network header, 0 where it can't be told.
@@ -191,7 +154,7 @@ struct Packet {
 impl Packet {
     /// The packet, if its own addresses or its entry's concern the trace.
     #[inline(always)]
-    fn concerned(skb: u64, nfct: u64) -> Option<Self> {
+    pub(crate) fn concerned(skb: u64, nfct: u64) -> Option<Self> {
         let network = network_header(skb);
         let ct = nfct & !7;
         if (network != 0 && filter::wants_packet(network)) || (ct != 0 && filter::wants_ct(ct)) {
@@ -201,9 +164,19 @@ impl Packet {
         }
     }
 
+    /// Writes every field of the record.
     #[inline(always)]
-    unsafe fn fill(&self, record: *mut PacketRecord, hook: Hook, reason: u32, nf_hook: u32) {
+    pub(crate) fn fill(
+        &self,
+        record: &mut MaybeUninit<PacketRecord>,
+        (hook, kind): (Hook, Kind),
+        reason: u32,
+        nf_hook: u32,
+        flags: u32,
+    ) {
         let ct = self.nfct & !7;
+        let record = record.as_mut_ptr();
+        // SAFETY: the reference vouches for the record's memory; its fields are written without being read.
         unsafe {
             if ct == 0 {
                 (*record).ct_head = [0; _];
@@ -216,13 +189,13 @@ impl Packet {
                 output::copy(&raw mut (*record).packet_head, self.network);
             }
             let netns = if ct == 0 { device_netns(self.skb) } else { conntrack::netns(ct) };
-            (*record).header = output::header(hook, Kind::Packet, netns);
+            (*record).header = output::header(hook, kind, netns);
             (*record).skb = self.skb;
             (*record).ct = ct;
             (*record).ctinfo = if ct == 0 { CTINFO_NONE } else { (self.nfct & 7) as u32 };
             (*record).reason = reason;
             (*record).nf_hook = nf_hook;
-            (*record).flags = 0;
+            (*record).flags = flags;
         }
     }
 }
@@ -251,13 +224,5 @@ fn device_netns(skb: u64) -> u32 {
     match output::read::<u64>(skb.wrapping_add(u64::from(dev))) {
         Some(device) if device != 0 => output::netns_behind(device.wrapping_add(u64::from(net))),
         _ => 0,
-    }
-}
-
-#[inline(always)]
-fn status(ct: u64) -> u32 {
-    match globals::OFF_CT_STATUS.load() {
-        MISSING => 0,
-        offset => output::read(ct.wrapping_add(u64::from(offset))).unwrap_or(0),
     }
 }

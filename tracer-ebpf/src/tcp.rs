@@ -4,8 +4,9 @@ use aya_ebpf::{EbpfContext as _, macros::raw_tracepoint, programs::RawTracePoint
 use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 
 use crate::{
+    copies,
     entry::{Entry, at_entry},
-    filter, globals, output, packet, partners,
+    filter, globals, output, packet,
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
@@ -20,7 +21,7 @@ const CLOSE: u8 = 7;
 const LISTEN: u8 = 10;
 const NEW_SYN_RECV: u8 = 12;
 
-/// Tracepoint `sock:inet_sock_set_state(sk, oldstate, newstate)`. Reported are the changes that tell an outcome:
+/// Tracepoint `sock:inet_sock_set_state(sk, oldstate, newstate)`. Reported are the changes that are an outcome:
 /// established, failed to connect, closed.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
@@ -28,16 +29,14 @@ pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// Its partner, where it has to have one.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
-pub(crate) fn sock_state_again(ctx: RawTracePointContext) -> i32 {
+pub(crate) fn sock_state_2(ctx: RawTracePointContext) -> i32 {
     on_sock_state(&ctx);
     0
 }
 
-/// The partner of both.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
-pub(crate) fn sock_state_thrice(ctx: RawTracePointContext) -> i32 {
+pub(crate) fn sock_state_3(ctx: RawTracePointContext) -> i32 {
     on_sock_state(&ctx);
     0
 }
@@ -52,14 +51,14 @@ fn on_sock_state(ctx: &RawTracePointContext) {
     };
     // SCTP and MPTCP sockets come here too, with other states and without a peer.
     let sk = ctx.arg::<u64>(0);
-    let takes = || {
+    let is_first = || {
         // A socket's address leaves room for a state in its lowest bits. The next socket there has other ports.
-        partners::takes(Hook::SockState, globals::SOCK_STATE_PROGRAMS.load(), sk | u64::from(new), || {
+        copies::is_first(Hook::SockState, globals::SOCK_STATE_COPIES.load(), sk | u64::from(new), || {
             let port = |offset: u32| u32::from(at_end::<u16>(true, sk, offset));
             port(globals::OFF_INET_SPORT.load()) << 16 | port(globals::SK_DPORT.load())
         })
     };
-    if tells && is_tcp(sk) && takes() {
+    if tells && is_tcp(sk) && is_first() {
         report(
             ctx,
             Hook::SockState,
@@ -93,7 +92,7 @@ pub(crate) fn tcp_receive_reset(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// Tracepoint `tcp:tcp_send_reset(sk, skb[, reason])`. From 6.10 it also tells of RSTs without a full socket.
+/// Tracepoint `tcp:tcp_send_reset(sk, skb[, reason])`. From 6.10 it also reports RSTs without a full socket.
 #[raw_tracepoint(tracepoint = "tcp_send_reset")]
 pub(crate) fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
     let (sk, skb) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1));
@@ -124,7 +123,7 @@ fn on_tcp_v6_send_reset(ctx: &impl Entry) {
 #[inline(always)]
 fn send_reset(ctx: &impl Entry, hook: Hook) {
     let (sk, skb) = (ctx.argument(0), ctx.argument(1));
-    // `sk_fullsock()`: the tracepoint tells of all the others.
+    // `sk_fullsock()`: the tracepoint reports all the others.
     if sk == 0 || matches!(state(sk), TIME_WAIT | NEW_SYN_RECV) {
         packet::report(hook, skb, REASON_NONE, 0);
     }
@@ -169,6 +168,8 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     }
     let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };
     let record = entry.as_mut_ptr();
+    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is submitted
+    // or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).sock_head, sk) {
             output::discard(entry);
@@ -180,13 +181,10 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
         };
         (*record).header = output::header(hook, Kind::Socket, netns);
         (*record).sk = sk;
-        let (old, new) = match change.states {
-            Some(states) => states,
-            None => {
-                let state = state(sk);
-                (state, state)
-            }
-        };
+        let (old, new) = change.states.unwrap_or_else(|| {
+            let state = state(sk);
+            (state, state)
+        });
         (*record).old_state = old;
         (*record).new_state = new;
         (*record).protocol = 6;
@@ -209,7 +207,7 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
 
 /// A field that matters once a socket closes, 0 before.
 #[inline(always)]
-fn at_end<T: Copy + Default>(ends: bool, sk: u64, offset: u32) -> T {
+fn at_end<T: output::Scalar + Default>(ends: bool, sk: u64, offset: u32) -> T {
     if !ends || offset == MISSING {
         return T::default();
     }

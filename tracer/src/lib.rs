@@ -1,6 +1,6 @@
 //! viptrace: which hop broke this Kubernetes Service?
 //!
-//! The data runs one way. A source (`probe` on a live kernel, or a test) yields [`sighting`]s; [`flow`] folds them
+//! The data runs one way. A source ([`kernel`], a [`recording`] or a test) yields [`sighting`]s; [`flow`] folds them
 //! into connections; [`diagnosis`] joins each flow with the [`cluster`]'s history and the [`node`]'s state and
 //! yields a [`verdict`]; [`report`] prints it. `sighting`, `flow`, `diagnosis`, `verdict` and the cluster's history
 //! do no I/O and know no clock but the sightings'.

@@ -1,6 +1,6 @@
 //! A sighting: one observation by one kernel hook, decoded.
 //!
-//! This is what `probe` yields, what tests build by hand, and all that `flow` ever sees of the kernel.
+//! This is what `kernel` yields, what tests build by hand, and all that `flow` ever sees of the kernel.
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
@@ -149,8 +149,8 @@ pub struct Task {
 
 /// An event on a packet: dropped (`kfree_skb`), rejected (`nf_send_unreach`, `nf_send_reset`) or answered with a
 /// RST (`tcp_send_reset` and `tcp_v4_send_reset` without a socket), called invalid (`nf_ct_l4proto_log_invalid`), a RST
-/// on its way through (`nf_conntrack_tcp_packet`), or an ICMP error (`nf_nat_icmp_reply_translation` and its twin of
-/// IPv6).
+/// on its way through (`nf_conntrack_tcp_packet`), or an ICMP error (`nf_nat_icmp_reply_translation` and the same
+/// over IPv6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketFact {
     /// Address of the `struct sk_buff`; reused quickly.

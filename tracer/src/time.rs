@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds since the Unix epoch (UTC). The kernel's monotonic times are brought to this clock by `probe`,
+/// Nanoseconds since the Unix epoch (UTC). The kernel's monotonic times are brought to this clock by `kernel`,
 /// so that sightings and API objects can be compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);

@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use viptrace::kernel::{
-    btf::Btf,
-    hooks::HOOKS,
-    layout::{FIELDS, Layout},
+use viptrace::{
+    kernel::{
+        btf::Btf,
+        layout::{FIELDS, Layout},
+    },
+    sighting::Hook,
 };
 
 fuzz_target!(|bytes: &[u8]| {
@@ -28,7 +30,7 @@ fn ask(btf: &Btf) {
         let _ = btf.enum_variants(name);
         let _ = btf.enum_value(name, "SMALL");
     }
-    for symbol in HOOKS.iter().map(|hook| hook.hook.symbol()).chain(["nf_confirm", "kfree_skb", "lonely"]) {
+    for symbol in Hook::ALL.iter().map(|hook| hook.symbol()).chain(["nf_confirm", "kfree_skb", "lonely"]) {
         let _ = btf.function(symbol);
         let _ = btf.raw_tracepoint(symbol);
     }

@@ -325,8 +325,8 @@ impl TraceArgs {
 
 /// A hook by its kernel name.
 fn hook() -> impl TypedValueParser<Value = Hook> {
-    let names = PossibleValuesParser::new(Hook::ALL.map(Hook::symbol));
-    names.try_map(|name| Hook::ALL.into_iter().find(|hook| hook.symbol() == name).ok_or("no such hook"))
+    let names = PossibleValuesParser::new(Hook::ALL.iter().map(|hook| hook.symbol()));
+    names.try_map(|name| Hook::from_symbol(&name).ok_or("no such hook"))
 }
 
 /// The limit of `--max-flows`.

@@ -9,11 +9,12 @@ use crate::{
     cli::Outcome,
     error::{Hint, sentence},
     kernel::{
-        attached::{Options, Probe},
+        attach::Options,
         environment::{Environment, Severity},
-        host::Host,
         layout::Layout,
         plan::{HookPlan, HookSet, PlanLine, State, Tier, Tiers},
+        running::RunningKernel,
+        tracer::Tracer,
     },
     report::{Paint, Printer, printer::Style},
     text::safe,
@@ -39,7 +40,7 @@ impl Hint for Obstacle {
     }
 }
 
-/// The running kernel, looked at once: what it allows, and the hooks of one trace on it.
+/// The running kernel, inspected once: what it allows, and the hooks of one trace on it.
 #[derive(Debug)]
 pub(super) struct Kernel {
     environment: Environment,
@@ -49,11 +50,11 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Decides the hooks of `set` on this host.
-    pub(super) fn look(environment: Environment, set: HookSet, tiers: Tiers) -> Self {
-        let plan = match Host::open(environment.clone()) {
-            Ok(host) => {
-                let layout = host.layout();
-                Ok((HookPlan::with_tiers(set, tiers, &layout, &host), layout))
+    pub(super) fn inspect(environment: Environment, set: HookSet, tiers: Tiers) -> Self {
+        let plan = match RunningKernel::open(environment.clone()) {
+            Ok(running) => {
+                let layout = running.layout();
+                Ok((HookPlan::with_tiers(set, tiers, &layout, &running), layout))
             }
             Err(error) => Err(Obstacle::new(&error)),
         };
@@ -72,7 +73,7 @@ impl Kernel {
         match &self.plan {
             Err(obstacle) => Some(obstacle.clone()),
             Ok((plan, _)) => plan.fatal().map(|(spec, reason)| Obstacle {
-                what: format!("{} cannot be watched: {reason}", spec.hook.symbol()),
+                what: format!("{} cannot be watched: {reason}", spec.symbol),
                 hint: None,
             }),
         }
@@ -108,21 +109,21 @@ struct Line {
     state: State,
     /// Why it is not attached in the cheaper way.
     slower: Option<String>,
-    cost: &'static str,
+    absence: &'static str,
 }
 
 impl From<&PlanLine> for Line {
     fn from(line: &PlanLine) -> Self {
         let spec = line.spec;
         Self {
-            symbol: spec.hook.symbol().to_owned(),
+            symbol: spec.symbol.to_owned(),
             attach: line.attach(),
             state: line.state.clone(),
             slower: match &line.tier {
                 Tier::Kprobe(reason) if line.state == State::Planned => Some(reason.clone()),
                 _ => None,
             },
-            cost: spec.cost,
+            absence: spec.absence,
         }
     }
 }
@@ -130,7 +131,7 @@ impl From<&PlanLine> for Line {
 /// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
 /// an attempt shows what its policy refuses.
 pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome> {
-    let kernel = Kernel::look(Environment::inspect(), HookSet::Targeted, attach);
+    let kernel = Kernel::inspect(Environment::inspect(), HookSet::Targeted, attach);
     let mut obstacle = kernel.obstacle();
     let mut lines = Vec::new();
     let release = kernel.environment.kernel_release.clone();
@@ -165,13 +166,13 @@ fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<Obstacle> {
         }
     };
     let _entered = runtime.enter();
-    let options = Options { buffer_bytes: 4096, targets: None, sample_shift: 0 };
-    match Probe::attach(plan, Arc::new(layout), &options) {
-        Ok(probe) => {
-            for fallback in probe.fallbacks() {
+    let options = Options { buffer_bytes: 4096, targets: None };
+    match Tracer::attach(plan, Arc::new(layout), &options) {
+        Ok(tracer) => {
+            for fallback in tracer.fallbacks() {
                 plan.fall_back(fallback.spec_index, fallback.reason.clone());
             }
-            for gap in probe.gaps() {
+            for gap in tracer.gaps() {
                 plan.refuse(gap.spec_index, gap.reason.clone());
             }
             None
@@ -202,7 +203,7 @@ fn render(
         };
         let state = paint.text(style, &format!("{state:8}"));
         let symbol = safe(&line.symbol);
-        let _ = writeln!(out, "{symbol:symbol_width$}  {:16}  {state}  {}", line.attach, line.cost);
+        let _ = writeln!(out, "{symbol:symbol_width$}  {:16}  {state}  {}", line.attach, line.absence);
         if let Some(reason) = reason {
             let _ = writeln!(out, "{:symbol_width$}  because {}", "", safe(reason));
         }
@@ -247,14 +248,14 @@ mod tests {
                 attach: "kprobe",
                 state: State::Planned,
                 slower: Some("the module nf_conntrack has no BTF here".into()),
-                cost: "no flow is seen at all",
+                absence: "no flow is seen at all",
             },
             Line {
                 symbol: "tcp_send_reset".into(),
                 attach: "raw tracepoint",
                 state: State::Missing("no such tracepoint in this kernel's BTF".into()),
                 slower: None,
-                cost: "who sent a reset is not known",
+                absence: "who sent a reset is not known",
             },
         ];
         let text = render(Paint(false), "6.1.0", &lines, &[], &["kprobes are off".into()], None);

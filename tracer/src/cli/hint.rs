@@ -6,7 +6,7 @@ use crate::{
     cli::check::Obstacle,
     cluster::{AccessError, FolderError, OpenError as ClusterError, SyncError},
     error::Hint,
-    kernel::{attached::AttachError, host::HostError},
+    kernel::{attach::AttachError, running::KernelError},
     recording::{CreateError, OpenError as RecordingError},
 };
 
@@ -18,7 +18,7 @@ const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 10] = [
     hint_of::<AccessError>,
     hint_of::<FolderError>,
     hint_of::<SyncError>,
-    hint_of::<HostError>,
+    hint_of::<KernelError>,
     hint_of::<AttachError>,
     hint_of::<CreateError>,
     hint_of::<RecordingError>,

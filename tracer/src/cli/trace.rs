@@ -3,10 +3,10 @@
 //! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. Time passes for the
 //! flows only until where the kernel's records have all been read (`reader.rs`).
 
-mod missed;
 mod node_poller;
 mod reader;
 mod record;
+mod skipped;
 
 use std::{
     fs, io,
@@ -31,10 +31,11 @@ use crate::{
     flow::{Limits, Reread},
     kernel::{
         self,
-        attached::{Options, Probe},
+        attach::Options,
         environment::Environment,
         layout::Layout,
         plan::{HookPlan, HookSet, State},
+        tracer::Tracer,
     },
     net::Netns,
     node::Request,
@@ -83,7 +84,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         (Some(_), Hooks::Full) => HookSet::Targeted,
         (None, Hooks::Full) => HookSet::Full,
     };
-    let kernel = check::Kernel::look(environment, set, options.attach.into());
+    let kernel = check::Kernel::inspect(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
         return Err(obstacle).hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
     }
@@ -144,7 +145,7 @@ struct Trace<'a> {
     kernel_release: String,
     pipeline: Recorded,
     feed: Feed,
-    probe: Option<Probe>,
+    tracer: Option<Tracer>,
     targets: Vec<IpAddr>,
     show: Show,
     node: NodePoller,
@@ -192,7 +193,7 @@ impl<'a> Trace<'a> {
             kernel_release,
             pipeline,
             feed,
-            probe: None,
+            tracer: None,
             targets: Vec::new(),
             show: Show::new(options.target.clone()),
             node,
@@ -234,14 +235,11 @@ impl<'a> Trace<'a> {
             .as_ref()
             .map(|target| target.addresses(&self.pipeline.pipeline().cluster().history, now()));
         self.targets = targets.clone().unwrap_or_default();
-        let kernel_options = Options {
-            buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31),
-            targets,
-            sample_shift: 0,
-        };
+        let kernel_options =
+            Options { buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31), targets };
         let file = options.record.as_ref().map(NewFile::create).transpose()?;
-        let probe = match Probe::attach(&self.plan, Arc::clone(&self.layout), &kernel_options) {
-            Ok(probe) => probe,
+        let tracer = match Tracer::attach(&self.plan, Arc::clone(&self.layout), &kernel_options) {
+            Ok(tracer) => tracer,
             Err(error) => {
                 if let Some(file) = file {
                     file.discard();
@@ -250,29 +248,27 @@ impl<'a> Trace<'a> {
                     .hint(|| "`viptrace check --kernel` prints what this kernel allows".to_owned());
             }
         };
-        for fallback in probe.fallbacks() {
+        for fallback in tracer.fallbacks() {
             tracing::info!("a kprobe stands in for fentry: {}", fallback.reason);
             self.plan.fall_back(fallback.spec_index, fallback.reason.clone());
         }
-        for gap in probe.gaps() {
+        for gap in tracer.gaps() {
             self.plan.refuse(gap.spec_index, gap.reason.clone());
         }
         self.gaps.extend(
-            self.plan
-                .gaps()
-                .map(|(spec, reason)| format!("{}: {} ({reason})", spec.hook.symbol(), spec.cost)),
+            self.plan.gaps().map(|(spec, reason)| format!("{}: {} ({reason})", spec.symbol, spec.absence)),
         );
         self.gaps.extend(self.plan.limits());
         let missing = self.plan.gaps().map(|(spec, _)| spec.hook).collect();
         self.pipeline.set_missing_hooks(missing);
-        self.started = probe.armed_at();
+        self.started = tracer.armed_at();
         self.reader = Reader::new(self.started);
         if let Some(file) = file {
-            let header = self.header(probe.clock_offset_ns());
+            let header = self.header(tracer.clock_offset_ns());
             self.pipeline.begin(file.begin(&header)?);
         }
-        let hooks = probe.attached().len();
-        self.probe = Some(probe);
+        let hooks = tracer.attached().len();
+        self.tracer = Some(tracer);
         let what = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
         report.note(&format!("watching {what} with {hooks} hooks; Ctrl-C ends with a summary"))?;
         if let Some(path) = &options.ready_file {
@@ -291,7 +287,7 @@ impl<'a> Trace<'a> {
                 State::NotNeeded(reason) => (HookState::NotNeeded, Some(reason.clone())),
                 State::Missing(reason) => (HookState::Missing, Some(reason.clone())),
             };
-            let (hook, attach) = (line.spec.hook.symbol().to_owned(), line.spec.attach.as_str().to_owned());
+            let (hook, attach) = (line.spec.symbol.to_owned(), line.attach().to_owned());
             HookLine { hook, attach, state, reason }
         });
         let names = |(number, name): (u32, &Arc<str>)| (number, Arc::clone(name));
@@ -326,7 +322,7 @@ impl<'a> Trace<'a> {
         self.lister.want();
         loop {
             let deadline = self.deadline(end, report);
-            let Some(probe) = self.probe.as_mut() else { return Ok(()) };
+            let Some(tracer) = self.tracer.as_mut() else { return Ok(()) };
             tokio::select! {
                 biased;
                 () = stop.wanted() => break,
@@ -337,7 +333,7 @@ impl<'a> Trace<'a> {
                     self.show(report, judged, now)?;
                 }
                 listed = self.lister.answer() => self.listed(listed),
-                ready = probe.readable() => ready.context("cannot wait for the kernel's events")?,
+                ready = tracer.readable() => ready.context("cannot wait for the kernel's events")?,
                 () = sleep_until(deadline) => {}
             }
             self.turn(report)?;
@@ -371,8 +367,8 @@ impl<'a> Trace<'a> {
 
     /// Reads all that waits in the ring buffer. Returns the time until which nothing more can come.
     fn read(&mut self) -> anyhow::Result<Timestamp> {
-        let Some(probe) = self.probe.as_mut() else { return Ok(now()) };
-        self.reader.read(probe, &mut self.pipeline)
+        let Some(tracer) = self.tracer.as_mut() else { return Ok(now()) };
+        self.reader.read(tracer, &mut self.pipeline)
     }
 
     /// Reads on until all has been read that was begun by now.
@@ -391,10 +387,10 @@ impl<'a> Trace<'a> {
     fn listed(&mut self, listed: io::Result<Vec<ListedEntry>>) {
         match listed {
             Ok(entries) => {
-                let Some(probe) = self.probe.as_mut() else { return };
+                let Some(tracer) = self.tracer.as_mut() else { return };
                 let stale = self.pipeline.pipeline().stale_entries(&entries);
                 let netns = self.pipeline.pipeline().settings().node_netns.unwrap_or_default();
-                self.reader.listed(&stale, netns, probe, &mut self.pipeline);
+                self.reader.listed(&stale, netns, tracer, &mut self.pipeline);
             }
             Err(error) if !self.list_failed => {
                 self.list_failed = true;
@@ -408,8 +404,8 @@ impl<'a> Trace<'a> {
 
     /// Has the entries of flows without a sign of an answer read again; what they are comes through the ring buffer.
     fn reread(&mut self, entries: &[u64]) {
-        if let Some(probe) = self.probe.as_mut() {
-            probe.look(entries);
+        if let Some(tracer) = self.tracer.as_mut() {
+            tracer.reread(entries);
         }
     }
 
@@ -421,13 +417,13 @@ impl<'a> Trace<'a> {
             let Ok(update) = next else { break };
             self.pipeline.absorb(update);
         }
-        if let (Some(target), Some(probe)) = (&self.options.target, &mut self.probe) {
+        if let (Some(target), Some(tracer)) = (&self.options.target, &mut self.tracer) {
             let wanted = target.addresses(&self.pipeline.pipeline().cluster().history, now());
             // An endpoint that left stays of interest: its old connections end now.
             let more: Vec<IpAddr> = wanted.into_iter().filter(|ip| !self.targets.contains(ip)).collect();
             if !more.is_empty() {
                 self.targets.extend(more);
-                if let Err(error) = probe.retarget(&self.targets) {
+                if let Err(error) = tracer.retarget(&self.targets) {
                     tracing::warn!("the kernel's filter keeps its old addresses: {error}");
                 }
             }
@@ -475,7 +471,7 @@ impl<'a> Trace<'a> {
             self.show(report, judged, now)?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);
-        gaps.extend(self.probe.iter().flat_map(missed::told));
+        gaps.extend(self.tracer.iter().flat_map(skipped::events));
         let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
         if let (Some(finished), Some(record)) = (recorded, &self.options.record) {
             let (note, missing) = record::ended(&record.path, &finished);

@@ -15,7 +15,7 @@ const MAX_REREADS: usize = 4096;
 impl FlowTable {
     /// The entries to be read again, by their kernel addresses, to be taken after each [`advance`](Self::advance).
     /// What they are is to be [observed](Self::observe) as sightings of
-    /// [`Hook::Look`](crate::sighting::Hook::Look) within
+    /// [`Hook::EntryReread`](crate::sighting::Hook::EntryReread) within
     /// [`Limits::reread_wait`](super::Limits::reread_wait) of that.
     pub fn take_rereads(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.rereads)

@@ -189,7 +189,7 @@ impl FlowTable {
         match index {
             Some(index) => self.place(index),
             // What an entry is that nobody asked about concerns no flow.
-            None => self.counters.unmatched += u64::from(place.hook != Hook::Look),
+            None => self.counters.unmatched += u64::from(place.hook != Hook::EntryReread),
         }
     }
 
@@ -200,7 +200,7 @@ impl FlowTable {
             // NAT is still being decided at nf_nat_setup_info: its tuples are not final, the confirmed entry's are.
             return None;
         }
-        if place.hook == Hook::Look {
+        if place.hook == Hook::EntryReread {
             return self.fold_reread(*ct, fact.note, place);
         }
         let index = match place.hook {

@@ -21,12 +21,11 @@ use network_types::{
     udp::UdpHdr,
 };
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, FLAG_TABLE_FULL, Hook, InvalidRecord,
-    IpvsRecord, Kind, MISSING, PACKET_HEAD_BYTES, PacketRecord, REASON_NONE, SOCK_HEAD_BYTES, SocketRecord,
-    TableFullRecord, WHY_BYTES,
+    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, FLAG_TABLE_FULL, Hook, Kind, MISSING, PACKET_HEAD_BYTES,
+    REASON_NONE, SOCK_HEAD_BYTES, WHY_BYTES,
 };
 
-use super::{layout::Layout, listed};
+use super::{encode, layout::Layout};
 use crate::{
     net::{Netns, Protocol, Tuple},
     sighting::{
@@ -54,6 +53,8 @@ pub enum DecodeError {
     UnknownKind { kind: u8 },
     #[error("hook number {hook} is unknown")]
     UnknownHook { hook: u8 },
+    #[error("{hook} makes no record of kind {kind}")]
+    WrongKind { hook: &'static str, kind: u8 },
     #[error("a record of kind {kind} has {length} bytes where {expected} belong")]
     WrongLength { kind: u8, length: usize, expected: usize },
     #[error("the layout lacks a field that this record needs, or places it outside the record")]
@@ -156,26 +157,22 @@ impl Decoder {
         let hook = rest.get_u8();
         let kind = rest.get_u8();
         let hook = Hook::from_number(hook).ok_or(DecodeError::UnknownHook { hook })?;
-        let expected = match kind {
-            k if k == Kind::Conntrack as u8 => size_of::<ConntrackRecord>(),
-            k if k == Kind::Packet as u8 => size_of::<PacketRecord>(),
-            k if k == Kind::Socket as u8 => size_of::<SocketRecord>(),
-            k if k == Kind::TableFull as u8 => size_of::<TableFullRecord>(),
-            k if k == Kind::Invalid as u8 => size_of::<InvalidRecord>(),
-            k if k == Kind::Ipvs as u8 => size_of::<IpvsRecord>(),
-            kind => return Err(DecodeError::UnknownKind { kind }),
-        };
-        if record.len() != expected {
-            return Err(DecodeError::WrongLength { kind, length: record.len(), expected });
+        let kind = Kind::from_number(kind).ok_or(DecodeError::UnknownKind { kind })?;
+        if !hook.spec().records.contains(&kind) {
+            return Err(DecodeError::WrongKind { hook: hook.symbol(), kind: kind as u8 });
+        }
+        if record.len() != kind.record_bytes() {
+            let (length, expected) = (record.len(), kind.record_bytes());
+            return Err(DecodeError::WrongLength { kind: kind as u8, length, expected });
         }
         let time = Timestamp::from_unix_ns(time_ns.wrapping_add(self.clock_offset_ns));
         let fact = match kind {
-            k if k == Kind::Conntrack as u8 => Fact::Conntrack(self.conntrack(hook, time, rest)?),
-            k if k == Kind::Packet as u8 => Fact::Packet(self.packet(hook, rest)?),
-            k if k == Kind::Invalid as u8 => Fact::Packet(self.invalid(hook, rest)?),
-            k if k == Kind::Socket as u8 => Fact::Socket(self.socket(hook, rest)?),
-            k if k == Kind::Ipvs as u8 => Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
-            _ => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
+            Kind::Conntrack => Fact::Conntrack(self.conntrack(hook, time, rest)?),
+            Kind::Packet => Fact::Packet(self.packet(hook, rest)?),
+            Kind::Invalid => Fact::Packet(self.invalid(hook, rest)?),
+            Kind::Socket => Fact::Socket(self.socket(hook, rest)?),
+            Kind::Ipvs => Fact::Ipvs(ipvs(rest).ok_or(DecodeError::Unreadable)?),
+            Kind::TableFull => Fact::TableFull { freed: rest.get_u32_ne() != 0 },
         };
         Ok(Sighting { time, cpu, hook, netns, fact })
     }
@@ -186,7 +183,7 @@ impl Decoder {
         entry: &ListedEntry,
         netns: Netns,
     ) -> Option<(Sighting, impl AsRef<[u8]> + use<>)> {
-        let record = listed::record(entry, netns, &self.layout, self.clock_offset_ns)?;
+        let record = encode::record(entry, netns, &self.layout, self.clock_offset_ns)?;
         self.decode(&record).ok().map(|sighting| (sighting, record))
     }
 
@@ -197,7 +194,7 @@ impl Decoder {
         mut rest: &[u8],
     ) -> Result<ConntrackFact, DecodeError> {
         let id = rest.get_u64_ne();
-        rest.advance(4); // ctinfo: told by the hook
+        rest.advance(4); // ctinfo: follows from the hook
         let detail = rest.get_u32_ne();
         let pid = rest.get_u32_ne();
         let tcp_state = u8::try_from(rest.get_u32_ne()).ok();
@@ -208,7 +205,7 @@ impl Decoder {
                 matches!(hook, Hook::Confirm | Hook::Delete) && ct.orig.protocol == Protocol::TCP
             }),
             deleted_by: (hook == Hook::Delete && detail != 0).then_some(detail),
-            last_packet: (hook == Hook::Look && id == 0 && detail != MISSING)
+            last_packet: (hook == Hook::EntryReread && id == 0 && detail != MISSING)
                 .then(|| time.saturating_sub(Duration::from_secs(detail.into()))),
         };
         Ok(ConntrackFact { ct, task: self.task(pid, comm), note })

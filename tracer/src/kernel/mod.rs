@@ -1,18 +1,19 @@
 //! The kernel's side of a trace: what this kernel offers, the hooks attached to it, records made sightings.
 //!
-//! The only module that speaks BPF. `btf` reads the kernel's own description of itself, `environment` says what
-//! this host allows, `layout` and `plan` decide from them, `attached` attaches and reads, `decode` makes sightings.
+//! The only room that speaks BPF. What there is to know about each hook is `tracer_ebpf`'s table. `btf` reads the kernel's
+//! own description of itself, `environment` says what this host allows, `layout` and `plan` decide from them (`running` asks
+//! for them), `attach` and `fentry` attach, `tracer` reads records, `decode` makes sightings.
 
-pub mod attached;
+pub mod attach;
 pub mod btf;
 mod clock;
 pub mod decode;
+mod encode;
 pub mod environment;
 mod fentry;
-pub mod hooks;
-pub mod host;
 pub mod layout;
-mod listed;
 pub mod plan;
+pub mod running;
+pub mod tracer;
 
 pub use clock::unix_ns;

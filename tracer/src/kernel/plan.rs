@@ -3,19 +3,15 @@
 //! Decided from symbols, BTF signatures and fields, never from a version. What is missing is a named gap with its cost,
 //! which `viptrace check --kernel` prints and verdicts respect.
 
-use tracer_ebpf::Hook;
+use tracer_ebpf::{Attach, Hook, HookSpec, IPVS, Need};
 
-use super::{
-    btf::Prototype,
-    hooks::{Attach, HOOKS, HookSpec, IPVS, Need, Twin, split_part, twin},
-    layout::Layout,
-};
+use super::{btf::Prototype, layout::Layout};
 
 /// What the plan asks of a kernel: the answers come from BTF and kallsyms, or from a test.
 pub trait KernelFacts {
     /// Whether a function of exactly this name can be probed.
     fn has_symbol(&self, name: &str) -> bool;
-    /// Whether the compiler split this part off a hook's function (`split_part`).
+    /// Whether the compiler split this part off a hook's function ([`Attach::Entry::split_part`]).
     fn has_part(&self, _part: &str) -> bool {
         false
     }
@@ -104,7 +100,7 @@ pub enum State {
     Missing(String),
 }
 
-/// One hook of [`HOOKS`] and what becomes of it.
+/// One hook and what becomes of it.
 #[derive(Clone, Debug)]
 pub struct PlanLine {
     pub spec: &'static HookSpec,
@@ -115,10 +111,7 @@ pub struct PlanLine {
 impl PlanLine {
     /// How the hook is attached, in a word.
     pub fn attach(&self) -> &'static str {
-        match (&self.tier, twin(self.spec.hook)) {
-            (Tier::Fentry(_), Some(twin)) => twin.as_str(),
-            _ => self.spec.attach.as_str(),
-        }
+        self.spec.attach.as_str(matches!(self.tier, Tier::Fentry(_)))
     }
 }
 
@@ -145,9 +138,10 @@ impl HookPlan {
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
         // Variadic: nothing but BTF tells where the format is, which was argument 2 before 5.14.
         let format_is_third = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt") == Some(3);
-        let mut lines: Vec<PlanLine> = HOOKS
+        let mut lines: Vec<PlanLine> = Hook::ALL
             .iter()
-            .map(|spec| {
+            .map(|hook| {
+                let spec = hook.spec();
                 let tier = tier(spec, tiers, kernel);
                 let state = state(spec, set, layout, kernel, send_reset_reason.is_some(), (tiers, &tier));
                 PlanLine { spec, state, tier }
@@ -162,7 +156,7 @@ impl HookPlan {
                     .to_owned(),
             );
         }
-        let parts = HOOKS.iter().filter_map(|spec| Some((spec.hook, split_part(spec.hook)?)));
+        let parts = Hook::ALL.iter().filter_map(|hook| Some((*hook, hook.spec().attach.split_part()?)));
         let out_of_reach = match tiers {
             Tiers::Fentry => parts.filter(|(_, part)| kernel.has_part(part)).collect(),
             Tiers::Auto | Tiers::Kprobe => Vec::new(),
@@ -281,23 +275,24 @@ fn position(prototype: Option<&Prototype>, name: &str) -> Option<usize> {
 }
 
 fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
-    if matches!(spec.attach, Attach::RawTracepoint | Attach::OnDemand) {
-        return Tier::Fixed;
-    }
+    let is_alone = match spec.attach {
+        Attach::Entry { fentry: None, .. } => {
+            return Tier::Kprobe("fentry takes no function whose number of arguments varies".to_owned());
+        }
+        Attach::Entry { fentry: Some(copies), .. } => copies.programs.len() == 1,
+        // An exit has its function's arguments by fexit alone: a kprobe and a kretprobe lose each other where a task moves.
+        Attach::Return { .. } => false,
+        Attach::RawTracepoint(_) | Attach::OnDemand(_) => return Tier::Fixed,
+    };
     if tiers == Tiers::Kprobe {
         return Tier::Kprobe("kprobes were asked for".to_owned());
     }
-    let Some(twin) = twin(spec.hook) else {
-        return Tier::Kprobe("fentry takes no function whose number of arguments varies".to_owned());
-    };
-    // An exit has its function's arguments by fexit alone: a kprobe and a kretprobe lose each other where a task moves.
-    let alone = matches!(twin, Twin::Entry(_));
-    if tiers == Tiers::Auto && alone && kernel.preempts_programs() && kernel.kprobes().is_ok() {
+    if tiers == Tiers::Auto && is_alone && kernel.preempts_programs() && kernel.kprobes().is_ok() {
         return Tier::Kprobe(
             "this kernel preempts what fentry runs; a kprobe's program it does not".to_owned(),
         );
     }
-    kernel.fentry(spec.hook.symbol()).map_or_else(Tier::Kprobe, Tier::Fentry)
+    kernel.fentry(spec.symbol).map_or_else(Tier::Kprobe, Tier::Fentry)
 }
 
 fn state(
@@ -305,7 +300,7 @@ fn state(
     set: HookSet,
     layout: &Layout,
     kernel: &impl KernelFacts,
-    send_reset_tells_all: bool,
+    send_reset_reports_all: bool,
     (tiers, tier): (Tiers, &Tier),
 ) -> State {
     let only_source = spec.hook == Hook::IpVsConnNew && kernel.ipvs_conntrack() == Some(false);
@@ -318,33 +313,34 @@ fn state(
             .to_owned(),
         );
     }
-    if spec.module == Some(IPVS) && !kernel.has_module(IPVS) && !kernel.has_symbol(spec.hook.symbol()) {
+    if spec.module == Some(IPVS) && !kernel.has_module(IPVS) && !kernel.has_symbol(spec.symbol) {
         return State::NotNeeded("the module ip_vs is not loaded: there is no virtual server".to_owned());
     }
-    // The confirmed entry's reply tuple tells the same, and of masquerading besides.
+    // The confirmed entry's reply tuple has the same, and masquerading besides.
     if spec.hook == Hook::IpVsConnNew && set != HookSet::Targeted && kernel.ipvs_conntrack() == Some(true) {
         return State::NotNeeded(
             "IPVS tracks in conntrack here: the confirmed entry names the endpoint".to_owned(),
         );
     }
-    // From 6.10 the tracepoint has a reason, and with it tells of RSTs without a full socket (kernel commit
+    // From 6.10 the tracepoint has a reason, and with it reports RSTs without a full socket (kernel commit
     // "tcp: rstreason: let it work finally in tcp_send_reset()").
-    if matches!(spec.hook, Hook::TcpV4SendReset | Hook::TcpV6SendReset) && send_reset_tells_all {
+    if matches!(spec.hook, Hook::TcpV4SendReset | Hook::TcpV6SendReset) && send_reset_reports_all {
         return State::NotNeeded("tcp:tcp_send_reset tells of these RSTs on this kernel".to_owned());
     }
-    let missing: Vec<&str> = spec.fields.iter().filter(|field| !layout.has(field)).copied().collect();
+    let fields = spec.fields.iter().copied().flatten();
+    let missing: Vec<&str> = fields.filter(|field| !layout.has(field)).copied().collect();
     if !missing.is_empty() {
         return State::Missing(format!("this kernel's BTF lacks the fields {}", missing.join(", ")));
     }
-    let symbol = spec.hook.symbol();
+    let symbol = spec.symbol;
     let prototype = match spec.attach {
-        Attach::RawTracepoint => match kernel.tracepoint(symbol) {
+        Attach::RawTracepoint(_) => match kernel.tracepoint(symbol) {
             Some(prototype) => Some(prototype),
             None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
         },
         // Whether the kernel can run a program on demand shows when it is asked to.
-        Attach::OnDemand => None,
-        Attach::Kprobe | Attach::KprobePair => {
+        Attach::OnDemand(_) => None,
+        Attach::Entry { .. } | Attach::Return { .. } => {
             if let Tier::Kprobe(why) = tier {
                 if tiers == Tiers::Fentry {
                     return State::Missing(why.clone());

@@ -153,7 +153,7 @@ impl Header {
 
     fn missing_hooks(&self) -> Vec<Hook> {
         let missing = self.hooks.iter().filter(|line| line.state == HookState::Missing);
-        missing.filter_map(|line| Hook::ALL.into_iter().find(|hook| hook.symbol() == line.hook)).collect()
+        missing.filter_map(|line| Hook::from_symbol(&line.hook)).collect()
     }
 }
 

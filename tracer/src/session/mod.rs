@@ -151,7 +151,7 @@ impl Pipeline {
 
     /// Of UDP entries without an answer, older than the trace perhaps, as the node lists them: those that lead to an
     /// endpoint that is no more, and by which something was sent since: the stale ones of a sender that goes on (C8). They are to be observed as
-    /// sightings of [`Hook::Look`].
+    /// sightings of [`Hook::EntryReread`].
     pub fn stale_entries(&self, entries: &[ListedEntry]) -> Vec<ListedEntry> {
         let history = &self.cluster.history;
         let gone = |entry: &&ListedEntry| {
@@ -189,7 +189,7 @@ impl Pipeline {
     }
 
     /// The first half of [`Self::advance`]: time has passed. Returns the conntrack entries to be read again, by their kernel
-    /// addresses, for flows that wait to be judged by what they are: observed as sightings of [`Hook::Look`]. They should
+    /// addresses, for flows that wait to be judged by what they are: observed as sightings of [`Hook::EntryReread`]. They should
     /// be read before the second half, which may take its time.
     pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
         self.flows.advance(now);

@@ -200,7 +200,7 @@ fn a_listed_entry_goes_through_a_record_of_its_own() {
     let listed = ListedEntry { ct, read_at, last_packet };
     let (sighting, record) = decoder().listed(&listed, Netns(4)).unwrap();
     assert_eq!(decoder().decode(record.as_ref()).unwrap(), sighting);
-    assert_eq!((sighting.time, sighting.hook, sighting.netns), (read_at, Hook::Look, Netns(4)));
+    assert_eq!((sighting.time, sighting.hook, sighting.netns), (read_at, Hook::EntryReread, Netns(4)));
     let Fact::Conntrack(fact) = sighting.fact else { unreachable!() };
     assert_eq!((fact.ct, fact.note.last_packet), (ct, last_packet));
 }
@@ -338,7 +338,7 @@ proptest! {
         let (told, record) = decoder().listed(&written, Netns(netns)).unwrap();
         let read = decoder().decode(record.as_ref()).unwrap();
         prop_assert_eq!(&read, &told);
-        prop_assert_eq!((read.time, read.netns, read.hook), (read_at, Netns(netns), Hook::Look));
+        prop_assert_eq!((read.time, read.netns, read.hook), (read_at, Netns(netns), Hook::EntryReread));
         let Fact::Conntrack(fact) = read.fact else { unreachable!() };
         prop_assert_eq!(fact.ct, ct);
         prop_assert_eq!(fact.note.last_packet, last_packet);

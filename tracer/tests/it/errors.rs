@@ -7,7 +7,7 @@ use serde_json::Value;
 use viptrace::{
     cluster::{Access, LOOK_BACK, Limits, Source},
     error::{Hint, sentence},
-    kernel::{attached::AttachError, environment::Environment, host::HostError},
+    kernel::{attach::AttachError, environment::Environment, running::KernelError},
     recording::CreateError,
 };
 use viptrace_lab::apiserver::{Absence, ApiServer};
@@ -244,7 +244,7 @@ fn kernels() {
         read = [read, format!("# {what}\n"), lines.collect(), "\n".to_owned()].concat();
     }
     let denied = || io::Error::from_raw_os_error(13);
-    read += &said(&HostError::Read { path: "/sys/kernel/btf/vmlinux".into(), error: denied() });
+    read += &said(&KernelError::Read { path: "/sys/kernel/btf/vmlinux".into(), error: denied() });
     read += &said(&AttachError::NoObject);
     read += &said(&AttachError::Program {
         program: "confirm",

@@ -131,7 +131,7 @@ impl Script {
 
     /// What the entry is by now, because the table asked.
     pub(crate) fn reread(self, ms: u64, status: u32) -> Self {
-        self.entry_event(ms, Hook::Look, Status::CONFIRMED | status)
+        self.entry_event(ms, Hook::EntryReread, Status::CONFIRMED | status)
     }
 
     /// An entry older than the trace, as ctnetlink lists it.
@@ -139,7 +139,7 @@ impl Script {
         let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED) };
         let note = EntryNote { last_packet: Some(at(last_packet_ms)), ..EntryNote::default() };
         self =
-            self.push(ms, Hook::Look, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));
+            self.push(ms, Hook::EntryReread, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));
         self
     }
 

@@ -5,10 +5,10 @@ use std::{
     sync::Arc,
 };
 
+use tracer_ebpf::Attach;
 use viptrace::{
     kernel::{
         btf::{Parameter, Prototype},
-        hooks::{Attach, HOOKS},
         layout::{FIELDS, Layout},
         plan::{FentryTarget, HookPlan, HookSet, KernelFacts, State, Tier, Tiers},
     },
@@ -35,21 +35,21 @@ fn prototype(names: &[&str]) -> Prototype {
 impl Kernel {
     fn whole() -> Self {
         let of = |wanted: fn(Attach) -> bool| {
-            HOOKS.iter().filter(move |spec| wanted(spec.attach)).map(|spec| spec.hook.symbol())
+            Hook::ALL.iter().filter(move |hook| wanted(hook.spec().attach)).map(|hook| hook.symbol())
         };
-        let traced = |attach| attach == Attach::RawTracepoint;
+        let traced = |attach| matches!(attach, Attach::RawTracepoint(_));
         let mut tracepoints: HashMap<_, _> =
             of(traced).map(|symbol| (symbol, prototype(&["sk", "oldstate", "newstate"]))).collect();
         tracepoints.insert("kfree_skb", prototype(&["skb", "location", "reason"]));
         tracepoints.insert("tcp_send_reset", prototype(&["sk", "skb"]));
         Self {
-            symbols: of(|attach| attach != Attach::RawTracepoint).collect(),
+            symbols: of(|attach| !matches!(attach, Attach::RawTracepoint(_))).collect(),
             functions: HashMap::from([(
                 Hook::InvalidLog.symbol(),
                 prototype(&["skb", "ct", "state", "fmt"]),
             )]),
             tracepoints,
-            modules: HOOKS.iter().filter_map(|spec| spec.module).collect(),
+            modules: Hook::ALL.iter().filter_map(|hook| hook.spec().module).collect(),
             kprobes: Ok(()),
             fentry: HashMap::new(),
             preempts: false,
@@ -126,7 +126,7 @@ fn a_lean_trace_leaves_out_what_healthy_connections_meet() {
         lean.contains(&Hook::Confirm) && !lean.contains(&Hook::SockState) && !lean.contains(&Hook::Delete)
     );
     assert!(full.contains(&Hook::SockState) && !full.contains(&Hook::NatSetup));
-    assert_eq!(targeted.len(), HOOKS.len());
+    assert_eq!(targeted.len(), Hook::ALL.len());
     assert!(lean.is_subset(&full) && full.is_subset(&targeted));
     assert!(kernel.plan(HookSet::Full).fatal().is_none());
 }
@@ -204,9 +204,9 @@ fn tier(plan: &HookPlan, hook: Hook) -> Tier {
     plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().tier.clone()
 }
 
-/// A program without partners is better off where it is not preempted.
+/// A program without copies is better off where it is not preempted.
 #[test]
-fn programs_at_an_entry_have_partners_or_a_kprobe_where_fentry_preempts_them() {
+fn programs_at_an_entry_have_copies_or_a_kprobe_where_fentry_preempts_them() {
     let mut kernel = Kernel::whole();
     let target = |function| FentryTarget { module: Some("nf_conntrack"), function };
     let functions = [("__nf_conntrack_confirm", 7), ("nf_ct_delete", 8), ("early_drop", 9)];
@@ -229,7 +229,7 @@ fn a_function_is_reached_by_fentry_where_the_kernel_describes_it() {
     let plan = kernel.plan(HookSet::Full);
     assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(CONFIRM));
     assert_eq!(tier(&plan, Hook::Delete), Tier::Kprobe("the module has no BTF here".to_owned()));
-    assert_eq!([Hook::KfreeSkb, Hook::Look].map(|hook| tier(&plan, hook)), [Tier::Fixed, Tier::Fixed]);
+    assert_eq!([Hook::KfreeSkb, Hook::EntryReread].map(|hook| tier(&plan, hook)), [Tier::Fixed, Tier::Fixed]);
     let why = "fentry takes no function whose number of arguments varies";
     assert_eq!(tier(&plan, Hook::InvalidLog), Tier::Kprobe(why.to_owned()));
     assert_eq!(plan.gaps().count(), 0);

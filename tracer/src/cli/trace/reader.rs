@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use super::now;
 use crate::{
-    kernel::attached::Probe,
+    kernel::tracer::Tracer,
     net::Netns,
     recording::{Recorded, Records},
     sighting::{ListedEntry, Sighting},
@@ -38,16 +38,16 @@ impl Reader {
     }
 
     /// Reads all that waits, and how much was lost meanwhile. Returns the time until which nothing more can come.
-    pub(super) fn read(&mut self, probe: &mut Probe, pipeline: &mut Recorded) -> anyhow::Result<Timestamp> {
-        let before = probe.counters();
-        let (began, held_up) = read_to_end(&mut Waiting { reader: self, probe, pipeline }, now);
-        probe.caught_up();
+    pub(super) fn read(&mut self, tracer: &mut Tracer, pipeline: &mut Recorded) -> anyhow::Result<Timestamp> {
+        let before = tracer.counters();
+        let (began, held_up) = read_to_end(&mut Waiting { reader: self, tracer, pipeline }, now);
+        tracer.caught_up();
         let ended = now();
         // A record is lost where the buffer is full of others: nothing was read, nothing was lost.
-        if probe.counters().records > before.records {
-            let losses = probe.losses().context("cannot read how many events were lost")?;
+        if tracer.counters().records > before.records {
+            let losses = tracer.losses().context("cannot read how many events were lost")?;
             let lost: u64 = losses.iter().map(|(_, count)| count).sum();
-            let lost = lost + (probe.counters().undecodable - before.undecodable);
+            let lost = lost + (tracer.counters().undecodable - before.undecodable);
             pipeline.lost(lost, self.last, ended);
         }
         self.last = ended;
@@ -59,11 +59,11 @@ impl Reader {
         &mut self,
         entries: &[ListedEntry],
         netns: Netns,
-        probe: &mut Probe,
+        tracer: &mut Tracer,
         pipeline: &mut Recorded,
     ) {
         let (records, recording) = (&mut self.records, pipeline.is_recording());
-        probe.listed(entries, netns, &mut self.sightings, |record| {
+        tracer.listed(entries, netns, &mut self.sightings, |record| {
             if recording {
                 records.push(record);
             }
@@ -83,7 +83,7 @@ trait Buffer {
 /// What waits in the kernel's buffer, on its way to the flows.
 struct Waiting<'a> {
     reader: &'a mut Reader,
-    probe: &'a mut Probe,
+    tracer: &'a mut Tracer,
     pipeline: &'a mut Recorded,
 }
 
@@ -93,7 +93,7 @@ impl Buffer for Waiting<'_> {
         let Reader { sightings, records, .. } = &mut *self.reader;
         loop {
             let recording = self.pipeline.is_recording();
-            let read = self.probe.drain(BATCH_RECORDS, sightings, |record| {
+            let read = self.tracer.drain(BATCH_RECORDS, sightings, |record| {
                 if recording {
                     records.push(record);
                 }
@@ -107,7 +107,7 @@ impl Buffer for Waiting<'_> {
     }
 
     fn has_more(&self) -> bool {
-        self.probe.has_more()
+        self.tracer.has_more()
     }
 }
 

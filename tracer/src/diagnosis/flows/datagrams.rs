@@ -55,7 +55,7 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
     if answer == Answer::Unknown {
         finding = finding.unobserved(if ipvs::is_untracked(case) {
             "whether anybody answered: IPVS does not track in conntrack here (vs/conntrack=0)"
-        } else if case.has_hook(Hook::Look) {
+        } else if case.has_hook(Hook::EntryReread) {
             "whether anybody answered: the conntrack entry had gone before it could be read again"
         } else {
             "whether anybody answered: this trace can't read the conntrack entry again"

@@ -65,20 +65,25 @@ impl Mask {
     /// Puts zeros where nothing is read. A record that is of no known kind, or too short for its kind, stays as it is.
     pub fn apply(&self, record: &mut [u8]) {
         let place = |at: usize, bytes: usize| at..at + bytes;
-        let kind = record.get(KIND).copied().unwrap_or(0);
-        if kind == Kind::Conntrack as u8 {
-            clear(record, place(offset_of!(ConntrackRecord, ct_head), CT_HEAD_BYTES), &self.entry);
-        } else if kind == Kind::Packet as u8 {
-            clear(record, place(offset_of!(PacketRecord, ct_head), CT_HEAD_BYTES), &self.entry);
-        } else if kind == Kind::Invalid as u8 {
-            let at = offset_of!(InvalidRecord, packet) + offset_of!(PacketRecord, ct_head);
-            clear(record, place(at, CT_HEAD_BYTES), &self.entry);
-        } else if kind == Kind::Socket as u8 {
-            let head = place(offset_of!(SocketRecord, sock_head), SOCK_HEAD_BYTES);
-            let family = record.get(head.clone()).and_then(|head| u16_at(head, self.family?));
-            // Of any other family no addresses are read.
-            let mask = if family == Some(AF_INET6) { &self.socket_v6 } else { &self.socket_v4 };
-            clear(record, head, mask);
+        match record.get(KIND).and_then(|kind| Kind::from_number(*kind)) {
+            Some(Kind::Conntrack) => {
+                clear(record, place(offset_of!(ConntrackRecord, ct_head), CT_HEAD_BYTES), &self.entry);
+            }
+            Some(Kind::Packet) => {
+                clear(record, place(offset_of!(PacketRecord, ct_head), CT_HEAD_BYTES), &self.entry);
+            }
+            Some(Kind::Invalid) => {
+                let at = offset_of!(InvalidRecord, packet) + offset_of!(PacketRecord, ct_head);
+                clear(record, place(at, CT_HEAD_BYTES), &self.entry);
+            }
+            Some(Kind::Socket) => {
+                let head = place(offset_of!(SocketRecord, sock_head), SOCK_HEAD_BYTES);
+                let family = record.get(head.clone()).and_then(|head| u16_at(head, self.family?));
+                // Of any other family no addresses are read.
+                let mask = if family == Some(AF_INET6) { &self.socket_v6 } else { &self.socket_v4 };
+                clear(record, head, mask);
+            }
+            Some(Kind::TableFull | Kind::Ipvs) | None => {}
         }
     }
 }

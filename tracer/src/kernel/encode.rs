@@ -1,4 +1,5 @@
-//! Entries that ctnetlink listed, as records: so a recording holds them, and a replay reads them as the live trace did.
+//! Entries that ctnetlink listed, encoded as records: so a recording holds them, and a replay reads them as the live trace
+//! did.
 
 use std::mem::offset_of;
 
@@ -28,7 +29,7 @@ pub(super) fn record(
         .map_or(MISSING, |last| u32::try_from(entry.read_at.since(last).as_secs()).unwrap_or(MISSING));
     put(&mut record, offset_of!(Header, time_ns), &time_ns.to_ne_bytes())?;
     put(&mut record, offset_of!(Header, netns), &netns.0.to_ne_bytes())?;
-    put(&mut record, offset_of!(Header, hook), &[Hook::Look as u8])?;
+    put(&mut record, offset_of!(Header, hook), &[Hook::EntryReread as u8])?;
     put(&mut record, offset_of!(Header, kind), &[Kind::Conntrack as u8])?;
     put(&mut record, offset_of!(ConntrackRecord, ctinfo), &CTINFO_NONE.to_ne_bytes())?;
     put(&mut record, offset_of!(ConntrackRecord, detail), &idle.to_ne_bytes())?;

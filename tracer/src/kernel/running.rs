@@ -1,4 +1,4 @@
-//! This host as the hook plan sees it: vmlinux BTF, the modules' BTF, and the symbols where BTF has none.
+//! The running kernel as the hook plan sees it: vmlinux BTF, the modules' BTF, and the symbols where BTF has none.
 
 use std::{
     cell::{OnceCell, RefCell},
@@ -8,10 +8,11 @@ use std::{
     sync::Arc,
 };
 
+use tracer_ebpf::{Hook, IPVS};
+
 use super::{
     btf::{Btf, BtfError, Prototype},
     environment::{Capability, Environment, Module},
-    hooks::{HOOKS, IPVS, split_part},
     layout::Layout,
     plan::{FentryTarget, KernelFacts},
 };
@@ -20,16 +21,16 @@ use crate::error::Hint;
 /// The largest BTF that is read, bytes: six times that of a distribution's kernel.
 const MAX_BTF_BYTES: u64 = 64 << 20;
 
-/// Why this host's kernel can't be described.
+/// Why the running kernel cannot be described.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum KernelError {
     #[error("cannot read {path}: {error}")]
     Read { path: PathBuf, error: io::Error },
     #[error("cannot use {path}: {error}")]
     Btf { path: PathBuf, error: BtfError },
 }
 
-impl Hint for HostError {
+impl Hint for KernelError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Read { .. } => {
@@ -43,19 +44,19 @@ impl Hint for HostError {
 
 /// The running kernel. Module BTF and symbols are read when first asked for, and once.
 #[derive(Debug)]
-pub struct Host {
+pub struct RunningKernel {
     environment: Environment,
     vmlinux: Arc<Btf>,
     modules: RefCell<HashMap<&'static str, Option<Arc<Btf>>>>,
     symbols: OnceCell<BTreeSet<&'static str>>,
 }
 
-impl Host {
+impl RunningKernel {
     /// Reads vmlinux BTF, without which nothing can be decided.
-    pub fn open(environment: Environment) -> Result<Self, HostError> {
+    pub fn open(environment: Environment) -> Result<Self, KernelError> {
         let path = environment.btf_path("vmlinux");
-        let bytes = read_bounded(&path).map_err(|error| HostError::Read { path: path.clone(), error })?;
-        let vmlinux = Btf::parse(bytes).map_err(|error| HostError::Btf { path, error })?;
+        let bytes = read_bounded(&path).map_err(|error| KernelError::Read { path: path.clone(), error })?;
+        let vmlinux = Btf::parse(bytes).map_err(|error| KernelError::Btf { path, error })?;
         Ok(Self {
             environment,
             vmlinux: Arc::new(vmlinux),
@@ -102,7 +103,8 @@ impl Host {
 
     fn in_kallsyms(&self, name: &str) -> bool {
         let symbols = self.symbols.get_or_init(|| {
-            let names = HOOKS.iter().flat_map(|spec| [Some(spec.hook.symbol()), split_part(spec.hook)]);
+            let names =
+                Hook::ALL.iter().flat_map(|hook| [Some(hook.symbol()), hook.spec().attach.split_part()]);
             let wanted: Vec<&'static str> = names.flatten().collect();
             self.environment.symbols(&wanted).unwrap_or_else(|error| {
                 tracing::warn!(
@@ -115,14 +117,14 @@ impl Host {
     }
 }
 
-impl KernelFacts for Host {
+impl KernelFacts for RunningKernel {
     /// A function that BTF describes has a symbol. Where BTF is silent (a kernel before 5.11 gives modules none)
     /// kallsyms decides; asking it first would cost a few hundred million instructions.
     fn has_symbol(&self, name: &str) -> bool {
         if self.function(name).is_some() {
             return true;
         }
-        let module = HOOKS.iter().find(|spec| spec.hook.symbol() == name).and_then(|spec| spec.module);
+        let module = module_of(name);
         // BTF is silent about a loaded module's functions only where the module carries none.
         let may_be_there = match module {
             Some(module) => {
@@ -138,7 +140,7 @@ impl KernelFacts for Host {
     }
 
     fn function(&self, name: &str) -> Option<Prototype> {
-        let module = HOOKS.iter().find(|spec| spec.hook.symbol() == name).and_then(|spec| spec.module);
+        let module = module_of(name);
         if let Some(btf) = module.and_then(|module| self.module(module)) {
             return btf.function(name).ok();
         }
@@ -159,7 +161,7 @@ impl KernelFacts for Host {
 
     /// Static functions can share a name, and may have been changed by the compiler: BTF describes neither.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
-        let module = HOOKS.iter().find(|spec| spec.hook.symbol() == name).and_then(|spec| spec.module);
+        let module = module_of(name);
         let Some(module) = module.filter(|module| self.environment.module(module) != Module::BuiltIn) else {
             let function = self.vmlinux.function_id(name).map_err(|error| error.to_string())?;
             return Ok(FentryTarget { module: None, function });
@@ -190,6 +192,11 @@ impl KernelFacts for Host {
     fn ipvs_conntrack(&self) -> Option<bool> {
         self.environment.sysctl("net/ipv4/vs/conntrack").map(|value| value != "0")
     }
+}
+
+/// The module that brings the function of a hook, where it usually is one.
+fn module_of(name: &str) -> Option<&'static str> {
+    Hook::from_symbol(name).and_then(|hook| hook.spec().module)
 }
 
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {

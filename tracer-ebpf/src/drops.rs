@@ -1,0 +1,42 @@
+//! Packets that the kernel drops: which of them a Service may have paid for, and what was known of them before.
+
+use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
+use tracer_ebpf::{
+    FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE,
+};
+
+use crate::{conntrack, globals, ipvs, output, packet::Packet};
+
+/// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. Reported are the
+/// reasons that concern a Service, and any packet whose conntrack entry was new and never confirmed: that
+/// entry holds the decision that came to nothing.
+#[raw_tracepoint(tracepoint = "kfree_skb")]
+pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
+    let skb = ctx.arg::<u64>(0);
+    let reason = match globals::ARG_KFREE_REASON.load() {
+        MISSING => REASON_NONE,
+        position => output::tracepoint_argument(&ctx, position),
+    };
+    let wanted =
+        reason < 256 && globals::WANTED_REASONS.load()[(reason >> 6) as usize & 3] >> (reason & 63) & 1 == 1;
+    let nfct = conntrack::nfct(skb);
+    let ct = nfct & !7;
+    let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
+    let confirmed = ct != 0 && conntrack::status(ct) & IPS_CONFIRMED != 0;
+    let never_confirmed = is_new && !confirmed;
+    let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
+    let expired = confirmed && by_rules && ipvs::take_expired();
+    // Where the kernel gives no reasons, the next packet that goes without an entry is taken for the one that got none:
+    // `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.
+    let table_full = ct == 0 && by_rules && conntrack::take_table_full();
+    if !wanted && !never_confirmed && !expired && !table_full {
+        return 0;
+    }
+    let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
+    let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
+    let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
+    let flags = u32::from(table_full) * FLAG_TABLE_FULL;
+    packet.fill(&mut entry, (hook, Kind::Packet), reason, 0, flags);
+    output::submit(entry);
+    0
+}

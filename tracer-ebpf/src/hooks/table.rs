@@ -1,0 +1,362 @@
+//! The hooks: one row each, with every fact about a hook but its program and what its records mean.
+//!
+//! To add one, add its row here, its program in the file of its subsystem, what its records are in user space's decoder,
+//! and what that does to a flow where sightings are folded.
+
+use super::{Attach, Copies, HookSpec, IPVS, Need};
+use crate::Kind;
+
+const ENTRY: &[&str] = &[
+    "CT_ORIG",
+    "CT_REPLY",
+    "OFF_CT_STATUS",
+    "TUPLE_SRC",
+    "TUPLE_SRC_PORT",
+    "TUPLE_L3NUM",
+    "TUPLE_DST",
+    "TUPLE_DST_PORT",
+    "TUPLE_PROTONUM",
+];
+const SKB_ENTRY: &[&str] = &["OFF_SKB_NFCT"];
+const PACKET: &[&str] = &["OFF_SKB_NFCT", "OFF_SKB_HEAD", "OFF_SKB_NETWORK_HEADER"];
+const SOCKET: &[&str] =
+    &["OFF_SK_FAMILY", "OFF_SK_STATE", "OFF_SK_DADDR", "OFF_SK_SADDR", "SK_DPORT", "SK_NUM"];
+
+/// Makes [`Hook`] and its rows: the doc comment says which arguments the kernel passes and what is observed there.
+macro_rules! hooks {
+    ($($(#[doc = $doc:literal])+ $hook:ident = $number:literal { $($field:ident: $value:expr,)+ })+) => {
+        /// The kernel function or tracepoint that made a record. The numbers are part of the recording format.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum Hook {
+            $($(#[doc = $doc])+ $hook = $number,)+
+        }
+
+        impl Hook {
+            /// Every hook, the essential ones first: the order in which they are attached and printed.
+            pub const ALL: &[Self] = &[$(Self::$hook),+];
+
+            /// The hook's row.
+            pub const fn spec(self) -> &'static HookSpec {
+                match self {
+                    $(Self::$hook => const { &HookSpec { hook: Self::$hook, $($field: $value,)+ } },)+
+                }
+            }
+        }
+    };
+}
+
+hooks! {
+    /// `__nf_conntrack_confirm(skb)`: a new conntrack entry, its NAT decided, enters the table.
+    Confirm = 0 {
+        symbol: "__nf_conntrack_confirm",
+        attach: Attach::Entry {
+            kprobe: "confirm",
+            fentry: Some(Copies::of(&["confirm_fentry", "confirm_fentry_2", "confirm_fentry_3"], 2)),
+            split_part: None,
+        },
+        need: Need::Essential, module: Some("nf_conntrack"),
+        arguments: &[("skb", 0)], fields: &[SKB_ENTRY, ENTRY],
+        records: &[Kind::Conntrack],
+        absence: "no NAT decision is seen: which endpoint a flow got, or that it got none, stays unknown",
+        skipped: Some("NAT decisions"),
+    }
+
+    /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: a packet is dropped.
+    KfreeSkb = 6 {
+        symbol: "kfree_skb",
+        attach: Attach::tracepoint(&["kfree_skb"]),
+        need: Need::Failure, module: None,
+        arguments: &[("skb", 0)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "dropped packets are not seen: rule drops, a full table and dead next hops look like silence",
+        skipped: None,
+    }
+
+    /// `nf_send_unreach(skb_in, code, hook)`: a rule rejects with an ICMP error.
+    SendUnreach = 7 {
+        symbol: "nf_send_unreach",
+        attach: Attach::entry("send_unreach", &["send_unreach_fentry"]),
+        need: Need::Failure, module: Some("nf_reject_ipv4"),
+        arguments: &[("skb_in", 0), ("code", 1), ("hook", 2)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "a REJECT can't be told from a DROP: a Service without endpoints is not named (C20)",
+        skipped: Some("rejected packets"),
+    }
+
+    /// `nf_send_reset(net, sk, oldskb, hook)`: a rule rejects with a forged RST.
+    NfSendReset = 8 {
+        symbol: "nf_send_reset",
+        attach: Attach::entry("nf_send_reset", &["nf_send_reset_fentry"]),
+        need: Need::Failure, module: Some("nf_reject_ipv4"),
+        arguments: &[("oldskb", 2), ("hook", 3)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "a RST forged by a rule looks like the backend's own",
+        skipped: Some("rejected packets"),
+    }
+
+    /// `nf_send_unreach6(net, skb_in, code, hooknum)`: a rule rejects with an `ICMPv6` error.
+    SendUnreach6 = 15 {
+        symbol: "nf_send_unreach6",
+        attach: Attach::entry("send_unreach6", &["send_unreach6_fentry"]),
+        need: Need::Failure, module: Some("nf_reject_ipv6"),
+        arguments: &[("skb_in", 1), ("code", 2), ("hooknum", 3)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "over IPv6 a REJECT can't be told from a DROP: a Service without endpoints is not named (C20)",
+        skipped: Some("rejected packets"),
+    }
+
+    /// `nf_send_reset6(net, sk, oldskb, hook)`: a rule rejects with a forged RST over IPv6.
+    NfSendReset6 = 16 {
+        symbol: "nf_send_reset6",
+        attach: Attach::entry("nf_send_reset6", &["nf_send_reset6_fentry"]),
+        need: Need::Failure, module: Some("nf_reject_ipv6"),
+        arguments: &[("oldskb", 2), ("hook", 3)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "over IPv6 a RST forged by a rule looks like the backend's own",
+        skipped: Some("rejected packets"),
+    }
+
+    /// `early_drop(net, hash)`: the table is full, an unassured entry is sought to make room.
+    EarlyDrop = 5 {
+        symbol: "early_drop",
+        attach: Attach::Return {
+            kprobe: "early_drop",
+            kretprobe: "early_drop_return",
+            fexit: "early_drop_fexit",
+        },
+        need: Need::Failure, module: Some("nf_conntrack"),
+        arguments: &[("net", 0)], fields: &[&["OFF_NET_INUM"]],
+        records: &[Kind::TableFull],
+        absence: "a full conntrack table is not seen (C16): its victims look like rule drops",
+        skipped: None,
+    }
+
+    /// `nf_ct_resolve_clash(skb, h, reply_hash)`: two entries raced for one tuple.
+    ResolveClash = 2 {
+        symbol: "nf_ct_resolve_clash",
+        attach: Attach::entry("resolve_clash", &["resolve_clash_fentry"]),
+        need: Need::Failure, module: Some("nf_conntrack"),
+        arguments: &[("skb", 0)], fields: &[SKB_ENTRY, ENTRY],
+        records: &[Kind::Conntrack],
+        absence: "two packets racing for one conntrack entry are not seen (C17)",
+        skipped: Some("clashes of conntrack entries"),
+    }
+
+    /// `nf_ct_kill_acct(ct, ctinfo, skb)`: a RST to an unreplied SYN, or a reopened connection, kills the entry.
+    KillAcct = 3 {
+        symbol: "nf_ct_kill_acct",
+        attach: Attach::entry("kill_acct", &["kill_acct_fentry"]),
+        need: Need::Failure, module: Some("nf_conntrack"),
+        arguments: &[("ct", 0)], fields: &[ENTRY],
+        records: &[Kind::Conntrack],
+        absence: "a refused connection is seen only where its client or its backend runs on this node (C28)",
+        skipped: Some("conntrack entries ended by a RST"),
+    }
+
+    /// Tracepoint `tcp:tcp_receive_reset(sk)`.
+    TcpReceiveReset = 11 {
+        symbol: "tcp_receive_reset",
+        attach: Attach::tracepoint(&["tcp_receive_reset"]),
+        need: Need::Failure, module: None,
+        arguments: &[("sk", 0)], fields: &[SOCKET],
+        records: &[Kind::Socket],
+        absence: "whether a RST reached the client is not seen",
+        skipped: Some("received RSTs"),
+    }
+
+    /// Tracepoint `tcp:tcp_send_reset(sk, skb[, reason])`.
+    TcpSendReset = 9 {
+        symbol: "tcp_send_reset",
+        attach: Attach::tracepoint(&["tcp_send_reset"]),
+        need: Need::Failure, module: None,
+        arguments: &[("sk", 0), ("skb", 1)], fields: &[SOCKET],
+        records: &[Kind::Socket, Kind::Packet],
+        absence: "who sent a RST is not seen",
+        skipped: Some("sent RSTs"),
+    }
+
+    /// `tcp_v4_send_reset(sk, skb)`: where the tracepoint is blind to RSTs without a full socket (before 6.10).
+    TcpV4SendReset = 10 {
+        symbol: "tcp_v4_send_reset",
+        attach: Attach::entry("tcp_v4_send_reset", &["tcp_v4_send_reset_fentry"]),
+        need: Need::Failure, module: None,
+        arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "a RST from a port without a listener is seen only at the client (C28)",
+        skipped: None,
+    }
+
+    /// `tcp_v6_send_reset(sk, skb)`: the same over IPv6.
+    TcpV6SendReset = 14 {
+        symbol: "tcp_v6_send_reset",
+        attach: Attach::entry("tcp_v6_send_reset", &["tcp_v6_send_reset_fentry"]),
+        need: Need::Failure, module: None,
+        arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "over IPv6 a RST from a port without a listener is seen only at the client (C28)",
+        skipped: None,
+    }
+
+    /// Tracepoint `tcp:tcp_retransmit_skb(sk, skb, …)`.
+    TcpRetransmit = 12 {
+        symbol: "tcp_retransmit_skb",
+        attach: Attach::tracepoint(&["tcp_retransmit"]),
+        need: Need::Failure, module: None,
+        arguments: &[("sk", 0)], fields: &[SOCKET],
+        records: &[Kind::Socket],
+        absence: "a silent backend is noticed only when its client gives up (C29)",
+        skipped: Some("retransmits"),
+    }
+
+    /// Tracepoint `sock:inet_sock_set_state(sk, oldstate, newstate)`: a connection is established, or ends. Each copy
+    /// costs a full trace another hundredth of a connection.
+    SockState = 13 {
+        symbol: "inet_sock_set_state",
+        attach: Attach::RawTracepoint(Copies::of(&["sock_state", "sock_state_2", "sock_state_3"], 1)),
+        need: Need::Full, module: None,
+        arguments: &[("sk", 0), ("oldstate", 1), ("newstate", 2)], fields: &[SOCKET],
+        records: &[Kind::Socket],
+        absence: "that a connection was established and closed is not seen: a healthy flow is one of which nothing bad was seen",
+        skipped: Some("established or closed connections"),
+    }
+
+    /// `nf_ct_delete(ct, portid, report)`: an entry times out or is deleted by hand. Debian's 5.10 and 7.2.12+deb14 have
+    /// `nf_ct_delete.part.0`, by which the table's own cleaning, and a flush, pass `nf_ct_delete`.
+    Delete = 4 {
+        symbol: "nf_ct_delete",
+        attach: Attach::Entry {
+            kprobe: "delete",
+            fentry: Some(Copies::of(&["delete_fentry"], 1)),
+            split_part: Some("nf_ct_delete.part.0"),
+        },
+        need: Need::Full, module: Some("nf_conntrack"),
+        arguments: &[("ct", 0)], fields: &[ENTRY],
+        records: &[Kind::Conntrack],
+        absence: "the end of a flow whose sockets are elsewhere is not seen",
+        skipped: Some("ended conntrack entries"),
+    }
+
+    /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`: conntrack calls a packet invalid, and `fmt` says why.
+    InvalidLog = 23 {
+        symbol: "nf_ct_l4proto_log_invalid",
+        attach: Attach::Entry { kprobe: "invalid_log", fentry: None, split_part: None },
+        need: Need::Failure, module: Some("nf_conntrack"),
+        arguments: &[("skb", 0), ("ct", 1)], fields: &[SKB_ENTRY, ENTRY],
+        records: &[Kind::Invalid],
+        absence: "why conntrack calls a packet invalid is not seen (C18, C18b)",
+        skipped: None,
+    }
+
+    /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: an ICMP error about a packet of this entry.
+    IcmpError = 26 {
+        symbol: "nf_nat_icmp_reply_translation",
+        attach: Attach::entry("icmp_error", &["icmp_error_fentry"]),
+        need: Need::Failure, module: Some("nf_nat"),
+        arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "an ICMP error from another node looks like silence: a refused datagram, a host that cannot be reached",
+        skipped: Some("ICMP errors"),
+    }
+
+    /// `nf_nat_icmpv6_reply_translation(skb, ct, ctinfo, hooknum, hdrlen)`: the same over IPv6.
+    IcmpError6 = 27 {
+        symbol: "nf_nat_icmpv6_reply_translation",
+        attach: Attach::entry("icmp_error6", &["icmp_error6_fentry"]),
+        need: Need::Failure, module: Some("nf_nat"),
+        arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "over IPv6 an ICMP error from another node looks like silence: a refused datagram, a host that cannot be reached",
+        skipped: Some("ICMP errors"),
+    }
+
+    /// No event of the kernel's: user space has a conntrack entry read again (`BPF_PROG_TEST_RUN`).
+    EntryReread = 25 {
+        symbol: "bpf_prog_test_run",
+        attach: Attach::OnDemand("reread"),
+        need: Need::Failure, module: None,
+        arguments: &[], fields: &[ENTRY],
+        records: &[Kind::Conntrack],
+        absence: "whether a datagram was answered is not known before its entry ends",
+        skipped: None,
+    }
+
+    /// `nf_conntrack_tcp_packet(ct, skb, dataoff, ctinfo, state)` with a RST: one that passes through this node.
+    TcpPacket = 24 {
+        symbol: "nf_conntrack_tcp_packet",
+        attach: Attach::entry("tcp_packet", &["tcp_packet_fentry"]),
+        need: Need::Targeted, module: Some("nf_conntrack"),
+        arguments: &[("skb", 1), ("dataoff", 2)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "a RST between two other hosts is not seen while it passes",
+        skipped: None,
+    }
+
+    /// `nf_nat_setup_info(ct, range, maniptype)`: NAT is being decided.
+    NatSetup = 1 {
+        symbol: "nf_nat_setup_info",
+        attach: Attach::entry("nat_setup", &["nat_setup_fentry"]),
+        need: Need::Targeted, module: Some("nf_nat"),
+        arguments: &[("ct", 0), ("maniptype", 2)], fields: &[ENTRY],
+        records: &[Kind::Conntrack],
+        absence: "decisions are seen only once their packet leaves the node",
+        skipped: None,
+    }
+
+    /// `ip_vs_leave(svc, skb, …)`: there is no real server, the packet is refused with ICMP port unreachable.
+    IpVsLeave = 19 {
+        symbol: "ip_vs_leave",
+        attach: Attach::entry("ipvs_leave", &["ipvs_leave_fentry"]),
+        need: Need::Failure, module: Some(IPVS),
+        arguments: &[("svc", 0), ("skb", 1)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "that IPVS has no real server for a Service is seen as a drop only (C12, C20 in ipvs mode)",
+        skipped: None,
+    }
+
+    /// `ip_vs_conn_expire_now(cp)` and then a drop: IPVS gave its entry up and dropped the packet that it still had an
+    /// old conntrack entry for. The record is made at the drop.
+    IpVsConnExpire = 20 {
+        symbol: "ip_vs_conn_expire_now",
+        attach: Attach::entry("ipvs_conn_expire", &["ipvs_conn_expire_fentry"]),
+        need: Need::Failure, module: Some(IPVS),
+        arguments: &[("cp", 0)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "a packet that IPVS drops with an old entry looks like a rule's drop (C13, C14)",
+        skipped: None,
+    }
+
+    /// `ip_vs_conn_new(p, dest_af, daddr, dport, flags, dest, fwmark)`: IPVS chose a real server.
+    IpVsConnNew = 17 {
+        symbol: "ip_vs_conn_new",
+        attach: Attach::entry("ipvs_conn_new", &["ipvs_conn_new_fentry"]),
+        need: Need::Full, module: Some(IPVS),
+        arguments: &[("p", 0), ("dest_af", 1), ("daddr", 2), ("dport", 3), ("flags", 4)],
+        fields: &[&[
+            "OFF_IPVS_PARAM_CADDR",
+            "OFF_IPVS_PARAM_VADDR",
+            "OFF_IPVS_PARAM_CPORT",
+            "OFF_IPVS_PARAM_VPORT",
+            "OFF_IPVS_PARAM_PROTOCOL",
+            "OFF_IPVS_PARAM_AF",
+        ]],
+        records: &[Kind::Ipvs],
+        absence: "where IPVS does not track in conntrack (vs/conntrack=0), which endpoint a flow got stays unknown",
+        skipped: None,
+    }
+
+    /// `ip_vs_schedule(svc, skb, …)` returned NULL: no real server was chosen for this packet.
+    IpVsSchedule = 18 {
+        symbol: "ip_vs_schedule",
+        attach: Attach::Return {
+            kprobe: "ipvs_schedule",
+            kretprobe: "ipvs_schedule_return",
+            fexit: "ipvs_schedule_fexit",
+        },
+        need: Need::Targeted, module: Some(IPVS),
+        arguments: &[("svc", 0), ("skb", 1)], fields: &[PACKET],
+        records: &[Kind::Packet],
+        absence: "that IPVS could not make an entry for a packet (memory, overload defence) looks like a rule's drop",
+        skipped: None,
+    }
+}

@@ -1,0 +1,335 @@
+//! Loads the eBPF object with this kernel's numbers and attaches the programs of a plan's hooks.
+//!
+//! Which hooks and which way is the plan's to say. What the kernel then refuses is a gap, unless it is essential.
+
+use std::{
+    collections::HashSet,
+    net::IpAddr,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::HashMap,
+    programs::{Program, ProgramError, RawTracePointRunOptions, TestRun as _},
+};
+use tracer_ebpf::{Attach, Copies, Hook, HookSpec, MISSING, map};
+use tracing::debug;
+
+use super::{
+    fentry::{self, Link, Loader, Place},
+    layout::{FIELDS, Layout},
+    plan::{FentryTarget, HookPlan, Tier},
+};
+use crate::error::{Hint, sentence};
+
+#[cfg(not(viptrace_without_bpf))]
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
+#[cfg(viptrace_without_bpf)]
+static OBJECT: &[u8] = &[];
+
+/// What a trace wants of the kernel.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of the ring buffer; rounded up to a power of two of at least a page.
+    pub buffer_bytes: u32,
+    /// Addresses that narrow the trace; `None` lets everything through.
+    pub targets: Option<Vec<IpAddr>>,
+}
+
+/// Why tracing could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error("this viptrace was built without its eBPF object")]
+    NoObject,
+    #[error("the kernel refused the eBPF object: {}", sentence(.0))]
+    Load(Box<EbpfError>),
+    #[error("the kernel refused the program `{program}` for {symbol}: {error}")]
+    Program { program: &'static str, symbol: &'static str, error: String },
+    #[error("the eBPF object lacks the map {name}; it was built from other sources")]
+    Map { name: &'static str },
+    #[error("cannot watch the ring buffer: {0}")]
+    Ring(std::io::Error),
+}
+
+impl Hint for AttachError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoObject => Some("run `cargo xtask setup`, then build again".to_owned()),
+            Self::Map { .. } => Some("build viptrace again".to_owned()),
+            Self::Load(_) | Self::Program { .. } | Self::Ring(_) => None,
+        }
+    }
+}
+
+/// A hook that was planned and then could not be attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachGap {
+    pub spec_index: usize,
+    pub reason: String,
+}
+
+/// The loaded object and what of the plan is attached. Dropping it detaches every hook.
+pub(super) struct Attached {
+    /// Owns the programs and their links, but for those of fentry.
+    pub(super) ebpf: Ebpf,
+    pub(super) fentry: Vec<Link>,
+    /// The attached programs, by hook.
+    pub(super) programs: Vec<(Hook, OwnedFd)>,
+    pub(super) hooks: Vec<Hook>,
+    /// Hooks that were planned and that the kernel then refused.
+    pub(super) gaps: Vec<AttachGap>,
+    /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
+    pub(super) fallbacks: Vec<AttachGap>,
+}
+
+/// Loads the object with this kernel's layout and attaches every hook of the plan.
+pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Attached, AttachError> {
+    if OBJECT.is_empty() {
+        return Err(AttachError::NoObject);
+    }
+    let mut ebpf = load(plan, layout, options).map_err(|error| AttachError::Load(Box::new(error)))?;
+    if let Some(targets) = &options.targets {
+        set_targets(&mut ebpf, targets)?;
+    }
+    let mut loader = LazyLoader::default();
+    let mut attached = Attached {
+        ebpf,
+        fentry: Vec::new(),
+        programs: Vec::new(),
+        hooks: Vec::new(),
+        gaps: Vec::new(),
+        fallbacks: Vec::new(),
+    };
+    for (spec_index, spec) in plan.planned() {
+        match attached.attach(plan, spec_index, spec, &mut loader) {
+            Ok(()) => attached.hooks.push(spec.hook),
+            Err(error) if plan.is_essential(spec) => return Err(error),
+            Err(error) => attached.gaps.push(AttachGap { spec_index, reason: error.to_string() }),
+        }
+    }
+    Ok(attached)
+}
+
+impl Attached {
+    fn attach(
+        &mut self,
+        plan: &HookPlan,
+        spec_index: usize,
+        spec: &HookSpec,
+        loader: &mut LazyLoader,
+    ) -> Result<(), AttachError> {
+        // Where there is such a part, the function itself leads to it.
+        if let Attach::Entry { kprobe, split_part: Some(part), .. } = spec.attach
+            && plan.may_use_kprobes()
+            && self.attach_programs(spec.hook, &[kprobe], part).is_ok()
+        {
+            return Ok(());
+        }
+        let preempts = plan.preempts_programs();
+        if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
+            match self.attach_fentry(spec, target, preempts, loader) {
+                Ok(()) => return Ok(()),
+                Err(reason) => self.fallbacks.push(AttachGap { spec_index, reason }),
+            }
+        }
+        match spec.attach {
+            Attach::Entry { kprobe, .. } => self.attach_programs(spec.hook, &[kprobe], spec.symbol),
+            Attach::Return { kprobe, kretprobe, .. } => {
+                self.attach_programs(spec.hook, &[kprobe, kretprobe], spec.symbol)
+            }
+            Attach::RawTracepoint(copies) => {
+                self.attach_programs(spec.hook, copies.attached(preempts), spec.symbol)
+            }
+            Attach::OnDemand(program) => self.attach_programs(spec.hook, &[program], spec.symbol),
+        }
+    }
+
+    fn attach_fentry(
+        &mut self,
+        spec: &HookSpec,
+        target: &FentryTarget,
+        preempts: bool,
+        loader: &mut LazyLoader,
+    ) -> Result<(), String> {
+        let (names, place) = match &spec.attach {
+            Attach::Entry { fentry: Some(copies), .. } => (copies.attached(preempts), Place::Entry),
+            Attach::Return { fexit, .. } => (std::slice::from_ref(fexit), Place::Exit),
+            _ => return Err(format!("{} has no fentry program", spec.symbol)),
+        };
+        let loader = loader.get(&self.ebpf)?;
+        // All or none: they count on each other.
+        let links: Vec<Link> = names
+            .iter()
+            .map(|name| loader.attach(name, place, target))
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
+        for (link, program) in links.into_iter().zip(names) {
+            report_attached(spec.symbol, program, link.program.as_fd());
+            self.programs.extend(link.program.try_clone().ok().map(|fd| (spec.hook, fd)));
+            self.fentry.push(link);
+        }
+        Ok(())
+    }
+
+    /// Attaches programs of a hook at `symbol`: the hook's own, or a part of it.
+    fn attach_programs(
+        &mut self,
+        hook: Hook,
+        names: &[&'static str],
+        symbol: &'static str,
+    ) -> Result<(), AttachError> {
+        for &program in names {
+            let refused =
+                |error: &ProgramError| AttachError::Program { program, symbol, error: sentence(error) };
+            let loaded = self.ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
+            match loaded {
+                Program::KProbe(kprobe) => {
+                    // It may have been loaded to be attached elsewhere, where the kernel refused it.
+                    if kprobe.fd().is_err() {
+                        kprobe.load().map_err(|error| refused(&error))?;
+                    }
+                    kprobe.attach(symbol, 0).map_err(|error| refused(&error))?;
+                }
+                Program::RawTracePoint(on_demand) if matches!(hook.spec().attach, Attach::OnDemand(_)) => {
+                    on_demand.load().map_err(|error| refused(&error))?;
+                    // No entry lies at this address: nothing is reported, and a kernel that cannot do it says so.
+                    on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
+                }
+                Program::RawTracePoint(tracepoint) => {
+                    tracepoint.load().map_err(|error| refused(&error))?;
+                    tracepoint.attach(symbol).map_err(|error| refused(&error))?;
+                }
+                _ => return Err(AttachError::Map { name: program }),
+            }
+        }
+        for program in names {
+            let fd = match self.ebpf.program(program) {
+                Some(Program::KProbe(kprobe)) => kprobe.fd(),
+                Some(Program::RawTracePoint(tracepoint)) => tracepoint.fd(),
+                _ => continue,
+            };
+            let fd = fd.ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
+            if let Some(fd) = fd {
+                report_attached(symbol, program, fd.as_fd());
+                self.programs.push((hook, fd));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Loads fentry programs; made for the first of them. The text is why it could not be.
+#[derive(Default)]
+struct LazyLoader(Option<Result<Loader, String>>);
+
+impl LazyLoader {
+    fn get(&mut self, ebpf: &Ebpf) -> Result<&mut Loader, String> {
+        let made = self.0.get_or_insert_with(|| Loader::new(OBJECT, ebpf).map_err(|error| error.to_string()));
+        made.as_mut().map_err(|error| error.clone())
+    }
+}
+
+fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, EbpfError> {
+    let offsets: Vec<(&str, u32)> = FIELDS
+        .iter()
+        .filter(|field| field.global)
+        .map(|field| (field.name, layout.offset(field.name).unwrap_or(MISSING)))
+        .chain(plan.arguments())
+        .chain([
+            ("REASON_NETFILTER_DROP", layout.drop_reason_number("NETFILTER_DROP").unwrap_or(MISSING)),
+            ("TARGETED", u32::from(options.targets.is_some())),
+            ("CONFIRM_COPIES", copies(Hook::Confirm, plan.preempts_programs())),
+            ("SOCK_STATE_COPIES", copies(Hook::SockState, plan.preempts_programs())),
+        ])
+        .collect();
+    let wanted = layout.wanted_reasons();
+    let level = 0_u8;
+    let mut loader = EbpfLoader::new();
+    // No CO-RE relocations to apply: spare the seconds that parsing all of vmlinux BTF takes on a slow machine.
+    loader.btf(None);
+    for (name, value) in &offsets {
+        loader.override_global(name, value, true);
+    }
+    loader.override_global("WANTED_REASONS", &wanted, true);
+    loader.override_global(aya_log::LEVEL, &level, false);
+    loader.map_max_entries(map::EVENTS, options.buffer_bytes.max(4096).next_power_of_two());
+    loader.load(OBJECT)
+}
+
+/// How many copies of its program a hook has.
+fn copies(hook: Hook, preempts_programs: bool) -> u32 {
+    let (Attach::Entry { fentry: Some(copies), .. } | Attach::RawTracepoint(copies)) = hook.spec().attach
+    else {
+        return 1;
+    };
+    Copies::attached(copies, preempts_programs).len() as u32
+}
+
+/// Logs how long an attached program is, as the kernel runs it, and how much of it the verifier walked through.
+fn report_attached(symbol: &str, program: &str, fd: BorrowedFd<'_>) {
+    let size = fentry::size(fd).unwrap_or_default();
+    debug!(symbol, program, instructions = size.instructions, verified = size.verified, "attached");
+}
+
+/// Replaces the addresses of a targeted trace.
+pub(super) fn set_targets(ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<(), AttachError> {
+    let missing = AttachError::Map { name: map::TARGETS };
+    let Some(targets_map) = ebpf.map_mut(map::TARGETS) else { return Err(missing) };
+    let Ok(mut set) = HashMap::<_, [u8; 16], u8>::try_from(targets_map) else { return Err(missing) };
+    let wanted: HashSet<[u8; 16]> = targets.iter().map(key).collect();
+    let present: Vec<[u8; 16]> = set.keys().filter_map(Result::ok).collect();
+    for address in wanted.iter().filter(|address| !present.contains(address)) {
+        // A set that is full leaves the rest out; `check` and the summary name what was not seen.
+        let _ = set.insert(address, 1, 0);
+    }
+    for address in present.iter().filter(|address| !wanted.contains(*address)) {
+        let _ = set.remove(address);
+    }
+    Ok(())
+}
+
+/// An address as the kernel half's key: IPv4 in the first four bytes.
+fn key(address: &IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(not(viptrace_without_bpf))]
+    #[test]
+    fn the_object_has_the_programs_of_the_table_and_no_others() {
+        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        let mut built: Vec<&str> = object.programs.keys().map(String::as_str).collect();
+        let mut named = Vec::new();
+        for hook in Hook::ALL {
+            match hook.spec().attach {
+                Attach::Entry { kprobe, fentry, .. } => {
+                    named.push(kprobe);
+                    named.extend(fentry.iter().flat_map(|copies| copies.programs));
+                }
+                Attach::Return { kprobe, kretprobe, fexit } => named.extend([kprobe, kretprobe, fexit]),
+                Attach::RawTracepoint(copies) => named.extend(copies.programs),
+                Attach::OnDemand(program) => named.push(program),
+            }
+        }
+        built.sort_unstable();
+        named.sort_unstable();
+        assert_eq!(built, named);
+    }
+
+    #[test]
+    fn a_program_that_may_be_preempted_has_all_its_copies() {
+        let of = |preempts| [Hook::Confirm, Hook::SockState, Hook::Delete].map(|hook| copies(hook, preempts));
+        assert_eq!(of(false), [2, 1, 1]);
+        assert_eq!(of(true), [3, 3, 1]);
+    }
+}

@@ -1,0 +1,255 @@
+//! The live kernel: reads the records of attached programs and counts the lost ones.
+//!
+//! Owns the ring buffer and what is asked of programs while they run; `attach` gets them there.
+
+use std::{
+    fmt, io,
+    net::IpAddr,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use aya::{
+    maps::{MapData, MapError, PerCpuArray, RingBuf},
+    programs::{Program, RawTracePointRunOptions, TestRun as _},
+};
+use tokio::io::{Interest, unix::AsyncFd};
+use tracer_ebpf::{Attach, HOOK_SLOTS, Hook, LOST_ANY, map};
+use tracing::{debug, warn};
+
+use super::{
+    attach::{self, AttachError, AttachGap, Attached, Options},
+    clock,
+    decode::Decoder,
+    fentry,
+    layout::Layout,
+    plan::HookPlan,
+};
+use crate::{
+    error::sentence,
+    net::Netns,
+    sighting::{ListedEntry, Sighting},
+    time::Timestamp,
+};
+
+/// How long the reader lets records gather after the first one. The kernel wakes it once a batch, not once a record.
+const BATCH: Duration = Duration::from_millis(50);
+
+/// An attached tracer. Dropping it detaches every hook.
+pub struct Tracer {
+    attached: Attached,
+    ring: AsyncFd<RingBuf<MapData>>,
+    lost: PerCpuArray<MapData, u64>,
+    lost_before: [u64; HOOK_SLOTS],
+    decoder: Decoder,
+    clock_offset_ns: u64,
+    armed_at: Timestamp,
+    counters: Counters,
+}
+
+/// What the reader did, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub records: u64,
+    /// Records from before the last hook was attached: half a picture, so left out.
+    pub before_armed: u64,
+    /// Records that could not be decoded; counted as lost.
+    pub undecodable: u64,
+}
+
+impl Tracer {
+    /// Loads the object with this kernel's layout and attaches every hook of the plan.
+    ///
+    /// A hook that the kernel refuses becomes a gap ([`Self::gaps`]), unless it is essential.
+    pub fn attach(plan: &HookPlan, layout: Arc<Layout>, options: &Options) -> Result<Self, AttachError> {
+        let mut attached = attach::attach(plan, &layout, options)?;
+        let mut map = |name| attached.ebpf.take_map(name).ok_or(AttachError::Map { name });
+        let ring =
+            RingBuf::try_from(map(map::EVENTS)?).map_err(|_| AttachError::Map { name: map::EVENTS })?;
+        let lost =
+            PerCpuArray::try_from(map(map::LOST)?).map_err(|_| AttachError::Map { name: map::LOST })?;
+        #[expect(unsafe_code, reason = "tokio asks for a promise about the file descriptor")]
+        // SAFETY: the ring buffer owns its descriptor, returns the same one as long as it lives, and the AsyncFd
+        // owns the ring buffer.
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
+            .map_err(|error| AttachError::Ring(error.into()))?;
+        // Hooks attach one after the other; what was seen before the last of them is half a picture.
+        let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
+        let clock_offset_ns = clock::monotonic_to_unix_ns();
+        Ok(Self {
+            attached,
+            ring,
+            lost,
+            lost_before: [0; HOOK_SLOTS],
+            decoder: Decoder::new(layout, clock_offset_ns),
+            clock_offset_ns,
+            armed_at,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Hooks that were planned and that the kernel then refused.
+    pub fn gaps(&self) -> &[AttachGap] {
+        &self.attached.gaps
+    }
+
+    /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
+    pub fn fallbacks(&self) -> &[AttachGap] {
+        &self.attached.fallbacks
+    }
+
+    pub fn attached(&self) -> &[Hook] {
+        &self.attached.hooks
+    }
+
+    /// When the last hook was attached.
+    pub fn armed_at(&self) -> Timestamp {
+        self.armed_at
+    }
+
+    /// Nanoseconds added to the kernel's monotonic times to get Unix time.
+    pub fn clock_offset_ns(&self) -> u64 {
+        self.clock_offset_ns
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Waits until there is something to read, and a little longer, so that a busy node is read in batches and an
+    /// idle one not at all.
+    pub async fn readable(&mut self) -> io::Result<()> {
+        self.ring.readable_mut().await?.retain_ready();
+        tokio::time::sleep(BATCH).await;
+        Ok(())
+    }
+
+    /// Reads what is there, at most `limit` records. The order is that of the ring buffer: CPUs may differ by the
+    /// time between taking the time and reserving the room. `keep` is shown each record that becomes a sighting.
+    pub fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, mut keep: impl FnMut(&[u8])) -> usize {
+        let mut read = 0;
+        let ring = self.ring.get_mut();
+        while read < limit {
+            let Some(record) = ring.next() else { break };
+            read += 1;
+            self.counters.records += 1;
+            match self.decoder.decode(&record) {
+                Ok(sighting) if sighting.time >= self.armed_at => {
+                    keep(&record);
+                    into.push(sighting);
+                }
+                Ok(_) => self.counters.before_armed += 1,
+                Err(error) => {
+                    self.counters.undecodable += 1;
+                    // Once is enough to know; the count goes on.
+                    if self.counters.undecodable == 1 {
+                        warn!("a record from the kernel could not be read, and is counted as lost: {error}");
+                    }
+                }
+            }
+        }
+        read
+    }
+
+    /// Whether the buffer holds records that [`Self::drain`] did not give: newer ones, or one that is still being
+    /// written and holds up those behind it (`ringbuf_map_poll`, kernel/bpf/ringbuf.c, counts both).
+    pub fn has_more(&self) -> bool {
+        let mut asked = libc::pollfd { fd: self.ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        #[expect(unsafe_code, reason = "poll(2) has no safe wrapper in std")]
+        // SAFETY: one entry, which outlives the call; the descriptor is open as long as the ring buffer.
+        let ready = unsafe { libc::poll(&raw mut asked, 1, 0) };
+        ready > 0
+    }
+
+    /// Old entries as if the kernel had reported them: sightings, and the records to keep.
+    pub fn listed(
+        &mut self,
+        entries: &[ListedEntry],
+        netns: Netns,
+        into: &mut Vec<Sighting>,
+        mut keep: impl FnMut(&[u8]),
+    ) {
+        for entry in entries {
+            if let Some((sighting, record)) = self.decoder.listed(entry, netns) {
+                keep(record.as_ref());
+                into.push(sighting);
+            }
+        }
+    }
+
+    /// To be called once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for
+    /// new records.
+    pub fn caught_up(&mut self) {
+        // The kernel notifies again for the next record, because the reader has reached the producer.
+        if let Some(Ok(mut guard)) = futures::FutureExt::now_or_never(self.ring.readable_mut()) {
+            guard.clear_ready();
+        }
+    }
+
+    /// Records lost in the kernel since the last call, by hook.
+    pub fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
+        let mut losses = Vec::new();
+        // Read after every batch, and hardly ever another number than before.
+        let any: u64 = self.lost.get(&(LOST_ANY as u32), 0)?.iter().sum();
+        if any == self.lost_before[LOST_ANY] {
+            return Ok(losses);
+        }
+        self.lost_before[LOST_ANY] = any;
+        for hook in &self.attached.hooks {
+            let slot = *hook as usize;
+            let total: u64 = self.lost.get(&(slot as u32), 0)?.iter().sum();
+            let before = &mut self.lost_before[slot];
+            if total > *before {
+                losses.push((*hook, total - *before));
+                *before = total;
+            }
+        }
+        Ok(losses)
+    }
+
+    /// Has these conntrack entries read again, by their kernel addresses: what they are by now comes as sightings of
+    /// [`Hook::EntryReread`]. An address where another entry lies by now yields that one. Returns how many could not be
+    /// read.
+    pub fn reread(&mut self, entries: &[u64]) -> usize {
+        let Attach::OnDemand(name) = Hook::EntryReread.spec().attach else { return entries.len() };
+        if entries.is_empty() || !self.attached.hooks.contains(&Hook::EntryReread) {
+            return entries.len();
+        }
+        let Some(Program::RawTracePoint(program)) = self.attached.ebpf.program_mut(name) else {
+            return entries.len();
+        };
+        let mut failed = 0;
+        for entry in entries {
+            let mut options = RawTracePointRunOptions::new();
+            options.args[0] = *entry;
+            if let Err(error) = program.test_run(options) {
+                failed += 1;
+                debug!(entry, "a conntrack entry could not be read again: {}", sentence(&error));
+            }
+        }
+        failed
+    }
+
+    /// How many events at most the kernel skipped all of a hook's programs for, because they were running on that CPU
+    /// already. Counted since 5.12 for fentry and later for the others.
+    pub fn skipped_events(&self, hook: Hook) -> u64 {
+        let skipped = |program: &OwnedFd| fentry::missed_runs(program.as_fd()).unwrap_or_default();
+        let programs = self.attached.programs.iter().filter(|(of, _)| *of == hook);
+        programs.map(|(_, program)| skipped(program)).min().unwrap_or_default()
+    }
+
+    /// Replaces the addresses of a targeted trace.
+    pub fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
+        attach::set_targets(&mut self.attached.ebpf, targets)
+    }
+}
+
+impl fmt::Debug for Tracer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tracer")
+            .field("attached", &self.attached.hooks)
+            .field("gaps", &self.attached.gaps)
+            .finish_non_exhaustive()
+    }
+}
