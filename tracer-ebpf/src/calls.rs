@@ -8,6 +8,9 @@ use aya_ebpf::{
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     maps::PerCpuArray,
 };
+use tracer_ebpf::Hook;
+
+use crate::messages;
 
 /// How deep a function is nested on a CPU: a task's own packet, and a softirq on top of it.
 const DEPTHS: usize = 4;
@@ -54,12 +57,13 @@ pub(crate) fn begin(calls: &Map, argument: u64) {
 
 /// The argument of the call that ends; `None` where its beginning is not known.
 #[inline(always)]
-pub(crate) fn end(calls: &Map) -> Option<u64> {
+pub(crate) fn end(calls: &Map, hook: Hook) -> Option<u64> {
     let calls = calls.get_ptr_mut(0)?;
     // SAFETY: as in `begin`.
     unsafe {
         let depth = (*calls).depth;
         if depth == 0 {
+            messages::not_begun(hook);
             return None;
         }
         (*calls).depth = depth - 1;
@@ -69,6 +73,7 @@ pub(crate) fn end(calls: &Map) -> Option<u64> {
         }
         let call = (*calls).open[index & (DEPTHS - 1)];
         if call.pid_tgid != bpf_get_current_pid_tgid() {
+            messages::moved(hook);
             // It left this CPU's stack behind: begin again.
             (*calls).depth = 0;
             return None;

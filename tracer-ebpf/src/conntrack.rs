@@ -12,7 +12,7 @@ use tracer_ebpf::{
 use crate::{
     calls, copies,
     entry::{Entry, at_entry},
-    filter, globals, output,
+    filter, globals, messages, output,
 };
 
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
@@ -158,6 +158,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     // or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).ct_head, ct) {
+            messages::unreadable(hook);
             output::discard(entry);
             return;
         }
@@ -198,7 +199,7 @@ pub(crate) fn early_drop(ctx: ProbeContext) -> u32 {
 #[kretprobe]
 pub(crate) fn early_drop_return(ctx: RetProbeContext) -> u32 {
     let freed = u32::from(ctx.ret::<u8>() != 0);
-    if let Some(net) = calls::end(&EARLY_DROPS) {
+    if let Some(net) = calls::end(&EARLY_DROPS, Hook::EarlyDrop) {
         table_full(net, freed);
     }
     0

@@ -17,7 +17,8 @@ type Address = [u8; 16];
 #[map]
 static TARGETS: HashMap<Address, u8> = HashMap::with_max_entries(16384, 0);
 
-const AF_INET6: u16 = 10;
+pub(crate) const AF_INET: u16 = 2;
+pub(crate) const AF_INET6: u16 = 10;
 
 #[inline(always)]
 pub(crate) fn on() -> bool {

@@ -13,7 +13,8 @@ use tracer_ebpf::{Hook, IpvsRecord, Kind, MISSING, REASON_NONE};
 use crate::{
     calls,
     entry::{Entry, at_entry},
-    filter, globals, output, packet,
+    filter::{self, AF_INET, AF_INET6},
+    globals, messages, output, packet,
 };
 
 at_entry!(ipvs_conn_new, ipvs_conn_new_fentry, on_ipvs_conn_new);
@@ -31,9 +32,14 @@ fn on_ipvs_conn_new(ctx: &impl Entry) {
         address_behind(param, globals::OFF_IPVS_PARAM_VADDR.load()),
         field::<u16>(param, globals::OFF_IPVS_PARAM_AF.load()),
     ) else {
+        messages::unreadable(Hook::IpVsConnNew);
         return;
     };
     let Some(destination) = output::read::<[u8; 16]>(daddr) else { return };
+    if family != AF_INET && family != AF_INET6 {
+        messages::unknown_family(Hook::IpVsConnNew, family);
+        return;
+    }
     if filter::on()
         && !filter::wants_address(&virtual_address, family)
         && !filter::wants_address(&client, family)
@@ -80,7 +86,7 @@ pub(crate) fn ipvs_schedule(ctx: ProbeContext) -> u32 {
 #[kretprobe]
 pub(crate) fn ipvs_schedule_return(ctx: RetProbeContext) -> u32 {
     let is_chosen = ctx.ret::<u64>() != 0;
-    if let Some(skb) = calls::end(&IPVS_CALLS)
+    if let Some(skb) = calls::end(&IPVS_CALLS, Hook::IpVsSchedule)
         && !is_chosen
     {
         packet::report(Hook::IpVsSchedule, skb, REASON_NONE, 0);

@@ -228,4 +228,6 @@ pub mod map {
     pub const LOST: &str = "LOST";
     /// Hash set of addresses (16 bytes, IPv4 in its first four) that a targeted trace lets through.
     pub const TARGETS: &str = "TARGETS";
+    /// Ring buffer of aya-log's debug lines, each of which begins with a hook's number and a space.
+    pub const MESSAGES: &str = "AYA_LOGS";
 }

@@ -4,7 +4,7 @@
 //! state; every other program sits on a path that only failures take. One file a subsystem (`conntrack`, `packet`, `ipvs`,
 //! `tcp`, `drops`); what they share is `globals` (this kernel's offsets), `entry` (kprobe or fentry), `filter` (a trace's
 //! target), `output` (records and the count of lost ones), `calls` (what a CPU remembers between two programs) and `copies`
-//! (events that come while a program is busy).
+//! (events that come while a program is busy). What a healthy run never meets is logged (`messages`).
 
 #![no_std]
 #![no_main]
@@ -18,6 +18,7 @@ mod entry;
 mod filter;
 mod globals;
 mod ipvs;
+mod messages;
 mod output;
 mod packet;
 mod tcp;

@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use tracer_ebpf::{HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE};
 
-use crate::globals;
+use crate::{globals, messages};
 
 /// Resized by the program before load; a power of two and a multiple of the page size.
 #[map]
@@ -39,7 +39,12 @@ fn count_lost(hook: Hook) {
         // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs. Nothing
         // that counts the same hook comes between load and store; what an interrupt adds to the sum in between is lost
         // from the sum only, which is then still not the old one.
-        unsafe { *lost += 1 };
+        let before = unsafe { *lost };
+        // SAFETY: as above.
+        unsafe { *lost = before + 1 };
+        if before == 0 && slot == hook as u32 {
+            messages::no_room(hook);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use tracer_ebpf::{CTINFO_NONE, Hook, InvalidRecord, Kind, MISSING, PacketRecord,
 use crate::{
     conntrack,
     entry::{Entry, at_entry},
-    filter, globals, output,
+    filter, globals, messages, output,
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
@@ -128,7 +128,9 @@ pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
     unsafe {
         let head = &mut *(&raw mut (*record).packet).cast::<MaybeUninit<PacketRecord>>();
         packet.fill(head, (Hook::InvalidLog, Kind::Invalid), REASON_NONE, 0, 0);
-        output::copy(&raw mut (*record).why, fmt);
+        if !output::copy(&raw mut (*record).why, fmt) {
+            messages::unreadable(Hook::InvalidLog);
+        }
     }
     output::submit(entry);
     0

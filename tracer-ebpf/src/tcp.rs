@@ -6,7 +6,7 @@ use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 use crate::{
     copies,
     entry::{Entry, at_entry},
-    filter, globals, output, packet,
+    filter, globals, messages, output, packet,
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
@@ -172,6 +172,7 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     // or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).sock_head, sk) {
+            messages::unreadable(hook);
             output::discard(entry);
             return;
         }

@@ -41,6 +41,7 @@ pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
         replayed.is_ok_and(|replayed| replayed.stdout.len() >= attempts.len()).then_some(())
     })?;
     let live = stage.kill_watching()?;
+    ensure!(!live.stderr.contains("viptrace::bpf"), "a program writes messages unasked: {}", live.stderr);
     let replayed = replay::run(replay::RECORDING, &["-o", "json", "--all"])?;
     ensure!(
         replayed.stderr.contains("it was cut off at"),
@@ -104,10 +105,10 @@ pub(super) fn disk_full(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A buffer far too small: events are lost, and the replay tells of the same losses.
+/// A buffer far too small: events are lost, the programs say so to a developer, and the replay tells of the same losses.
 pub(super) fn losses(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
-    stage.watch_with(&["--buffer", "4K"])?;
+    stage.watch_with(&["--buffer", "4K", "-vv"])?;
     let from = stage.world.pod("shop/client-1")?.place.clone();
     let frontend = stage.world.cluster.vip("shop/frontend", "http")?;
     let attempts = client::connect(&from, frontend, 300, 4, Script::exchange())?;
@@ -119,5 +120,8 @@ pub(super) fn losses(stage: &mut Stage) -> Result<()> {
     // Which flows the losses spoilt is chance: only the trace and its replay are compared.
     let live = stage.stop_watching()?;
     ensure!(live.stderr.contains("lost"), "nothing was lost: {}", live.stderr);
+    let said =
+        |line: &str| line.contains("DEBUG viptrace::bpf: no room for a record") && line.contains("hook=");
+    ensure!(live.stderr.lines().any(said), "no program says that it found no room: {}", live.stderr);
     replay::check("recording-losses", replay::RECORDING, &live)
 }

@@ -13,6 +13,7 @@ use aya::{
     maps::HashMap,
     programs::{Program, ProgramError, RawTracePointRunOptions, TestRun as _},
 };
+use aya_log::Level;
 use tracer_ebpf::{Attach, Copies, Hook, HookSpec, MISSING, map};
 use tracing::debug;
 
@@ -27,6 +28,11 @@ use crate::error::{Hint, sentence};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPTRACE_BPF_OBJECT"));
 #[cfg(viptrace_without_bpf)]
 static OBJECT: &[u8] = &[];
+
+/// The target of the debug lines that programs write.
+pub(super) const MESSAGES: &str = "viptrace::bpf";
+/// Room for those that wait to be read, bytes.
+const MESSAGES_BYTES: u32 = 128 << 10;
 
 /// What a trace wants of the kernel.
 #[derive(Clone, Debug)]
@@ -244,7 +250,9 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
         ])
         .collect();
     let wanted = layout.wanted_reasons();
-    let level = 0_u8;
+    // Where nobody reads what programs have to say, the verifier removes it and its buffer is a page.
+    let (level, messages_bytes) =
+        if reads_messages() { (Level::Debug as u8, MESSAGES_BYTES) } else { (0, 1) };
     let mut loader = EbpfLoader::new();
     // No CO-RE relocations to apply: spare the seconds that parsing all of vmlinux BTF takes on a slow machine.
     loader.btf(None);
@@ -252,9 +260,15 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
         loader.override_global(name, value, true);
     }
     loader.override_global("WANTED_REASONS", &wanted, true);
-    loader.override_global(aya_log::LEVEL, &level, false);
+    loader.override_global(aya_log::LEVEL, &level, true);
+    loader.map_max_entries(map::MESSAGES, messages_bytes);
     loader.map_max_entries(map::EVENTS, options.buffer_bytes.max(4096).next_power_of_two());
     loader.load(OBJECT)
+}
+
+/// Whether somebody reads the debug lines of programs (`-vv`).
+pub(super) fn reads_messages() -> bool {
+    tracing::enabled!(target: MESSAGES, tracing::Level::DEBUG)
 }
 
 /// How many copies of its program a hook has.

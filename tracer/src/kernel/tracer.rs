@@ -24,6 +24,7 @@ use super::{
     decode::Decoder,
     fentry,
     layout::Layout,
+    messages::Messages,
     plan::HookPlan,
 };
 use crate::{
@@ -46,6 +47,7 @@ pub struct Tracer {
     clock_offset_ns: u64,
     armed_at: Timestamp,
     counters: Counters,
+    _messages: Option<Messages>,
 }
 
 /// What the reader did, since it began.
@@ -74,6 +76,7 @@ impl Tracer {
         // owns the ring buffer.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
             .map_err(|error| AttachError::Ring(error.into()))?;
+        let messages = attach::reads_messages().then(|| Messages::read(&mut attached.ebpf)).transpose()?;
         // Hooks attach one after the other; what was seen before the last of them is half a picture.
         let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
         let clock_offset_ns = clock::monotonic_to_unix_ns();
@@ -86,6 +89,7 @@ impl Tracer {
             clock_offset_ns,
             armed_at,
             counters: Counters::default(),
+            _messages: messages,
         })
     }
 
