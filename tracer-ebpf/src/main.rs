@@ -9,6 +9,11 @@
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "kernel memory and BPF maps are reached through raw pointers")]
+#![expect(
+    clippy::inline_always,
+    reason = "a hook and its layout are constants in each program, not arguments of calls"
+)]
+#![expect(clippy::needless_pass_by_value, reason = "aya's macros hand a program its context by value")]
 
 mod calls;
 mod conntrack;
@@ -23,7 +28,6 @@ mod output;
 mod packet;
 mod tcp;
 
-#[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     // The verifier proves that no path leads here; the language asks for the function all the same.

@@ -21,6 +21,26 @@ const CHECKS: &[Check] = &[
         needs: "clippy",
         arguments: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
     },
+    // As if it were for the host: clippy has no compiler for BPF. It has no unwinding there either.
+    Check {
+        name: "lints of the eBPF programs",
+        needs: "clippy",
+        arguments: &[
+            "clippy",
+            "--config",
+            "profile.dev.panic=\"abort\"",
+            "--package",
+            "tracer-ebpf",
+            "--bin",
+            "viptrace-bpf",
+            "--features",
+            "bpf",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    },
 ];
 
 /// Formatting and lints.
