@@ -71,16 +71,32 @@ fn files(root: &Path, folder: &Path) -> Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
+    /// With a program in the release folder that only writes pages.
     #[test]
-    fn every_file_is_summed_by_its_path_in_the_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("man1")).unwrap();
-        for name in ["viptrace", "man1/viptrace.1", "LICENSE"] {
-            fs::write(folder.path().join(name), name).unwrap();
-        }
-        let found = files(folder.path(), folder.path()).unwrap();
-        assert_eq!(found, ["LICENSE", "man1/viptrace.1", "viptrace"].map(PathBuf::from));
+    fn a_package_holds_the_binary_what_it_writes_and_sums_that_are_right() {
+        let target = tempfile::tempdir().unwrap();
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned();
+        let place = Place { repository, target: target.path().to_owned() };
+        let binary = place.release("viptrace");
+        fs::create_dir_all(binary.parent().unwrap()).unwrap();
+        fs::write(&binary, "#!/bin/sh\n[ \"$1\" = pages ] && mkdir \"$2/man1\" && echo > \"$2/man1/a.1\"\n")
+            .unwrap();
+        fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+        let folder = target.path().join("dist");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("stale"), "").unwrap();
+        assert_eq!(fill(&place, &folder).unwrap(), 4);
+        let found = files(&folder, &folder).unwrap();
+        assert_eq!(found, ["LICENSE", CHECKSUMS, "man1/a.1", "viptrace"].map(PathBuf::from));
+        let sums =
+            Call::new("check the sums", "sha256sum").args(["--check", CHECKSUMS]).directory(&folder).read();
+        assert_eq!(
+            sums.unwrap().lines().collect::<Vec<_>>(),
+            ["LICENSE: OK", "man1/a.1: OK", "viptrace: OK"]
+        );
     }
 }
