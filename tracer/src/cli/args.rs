@@ -26,10 +26,12 @@ const EXIT_STATUS: &str = "Exit status:
   0  nothing broken was found; the output names what could not be observed
   1  could not run
   2  wrong usage
-  3  faults found";
+  3  faults found
+  4  nothing broken was found, but a part that matters could not be read
+     (check: Services, endpoints, rules; replay: the recording)";
 
 const TRACE_EXAMPLES: &str = "Examples:
-  viptrace trace                          every Service on this node, until Ctrl-C
+  viptrace trace                          every Service on this node
   viptrace trace shop/cart                one Service
   viptrace trace -n shop cart             the same
   viptrace trace pod/shop/cart-0          every flow of one Pod
@@ -45,14 +47,7 @@ before the trace started are not observed.";
 const REPLAY_EXAMPLES: &str = "Examples:
   viptrace replay incident.viptrace                the verdicts of the live trace
   viptrace replay incident.viptrace shop/cart      those of one Service
-  viptrace replay incident.viptrace -o json --all  every flow as a record
-
-Exit status:
-  0  nothing broken was found
-  1  could not run
-  2  wrong usage
-  3  faults found
-  4  nothing broken was found, but a part of the recording could not be read";
+  viptrace replay incident.viptrace -o json --all  every flow as a record";
 
 /// Finds the hop that broke a Kubernetes Service
 ///
@@ -189,7 +184,7 @@ impl ShownArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = REPLAY_EXAMPLES)]
+#[command(after_help = REPLAY_EXAMPLES, after_long_help = format!("{REPLAY_EXAMPLES}\n\n{EXIT_STATUS}"))]
 pub struct ReplayArgs {
     /// A recording of `viptrace trace --record FILE`
     #[arg(value_name = "FILE")]

@@ -18,9 +18,9 @@ const COLUMNS: usize = 80;
 const MAX_COLUMNS: usize = 120;
 
 const EXAMPLES: &str = "Examples:
-  viptrace explain                    every class, by the domain that has to act
-  viptrace explain C6                 what a stale endpoint is, how it is recognised, what to do
-  viptrace explain --all -o json      the whole knowledge base; viptrace schema explain describes it";
+  viptrace explain                every class, by the domain that has to act
+  viptrace explain C6             a stale endpoint: mechanism, recognition, action
+  viptrace explain --all -o json  all classes, as viptrace schema explain describes";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

@@ -1,4 +1,4 @@
-//! The help of every verb, short and long, and the schemas.
+//! The help of every verb on a terminal of 80 columns, short and long, and the schemas.
 
 use insta::assert_snapshot;
 
@@ -6,11 +6,12 @@ use crate::terminal_support::Terminal;
 
 #[test]
 fn short_and_long_help() {
-    let terminal = Terminal::new();
+    let mut terminal = Terminal::new();
+    terminal.set("COLUMNS", "80");
     for verb in ["", "trace", "replay", "check", "capture", "explain", "schema"] {
         let help = |flag: &str| terminal.run(format!("{verb} {flag}").trim_start());
         let (short, long) = (help("-h"), help("--help"));
-        let wide = long.lines().find(|line| line.chars().count() > 100);
+        let wide = short.lines().chain(long.lines()).find(|line| line.chars().count() > 80);
         assert_eq!(wide, None, "{verb}");
         let name = if verb.is_empty() { "viptrace" } else { verb };
         assert_snapshot!(format!("help_{name}"), short + &long);
