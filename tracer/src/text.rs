@@ -73,12 +73,13 @@ pub fn word(name: &str) -> String {
     }
 }
 
-/// `1 endpoint`, `2 endpoints`, `3 entries`: the count with its noun, which is given for one.
+/// `1 endpoint`, `2 endpoints`, `3 entries`, `4 addresses`: the count with its noun, which is given for one.
 pub fn count(count: impl TryInto<u64>, noun: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
     match noun.strip_suffix('y') {
         _ if count == 1 => format!("1 {noun}"),
         Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{count} {stem}ies"),
+        _ if noun.ends_with('s') => format!("{count} {noun}es"),
         _ => format!("{count} {noun}s"),
     }
 }
@@ -89,6 +90,14 @@ pub fn times(count: impl Into<u64>) -> String {
         1 => "once".to_owned(),
         count => format!("{count} times"),
     }
+}
+
+/// Another program's time, as it wrote it, without what is finer than a millisecond.
+pub fn to_the_millisecond(time: &str) -> String {
+    let Some((whole, fraction)) = time.split_once('.') else { return time.to_owned() };
+    let zone = fraction.trim_start_matches(|character: char| character.is_ascii_digit());
+    let digits = fraction.strip_suffix(zone).unwrap_or_default();
+    format!("{whole}.{}{zone}", digits.get(..3).unwrap_or(digits))
 }
 
 /// A duration to its leading parts: `340 ms`, `12.5 s`, `4 min 10 s`, `3 h 20 min`.

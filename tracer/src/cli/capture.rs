@@ -19,6 +19,7 @@ use crate::{
         capture::{Capture, Kind, folder},
     },
     report::Printer,
+    text::count,
 };
 
 /// For one question to the API server: a person waits.
@@ -39,9 +40,9 @@ pub(super) fn run(options: &CaptureOptions, mut printer: Printer) -> anyhow::Res
     }
     let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
     printer.data(&format!(
-        "{}: {} files, {bytes} bytes; {} could not be collected (see viptrace-capture.json)\n",
+        "{}: {}, {bytes} bytes; {} could not be collected (see viptrace-capture.json)\n",
         options.folder.display(),
-        manifest.files.len(),
+        count(manifest.files.len(), "file"),
         manifest.gaps.len(),
     ))?;
     printer.flush()?;

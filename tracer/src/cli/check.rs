@@ -17,7 +17,7 @@ use crate::{
         tracer::Tracer,
     },
     report::{Paint, Printer, printer::Style},
-    text::safe,
+    text::{count, safe},
 };
 
 /// Why no tracing is possible here at all, and what helps.
@@ -227,9 +227,8 @@ fn render(
             format!("{} {}{hint}", paint.text(Style::Fault, "tracing cannot run here:"), safe(what))
         }
         (None, 0) => paint.text(Style::Good, "tracing can run here, with every hook"),
-        (None, 1) => paint.text(Style::Unknown, "tracing can run here, without 1 hook"),
         (None, missing) => {
-            paint.text(Style::Unknown, &format!("tracing can run here, without {missing} hooks"))
+            paint.text(Style::Unknown, &format!("tracing can run here, without {}", count(missing, "hook")))
         }
     };
     let _ = writeln!(out, "\n{conclusion}");

@@ -16,7 +16,7 @@ use crate::{
     recording::{Damage, DamageKind, End, Header, Player, Step},
     report::{Printer, Report},
     session::{Detail, Ending},
-    text::safe,
+    text::{count, safe},
 };
 
 /// Damages named one by one; the rest is counted.
@@ -119,30 +119,30 @@ fn narrowed(header: &Header, wanted: Option<&Target>) -> Option<String> {
 /// What is missing of the recording, each in words.
 fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
     let mut lacks = Vec::new();
-    let (damages, count) = player.damage();
+    let (damages, found) = player.damage();
     for damage in damages.iter().take(NAMED) {
         lacks.push(damage_text(damage));
     }
-    if let Some(more) = count.checked_sub(NAMED as u64).filter(|more| *more > 0) {
-        lacks.push(format!("{more} more damaged parts"));
+    if let Some(more) = found.checked_sub(NAMED as u64).filter(|more| *more > 0) {
+        lacks.push(count(more, "more damaged part"));
     }
     let missing = player.missing();
     if missing.beginning {
-        lacks.push("what Kubernetes said before it began is missing".to_owned());
+        lacks.push("the cluster's objects from before it began are missing".to_owned());
     }
     if missing.items > 0 {
         let why = missing.first_unreadable.as_deref().unwrap_or_default();
-        lacks.push(format!("{} items could not be read: {}", missing.items, safe(why)));
+        lacks.push(format!("{} could not be read: {}", count(missing.items, "item"), safe(why)));
     }
     if missing.undecodable > 0 {
-        lacks.push(format!("{} events could not be decoded", missing.undecodable));
+        lacks.push(format!("{} could not be decoded", count(missing.undecodable, "event")));
     }
     let dropped = missing.dropped;
     if dropped.records > 0 || dropped.others > 0 {
         lacks.push(format!(
-            "{} events and {} other items from {} to {} were not recorded: the disk was too slow",
-            dropped.records,
-            dropped.others,
+            "{} and {} from {} to {} could not be recorded: the disk was too slow",
+            count(dropped.records, "event"),
+            count(dropped.others, "other item"),
             dropped.from.to_the_millisecond(),
             dropped.to.to_the_millisecond()
         ));
@@ -155,12 +155,12 @@ fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
 
 fn damage_text(damage: &Damage) -> String {
     let Damage { kind, offset, skipped, blocks } = damage;
-    let what = kind.as_str();
+    let (what, skipped) = (kind.as_str(), count(*skipped, "byte"));
     match (kind, blocks) {
-        (DamageKind::Truncated, _) => format!("at byte {offset}: {what} ({skipped} bytes of it are there)"),
-        (_, 0) => format!("at byte {offset}: {what} ({skipped} bytes passed over)"),
+        (DamageKind::Truncated, _) => format!("at byte {offset}: {what} (the file has {skipped} of it)"),
+        (_, 0) => format!("at byte {offset}: {what} ({skipped} passed over)"),
         (_, blocks) => {
-            format!("at byte {offset}: {what} ({skipped} bytes passed over, {blocks} blocks lost)")
+            format!("at byte {offset}: {what} ({skipped} passed over, {} lost)", count(*blocks, "block"))
         }
     }
 }

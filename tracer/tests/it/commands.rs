@@ -113,7 +113,7 @@ fn literals(tokens: TokenStream, literal: &mut impl FnMut(&str)) {
 }
 
 /// Captures of nodes, healthy and broken.
-fn captures() -> Vec<Gathered> {
+pub(crate) fn captures() -> Vec<Gathered> {
     let mut all: Vec<Gathered> = ["iptables", "nftables", "ipvs"]
         .iter()
         .flat_map(|mode| [format!("kube-proxy/worker-1/{mode}"), format!("kube-proxy/worker-2/{mode}")])

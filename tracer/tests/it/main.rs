@@ -39,3 +39,4 @@ mod verdict_history;
 mod verdict_ipvs;
 mod verdict_kinds;
 mod verdict_resets;
+mod wording;

@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use crate::{
     cli::args::RecordOptions,
     recording::{self, CreateError, Failure, Finished, Header, Recorder},
+    text::count,
 };
 
 /// The recording's file before anything is in it.
@@ -45,7 +46,7 @@ pub(super) fn failed(path: &Path, failure: &Failure) -> String {
     format!(
         "the recording {} ends at {}: {}; the trace goes on without it",
         path.display(),
-        failure.covered,
+        failure.covered.to_the_millisecond(),
         failure.error
     )
 }
@@ -56,13 +57,18 @@ pub(super) fn ended(path: &Path, finished: &Finished) -> (String, Vec<String>) {
     let path = path.display();
     let mut gaps = Vec::new();
     if let Some(failure) = failure {
-        gaps.push(format!("the recording {path} ends at {}: {}", failure.covered, failure.error));
+        let covered = failure.covered.to_the_millisecond();
+        gaps.push(format!("the recording {path} ends at {covered}: {}", failure.error));
     }
     if dropped.records > 0 || dropped.others > 0 {
         gaps.push(format!(
-            "the recording {path} lacks {} events and {} other items from {} to {}: the disk was too slow",
-            dropped.records, dropped.others, dropped.from, dropped.to
+            "the recording {path} lacks {} and {} from {} to {}: the disk was too slow",
+            count(dropped.records, "event"),
+            count(dropped.others, "other item"),
+            dropped.from.to_the_millisecond(),
+            dropped.to.to_the_millisecond()
         ));
     }
-    (format!("recorded {records} events in {bytes} bytes; `viptrace replay {path}` shows them"), gaps)
+    let events = count(*records, "event");
+    (format!("recorded {events} in {bytes} bytes; `viptrace replay {path}` shows them"), gaps)
 }

@@ -69,9 +69,14 @@ impl fmt::Display for NoEndpointsReason {
                 list(f, pods.iter().map(Key::to_string), *more)
             }
             Self::ScaledToZero { last_endpoint } => {
-                write!(f, "no Pod matches its selector any more; the last endpoint left at {last_endpoint}")
+                write!(
+                    f,
+                    "no Pod matches its selector any more; the last endpoint left at {}",
+                    last_endpoint.to_the_millisecond()
+                )
             }
             Self::SelectorMatchesNothing { selector } => write!(f, "its selector {selector} matches no Pod"),
+            Self::EndpointsNotReady { count: 1 } => f.write_str("its endpoint is not ready"),
             Self::EndpointsNotReady { count } => write!(f, "none of its {count} endpoints is ready"),
             Self::Unexplained => f.write_str("no endpoints; why is not known without the Pods"),
         }

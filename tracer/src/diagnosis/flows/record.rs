@@ -128,7 +128,10 @@ fn build(
 ) -> Verdict {
     let healthy = matches!(finding.class, Class::Ok | Class::N8);
     if flow.lost > 0 {
-        let lost = format!("{} events were lost while this flow was watched", flow.lost);
+        let lost = match flow.lost {
+            1 => "1 event was lost while this flow was watched".to_owned(),
+            lost => format!("{lost} events were lost while this flow was watched"),
+        };
         if healthy {
             finding = finding.into_unknown(&lost);
         } else {

@@ -1,6 +1,6 @@
 //! What the kernel was seen to do with a flow, in words, in the order of time.
 
-use super::text::{length, times};
+use super::text::{count, length, times};
 use crate::{
     flow::{Decision, End, Flow, IcmpMeaning, Ipvs, Mark, RefusalKind, SocketEnd, Stage},
     sighting::{Status, TcpState},
@@ -258,9 +258,9 @@ fn ending(who: &str, end: &SocketEnd, from: TcpState) -> String {
         return format!("the {who}'s connect failed");
     }
     format!(
-        "the {who}'s socket ended from {}: {} bytes sent and acknowledged, {} received",
+        "the {who}'s socket ended from {}: {} sent and acknowledged, {} received",
         state(from),
-        end.bytes_acked,
+        count(end.bytes_acked, "byte"),
         end.bytes_received
     )
 }

@@ -6,6 +6,7 @@ use super::{Facts, Finding, Level};
 use crate::{
     class::{Class, Confidence, Severity, action},
     node::{conntrack::Growth, snapshot::ConntrackUse},
+    text::count,
     verdict::EvidenceType,
 };
 
@@ -187,10 +188,14 @@ fn lost(
     }
     let detail = match (insert_failed.by, drop.by) {
         (0, dropped) => {
-            format!("conntrack dropped {dropped} packets between two readings although it is not full")
+            format!(
+                "conntrack dropped {} between two readings although it is not full",
+                count(dropped, "packet")
+            )
         }
         (failed, _) => format!(
-            "conntrack could not insert {failed} entries between two readings: their first packets are lost"
+            "conntrack could not insert {} between two readings: the kernel dropped their first packets",
+            count(failed, "entry")
         ),
     };
     let mut finding =

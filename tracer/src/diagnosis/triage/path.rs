@@ -13,7 +13,7 @@ use crate::{
         interfaces::{Interface, Interfaces},
         sysctl::Sysctls,
     },
-    text::word,
+    text::{count, word},
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -154,7 +154,7 @@ fn bridged(
         )
         .severity(Severity::High)
         .node(None, how.clone())
-        .node(None, format!("bridge {} has {ports} ports and the Pods' addresses", bridge.name))
+        .node(None, format!("bridge {} has {} and the Pods' addresses", bridge.name, count(ports, "port")))
         .against(EvidenceType::Node, None, "only client and endpoint on this same node are affected")
         .now(&[action::FILTER_BRIDGED])
         .fill("SETTING", format!("net.bridge.{setting}")),

@@ -7,7 +7,7 @@ use crate::{
         History,
         model::{Phase, Pod},
     },
-    text::word,
+    text::{times, to_the_millisecond, word},
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -207,7 +207,7 @@ fn events(facts: &Facts, findings: &mut Vec<Finding>) {
             )
             .severity(Severity::Low)
             .level(Level::Note)
-            .api(None, format!("{} times, last at {}", event.count, event.last))
+            .api(None, format!("{}, last at {}", times(event.count), to_the_millisecond(&event.last)))
             .now(&[action::DESCRIBE_PROXY_POD])
             .fill("POD", word(&event.object)),
         );

@@ -148,12 +148,7 @@ fn ends(log: &Log, findings: &mut Vec<Finding>) {
 }
 
 fn told_by(finding: Finding, told: &Told) -> Finding {
-    let times = if told.count == 1 {
-        format!("once, at {}", told.last)
-    } else {
-        format!("{} times, first at {}, last at {}", told.count, told.first, told.last)
-    };
-    finding.node(None, format!("kube-proxy's log, {times}: {}", told.text))
+    finding.node(None, format!("kube-proxy's log, {}: {}", told.when(), told.text))
 }
 
 /// C11.

@@ -7,6 +7,7 @@ use crate::{
     class::{Class, Confidence, Severity, action},
     node::{Presence, ProxyMode, interfaces::IPVS_DEVICE},
     rules::Writer,
+    text::count,
     verdict::EvidenceType,
 };
 
@@ -30,8 +31,8 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
             "kube-proxy's chains stand in both iptables backends: packets pass both, and one of \
              the two is stale",
         )
-        .node(None, format!("iptables-nft: {nft} chains of Services"))
-        .node(None, format!("iptables-legacy: {legacy} chains of Services")),
+        .node(None, format!("iptables-nft: {}", count(nft, "Service chain")))
+        .node(None, format!("iptables-legacy: {}", count(legacy, "Service chain"))),
     );
 }
 
@@ -47,12 +48,12 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
             left.push(match other {
                 ProxyMode::Iptables => {
                     let chains = facts.node.service_chains(Writer::is_iptables);
-                    format!("iptables mode: {chains} chains of Services")
+                    format!("iptables mode: {}", count(chains, "Service chain"))
                 }
                 ProxyMode::Nftables => "nftables mode: the table kube-proxy".to_owned(),
                 ProxyMode::Ipvs => {
                     let servers = facts.node.rules.servers.as_ref().map_or(0, Vec::len);
-                    format!("ipvs mode: {servers} virtual servers")
+                    format!("ipvs mode: {}", count(servers, "virtual server"))
                 }
             });
         }
@@ -191,8 +192,8 @@ fn ipvs_device(facts: &Facts, findings: &mut Vec<Finding>) {
                 .node(
                     None,
                     format!(
-                        "kube-ipvs0 has {} addresses, not {}",
-                        device.addresses.len(),
+                        "kube-ipvs0 has {}, not {}",
+                        count(device.addresses.len(), "address"),
                         missing.join(", ")
                     ),
                 )

@@ -94,10 +94,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
         finding = finding.node(None, format!("{name} is {count:.0}"));
     }
     for told in &told {
-        finding = finding.node(
-            None,
-            format!("kube-proxy's log, {} times, last at {}: {}", told.count, told.last, told.text),
-        );
+        finding = finding.node(None, format!("kube-proxy's log, {}: {}", told.when(), told.text));
     }
     finding = match (stuck, blind) {
         (true, _) => finding,

@@ -3,6 +3,7 @@
 //! Owns the texts by which the errors are known, and the forms that a line comes in: klog's own, klog's JSON, and
 //! either behind what a container runtime (CRI, Docker) or journald puts before it. What an error means is for `triage`.
 
+use crate::text::{times, to_the_millisecond};
 use std::{fmt, net::IpAddr};
 
 /// Addresses of a node that are kept.
@@ -113,7 +114,8 @@ impl fmt::Display for Trouble {
 pub struct Told {
     pub trouble: Trouble,
     pub count: u64,
-    /// klog's own time, `MMDD HH:MM:SS.micros` (it has no year and no zone), or another time as it was written.
+    /// klog's own time, `MMDD HH:MM:SS.mmm` (it has no year and no zone), or another time as it was written; empty where
+    /// the line has none.
     pub first: String,
     pub last: String,
     /// The latest line's message, cut.
@@ -122,6 +124,18 @@ pub struct Told {
     pub before_restart: bool,
     /// For errors of the API: whether objects were read successfully after the last of them.
     pub recovered: bool,
+}
+
+impl Told {
+    /// `once, at 1120 23:29:18.128`, `31 times, first at …, last at …`.
+    pub fn when(&self) -> String {
+        let times = times(self.count);
+        match (self.count, self.first.as_str(), self.last.as_str()) {
+            (_, "", _) | (_, _, "") => times,
+            (1, _, last) => format!("{times}, at {last}"),
+            (_, first, last) => format!("{times}, first at {first}, last at {last}"),
+        }
+    }
 }
 
 /// What a log says.
@@ -199,7 +213,7 @@ impl Log {
             self.node_ips = addresses.take(NODE_IPS_MAX).collect();
         }
         let Some(trouble) = classify(message) else { return };
-        let time = time.unwrap_or_default().to_owned();
+        let time = to_the_millisecond(time.unwrap_or_default());
         let text = cut(message);
         match self.told.iter_mut().find(|told| told.trouble == trouble) {
             Some(told) => {
