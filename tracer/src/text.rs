@@ -84,6 +84,15 @@ pub fn count(count: impl TryInto<u64>, noun: &str) -> String {
     }
 }
 
+/// `Services`, `Services and Pods`, `Services, Pods and Nodes`.
+pub fn list(names: &[impl AsRef<str>]) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    match names.as_slice() {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        names => names.concat(),
+    }
+}
+
 /// `once`, `3 times`.
 pub fn times(count: impl Into<u64>) -> String {
     match count.into() {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::{model::Kind, trim::Oddity},
+    text::list,
     time::Timestamp,
 };
 
@@ -148,11 +149,11 @@ impl Status {
             }
         }
         let in_words = |(gap, why, kinds): (Gap, &str, Vec<&str>)| {
-            let kinds = kinds.join(", ");
+            let kinds = list(&kinds);
             match gap {
                 Gap::Denied => format!("{kinds} are not known: {why}"),
                 Gap::Incomplete => format!("{kinds} are not complete yet: {why}"),
-                Gap::Old { seconds } => format!("{kinds} are {seconds} s old, {server} is lost: {why}"),
+                Gap::Old { seconds } => format!("{kinds} are {seconds} s old: {server}: {why}"),
             }
         };
         gaps.into_iter().map(in_words).collect()

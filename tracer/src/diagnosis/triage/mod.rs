@@ -28,7 +28,12 @@ pub use facts::Facts;
 pub use report::{CheckReport, FindingRecord, State};
 
 pub use crate::diagnosis::finding::{Level, Step};
-use crate::{class::Class, cluster::Key, diagnosis::finding::Finding, text::count};
+use crate::{
+    class::Class,
+    cluster::Key,
+    diagnosis::finding::Finding,
+    text::{count, list},
+};
 
 /// What the report is narrowed to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -197,11 +202,7 @@ fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
         }
         (State::Unknown, _) => {
             let unchecked: Vec<String> = facts.uncovered().iter().map(ToString::to_string).collect();
-            let unchecked = match unchecked.as_slice() {
-                [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
-                parts => parts.concat(),
-            };
-            format!("no fault found{on}, but {unchecked} could not be checked")
+            format!("no fault found{on}, but {} could not be checked", list(&unchecked))
         }
         (State::Warnings, _) => format!("nothing broken{on}; {}", count(warnings, "warning")),
         _ => format!("nothing broken{on}"),

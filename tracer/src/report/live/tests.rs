@@ -277,7 +277,7 @@ fn what_a_person_reads_while_a_trace_runs_and_when_it_has_ended() {
             flows_open: 3,
             lost_events: 0,
             metadata_age: Some(Duration::from_secs(70)),
-            remark: Some("Services, Pods are 70 s old, https://10.0.0.1:6443 is lost: no connection".into()),
+            remark: Some("Services and Pods are 70 s old: https://10.0.0.1:6443: no connection".into()),
         });
         // The first look at the screen learns its size only.
         bench.tick();
