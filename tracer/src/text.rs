@@ -43,6 +43,11 @@ fn push_safe(out: &mut String, character: char) {
     }
 }
 
+/// The text of these bytes; what is no UTF-8 is replaced. Nearly every text is UTF-8 and need not be copied.
+pub fn of_bytes(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
 /// Whether it is printable ASCII alone, as nearly every text is; found out without a branch for each byte.
 pub fn is_plain(text: &str) -> bool {
     text.bytes().fold(true, |plain, byte| plain & (b' '..=b'~').contains(&byte))

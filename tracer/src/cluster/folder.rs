@@ -24,6 +24,7 @@ use crate::{
     },
     error::Hint,
     parse::ParseError,
+    text,
     time::Timestamp,
 };
 
@@ -196,9 +197,7 @@ fn text_of(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     }
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(|error| format!("cannot read it: {error}"))?;
-    let text = String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
-    Ok((text, meta.modified().ok().and_then(from_system_time)))
+    Ok((text::of_bytes(bytes), meta.modified().ok().and_then(from_system_time)))
 }
 
 /// The history that lists and watch streams tell, each text with the name that warnings give it.

@@ -16,21 +16,24 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::node::{
-    Limits,
-    capture::{Artifact, Capture, Kind},
-    command::Commands,
-    conntrack,
-    gap::Reason,
-    http,
-    interfaces::{self, Interfaces},
-    kube_proxy::{
-        config::Config,
-        process::ProcessList,
-        servers::{self, Servers},
+use crate::{
+    node::{
+        Limits,
+        capture::{Artifact, Capture, Kind},
+        command::Commands,
+        conntrack,
+        gap::Reason,
+        http,
+        interfaces::{self, Interfaces},
+        kube_proxy::{
+            config::Config,
+            process::ProcessList,
+            servers::{self, Servers},
+        },
+        now, procfs,
+        sysctl::Sysctls,
     },
-    now, procfs,
-    sysctl::Sysctls,
+    text,
 };
 
 /// Bytes of one log file that are kept, from its end.
@@ -367,7 +370,7 @@ fn tail(path: &Path) -> io::Result<String> {
     file.seek(SeekFrom::Start(length.saturating_sub(LOG_MAX_BYTES)))?;
     let mut bytes = Vec::new();
     file.take(LOG_MAX_BYTES).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(text::of_bytes(bytes))
 }
 
 #[cfg(test)]

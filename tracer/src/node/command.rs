@@ -14,6 +14,7 @@ use std::{
 use crate::{
     error::sentence,
     node::{Limits, gap::Reason},
+    text,
 };
 
 /// Where commands are found, and what one may cost.
@@ -72,7 +73,7 @@ impl Commands {
             _ => child.wait().map_err(|error| broken(&error))?,
         };
         if status.success() {
-            return Ok(String::from_utf8_lossy(&stdout).into_owned());
+            return Ok(text::of_bytes(stdout));
         }
         let stderr = String::from_utf8_lossy(&stderr);
         let error = match stderr.lines().find(|line| !line.trim().is_empty()) {

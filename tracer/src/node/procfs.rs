@@ -8,6 +8,8 @@ use std::{
     path::Path,
 };
 
+use crate::text;
+
 /// No file that is read here is longer on a sane node: a route table with 100,000 routes stays below.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
@@ -15,7 +17,7 @@ const MAX_FILE_BYTES: u64 = 32 << 20;
 pub fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(text::of_bytes(bytes))
 }
 
 /// The addresses that this namespace answers to, without loopback: IPv4 from `/proc/net/fib_trie`, IPv6 from

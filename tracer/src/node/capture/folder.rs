@@ -12,7 +12,11 @@ use std::{
 };
 
 use super::{Artifact, Capture, Entry, Kind, MANIFEST, Manifest, manifest::Missing, recognise::recognise};
-use crate::{node::gap::Reason, text::count, time::Timestamp};
+use crate::{
+    node::gap::Reason,
+    text::{self, count},
+    time::Timestamp,
+};
 
 /// Larger files are left out: parsing takes several times a file's size in memory.
 const FILE_MAX_BYTES: u64 = 512 << 20;
@@ -92,7 +96,7 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
         capture.node = capture.node.or_else(|| manifest.node.clone());
         capture.gaps = manifest.gaps.iter().filter_map(Missing::gap).collect();
     }
-    choose(dir, &found, &mut capture, &mut warnings);
+    choose(dir, found, &mut capture, &mut warnings);
     Ok(ReadFolder { capture, warnings })
 }
 
@@ -107,12 +111,12 @@ fn choose_manifest<'m>(manifests: &'m [(PathBuf, Manifest)], node: Option<&str>)
 }
 
 /// Moves what was found into the capture, one file of each kind that belongs to a node.
-fn choose(dir: &Path, found: &[Found], capture: &mut Capture, warnings: &mut Vec<String>) {
+fn choose(dir: &Path, mut found: Vec<Found>, capture: &mut Capture, warnings: &mut Vec<String>) {
     let node = capture.node.clone();
     let mut newest = None;
     for kind in Kind::ALL {
-        let mut of_kind: Vec<&Found> = found.iter().filter(|file| file.kind == kind).collect();
-        let below = |file: &&Found| {
+        let mut of_kind: Vec<Found> = found.extract_if(.., |file| file.kind == kind).collect();
+        let below = |file: &Found| {
             let inside = file.path.strip_prefix(dir).unwrap_or(&file.path);
             node.as_deref().is_some_and(|node| inside.components().any(|part| part.as_os_str() == node))
         };
@@ -133,7 +137,7 @@ fn choose(dir: &Path, found: &[Found], capture: &mut Capture, warnings: &mut Vec
             newest = newest.max(file.modified);
             capture.artifacts.push(Artifact {
                 kind,
-                text: file.text.clone(),
+                text: file.text,
                 source: file.path.display().to_string(),
                 read: None,
             });
@@ -164,12 +168,12 @@ fn read_file(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     if meta.len() > FILE_MAX_BYTES {
         return Err(format!("has {} bytes, more than {FILE_MAX_BYTES}; left out", meta.len()));
     }
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).unwrap_or_default());
     file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(cannot)?;
     let modified = meta.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
     let modified =
         modified.and_then(|since| u64::try_from(since.as_nanos()).ok()).map(Timestamp::from_unix_ns);
-    Ok((String::from_utf8_lossy(&bytes).into_owned(), modified))
+    Ok((text::of_bytes(bytes), modified))
 }
 
 /// Writes the capture into `dir`, which must be new, empty or an earlier capture of viptrace. Files are readable for
