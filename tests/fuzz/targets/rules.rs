@@ -13,7 +13,7 @@ fuzz_target!(|input: &[u8]| {
     let mut rules = Ruleset::default();
     match kind % 4 {
         0 => rules = iptables::parse(&text, iptables::Hint::default()),
-        1 => rules = nftables::parse(bytes).unwrap_or_default(),
+        1 => rules = nftables::parse(&text).unwrap_or_default(),
         2 => rules.servers = Some(ipvs::parse(&text)),
         _ => rules = ipset::parse(&text),
     }

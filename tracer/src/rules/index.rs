@@ -3,7 +3,9 @@
 //! KUBE-SERVICES has a rule for each Service address: the kernel goes through all of them, an audit of every Service
 //! must not. The order of rules is kept.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::net::IpAddr;
+
+use foldhash::HashMap;
 
 use super::{Rule, Step};
 

@@ -17,12 +17,9 @@ mod text;
 const ITEMS_MAX: usize = 8_000_000;
 
 /// Parses either format, or several listings one after the other; JSON is known by its first character.
-pub fn parse(listing: &[u8]) -> Result<Ruleset, ParseError> {
-    let start = listing.iter().find(|byte| !byte.is_ascii_whitespace());
-    let mut ruleset = match start {
-        Some(b'{') => json::parse(listing)?,
-        _ => text::parse(&String::from_utf8_lossy(listing))?,
-    };
+pub fn parse(listing: &str) -> Result<Ruleset, ParseError> {
+    let is_json = listing.trim_ascii_start().starts_with('{');
+    let mut ruleset = if is_json { json::parse(listing)? } else { text::parse(listing)? };
     for table in &mut ruleset.tables {
         table.seal();
     }

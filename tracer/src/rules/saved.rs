@@ -41,8 +41,7 @@ impl From<Table> for super::Table {
 
 /// A map whose keys are no strings, as a list of pairs.
 pub(super) mod elements {
-    use std::collections::HashMap;
-
+    use foldhash::HashMap;
     use serde::{Deserialize as _, Deserializer, Serializer};
 
     use crate::rules::{Key, Verdict};

@@ -1,7 +1,8 @@
 //! Sets and maps: of nftables, and ipsets.
 
-use std::{collections::HashMap, fmt, net::IpAddr};
+use std::{fmt, net::IpAddr};
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{AddressRange, Name, Verdict, saved};
@@ -77,7 +78,7 @@ impl Set {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
-            elements: HashMap::new(),
+            elements: HashMap::default(),
             ranges: Vec::new(),
             timeout: None,
             dimensions: Box::default(),

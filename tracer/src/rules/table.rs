@@ -1,7 +1,8 @@
 //! Tables, chains and rules, of iptables and nftables alike.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{AddressRange, Family, Field, Name, Set, Side, Writer, index, saved};
@@ -37,8 +38,8 @@ impl Table {
             name: name.into(),
             chains: Vec::new(),
             sets: Vec::new(),
-            by_name: HashMap::new(),
-            sets_by_name: HashMap::new(),
+            by_name: HashMap::default(),
+            sets_by_name: HashMap::default(),
         }
     }
 

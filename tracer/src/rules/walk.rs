@@ -6,10 +6,11 @@
 //! are not followed, and policies of base chains are theirs. Pure.
 
 use std::{
-    collections::HashMap,
     net::{IpAddr, SocketAddr},
     rc::Rc,
 };
+
+use foldhash::HashMap;
 
 use super::{
     Base, Chain, Family, HookPoint, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Verdict, VirtualServer,

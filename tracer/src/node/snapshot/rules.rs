@@ -94,8 +94,7 @@ impl Reader<'_> {
     pub(super) fn rules(&mut self) {
         self.iptables(Family::Ipv4, Kind::IPTABLES);
         self.iptables(Family::Ipv6, Kind::IP6TABLES);
-        let parse = |text: &str| nftables::parse(text.as_bytes());
-        let read = Kind::NFTABLES.iter().find_map(|kind| self.parse(*kind, parse));
+        let read = Kind::NFTABLES.iter().find_map(|kind| self.parse(*kind, nftables::parse));
         self.snapshot.rules.absorb(read.unwrap_or_default());
         self.snapshot.rules.servers = Kind::IPVS.iter().find_map(|kind| self.parse(*kind, ipvs::parse_whole));
         let sets = self.parse(Kind::IpsetSave, ipset::parse_whole);

@@ -7,7 +7,7 @@ use std::{borrow::Cow, fmt, ops::Deref};
 
 use serde::{
     Deserialize,
-    de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json_borrow::Value;
 
@@ -18,8 +18,8 @@ use crate::{
     rules::{Base, Rule, Ruleset, Set, Table, Writer},
 };
 
-pub(super) fn parse(listing: &[u8]) -> Result<Ruleset, ParseError> {
-    let mut deserializer = serde_json::Deserializer::from_slice(listing);
+pub(super) fn parse(listing: &str) -> Result<Ruleset, ParseError> {
+    let mut deserializer = serde_json::Deserializer::from_str(listing);
     let mut reader = Reader::default();
     loop {
         deserializer.deserialize_map(Listing(&mut reader))?;
@@ -61,7 +61,7 @@ impl<'de> Visitor<'de> for Listing<'_> {
 
 struct Items<'r>(&'r mut Reader);
 
-impl<'de> serde::de::DeserializeSeed<'de> for Items<'_> {
+impl<'de> DeserializeSeed<'de> for Items<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -77,9 +77,7 @@ impl<'de> Visitor<'de> for Items<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(item) = items.next_element::<Item<'_>>()? {
-            self.0.item(item);
-        }
+        while items.next_element_seed(Item(&mut *self.0))?.is_some() {}
         Ok(())
     }
 }
@@ -97,22 +95,48 @@ impl Deref for Text<'_> {
     }
 }
 
-/// One object; its kind is the member's name.
+/// One object; its kind is the member's name. What it holds is used at once: an object is large, and moving it costs as
+/// much as reading it.
+struct Item<'r>(&'r mut Reader);
+
 #[derive(Deserialize)]
-#[serde(bound(deserialize = "'de: 't, 't: 'de"))]
-struct Item<'t> {
-    #[serde(borrow)]
-    table: Option<Object<'t>>,
-    #[serde(borrow)]
-    chain: Option<Object<'t>>,
-    #[serde(borrow)]
-    set: Option<Object<'t>>,
-    #[serde(borrow)]
-    map: Option<Object<'t>>,
-    #[serde(borrow)]
-    rule: Option<Object<'t>>,
-    #[serde(borrow)]
-    element: Option<Object<'t>>,
+#[serde(field_identifier, rename_all = "lowercase")]
+enum ItemKind {
+    Table,
+    Chain,
+    Set,
+    Map,
+    Rule,
+    Element,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for Item<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Item<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an nftables object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(kind) = map.next_key()? {
+            if matches!(kind, ItemKind::Other) {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                self.0.item(&kind, &map.next_value()?);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The members of all kinds together.
@@ -147,26 +171,25 @@ struct Object<'t> {
 }
 
 impl Reader {
-    fn item(&mut self, item: Item<'_>) {
+    fn item(&mut self, kind: &ItemKind, object: &Object<'_>) {
         self.items += 1;
         if self.items > ITEMS_MAX {
             self.ruleset.odd(|| format!("nftables: more than {ITEMS_MAX} objects"));
             return;
         }
-        if let Some(object) = item.table {
-            if let (Some(family), Some(name)) = (family(&object), &object.name)
-                && is_ours(name)
-            {
-                self.table(family, name);
+        match kind {
+            ItemKind::Table => {
+                if let (Some(family), Some(name)) = (family(object), &object.name)
+                    && is_ours(name)
+                {
+                    self.table(family, name);
+                }
             }
-        } else if let Some(object) = item.chain {
-            self.chain(&object);
-        } else if let Some(object) = item.set.or(item.map) {
-            self.set(&object);
-        } else if let Some(object) = item.element {
-            self.elements(&object);
-        } else if let Some(object) = item.rule {
-            self.rule(&object);
+            ItemKind::Chain => self.chain(object),
+            ItemKind::Set | ItemKind::Map => self.set(object),
+            ItemKind::Element => self.elements(object),
+            ItemKind::Rule => self.rule(object),
+            ItemKind::Other => {}
         }
     }
 

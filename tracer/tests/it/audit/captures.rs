@@ -42,7 +42,7 @@ pub(crate) fn iptables_of(text: &str) -> Ruleset {
 }
 
 pub(crate) fn nftables_of(text: &str) -> Ruleset {
-    nftables::parse(text.as_bytes()).unwrap()
+    nftables::parse(text).unwrap()
 }
 
 /// Everything that IPVS mode leaves on a node.

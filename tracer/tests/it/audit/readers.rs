@@ -253,10 +253,10 @@ proptest! {
             json.push(serde_json::json!({"rule": {"family": ip, "table": "kube-proxy", "chain": "services", "expr": expr}}));
         }
         text.push_str("\t}\n}\n");
-        let found = nftables::parse(text.as_bytes()).unwrap();
+        let found = nftables::parse(&text).unwrap();
         prop_assert_eq!(steps(&found, "kube-proxy", "services"), written.clone());
         let json = serde_json::json!({"nftables": json}).to_string();
-        let found = nftables::parse(json.as_bytes()).unwrap();
+        let found = nftables::parse(&json).unwrap();
         prop_assert_eq!(steps(&found, "kube-proxy", "services"), written);
     }
 
@@ -319,8 +319,8 @@ proptest! {
     fn what_a_recording_keeps_of_rules_is_what_was_read(which in 0..5_usize, edits in edits()) {
         let rules = match which {
             0 => iptables::parse(&damage(&read("kube-proxy/worker-1/iptables/iptables-save.txt"), &edits), iptables::Hint::default()),
-            1 => nftables::parse(damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"), &edits).as_bytes()).unwrap_or_default(),
-            2 => nftables::parse(damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.txt"), &edits).as_bytes()).unwrap_or_default(),
+            1 => nftables::parse(&damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"), &edits)).unwrap_or_default(),
+            2 => nftables::parse(&damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.txt"), &edits)).unwrap_or_default(),
             3 => ipset::parse(&damage(&read("kube-proxy/worker-1/ipvs/ipset-save.txt"), &edits)),
             _ => IpvsCapture::worker_1().rules(),
         };
@@ -339,7 +339,7 @@ proptest! {
     fn damaged_nft_listings_are_read(edits in edits(), json: bool) {
         let name = if json { "nft-ruleset.json" } else { "nft-ruleset.txt" };
         let text = damage(&read(&format!("kube-proxy/worker-1/nftables/{name}")), &edits);
-        if let Ok(rules) = nftables::parse(text.as_bytes()) {
+        if let Ok(rules) = nftables::parse(&text) {
             ask_everything(&rules);
         }
     }
@@ -436,7 +436,7 @@ fn ipset_sides_are_those_of_the_type() {
 
 #[test]
 fn maps_of_nft_are_looked_up_by_their_fields() {
-    let rules = nftables::parse(read("kube-proxy/worker-1/nftables/nft-ruleset.json").as_bytes()).unwrap();
+    let rules = nftables::parse(&read("kube-proxy/worker-1/nftables/nft-ruleset.json")).unwrap();
     let services = steps(&rules, "kube-proxy", "services");
     let fields = [Field::Destination, Field::Protocol, Field::Port].into();
     assert_eq!(services[0], [Step::Look { fields, map: "service-ips".into() }]);
@@ -463,7 +463,7 @@ fn chains_that_lead_to_themselves_are_left_with_a_note() {
     let nft = "table ip kube-proxy {\n\tmap m {\n\t\ttype ipv4_addr : verdict\n\t\telements = { 10.96.0.1 : goto a }\n\t}\n\
         \tchain a {\n\t\ttype nat hook prerouting priority -100; policy accept;\n\t\tip daddr vmap @m\n\t}\n}\n";
     let iptables = iptables::parse(iptables, iptables::Hint::default());
-    for rules in [iptables, nftables::parse(nft.as_bytes()).unwrap()] {
+    for rules in [iptables, nftables::parse(nft).unwrap()] {
         let fate = fate(&rules);
         let [branch] = fate.branches.as_slice() else { panic!("{fate:?}") };
         assert_eq!(branch.end, End::Passed);
@@ -480,7 +480,7 @@ fn ways_that_double_in_each_chain_are_given_up() {
         text.push_str(&format!("\t\tnumgen random mod 2 vmap {{ 0 : goto c{next}, 1 : goto c{next} }}\n\t}}\n\tchain c{next} {{\n"));
     }
     text.push_str("\t\tdrop\n\t}\n}\n");
-    let fate = fate(&nftables::parse(text.as_bytes()).unwrap());
+    let fate = fate(&nftables::parse(&text).unwrap());
     assert!(fate.cut);
     assert!(fate.branches.len() < 70_000, "{}", fate.branches.len());
 }
