@@ -6,6 +6,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    panic::resume_unwind,
+    thread::{self, ScopedJoinHandle},
 };
 
 use super::{
@@ -29,6 +31,10 @@ use found::{Fault, Found};
 
 /// Shares that differ by less, relative to an even one, are even: iptables writes probabilities with 31 bits.
 const SHARE_TOLERANCE: f64 = 0.01;
+/// Service ports are shared out among so many threads, at most, so that a node that serves traffic is not taken whole.
+const THREADS_MAX: usize = 4;
+/// A thread for fewer Service ports is not worth its start.
+const PORTS_MIN: usize = 64;
 /// Edges of source ranges tried for one frontend.
 const EDGES_MAX: usize = 64;
 
@@ -63,7 +69,7 @@ pub(super) fn compare(
 ) {
     let table = rules.table(Writer::Nftables, family, NFTABLES_TABLE);
     let has_chain = |name: &str| rules.tables.iter().any(|t| t.family == family && t.chain(name).is_some());
-    let mut comparison = Comparison {
+    let new = || Comparison {
         expected,
         rules,
         context,
@@ -81,10 +87,31 @@ pub(super) fn compare(
         node_port_servers: node_port_servers(expected, rules, family),
         found: Found::default(),
     };
-    for (index, port) in expected.ports.iter().enumerate().filter(|(_, port)| port.family == family) {
-        comparison.port(index, port, audit);
+    let of_family = expected.ports.iter().enumerate().filter(|(_, port)| port.family == family);
+    let ports = of_family.collect::<Vec<_>>();
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+    let share = ports.len().div_ceil(threads).max(PORTS_MIN);
+    let compare_share = |ports: &[(usize, &ExpectedPort)]| {
+        let (mut comparison, mut audit) = (new(), Audit::default());
+        for (index, port) in ports {
+            comparison.port(*index, port, &mut audit);
+        }
+        (comparison.found, audit)
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let shares: Vec<_> =
+            ports.chunks(share).map(|ports| scope.spawn(move || compare_share(ports))).collect();
+        let end = |share: ScopedJoinHandle<'_, _>| share.join().unwrap_or_else(|panic| resume_unwind(panic));
+        shares.into_iter().map(end).collect()
+    });
+    let mut found = Found::default();
+    for (part, of_part) in results {
+        found.absorb(part);
+        audit.checked.frontends += of_part.checked.frontends;
+        audit.checked.walks += of_part.checked.walks;
+        of_part.gaps.into_iter().for_each(|what| gap(audit, what));
     }
-    comparison.found.report(&expected.ports, family, writer, rules, audit);
+    found.report(&expected.ports, family, writer, rules, audit);
 }
 
 /// A connection that the audit tries: which Service port's, by which of its frontends, and what the rules make of it.

@@ -5,7 +5,7 @@
 mod digest;
 mod objects;
 
-use std::{fmt, time::Duration};
+use std::{fmt, panic::resume_unwind, thread, time::Duration};
 
 pub use objects::{DaemonSet, Event};
 
@@ -62,14 +62,19 @@ impl fmt::Display for Uncovered {
 }
 
 impl Facts {
-    /// Parses the capture.
+    /// Parses the capture: the node's texts and the cluster's at the same time, as both can be large.
     pub fn read(capture: &Capture) -> Self {
-        let mut facts = Self {
-            taken: capture.taken,
-            node: Snapshot::read(capture),
-            node_name: capture.node.clone(),
-            ..Self::default()
-        };
+        thread::scope(|scope| {
+            let node = scope.spawn(|| Snapshot::read(capture));
+            let mut facts = Self::read_cluster(capture);
+            facts.node = node.join().unwrap_or_else(|panic| resume_unwind(panic));
+            facts.find_node();
+            facts
+        })
+    }
+
+    fn read_cluster(capture: &Capture) -> Self {
+        let mut facts = Self { taken: capture.taken, node_name: capture.node.clone(), ..Self::default() };
         let mut gaps = Vec::new();
         let mut kept = |gap| gaps.push(gap);
         facts.api_version = capture
@@ -82,7 +87,6 @@ impl Facts {
             capture.parse(Kind::Events, objects::events).and_then(|read| read.map_err(&mut kept).ok());
         facts.gaps = gaps;
         facts.read_objects(capture);
-        facts.find_node();
         facts
     }
 

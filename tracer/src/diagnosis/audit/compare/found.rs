@@ -52,6 +52,15 @@ impl Found {
         }
     }
 
+    /// Adds what was found of other Service ports.
+    pub(super) fn absorb(&mut self, other: Self) {
+        let before = self.faults.len();
+        self.faults.extend(other.faults);
+        self.known.extend(other.known.into_iter().map(|(key, position)| (key, before + position)));
+        self.checked += other.checked;
+        self.forwarded.extend(other.forwarded);
+    }
+
     pub(super) fn report(
         self,
         ports: &[ExpectedPort],
