@@ -29,7 +29,9 @@ fuzz_target!(|input: &[u8]| {
             capture.put(kind, name, text.to_owned());
         }
     }
-    let mut report = triage(&Facts::read(&capture), &Scope { service });
+    let facts = Facts::read(&capture);
+    let mut report = triage(&facts, &Scope { service });
+    report.facts = facts.digest();
     if let Some(saved) = &saved {
         report.differences = compare::differences(&report, saved);
     }

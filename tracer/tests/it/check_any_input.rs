@@ -123,7 +123,9 @@ proptest! {
             while !text.is_char_boundary(to) { to -= 1; }
             text.replace_range(from..to.max(from), &put);
         }
-        let report = triage(&Facts::read(&capture), &Scope::default());
+        let facts = Facts::read(&capture);
+        let mut report = triage(&facts, &Scope::default());
+        report.facts = facts.digest();
         prop_assert!(check::is_clean(&check::text(&report, Paint(false), true)));
         prop_assert!(check::record(&report).is_ok() && check::document(&report).is_ok());
     }

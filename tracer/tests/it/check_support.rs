@@ -89,7 +89,10 @@ impl Gathered {
     }
 
     pub(crate) fn check(&self) -> CheckReport {
-        triage(&self.facts(), &Scope::default())
+        let facts = self.facts();
+        let mut report = triage(&facts, &Scope::default());
+        report.facts = facts.digest();
+        report
     }
 
     pub(crate) fn check_service(&self, namespace: &str, name: &str) -> CheckReport {

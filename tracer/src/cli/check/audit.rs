@@ -3,7 +3,7 @@
 //! Owns the order of things and the exit status. A live check reads what `viptrace capture` would save, and the same
 //! way, so that a folder tells what its node told.
 
-use std::{fs, path::Path};
+use std::{fs, mem::ManuallyDrop, path::Path};
 
 use anyhow::Context as _;
 
@@ -22,11 +22,16 @@ use crate::{
 pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let saved = options.compare.as_deref().map(read_saved).transpose()?;
     let capture = look(options, &mut printer)?;
-    let facts = Facts::read(&capture);
+    // The process ends with the check: to free every rule and object before would take longer than to print.
+    let facts = ManuallyDrop::new(Facts::read(&capture));
     let scope =
         Scope { service: options.service.as_ref().map(|(namespace, name)| Key::new(namespace, name)) };
     require_service(&facts, &scope)?;
     let mut report = triage::triage(&facts, &scope);
+    let is_record = matches!(options.output, Output::Json | Output::Yaml);
+    if is_record || options.save.is_some() || saved.is_some() {
+        report.facts = facts.digest();
+    }
     if let Some(saved) = &saved {
         report.differences = triage::compare::differences(&report, saved);
     }
