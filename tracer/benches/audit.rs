@@ -1,5 +1,5 @@
-//! What an audit costs: on the rules of a large cluster as a real kube-proxy wrote them, and on generated ones up to 10,000
-//! Services. Prints a table and writes a plot: `cargo xtask bench audit`, or `cargo bench -p viptrace --bench audit`.
+//! What an audit costs: on the rules of a large cluster as a real kube-proxy wrote them, as a part and as the whole of
+//! `viptrace check --from`, and on generated ones up to 10,000 Services. Prints a table and writes a plot: `cargo xtask bench audit`, or `cargo bench -p viptrace --bench audit`.
 //!
 //! Times are of this machine at this moment; what holds elsewhere is the ratio: the cost of a Service must not grow
 //! with their number.
@@ -18,9 +18,11 @@ mod plot;
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
+use tempfile::TempDir;
 use viptrace::{
     cluster::{History, folder},
     diagnosis::audit::{Context, Expected, audit},
@@ -43,15 +45,15 @@ impl Cost {
     }
 }
 
-fn parse(mode: ProxyMode, listing: &[u8]) -> Ruleset {
+fn parse(mode: ProxyMode, listing: &str) -> Ruleset {
     match mode {
-        ProxyMode::Iptables => iptables::parse(&String::from_utf8_lossy(listing), iptables::Hint::default()),
+        ProxyMode::Iptables => iptables::parse(listing, iptables::Hint::default()),
         _ => nftables::parse(listing).unwrap(),
     }
 }
 
 /// Parses and audits; the rules must be as they should.
-fn measure(mode: ProxyMode, listing: &[u8], history: &History) -> Cost {
+fn measure(mode: ProxyMode, listing: &str, history: &History) -> Cost {
     let context = Context::new("worker-1", mode, generate::now());
     let once = || {
         let start = Instant::now();
@@ -76,7 +78,12 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/large")
 }
 
-fn large() -> History {
+/// The captured modes, and the file that kube-proxy's rules are in.
+const CAPTURED: [(ProxyMode, &str); 2] =
+    [(ProxyMode::Iptables, "iptables-save.txt"), (ProxyMode::Nftables, "nft-ruleset.json")];
+
+/// A folder with the lists of the captured cluster.
+fn large() -> TempDir {
     let lists = tempfile::tempdir().unwrap();
     for name in ["services.json", "endpointslices.json"] {
         let packed = fs::read(fixtures().join("cluster").join(format!("{name}.zst"))).unwrap();
@@ -84,7 +91,30 @@ fn large() -> History {
     }
     let nodes = fixtures().join("../cluster/nodes.json");
     fs::copy(nodes, lists.path().join("nodes.json")).unwrap();
-    folder::read(lists.path(), Duration::from_hours(1)).unwrap().history
+    lists
+}
+
+fn listing(mode: ProxyMode, file: &str) -> String {
+    let packed = fs::read(fixtures().join(mode.as_str()).join(format!("{file}.zst"))).unwrap();
+    String::from_utf8(zstd::decode_all(packed.as_slice()).unwrap()).unwrap()
+}
+
+/// The whole process, from its start to its end: the command reads the folder, parses, audits and prints.
+fn whole(mode: ProxyMode, file: &str) -> Duration {
+    let folder = large();
+    fs::write(folder.path().join(file), listing(mode, file)).unwrap();
+    fs::write(folder.path().join("proxyMode.txt"), mode.as_str()).unwrap();
+    let once = || {
+        let mut check = Command::new(env!("CARGO_BIN_EXE_viptrace"));
+        check.args(["check", "--node", "worker-1", "--from"]).arg(folder.path());
+        let start = Instant::now();
+        let status = check.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        let took = start.elapsed();
+        // Two of the captured Services have no endpoints: a check that reports no fault has not read them.
+        assert_eq!(status.code(), Some(3), "{mode}");
+        took
+    };
+    (0..RUNS).map(|_| once()).min().unwrap()
 }
 
 fn ms(time: Duration) -> String {
@@ -98,15 +128,13 @@ fn main() {
         "{:<34} {:>9} {:>9} {:>9} {:>9} {:>12}",
         "rules", "number", "parse ms", "audit ms", "sum ms", "µs a Service"
     );
-    let history = large();
-    for (mode, file) in [
-        (ProxyMode::Iptables, "iptables/iptables-save.txt.zst"),
-        (ProxyMode::Nftables, "nftables/nft-ruleset.json.zst"),
-    ] {
-        let packed = fs::read(fixtures().join(file)).unwrap();
-        let listing = zstd::decode_all(packed.as_slice()).unwrap();
-        let cost = measure(mode, &listing, &history);
+    let history = folder::read(large().path(), Duration::from_hours(1)).unwrap().history;
+    for (mode, file) in CAPTURED {
+        let cost = measure(mode, &listing(mode, file), &history);
         row(&format!("captured, 1,000 Services, {mode}"), &cost, 1000);
+    }
+    for (mode, file) in CAPTURED {
+        println!("viptrace check --from, the same, {mode}, as a whole process: {} ms", ms(whole(mode, file)));
     }
     if let Some(peak) = peak_mib() {
         println!("peak memory of all so far, cluster and listings included: {peak} MiB");
@@ -121,7 +149,7 @@ fn main() {
                 ProxyMode::Iptables => generate::iptables(&cluster),
                 _ => generate::nftables(&cluster),
             };
-            let cost = measure(mode, listing.as_bytes(), &cluster.history);
+            let cost = measure(mode, &listing, &cluster.history);
             row(&format!("generated, {services} Services, {mode}"), &cost, *services);
             points.push((f64::from(*services), cost.total().as_secs_f64() * 1e3));
         }

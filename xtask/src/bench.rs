@@ -31,7 +31,7 @@ pub(crate) enum What {
     Kernel(Options),
     /// Speed, size and memory of recordings, replayed on this machine
     Replay(replay::Options),
-    /// Cost of the audit of a node's rules, on captured and on generated clusters; writes a plot
+    /// Cost of the audit of a node's rules, as a part and as a whole check; writes a plot
     Audit,
 }
 
