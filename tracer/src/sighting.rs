@@ -87,11 +87,9 @@ impl Status {
     pub const SEEN_REPLY: u32 = 1 << 1;
     pub const ASSURED: u32 = 1 << 2;
     pub const CONFIRMED: u32 = 1 << 3;
-    pub const SRC_NAT: u32 = 1 << 4;
     pub const DST_NAT: u32 = 1 << 5;
     pub const SRC_NAT_DONE: u32 = 1 << 7;
     pub const DST_NAT_DONE: u32 = 1 << 8;
-    pub const DYING: u32 = 1 << 9;
     /// The flow is in a flowtable: later packets bypass the hooks (N12).
     pub const OFFLOAD: u32 = 1 << 14;
 
@@ -189,8 +187,6 @@ pub struct IpvsFact {
 pub struct IpvsFlags(pub u32);
 
 impl IpvsFlags {
-    /// The forwarding method is in the low three bits; 0 is masquerading, the only one that kube-proxy uses.
-    pub const FWD_MASK: u32 = 0x7;
     /// A template of a persistent service (session affinity): no connection, but what the next ones follow.
     pub const TEMPLATE: u32 = 1 << 12;
 

@@ -11,8 +11,8 @@ use clap::{
     error::ErrorKind,
 };
 
-pub use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
-pub use source::ClusterSource;
+pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
+pub(crate) use source::ClusterSource;
 use source::{SourceArgs, own_name};
 
 use crate::{

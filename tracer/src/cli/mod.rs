@@ -5,16 +5,16 @@
 
 pub mod args;
 mod capture;
-pub mod check;
-pub mod explain;
+pub(crate) mod check;
+pub(crate) mod explain;
 mod hint;
 mod pages;
 mod replay;
 mod schema;
 mod show;
 pub mod target;
-pub mod trace;
-pub mod units;
+pub(crate) mod trace;
+pub(crate) mod units;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 

@@ -16,9 +16,10 @@ use std::{
 use crate::{
     cluster::{
         model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, Trimmed},
-        timeline::{At, Timeline, horizon},
+        timeline::{At, Timeline, VERSIONS_MAX, horizon},
     },
     net::Protocol,
+    text,
     time::Timestamp,
 };
 
@@ -34,11 +35,14 @@ mod tests;
 use changes::Changes;
 
 pub use address::{Address, Vip};
-pub use changes::Settled;
-pub use endpoints::{EndpointState, Membership, Usable};
-pub use hints::{Hinted, Hints, meant_for};
-pub use reason::{NoEndpointsReason, UnreadyPod};
-pub use saved::{Line, SavedFacts, SavedObject};
+pub(crate) use changes::Settled;
+pub(crate) use endpoints::EndpointState;
+pub use endpoints::{Membership, Usable};
+pub(crate) use hints::{Hints, meant_for};
+pub(crate) use reason::NoEndpointsReason;
+#[cfg(test)]
+pub(crate) use saved::Line;
+pub(crate) use saved::{SavedFacts, SavedObject};
 
 /// Objects kept of one kind; more are refused and counted. Well above the largest supported cluster (150,000 Pods).
 const OBJECTS_MAX: usize = 500_000;
@@ -81,10 +85,6 @@ impl History {
     /// Keeps what was in force within `look_back` of the latest [`History::prune`].
     pub fn new(look_back: Duration) -> Self {
         Self { look_back, ..Self::default() }
-    }
-
-    pub const fn look_back(&self) -> Duration {
-        self.look_back
     }
 
     /// Says that the objects of this kind have all been given: only then does "there is none" mean anything.
@@ -247,6 +247,22 @@ impl History {
             forgotten: self.forgotten,
             refused: self.refused,
         }
+    }
+
+    /// What the history could not keep, one sentence for each kind of loss.
+    pub(crate) fn losses(&self) -> Vec<String> {
+        let refused = format!(
+            "{} left out: the history keeps {OBJECTS_MAX} of each kind",
+            text::count(self.refused, "object")
+        );
+        let forgotten = format!(
+            "{} forgotten early: the history keeps {VERSIONS_MAX} of each object",
+            text::count(self.forgotten, "version")
+        );
+        [(self.refused, refused), (self.forgotten, forgotten)]
+            .into_iter()
+            .filter_map(|(count, sentence)| (count > 0).then_some(sentence))
+            .collect()
     }
 
     pub fn service(&self, key: &Key, at: Timestamp) -> Option<&Arc<Service>> {

@@ -9,22 +9,23 @@ use crate::{error::Hint, time::Timestamp};
 
 mod answer;
 pub mod folder;
-pub mod history;
+pub(crate) mod history;
 pub mod model;
-pub mod raw;
-pub mod status;
+pub(crate) mod raw;
+pub(crate) mod status;
 mod timeline;
 pub mod trim;
 pub mod watch;
 
-pub use folder::FolderError;
-pub use history::{
-    Address, EndpointState, Hints, History, Membership, NoEndpointsReason, SavedFacts, SavedObject, Settled,
-    Usable, Vip, meant_for,
+pub(crate) use folder::FolderError;
+pub use history::{Address, History, Membership, Usable, Vip};
+pub(crate) use history::{
+    EndpointState, Hints, NoEndpointsReason, SavedFacts, SavedObject, Settled, meant_for,
 };
 pub use model::{Key, Kind, Via};
 pub use status::{Origin, Status};
-pub use watch::{Access, AccessError, Event, Limits, Update};
+pub(crate) use watch::AccessError;
+pub use watch::{Access, Event, Limits, Update};
 
 /// Versions are kept for so long unless said otherwise: the longest look-back to a cause (an upgrade, catalogue
 /// section 3) and some more.

@@ -26,7 +26,7 @@ const LOG_BYTES: u32 = 16 << 20;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub(crate) enum Ask {
     Services,
     EndpointSlices,
     Pods,
@@ -41,7 +41,7 @@ pub enum Ask {
 }
 
 impl Ask {
-    pub const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Services,
         Self::EndpointSlices,
         Self::Pods,
@@ -52,7 +52,7 @@ impl Ask {
         Self::Version,
     ];
 
-    pub const fn path(self) -> &'static str {
+    pub(crate) const fn path(self) -> &'static str {
         match self {
             Self::Services => "/api/v1/services",
             Self::EndpointSlices => "/apis/discovery.k8s.io/v1/endpointslices",
@@ -71,7 +71,7 @@ impl Ask {
 }
 
 /// A connection to the API server that lists.
-pub struct Lister {
+pub(crate) struct Lister {
     client: Client,
     server: String,
     limit: Duration,
@@ -85,17 +85,13 @@ impl std::fmt::Debug for Lister {
 
 impl Lister {
     /// Reads the configuration; whether the server answers shows with the first question.
-    pub async fn open(access: &Access) -> Result<Self, AccessError> {
+    pub(crate) async fn open(access: &Access) -> Result<Self, AccessError> {
         let (client, server) = access.client().await?;
         Ok(Self { client, server, limit: access.limits.request })
     }
 
-    pub fn server(&self) -> &str {
-        &self.server
-    }
-
     /// Asks once. The error is for a person.
-    pub async fn ask(&self, ask: Ask) -> Result<Value, String> {
+    pub(crate) async fn ask(&self, ask: Ask) -> Result<Value, String> {
         let mut answer =
             if ask.is_list() { self.list(ask.path()).await? } else { self.get(ask.path()).await? };
         match ask {
@@ -115,7 +111,7 @@ impl Lister {
     }
 
     /// The end of a container's log, or of that before its last restart.
-    pub async fn log(&self, namespace: &str, pod: &str, previous: bool) -> Result<String, String> {
+    pub(crate) async fn log(&self, namespace: &str, pod: &str, previous: bool) -> Result<String, String> {
         let path = format!(
             "/api/v1/namespaces/{namespace}/pods/{pod}/log?tailLines={LOG_LINES}&limitBytes={LOG_BYTES}&previous={previous}"
         );

@@ -45,7 +45,7 @@ pub enum Step {
 
 /// What a rule or a check found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Finding {
+pub(crate) struct Finding {
     pub class: Class,
     /// The cause in one sentence without a full stop.
     pub detail: String,

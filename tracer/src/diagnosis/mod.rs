@@ -4,7 +4,7 @@
 //! API and reports differences. Nothing here does I/O or knows a clock but the times that it is given.
 
 pub mod audit;
-pub mod finding;
+pub(crate) mod finding;
 pub mod flows;
 pub mod triage;
 

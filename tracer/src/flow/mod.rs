@@ -16,11 +16,13 @@ mod rereads;
 mod slots;
 mod table;
 
-pub use evidence::{
-    Chosen, Closed, Decision, Dropped, End, EndTrouble, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Ipvs,
-    Mark, PickedUp, Previous, Refusal, RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
-    Trouble,
+pub(crate) use evidence::{
+    Chosen, Closed, Dropped, End, Ended, IcmpError, Invalid, Ipvs, Mark, PickedUp, Refusal, RefusalKind,
+    ResetEvent, SocketEnd, StackReset, Stage, TransitReset, Trouble,
 };
-pub use limits::{Counters, Limits, Reread};
-pub use outcome::{Answer, Outcome, ResetBy};
+pub use evidence::{Decision, Flow, IcmpMeaning};
+pub(crate) use limits::Counters;
+pub use limits::{Limits, Reread};
+pub(crate) use outcome::Answer;
+pub use outcome::{Outcome, ResetBy};
 pub use table::FlowTable;

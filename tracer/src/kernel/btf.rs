@@ -19,8 +19,7 @@ mod writer;
 
 use std::{ops::Range, sync::Arc};
 
-pub use error::{BtfError, LookupError};
-pub use field::{Bits, Field};
+pub(crate) use error::{BtfError, LookupError};
 pub use prototype::{Parameter, Prototype};
 
 use format::{

@@ -13,7 +13,7 @@ pub(super) fn monotonic_to_unix_ns() -> u64 {
 }
 
 /// Unix time in nanoseconds.
-pub fn unix_ns() -> u64 {
+pub(crate) fn unix_ns() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))

@@ -16,17 +16,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use gaps::{Gap, Severity};
+pub(crate) use gaps::Severity;
 
 /// A capability that tracing may need, by its number (`include/uapi/linux/capability.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Capability {
     NetAdmin = 12,
-    SysPtrace = 19,
     SysAdmin = 21,
-    SysResource = 24,
-    Syslog = 34,
     Perfmon = 38,
     Bpf = 39,
 }
@@ -98,8 +95,6 @@ pub struct Environment {
     pub perf_event_paranoid: Option<i32>,
     /// `kernel.unprivileged_bpf_disabled`: 0, 1 or 2.
     pub unprivileged_bpf_disabled: Option<i32>,
-    /// `kernel.kptr_restrict`: with 1, addresses of symbols need `CAP_SYSLOG`; with 2 nobody gets them.
-    pub kptr_restrict: Option<i32>,
     /// Whether the kernel may preempt programs of fentry and of tracepoints.
     pub preempts_programs: bool,
     /// Whether this process is in the network namespace of process 1; none if that cannot be compared. Process 1
@@ -127,7 +122,6 @@ impl Environment {
                 .and_then(|line| line.parse().ok()),
             perf_event_paranoid: number("proc/sys/kernel/perf_event_paranoid"),
             unprivileged_bpf_disabled: number("proc/sys/kernel/unprivileged_bpf_disabled"),
-            kptr_restrict: number("proc/sys/kernel/kptr_restrict"),
             in_init_netns: same_link(&root.join("proc/self/ns/net"), &root.join("proc/1/ns/net")),
             root: root.to_owned(),
         }
@@ -152,11 +146,6 @@ impl Environment {
         } else {
             Module::Absent
         }
-    }
-
-    /// The module's own BTF; absent also where the module is not loaded, or built in (it is in vmlinux's then).
-    pub fn module_btf(&self, name: &str) -> Presence {
-        presence(&self.btf_path(name))
     }
 
     /// A sysctl by its path below `/proc/sys`, of this process's namespaces.

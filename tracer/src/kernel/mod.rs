@@ -15,6 +15,6 @@ pub mod layout;
 mod messages;
 pub mod plan;
 pub mod running;
-pub mod tracer;
+pub(crate) mod tracer;
 
-pub use clock::unix_ns;
+pub(crate) use clock::unix_ns;

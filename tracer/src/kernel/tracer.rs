@@ -38,7 +38,7 @@ use crate::{
 const BATCH: Duration = Duration::from_millis(50);
 
 /// An attached tracer. Dropping it detaches every hook.
-pub struct Tracer {
+pub(crate) struct Tracer {
     attached: Attached,
     ring: AsyncFd<RingBuf<MapData>>,
     lost: PerCpuArray<MapData, u64>,
@@ -52,7 +52,7 @@ pub struct Tracer {
 
 /// What the reader did, since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub(crate) struct Counters {
     pub records: u64,
     /// Records from before the last hook was attached: half a picture, so left out.
     pub before_armed: u64,
@@ -64,7 +64,11 @@ impl Tracer {
     /// Loads the object with this kernel's layout and attaches every hook of the plan.
     ///
     /// A hook that the kernel refuses becomes a gap ([`Self::gaps`]), unless it is essential.
-    pub fn attach(plan: &HookPlan, layout: Arc<Layout>, options: &Options) -> Result<Self, AttachError> {
+    pub(crate) fn attach(
+        plan: &HookPlan,
+        layout: Arc<Layout>,
+        options: &Options,
+    ) -> Result<Self, AttachError> {
         let mut attached = attach::attach(plan, &layout, options)?;
         let mut map = |name| attached.ebpf.take_map(name).ok_or(AttachError::Map { name });
         let ring =
@@ -94,36 +98,36 @@ impl Tracer {
     }
 
     /// Hooks that were planned and that the kernel then refused.
-    pub fn gaps(&self) -> &[AttachGap] {
+    pub(crate) fn gaps(&self) -> &[AttachGap] {
         &self.attached.gaps
     }
 
     /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
-    pub fn fallbacks(&self) -> &[AttachGap] {
+    pub(crate) fn fallbacks(&self) -> &[AttachGap] {
         &self.attached.fallbacks
     }
 
-    pub fn attached(&self) -> &[Hook] {
+    pub(crate) fn attached(&self) -> &[Hook] {
         &self.attached.hooks
     }
 
     /// When the last hook was attached.
-    pub fn armed_at(&self) -> Timestamp {
+    pub(crate) fn armed_at(&self) -> Timestamp {
         self.armed_at
     }
 
     /// Nanoseconds added to the kernel's monotonic times to get Unix time.
-    pub fn clock_offset_ns(&self) -> u64 {
+    pub(crate) fn clock_offset_ns(&self) -> u64 {
         self.clock_offset_ns
     }
 
-    pub fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> Counters {
         self.counters
     }
 
     /// Waits until there is something to read, and a little longer, so that a busy node is read in batches and an
     /// idle one not at all.
-    pub async fn readable(&mut self) -> io::Result<()> {
+    pub(crate) async fn readable(&mut self) -> io::Result<()> {
         self.ring.readable_mut().await?.retain_ready();
         tokio::time::sleep(BATCH).await;
         Ok(())
@@ -131,7 +135,12 @@ impl Tracer {
 
     /// Reads what is there, at most `limit` records. The order is that of the ring buffer: CPUs may differ by the
     /// time between taking the time and reserving the room. `keep` is shown each record that becomes a sighting.
-    pub fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, mut keep: impl FnMut(&[u8])) -> usize {
+    pub(crate) fn drain(
+        &mut self,
+        limit: usize,
+        into: &mut Vec<Sighting>,
+        mut keep: impl FnMut(&[u8]),
+    ) -> usize {
         let mut read = 0;
         let ring = self.ring.get_mut();
         while read < limit {
@@ -158,7 +167,7 @@ impl Tracer {
 
     /// Whether the buffer holds records that [`Self::drain`] did not give: newer ones, or one that is still being
     /// written and holds up those behind it (`ringbuf_map_poll`, kernel/bpf/ringbuf.c, counts both).
-    pub fn has_more(&self) -> bool {
+    pub(crate) fn has_more(&self) -> bool {
         let mut asked = libc::pollfd { fd: self.ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         #[expect(unsafe_code, reason = "poll(2) has no safe wrapper in std")]
         // SAFETY: one entry, which outlives the call; the descriptor is open as long as the ring buffer.
@@ -167,7 +176,7 @@ impl Tracer {
     }
 
     /// Old entries as if the kernel had reported them: sightings, and the records to keep.
-    pub fn listed(
+    pub(crate) fn listed(
         &mut self,
         entries: &[ListedEntry],
         netns: Netns,
@@ -184,7 +193,7 @@ impl Tracer {
 
     /// To be called once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for
     /// new records.
-    pub fn caught_up(&mut self) {
+    pub(crate) fn caught_up(&mut self) {
         // The kernel notifies again for the next record, because the reader has reached the producer.
         if let Some(Ok(mut guard)) = futures::FutureExt::now_or_never(self.ring.readable_mut()) {
             guard.clear_ready();
@@ -192,7 +201,7 @@ impl Tracer {
     }
 
     /// Records lost in the kernel since the last call, by hook.
-    pub fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
+    pub(crate) fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
         let mut losses = Vec::new();
         // Read after every batch, and hardly ever another number than before.
         let any: u64 = self.lost.get(&(LOST_ANY as u32), 0)?.iter().sum();
@@ -215,7 +224,7 @@ impl Tracer {
     /// Has these conntrack entries read again, by their kernel addresses: what they are by now comes as sightings of
     /// [`Hook::EntryReread`]. An address where another entry lies by now yields that one. Returns how many could not be
     /// read.
-    pub fn reread(&mut self, entries: &[u64]) -> usize {
+    pub(crate) fn reread(&mut self, entries: &[u64]) -> usize {
         let Attach::OnDemand(name) = Hook::EntryReread.spec().attach else { return entries.len() };
         if entries.is_empty() || !self.attached.hooks.contains(&Hook::EntryReread) {
             return entries.len();
@@ -237,14 +246,14 @@ impl Tracer {
 
     /// How many events at most the kernel skipped all of a hook's programs for, because they were running on that CPU
     /// already. Counted since 5.12 for fentry and later for the others.
-    pub fn skipped_events(&self, hook: Hook) -> u64 {
+    pub(crate) fn skipped_events(&self, hook: Hook) -> u64 {
         let skipped = |program: &OwnedFd| fentry::missed_runs(program.as_fd()).unwrap_or_default();
         let programs = self.attached.programs.iter().filter(|(of, _)| *of == hook);
         programs.map(|(_, program)| skipped(program)).min().unwrap_or_default()
     }
 
     /// Replaces the addresses of a targeted trace.
-    pub fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
+    pub(crate) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
         attach::set_targets(&mut self.attached.ebpf, targets)
     }
 }

@@ -51,7 +51,7 @@ const BETWEEN: Duration = Duration::from_secs(1);
 ///
 /// `State` reads no rules but where kube-proxy's port does not answer: then those that show its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
+pub(crate) enum Request {
     /// What every verdict of a trace needs.
     State,
     /// What a trace reads on suspicion.
@@ -79,7 +79,7 @@ impl Request {
 
 /// Where the node is read.
 #[derive(Clone, Debug)]
-pub struct Collector {
+pub(crate) struct Collector {
     /// Where `/proc`, `/sys`, `/var/log` and `/lib/modules` are.
     pub root: PathBuf,
     /// Folders of commands, as in `PATH`; `None` takes the environment's.
@@ -97,7 +97,7 @@ impl Default for Collector {
 
 impl Collector {
     /// Reads what is requested. What is missing is a gap of the capture.
-    pub async fn collect(&self, request: Request) -> Capture {
+    pub(crate) async fn collect(&self, request: Request) -> Capture {
         let begun = Instant::now();
         let mut capture = self.off_loop(move |reading| reading.kube_proxy(request)).await;
         let servers = self.servers.unwrap_or_else(|| servers(&capture));

@@ -19,7 +19,7 @@ use crate::{
 
 /// Where commands are found, and what one may cost.
 #[derive(Clone, Debug)]
-pub struct Commands {
+pub(crate) struct Commands {
     /// Folders as in `PATH`; `None` takes the environment's.
     pub path: Option<OsString>,
     pub limits: Limits,
@@ -27,7 +27,7 @@ pub struct Commands {
 
 impl Commands {
     /// Runs `program` and returns its standard output; what is not UTF-8 is replaced. Blocks for at most the limit.
-    pub fn run(&self, program: &str, args: &[&str]) -> Result<String, Reason> {
+    pub(crate) fn run(&self, program: &str, args: &[&str]) -> Result<String, Reason> {
         let command = std::iter::once(program).chain(args.iter().copied()).collect::<Vec<_>>().join(" ");
         let place = || format!("`{command}`");
         let limits = self.limits;

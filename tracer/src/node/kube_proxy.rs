@@ -3,11 +3,11 @@
 //! Parsers only. A healthy `/healthz` proves little: it turns 503 only when an update was queued and not written,
 //! so a kube-proxy that has lost the API server stays at 200.
 
-pub mod config;
-pub mod log;
-pub mod metrics;
-pub mod process;
-pub mod servers;
+pub(crate) mod config;
+pub(crate) mod log;
+pub(crate) mod metrics;
+pub(crate) mod process;
+pub(crate) mod servers;
 
 use std::fmt;
 

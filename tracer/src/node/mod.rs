@@ -6,31 +6,33 @@
 //! pure and take any input. What the snapshot means is for `diagnosis`.
 
 pub mod capture;
-pub mod collector;
-pub mod command;
+pub(crate) mod collector;
+pub(crate) mod command;
 pub mod conntrack;
 pub mod entries;
-pub mod gap;
+pub(crate) mod gap;
 pub mod http;
 pub mod interfaces;
 pub mod ipvs;
-pub mod kube_proxy;
+pub(crate) mod kube_proxy;
 mod loaded;
-pub mod modules;
+pub(crate) mod modules;
 mod netlink;
 pub mod procfs;
-pub mod snapshot;
-pub mod sysctl;
+pub(crate) mod snapshot;
+pub(crate) mod sysctl;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-pub use collector::{Collector, Request};
-pub use gap::{Gap, Reason};
-pub use ipvs::IpvsSettings;
-pub use kube_proxy::{Health, ProxyMode};
-pub use snapshot::{Presence, Rule, Ruling, Snapshot};
+pub(crate) use collector::{Collector, Request};
+pub(crate) use gap::Gap;
+pub use gap::Reason;
+pub(crate) use kube_proxy::Health;
+pub use kube_proxy::ProxyMode;
+pub(crate) use snapshot::{Presence, Ruling};
+pub use snapshot::{Rule, Snapshot};
 
 use crate::time::Timestamp;
 

@@ -48,10 +48,6 @@ impl Modules {
         }
         self.built_in.as_ref().map(|built_in| built_in.contains(&name))
     }
-
-    pub fn loaded(&self) -> impl Iterator<Item = &str> {
-        self.loaded.iter().map(String::as_str)
-    }
 }
 
 fn normal(name: &str) -> String {
@@ -76,7 +72,7 @@ mod tests {
         assert_eq!(modules.has("ip_vs"), Some(false));
         assert_eq!(modules.has("br_netfilter"), Some(true));
         let lsmod = "Module                  Size  Used by\nip_vs                 225280  23 xt_ipvs\n";
-        assert_eq!(Modules::parse(lsmod).loaded().collect::<Vec<_>>(), ["ip_vs"]);
+        assert_eq!(Modules::parse(lsmod).has("ip_vs"), Some(true));
     }
 
     proptest! {
@@ -84,7 +80,7 @@ mod tests {
         fn every_listed_module_is_found(names in btree_set("[a-z][a-z0-9_]{0,20}", 0..30)) {
             let text = names.iter().fold(String::new(), |text, name| text + name + " 4096 0 - Live 0x0\n");
             let modules = Modules::parse(&text);
-            prop_assert!(modules.loaded().eq(names.iter().map(String::as_str)));
+            prop_assert!(names.iter().all(|name| modules.has(name) == Some(true)));
         }
 
         #[test]

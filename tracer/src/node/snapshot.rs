@@ -12,8 +12,9 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
-pub use effects::{Rule, Ruling, VipRule};
-pub use rules::{Listing, Listings, Presence, ProxyRules};
+pub use effects::Rule;
+pub(crate) use effects::Ruling;
+pub(crate) use rules::{Listing, Listings, Presence, ProxyRules};
 
 use super::{
     Observed,

@@ -136,19 +136,6 @@ impl Sysctls {
         self.0.range(begin.clone()..).next().is_some_and(|(path, _)| path.starts_with(&begin))
     }
 
-    /// One setting of each interface: `interfaces("net/ipv4/conf", "rp_filter")`. `all` and `default` are among them.
-    pub fn interfaces<'a>(
-        &'a self,
-        folder: &'a str,
-        setting: &'a str,
-    ) -> impl Iterator<Item = (&'a str, i64)> {
-        self.0.iter().filter_map(move |(path, value)| {
-            let rest = path.strip_prefix(folder)?.strip_prefix('/')?;
-            let (interface, name) = rest.rsplit_once('/')?;
-            (name == setting).then_some((interface, value.parse().ok()?))
-        })
-    }
-
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(path, value)| (path.as_str(), value.as_str()))
     }
@@ -188,8 +175,8 @@ mod tests {
         assert_eq!(settings.number("net/ipv4/ip_forward"), Some(1));
         assert_eq!(settings.get("net/ipv4/vs/sync_threshold"), Some("3\t50"));
         assert!(settings.has_folder("net/ipv4/vs") && !settings.has_folder("net/bridge"));
-        let filters: Vec<_> = settings.interfaces("net/ipv4/conf", "rp_filter").collect();
-        assert_eq!(filters, [("eth0.100", 2), ("eth1.7", 1)]);
+        assert_eq!(settings.number("net/ipv4/conf/eth0.100/rp_filter"), Some(2));
+        assert_eq!(settings.number("net/ipv4/conf/eth1.7/rp_filter"), Some(1));
     }
 
     #[test]

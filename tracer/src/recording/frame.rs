@@ -9,7 +9,7 @@ pub(super) const FILE_MAGIC: [u8; 16] = *b"\xf1viptrace rec\r\n\x1a";
 pub(super) const FRAME_MAGIC: [u8; 8] = *b"\xf1VTBLK\r\n";
 pub(super) const FRAME_HEADER_BYTES: usize = 32;
 /// The largest payload, compressed or not, in bytes.
-pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
+pub(crate) const MAX_PAYLOAD_BYTES: usize = 16 << 20;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The longest body, put together from its pieces, in bytes: more than the rules of any cluster need.
-pub const MAX_BODY_BYTES: usize = 64 << 20;
+pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
 /// Set in the kind of every piece but the last.
 const MORE: u8 = 0x80;
 

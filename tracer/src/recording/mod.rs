@@ -60,16 +60,18 @@ mod item;
 mod player;
 mod reader;
 mod recorded;
-pub mod records;
+pub(crate) mod records;
 #[cfg(test)]
 mod tests;
 mod writer;
 
-pub use frame::MAX_PAYLOAD_BYTES;
-pub use header::{BYTE_ORDER, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Unsuitable};
-pub use item::{Dropped, End, MAX_BODY_BYTES, NodeReading};
+pub use header::{BYTE_ORDER, FORMAT, Header, RECORD_LAYOUT};
+pub(crate) use header::{HookLine, HookState};
+pub use item::{Dropped, End, NodeReading};
 pub use player::{Missing, Player, Step};
-pub use reader::{Damage, DamageKind, OpenError};
+pub use reader::DamageKind;
+pub(crate) use reader::{Damage, OpenError};
 pub use recorded::Recorded;
 pub use records::Records;
-pub use writer::{CreateError, Failure, Finished, Recorder, create};
+pub(crate) use writer::Failure;
+pub use writer::{CreateError, Finished, Recorder, create};

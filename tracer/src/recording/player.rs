@@ -47,7 +47,6 @@ pub struct Missing {
 pub struct Player<R> {
     reader: Reader<R>,
     header: Header,
-    detail: Detail,
     decoder: Decoder,
     pipeline: Pipeline,
     started: bool,
@@ -73,7 +72,6 @@ impl<R: Read + Seek> Player<R> {
             reader,
             decoder: Decoder::new(Arc::new(header.layout()), header.clock_offset_ns),
             pipeline: Pipeline::new(header.settings(detail), cluster),
-            detail,
             started: false,
             block: Block::default(),
             at: 0,
@@ -230,10 +228,5 @@ impl<R: Read + Seek> Player<R> {
             // How many events are missing is not known; that some are is what counts.
             self.pipeline.lost(1, since, now);
         }
-    }
-
-    /// How much is made of healthy flows.
-    pub fn detail(&self) -> Detail {
-        self.detail
     }
 }

@@ -23,9 +23,9 @@ use std::collections::HashMap;
 use bytes::{Buf, BufMut};
 
 /// Records of one block, at most.
-pub const MAX_RECORDS: usize = 65_535;
+pub(crate) const MAX_RECORDS: usize = 65_535;
 /// The longest record, in bytes: its words have room in a set.
-pub const MAX_RECORD_BYTES: usize = 512;
+pub(crate) const MAX_RECORD_BYTES: usize = 512;
 /// The shortest: a header.
 const MIN_RECORD_BYTES: usize = 16;
 /// Words that hold the time.
@@ -91,7 +91,7 @@ impl Records {
 /// These bytes are no packed records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the records are not as they were written: {0}")]
-pub struct Unpackable(&'static str);
+pub(crate) struct Unpackable(&'static str);
 
 #[derive(Debug, Default)]
 struct Shape {

@@ -112,7 +112,6 @@ pub fn create(path: &Path, force: bool) -> Result<File, CreateError> {
 /// A recording in the making, as the event loop sees it.
 #[derive(Debug)]
 pub struct Recorder {
-    path: PathBuf,
     queue: Option<SyncSender<Message>>,
     done: Receiver<()>,
     shared: Arc<Shared>,
@@ -157,7 +156,6 @@ impl Recorder {
             })
             .map_err(failed)?;
         Ok(Self {
-            path: path.to_owned(),
             queue: Some(queue),
             done,
             shared,
@@ -166,10 +164,6 @@ impl Recorder {
             now: header.started,
             said: false,
         })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// How much waits to be written, in bytes of records.

@@ -12,7 +12,7 @@ use crate::{
 
 /// What is known of one class. Absent facts are `null` or empty, never left out.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Explanation {
+pub(crate) struct Explanation {
     pub id: Class,
     pub kind: Kind,
     pub title: &'static str,
@@ -40,7 +40,7 @@ pub struct Explanation {
 
 /// One thing to do. Upper-case words stand for names.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Advice {
+pub(crate) struct Advice {
     /// The case that it is for; `null` for the usual one.
     pub when: Option<&'static str>,
     pub text: String,
@@ -77,7 +77,7 @@ impl From<Class> for Explanation {
 }
 
 /// All classes, the faults by their domain.
-pub fn list(paint: Paint) -> String {
+pub(crate) fn list(paint: Paint) -> String {
     let mut out = String::new();
     let mut group = |heading: &str, is_its: &dyn Fn(Class) -> bool| {
         let classes = Class::ALL.iter().filter(|class| is_its(**class)).collect::<Vec<_>>();

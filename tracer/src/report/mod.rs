@@ -6,7 +6,7 @@
 
 pub mod check;
 mod columns;
-pub mod explain;
+pub(crate) mod explain;
 mod fit;
 #[cfg(test)]
 mod fixture;
@@ -14,16 +14,17 @@ mod folds;
 mod json;
 mod live;
 mod log;
-pub mod page;
-pub mod printer;
+pub(crate) mod page;
+pub(crate) mod printer;
 mod row;
-pub mod schema;
+pub(crate) mod schema;
 mod sink;
 mod summary;
 mod yaml;
 
-pub use live::Status;
-pub use printer::{OutputError, Paint, Printer, Verbosity};
+pub(crate) use live::Status;
+pub(crate) use printer::OutputError;
+pub use printer::{Paint, Printer, Verbosity};
 pub use sink::Report;
 
 use clap::ValueEnum;

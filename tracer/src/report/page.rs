@@ -7,7 +7,7 @@
 use crate::report::{Paint, fit::width, printer::Style};
 
 /// The text, each line ended and at most `columns` wide, unless a word is longer.
-pub fn text(markdown: &str, columns: usize, paint: Paint) -> String {
+pub(crate) fn text(markdown: &str, columns: usize, paint: Paint) -> String {
     let mut out = String::new();
     let mut block: Option<Block> = None;
     for line in markdown.lines() {

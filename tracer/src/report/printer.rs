@@ -161,10 +161,6 @@ impl Printer {
         }
     }
 
-    pub fn verbosity(&self) -> Verbosity {
-        self.verbosity
-    }
-
     /// Colours for what goes to standard output.
     pub fn paint(&self) -> Paint {
         self.out_paint

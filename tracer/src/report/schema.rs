@@ -8,7 +8,7 @@ use schemars::{
 use crate::{diagnosis::triage::CheckReport, report::explain::Explanation, verdict::Verdict};
 
 /// JSON Schema (draft 2020-12) of one line of `-o json`.
-pub fn schema() -> Schema {
+pub(crate) fn schema() -> Schema {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<Verdict>();
     let about = "One record of `viptrace trace -o json` (one object a line) or `-o yaml` (one document): the \
@@ -21,7 +21,7 @@ pub fn schema() -> Schema {
 }
 
 /// JSON Schema (draft 2020-12) of what `viptrace check -o json` writes.
-pub fn check_schema() -> Schema {
+pub(crate) fn check_schema() -> Schema {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<CheckReport>();
     let about = "What `viptrace check -o json` (one object), `-o yaml` (one document) and `--save` write: one check of \
@@ -33,7 +33,7 @@ pub fn check_schema() -> Schema {
 }
 
 /// JSON Schema (draft 2020-12) of what `viptrace explain CLASS -o json` writes.
-pub fn explain_schema() -> Schema {
+pub(crate) fn explain_schema() -> Schema {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<Explanation>();
     let about = "What `viptrace explain CLASS -o json` writes: what is known of one class. `viptrace explain --all -o json` \

@@ -114,7 +114,7 @@ impl Ruleset {
 }
 
 /// The name of one of kube-proxy's ipsets: prefixed by family and cut at 31 characters.
-pub fn ipset_name(name: &str, family: Family) -> String {
+pub(crate) fn ipset_name(name: &str, family: Family) -> String {
     let prefix = if family == Family::Ipv4 { "KUBE-" } else { "KUBE-6-" };
     prefix.chars().chain(name.chars()).take(31).collect()
 }
@@ -129,7 +129,7 @@ fn of_chain(table: &Table, chain: &Chain, add: &mut impl FnMut(Frontend, Named))
 }
 
 /// The frontend of a rule that names one by address, protocol and port; without an address it is a node port.
-pub fn of_rule(rule: &Rule) -> Option<Frontend> {
+pub(crate) fn of_rule(rule: &Rule) -> Option<Frontend> {
     let (mut address, mut protocol, mut port) = (None, None, None);
     for step in &rule.steps {
         match step {
@@ -176,13 +176,13 @@ fn of_element(key: &Key, default: Protocol) -> Option<Frontend> {
 }
 
 /// `namespace/name:port` at the start of kube-proxy's comments (`shop/cart:http cluster IP`).
-pub fn service_of_comment(comment: &str) -> Option<&str> {
+pub(crate) fn service_of_comment(comment: &str) -> Option<&str> {
     let first = comment.split_ascii_whitespace().next()?;
     first.contains('/').then_some(first)
 }
 
 /// From `service-242WI43H-shop/cart/tcp/http`.
-pub fn service_of_chain(chain: &str) -> Option<Box<str>> {
+pub(crate) fn service_of_chain(chain: &str) -> Option<Box<str>> {
     let (_, rest) = chain.split_once('-')?;
     let (hash, rest) = rest.split_once('-')?;
     if hash.len() != 8 {

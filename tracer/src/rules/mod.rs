@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::net::{Family, Protocol};
 
 mod address;
-pub mod frontends;
+pub(crate) mod frontends;
 mod index;
 pub mod ipset;
 pub mod iptables;
@@ -25,16 +25,19 @@ pub mod ipvs;
 pub mod nftables;
 mod saved;
 mod set;
-pub mod sources;
+pub(crate) mod sources;
 mod table;
 pub mod walk;
 
 pub use address::AddressRange;
-pub use frontends::{Frontend, Named};
-pub use set::{Datum, Dimension, Field, Key, Set, Side};
-pub use sources::LocalTraffic;
-pub use table::{Base, Chain, HookPoint, Rule, Step, Table, Verdict};
-pub use walk::{Branch, End, Fate, Origin, Probe};
+pub(crate) use frontends::{Frontend, Named};
+pub use set::{Datum, Field, Side};
+pub(crate) use set::{Dimension, Key, Set};
+pub(crate) use sources::LocalTraffic;
+pub(crate) use table::{Base, Chain, HookPoint, Table};
+pub use table::{Rule, Step, Verdict};
+pub(crate) use walk::{End, Fate};
+pub use walk::{Origin, Probe};
 
 pub type Name = Arc<str>;
 

@@ -58,7 +58,7 @@ impl fmt::Display for Datum {
     }
 }
 
-pub type Key = Box<[Datum]>;
+pub(crate) type Key = Box<[Datum]>;
 
 /// A set, or a map where its elements have verdicts: of nftables, or an ipset.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -93,12 +93,6 @@ impl Set {
         }
     }
 
-    pub fn remove(&mut self, key: &[Datum]) -> bool {
-        let ranges = self.ranges.len();
-        self.ranges.retain(|(known, _)| known.as_ref() != key);
-        self.elements.remove(key).is_some() || self.ranges.len() < ranges
-    }
-
     pub fn len(&self) -> usize {
         self.elements.len() + self.ranges.len()
     }
@@ -113,7 +107,8 @@ impl Set {
         single.chain(self.ranges.iter().map(|(key, verdict)| (key, verdict.as_ref())))
     }
 
-    /// The element that holds this key.
+    /// The element that holds this key, and the verdict that a map gives it.
+    #[expect(clippy::option_option, reason = "an element of a set has no verdict")]
     pub fn find(&self, key: &[Datum]) -> Option<Option<&Verdict>> {
         if let Some(verdict) = self.elements.get(key) {
             return Some(verdict.as_ref());

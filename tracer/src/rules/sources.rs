@@ -79,7 +79,7 @@ fn inside(range: AddressRange) -> IpAddr {
 }
 
 /// An address that lies in none of these ranges, if one of a few reserved ones does not.
-pub fn nowhere(family: Family, ranges: &[AddressRange]) -> IpAddr {
+pub(crate) fn nowhere(family: Family, ranges: &[AddressRange]) -> IpAddr {
     let of = |text: &str| text.parse::<IpAddr>().ok();
     let candidates = match family {
         Family::Ipv4 => [of("203.0.113.254"), of("198.18.255.254"), of("100.127.255.254"), of("9.9.9.9")],

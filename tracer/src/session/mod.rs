@@ -27,8 +27,9 @@ use crate::{
 use likes::Likes;
 
 pub use latency::Latency;
-pub use likes::{Clients, Folded};
-pub use summary::{Cause, Counts, Ending, Summary};
+pub(crate) use likes::Folded;
+pub(crate) use summary::Cause;
+pub use summary::{Counts, Ending, Summary};
 
 /// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
 const MAX_WAITING: usize = 16_384;

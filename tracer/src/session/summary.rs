@@ -202,8 +202,10 @@ pub struct Ending {
 impl Ending {
     /// Adds what the pipeline could not see to `gaps`.
     pub fn new(pipeline: &Pipeline, started: Timestamp, ended: Timestamp, mut gaps: Vec<String>) -> Self {
-        let status = &pipeline.cluster().status;
+        let cluster = pipeline.cluster();
+        let status = &cluster.status;
         gaps.extend(status.gaps(ended));
+        gaps.extend(cluster.history.losses());
         gaps.extend(pipeline.node().gap_lines());
         let counters = pipeline.counters();
         Self {

@@ -7,7 +7,7 @@ use crate::time::Timestamp;
 
 /// What one endpoint's hints say.
 #[derive(Clone, Copy, Debug)]
-pub struct Hints<'a> {
+pub(crate) struct Hints<'a> {
     pub zones: &'a [Arc<str>],
     pub nodes: &'a [Arc<str>],
 }
@@ -15,7 +15,7 @@ pub struct Hints<'a> {
 /// Which of these ready endpoints kube-proxy of this node sends to, one answer each. `None` where hints are not followed:
 /// one endpoint without a hint, or none that is meant for here, and all are used (`CategorizeEndpoints` in
 /// `pkg/proxy/topology.go`).
-pub fn meant_for(ready: &[Hints<'_>], node: &str, zone: Option<&str>) -> Option<Vec<bool>> {
+pub(crate) fn meant_for(ready: &[Hints<'_>], node: &str, zone: Option<&str>) -> Option<Vec<bool>> {
     let chosen = |here: &str, names: for<'a> fn(&Hints<'a>) -> &'a [Arc<str>]| {
         let is_here = |hints| names(hints).iter().any(|name| name.as_ref() == here);
         let meant: Vec<bool> = ready.iter().map(is_here).collect();

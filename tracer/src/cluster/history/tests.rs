@@ -334,6 +334,17 @@ fn pruning_forgets_the_past_and_keeps_the_present() {
 }
 
 #[test]
+fn versions_forgotten_early_are_a_loss() {
+    let mut history = history(vec![web()]);
+    assert_eq!(history.losses(), Vec::<String>::new());
+    for second in 0..300 {
+        let address = format!("10.1.0.{}", second % 200 + 1);
+        history.apply(at(2000 + second), Change::Put(slice("s", "http", &[(&address, true, true, false)])));
+    }
+    assert_eq!(history.losses(), ["44 versions forgotten early: the history keeps 256 of each object"]);
+}
+
+#[test]
 fn ten_thousand_services_are_found_by_their_addresses() {
     let mut history = History::new(LOOK_BACK);
     for n in 0..10_000_u32 {

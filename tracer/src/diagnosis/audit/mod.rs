@@ -16,7 +16,7 @@ use crate::{
 };
 
 mod compare;
-pub mod expected;
+pub(crate) mod expected;
 mod frame;
 mod judge;
 mod leftovers;
@@ -24,7 +24,8 @@ pub mod names;
 mod sources;
 mod topology;
 
-pub use expected::{Expectation, Expected, ExpectedFrontend, ExpectedPort};
+pub(crate) use expected::ExpectedFrontend;
+pub use expected::{Expectation, Expected, ExpectedPort};
 
 /// What the audit needs to know of the node and of kube-proxy.
 #[derive(Clone, Debug)]

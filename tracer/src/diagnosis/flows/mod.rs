@@ -42,9 +42,6 @@ use crate::{
     verdict::Verdict,
 };
 
-/// The least time that kube-proxy is given to write what the API says (catalogue section 3).
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
-
 /// What a verdict is reached with, besides the flow.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {

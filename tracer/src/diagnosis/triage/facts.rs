@@ -7,7 +7,7 @@ mod objects;
 
 use std::{fmt, panic::resume_unwind, thread, time::Duration};
 
-pub use objects::{DaemonSet, Event};
+pub(crate) use objects::{DaemonSet, Event};
 
 use crate::{
     cluster::{

@@ -7,7 +7,7 @@
 mod audit;
 pub mod compare;
 mod conntrack;
-pub mod facts;
+pub(crate) mod facts;
 mod path;
 mod pods;
 pub mod procedures;
@@ -23,11 +23,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-pub use compare::{Difference, Saved};
+pub use compare::Saved;
 pub use facts::Facts;
 pub use report::{CheckReport, FindingRecord, State};
 
-pub use crate::diagnosis::finding::{Level, Step};
+pub use crate::diagnosis::finding::Level;
+pub(crate) use crate::diagnosis::finding::Step;
 use crate::{
     class::Class,
     cluster::Key,

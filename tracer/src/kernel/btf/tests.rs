@@ -4,7 +4,8 @@ use std::{env, fmt::Write as _, fs, path::Path, sync::Arc};
 use proptest::prelude::*;
 
 use super::{
-    Bits, Btf, BtfError, Field, LookupError,
+    Btf, BtfError, LookupError,
+    field::{Bits, Field},
     format::{KIND_CONST, KIND_VOLATILE},
     writer::Writer,
 };

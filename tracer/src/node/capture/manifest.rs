@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::node::gap::{Gap, Reason};
 
 /// Its file name.
-pub const MANIFEST: &str = "viptrace-capture.json";
+pub(crate) const MANIFEST: &str = "viptrace-capture.json";
 /// The version of its form.
 const FORMAT: u32 = 1;
 

@@ -8,9 +8,9 @@ mod kind;
 mod manifest;
 mod recognise;
 
-pub use folder::{FolderError, ReadFolder};
 pub use kind::Kind;
-pub use manifest::{Entry, MANIFEST, Manifest};
+pub use manifest::Manifest;
+pub(crate) use manifest::{Entry, MANIFEST};
 pub use recognise::recognise;
 
 use super::gap::{Gap, Reason};

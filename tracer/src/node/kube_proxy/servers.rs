@@ -14,7 +14,7 @@ const HEALTH_PORT: u16 = 10256;
 
 /// The addresses of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Servers {
+pub(crate) struct Servers {
     /// `/proxyMode` and `/metrics`.
     pub metrics: SocketAddr,
     /// `/healthz` and `/livez`.
@@ -30,7 +30,7 @@ impl Default for Servers {
 
 impl Servers {
     /// As this configuration binds them (`metricsBindAddress`, `healthzBindAddress`).
-    pub fn of(config: &Config) -> Self {
+    pub(crate) fn of(config: &Config) -> Self {
         Self {
             metrics: address(config.metrics_bind_address.as_deref(), METRICS_PORT),
             health: address(config.healthz_bind_address.as_deref(), HEALTH_PORT),
@@ -39,7 +39,10 @@ impl Servers {
 }
 
 /// The path that kube-proxy was started with, and the file's text as kube-proxy sees it, inside of its container.
-pub fn config_file<'a>(process: &'a ProcessList, root: &Path) -> Option<(&'a str, io::Result<String>)> {
+pub(crate) fn config_file<'a>(
+    process: &'a ProcessList,
+    root: &Path,
+) -> Option<(&'a str, io::Result<String>)> {
     let (path, pid) = (process.flag("config")?, process.pid?);
     let inside = root.join(pid.to_string()).join("root").join(path.trim_start_matches('/'));
     Some((path, procfs::read_text(&inside).or_else(|_| procfs::read_text(Path::new(path)))))
