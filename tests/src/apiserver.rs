@@ -1,8 +1,9 @@
-//! An API server for tests: lists and watch streams over plain HTTP, from objects that a test may change as it runs.
+//! An API server for tests: it serves lists and watch streams over plain HTTP. A test may change the objects at any
+//! time.
 //!
-//! Owns the parts of the Kubernetes API that viptrace uses, and the ways in which an API server goes wrong. Must not
-//! imitate anything else: no admission, no controllers, no authentication. It runs on a thread of its own, so that it
-//! serves blocking and async tests alike, and keeps its objects while it is away.
+//! Owns the parts of the Kubernetes API that viptrace uses, and the failures of an API server. Must not imitate
+//! anything else: no admission, no controllers, no authentication. It runs on its own thread, so that blocking and
+//! async tests can both use it, and it keeps its objects during an outage.
 
 use std::{
     io,
@@ -20,26 +21,26 @@ mod store;
 
 use store::{Resource, Store};
 
-/// How an API server goes away.
+/// How the API server becomes unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// Connections are cut, new ones refused: the process is gone.
+    /// Open connections are cut and new ones are refused, as when the process is gone.
     Refused,
-    /// Connections are accepted and open ones stay open, but nothing is ever answered.
+    /// Connections are accepted and open ones stay open, but no request is answered.
     Hung,
 }
 
-/// Bookmarks go out so often on watches that ask for them, unless set otherwise. Real API servers: about a minute.
+/// The default period of bookmarks on watches that request them. Real API servers send one about every minute.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(10);
 
-/// What tests and request handlers share.
+/// State that tests and request handlers share.
 #[derive(Debug)]
 struct Shared {
     store: Mutex<Store>,
-    /// Changes with each event, so that watches look again.
+    /// Changes with each event and wakes the watches.
     changed: watch::Sender<u64>,
     hung: watch::Sender<bool>,
-    /// Changes to cut all open watches.
+    /// A change cuts all open watches.
     cut: watch::Sender<u64>,
     bookmark_period: Mutex<Duration>,
 }
@@ -55,7 +56,7 @@ impl Shared {
     }
 }
 
-/// A running server. It stops when this is dropped.
+/// A running server. It stops when the value is dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     addr: SocketAddr,
@@ -69,16 +70,17 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// The text of a kubeconfig that leads to `addr`, whoever is there.
+/// The text of a kubeconfig that points to `addr`.
 pub fn kubeconfig(addr: SocketAddr) -> String {
     format!(
-        "apiVersion: v1\nkind: Config\nclusters:\n- name: lab\n  cluster:\n    server: http://{addr}\ncontexts:\n- name: \
-         lab\n  context:\n    cluster: lab\n    user: lab\nusers:\n- name: lab\n  user: {{}}\ncurrent-context: lab\n"
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: lab\n  cluster:\n    server: http://{addr}\ncontexts:\n\
+                 - name: lab\n  context:\n    cluster: lab\n    user: lab\nusers:\n- name: lab\n  user: {{}}\n\
+                 current-context: lab\n"
     )
 }
 
 impl ApiServer {
-    /// Serves `lists` (`ServiceList`, `PodList`… or a `List` of several kinds) on `addr`; port 0 takes a free one.
+    /// Serves `lists` (`ServiceList`, `PodList`… or a `List` of several kinds) on `addr`; port 0 takes any free port.
     pub fn start(addr: SocketAddr, lists: Vec<Value>) -> io::Result<Self> {
         let mut store = Store::default();
         for list in lists {
@@ -101,18 +103,18 @@ impl ApiServer {
         self.addr
     }
 
-    /// The text of a kubeconfig that leads here.
+    /// The text of a kubeconfig that points to this server.
     pub fn kubeconfig(&self) -> String {
         kubeconfig(self.addr)
     }
 
-    /// How many requests are being answered, or wait for it while the server hangs.
+    /// The number of requests that are being answered, or that wait because the server hangs.
     pub fn waiting(&self) -> usize {
         self.shared.hung.receiver_count()
     }
 
-    /// Adds the object, or replaces the one of its name, and tells the watches. Sets what a real server sets:
-    /// resourceVersion, uid, creationTimestamp, and the time of the change in managedFields.
+    /// Adds the object, or replaces the one with its name, and sends the change to the watches. Sets what a real server
+    /// sets: resourceVersion, uid, creationTimestamp, and the time of the change in managedFields.
     pub fn apply(&self, object: Value) -> io::Result<()> {
         let applied = self.shared.store().apply(object);
         applied.map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
@@ -120,8 +122,8 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Plays one event of a recorded watch: `{"type": "ADDED" | "MODIFIED" | "DELETED", "object": …}`. Other types are
-    /// passed over.
+    /// Plays one event of a recorded watch: `{"type": "ADDED" | "MODIFIED" | "DELETED", "object": …}`. Ignores other
+    /// types.
     pub fn play(&self, mut event: Value) -> io::Result<()> {
         let object = event.get_mut("object").map(Value::take).unwrap_or_default();
         match event.get("type").and_then(Value::as_str) {
@@ -135,12 +137,12 @@ impl ApiServer {
         }
     }
 
-    /// The object as it is now, to be changed and applied.
+    /// The object in its present version.
     pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         self.shared.store().get(Resource::of_kind(kind)?, namespace, name)
     }
 
-    /// Deletes the object and tells the watches; says whether it was there.
+    /// Deletes the object and sends the change to the watches. Returns whether the object existed.
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> bool {
         let Some(resource) = Resource::of_kind(kind) else { return false };
         let deleted = self.shared.store().delete(resource, namespace, name);
@@ -148,7 +150,7 @@ impl ApiServer {
         deleted
     }
 
-    /// Goes away. Objects can still be changed meanwhile.
+    /// Becomes unavailable. Objects can still be changed meanwhile.
     pub fn go_away(&mut self, how: Absence) {
         match how {
             Absence::Refused => self.stop(),
@@ -158,7 +160,7 @@ impl ApiServer {
         }
     }
 
-    /// Is there again, on the same address.
+    /// Serves again, on the same address.
     pub fn come_back(&mut self) -> io::Result<()> {
         self.shared.hung.send_replace(false);
         if self.running.is_none() {
@@ -168,17 +170,17 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Ends all open watches, as a server does that is restarted or rebalances its clients.
+    /// Ends all open watches, as a server does when it restarts or rebalances its clients.
     pub fn cut_watches(&self) {
         self.shared.cut.send_modify(|count| *count += 1);
     }
 
-    /// Forgets the past: a watch from any version before the present one gets 410 Gone.
+    /// Deletes the log of changes: a watch from any earlier version gets 410 Gone.
     pub fn compact(&self) {
         self.shared.store().compact();
     }
 
-    /// Answers lists and watches of this kind with 403 Forbidden; its open watches end.
+    /// Answers lists and watches of this kind with 403 Forbidden and ends its open watches.
     pub fn forbid(&self, kind: &str) {
         let plural = Resource::of_kind(kind).map_or(kind, |resource| resource.plural());
         let message = format!(
@@ -187,28 +189,28 @@ impl ApiServer {
         self.refuse(kind, 403, &message);
     }
 
-    /// Answers lists and watches of this kind with this HTTP status; its open watches end.
+    /// Answers lists and watches of this kind with this HTTP status and ends its open watches.
     pub fn refuse(&self, kind: &str, code: u16, message: &str) {
         self.shared.store().refuse(kind, code, message.to_owned());
         self.cut_watches();
     }
 
-    /// Takes [`ApiServer::refuse`] back.
+    /// Ends the effect of [`ApiServer::refuse`].
     pub fn permit(&self, kind: &str) {
         self.shared.store().permit(kind);
     }
 
-    /// Sends bookmarks so often. Counts for watches opened from now on.
+    /// Sets the period of bookmarks for watches that are opened from now on.
     pub fn set_bookmark_period(&self, period: Duration) {
         *self.shared.bookmark_period.lock().unwrap_or_else(PoisonError::into_inner) = period;
     }
 
-    /// Lists answered of this kind so far, continued pages not counted.
+    /// The number of lists of this kind answered so far, without continued pages.
     pub fn lists_served(&self, kind: &str) -> u64 {
         self.shared.store().served(kind).0
     }
 
-    /// Watches opened of this kind so far.
+    /// The number of watches of this kind opened so far.
     pub fn watches_served(&self, kind: &str) -> u64 {
         self.shared.store().served(kind).1
     }
@@ -219,7 +221,7 @@ impl ApiServer {
 
     fn stop(&mut self) {
         if let Some(Running { stop, thread }) = self.running.take() {
-            // Either may fail only if the thread has ended already.
+            // Either fails only if the thread has ended already.
             let _ = stop.send(());
             let _ = thread.join();
         }
@@ -232,7 +234,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// Serves until told to stop; then all sockets are closed before the thread ends.
+/// Serves until it is stopped, then closes all sockets before the thread ends.
 fn run(listener: TcpListener, shared: Arc<Shared>) -> io::Result<Running> {
     listener.set_nonblocking(true)?;
     let (stop, stopped) = oneshot::channel::<()>();
@@ -245,7 +247,7 @@ fn run(listener: TcpListener, shared: Arc<Shared>) -> io::Result<Running> {
                 _ = stopped => {}
             }
         });
-        // Dropping the runtime drops every connection's task and with it its socket.
+        // Dropping the runtime drops the task of every connection and with it the socket.
         drop(runtime);
     })?;
     Ok(Running { stop, thread })

@@ -1,5 +1,5 @@
-//! Process 1 of the guest: mounts what a node has mounted, starts the lab as a child, reaps what dies, says
-//! how it ended and switches the machine off. It must outlive whatever goes wrong in the lab itself.
+//! Process 1 of the guest: mounts what a node has mounted, starts the lab as a child, reaps processes, reports how the
+//! lab ended and switches the machine off. It must survive every failure of the lab.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -13,7 +13,7 @@ use crate::{console, sys};
 /// The argument with which init starts the lab.
 pub const RUN: &str = "run";
 
-/// What the search path of a node's root user holds.
+/// The search path of a node's root user.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 const MOUNTS: [(&str, &str); 10] = [
@@ -29,18 +29,18 @@ const MOUNTS: [(&str, &str); 10] = [
     ("debugfs", "/sys/kernel/debug"),
 ];
 
-/// Never returns on a machine that can be switched off.
+/// Returns only on a machine that cannot be switched off.
 pub fn as_init() -> ExitCode {
     for (kind, target) in MOUNTS {
         let target = Path::new(target);
         let mounted = fs::create_dir_all(target).and_then(|()| sys::mount(kind, target));
         if let Err(error) = mounted {
-            console::say(format!("init: cannot mount {kind} on {}: {error}", target.display()));
+            console::print(format!("init: cannot mount {kind} on {}: {error}", target.display()));
         }
     }
-    // iptables keeps its lock there.
+    // iptables keeps its lock in this folder.
     let _exists = fs::create_dir_all("/run/lock");
-    // tcpdump looks its user up.
+    // tcpdump looks up the user that it runs as.
     let passwd = Path::new("/etc/passwd");
     if !passwd.exists() {
         let _tcpdump_reports =
@@ -49,13 +49,13 @@ pub fn as_init() -> ExitCode {
     let exit = match start_lab() {
         Ok(pid) => wait_for(pid),
         Err(error) => {
-            console::say(format!("init: cannot start the lab: {error}"));
+            console::print(format!("init: cannot start the lab: {error}"));
             1
         }
     };
     console::done(exit);
     if let Err(error) = sys::power_off() {
-        console::say(format!("init: cannot switch the machine off: {error}"));
+        console::print(format!("init: cannot switch the machine off: {error}"));
     }
     ExitCode::FAILURE
 }
@@ -75,7 +75,7 @@ fn start_lab() -> io::Result<u32> {
     Ok(child.id())
 }
 
-/// Reaps every orphan until the lab itself ends.
+/// Reaps every orphan until the lab ends.
 fn wait_for(lab: u32) -> i32 {
     loop {
         match sys::reap() {
@@ -83,7 +83,7 @@ fn wait_for(lab: u32) -> i32 {
             Ok(_orphan) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                console::say(format!("init: waiting for the lab failed: {error}"));
+                console::print(format!("init: waiting for the lab failed: {error}"));
                 return 1;
             }
         }

@@ -1,5 +1,5 @@
-//! The cluster whose node the lab plays: the `kubectl get -o json` lists that a scenario starts from. It owns
-//! the few fields that a topology and an expectation need, and leaves the objects as they are.
+//! The cluster that the lab's node belongs to: the `kubectl get -o json` lists that a scenario starts from. It reads
+//! the few fields that a topology and an expectation need, and does not change the objects.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ pub struct Cluster {
 #[derive(Clone, Debug)]
 pub struct NodeInfo {
     pub name: String,
-    /// Of each family that the node has, IPv4 first.
+    /// One for each family of the node, IPv4 first.
     pub networks: Vec<NodeNetwork>,
 }
 
@@ -36,7 +36,7 @@ impl NodeInfo {
     }
 }
 
-/// A node's address and its Pods' network, of one family.
+/// A node's address and its Pod network, in one family.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNetwork {
     pub address: IpAddr,
@@ -51,7 +51,7 @@ pub struct PodNetwork {
 }
 
 impl PodNetwork {
-    /// The bridge's own address: the first of the range, as the bridge CNI plugin takes it.
+    /// The bridge's own address: the first of the range, as the bridge CNI plugin assigns it.
     pub fn gateway(self) -> IpAddr {
         match self.base {
             IpAddr::V4(base) => Ipv4Addr::from_bits(base.to_bits().saturating_add(1)).into(),
@@ -65,7 +65,7 @@ pub struct PodInfo {
     /// `namespace/name`.
     pub key: String,
     pub node: String,
-    /// Of each family that the Pod has.
+    /// One for each family of the Pod.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -73,11 +73,11 @@ fn list(folder: &Path, file: &str) -> Result<Vec<Value>> {
     let path = folder.join(file);
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
     let mut list: Value =
-        serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
     let Value::Array(mut items) = list["items"].take() else {
         bail!("{} has no list of items", path.display());
     };
-    // Items of a list leave out what the list says once; an object on its own needs it.
+    // A list states the kind of its items once; a single object needs it.
     let kind = list["kind"].as_str().and_then(|kind| kind.strip_suffix("List")).unwrap_or_default();
     for item in &mut items {
         item["apiVersion"] = list["apiVersion"].clone();
@@ -125,7 +125,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Pods with a network of their own; those on the host's network are the node itself.
+    /// Pods with their own network. Pods on the host's network share the node's.
     pub fn pod_infos(&self) -> Vec<PodInfo> {
         self.pods
             .iter()
@@ -142,7 +142,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The Service `namespace/name`, to be changed and applied again.
+    /// The Service `namespace/name`.
     pub fn service(&self, service: &str) -> Result<Value> {
         let found = self.services.iter().find(|object| key(object) == service).cloned();
         found.with_context(|| format!("the cluster has no Service {service}"))
@@ -153,7 +153,7 @@ impl Cluster {
         self.vip_of(service, port, Family::V4)
     }
 
-    /// The same of a family.
+    /// The `clusterIP` and port of one family.
     pub fn vip_of(&self, service: &str, port: &str, family: Family) -> Result<SocketAddr> {
         let find = || {
             let object = self.services.iter().find(|object| key(object) == service)?;
@@ -172,7 +172,7 @@ impl Cluster {
         })
     }
 
-    /// The `EndpointSlice` of a Service, to be changed and applied again.
+    /// The `EndpointSlice` of a Service in this family.
     pub fn slice_of(&self, service: &str, family: Family) -> Result<Value> {
         let (namespace, name) = service.split_once('/').context("a Service is named namespace/name")?;
         self.endpoint_slices
@@ -200,7 +200,7 @@ impl Cluster {
     }
 }
 
-/// What a Node says of one family; `None` where it has none of it.
+/// A Node's address and Pod network in one family; `None` if it has none.
 fn network(node: &Value, family: Family) -> Option<NodeNetwork> {
     let addresses = node.pointer("/status/addresses")?.as_array()?;
     let internal = addresses.iter().filter(|address| address["type"] == "InternalIP");

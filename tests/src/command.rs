@@ -1,4 +1,4 @@
-//! Running the system's tools (`ip`, `iptables-restore`, `conntrack`). It owns how their failures are told.
+//! Runs the system's tools (`ip`, `iptables-restore`, `conntrack`) and formats their failures.
 
 use std::{
     io::Write,
@@ -7,12 +7,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a tool to its end and returns what it printed.
+/// Runs a tool to its end and returns its output.
 pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
     run_with_input(program, arguments, "")
 }
 
-/// The same, with `input` on its standard input.
+/// Runs a tool with `input` on its standard input.
 pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> Result<String> {
     let line = || format!("{program} {}", arguments.join(" "));
     let mut child = Command::new(program)
@@ -23,13 +23,13 @@ pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> Result<
         .spawn()
         .with_context(|| format!("starting `{}`; is the tool in the guest image?", line()))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A tool that stops reading says why on standard error.
+        // A tool that stops reading reports why on standard error.
         let _stopped_reading = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().with_context(|| format!("waiting for `{}`", line()))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{}` ended with {}: {}", line(), output.status, said.trim());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed with {}: {}", line(), output.status, errors.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

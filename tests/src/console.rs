@@ -1,5 +1,5 @@
-//! What the guest says: human lines on the console (standard output) and machine lines, one JSON object a
-//! line, on the second serial line. It owns both forms and knows nothing of what they report.
+//! The guest's output: text lines on the console (standard output) and machine lines, one JSON object a line, on the
+//! second serial line. It defines both forms and knows nothing of their content.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,9 +14,9 @@ use crate::{matrix::Cell, sys};
 
 const MACHINE_LINE: &str = "/dev/ttyS1";
 
-/// Says one line to whoever watches the console.
-pub fn say(line: impl AsRef<str>) {
-    // A console that is gone is no reason to stop a test.
+/// Prints one line on the console.
+pub fn print(line: impl AsRef<str>) {
+    // A closed console must not stop a test.
     let _gone = writeln!(std::io::stdout().lock(), "{}", line.as_ref());
 }
 
@@ -25,20 +25,20 @@ pub fn say(line: impl AsRef<str>) {
 pub enum Outcome {
     Passed,
     Failed(String),
-    /// With the kernel's missing feature.
+    /// With the feature that the kernel lacks.
     Skipped(String),
 }
 
-/// How a scenario ended, and the cells of the matrix that it proves.
+/// Reports how a scenario ended, and the cells of the matrix that it proves.
 pub fn scenario(name: &str, outcome: &Outcome, cells: &[Cell], took: Duration) {
     let (result, detail) = match outcome {
         Outcome::Passed => ("passed", ""),
         Outcome::Failed(detail) => ("failed", detail.as_str()),
         Outcome::Skipped(detail) => ("skipped", detail.as_str()),
     };
-    say(format!("{result:>7}  {name} ({:.1} s)", took.as_secs_f64()));
+    print(format!("{result:>7}  {name} ({:.1} s)", took.as_secs_f64()));
     for line in detail.lines() {
-        say(format!("         {line}"));
+        print(format!("         {line}"));
     }
     emit(&json!({
         "event": "scenario", "name": name, "result": result, "detail": detail, "seconds": took.as_secs_f64(),
@@ -46,17 +46,17 @@ pub fn scenario(name: &str, outcome: &Outcome, cells: &[Cell], took: Duration) {
     }));
 }
 
-/// All cells of the matrix, so that the host knows of those that no scenario proves.
+/// Reports all cells of the matrix, so that the host can name those that no scenario proves.
 pub fn matrix(cells: &[Cell]) {
     emit(&json!({"event": "matrix", "cells": cells}));
 }
 
-/// Hands a text file to the host.
+/// Sends a text file to the host.
 pub fn file(name: &str, data: &str) {
     emit(&json!({"event": "file", "name": name, "data": data}));
 }
 
-/// Hands a file of any bytes to the host.
+/// Sends a binary file to the host.
 pub fn binary(name: &str, bytes: &[u8]) {
     let mut digits = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
@@ -65,12 +65,12 @@ pub fn binary(name: &str, bytes: &[u8]) {
     emit(&json!({"event": "file", "name": name, "data": digits, "encoding": "hex"}));
 }
 
-/// One measured number, `labels` an object of strings.
+/// Reports one measurement; `labels` is an object of strings.
 pub fn metric(name: &str, value: f64, unit: &str, labels: &Value) {
     emit(&json!({"event": "metric", "name": name, "value": value, "unit": unit, "labels": labels}));
 }
 
-/// The last machine line of a run.
+/// Reports the end of the run. It is the last machine line.
 pub fn done(exit: i32) {
     emit(&json!({"event": "done", "exit": exit}));
 }
@@ -79,7 +79,7 @@ fn emit(event: &Value) {
     static LINE: OnceLock<Option<Mutex<File>>> = OnceLock::new();
     let line = LINE.get_or_init(|| {
         let file = OpenOptions::new().write(true).open(MACHINE_LINE).ok()?;
-        // A line that is no terminal (a pipe, a file) needs no settings.
+        // A line that is not a terminal (a pipe, a file) needs no settings.
         let _plain = sys::make_raw(&file);
         Some(Mutex::new(file))
     });
@@ -88,6 +88,6 @@ fn emit(event: &Value) {
             let mut line = line.lock().unwrap_or_else(PoisonError::into_inner);
             let _gone = line.write_all(format!("{event}\n").as_bytes());
         }
-        None => say(event.to_string()),
+        None => print(event.to_string()),
     }
 }

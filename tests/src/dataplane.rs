@@ -1,12 +1,12 @@
-//! What a scenario runs on: the mode in which kube-proxy wrote the node's rules, and the address family of the
-//! traffic. What a mode needs on the node is `rules`' business.
+//! The variants of a scenario: the mode in which kube-proxy wrote the node's rules, and the address family of the
+//! traffic. Module `rules` knows what each mode needs on the node.
 
 use std::{fmt, net::IpAddr};
 
 pub use crate::matrix::{Family, Mode};
 
 impl Mode {
-    /// The folder of a capture that holds what kube-proxy said and wrote in this mode.
+    /// The folder of a capture with kube-proxy's output and rules in this mode.
     pub const fn capture(self) -> &'static str {
         match self {
             Self::Iptables | Self::IptablesLegacy => "iptables",
@@ -19,7 +19,7 @@ impl Mode {
 impl Family {
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// As Kubernetes writes it.
+    /// Kubernetes' spelling.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -40,7 +40,7 @@ impl Family {
     }
 }
 
-/// One way in which a scenario runs.
+/// A mode and a family to run a scenario in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Variant {
     pub mode: Mode,
@@ -48,7 +48,7 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// What most scenarios run in; their names need not say it.
+    /// The variant of most scenarios; their names omit it.
     pub const DEFAULT: Self = Self::new(Mode::Iptables, Family::V4);
 
     pub const fn new(mode: Mode, family: Family) -> Self {
@@ -56,36 +56,36 @@ impl Variant {
     }
 }
 
-/// As it was before there were others: iptables through nft, IPv4.
+/// iptables through nft, IPv4.
 pub const DEFAULT: &[Variant] = &[Variant::DEFAULT];
 const IPTABLES_6: Variant = Variant::new(Mode::Iptables, Family::V6);
 const LEGACY: Variant = Variant::new(Mode::IptablesLegacy, Family::V4);
 const LEGACY_6: Variant = Variant::new(Mode::IptablesLegacy, Family::V6);
 const NFTABLES: Variant = Variant::new(Mode::Nftables, Family::V4);
 const NFTABLES_6: Variant = Variant::new(Mode::Nftables, Family::V6);
-/// What only IPVS has.
+/// Features that exist only in IPVS.
 pub const IPVS_ONLY: &[Variant] = &[IPVS];
 const IPVS: Variant = Variant::new(Mode::Ipvs, Family::V4);
 const IPVS_6: Variant = Variant::new(Mode::Ipvs, Family::V6);
 /// Every mode in every family.
 pub const WHOLE: &[Variant] =
     &[Variant::DEFAULT, IPTABLES_6, LEGACY, LEGACY_6, NFTABLES, NFTABLES_6, IPVS, IPVS_6];
-/// Every mode, in every family that tells something new.
+/// Every mode, in each family that covers different code.
 pub const EVERY: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6, IPVS];
-/// Every mode that writes its rules for netfilter, in every family that tells something new.
+/// Every mode that writes netfilter rules, in each family that covers different code.
 pub const NETFILTER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, LEGACY, NFTABLES, NFTABLES_6];
-/// The same of IPv4, for what the captures have in it alone.
+/// The same for IPv4, for Services that the captures have only in IPv4.
 pub const NETFILTER_4: &[Variant] = &[Variant::DEFAULT, LEGACY, NFTABLES];
-/// For what differs between the families and not between modes.
+/// Behaviour that differs between families but not between modes.
 pub const BOTH_FAMILIES: &[Variant] = &[Variant::DEFAULT, IPTABLES_6];
-/// Where another writer's leftovers can stand beside kube-proxy's own rules.
+/// Modes in which another writer's leftovers can coexist with kube-proxy's rules.
 pub const BESIDE_OTHERS: &[Variant] = &[Variant::DEFAULT, NFTABLES];
-/// What a newer kube-proxy writes differently.
+/// Modes whose rules a newer kube-proxy writes differently.
 pub const NEWER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, NFTABLES_6];
-/// Those that differ most, for scenarios that take long.
+/// The variants that differ most, for scenarios that take long.
 pub const WIDE: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, IPVS];
-/// Where rules and objects were captured at one time, as a check needs that is to find nothing: IPVS's servers were
-/// captured at another, and of IPv4 alone.
+/// Modes whose rules and objects were captured at the same time, which a check without findings needs. IPVS's servers
+/// were captured at another time, and only for IPv4.
 pub const OF_ONE_TIME: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES];
 
 impl fmt::Display for Variant {

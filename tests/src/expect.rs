@@ -1,5 +1,5 @@
-//! Expectations: the verdict that each flow of the generator must get, compared with viptrace's records. It
-//! owns the comparison and its words; it reads records as any user of the JSON output would.
+//! Expectations: the verdict that each flow of the generator must get, compared with viptrace's records. It does the
+//! comparison and reports differences. It reads records as any user of the JSON output would.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,20 +12,20 @@ use viptrace_class::{Class, Kind};
 
 use crate::traffic::{Attempt, Transport};
 
-/// The flow's `endpoint`.
+/// The expected `endpoint` of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// None was chosen: the record must say `null`.
+    /// NAT chose none: the record must have `null`.
     Null,
     Is(SocketAddr),
 }
 
-/// What one flow's record must say.
+/// The expected content of one flow's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub transport: Transport,
     pub client: SocketAddr,
-    /// `None` for a flow that goes to a Pod directly.
+    /// `None` for a flow whose destination is a Pod.
     pub vip: Option<SocketAddr>,
     pub endpoint: Endpoint,
     pub class: Class,
@@ -63,7 +63,7 @@ impl Expected {
     }
 }
 
-/// What tells the flows of a run apart: the generator uses each source port once.
+/// Identifies a flow of a run: the generator uses each source port once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     transport: String,
@@ -80,7 +80,7 @@ impl Record {
         serde_json::from_str(line).ok().filter(Value::is_object).map(Self)
     }
 
-    /// A field by its JSON pointer; empty where it is absent, `null` or no text.
+    /// A text field by its JSON pointer; empty where it is absent, `null` or not text.
     pub fn text(&self, pointer: &str) -> &str {
         self.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
@@ -89,13 +89,13 @@ impl Record {
         &self.0
     }
 
-    /// `None` where the record has none, or one that is in no catalogue.
+    /// `None` if the record has no class, or an unknown one.
     pub fn class(&self) -> Option<Class> {
         self.text("/class").parse().ok()
     }
 
-    /// Whether a user would be told that something broke.
-    pub fn is_trouble(&self) -> bool {
+    /// Whether the record reports a fault, or a failure without an explanation.
+    pub fn reports_failure(&self) -> bool {
         self.class().is_none_or(|class| matches!(class.kind(), Kind::Fault | Kind::Unknown))
     }
 
@@ -104,22 +104,22 @@ impl Record {
         Some(Key { transport: self.text("/flow/protocol").to_owned(), client })
     }
 
-    /// What was not seen, a line each.
-    pub fn unseen(&self) -> String {
+    /// What the trace could not observe, one item a line.
+    pub fn unobserved(&self) -> String {
         let list = self.0["unseen"].as_array().into_iter().flatten();
         list.filter_map(Value::as_str).flat_map(|what| [what, "\n"]).collect()
     }
 
-    /// All text of evidence and root cause, for what a scenario wants to find said.
-    pub fn said(&self) -> String {
-        let mut said = self.text("/root_cause").to_owned();
+    /// The root cause and all evidence as one text, for assertions about wording.
+    pub fn statements(&self) -> String {
+        let mut text = self.text("/root_cause").to_owned();
         for list in ["/evidence", "/against"] {
             for item in self.0.pointer(list).and_then(Value::as_array).into_iter().flatten() {
-                said.push('\n');
-                said.push_str(item["content"].as_str().unwrap_or_default());
+                text.push('\n');
+                text.push_str(item["content"].as_str().unwrap_or_default());
             }
         }
-        said
+        text
     }
 }
 
@@ -140,13 +140,13 @@ impl fmt::Display for Record {
     }
 }
 
-/// Where so many flows are expected, each has a port of its own.
+/// From so many flows on, each has its own port.
 const MANY: usize = 100;
 
-/// How many disagreements are told in full.
-const TOLD: usize = 12;
+/// The number of disagreements that are printed in full.
+const MAX_SHOWN: usize = 12;
 
-/// Every disagreement between what was caused and what was recorded, as one text; empty if there is none.
+/// All differences between the traffic and the records, as one text; empty if there are none.
 pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
     let mut by_key: HashMap<Key, Vec<&Record>> = HashMap::new();
     let mut found = Vec::new();
@@ -156,7 +156,7 @@ pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
             None => found.push(format!("a record without a client: {record}")),
         }
         if record.0["lost_events"].as_u64() != Some(0) {
-            found.push(format!("a record speaks of lost events ({}): {record}", record.0["lost_events"]));
+            found.push(format!("a record reports lost events ({}): {record}", record.0["lost_events"]));
         }
     }
     let mut wanted: Vec<(Key, Vec<&Expected>)> = Vec::new();
@@ -169,31 +169,31 @@ pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
     for (key, wants) in wanted {
         let Some(&want) = wants.first() else { continue };
         match by_key.remove(&key).as_deref() {
-            // A connection that is two flows to conntrack: one after the other.
+            // One connection that is two consecutive flows for conntrack.
             Some(records) if wants.len() > 1 && records.len() == wants.len() => {
                 found.extend(wants.iter().zip(records).flat_map(|(want, record)| compare(want, record)));
             }
             None => found.push(format!("no record for {}", describe(want))),
             Some([record]) => found.extend(compare(want, record)),
             Some(several) => {
-                let told: Vec<String> = several.iter().map(ToString::to_string).collect();
+                let records: Vec<String> = several.iter().map(ToString::to_string).collect();
                 found.push(format!(
                     "{} records instead of one for {}: {}",
-                    told.len(),
+                    records.len(),
                     describe(want),
-                    told.join("; ")
+                    records.join("; ")
                 ));
             }
         }
     }
-    for record in by_key.into_values().flatten().filter(|record| record.is_trouble()) {
-        found.push(format!("a fault that nobody caused: {record}"));
+    for record in by_key.into_values().flatten().filter(|record| record.reports_failure()) {
+        found.push(format!("a fault without a cause: {record}"));
     }
     if found.is_empty() {
         return String::new();
     }
-    let more = found.len().saturating_sub(TOLD);
-    found.truncate(TOLD);
+    let more = found.len().saturating_sub(MAX_SHOWN);
+    found.truncate(MAX_SHOWN);
     if more > 0 {
         found.push(format!("and {more} more"));
     }
@@ -288,24 +288,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_caused_and_recorded_agrees() {
+    fn equal_flows_and_records_agree() {
         assert_eq!(disagreements(&[expected()], &[record("ok", "10.244.1.11:8080")]), "");
     }
 
     #[test]
-    fn a_wrong_class_and_a_wrong_endpoint_are_named() {
-        let told = disagreements(&[expected()], &[record("C28", "10.244.1.12:8080")]);
-        assert!(told.contains("/class is \"C28\", expected \"ok\""), "{told}");
-        assert!(told.contains("/flow/endpoint is \"10.244.1.12:8080\""), "{told}");
+    fn a_wrong_class_and_a_wrong_endpoint_are_reported() {
+        let text = disagreements(&[expected()], &[record("C28", "10.244.1.12:8080")]);
+        assert!(text.contains("/class is \"C28\", expected \"ok\""), "{text}");
+        assert!(text.contains("/flow/endpoint is \"10.244.1.12:8080\""), "{text}");
     }
 
     #[test]
-    fn a_missing_a_doubled_and_an_uncaused_record_are_named() {
+    fn a_missing_a_duplicate_and_an_unexpected_record_are_reported() {
         assert!(disagreements(&[expected()], &[]).starts_with("no record for TCP"));
         let twice = [record("ok", "10.244.1.11:8080"), record("ok", "10.244.1.11:8080")];
         assert!(disagreements(&[expected()], &twice).starts_with("2 records instead of one"));
         let uncaused = disagreements(&[], &[record("C6", "10.244.1.11:8080")]);
-        assert!(uncaused.starts_with("a fault that nobody caused"), "{uncaused}");
+        assert!(uncaused.starts_with("a fault without a cause"), "{uncaused}");
         assert_eq!(disagreements(&[], &[record("ok", "10.244.1.11:8080")]), "");
     }
 

@@ -1,5 +1,5 @@
-//! viptrace run to its end, for what it answers by itself: a check, a refusal, an exit status. It owns the process
-//! and judges nothing; a trace that watches traffic is `tool`'s.
+//! Runs viptrace to its end and keeps its output, for commands that end by themselves: a check, a refusal, an exit
+//! status. It judges nothing. Module `tool` runs traces.
 
 use std::{
     fs::{self, File},
@@ -18,10 +18,10 @@ use crate::{
     wait,
 };
 
-/// More than there are; the first number that the kernel does not know ends the list.
+/// More than exist. The first number that the kernel does not know ends the loop.
 const CAPABILITIES: u32 = 64;
 
-/// A running viptrace whose output goes to files.
+/// A running viptrace. Its output goes to files.
 #[derive(Debug)]
 pub struct Invocation {
     child: Child,
@@ -30,14 +30,14 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// Starts it with these arguments.
+    /// Starts viptrace with these arguments.
     pub fn start(arguments: &[&str]) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let file = |stream: &str| PathBuf::from(format!("/tmp/viptrace-{number}.{stream}"));
         let (stdout, stderr) = (file("stdout"), file("stderr"));
         let create =
-            |path: &PathBuf| File::create(path).with_context(|| format!("making {}", path.display()));
+            |path: &PathBuf| File::create(path).with_context(|| format!("creating {}", path.display()));
         let child = Command::new(PROGRAM)
             .args(arguments)
             .stdin(Stdio::null())
@@ -48,10 +48,11 @@ impl Invocation {
         Ok(Self { child, stdout, stderr })
     }
 
-    /// Starts it as root without some of root's capabilities, by their numbers; without all of them if `withheld` is empty.
+    /// Starts viptrace as root without the capabilities of these numbers; without any capability if `withheld` is
+    /// empty.
     pub fn start_without(withheld: &[u32], arguments: &[&str]) -> Result<Self> {
         thread::scope(|scope| {
-            // What a thread withholds it withholds from itself and its children only.
+            // A thread withholds a capability only from itself and its children.
             let starting = scope.spawn(|| -> Result<Self> {
                 if withheld.is_empty() {
                     for capability in 0..CAPABILITIES {
@@ -70,18 +71,17 @@ impl Invocation {
         })
     }
 
-    /// Ctrl-C.
+    /// Sends SIGINT, as Ctrl-C does.
     pub fn interrupt(&self) -> Result<()> {
         sys::interrupt(self.child.id()).context("interrupting viptrace")
     }
 
-    /// Waits for its end.
+    /// Waits until viptrace ends.
     pub fn end(mut self, limit: Duration) -> Result<Ended> {
         let status = wait::until("viptrace to end", limit, || self.child.try_wait().transpose())?
             .context("waiting for it")?;
         let read = |path: &PathBuf| {
-            fs::read_to_string(path)
-                .with_context(|| format!("reading what viptrace said in {}", path.display()))
+            fs::read_to_string(path).with_context(|| format!("reading viptrace's output {}", path.display()))
         };
         Ok(Ended {
             status: sys::exit_code(std::os::unix::process::ExitStatusExt::into_raw(status)),

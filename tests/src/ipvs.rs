@@ -1,4 +1,4 @@
-//! The node in ipvs mode: what kube-proxy once wrote there, put back. It owns virtual servers, sets, the addresses of
+//! The node in ipvs mode: restores what kube-proxy wrote there. It handles virtual servers, sets, the addresses of
 //! kube-ipvs0 and IPVS's sysctls, and knows nothing of what a fault means.
 
 use std::{
@@ -19,14 +19,15 @@ use crate::{
     world::{Stage, World},
 };
 
-/// The interface that has the virtual servers' addresses; it stays down.
+/// The interface that holds the virtual servers' addresses; it stays down.
 const LINK: &str = "kube-ipvs0";
 /// `IP_VS_TCP_S_ESTABLISHED` in `tcp_timeouts` of `net/netfilter/ipvs/ip_vs_proto_tcp.c`.
 const KERNEL_TCP_TIMEOUT_SECS: u32 = 900;
 /// Modules that kube-proxy loads for this mode.
 const MODULES: [&str; 5] = ["ip_vs", "ip_vs_rr", "xt_set", "xt_ipvs", "dummy"];
 
-/// What kube-proxy sets (`NewProxier` in `pkg/proxy/ipvs/proxier.go`), and the kernel's default for reuse since 5.9.
+/// The values that kube-proxy sets (`NewProxier` in `pkg/proxy/ipvs/proxier.go`), and the kernel's default for reuse
+/// since 5.9.
 const SYSCTLS: [(&str, &str); 4] = [
     ("net.ipv4.vs.conntrack", "1"),
     ("net.ipv4.vs.conn_reuse_mode", "1"),
@@ -37,9 +38,9 @@ const SYSCTLS: [(&str, &str); 4] = [
 /// One capture of a node in ipvs mode.
 #[derive(Clone, Debug)]
 pub struct Capture {
-    /// `iptables-save`; the rules name the sets.
+    /// `iptables-save` output; its rules name the sets.
     pub rules: String,
-    /// The same of the other family; empty where kube-proxy had no Service of it.
+    /// The IPv6 rules; empty if kube-proxy had no IPv6 Service.
     pub rules_of_ipv6: String,
     sets: String,
     virtual_servers: String,
@@ -69,7 +70,7 @@ impl Capture {
         })
     }
 
-    /// With nothing that kube-proxy wrote but these rules.
+    /// The node with only these rules of kube-proxy.
     #[must_use]
     pub fn without_servers(rules: String) -> Self {
         let nothing = String::new;
@@ -82,7 +83,7 @@ impl Capture {
         }
     }
 
-    /// Adds members to its sets, virtual servers and addresses.
+    /// Adds set members, virtual servers and addresses.
     pub fn add(&mut self, sets: &[String], virtual_servers: &[String], addresses: &[IpAddr]) {
         for (text, lines) in [(&mut self.sets, sets), (&mut self.virtual_servers, virtual_servers)] {
             for line in lines {
@@ -93,7 +94,7 @@ impl Capture {
         self.addresses.extend(addresses);
     }
 
-    /// Without one virtual server; its address stays the node's own.
+    /// Removes one virtual server; its address stays on the node.
     #[must_use]
     pub fn without_virtual_server(&self, vip: SocketAddr) -> Self {
         let server = format!(" -t {vip} ");
@@ -106,7 +107,7 @@ impl Capture {
         cut
     }
 
-    /// With every real server at one address moved to another; of equal ones one is left.
+    /// Moves every real server at one address to another and drops duplicates.
     #[must_use]
     pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {
         let moved = self.virtual_servers.replace(&format!(" -r {from}:"), &format!(" -r {to}:"));
@@ -119,7 +120,7 @@ impl Capture {
         Self { virtual_servers: lines.join("\n") + "\n", ..self.clone() }
     }
 
-    /// Puts everything back as kube-proxy would, in the place of what is there: sets before the rules that name them.
+    /// Replaces the node's state with this one as kube-proxy would: sets before the rules that name them.
     pub fn restore(&self, node: &Netns) -> Result<()> {
         for module in MODULES {
             command::run("modprobe", &[module])?;
@@ -147,7 +148,7 @@ impl Capture {
     }
 }
 
-/// Takes everything of this mode off the node, whatever is there of it.
+/// Removes all state of this mode from the node.
 pub fn clear(node: &Netns) -> Result<()> {
     node.command("nft", &["flush", "ruleset"])?;
     node.command("ipvsadm", &["-C"])?;
@@ -156,7 +157,7 @@ pub fn clear(node: &Netns) -> Result<()> {
     if there { node.ip_batch(&[format!("link del {LINK}")]) } else { Ok(()) }
 }
 
-/// The dump without what kernels before 5.12 do not know of a set.
+/// Removes the set options that kernels before 5.12 do not know.
 fn sets_for_any_kernel(saved: &str) -> String {
     let mut lines = Vec::new();
     for line in saved.lines() {
@@ -178,7 +179,7 @@ fn sets_for_any_kernel(saved: &str) -> String {
 pub fn sysctl(stage: &mut Stage, name: &str, value: &str) -> Result<()> {
     let name = format!("net.ipv4.vs.{name}");
     let usual = SYSCTLS.iter().find(|(known, _)| *known == name).map(|(_, usual)| *usual);
-    let usual = usual.with_context(|| format!("{name} is none of those that kube-proxy sets"))?;
+    let usual = usual.with_context(|| format!("{name} is not a sysctl that kube-proxy sets"))?;
     let (set, reset) = (name.clone(), name);
     let value = value.to_owned();
     stage.break_with(
@@ -187,7 +188,7 @@ pub fn sysctl(stage: &mut Stage, name: &str, value: &str) -> Result<()> {
     )
 }
 
-/// How long IPVS keeps idle TCP connections in this scenario.
+/// Sets how long IPVS keeps idle TCP connections in this scenario.
 pub fn set_tcp_timeout(stage: &mut Stage, seconds: u32) -> Result<()> {
     let set = |seconds: u32| {
         move |world: &World| {
@@ -197,7 +198,7 @@ pub fn set_tcp_timeout(stage: &mut Stage, seconds: u32) -> Result<()> {
     stage.break_with(set(seconds), set(KERNEL_TCP_TIMEOUT_SECS))
 }
 
-/// Breaks the virtual servers of this scenario, which get all of them back at its end.
+/// Lets this scenario change virtual servers; all of them are restored at its end.
 pub fn breaking(stage: &mut Stage) -> Result<()> {
     stage.break_with(|_| Ok(()), |world| world.rules(Mode::Ipvs)?.restore(&world.topology.host))
 }
@@ -208,16 +209,16 @@ pub fn set_weight_0(node: &Netns, virtual_server: SocketAddr, real: SocketAddr) 
     node.command("ipvsadm", &["-e", "-t", &server, "-r", &real, "-m", "-w", "0"]).map(drop)
 }
 
-/// Takes a real server out of its virtual server.
+/// Removes a real server from its virtual server.
 pub fn remove_real_server(node: &Netns, virtual_server: SocketAddr, real: SocketAddr) -> Result<()> {
     node.command("ipvsadm", &["-d", "-t", &virtual_server.to_string(), "-r", &real.to_string()]).map(drop)
 }
 
-/// Waits until IPVS has no entry for this client's connection any more.
-pub fn wait_until_forgotten(node: &Netns, client: SocketAddr, limit: Duration) -> Result<()> {
-    let IpAddr::V4(ip) = client.ip() else { bail!("this lab's IPVS speaks IPv4: {client}") };
+/// Waits until IPVS has no entry for this client's connection.
+pub fn wait_until_deleted(node: &Netns, client: SocketAddr, limit: Duration) -> Result<()> {
+    let IpAddr::V4(ip) = client.ip() else { bail!("the lab reads only IPv4 entries of IPVS: {client}") };
     let entry = format!("{:08X} {:04X}", ip.to_bits(), client.port());
-    wait::until("IPVS to forget an idle connection", limit, || {
+    wait::until("IPVS to delete an idle connection", limit, || {
         let listed = node.run(|| fs::read_to_string("/proc/net/ip_vs_conn"));
         matches!(listed, Ok(Ok(text)) if !text.contains(&entry)).then_some(())
     })
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_capture_is_read_whole() {
+    fn the_whole_capture_is_read() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kube-proxy/worker-1/ipvs");
         let capture = Capture::read(&folder).unwrap();
         assert_eq!(capture.addresses.len(), 11);
@@ -236,8 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn sets_lose_what_old_kernels_do_not_know() {
-        let saved = "create A hash:ip family inet hashsize 1024 maxelem 65536 bucketsize 12 initval 0x1\nadd A 10.96.0.1\n";
+    fn sets_lose_options_that_old_kernels_do_not_know() {
+        let saved = "create A hash:ip family inet hashsize 1024 maxelem 65536 bucketsize 12 initval 0x1\n\
+                     add A 10.96.0.1\n";
         let wanted = "create A hash:ip family inet hashsize 1024 maxelem 65536\nadd A 10.96.0.1\n";
         assert_eq!(sets_for_any_kernel(saved), wanted);
     }

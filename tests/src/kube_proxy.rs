@@ -1,5 +1,5 @@
-//! kube-proxy as its node sees it: a process of that name that answers `/proxyMode` and `/metrics` on
-//! 127.0.0.1:10249 and `/healthz` on port 10256 with what a real one once answered. It writes no rules.
+//! A stand-in for kube-proxy: a process of that name that answers `/proxyMode` and `/metrics` on 127.0.0.1:10249 and
+//! `/healthz` on port 10256 with the captured answers of a real one. It writes no rules.
 
 use std::{
     env, fs,
@@ -21,7 +21,7 @@ const METRICS_PORT: u16 = 10_249;
 const HEALTH_PORT: u16 = 10_256;
 const CAPTURE: &str = "LAB_KUBE_PROXY_CAPTURE";
 
-/// The running process; it ends with this value.
+/// The running process. It ends when the value is dropped.
 #[derive(Debug)]
 pub struct KubeProxy {
     child: Child,
@@ -31,10 +31,10 @@ impl KubeProxy {
     /// Starts it with the answers in the folder `capture`.
     pub fn start(capture: &Path) -> Result<Self> {
         let name = Path::new("/run/lab/kube-proxy");
-        fs::create_dir_all("/run/lab").context("making /run/lab")?;
+        fs::create_dir_all("/run/lab").context("creating /run/lab")?;
         if !name.exists() {
             let this = env::current_exe().context("finding this program")?;
-            // The kernel names a process after the file that was asked for.
+            // The kernel names a process after the file that it executes.
             symlink(&this, name)
                 .with_context(|| format!("linking {} to {}", name.display(), this.display()))?;
         }
@@ -50,9 +50,9 @@ impl KubeProxy {
         Ok(kube_proxy)
     }
 
-    /// Kills it, as a crash does: its rules stay, its ports are closed.
+    /// Kills it, as a crash does: its rules stay and its ports close.
     pub fn kill(&mut self) {
-        // Failing to kill what is dead already is what we want.
+        // A process that has ended already cannot be killed, which is fine.
         let _dead = self.child.kill();
         let _dead = self.child.wait();
     }
@@ -64,7 +64,7 @@ impl Drop for KubeProxy {
     }
 }
 
-/// The process itself.
+/// Runs as the process.
 pub fn serve() -> ExitCode {
     let capture = Arc::new(PathBuf::from(env::var_os(CAPTURE).unwrap_or_default()));
     let listeners = [(Ipv4Addr::LOCALHOST, METRICS_PORT), (Ipv4Addr::UNSPECIFIED, HEALTH_PORT)];
@@ -73,14 +73,14 @@ pub fn serve() -> ExitCode {
         let listener = match TcpListener::bind((address, port)) {
             Ok(listener) => listener,
             Err(error) => {
-                console::say(format!("kube-proxy: cannot listen on {address}:{port}: {error}"));
+                console::print(format!("kube-proxy: cannot listen on {address}:{port}: {error}"));
                 return ExitCode::FAILURE;
             }
         };
         let capture = Arc::clone(&capture);
         threads.push(thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that went away is its own affair.
+                // A client that disconnects early is not an error.
                 let _gone = answer(stream, &capture);
             }
         }));

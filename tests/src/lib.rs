@@ -1,9 +1,9 @@
 //! The lab: a node, a cluster, traffic and faults that prove viptrace on real kernels.
 //!
-//! It runs inside a guest (`boot`), makes a node as Kubernetes makes it (`topology`, `rules`, `kube_proxy`),
-//! sends traffic whose outcome it knows exactly (`traffic`), runs `viptrace` as a user would (`tool`) and
-//! compares (`expect`, `scenarios`). Nothing here is part of the product, and nothing here reads viptrace's
-//! insides: the lab sees only its command line, its records and its exit status.
+//! It runs inside a guest (`boot`), builds a node as Kubernetes does (`topology`, `rules`, `kube_proxy`), sends traffic
+//! with known outcomes (`traffic`), runs `viptrace` as a user would (`tool`) and compares (`expect`, `scenarios`).
+//! Nothing here is part of the product, and nothing here uses viptrace's internals: the lab sees only its command line,
+//! its records and its exit status.
 
 pub mod apiserver;
 pub mod boot;

@@ -1,5 +1,5 @@
-//! The lab's binary. As process 1 of a guest it is init; started by that init it runs the mode that the
-//! kernel's command line asks for; under the name `kube-proxy` it answers kube-proxy's own endpoints.
+//! The lab's binary. As process 1 of a guest it is init. Started by init, it runs the mode named on the kernel's
+//! command line. Under the name `kube-proxy` it answers kube-proxy's endpoints.
 
 use std::{env, path::Path, process::ExitCode};
 
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     if env::args().nth(1).as_deref() == Some(boot::RUN) {
         return modes::run();
     }
-    console::say(
+    console::print(
         "viptrace-lab is the init of viptrace's test guests; it changes the whole machine's network and does \
          nothing anywhere else. To run it, type: cargo xtask test",
     );

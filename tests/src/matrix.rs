@@ -1,5 +1,5 @@
-//! The matrix of the dataplane: mode × Service kind × family × protocol. Scenarios declare which cells they prove, as
-//! data; the host, which knows the kernels, makes the table (`cargo xtask test --matrix`).
+//! The matrix of the dataplane: mode × Service kind × family × protocol. Each scenario declares as data which cells it
+//! proves. The host knows the kernels and prints the table (`cargo xtask test --matrix`).
 //!
 //! It runs nothing and judges nothing.
 
@@ -41,7 +41,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// How a Service is reached, or why it has no address of its own.
+/// How clients reach a Service, or why it has no address of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Kind {
     #[serde(rename = "ClusterIP")]
@@ -52,7 +52,7 @@ pub enum Kind {
     ExternalIps,
     Headless,
     ExternalName,
-    /// A Service without a selector, its slices written by hand.
+    /// A Service without a selector and with a manual slice.
     Selectorless,
 }
 
@@ -86,7 +86,7 @@ pub enum Protocol {
     Sctp,
 }
 
-/// One cell, of one kernel.
+/// One cell for one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Cell {
     pub mode: Mode,
@@ -96,7 +96,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Every cell that there is.
+    /// All cells.
     pub fn all() -> Vec<Self> {
         let every = Covers {
             kinds: &Kind::ALL,
@@ -107,7 +107,7 @@ impl Cell {
     }
 }
 
-/// Cells that a scenario proves in whatever mode it runs: every kind with every family and every protocol named here.
+/// The cells that a scenario proves in each mode it runs in: the product of these kinds, families and protocols.
 #[derive(Clone, Copy, Debug)]
 pub struct Covers {
     pub kinds: &'static [Kind],
@@ -133,8 +133,8 @@ pub const TCP4: &[Covers] =
 pub const UDP4: &[Covers] =
     &[Covers { kinds: &[Kind::ClusterIp], families: &[Family::V4], protocols: &[Protocol::Udp] }];
 
-/// What a story returns as its error where this kernel or node lacks what it needs: it was skipped, not failed. The text
-/// is the kernel's or the hook plan's own name of what is missing.
+/// The error of a story whose kernel or node lacks a feature: the scenario was skipped and did not fail. The text is
+/// the name of the missing feature, from the kernel or the hook plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skip(pub String);
 
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_told_as_it_is_written() {
+    fn a_mode_is_serialised_as_it_is_displayed() {
         for mode in Mode::ALL {
             assert_eq!(json!(mode), json!(mode.as_str()));
         }

@@ -1,4 +1,4 @@
-//! Network namespaces: making them, and running code inside one. A thread enters, never the process.
+//! Creates network namespaces and runs code inside one. A thread enters a namespace, never the process.
 
 use std::{fs::File, io, sync::Arc, thread};
 
@@ -14,13 +14,13 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes a new one, as `ip netns add` does.
+    /// Creates a namespace, as `ip netns add` does.
     pub fn create(name: &str) -> Result<Self> {
         command::run("ip", &["netns", "add", name])?;
         Self::open(name, &format!("/run/netns/{name}"))
     }
 
-    /// The namespace that the calling thread is in: the node's own, when the lab starts.
+    /// The namespace of the calling thread: the node's own when the lab starts.
     pub fn current(name: &str) -> Result<Self> {
         Self::open(name, "/proc/thread-self/ns/net")
     }
@@ -34,7 +34,7 @@ impl Netns {
         &self.name
     }
 
-    /// Starts a thread inside; its name is what the kernel shows as the task's `comm` (at most 15 bytes).
+    /// Starts a thread inside. The kernel shows its name as the task's `comm` (at most 15 bytes).
     pub fn spawn<T: Send + 'static>(
         &self,
         thread_name: &str,
@@ -47,7 +47,7 @@ impl Netns {
         })
     }
 
-    /// Runs `work` inside and waits for it.
+    /// Runs `work` inside and waits for its result.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         self.spawn("lab", work)
             .with_context(|| format!("starting a thread in namespace {}", self.name))?
@@ -64,7 +64,7 @@ impl Netns {
             .with_context(|| format!("setting {name} ({path}) in namespace {}", self.name))
     }
 
-    /// Runs a tool inside.
+    /// Runs a tool inside the namespace.
     pub fn command(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let program = program.to_owned();
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
@@ -75,7 +75,7 @@ impl Netns {
         .with_context(|| format!("in namespace {}", self.name))
     }
 
-    /// Many `ip` commands in one process: links and addresses are made by the dozen.
+    /// Runs many `ip` commands in one process, because a topology has dozens of links and addresses.
     pub fn ip_batch(&self, commands: &[String]) -> Result<()> {
         let input = commands.join("\n") + "\n";
         self.run(move || command::run_with_input("ip", &["-batch", "-"], &input))?

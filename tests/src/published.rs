@@ -1,5 +1,5 @@
-//! A Service that a scenario makes up beside the captured ones: its objects, and the rules that kube-proxy writes for it
-//! in each mode. It owns their texts; how rules get into the kernel is `rules`' business, who serves the scenario's.
+//! A Service that a scenario adds to the captured ones: its objects, and the rules that kube-proxy writes for it in
+//! each mode. It produces their texts. Module `rules` loads rules into the kernel, and the scenario starts the servers.
 
 mod ipvs;
 mod nft;
@@ -15,23 +15,23 @@ pub use ipvs::{Additions, rules_of_ipv6};
 pub use nft::changes;
 pub use xtables::{Additions as XtablesAdditions, additions as xtables_additions};
 
-/// The Pods' network of the captured clusters, as kube-proxy's `clusterCIDR` has it.
+/// The Pod network of the captured clusters, as in kube-proxy's `clusterCIDR`.
 const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 
-/// The Service `shop/NAME`, of one family.
+/// The Service `shop/NAME`, in one family.
 #[derive(Clone, Debug)]
 pub struct Published {
     pub name: &'static str,
-    /// None for a headless one.
+    /// `None` for a headless Service.
     pub cluster_ip: Option<IpAddr>,
     pub external_ip: Option<IpAddr>,
     pub load_balancer_ip: Option<IpAddr>,
     pub ports: Vec<Port>,
     /// The family of the Service and of its slice.
     pub family: Family,
-    /// Its one endpoint, if it has any.
+    /// The only endpoint, if there is one.
     pub endpoint: Option<Member>,
-    /// Whether a selector chooses the endpoints; else the slice was written by hand.
+    /// Whether a selector chooses the endpoints; otherwise the slice is written by hand.
     pub selects: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Port {
     pub node_port: Option<u16>,
 }
 
-/// An endpoint: an address, and the Pod that has it, if it is one's.
+/// An endpoint: an address, and its Pod if a Pod has the address.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     pub address: IpAddr,
@@ -54,19 +54,19 @@ pub struct Member {
 }
 
 impl Port {
-    /// As rules and sets write it.
+    /// The protocol as rules and sets write it.
     fn protocol(self) -> String {
         self.protocol.as_str().to_ascii_lowercase()
     }
 }
 
 impl Published {
-    /// `namespace/name`, as records have it.
+    /// `namespace/name`, as in records.
     pub fn key(&self) -> String {
         format!("shop/{}", self.name)
     }
 
-    /// `namespace/name:port`, as kube-proxy's comments have it.
+    /// `namespace/name:port`, as in kube-proxy's comments.
     fn port_name(&self, port: &Port) -> String {
         format!("{}:{}", self.key(), port.name)
     }
@@ -75,18 +75,18 @@ impl Published {
         self.endpoint.map(|endpoint| SocketAddr::new(endpoint.address, port.target))
     }
 
-    /// The addresses other than the cluster IP, with what kube-proxy's comments call them.
+    /// The addresses other than the cluster IP, with their names in kube-proxy's comments.
     fn outer_addresses(&self) -> impl Iterator<Item = (IpAddr, &'static str)> {
         let external = self.external_ip.map(|ip| (ip, "external IP"));
         external.into_iter().chain(self.load_balancer_ip.map(|ip| (ip, "loadbalancer IP")))
     }
 
-    /// All addresses of its own.
+    /// All addresses of the Service.
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.cluster_ip.into_iter().chain(self.outer_addresses().map(|(ip, _)| ip))
     }
 
-    fn is_asked_from_outside(&self) -> bool {
+    fn is_reachable_from_outside(&self) -> bool {
         self.outer_addresses().next().is_some() || self.ports.iter().any(|port| port.node_port.is_some())
     }
 
@@ -95,7 +95,7 @@ impl Published {
         if self.family == Family::V4 { ipv4 } else { ipv6 }
     }
 
-    /// The Service and its `EndpointSlice`, to be applied in this order.
+    /// The Service and its `EndpointSlice`, in the order in which they must be applied.
     pub fn objects(&self) -> [Value; 2] {
         [self.service(), self.slice()]
     }
@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// `shop/api` of the captured cluster, but for its load balancer: its source ranges make other rules.
+    /// `shop/api` of the captured cluster, without its load balancer: source ranges would change the rules.
     fn api() -> Published {
         Published {
             name: "api",
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// What kube-proxy wrote, without counters.
+    /// The rules that kube-proxy wrote, without counters.
     fn captured(mode: &str, file: &str) -> Vec<String> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kube-proxy/worker-1");
         let text = fs::read_to_string(folder.join(mode).join(file)).unwrap();
@@ -201,7 +201,7 @@ mod tests {
             .collect()
     }
 
-    /// Without the hashes of names: signs in which kube-proxy writes them, `length` of them after one of these words.
+    /// Removes the hashes from names: the `length` characters after each of these words.
     fn unhashed(line: &str, words: &[&str], length: usize) -> String {
         let mut plain = line.to_owned();
         for word in words {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_iptables_are_those_that_kube_proxy_wrote() {
+    fn iptables_rules_equal_those_of_kube_proxy() {
         let plain = |line: &String| unhashed(line, &["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-"], 16);
         let written: Vec<String> = captured("iptables", "iptables-save.txt").iter().map(plain).collect();
         let added = xtables_additions(&api());
@@ -225,9 +225,9 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_nftables_are_those_that_kube_proxy_wrote() {
+    fn nftables_rules_equal_those_of_kube_proxy() {
         let words = ["service-", "endpoint-", "external-"];
-        // Names of maps begin like those of chains.
+        // Maps have names that begin like those of chains.
         let plain = |line: &str| {
             let line = line.replace("service-ips", "ips").replace("service-nodeports", "nodeports");
             unhashed(&line, &words, 8)
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ipvs_has_is_what_kube_proxy_wrote() {
+    fn ipvs_state_equals_that_of_kube_proxy() {
         let added = Additions::of(&api(), [192, 0, 2, 11].into());
         let parts = [
             (&added.sets, "ipset-save.txt", 6),

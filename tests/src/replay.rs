@@ -1,4 +1,4 @@
-//! The recording of each scenario's trace: replayed in the same guest, it must say what the trace said, byte by byte.
+//! Replays the recording of each scenario's trace in the same guest. The output must be equal byte by byte.
 
 use std::{fs, time::Duration};
 
@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::{boot, console, invocation::Invocation, tool::Ended};
 
-/// Where traces are recorded: in memory, and gone with the next one.
+/// The path of a trace's recording, in memory. The next trace overwrites it.
 pub const RECORDING: &str = "/tmp/trace.viptrace";
-/// Judging thousands of flows again, on an emulated machine.
+/// Judging thousands of flows again takes this long on an emulated machine.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// Replays `recording` and compares all that it says with what the trace said.
+/// Replays `recording` and compares all output with that of the trace.
 pub fn check(name: &str, recording: &str, live: &Ended) -> Result<()> {
     if boot::kernel_argument("lab.keep").as_deref() == Some("recordings") {
         let bytes = fs::read(recording).with_context(|| format!("reading {recording}"))?;
@@ -36,7 +36,7 @@ pub fn check(name: &str, recording: &str, live: &Ended) -> Result<()> {
         );
     }
     let size = fs::metadata(recording).map_or(0, |meta| meta.len());
-    console::say(format!(
+    console::print(format!(
         "{name}: {} records again, from a recording of {size} bytes",
         replayed.stdout.len()
     ));

@@ -1,6 +1,5 @@
-//! kube-proxy's rules: a captured dump restored into the node, whole or with a fault cut into it. It owns the
-//! text of the dump, how each mode's rules get into the kernel and out again, and knows nothing of what a fault
-//! means.
+//! kube-proxy's rules: a captured dump, complete or with a fault cut into it, is restored into the node. It edits the
+//! text of the dump and loads each mode's rules into the kernel. It knows nothing of what a fault means.
 
 use std::{
     fs,
@@ -19,17 +18,17 @@ use crate::{
     traffic::Transport,
 };
 
-/// What a host's own firewall has in the filter table.
+/// A rule of the host's own firewall in the filter table.
 const HOST_FIREWALL: &str = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
-/// The same where the host writes nftables.
+/// The same rule for a host that writes nftables.
 const HOST_FIREWALL_NFT: &str = "table inet host-firewall {\n\tchain forward {\n\t\ttype filter hook forward priority \
     filter; policy accept;\n\t\tct state established,related accept\n\t}\n}\n";
-/// Every table that this module writes in nftables mode.
+/// Every nftables table that this module writes.
 const NFT_TABLES: [&str; 3] = ["ip kube-proxy", "ip6 kube-proxy", "inet host-firewall"];
-/// The tables of iptables that a dump can hold.
+/// The iptables tables that a dump can hold.
 const XTABLES: [&str; 3] = ["mangle", "nat", "filter"];
 
-/// All that kube-proxy wrote on a node in one mode.
+/// All rules that kube-proxy wrote on a node in one mode.
 #[derive(Clone, Debug)]
 pub struct Rules {
     mode: Mode,
@@ -40,13 +39,13 @@ pub struct Rules {
 enum Text {
     /// `iptables-save` and `ip6tables-save`.
     Xtables { ipv4: String, ipv6: String },
-    /// `nft list ruleset`, and commands that change it after it is loaded.
+    /// `nft list ruleset`, and commands to run after it is loaded.
     Nft { ruleset: String, changes: String },
     /// Virtual servers, sets and the rules that name them.
     Ipvs(ipvs::Capture),
 }
 
-/// A rule of an endpoint's chain that names its address as the source, with another.
+/// Replaces the source address in a rule of an endpoint's chain.
 fn with_own_source(line: &str, from: IpAddr, to: IpAddr) -> String {
     if line.contains("-A KUBE-SEP-") {
         line.replace(&format!("-s {from}/"), &format!("-s {to}/"))
@@ -56,7 +55,7 @@ fn with_own_source(line: &str, from: IpAddr, to: IpAddr) -> String {
 }
 
 impl Rules {
-    /// Those in the folder `capture` of one kube-proxy in this mode.
+    /// Reads the rules in the folder `capture` of a kube-proxy in this mode.
     pub fn read(capture: &Path, mode: Mode) -> Result<Self> {
         let read = |name: &str| {
             let path = capture.join(name);
@@ -74,14 +73,14 @@ impl Rules {
         Ok(Self { mode, text })
     }
 
-    /// The mode that they are of.
+    /// The mode that wrote the rules.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Without any rule or chain of kube-proxy's: as after a flush that nobody repaired. What other software has in
-    /// the tables stays, here a rule of the host's firewall: with no rule left that asks for connection states or
-    /// NAT, the kernel would stop tracking connections in this namespace.
+    /// Removes every rule and chain of kube-proxy, as a flush does that is not repaired. A rule of the host's firewall
+    /// stays: without any rule that matches connection states or does NAT, the kernel would stop tracking connections
+    /// in this namespace.
     #[must_use]
     pub fn without_kube_proxy(&self) -> Self {
         let text = match &self.text {
@@ -96,7 +95,7 @@ impl Rules {
         Self { mode: self.mode, text }
     }
 
-    /// Without the rules that lead to one Service address over TCP, whatever they would do with it.
+    /// Removes the rules of one Service address and TCP port.
     #[must_use]
     pub fn without_service(&self, vip: SocketAddr) -> Self {
         let mut cut = self.clone();
@@ -124,7 +123,7 @@ impl Rules {
         cut
     }
 
-    /// Without the iptables rules that contain `text`.
+    /// Removes the iptables rules that contain `text`.
     #[must_use]
     pub fn without_line(&self, unwanted: &str) -> Self {
         let mut cut = self.clone();
@@ -136,7 +135,7 @@ impl Rules {
         cut
     }
 
-    /// With one more Service, as kube-proxy writes it on the node at this address.
+    /// Adds a Service, as kube-proxy writes it on the node with this address.
     #[must_use]
     pub fn with_published(&self, service: &Published, node: IpAddr) -> Self {
         let mut with = self.clone();
@@ -164,14 +163,14 @@ impl Rules {
         with
     }
 
-    /// The same rules, with every endpoint address `from` replaced by `to` where packets are sent to it, and where its own
-    /// are masqueraded on their way to itself.
+    /// Replaces the endpoint address `from` by `to` in the rules that send packets to it, and in those that masquerade
+    /// the endpoint's connections to itself.
     #[must_use]
     pub fn with_endpoint_moved(&self, from: IpAddr, to: IpAddr) -> Self {
         if let Text::Ipvs(capture) = &self.text {
             return Self { mode: self.mode, text: Text::Ipvs(capture.with_endpoint_moved(from, to)) };
         }
-        // The port is left out: with it an address is written in brackets, or not, by its family.
+        // The port is left out: whether an address has brackets before a port depends on its family.
         let at = |address: IpAddr| SocketAddr::new(address, 0).to_string().trim_end_matches('0').to_owned();
         let (target, new_target) = (at(from), at(to));
         let mut moved = self.clone();
@@ -198,8 +197,8 @@ impl Rules {
         moved
     }
 
-    /// The same rules with one more of the host's own that drops what is forwarded to this address and port: behind
-    /// NAT where it is an endpoint's.
+    /// Adds a host firewall rule that drops packets forwarded to this address and port. An endpoint's address is
+    /// matched after NAT.
     #[must_use]
     pub fn with_drop_to(&self, target: SocketAddr, transport: Transport) -> Self {
         let mut firewalled = self.clone();
@@ -215,7 +214,7 @@ impl Rules {
                 );
                 *text = with_filter_rule(text, &rule);
             }
-            // Behind IPVS a packet leaves by LOCAL_OUT; nothing forwards it.
+            // After IPVS a packet leaves through LOCAL_OUT and is not forwarded.
             Text::Ipvs(capture) => {
                 let rule =
                     format!("-A OUTPUT -d {} -p {protocol} --dport {} -j DROP", target.ip(), target.port());
@@ -235,7 +234,7 @@ impl Rules {
         firewalled
     }
 
-    /// Replaces all rules of this mode on the node by these. Counters in the dump are not taken over.
+    /// Replaces all rules of this mode on the node. Counters in the dump are not restored.
     pub fn restore(&self, node: &Netns) -> Result<()> {
         match &self.text {
             Text::Ipvs(capture) => capture.restore(node)?,
@@ -248,7 +247,7 @@ impl Rules {
                 }
             }
             Text::Nft { ruleset, changes } => {
-                // Deleting a table that is not there is an error: it is made first.
+                // Deleting a table that does not exist is an error, so the table is created first.
                 let fresh = NFT_TABLES.map(|table| format!("table {table}\ndelete table {table}\n")).concat();
                 let script = format!("{fresh}{ruleset}\n{changes}");
                 node.run(move || command::run_with_input("nft", &["-f", "-"], &script))??;
@@ -257,7 +256,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Takes everything that this mode can have written off the node, as on one where it never ran.
+    /// Removes everything that this mode can have written, so that the node looks as if it never ran.
     pub fn clear(&self, node: &Netns) -> Result<()> {
         match self.mode {
             Mode::Iptables | Mode::Nftables => node.command("nft", &["flush", "ruleset"]).map(drop),
@@ -266,14 +265,14 @@ impl Rules {
         }
     }
 
-    /// The same dump for the other iptables backend.
+    /// Converts the dump to the other iptables backend.
     #[must_use]
     pub fn in_backend(&self, mode: Mode) -> Self {
         Self { mode, text: self.text.clone() }
     }
 }
 
-/// Empties the legacy tables and takes their hooks away, so that no trace of them is left.
+/// Empties the legacy tables and unloads their modules, so that nothing of them is left.
 fn clear_legacy(node: &Netns) -> Result<()> {
     for family in ["iptables", "ip6tables"] {
         let empty = XTABLES.map(|table| format!("*{table}\nCOMMIT\n")).concat();
@@ -291,7 +290,7 @@ fn clear_legacy(node: &Netns) -> Result<()> {
     node.command("modprobe", &[&["-r"], &modules[..]].concat()).map(drop)
 }
 
-/// kube-proxy 1.36 counts some packets in objects that it makes beside its rules; the rules do the same without.
+/// kube-proxy 1.36 counts some packets in objects that it creates outside its rules; the rules work without them.
 fn without_accounting(text: &str) -> String {
     let mut words = text.to_owned();
     for name in ["ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"] {
@@ -313,12 +312,12 @@ fn with_host_firewall_only(text: &str) -> String {
     with_filter_rule(&without(text, |line| line.contains("KUBE-")), HOST_FIREWALL)
 }
 
-/// With one rule more, at the beginning of the filter table's rules.
+/// Adds a rule at the beginning of the filter table.
 fn with_filter_rule(text: &str, rule: &str) -> String {
     with_rules(text, "*filter", &[rule.to_owned()])
 }
 
-/// With some rules and chains more, before the other rules of this table.
+/// Adds rules and chains before the other rules of this table.
 fn with_rules(text: &str, table: &str, rules: &[String]) -> String {
     let mut lines = Vec::new();
     let mut pending = false;
@@ -335,16 +334,16 @@ fn with_rules(text: &str, table: &str, rules: &[String]) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Forgets every conntrack entry of the namespace.
+/// Deletes every conntrack entry of the namespace.
 pub fn flush_conntrack(node: &Netns) -> Result<()> {
     node.command("conntrack", &["-F"]).map(drop)
 }
 
-/// How many entries the conntrack table of the node's namespace holds.
+/// The number of entries in the conntrack table of the node's namespace.
 pub fn conntrack_count(node: &Netns) -> Result<u32> {
     let path = "/proc/sys/net/netfilter/nf_conntrack_count";
     let text = node.run(move || fs::read_to_string(path))?.with_context(|| format!("reading {path}"))?;
-    text.trim().parse().with_context(|| format!("{path} says {text:?}"))
+    text.trim().parse().with_context(|| format!("{path} holds {text:?}"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The few system calls that neither the standard library nor socket2 offers. It owns the lab's only unsafe
-//! code and must not decide anything.
+//! The few system calls that neither the standard library nor socket2 offers. It contains the lab's only unsafe code
+//! and decides nothing.
 
 #![expect(unsafe_code, reason = "system calls without a safe wrapper among the lab's dependencies")]
 
@@ -15,18 +15,18 @@ use std::{
 };
 
 fn c_string(text: &str) -> io::Result<CString> {
-    CString::new(text).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "holds a NUL byte"))
+    CString::new(text).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "contains a NUL byte"))
 }
 
 fn done(status: libc::c_int) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Mounts a file system that has no device (`proc`, `tmpfs`, …). One that is mounted already is fine.
+/// Mounts a file system that has no device (`proc`, `tmpfs`, …). Succeeds if it is already mounted.
 pub fn mount(kind: &str, target: &Path) -> io::Result<()> {
     let kind = c_string(kind)?;
     let target = CString::new(target.as_os_str().as_bytes())
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path holds a NUL byte"))?;
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))?;
     // SAFETY: all pointers are to NUL-terminated strings that outlive the call; data may be null.
     let status = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
     match done(status) {
@@ -35,27 +35,27 @@ pub fn mount(kind: &str, target: &Path) -> io::Result<()> {
     }
 }
 
-/// Moves the calling thread, and it alone, into a network namespace.
+/// Moves only the calling thread into a network namespace.
 pub fn enter_netns(namespace: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as the borrow lives; no memory is passed.
     done(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
 }
 
-/// Asks a process to stop as Ctrl-C does.
+/// Sends SIGINT, as Ctrl-C does.
 pub fn interrupt(pid: u32) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no such process number"))?;
-    // SAFETY: no memory is passed; the number is of a child that was not waited for yet.
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "invalid process number"))?;
+    // SAFETY: no memory is passed; the number belongs to a child that has not been reaped.
     done(unsafe { libc::kill(pid, libc::SIGINT) })
 }
 
-/// Takes a capability, by its number, from all programs that the calling thread starts from now on.
+/// Takes a capability, by its number, from all programs that the calling thread starts later.
 pub fn withhold_capability(capability: u32) -> io::Result<()> {
     // SAFETY: the call takes numbers only.
     done(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0, 0, 0) })
 }
 
-/// The next sequence number that a TCP socket sends, and the next that it expects (`TCP_REPAIR`, tcp(7)).
+/// The next sequence numbers that a TCP socket sends and expects (`TCP_REPAIR`, tcp(7)).
 pub fn tcp_sequences(socket: &impl AsRawFd) -> io::Result<(u32, u32)> {
     const TCP_REPAIR: libc::c_int = 19;
     const TCP_REPAIR_QUEUE: libc::c_int = 20;
@@ -74,7 +74,7 @@ pub fn tcp_sequences(socket: &impl AsRawFd) -> io::Result<(u32, u32)> {
         set(TCP_REPAIR_QUEUE, queue)?;
         let mut value = 0_u32;
         let mut length = size_of_val(&value) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` bytes, the size of the value that it is given.
+        // SAFETY: the kernel writes at most `length` bytes, which is the size of the value.
         done(unsafe {
             libc::getsockopt(fd, libc::IPPROTO_TCP, TCP_QUEUE_SEQ, (&raw mut value).cast(), &raw mut length)
         })?;
@@ -86,22 +86,22 @@ pub fn tcp_sequences(socket: &impl AsRawFd) -> io::Result<(u32, u32)> {
     both
 }
 
-/// Lets this process have `count` files open.
+/// Raises this process's limit of open files to `count`.
 pub fn allow_open_files(count: u64) -> io::Result<()> {
     let limit = libc::rlimit { rlim_cur: count, rlim_max: count };
-    // SAFETY: `limit` is read only, and outlives the call.
+    // SAFETY: `limit` is only read and outlives the call.
     done(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
 }
 
-/// A new terminal's two ends, the one that shows and the one that a program runs on.
+/// The two ends of a new terminal: the one that displays and the one that a program runs on.
 pub fn open_terminal(columns: u16, rows: u16) -> io::Result<(File, File)> {
     let (mut shows, mut runs) = (-1, -1);
     let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the two numbers are valid places for what the call writes, `size` is read only, the others may be null.
+    // SAFETY: the two numbers are valid places for the call to write to, `size` is only read, the others may be null.
     done(unsafe {
         libc::openpty(&raw mut shows, &raw mut runs, std::ptr::null_mut(), std::ptr::null(), &raw const size)
     })?;
-    // SAFETY: the call succeeded, so both descriptors are open and belong to nobody else.
+    // SAFETY: the call succeeded, so both descriptors are open and have no other owner.
     Ok(unsafe { (File::from_raw_fd(shows), File::from_raw_fd(runs)) })
 }
 
@@ -118,7 +118,7 @@ pub fn exit_code(status: i32) -> i32 {
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
 }
 
-/// Writes all caches out and switches the machine off. Returns only if the kernel refuses.
+/// Writes all caches to disk and switches the machine off. Returns only if the kernel refuses.
 pub fn power_off() -> io::Result<()> {
     // SAFETY: neither call takes memory.
     unsafe {
@@ -127,11 +127,11 @@ pub fn power_off() -> io::Result<()> {
     }
 }
 
-/// Takes a serial line's own processing away (no echo, no carriage returns), so that bytes go out as written.
+/// Disables a serial line's processing (echo, carriage returns), so that bytes are sent as written.
 pub fn make_raw(line: &File) -> io::Result<()> {
-    // SAFETY: a termios is plain integers, for which all zeroes is a value; it is filled before it is read.
+    // SAFETY: a termios is plain integers, for which zero is a valid value; it is filled before it is read.
     let mut settings: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open and `settings` a valid termios for all three calls.
+    // SAFETY: the descriptor is open and `settings` is a valid termios for all three calls.
     unsafe {
         done(libc::tcgetattr(line.as_raw_fd(), &raw mut settings))?;
         libc::cfmakeraw(&raw mut settings);

@@ -1,5 +1,5 @@
-//! viptrace as a user runs it: a child process, its ready file, its records as they come, Ctrl-C, its exit
-//! status. It owns the process and judges nothing.
+//! viptrace as a user runs it: a child process with its ready file, records, Ctrl-C and exit status. It manages the
+//! process and judges nothing.
 
 use std::{
     fs,
@@ -17,22 +17,22 @@ use crate::{boot, console, expect::Record, sys, wait};
 
 pub const PROGRAM: &str = "/bin/viptrace";
 
-/// The terminal, where it runs on one.
+/// The size of the terminal.
 const COLUMNS: u16 = 160;
 const ROWS: u16 = 40;
 
-/// Loading, attaching and the first lists, on an emulated machine.
+/// The limit for loading, attaching and the first lists on an emulated machine.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 /// Detaching some 20 probes takes seconds.
 const STOP_LIMIT: Duration = Duration::from_mins(1);
 
-/// Whether the guest has it at all: a run of the lab alone does not need it.
+/// Whether the guest has viptrace: a run of the lab alone does not need it.
 pub fn is_present() -> bool {
     Path::new(PROGRAM).exists()
 }
 
-/// The flags that leave hooks out, as `lab.without=NAME,NAME` of the kernel's command line asks for: a scenario
-/// that still passes does not prove those hooks.
+/// The flags that leave out the hooks in `lab.without=NAME,NAME` on the kernel's command line. A scenario that still
+/// passes does not prove those hooks.
 fn without_hooks() -> Vec<String> {
     let left_out = boot::kernel_argument("lab.without").unwrap_or_default();
     let names = left_out.split(',').filter(|name| !name.is_empty());
@@ -45,7 +45,7 @@ struct Output {
     ended: bool,
 }
 
-/// Standard output, line by line, for whoever waits for one.
+/// Standard output, line by line, for threads that wait for a line.
 #[derive(Clone, Debug, Default)]
 struct Lines(Arc<(Mutex<Output>, Condvar)>);
 
@@ -66,15 +66,15 @@ pub struct Tool {
     child: Child,
     lines: Lines,
     stderr: JoinHandle<String>,
-    /// From the start of the process to its ready file.
+    /// The time from the start of the process to its ready file.
     pub ready_after: Duration,
     stopped: bool,
 }
 
-/// What a run left behind.
+/// The output and exit status of a finished run.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// The exit status, 128 + N for a process that signal N ended.
+    /// The exit status; 128 + N for a process that signal N ended.
     pub status: i32,
     pub stdout: Vec<String>,
     pub stderr: String,
@@ -87,21 +87,21 @@ impl Ended {
     }
 }
 
-/// What a trace is started with.
+/// The options of a trace.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub node: String,
     pub kubeconfig: PathBuf,
     /// Further arguments (`-o json --all`).
     pub arguments: Vec<String>,
-    /// Whether each line is shown on the console as it comes.
+    /// Whether each line is printed on the console when it arrives.
     pub show: bool,
     /// Whether standard output is a terminal.
     pub terminal: bool,
 }
 
 impl Tool {
-    /// Starts `viptrace trace` and waits until it says that it is ready.
+    /// Starts `viptrace trace` and waits for its ready file.
     pub fn start(options: &Options) -> Result<Self> {
         let ready_file = Path::new("/run/viptrace.ready");
         if ready_file.exists() {
@@ -145,7 +145,7 @@ impl Tool {
             let mut text = String::new();
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 if show {
-                    console::say(&line);
+                    console::print(&line);
                 }
                 text.push_str(&line);
                 text.push('\n');
@@ -166,18 +166,22 @@ impl Tool {
         tool.ready_after = started.elapsed();
         let failure = match ready {
             Ok(Ok(())) => return Ok(tool),
-            Ok(Err(status)) => format!("it ended before it was ready ({status})"),
+            Ok(Err(status)) => format!("it exited before it was ready ({status})"),
             Err(error) => error.to_string(),
         };
         let ended = tool.stop()?;
-        bail!("{PROGRAM} trace {}: {failure}; it said: {}", options.arguments.join(" "), ended.stderr.trim());
+        bail!(
+            "{PROGRAM} trace {}: {failure}; its output: {}",
+            options.arguments.join(" "),
+            ended.stderr.trim()
+        );
     }
 
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How many lines came so far.
+    /// The number of lines so far.
     pub fn line_count(&self) -> usize {
         self.lines.lock().lines.len()
     }
@@ -187,7 +191,7 @@ impl Tool {
         self.lines.lock().lines.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// Hands every line, old and new, to `enough` until it says so or the limit passes. Returns whether it did.
+    /// Passes every line, old and new, to `enough` until it returns true or the limit passes. Returns whether it did.
     pub fn wait_for(&self, limit: Duration, mut enough: impl FnMut(&str) -> bool) -> bool {
         let started = Instant::now();
         let mut read = 0;
@@ -207,16 +211,16 @@ impl Tool {
         }
     }
 
-    /// Ends it without a chance to say anything.
+    /// Kills viptrace, which leaves it no chance to write anything.
     pub fn kill(mut self) -> Result<Ended> {
         self.child.kill().context("killing viptrace")?;
         self.stop()
     }
 
-    /// Ctrl-C, then waits for the end.
+    /// Sends SIGINT and waits for the end.
     pub fn stop(mut self) -> Result<Ended> {
         self.stopped = true;
-        if self.child.try_wait().context("looking after viptrace")?.is_none() {
+        if self.child.try_wait().context("checking on viptrace")?.is_none() {
             sys::interrupt(self.child.id()).context("interrupting viptrace")?;
         }
         let status = wait::until("viptrace to end after SIGINT", STOP_LIMIT, || {
@@ -243,7 +247,7 @@ impl Tool {
 impl Drop for Tool {
     fn drop(&mut self) {
         if !self.stopped {
-            // A scenario failed on its way; nothing of this run may reach the next one.
+            // The scenario failed on its way. Its process must not reach the next scenario.
             let _ended = self.child.kill();
             let _ended = self.child.wait();
         }
@@ -253,7 +257,7 @@ impl Drop for Tool {
 fn read_lines(stdout: impl Read, lines: &Lines, show: bool) {
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         if show {
-            console::say(&line);
+            console::print(&line);
         }
         lines.update(|output| output.lines.push(line));
     }

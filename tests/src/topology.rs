@@ -1,6 +1,6 @@
-//! A node as Kubernetes makes it, with its neighbours: this node's Pods on a bridge in the host's namespace,
-//! every other node behind a routed link in a namespace of its own, all from the cluster's lists. It owns
-//! links, addresses, routes and the sysctls that a node has; rules are `rules`' business.
+//! A node as Kubernetes sets it up, with its neighbours: this node's Pods on a bridge in the host's namespace, every
+//! other node behind a routed link in its own namespace, all from the cluster's lists. It sets links, addresses, routes
+//! and the sysctls of a node. Module `rules` writes the rules.
 //!
 //! ```text
 //!  pod … pod                         pod … pod
@@ -25,7 +25,7 @@ use crate::{
     netns::Netns,
 };
 
-/// Modules that a node has loaded before its first Pod. Most others the kernel asks for itself.
+/// Modules that a node has loaded before its first Pod. The kernel requests most others itself.
 const MODULES: [&str; 6] = ["nf_conntrack", "nf_nat", "br_netfilter", "veth", "bridge", "xt_conntrack"];
 
 /// A namespace and an address in it from which traffic can be sent.
@@ -33,7 +33,7 @@ const MODULES: [&str; 6] = ["nf_conntrack", "nf_nat", "br_netfilter", "veth", "b
 pub struct Place {
     pub netns: Netns,
     pub address: IpAddr,
-    /// The next source port, so that no two attempts of a run share one.
+    /// The next source port. No two attempts of a run share one.
     pub(crate) next_port: Arc<AtomicU16>,
 }
 
@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// Source ports are handed out from here up to `LAST_PORT`.
+/// The range of source ports.
 pub(crate) const FIRST_PORT: u16 = 20_000;
 pub(crate) const LAST_PORT: u16 = 60_999;
 
@@ -51,13 +51,13 @@ pub(crate) const LAST_PORT: u16 = 60_999;
 pub struct Pod {
     /// `namespace/name`.
     pub key: String,
-    /// At its first address.
+    /// The Pod at its first address.
     pub place: Place,
-    /// At each of its addresses, the first among them.
+    /// The Pod at each of its addresses, the first included.
     places: Vec<Place>,
     /// Whether it runs on the node that is traced.
     pub local: bool,
-    /// The node-side end of its link, where `local`.
+    /// The node's end of its link, if `local`.
     pub link: String,
     /// The namespace of its node.
     pub node: Netns,
@@ -79,18 +79,18 @@ fn find(places: &[Place], family: Family) -> Option<&Place> {
 pub struct Topology {
     pub host: Netns,
     pub node: NodeInfo,
-    /// The node itself as a client of its Pods: the bridge's addresses, as kubelet's probes have.
+    /// The node as a client of its Pods: the bridge's addresses, the source of kubelet's probes.
     gateways: Vec<Place>,
-    /// The node itself at its own addresses.
+    /// The node at its own addresses.
     nodes: Vec<Place>,
-    /// A host beyond the nodes: the fabric's gateway.
+    /// A host outside the nodes: the fabric's gateway.
     outside: Vec<Place>,
     pub fabric: Netns,
     pods: BTreeMap<String, Pod>,
 }
 
 impl Topology {
-    /// Builds it in the calling thread's namespace, which becomes the node `name`.
+    /// Builds everything in the calling thread's namespace, which becomes the node `name`.
     pub fn build(cluster: &Cluster, name: &str) -> Result<Self> {
         for module in MODULES {
             command::run("modprobe", &[module])?;
@@ -133,7 +133,7 @@ impl Topology {
         Ok(Self { host, node, gateways, nodes: own, outside, fabric, pods })
     }
 
-    /// The node as a client of its Pods, as kubelet's probes are.
+    /// The node as a client of its Pods, as for kubelet's probes.
     pub fn gateway(&self, family: Family) -> Result<&Place> {
         find(&self.gateways, family).with_context(|| format!("the bridge has no {} address", family.as_str()))
     }
@@ -143,12 +143,12 @@ impl Topology {
         find(&self.nodes, family).with_context(|| format!("the node has no {} address", family.as_str()))
     }
 
-    /// A host beyond the nodes with an address of its own, which has to be given to it.
+    /// A host outside the nodes, with an address that the caller must assign.
     pub fn outside_at(&self, address: IpAddr) -> Place {
         Place::new(self.fabric.clone(), address)
     }
 
-    /// A host that is none of the cluster's.
+    /// A host outside the cluster.
     pub fn outside(&self, family: Family) -> Result<&Place> {
         find(&self.outside, family).with_context(|| format!("the fabric has no {} address", family.as_str()))
     }
@@ -163,19 +163,19 @@ impl Topology {
     }
 }
 
-/// What every namespace needs before its first link.
+/// Sets up a namespace before its first link.
 fn prepare(netns: &Netns) -> Result<()> {
     netns.sysctl("net.ipv4.ip_forward", "1")?;
-    // kube-proxy's own, in iptables mode with localhostNodePorts.
+    // kube-proxy sets this in iptables mode with localhostNodePorts.
     netns.sysctl("net.ipv4.conf.all.route_localnet", "1")?;
-    // What a scenario leaves unacknowledged is not to be repeated for minutes, into the next ones.
+    // A scenario's unacknowledged segments must not be retransmitted into the following scenarios.
     netns.sysctl("net.ipv4.tcp_orphan_retries", "1")?;
     netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
     make_ipv6_quiet(netns)?;
     netns.ip_batch(&["link set lo up".to_owned()])
 }
 
-/// Addresses are usable at once, and nobody asks for routers: links come up by the dozen.
+/// Makes addresses usable at once and sends no router solicitations, because dozens of links come up.
 fn make_ipv6_quiet(netns: &Netns) -> Result<()> {
     for setting in ["accept_dad", "accept_ra", "router_solicitations"] {
         netns.sysctl(&format!("net.ipv6.conf.default.{setting}"), "0")?;
@@ -183,18 +183,18 @@ fn make_ipv6_quiet(netns: &Netns) -> Result<()> {
     Ok(())
 }
 
-/// Whether iptables sees what a bridge forwards, of both families.
+/// Sets whether iptables sees bridged packets, in both families.
 fn set_bridge_filter(netns: &Netns, value: &str) -> Result<()> {
     netns.sysctl("net.bridge.bridge-nf-call-iptables", value)?;
     netns.sysctl("net.bridge.bridge-nf-call-ip6tables", value)
 }
 
-/// `default`, in words that tell the family.
+/// The default route's prefix, which names the family.
 const fn default_route(address: IpAddr) -> &'static str {
     if address.is_ipv4() { "0.0.0.0/0" } else { "::/0" }
 }
 
-/// The network between the nodes: their default gateway, which lets everything it does not know vanish.
+/// The network between the nodes and their default gateway, which drops packets without a route.
 fn build_fabric(nodes: &[NodeInfo], node: &NodeInfo) -> Result<Netns> {
     let fabric = Netns::create("fabric")?;
     prepare(&fabric)?;
@@ -216,12 +216,12 @@ fn build_fabric(nodes: &[NodeInfo], node: &NodeInfo) -> Result<Netns> {
     Ok(fabric)
 }
 
-/// What the nodes' network holds: a /24, a /64.
+/// The nodes' network: a /24 or a /64.
 const fn fabric_prefix(address: IpAddr) -> u8 {
     if address.is_ipv4() { 24 } else { 64 }
 }
 
-/// The address of the nodes' network that ends in 254.
+/// The address in the nodes' network that ends in 254.
 fn fabric_gateway(node: IpAddr) -> IpAddr {
     match node {
         IpAddr::V4(node) => Ipv4Addr::from_bits((node.to_bits() & !0xff) | 0xfe).into(),
@@ -231,7 +231,7 @@ fn fabric_gateway(node: IpAddr) -> IpAddr {
 
 fn attach_to_fabric(netns: &Netns, fabric: &Netns, member: &NodeInfo) -> Result<()> {
     let port = format!("to-{}", member.name.chars().take(12).collect::<String>());
-    // Made from the fabric's side when the node is a namespace of its own; the host has no name to be moved by.
+    // Created from the side of a node in its own namespace, because the host's namespace has no name to move a link to.
     let mut commands = vec![format!("link add eth0 type veth peer name {port} netns {}", fabric.name())];
     for network in &member.networks {
         commands.push(format!("address add {}/{} dev eth0", network.address, fabric_prefix(network.address)));

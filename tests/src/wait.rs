@@ -1,5 +1,5 @@
-//! Waiting for conditions. It owns the only pause in the lab: every wait has a condition and a limit, and
-//! says what it waited for when the limit passes.
+//! Waits for conditions. It contains the lab's only pause. Every wait has a condition and a limit, and names the
+//! condition when the limit passes.
 
 use std::{
     thread,
@@ -8,10 +8,10 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// How often a condition that cannot wake us is looked at again.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// The interval between checks of a condition that cannot wake the waiting thread.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Waits until `condition` gives a value, at most `limit`; `what` completes "waited 5 s for …".
+/// Waits at most `limit` until `condition` returns a value; `what` completes "waited 5 s for …".
 pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
     let started = Instant::now();
     loop {
@@ -21,11 +21,11 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Opti
         if started.elapsed() > limit {
             bail!("waited {:.0} s for {what}", limit.as_secs_f64());
         }
-        thread::park_timeout(LOOK_AGAIN);
+        thread::park_timeout(POLL_INTERVAL);
     }
 }
 
-/// Waits until `age` has passed since `event`: for rules of the tested program that speak of time.
+/// Waits until `age` has passed since `event`, for tested behaviour that depends on time.
 pub fn until_older_than(event: Instant, age: Duration) {
     while let Some(left) = age.checked_sub(event.elapsed()) {
         if left.is_zero() {

@@ -1,6 +1,6 @@
-//! The world of a run and the stage of a scenario. The world is built once: node, Pods, captured rules. A stage
-//! lends it to one scenario: an API server with the cluster's objects, a viptrace that watches, what the
-//! scenario broke and must be mended after it, and what viptrace is expected to record.
+//! The world of a run and the stage of a scenario. The world is built once: node, Pods, captured rules. A stage lends
+//! it to one scenario, with an API server that has the cluster's objects, a running viptrace, the list of repairs for
+//! what the scenario broke, and the expected records.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -35,29 +35,29 @@ use crate::{
     wait,
 };
 
-/// The node that is traced, of those in the fixture cluster.
+/// The traced node of the fixture cluster.
 pub const NODE: &str = "worker-1";
-/// Removals younger than this are lag, not faults, for the traces that the lab starts.
+/// The lab's traces treat younger removals as lag and not as faults.
 pub const GRACE: Duration = Duration::from_secs(1);
-/// From the end of a scenario's traffic to the last verdict.
+/// The limit from the end of a scenario's traffic to the last verdict.
 const VERDICT_LIMIT: Duration = Duration::from_secs(90);
-/// Enough for everything that the lab sends.
+/// Enough for all traffic of the lab.
 pub const CONNTRACK_MAX: &str = "131072";
 
-/// Everything that outlives a scenario.
+/// State that outlives a scenario.
 #[derive(Debug)]
 pub struct World {
     pub topology: Topology,
     pub cluster: Cluster,
-    /// What kube-proxy wrote in each mode.
+    /// kube-proxy's rules for each mode.
     rules: BTreeMap<Mode, Rules>,
     captures: PathBuf,
-    /// Whose rules are on the node now.
+    /// The mode whose rules are on the node.
     installed: Mutex<Option<Mode>>,
 }
 
 impl World {
-    /// Builds it from the fixtures in `folder`.
+    /// Builds the world from the fixtures in `folder`.
     pub fn build(folder: &Path) -> Result<Self> {
         let captures = folder.to_owned();
         let cluster = Cluster::read(&folder.join("cluster"))?;
@@ -75,31 +75,31 @@ impl World {
         Ok(world)
     }
 
-    /// The folder of what kube-proxy said and wrote on this node in this mode.
+    /// The folder with kube-proxy's output and rules for this node in this mode.
     pub fn capture(&self, mode: Mode) -> PathBuf {
-        // Of ipvs mode there is a capture of the same cluster with IPv4 alone.
+        // The capture of ipvs mode is of the same cluster with IPv4 only.
         let single = self.captures.parent().filter(|_| mode == Mode::Ipvs);
         single.unwrap_or(&self.captures).join("kube-proxy").join(NODE).join(mode.capture())
     }
 
-    /// The same of a newer kube-proxy.
+    /// The same folder for a newer kube-proxy.
     pub fn newer_capture(&self, mode: Mode) -> PathBuf {
         self.captures.join("kube-proxy-v1.36").join(NODE).join(mode.capture())
     }
 
-    /// All that kube-proxy wrote in this mode.
+    /// All rules that kube-proxy wrote in this mode.
     pub fn rules(&self, mode: Mode) -> Result<&Rules> {
         self.rules.get(&mode).with_context(|| format!("there is no capture of {mode} mode"))
     }
 
-    /// Gives the node the rules of this mode and of no other, unless it has them.
+    /// Gives the node the rules of this mode only, unless it already has them.
     pub fn switch(&self, mode: Mode) -> Result<()> {
         let mut installed = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
         if *installed == Some(mode) {
             return Ok(());
         }
         let host = &self.topology.host;
-        // Where this fails half-way, no mode's rules are known to be there.
+        // If this fails half-way, the node's mode is unknown.
         if let Some(old) = installed.take() {
             self.rules(old)?.clear(host).with_context(|| format!("clearing the rules of {old} mode"))?;
         }
@@ -127,21 +127,21 @@ impl World {
     }
 }
 
-/// How the traffic of a stage is watched.
+/// How viptrace watches the traffic of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Not at all: only what the clients see is checked.
+    /// viptrace does not run: only the clients' results are checked.
     Nobody,
-    /// By `viptrace trace -o json --all`.
+    /// `viptrace trace -o json --all`.
     Json,
-    /// By `viptrace trace` as a user types it, shown on the console.
+    /// `viptrace trace` as a user types it, printed on the console.
     Table,
 }
 
-type Mending<'w> = Box<dyn FnOnce(&World) -> Result<()> + 'w>;
+type Repair<'w> = Box<dyn FnOnce(&World) -> Result<()> + 'w>;
 type Check<'w> = Box<dyn FnOnce(&[Record], &Ended) -> Result<()> + 'w>;
 
-/// One scenario's hold on the world.
+/// The access of one scenario to the world.
 pub struct Stage<'w> {
     pub world: &'w World,
     pub variant: Variant,
@@ -149,17 +149,17 @@ pub struct Stage<'w> {
     pub kube_proxy: KubeProxy,
     watch: Watch,
     tool: Option<Tool>,
-    /// Verdicts expected so far.
+    /// The verdicts expected so far.
     pub expected: Vec<Expected>,
-    mendings: Vec<Mending<'w>>,
+    repairs: Vec<Repair<'w>>,
     checks: Vec<Check<'w>>,
-    /// The last change of an object, for [`Stage::after_grace`].
+    /// The time of the last change of an object, for [`Stage::after_grace`].
     changed: Option<Instant>,
-    /// Whether viptrace sees how healthy TCP flows end.
+    /// Whether viptrace sees the ends of healthy TCP flows.
     sees_ends: bool,
-    /// Where the trace is recorded, to be replayed and compared at the end.
+    /// The path of the trace's recording, which is replayed and compared at the end.
     recording: Option<&'static str>,
-    /// What goes on until the judgement is over.
+    /// Values that must live until the judgement.
     kept: Vec<Box<dyn std::any::Any>>,
 }
 
@@ -173,7 +173,7 @@ impl fmt::Debug for Stage<'_> {
 }
 
 impl<'w> Stage<'w> {
-    /// A whole node and cluster, with nobody watching yet.
+    /// A complete node and cluster, before viptrace starts.
     pub fn set(world: &'w World, watch: Watch, variant: Variant) -> Result<Self> {
         world.switch(variant.mode)?;
         rules::flush_conntrack(&world.topology.host)?;
@@ -185,7 +185,7 @@ impl<'w> Stage<'w> {
             watch,
             tool: None,
             expected: Vec::new(),
-            mendings: Vec::new(),
+            repairs: Vec::new(),
             checks: Vec::new(),
             changed: None,
             sees_ends: true,
@@ -194,18 +194,18 @@ impl<'w> Stage<'w> {
         })
     }
 
-    /// Starts viptrace, if anybody is to watch, and waits until it is ready.
+    /// Starts viptrace, if the stage uses it, and waits until it is ready.
     pub fn watch(&mut self) -> Result<()> {
         self.watch_with(&[])
     }
 
-    /// The same with further arguments.
+    /// Starts viptrace with further arguments.
     pub fn watch_with(&mut self, arguments: &[&str]) -> Result<()> {
         self.recording = Some(replay::RECORDING);
         self.watch_recorded(replay::RECORDING, arguments)
     }
 
-    /// The same, recorded elsewhere. The recording is not compared with the trace at the end.
+    /// Starts viptrace with a recording at another path. That recording is not compared with the trace.
     pub fn watch_recorded(&mut self, recording: &str, arguments: &[&str]) -> Result<()> {
         if self.watch == Watch::Nobody {
             return Ok(());
@@ -235,7 +235,7 @@ impl<'w> Stage<'w> {
         Ok(())
     }
 
-    /// A kubeconfig file that leads to the stage's API server.
+    /// A kubeconfig file that points to the stage's API server.
     pub fn kubeconfig(&self) -> Result<PathBuf> {
         let path = PathBuf::from("/run/lab/kubeconfig");
         fs::create_dir_all("/run/lab")
@@ -244,7 +244,7 @@ impl<'w> Stage<'w> {
         Ok(path)
     }
 
-    /// Whether viptrace is there to be run.
+    /// Whether viptrace runs in this stage.
     pub fn is_watched(&self) -> bool {
         self.watch != Watch::Nobody
     }
@@ -253,12 +253,12 @@ impl<'w> Stage<'w> {
         self.tool.as_ref()
     }
 
-    /// Starts the server that the Pod's application is.
+    /// Starts the TCP server that acts as the Pod's application.
     pub fn serve(&self, pod: &str, port: u16, script: Script) -> Result<Server> {
         Server::start(self.place(pod)?, port, script)
     }
 
-    /// Starts the UDP server that the Pod's application is.
+    /// Starts the UDP server that acts as the Pod's application.
     pub fn serve_udp(&self, pod: &str, port: u16, answer: Answer) -> Result<UdpServer> {
         UdpServer::start(self.place(pod)?, port, answer)
     }
@@ -271,39 +271,39 @@ impl<'w> Stage<'w> {
         self.variant.mode
     }
 
-    /// The Pod at its address of the scenario's family.
+    /// The Pod at its address in the scenario's family.
     pub fn place(&self, pod: &str) -> Result<&'w Place> {
         self.at(self.world.pod(pod)?)
     }
 
-    /// The same of a Pod that is at hand.
+    /// The Pod at its address in the scenario's family.
     pub fn at(&self, pod: &'w Pod) -> Result<&'w Place> {
         pod.at(self.family())
     }
 
-    /// The node as kubelet's probes come from it.
+    /// The node as the source of kubelet's probes.
     pub fn gateway(&self) -> Result<&'w Place> {
         self.world.topology.gateway(self.family())
     }
 
-    /// The `ClusterIP` of the scenario's family and the port.
+    /// The `ClusterIP` and port in the scenario's family.
     pub fn vip(&self, service: &str, port: &str) -> Result<SocketAddr> {
         self.world.cluster.vip_of(service, port, self.family())
     }
 
-    /// What kube-proxy wrote in the scenario's mode.
+    /// kube-proxy's rules in the scenario's mode.
     pub fn rules(&self) -> Result<&'w Rules> {
         self.world.rules(self.mode())
     }
 
-    /// Breaks something, and keeps how to mend it.
+    /// Breaks something and keeps the function that repairs it.
     pub fn break_with(
         &mut self,
         fault: impl FnOnce(&World) -> Result<()>,
-        mending: impl FnOnce(&World) -> Result<()> + 'w,
+        repair: impl FnOnce(&World) -> Result<()> + 'w,
     ) -> Result<()> {
-        // Mended even if breaking it failed half-way.
-        self.mendings.push(Box::new(mending));
+        // The repair runs even if the fault was applied only half-way.
+        self.repairs.push(Box::new(repair));
         fault(self.world)
     }
 
@@ -316,7 +316,7 @@ impl<'w> Stage<'w> {
         )
     }
 
-    /// Makes up these Services for this scenario: in the API and, but for those without an address, in the node's rules.
+    /// Adds these Services for this scenario: to the API and, unless they have no address, to the node's rules.
     pub fn publish(&mut self, services: &[Published]) -> Result<()> {
         let node = self.world.topology.node_at(self.family())?.address;
         let mut rules = self.rules()?.clone();
@@ -338,7 +338,7 @@ impl<'w> Stage<'w> {
         Ok(())
     }
 
-    /// Objects change now, as viptrace sees them.
+    /// Records that an object changes now, as viptrace sees it.
     pub fn changed_now(&mut self) {
         self.changed = Some(Instant::now());
     }
@@ -352,38 +352,39 @@ impl<'w> Stage<'w> {
         Ok(())
     }
 
-    /// Waits until the last change of an object is older than the grace that viptrace was given, and a second
-    /// more, which an emulated machine may need to hand the change on.
+    /// Waits until the last change of an object is older than viptrace's grace, plus one second in which an emulated
+    /// machine can deliver the change.
     pub fn after_grace(&self) {
         if let Some(changed) = self.changed {
             wait::until_older_than(changed, GRACE.saturating_add(Duration::from_secs(1)));
         }
     }
 
-    /// Lets traffic go on, or a server serve, until the verdicts are there.
+    /// Keeps traffic or a server running until the verdicts are complete.
     pub fn keep(&mut self, what: impl std::any::Any) {
         self.kept.push(Box::new(what));
     }
 
-    /// The trace has no hook for the ends of flows: as with UDP, a healthy one has its record at the end.
+    /// Declares that the trace has no hook for the ends of flows: as with UDP, a healthy flow has its record at the
+    /// end.
     pub fn ends_are_unseen(&mut self) {
         self.sees_ends = false;
     }
 
-    /// Expects each of these attempts to get the same verdict.
+    /// Expects the same verdict for each of these attempts.
     pub fn expect(&mut self, attempts: &[Attempt], service: &str, class: Class, endpoint: &Endpoint) {
         self.expected.extend(
             attempts.iter().map(|attempt| Expected::to_service(attempt, service, class, endpoint.clone())),
         );
     }
 
-    /// Expects direct connections to a Pod to get the same verdict.
+    /// Expects the same verdict for each of these direct connections to a Pod.
     pub fn expect_direct(&mut self, attempts: &[Attempt], class: Class) {
         self.expected.extend(attempts.iter().map(|attempt| Expected::to_pod(attempt, class)));
     }
 
-    /// Expects each attempt to be judged by the endpoint that it came to: `classes` says how for each server.
-    /// An attempt that came to none of them is an error: the generator would not know its truth.
+    /// Expects each attempt to be judged by the endpoint that it reached: `classes` has the class for each server.
+    /// Fails if an attempt reached none of them, because its expected verdict is unknown.
     pub fn expect_by_server(
         &mut self,
         attempts: &[Attempt],
@@ -401,7 +402,7 @@ impl<'w> Stage<'w> {
         Ok(())
     }
 
-    /// The record of one attempt, as soon as it is there; `None` if nobody watches.
+    /// Waits for the record of one attempt; `None` if viptrace does not run.
     pub fn record_of(&self, attempt: &Attempt) -> Result<Option<Record>> {
         let Some(tool) = &self.tool else { return Ok(None) };
         let key = Expected::to_pod(attempt, Class::Ok).key();
@@ -410,20 +411,20 @@ impl<'w> Stage<'w> {
             found = Record::parse(line).filter(|record| record.key().as_ref() == Some(&key));
             found.is_some()
         });
-        found.map(Some).with_context(|| format!("no record came for {attempt:?}"))
+        found.map(Some).with_context(|| format!("there is no record for {attempt:?}"))
     }
 
-    /// Expects that these attempts, which go elsewhere than what is traced, have no record.
+    /// Expects no record for these attempts, which are outside the trace's target.
     pub fn expect_unrecorded(&mut self, attempts: &[Attempt]) {
         let keys: HashSet<_> =
             attempts.iter().map(|attempt| Expected::to_pod(attempt, Class::Ok).key()).collect();
         self.check(move |records, _| {
             let recorded = records.iter().find(|record| record.key().is_some_and(|key| keys.contains(&key)));
-            recorded.map_or(Ok(()), |record| bail!("a record of what is not traced: {record}"))
+            recorded.map_or(Ok(()), |record| bail!("a record outside the trace's target: {record}"))
         });
     }
 
-    /// Expects that these attempts, which go past every Service, are not taken for one's, nor for a fault.
+    /// Expects that these attempts, which use no Service address, are attributed to no Service and to no fault.
     pub fn expect_no_service(&mut self, attempts: &[Attempt]) {
         let keys: HashSet<_> =
             attempts.iter().map(|attempt| Expected::to_pod(attempt, Class::Ok).key()).collect();
@@ -431,23 +432,23 @@ impl<'w> Stage<'w> {
             let of_them = records.iter().filter(|record| record.key().is_some_and(|key| keys.contains(&key)));
             for record in of_them {
                 let direct = record.text("/flow/vip").is_empty() && record.text("/service/name").is_empty();
-                if !direct || record.is_trouble() {
-                    bail!("a direct flow is taken for a Service's, or for a fault: {record}");
+                if !direct || record.reports_failure() {
+                    bail!("a direct flow is attributed to a Service or to a fault: {record}");
                 }
             }
             Ok(())
         });
     }
 
-    /// Something more to be found true of the records at the end.
+    /// Adds a check of the records at the end.
     pub fn check(&mut self, check: impl FnOnce(&[Record], &Ended) -> Result<()> + 'w) {
         self.checks.push(Box::new(check));
     }
 
-    /// Waits until every expected flow has a record, stops viptrace and compares all.
+    /// Waits until every expected flow has a record, stops viptrace and compares everything.
     fn judge(&mut self, name: &str) -> Result<()> {
         let Some(tool) = self.tool.take() else { return Ok(()) };
-        // A healthy UDP flow has no end but silence; the end of the trace brings its record.
+        // A healthy UDP flow ends without a packet; its record appears when the trace ends.
         let ends = |transport| transport == Transport::Tcp && self.sees_ends;
         let has_an_end = |flow: &&Expected| ends(flow.transport) || flow.class.is_fault();
         let mut missing: HashSet<_> = self.expected.iter().filter(has_an_end).map(Expected::key).collect();
@@ -489,47 +490,47 @@ impl<'w> Stage<'w> {
         bail!("{}", found.join("\n"))
     }
 
-    /// Ends viptrace as Ctrl-C does, for a mode that judges for itself.
+    /// Stops viptrace with SIGINT, for a mode that judges the result itself.
     pub fn stop_watching(&mut self) -> Result<Ended> {
-        self.tool.take().context("nobody watches")?.stop()
+        self.tool.take().context("viptrace does not run")?.stop()
     }
 
-    /// Ends viptrace as nothing can be prepared for. Its recording is not compared with what it said.
+    /// Kills viptrace without warning. Its recording is not compared with its output.
     pub fn kill_watching(&mut self) -> Result<Ended> {
         self.recording = None;
-        self.tool.take().context("nobody watches")?.kill()
+        self.tool.take().context("viptrace does not run")?.kill()
     }
 
-    /// Mends what was broken, in the reverse order.
-    pub fn mend(&mut self) -> Result<()> {
+    /// Repairs everything that was broken, in reverse order.
+    pub fn repair(&mut self) -> Result<()> {
         let mut result = Ok(());
-        while let Some(mending) = self.mendings.pop() {
-            if let Err(error) = mending(self.world) {
-                result = Err(error.context("mending the node after the scenario"));
+        while let Some(repair) = self.repairs.pop() {
+            if let Err(error) = repair(self.world) {
+                result = Err(error.context("repairing the node after the scenario"));
             }
         }
         result
     }
 
-    /// Plays a scenario: the story, the judgement, the mending.
+    /// Plays a scenario: the story, the judgement and the repairs.
     pub fn play(mut self, name: &str, story: fn(&mut Stage) -> Result<()>) -> Result<()> {
-        let told = story(&mut self).and_then(|()| self.judge(name));
-        // A story that broke off leaves its viptrace running: what it recorded may say why.
+        let judged = story(&mut self).and_then(|()| self.judge(name));
+        // After a failed story viptrace still runs. Its records may explain the failure.
         if let Some(ended) = self.tool.take().and_then(|tool| tool.stop().ok()) {
             hand_over(name, &ended);
         }
-        let mended = self.mend();
-        told.and(mended)
+        let repaired = self.repair();
+        judged.and(repaired)
     }
 }
 
-/// Gives the host what viptrace wrote, for whoever looks into the failure.
+/// Sends viptrace's output to the host, to explain a failure.
 fn hand_over(name: &str, ended: &Ended) {
     console::file(&format!("{name}.jsonl"), &(ended.stdout.join("\n") + "\n"));
     console::file(&format!("{name}.stderr"), &ended.stderr);
 }
 
-/// A server that knows who reached it.
+/// A server that knows its clients.
 pub trait Reached {
     fn at(&self) -> SocketAddr;
     fn reached_by(&self, client: SocketAddr) -> bool;
@@ -551,6 +552,6 @@ impl Reached for UdpServer {
     }
 
     fn reached_by(&self, client: SocketAddr) -> bool {
-        self.heard(client)
+        self.received_from(client)
     }
 }

@@ -24,7 +24,7 @@ use super::{Shared, store::Resource};
 
 type Params = Query<HashMap<String, String>>;
 
-/// A watch ends after so long where the client does not say.
+/// The length of a watch whose client sets none.
 const WATCH_SECONDS: u64 = 300;
 
 pub(super) fn router(shared: Arc<Shared>) -> Router {
@@ -47,7 +47,7 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// Nothing is answered while the server hangs.
+/// Delays every answer while the server hangs.
 async fn unless_hung(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     awake(&mut shared.hung.subscribe()).await;
     next.run(request).await
@@ -189,7 +189,7 @@ struct Watch {
     shared: Arc<Shared>,
     resource: Resource,
     namespace: Option<String>,
-    /// Everything up to this version has been told.
+    /// Every change up to this version has been sent.
     version: u64,
     bookmarks: bool,
     next_bookmark: Instant,
@@ -197,7 +197,7 @@ struct Watch {
     changed: watch::Receiver<u64>,
     cut: watch::Receiver<u64>,
     hung: watch::Receiver<bool>,
-    /// An ERROR event has been sent: nothing may follow it.
+    /// An ERROR event has been sent: no event may follow it.
     over: bool,
 }
 
@@ -209,7 +209,7 @@ fn open_watch(
 ) -> Response {
     let mut store = shared.store();
     store.count_watch(resource);
-    // Without a version a watch begins with what there is; ours begins with what comes.
+    // A real server begins a watch without a version with the existing objects. This one begins with the next change.
     let version =
         query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(store.version());
     drop(store);
@@ -262,7 +262,7 @@ impl Watch {
         }
     }
 
-    /// What has happened since the last lines.
+    /// The events since the last lines.
     fn pending(&mut self) -> Option<String> {
         let store = self.shared.store();
         if store.is_gone(self.version) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// The resources that are served.
+/// The resources that the server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Resource {
     Services,
@@ -80,13 +80,13 @@ pub(super) struct Store {
     version: u64,
     /// Watches from before this version get 410 Gone.
     oldest: u64,
-    /// By kind: the HTTP status and the message with which lists and watches are refused.
+    /// By kind: the HTTP status and message that refuse lists and watches.
     refused: BTreeMap<String, (u16, String)>,
     served: BTreeMap<&'static str, (u64, u64)>,
 }
 
 impl Store {
-    /// Takes a list as it is, with its objects' own versions and times.
+    /// Loads a list and keeps its objects' own versions and times.
     pub(super) fn load(&mut self, mut list: Value) -> Result<(), String> {
         let list_kind = text(&list, "/kind").strip_suffix("List").unwrap_or_default().to_owned();
         let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) else {
@@ -95,7 +95,7 @@ impl Store {
         self.version = self.version.max(number(&list, "/metadata/resourceVersion"));
         for mut item in items {
             let kind = if list_kind.is_empty() { text(&item, "/kind") } else { list_kind.clone() };
-            // Lists of kinds that are not served may lie among the fixtures.
+            // A fixture folder may hold lists of other kinds.
             let Some(resource) = Resource::of_kind(&kind) else { continue };
             self.version = self.version.max(number(&item, "/metadata/resourceVersion"));
             let name = name_of(resource, &item)?;
@@ -166,7 +166,7 @@ impl Store {
         version < self.oldest
     }
 
-    /// Objects after `after` in the order of namespace and name, at most `limit` (0: all), and whether more follow.
+    /// At most `limit` (0: all) objects after `after`, ordered by namespace and name, and whether more follow.
     pub(super) fn list(
         &self,
         resource: Resource,
@@ -187,7 +187,7 @@ impl Store {
         (page.into_iter().map(|(_, object)| object.clone()).collect(), last)
     }
 
-    /// What happened to a resource after a version.
+    /// The changes of a resource after a version.
     pub(super) fn since(&self, resource: Resource, namespace: Option<&str>, version: u64) -> Vec<Logged> {
         let first = self.log.partition_point(|logged| logged.version <= version);
         let later = self.log.iter().skip(first).filter(|logged| logged.resource == resource);
@@ -237,7 +237,7 @@ fn name_of(resource: Resource, object: &Value) -> Result<Name, String> {
     Ok((resource, namespace, name))
 }
 
-/// Items of a list go without `kind` and `apiVersion`; objects in a watch have them.
+/// List items have no `kind` and `apiVersion`; objects in a watch have them.
 fn complete(object: &mut Value, resource: Resource) -> Result<(), String> {
     let object = object.as_object_mut().ok_or("not an object")?;
     object.insert("kind".to_owned(), json!(resource.kind()));

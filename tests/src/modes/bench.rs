@@ -1,6 +1,6 @@
-//! What watching costs: the same connections and the same transfer, bare and with each tool attached, in turn.
-//! On a guest whose clock counts instructions (QEMU's `-icount`) a nanosecond is an instruction, whatever else
-//! the machine does. It owns the method; the figures are put together by whoever reads the metric lines.
+//! Measures what tracing costs: the same connections and the same transfer, without a tool and with each tool attached,
+//! in turn. On a guest whose clock counts instructions (QEMU's `-icount`) a nanosecond is an instruction, independent
+//! of the host's load. It defines the method and emits metric lines; the host evaluates them.
 
 mod watcher;
 mod workload;
@@ -21,14 +21,14 @@ use crate::{
     world::{NODE, Stage, Watch, World},
 };
 
-/// Rounds, unless `lab.rounds` says otherwise.
+/// The number of rounds without `lab.rounds`.
 const ROUNDS: usize = 5;
 const KUBECONFIG: &str = "/run/lab/kubeconfig";
 const READY_FILE: &str = "/run/bench.ready";
-/// In a command: the Service address that the workload goes to.
+/// Stands for the Service address of the workload in a command.
 const VIP: &str = "{vip}";
 
-/// A tool, how it is started and how it says that it watches.
+/// A tool, its command, and how it reports that it is ready.
 struct Tool {
     name: &'static str,
     command: &'static [&'static str],
@@ -39,17 +39,18 @@ const fn viptrace(name: &'static str, command: &'static [&'static str]) -> Tool 
     Tool { name, command, ready: Ready::File(READY_FILE) }
 }
 
-/// A trace with these arguments besides those that every trace gets.
+/// A trace with these arguments in addition to the common ones.
 macro_rules! trace {
     ($($argument:literal),*) => {
-        &["/bin/viptrace", "trace", "--node", NODE, "--kubeconfig", KUBECONFIG, "--ready-file", READY_FILE, $($argument),*]
+        &["/bin/viptrace", "trace", "--node", NODE, "--kubeconfig", KUBECONFIG, "--ready-file", READY_FILE,
+            $($argument),*]
     };
 }
 
-/// In the order in which each round takes them. `none` attaches nothing: its ratio is the method's noise.
+/// In the order of each round. `none` attaches nothing: its ratio is the noise of the method.
 const TOOLS: &[Tool] = &[
     Tool { name: "none", command: &[], ready: Ready::Settled },
-    // Functions by fentry where this kernel has it, and all by kprobes.
+    // Attached by fentry if the kernel has it, and by kprobes only.
     viptrace("lean", trace!["--hooks", "lean"]),
     viptrace("lean-kprobe", trace!["--hooks", "lean", "--attach", "kprobe"]),
     viptrace("full", trace![]),
@@ -58,7 +59,7 @@ const TOOLS: &[Tool] = &[
     Tool {
         name: "tcpdump",
         command: &["tcpdump", "-Z", "root", "-i", "any", "-w", "/dev/null", "host", VIP],
-        ready: Ready::Said("listening on"),
+        ready: Ready::Printed("listening on"),
     },
     Tool { name: "conntrack", command: &["conntrack", "-E", "-o", "timestamp"], ready: Ready::Settled },
     Tool {
@@ -72,31 +73,32 @@ const TOOLS: &[Tool] = &[
     },
 ];
 
-/// The mode in which the node's rules stand: `lab.dataplane` of the kernel's command line, iptables without it.
+/// The mode that wrote the node's rules: `lab.dataplane` on the kernel's command line, by default iptables.
 fn mode() -> Result<Mode> {
     let Some(name) = boot::kernel_argument("lab.dataplane") else { return Ok(Mode::Iptables) };
     let known = Mode::ALL.into_iter().find(|mode| mode.as_str() == name);
-    known.with_context(|| format!("lab.dataplane={name} is none of {:?}", Mode::ALL.map(Mode::as_str)))
+    known.with_context(|| format!("lab.dataplane={name} is not one of {:?}", Mode::ALL.map(Mode::as_str)))
 }
 
-/// Measures all tools whose name holds `filter`, or one of several separated by commas. Returns true: a figure is no failure, a tool that does not
-/// start is told and left out.
+/// Measures all tools whose names contain `filter`, or one of several strings separated by commas. Reports a tool that
+/// does not start, leaves it out and returns true, because a measurement cannot fail.
 pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
     let rounds = match boot::kernel_argument("lab.rounds") {
-        Some(rounds) => rounds.parse().with_context(|| format!("lab.rounds={rounds} is no number"))?,
+        Some(rounds) => rounds.parse().with_context(|| format!("lab.rounds={rounds} is not a number"))?,
         None => ROUNDS,
     };
     let is_chosen = |tool: &&Tool| filter.split(',').any(|part| tool.name.contains(part));
     if !TOOLS.iter().any(|tool| is_chosen(&tool)) {
         let names = TOOLS.iter().map(|tool| tool.name).collect::<Vec<_>>().join(", ");
-        bail!("no tool's name holds {filter:?}; there are {names}");
+        bail!("no tool's name contains {filter:?}; there are {names}");
     }
     let variant = Variant { mode: mode()?, ..Variant::DEFAULT };
     let stage = Stage::set(world, Watch::Nobody, variant)?;
-    fs::create_dir_all("/run/lab").context("making /run/lab")?;
+    fs::create_dir_all("/run/lab").context("creating /run/lab")?;
     fs::write(KUBECONFIG, stage.api.kubeconfig()).with_context(|| format!("writing {KUBECONFIG}"))?;
     let workload = Workload::start(world)?;
-    // Whatever endpoint the rules draw, the same Pod serves: the two others' addresses are replaced.
+    // One Pod serves every connection, whichever endpoint the rules choose: the addresses of the two others are
+    // replaced.
     let serving = world.pod("shop/cart-1")?.place.address;
     let mut same_pod = world.rules(variant.mode)?.clone();
     for other in ["shop/cart-2", "shop/cart-3"] {
@@ -113,11 +115,11 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
                 continue;
             }
             if let Err(error) = measure(world, &workload, tool, round) {
-                console::say(format!("bench: {}: {error:#}", tool.name));
+                console::print(format!("bench: {}: {error:#}", tool.name));
                 failed.push(tool.name);
             }
         }
-        console::say(format!("bench: round {round} of {rounds} done"));
+        console::print(format!("bench: round {round} of {rounds} done"));
     }
     if failed.len() == TOOLS.len() {
         bail!("no tool could be measured");
@@ -147,11 +149,11 @@ fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Res
         if tool.ready != Ready::Settled {
             emit("attach_ns", watcher.ready_at.duration_since(started).as_nanos(), &labels);
         }
-        // What it still does after it is ready is not idleness.
+        // Work that the tool does right after it is ready does not count as idle time.
         watcher.cpu_with_idle_ns(0)?;
         emit("idle_cpu_ns", watcher.cpu_with_idle_ns(watcher.cpu_ns()?)?, &labels);
     }
-    // The first run after attaching pays for what is made on first use.
+    // The first run after attaching pays for everything that is created on first use.
     workload.connections()?;
     sample(workload, tool, round, Side::With(watcher.as_ref()))?;
     if let Some(watcher) = watcher {
@@ -163,15 +165,15 @@ fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Res
     Ok(())
 }
 
-/// Whether a run is the base or the one with the tool, which for `none` is nothing.
+/// Whether a run has the tool attached. For the tool `none` both sides are equal.
 #[derive(Clone, Copy)]
 enum Side<'w> {
     Bare,
     With(Option<&'w Watcher>),
 }
 
-/// One measured run of both workloads. The ratio of `crr_ns` is what a client
-/// lives to see; the tool's own work for it, much of which comes later, is `crr_tool_cpu_ns`, for each connection.
+/// Measures both workloads once. The ratio of `crr_ns` is the effect on a client. `crr_tool_cpu_ns` is the tool's own
+/// work for each connection, much of which it does later.
 fn sample(workload: &Workload, tool: &Tool, round: usize, side: Side) -> Result<()> {
     let (side, watcher) = match side {
         Side::Bare => ("bare", None),
@@ -181,7 +183,7 @@ fn sample(workload: &Workload, tool: &Tool, round: usize, side: Side) -> Result<
     let put_off = |before| watcher.map_or(Ok(0), |watcher| watcher.cpu_with_idle_ns(before));
     let labels = json!({"tool": tool.name, "round": round.to_string(), "side": side});
 
-    // What the last run left to do must not count for this one.
+    // Work that the last run left over must not count for this one.
     put_off(0)?;
     let before = cpu_ns()?;
     let run = workload.connections()?;

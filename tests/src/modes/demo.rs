@@ -1,5 +1,5 @@
-//! The demo: one `viptrace trace` as a user types it, over a healthy Service and one fault after the other, with
-//! a heading that says what is broken and what to expect. It ends well only if every expected verdict was shown.
+//! The demo: one `viptrace trace` as a user types it, over a healthy Service and a series of faults. A heading names
+//! each fault and the expected verdict. It succeeds only if every expected verdict was shown.
 
 use std::{
     net::SocketAddr,
@@ -23,24 +23,24 @@ use crate::{
     world::{Stage, Watch, World},
 };
 
-/// From a step's traffic to the line that shows its verdict.
+/// The limit from a step's traffic to the line with its verdict.
 const SHOWN_WITHIN: Duration = Duration::from_mins(1);
-/// A step's lines have ended when none came for so long.
+/// A step's output has ended after this time without a new line.
 const QUIET: Duration = Duration::from_millis(600);
-/// How long a client waits that gets no answer: two retransmissions of its SYN fit in.
+/// How long a client waits for an answer: enough for two retransmissions of its SYN.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// One step: what is done, and the line that viptrace must show for it.
+/// One step: an action, and the line that viptrace must show for it.
 struct Step {
     title: &'static str,
     expect: &'static str,
     class: Class,
-    /// Words that the line must hold besides the class.
+    /// Words that the line must contain besides the class.
     words: &'static [&'static str],
     play: fn(&mut Stage, &mut Actors) -> Result<()>,
 }
 
-/// The applications that live through all steps.
+/// The applications that run through all steps.
 struct Actors {
     cart: Vec<Server>,
     frontend: Option<Server>,
@@ -57,7 +57,7 @@ const STEPS: &[Step] = &[
         play: healthy,
     },
     Step {
-        title: "A healthy UDP Service: 4 questions to kube-system/kube-dns",
+        title: "A healthy UDP Service: 4 queries to kube-system/kube-dns",
         expect: "ok",
         class: Class::Ok,
         words: &["shop/cart"],
@@ -85,7 +85,7 @@ const STEPS: &[Step] = &[
         play: refused,
     },
     Step {
-        title: "What is sent to shop/payments' Pods is delivered to nobody, as with a wrong neighbour entry or a lost tunnel",
+        title: "Packets to shop/payments' Pods are lost, as with a wrong neighbour entry or a broken tunnel",
         expect: "C29, the backend is silent",
         class: Class::C29,
         words: &["shop/payments"],
@@ -121,7 +121,7 @@ const STEPS: &[Step] = &[
     },
 ];
 
-/// Plays all steps; returns whether every expected verdict came.
+/// Plays all steps and returns whether every expected verdict was shown.
 pub(super) fn run(world: &World) -> Result<bool> {
     let mut stage = Stage::set(world, Watch::Table, Variant::DEFAULT)?;
     let chat = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
@@ -142,50 +142,50 @@ pub(super) fn run(world: &World) -> Result<bool> {
         ],
         held: Vec::new(),
     };
-    console::say("");
-    console::say("# viptrace trace --all");
+    console::print("");
+    console::print("# viptrace trace --all");
     stage.watch_with(&["--all"])?;
     let mut missing = Vec::new();
     for (number, step) in STEPS.iter().enumerate() {
-        console::say("");
-        console::say(format!("── {}. {}", number + 1, step.title));
-        console::say(format!("   expected: {}", step.expect));
+        console::print("");
+        console::print(format!("── {}. {}", number + 1, step.title));
+        console::print(format!("   expected: {}", step.expect));
         let before = stage.tool().map_or(0, Tool::line_count);
         (step.play)(&mut stage, &mut actors)?;
-        let shown = wait::until("the verdict to be shown", SHOWN_WITHIN, || {
+        let shown = wait::until("the verdict", SHOWN_WITHIN, || {
             let tool = stage.tool()?;
             tool.lines_from(before).iter().any(|line| shows(line, step)).then_some(())
         });
         if shown.is_err() {
-            console::say(format!("   MISSING: no line shows {} within {SHOWN_WITHIN:?}", step.class));
+            console::print(format!("   MISSING: no line shows {} within {SHOWN_WITHIN:?}", step.class));
             missing.push(step.class.id());
         }
         settle(&stage);
-        stage.mend()?;
+        stage.repair()?;
     }
     drop(actors);
-    console::say("");
-    console::say("── Ctrl-C: the summary");
-    console::say("");
+    console::print("");
+    console::print("── Ctrl-C: the summary");
+    console::print("");
     let ended = stage.stop_watching()?;
-    console::say("");
+    console::print("");
     if ended.status != 3 {
-        console::say(format!("viptrace's exit status is {}, expected 3 (faults found)", ended.status));
+        console::print(format!("viptrace's exit status is {}, expected 3 (faults found)", ended.status));
         missing.push("exit status 3");
     }
     if missing.is_empty() {
-        console::say("Every expected verdict came.");
+        console::print("Every expected verdict was shown.");
     } else {
-        console::say(format!("Expected and not shown: {}", missing.join(", ")));
+        console::print(format!("Expected and not shown: {}", missing.join(", ")));
     }
     Ok(missing.is_empty())
 }
 
-/// Lets the lines of a step come to an end before the next heading.
+/// Waits until the lines of a step have ended before the next heading.
 fn settle(stage: &Stage) {
     let Some(tool) = stage.tool() else { return };
     let (mut lines, mut since) = (tool.line_count(), Instant::now());
-    // Lines that never end are no reason to stop.
+    // Lines that never end are no reason to stop the demo.
     let _ended = wait::until("the lines to end", SHOWN_WITHIN, || {
         if tool.line_count() != lines {
             (lines, since) = (tool.line_count(), Instant::now());
@@ -194,7 +194,7 @@ fn settle(stage: &Stage) {
     });
 }
 
-/// Whether a table line shows the step's class as a word of its own, and its other words.
+/// Whether a table line contains the step's class as a word, and its other words.
 fn shows(line: &str, step: &Step) -> bool {
     line.split_whitespace().any(|word| word == step.class.id())
         && step.words.iter().all(|word| line.contains(word))
@@ -206,13 +206,14 @@ fn send(stage: &Stage, service: &str, port: &str, count: usize, script: Script) 
     let attempts = client::connect(from, vip, count, count.min(4), script)?;
     let mut outcomes: Vec<_> = crate::traffic::count(&attempts).into_iter().collect();
     outcomes.sort();
-    let told: Vec<String> = outcomes.iter().map(|(outcome, times)| format!("{outcome:?} {times}×")).collect();
-    console::say(format!("   the clients of {service} saw: {}", told.join(", ")));
+    let counts: Vec<String> =
+        outcomes.iter().map(|(outcome, times)| format!("{outcome:?} {times}×")).collect();
+    console::print(format!("   the clients of {service} saw: {}", counts.join(", ")));
     Ok(())
 }
 
 fn healthy(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
-    // One of them stays open on the endpoint that will leave later.
+    // One connection stays open to the endpoint that leaves later.
     let from = stage.place("shop/client-1")?;
     let cart = stage.vip("shop/cart", "http")?;
     for _ in 0..60 {
@@ -228,13 +229,14 @@ fn healthy(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
 fn healthy_udp(stage: &mut Stage, actors: &mut Actors) -> Result<()> {
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip("kube-system/kube-dns", "dns")?;
-    let attempts = udp::ask(from, dns, 4, Duration::from_secs(10))?;
+    let attempts = udp::query(from, dns, 4, Duration::from_secs(10))?;
     let answered = attempts
         .iter()
-        .filter(|attempt| actors.dns.iter().any(|server| server.heard(attempt.client)))
+        .filter(|attempt| actors.dns.iter().any(|server| server.received_from(attempt.client)))
         .count();
-    console::say(format!("   {answered} of 4 questions reached a DNS Pod"));
-    // A UDP flow ends by silence, and its verdict is in the summary; the next line needs an end that is seen.
+    console::print(format!("   {answered} of 4 queries reached a DNS Pod"));
+    // The verdict of a UDP flow appears only in the summary, because the flow ends without a packet. This connection
+    // ends visibly and completes the step.
     send(stage, "shop/cart", "http", 1, Script::exchange())
 }
 
@@ -287,7 +289,7 @@ fn table_full(stage: &mut Stage, _actors: &mut Actors) -> Result<()> {
     send(stage, "shop/cart", "http", 2, Script::exchange().connect_limit(PATIENCE))?;
     let alive = standing.iter_mut().map(|held| held.exchange(&Script::exchange()));
     let alive = alive.filter(|outcome| *outcome == crate::traffic::Outcome::Done).count();
-    console::say(format!("   {alive} of 12 standing connections still work"));
+    console::print(format!("   {alive} of 12 standing connections still work"));
     Ok(())
 }
 

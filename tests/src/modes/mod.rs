@@ -1,5 +1,5 @@
-//! What the guest is there for, by `lab.mode` of the kernel's command line: `test` (the default), `traffic`
-//! (the scenarios without viptrace: only what the clients see), `demo`, `bench`, `shell`.
+//! The mode of the guest, from `lab.mode` on the kernel's command line: `test` (the default), `traffic` (the scenarios
+//! without viptrace, checking only the clients' results), `demo`, `bench`, `shell`.
 
 mod bench;
 mod demo;
@@ -19,19 +19,19 @@ use crate::{
     world::{Watch, World},
 };
 
-/// Where the image holds the captured cluster and rules.
+/// The image's folder with the captured cluster and rules.
 const FIXTURES: &str = "/fixtures/dualstack";
 
-/// Runs the mode; the exit status is the run's.
+/// Runs the mode and returns its exit status.
 pub fn run() -> ExitCode {
     let mode = boot::kernel_argument("lab.mode").unwrap_or_else(|| "test".to_owned());
     let filter = boot::kernel_argument("lab.filter").unwrap_or_default();
-    // A panic is a bug of the lab, and still must be told as a failed run.
+    // A panic is a bug of the lab and must be reported as a failed run.
     let done = panic::catch_unwind(AssertUnwindSafe(|| run_mode(&mode, &filter)));
     match done {
         Ok(Ok(all_passed)) => ExitCode::from(u8::from(!all_passed)),
         Ok(Err(error)) => {
-            console::say(format!("lab: {error:#}"));
+            console::print(format!("lab: {error:#}"));
             console::scenario(
                 &format!("lab {mode}"),
                 &console::Outcome::Failed(format!("{error:#}")),
@@ -57,6 +57,6 @@ fn run_mode(mode: &str, filter: &str) -> Result<bool> {
             Command::new("/bin/sh").status().context("running /bin/sh")?;
             Ok(true)
         }
-        other => bail!("lab.mode={other} is none of test, traffic, demo, bench, shell"),
+        other => bail!("lab.mode={other} is not one of test, traffic, demo, bench, shell"),
     }
 }

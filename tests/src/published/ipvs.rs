@@ -1,26 +1,26 @@
-//! What ipvs mode has for a Service (`syncProxyRules` in `pkg/proxy/ipvs/proxier.go`): virtual servers, their addresses
-//! on the node, and members of the sets that its rules name.
+//! The state that kube-proxy writes for a Service in ipvs mode (`syncProxyRules` in `pkg/proxy/ipvs/proxier.go`):
+//! virtual servers, their addresses on the node, and members of the sets that its rules name.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::{PODS, Port, Published};
 use crate::{dataplane::Family, traffic::Transport};
 
-/// What is added to a capture.
+/// Additions to a capture.
 #[derive(Clone, Debug, Default)]
 pub struct Additions {
     /// For `ipvsadm -R`.
     pub virtual_servers: Vec<String>,
     /// For `ipset restore`.
     pub sets: Vec<String>,
-    /// Of kube-ipvs0.
+    /// For kube-ipvs0.
     pub addresses: Vec<IpAddr>,
-    /// Chain and rule, for the `nat` table.
+    /// Chains and rules for the `nat` table.
     pub rules: Vec<String>,
 }
 
 impl Additions {
-    /// What kube-proxy writes for this Service on the node at this address.
+    /// The state that kube-proxy writes for this Service on the node with this address.
     pub fn of(service: &Published, node: IpAddr) -> Self {
         let mut added = Self { addresses: service.addresses().collect(), ..Self::default() };
         let sets = prefix(service.family);
@@ -47,7 +47,8 @@ impl Additions {
         }
         if let Some(number) = port.node_port {
             let (set, member, directions, hashed) = match port.protocol {
-                // No bitmap of ports tells protocols apart, and there is none for SCTP (kubernetes/kubernetes#71341).
+                // A bitmap of ports does not hold the protocol, so each protocol has a set. SCTP has no bitmap
+                // (kubernetes/kubernetes#71341).
                 Transport::Sctp => (
                     "NODE-PORT-SCTP-HASH",
                     format!("{node},sctp:{number}"),
@@ -83,7 +84,7 @@ impl Additions {
     }
 }
 
-/// How the names of a family's sets begin.
+/// The prefix of a family's set names.
 const fn prefix(family: Family) -> &'static str {
     match family {
         Family::V4 => "KUBE-",
@@ -91,7 +92,7 @@ const fn prefix(family: Family) -> &'static str {
     }
 }
 
-/// The rules of the other family: the same ones over that family's own sets, without what names an address of IPv4's.
+/// The same rules for IPv6, with the IPv6 sets and without rules that name an IPv4 address.
 pub fn rules_of_ipv6(ipv4: &str) -> String {
     let [pods4, pods6] = PODS;
     let mut rules = String::new();
@@ -101,7 +102,7 @@ pub fn rules_of_ipv6(ipv4: &str) -> String {
             .replace(pods4, pods6)
             .replace("-s 127.0.0.0/8", "-s ::1/128")
             .replace("icmp-port-unreachable", "icmp6-port-unreachable")
-            // A set's name has 31 signs at the most.
+            // A set's name has at most 31 characters.
             .replace("KUBE-6-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID");
         if !line.contains("-s 203.0.113.") {
             rules.push_str(&line);

@@ -1,12 +1,12 @@
-//! The rules of nftables mode (`syncProxyRules` in `pkg/proxy/nftables/proxier.go`): chains of the Service's own, and
-//! elements of the maps that lead to them. The chains' names hold hashes in a real one.
+//! The rules of nftables mode (`syncProxyRules` in `pkg/proxy/nftables/proxier.go`): the Service's chains, and elements
+//! of the maps that lead to them. kube-proxy's chain names contain hashes; these do not.
 
 use std::net::SocketAddr;
 
 use super::{Port, Published};
 use crate::dataplane::Family;
 
-/// What kube-proxy writes for this Service, as commands that follow its whole ruleset.
+/// The rules that kube-proxy writes for this Service, as commands to load after the whole ruleset.
 pub fn changes(service: &Published) -> String {
     let mut chains = Vec::new();
     let mut elements = Vec::new();
@@ -29,7 +29,7 @@ fn table(service: &Published) -> &'static str {
     if service.family == Family::V4 { "ip kube-proxy" } else { "ip6 kube-proxy" }
 }
 
-/// A map's or a set's name, and what is to be added to it.
+/// The name of a map or set, and the element to add.
 type Element = (&'static str, String);
 
 fn served(
@@ -41,7 +41,7 @@ fn served(
 ) {
     let (protocol, number) = (port.protocol(), port.number);
     let ip_word = if service.family == Family::V4 { "ip" } else { "ip6" };
-    // No colon may stand in a chain's name.
+    // A chain's name must not contain a colon.
     let at = format!("{}/{}", endpoint.ip().to_string().replace(':', "."), endpoint.port());
     let name = format!("LABLABLA-{}/{protocol}/{}", service.key(), port.name);
     let mut chain = |kind: &str, name: &str, rules: &[String]| {
@@ -67,7 +67,7 @@ fn served(
     }
     rules.push(format!("numgen random mod 1 vmap {{ 0 : goto endpoint-{endpoint_chain} }}"));
     chain("service", &name, &rules);
-    if service.is_asked_from_outside() {
+    if service.is_reachable_from_outside() {
         let rules = ["jump mark-for-masquerade".to_owned(), format!("goto service-{name}")];
         chain("external", &name, &rules);
     }

@@ -1,5 +1,5 @@
-//! The rules of iptables mode (`syncProxyRules` in `pkg/proxy/iptables/proxier.go`). The chains' names are hashes in a
-//! real one.
+//! The rules of iptables mode (`syncProxyRules` in `pkg/proxy/iptables/proxier.go`). kube-proxy's chain names are
+//! hashes; these are not.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ pub struct Additions {
     pub filter: Vec<String>,
 }
 
-/// What kube-proxy writes for this Service.
+/// The rules that kube-proxy writes for this Service.
 pub fn additions(service: &Published) -> Additions {
     let mut added = Additions::default();
     for port in &service.ports {
@@ -25,7 +25,7 @@ pub fn additions(service: &Published) -> Additions {
     added
 }
 
-/// Sixteen signs, as a hash has in base 32.
+/// Sixteen characters, the length of kube-proxy's hashes in base 32.
 fn hash(service: &Published, port: &Port) -> String {
     let text = format!("{}{}", service.name, port.protocol()).to_ascii_uppercase();
     format!("{text:A<16.16}")
@@ -37,7 +37,7 @@ fn served(service: &Published, port: &Port, endpoint: SocketAddr, nat: &mut Vec<
     let to_port = |number: u16| format!("-m {protocol} --dport {number}");
     let [svc, sep, ext] = ["SVC", "SEP", "EXT"].map(|kind| format!("KUBE-{kind}-{hash}"));
     nat.extend([format!(":{svc} - [0:0]"), format!(":{sep} - [0:0]")]);
-    if service.is_asked_from_outside() {
+    if service.is_reachable_from_outside() {
         nat.push(format!(":{ext} - [0:0]"));
         nat.push(format!(
             "-A {ext} -m comment --comment \"masquerade traffic for {name} external destinations\" -j KUBE-MARK-MASQ"
@@ -76,21 +76,21 @@ fn refused(service: &Published, port: &Port, filter: &mut Vec<String>) {
         Family::V4 => "icmp-port-unreachable",
         Family::V6 => "icmp6-port-unreachable",
     };
-    let said = format!("-m comment --comment \"{name} has no endpoints\"");
+    let comment = format!("-m comment --comment \"{name} has no endpoints\"");
     let refusal = |number: u16| format!("-m {protocol} --dport {number} -j REJECT --reject-with {reject}");
     let prefix = service.family.host_prefix();
     if let Some(ip) = service.cluster_ip {
         let refusal = refusal(port.number);
-        filter.push(format!("-A KUBE-SERVICES -d {ip}/{prefix} -p {protocol} {said} {refusal}"));
+        filter.push(format!("-A KUBE-SERVICES -d {ip}/{prefix} -p {protocol} {comment} {refusal}"));
     }
     for (ip, _) in service.outer_addresses() {
         let refusal = refusal(port.number);
-        filter.push(format!("-A KUBE-EXTERNAL-SERVICES -d {ip}/{prefix} -p {protocol} {said} {refusal}"));
+        filter.push(format!("-A KUBE-EXTERNAL-SERVICES -d {ip}/{prefix} -p {protocol} {comment} {refusal}"));
     }
     if let Some(number) = port.node_port {
         let refusal = refusal(number);
         filter.push(format!(
-            "-A KUBE-EXTERNAL-SERVICES -p {protocol} {said} -m addrtype --dst-type LOCAL {refusal}"
+            "-A KUBE-EXTERNAL-SERVICES -p {protocol} {comment} -m addrtype --dst-type LOCAL {refusal}"
         ));
     }
 }

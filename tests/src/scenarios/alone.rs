@@ -1,4 +1,4 @@
-//! A Service whose every connection goes to one Pod of this node, in whatever family.
+//! A Service whose connections all go to one Pod of this node, in either family.
 
 use std::net::SocketAddr;
 
@@ -15,8 +15,8 @@ pub(super) struct Alone {
 }
 
 impl Alone {
-    /// `shop/api` has one endpoint, and no IPv6. There `shop/payments` is taken, with the rules sending to only one of
-    /// its two endpoints.
+    /// `shop/api` has one endpoint, but no IPv6. For IPv6 this takes `shop/payments`, with rules that send to only one
+    /// of its two endpoints.
     pub(super) fn new(stage: &mut Stage) -> Result<Self> {
         let at = |pod, port| Ok::<_, anyhow::Error>(SocketAddr::new(stage.place(pod)?.address, port));
         if stage.family() == Family::V4 {

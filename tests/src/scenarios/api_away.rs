@@ -1,5 +1,5 @@
-//! The API server goes away and comes back, having forgotten old versions (410 Gone). Tracing goes on, every
-//! record says how old the metadata is, and what changed meanwhile is known afterwards.
+//! The API server becomes unavailable and returns without old versions (410 Gone). Tracing continues, every record has
+//! the age of the metadata, and changes from the outage are known afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ use crate::{
     world::Stage,
 };
 
-/// How old the metadata is let become.
+/// How long the API server is away.
 const AWAY: Duration = Duration::from_secs(4);
-/// Below this, metadata counts as fresh.
+/// Metadata younger than this counts as fresh.
 const FRESH_S: f64 = 2.0;
-/// A client that waits longer and longer between its attempts is back by then.
+/// Enough for a client that backs off between its attempts.
 const BACK_LIMIT: Duration = Duration::from_secs(90);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
@@ -43,13 +43,13 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
 
     let before = touch_frontend(stage)?;
     if metadata_age(stage, &before)?.is_some_and(|age| age > FRESH_S) {
-        bail!("metadata is old although the API server is there");
+        bail!("the metadata is old although the API server answers");
     }
     stage.api.go_away(Absence::Refused);
     wait::until_older_than(Instant::now(), AWAY);
     let meanwhile = touch_frontend(stage)?;
     if metadata_age(stage, &meanwhile)?.is_some_and(|age| age < AWAY.as_secs_f64() - 1.0) {
-        bail!("the record does not tell that the metadata is old");
+        bail!("the record does not report old metadata");
     }
 
     stale::remove_cart_2(stage)?;
@@ -69,7 +69,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
             _ => break,
         }
     }
-    // What it learned only now is in force from now on.
+    // A change from the outage is in force from the time at which viptrace learned it.
     stage.changed_now();
     stage.after_grace();
     let cart = stage.vip("shop/cart", "http")?;
@@ -82,7 +82,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     )
 }
 
-/// What the attempt's record says; `None` if nobody watches.
+/// The metadata's age in the attempt's record; `None` if viptrace does not run.
 fn metadata_age(stage: &Stage, attempt: &Attempt) -> Result<Option<f64>> {
     let Some(record) = stage.record_of(attempt)? else { return Ok(None) };
     let age = record.value()["metadata_age"].as_f64();

@@ -1,5 +1,5 @@
-//! `viptrace check --kernel`: on a node that allows everything, on one that withholds a capability, and on one whose
-//! kernel has a module less.
+//! `viptrace check --kernel` on a node that allows everything, on one that withholds a capability, and on one whose
+//! kernel lacks a module.
 
 use std::{path::Path, time::Duration};
 
@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use crate::{command, console, invocation::Invocation, tool::Ended, world::Stage};
 
 const LIMIT: Duration = Duration::from_secs(90);
-/// Every hook that there may be.
+/// All hooks.
 const HOOKS: [&str; 19] = [
     "__nf_conntrack_confirm",
     "kfree_skb",
@@ -31,10 +31,10 @@ const HOOKS: [&str; 19] = [
     "nf_conntrack_tcp_packet",
 ];
 
-/// Variadic: only BTF tells where its arguments are.
+/// Variadic: only BTF has the location of its arguments.
 const NEEDS_BTF: &str = "nf_ct_l4proto_log_invalid";
 
-/// Whether the kernel describes its modules' functions (it does since 5.11): what needs that is a named gap elsewhere.
+/// Whether the kernel has BTF of its modules' functions (since 5.11). Without it the hook is a named gap.
 pub(super) fn modules_have_btf() -> bool {
     Path::new("/sys/kernel/btf/nf_conntrack").exists()
 }
@@ -60,7 +60,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     }
     let conclusion = if with_module_btf { "with every hook" } else { "without 1 hook" };
     let conclusion = format!("tracing can run here, {conclusion}");
-    ensure!(says(&whole, &conclusion), "the conclusion is missing: {whole:?}");
+    ensure!(reports(&whole, &conclusion), "the conclusion is missing: {whole:?}");
 
     let withheld: [(&[u32], &str); 3] = [
         (&[], "CAP_BPF"),
@@ -70,10 +70,11 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     for (capabilities, named) in withheld {
         let refused = Invocation::start_without(capabilities, &check)?.end(LIMIT)?;
         expect_status(&refused, 1)?;
-        let told = refused.stdout.iter().any(|line| line.contains("cannot run here") && line.contains(named));
-        ensure!(told, "without {capabilities:?}, {named} is not named as missing: {refused:?}");
+        let reported =
+            refused.stdout.iter().any(|line| line.contains("cannot run here") && line.contains(named));
+        ensure!(reported, "without {capabilities:?}, {named} is not reported as missing: {refused:?}");
     }
-    // A trace says the same instead of starting.
+    // A trace refuses to start for the same reason.
     let kubeconfig = stage.kubeconfig()?.display().to_string();
     let trace = ["trace", "--duration", "1s", "--kubeconfig", &kubeconfig];
     let refused = Invocation::start_without(&[CAP_SYS_ADMIN, CAP_BPF], &trace)?.end(LIMIT)?;
@@ -83,25 +84,25 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     without_reject_module(stage)
 }
 
-/// On a node where no rule rejects, the module that does so need not be loaded.
+/// On a node without a rule that rejects, the rejecting module need not be loaded.
 fn without_reject_module(stage: &mut Stage) -> Result<()> {
     let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     if let Err(error) = command::run("modprobe", &["-r", "ipt_REJECT"]) {
-        console::say(format!("check-kernel: nf_reject_ipv4 stays loaded: {error:#}"));
+        console::print(format!("check-kernel: nf_reject_ipv4 stays loaded: {error:#}"));
         return Ok(());
     }
     let less = Invocation::start(&["check", "--kernel"])?.end(LIMIT)?;
     expect_status(&less, 0)?;
     for hook in ["nf_send_unreach", "nf_send_reset"] {
         let line = line_of(&less, hook)?;
-        ensure!(line.contains(" MISSING "), "{hook} is not said to be missing: {line}");
+        ensure!(line.contains(" MISSING "), "{hook} is not reported as missing: {line}");
     }
-    ensure!(says(&less, "nf_reject_ipv4"), "the module is not named: {less:?}");
+    ensure!(reports(&less, "nf_reject_ipv4"), "the module is not named: {less:?}");
     let missing = if modules_have_btf() { 2 } else { 3 };
     ensure!(
-        says(&less, &format!("without {missing} hooks")),
-        "the conclusion does not count what is missing: {less:?}"
+        reports(&less, &format!("without {missing} hooks")),
+        "the conclusion has no count of missing hooks: {less:?}"
     );
     Ok(())
 }
@@ -113,7 +114,7 @@ fn expect_status(ended: &Ended, status: i32) -> Result<()> {
     Ok(())
 }
 
-fn says(ended: &Ended, words: &str) -> bool {
+fn reports(ended: &Ended, words: &str) -> bool {
     ended.stdout.iter().any(|line| line.contains(words))
 }
 
@@ -122,6 +123,6 @@ fn line_of<'e>(ended: &'e Ended, hook: &str) -> Result<&'e str> {
     let is_its = |line: &&String| line.split_whitespace().next() == Some(hook);
     match ended.stdout.iter().find(is_its) {
         Some(line) => Ok(line),
-        None => bail!("the plan has no line of {hook}: {ended:?}"),
+        None => bail!("the plan has no line for {hook}: {ended:?}"),
     }
 }

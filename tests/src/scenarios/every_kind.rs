@@ -1,7 +1,7 @@
-//! Every kind of Service over every protocol, served well: its cluster IP, a node port and a load balancer's IP asked
-//! from outside, an external IP, a slice written by hand for an address that is no Pod's. The kinds without an address of
-//! their own, headless and `ExternalName` (C27), are asked as DNS would have it, past any Service, and a trace of them is
-//! refused with the reason.
+//! Every kind of Service over every protocol, all served: through its cluster IP, from outside through a node port and
+//! a load balancer IP, through an external IP, and with a manual slice whose address belongs to no Pod. The kinds
+//! without an address, headless and `ExternalName` (C27), are reached at the address that DNS would return. A trace of
+//! them is refused with the reason.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -29,16 +29,16 @@ use crate::{
     world::{NODE, Stage},
 };
 
-/// What each port of each Service is, and of whoever serves it.
+/// The ports of each Service and of its server.
 const NUMBER: u16 = 707;
 const TARGET: u16 = 7070;
 const NODE_PORT: u16 = 30_707;
 const PROTOCOLS: [Transport; 3] = [Transport::Tcp, Transport::Udp, Transport::Sctp];
-/// Of each way in.
+/// The number of attempts at each address.
 const ATTEMPTS: usize = 2;
-/// A datagram's answer, on an emulated machine.
+/// The limit for a datagram's answer on an emulated machine.
 const LIMIT: Duration = Duration::from_secs(20);
-/// A trace that is refused, on an emulated machine.
+/// The limit for the refusal of a trace on an emulated machine.
 const REFUSAL_LIMIT: Duration = Duration::from_mins(1);
 const POD: &str = "shop/api-1";
 
@@ -48,7 +48,7 @@ struct Addresses {
     by_hand: IpAddr,
     external: IpAddr,
     load_balancer: IpAddr,
-    /// What the outside has to send to the node for the last two.
+    /// The prefix of the last two addresses, which the outside must route to the node.
     range: &'static str,
 }
 
@@ -68,7 +68,7 @@ fn addresses(family: Family) -> Result<Addresses> {
     })
 }
 
-/// One port of each protocol, all of the same number.
+/// One port for each protocol, all with the same number.
 fn ports(node_port: Option<u16>) -> Vec<Port> {
     let name = |protocol| match protocol {
         Transport::Tcp => "by-tcp",
@@ -102,7 +102,7 @@ fn services(stage: &Stage, addresses: &Addresses, outside: IpAddr) -> Result<[Pu
     Ok([relay, plain("handmade", Some(addresses.by_hand), elsewhere, false), plain("bare", None, pod, true)])
 }
 
-/// Who answers at an address in all three protocols, as long as this value lives.
+/// Servers for all three protocols at one address, until the value is dropped.
 struct Servers(Server, UdpServer, SctpServer);
 
 impl Servers {
@@ -121,10 +121,10 @@ impl Servers {
     }
 }
 
-fn ask(protocol: Transport, from: &Place, target: SocketAddr) -> Result<Vec<Attempt>> {
+fn send(protocol: Transport, from: &Place, target: SocketAddr) -> Result<Vec<Attempt>> {
     let attempts = match protocol {
         Transport::Tcp => client::connect(from, target, ATTEMPTS, 1, Script::exchange()),
-        Transport::Udp => udp::ask(from, target, ATTEMPTS, LIMIT),
+        Transport::Udp => udp::query(from, target, ATTEMPTS, LIMIT),
         Transport::Sctp => sctp::connect(from, target, ATTEMPTS),
     }?;
     all_ended(&attempts, &Outcome::Done)
@@ -163,13 +163,13 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     ];
     for protocol in PROTOCOLS {
         for (from, target, service, servers) in ways {
-            let attempts = ask(protocol, from, target)?;
+            let attempts = send(protocol, from, target)?;
             let endpoint = Endpoint::Is(servers.address());
             stage.expect(&attempts, &format!("shop/{service}"), Class::Ok, &endpoint);
         }
-        // Where DNS leads for `shop/bare` and `shop/abroad`.
+        // The addresses that DNS returns for `shop/bare` and `shop/abroad`.
         for servers in [&here, &abroad] {
-            let attempts = ask(protocol, pod, servers.address())?;
+            let attempts = send(protocol, pod, servers.address())?;
             stage.expect_no_service(&attempts);
         }
     }
@@ -181,7 +181,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Each flow is of the port that has its protocol.
+/// Each flow is attributed to the Service port of its protocol.
 fn expect_port_names(stage: &mut Stage) {
     stage.check(|records, _| {
         for record in records {
@@ -196,7 +196,7 @@ fn expect_port_names(stage: &mut Stage) {
     });
 }
 
-/// A trace of a Service without an address says why there is nothing to see, and what to do.
+/// A trace of a Service without an address is refused with the reason and a hint.
 fn refused(stage: &Stage, target: &str, words: &str) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -204,8 +204,8 @@ fn refused(stage: &Stage, target: &str, words: &str) -> Result<()> {
     let kubeconfig = stage.kubeconfig()?.display().to_string();
     let arguments = ["trace", "--node", NODE, "--kubeconfig", &kubeconfig, target];
     let ended = Invocation::start(&arguments)?.end(REFUSAL_LIMIT)?;
-    for said in [target, words, "C27", "hint: "] {
-        ensure!(ended.stderr.contains(said), "{target}: {said:?} is not said: {}", ended.stderr);
+    for part in [target, words, "C27", "hint: "] {
+        ensure!(ended.stderr.contains(part), "{target}: {part:?} is missing: {}", ended.stderr);
     }
     ensure!(ended.status == 1, "{target}: the exit status is {}: {}", ended.status, ended.stderr);
     Ok(())

@@ -1,5 +1,5 @@
-//! The exit status, for scripts: 0 nothing broken, 1 could not run, 2 usage, 3 faults found. (That faults give 3 and
-//! health gives 0 is judged in every scenario; here is the rest.)
+//! The exit status, for scripts: 0 no fault, 1 could not run, 2 usage, 3 faults found. (Every scenario checks that
+//! faults return 3 and health returns 0. The other cases are here.)
 
 use std::{
     fs,
@@ -21,11 +21,11 @@ use crate::{
     world::{NODE, Stage},
 };
 
-/// A trace that ends by itself, on an emulated machine.
+/// The limit for a trace that ends by itself, on an emulated machine.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Waiting for an API server is given up after a minute; the guest has other things to do meanwhile.
+/// viptrace gives up waiting for an API server after a minute; the guest is busy with other scenarios meanwhile.
 const UNANSWERED_LIMIT: Duration = Duration::from_mins(3);
-/// Ctrl-C is answered at once.
+/// Ctrl-C takes effect at once.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
@@ -39,15 +39,15 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     healthy_for_a_while(stage, &trace)?;
     let nowhere = end_of(&[&trace[..], &["shop/no-such-service"]].concat())?;
     expect_status(&nowhere, 1)?;
-    ensure!(nowhere.stderr.contains("shop/no-such-service"), "it is not named: {}", nowhere.stderr);
+    ensure!(nowhere.stderr.contains("shop/no-such-service"), "the Service is not named: {}", nowhere.stderr);
 
     stage.api.go_away(Absence::Hung);
     interrupted(stage, &trace)
 }
 
-/// Nobody answers where the kubeconfig leads. Needs nothing of the node, and a minute.
+/// No server listens at the kubeconfig's address. Needs nothing of the node, and takes a minute.
 pub(super) fn unanswered() -> Result<()> {
-    // A port that was free just now.
+    // A port that was free a moment ago.
     let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?;
     let address = closed.local_addr().context("looking for a free port")?;
     drop(closed);
@@ -65,13 +65,13 @@ fn usage(trace: &[&str]) -> Result<()> {
     for arguments in wrong {
         let ended = end_of(&[trace, arguments].concat())?;
         expect_status(&ended, 2)?;
-        ensure!(!ended.stderr.is_empty(), "{arguments:?} is refused without a word");
+        ensure!(!ended.stderr.is_empty(), "{arguments:?} is refused silently");
         ensure!(ended.stdout.is_empty(), "{arguments:?}: an error on standard output: {:?}", ended.stdout);
     }
     expect_status(&end_of(&[])?, 2)
 }
 
-/// Ends by its own clock, with only health seen.
+/// Ends after `--duration` without a fault.
 fn healthy_for_a_while(stage: &Stage, trace: &[&str]) -> Result<()> {
     let _serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     let ready = "/run/exit-status.ready";
@@ -86,24 +86,24 @@ fn healthy_for_a_while(stage: &Stage, trace: &[&str]) -> Result<()> {
     all_ended(&attempts, &Outcome::Done)?;
     let ended = running.end(LIMIT)?;
     expect_status(&ended, 0)?;
-    let said = ended.stdout.join("\n") + &ended.stderr;
-    ensure!(said.contains("5 flows") && said.contains("no fault"), "the summary is another: {said}");
+    let output = ended.stdout.join("\n") + &ended.stderr;
+    ensure!(output.contains("5 flows") && output.contains("no fault"), "unexpected summary: {output}");
     Ok(())
 }
 
-/// Ctrl-C while the API server keeps viptrace waiting.
+/// Ctrl-C while viptrace waits for the API server.
 fn interrupted(stage: &Stage, trace: &[&str]) -> Result<()> {
-    let asked = stage.api.waiting();
+    let before = stage.api.waiting();
     let waiting = Invocation::start(trace)?;
-    crate::wait::until("viptrace to ask the hung API server", LIMIT, || {
-        (stage.api.waiting() > asked).then_some(())
+    crate::wait::until("viptrace's request to the hung API server", LIMIT, || {
+        (stage.api.waiting() > before).then_some(())
     })?;
     waiting.interrupt()?;
     let ended = waiting.end(INTERRUPT_LIMIT)?;
-    // It saw nothing, so it may not claim health; what it says is checked, not which of the two it chose.
-    let said = ended.stdout.join("\n") + &ended.stderr;
-    ensure!(ended.status < 2, "the exit status is {}: {said}", ended.status);
-    ensure!(!said.contains("no fault\n"), "it claims health: {said}");
+    // It observed nothing, so it must not report health. Whether it returns 0 or 1 is not checked.
+    let output = ended.stdout.join("\n") + &ended.stderr;
+    ensure!(ended.status < 2, "the exit status is {}: {output}", ended.status);
+    ensure!(!output.contains("no fault\n"), "it reports health: {output}");
     Ok(())
 }
 

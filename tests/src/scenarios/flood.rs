@@ -1,4 +1,4 @@
-//! A flood of half-open connections: far more than viptrace may hold. Its memory stays bounded, what it gave up is
+//! A flood of half-open connections, far more than viptrace may hold. Its memory stays bounded, the evicted flows are
 //! counted, and a healthy connection afterwards has its verdict.
 
 use std::fs;
@@ -21,20 +21,20 @@ use crate::{
     world::Stage,
 };
 
-/// The flood comes in waves, each read to its end before the next: a burst that waits in the buffer from the kernel is
-/// judged in one go, and its memory says nothing of what is kept.
+/// The flood comes in waves, each read to its end before the next. After one large burst the memory would show the
+/// judgement of the buffered events, and not the number of kept flows.
 const WAVES: usize = 10;
 const WAVE: usize = 2_000;
 const FLOOD: usize = WAVES * WAVE;
 const MAX_FLOWS: usize = 2_000;
-/// What a wave would add if its flows were kept, at 1 KiB each, less what it may find free.
+/// The growth of a wave whose flows were kept, at 1 KiB each, less the memory that it may find free.
 const KEPT_KIB: u64 = (WAVE as u64) / 4 * 3;
-/// So many waves may add that much without a flow being kept: what comes and goes, verdicts that are judged in one go once
-/// the node was read, takes up to 13 MiB, twice that on a machine that stands still in between, and it comes in leaps.
-const LEAPS: usize = (WAVES - 1) / 3 * 2;
-/// Since the first wave, which fills the table: twice what the flows of the others would take.
+/// So many waves may grow by that much without keeping a flow: short-lived data, mostly verdicts judged together after
+/// a read of the node, takes up to 13 MiB, twice that on a machine that stalls meanwhile, and grows in steps.
+const MAX_STEPS: usize = (WAVES - 1) / 3 * 2;
+/// The growth since the first wave, which fills the table: twice the size of all other waves' flows.
 const GROWTH_LIMIT_KIB: u64 = 2 * (FLOOD - WAVE) as u64;
-/// In all: the program, its buffer from the kernel (8 MiB, mapped twice) and its flows.
+/// The total: the program, its buffer from the kernel (8 MiB, mapped twice) and its flows.
 const TOTAL_LIMIT_KIB: u64 = 96 * 1024;
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
@@ -42,7 +42,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let most = MAX_FLOWS.to_string();
     stage.watch_with(&["--max-flows", &most])?;
     sys::allow_open_files(FLOOD as u64 + 4_096).context("allowing the flood's sockets")?;
-    // Each gives up after one repetition of its SYN.
+    // Each client gives up after one retransmission of its SYN.
     let place = stage.place("shop/slow-1")?.clone();
     let (netns, same_netns) = (place.netns.clone(), place.netns.clone());
     let retries = "net.ipv4.tcp_syn_retries";
@@ -61,7 +61,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     drop(half_open);
     memory_once_caught_up(stage, &endpoint)?;
     let own: Vec<String> = memory.iter().map(|memory| memory.own_kib.to_string()).collect();
-    console::say(format!(
+    console::print(format!(
         "flood: viptrace's own memory after each {WAVE} connections: {} KiB",
         own.join(", ")
     ));
@@ -69,18 +69,18 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         return Ok(());
     };
     let grown = |pair: &[Memory]| pair[1].own_kib.saturating_sub(pair[0].own_kib);
-    let leaps = memory.windows(2).filter(|pair| grown(pair) >= KEPT_KIB).count();
+    let steps = memory.windows(2).filter(|pair| grown(pair) >= KEPT_KIB).count();
     ensure!(
         after.total_kib <= TOTAL_LIMIT_KIB
             && after.own_kib.saturating_sub(before.own_kib) <= GROWTH_LIMIT_KIB
-            && leaps <= LEAPS,
-        "memory went from {before:?} to {after:?} from the first to the last of {WAVES} waves, in {leaps} leaps"
+            && steps <= MAX_STEPS,
+        "memory grew from {before:?} to {after:?} over {WAVES} waves, in {steps} steps"
     );
     judge(stage)
 }
 
-/// Makes a healthy connection, and once its verdict is there, and with it all that came before, tells how much memory
-/// viptrace has; `None` if nobody watches.
+/// Makes a healthy connection and waits for its verdict, which comes after all earlier events. Returns viptrace's
+/// memory; `None` if viptrace does not run.
 fn memory_once_caught_up(stage: &Stage, endpoint: &Endpoint) -> Result<Option<Memory>> {
     let from = stage.place("shop/client-1")?;
     let cart = stage.vip("shop/cart", "http")?;
@@ -94,7 +94,7 @@ fn memory_once_caught_up(stage: &Stage, endpoint: &Endpoint) -> Result<Option<Me
     stage.tool().map(Memory::of).transpose()
 }
 
-/// Rules that send all of `shop/cart` to its first Pod, the only one that serves.
+/// Rules that send all of `shop/cart` to its first Pod, which is the only one that serves.
 fn only_cart_1(stage: &Stage) -> Result<crate::rules::Rules> {
     let serving = stage.place("shop/cart-1")?.address;
     let mut rules = stage.rules()?.clone();
@@ -104,34 +104,35 @@ fn only_cart_1(stage: &Stage) -> Result<crate::rules::Rules> {
     Ok(rules)
 }
 
-/// Of the flood, some flows have a verdict and the others are counted.
+/// Some flows of the flood have a verdict and the others are counted.
 fn judge(stage: &mut Stage) -> Result<()> {
     let ended = stage.stop_watching()?;
     let records = ended.records();
-    // What comes of a flow that was given up has no beginning any more: it may stay unexplained, but not be explained
-    // by what did not happen.
+    // Later events of an evicted flow lack its beginning: the flow may stay unexplained, but must not get a wrong
+    // explanation.
     let may_be = |class| matches!(class, Some(Class::C29 | Class::Unknown));
-    if let Some(other) = records.iter().find(|record| record.is_trouble() && !may_be(record.class())) {
-        bail!("the flood is silence, and was called otherwise: {other}");
+    if let Some(other) = records.iter().find(|record| record.reports_failure() && !may_be(record.class())) {
+        bail!("a flow of the flood has a class other than silence: {other}");
     }
     let evicted = ended.stderr.lines().find(|line| line.contains("--max-flows"));
     let Some(evicted) = evicted.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok()) else {
-        bail!("the summary does not count what was given up: {}", ended.stderr);
+        bail!("the summary does not count the evicted flows: {}", ended.stderr);
     };
     let judged = records.iter().filter(|record| may_be(record.class())).count();
     ensure!(
         evicted + judged >= FLOOD,
-        "of {FLOOD} half-open connections, {judged} were judged and {evicted} given up"
+        "of {FLOOD} half-open connections, {judged} were judged and {evicted} evicted"
     );
     Ok(())
 }
 
-/// Resident memory of viptrace.
+/// The resident memory of viptrace.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
-    /// All of it, with what it shares with the kernel.
+    /// All of it, including pages shared with the kernel.
     total_kib: u64,
-    /// Its own, where flows are; the buffer from the kernel is not in it, whose pages count as they are first used.
+    /// The private part, which holds the flows. The buffer from the kernel is not in it; its pages count when they are
+    /// first used.
     own_kib: u64,
 }
 

@@ -1,5 +1,5 @@
-//! C31: a Pod that NAT sends to itself over a bridge port that does not send packets back, and a bridge that hides the
-//! answers of its own Pods from iptables.
+//! C31: NAT sends a Pod's connection back to the Pod over a bridge port without hairpin mode; and a bridge hides its
+//! Pods' answers from iptables.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     world::{Stage, World},
 };
 
-/// Two retransmissions of the SYN fit in.
+/// Enough for two retransmissions of the SYN.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(super) fn to_itself(stage: &mut Stage) -> Result<()> {

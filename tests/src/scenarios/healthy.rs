@@ -1,4 +1,4 @@
-//! Nothing is broken: endpoints on this node and on another, TCP and UDP. Every flow is `ok`.
+//! No fault: endpoints on this node and on another, TCP and UDP. Every flow is `ok`.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ pub(super) fn udp(stage: &mut Stage) -> Result<()> {
 
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip("kube-system/kube-dns", "dns")?;
-    let attempts = udp::ask(from, dns, 20, Duration::from_secs(20))?;
+    let attempts = udp::query(from, dns, 20, Duration::from_secs(20))?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect_by_server(&attempts, "kube-system/kube-dns", &[(&here, Class::Ok), (&there, Class::Ok)])
 }

@@ -1,6 +1,6 @@
-//! The kinds of Services, by every way in: node ports, load balancer and external IPs, from Pods, from the node and
-//! from outside the cluster; with `loadBalancerSourceRanges` (C23), Local policies without a local endpoint (C21, C22),
-//! a port that the Service lacks (C5c), session affinity and terminating endpoints (N8).
+//! The kinds of Services through all their addresses: node ports, load balancer and external IPs, from Pods, from the
+//! node and from outside the cluster; with `loadBalancerSourceRanges` (C23), Local policies without a local endpoint
+//! (C21, C22), a port that the Service lacks (C5c), session affinity and terminating endpoints (N8).
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -19,16 +19,16 @@ use crate::{
     world::Stage,
 };
 
-/// Two retransmissions of the SYN fit in.
+/// Enough for two retransmissions of the SYN.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// What the captured cluster gives to `shop/api`.
+/// The addresses of `shop/api` in the captured cluster.
 const LOAD_BALANCER: &str = "203.0.113.80:443";
 const EXTERNAL: &str = "203.0.113.50:443";
 /// An address in its `loadBalancerSourceRanges`.
 const ADMITTED: &str = "198.51.100.7";
 const NODE_PORT: u16 = 30_443;
 
-/// A host beyond the nodes that the ranges admit, and the way from there to the addresses outside the cluster.
+/// A host outside the nodes that the ranges admit, and its route to the addresses outside the cluster.
 fn admitted(stage: &mut Stage) -> Result<Place> {
     let node = stage.world.topology.node_at(stage.family())?.address;
     let commands = move |verb: &str| {
@@ -45,8 +45,8 @@ fn admitted(stage: &mut Stage) -> Result<Place> {
     Ok(stage.world.topology.outside_at(ADMITTED.parse().context("an address")?))
 }
 
-/// `shop/api` is served on this node, whoever asks for whichever of its addresses; who comes from outside the Pods'
-/// network is masqueraded, and the record says so.
+/// This node serves `shop/api` to every client at each address. Clients outside the Pod network are masqueraded, and
+/// the record reports it.
 pub(super) fn addresses(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/api-1", 8443, EXCHANGE)?;
     let admitted = admitted(stage)?;
@@ -56,7 +56,7 @@ pub(super) fn addresses(stage: &mut Stage) -> Result<()> {
     let pod = stage.place("shop/client-1")?;
     let node_port = SocketAddr::new(node.address, NODE_PORT);
     let (load_balancer, external) = (LOAD_BALANCER.parse()?, EXTERNAL.parse()?);
-    let asked: [(&Place, SocketAddr); 6] = [
+    let targets: [(&Place, SocketAddr); 6] = [
         (outside, node_port),
         (pod, node_port),
         (node, node_port),
@@ -65,7 +65,7 @@ pub(super) fn addresses(stage: &mut Stage) -> Result<()> {
         (pod, external),
     ];
     let mut masqueraded = Vec::new();
-    for (from, target) in asked {
+    for (from, target) in targets {
         let attempts = client::connect(from, target, 4, 1, Script::exchange())?;
         all_ended(&attempts, &Outcome::Done).with_context(|| format!("from {} to {target}", from.address))?;
         stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(serving.address()));
@@ -77,8 +77,8 @@ pub(super) fn addresses(stage: &mut Stage) -> Result<()> {
         for client in &masqueraded {
             let record = records.iter().find(|record| record.text("/flow/client") == client);
             let record = record.with_context(|| format!("no record of {client}"))?;
-            if !record.said().contains("not the client's (N14)") {
-                bail!("the lost source of {client} is not told: {}", record.said());
+            if !record.statements().contains("not the client's (N14)") {
+                bail!("the lost source of {client} is not reported: {}", record.statements());
             }
         }
         Ok(())
@@ -86,7 +86,7 @@ pub(super) fn addresses(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// C23: who is in none of the ranges is dropped, a Pod as much as a host outside.
+/// C23: clients outside the ranges are dropped, Pods as well as hosts outside.
 pub(super) fn source_ranges(stage: &mut Stage) -> Result<()> {
     let _unreached = stage.serve("shop/api-1", 8443, EXCHANGE)?;
     admitted(stage)?;
@@ -100,12 +100,12 @@ pub(super) fn source_ranges(stage: &mut Stage) -> Result<()> {
         stage.expect(&attempts, "shop/api", Class::C23, &Endpoint::Null);
     }
     let chain = if stage.mode() == Mode::Nftables { "firewall-" } else { "KUBE-PROXY-FIREWALL" };
-    told(stage, "198.51.100.0/24");
-    told(stage, chain);
+    expect_words(stage, "198.51.100.0/24");
+    expect_words(stage, chain);
     Ok(())
 }
 
-/// C21: `shop/frontend` has its only endpoint on the other node. Who comes from outside is dropped, a Pod is served.
+/// C21: the only endpoint of `shop/frontend` is on the other node. A client from outside is dropped, a Pod is served.
 pub(super) fn no_local_endpoint_external(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
@@ -121,7 +121,7 @@ pub(super) fn no_local_endpoint_external(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// C22: `shop/cache` has `internalTrafficPolicy: Local` and its only endpoint on the other node.
+/// C22: `shop/cache` has `internalTrafficPolicy: Local`, and its only endpoint is on the other node.
 pub(super) fn no_local_endpoint_internal(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let vip = stage.vip("shop/cache", "redis")?;
@@ -129,11 +129,12 @@ pub(super) fn no_local_endpoint_internal(stage: &mut Stage) -> Result<()> {
     let lost = client::connect(stage.place("shop/client-1")?, vip, 4, 4, script)?;
     all_ended(&lost, &Outcome::ConnectTimedOut)?;
     stage.expect(&lost, "shop/cache", Class::C22, &Endpoint::Null);
-    told(stage, "no endpoint on this node");
+    expect_words(stage, "no endpoint on this node");
     Ok(())
 }
 
-/// C5c: the Service has no such port. In nftables mode kube-proxy refuses, in iptables mode nothing answers.
+/// C5c: the Service has no such port. In nftables mode kube-proxy rejects the connection, in iptables mode nothing
+/// answers.
 pub(super) fn wrong_port(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let target = SocketAddr::new(stage.vip("shop/cart", "http")?.ip(), 81);
@@ -145,7 +146,7 @@ pub(super) fn wrong_port(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// `shop/payments` keeps a client with one endpoint.
+/// `shop/payments` has session affinity: a client stays at one endpoint.
 pub(super) fn affinity(stage: &mut Stage) -> Result<()> {
     let servers =
         [stage.serve("shop/payments-1", 9090, EXCHANGE)?, stage.serve("shop/payments-2", 9090, EXCHANGE)?];
@@ -155,12 +156,12 @@ pub(super) fn affinity(stage: &mut Stage) -> Result<()> {
     all_ended(&attempts, &Outcome::Done)?;
     let counts = servers.each_ref().map(Server::accepted_count);
     if !counts.contains(&0) {
-        bail!("the client came to both endpoints: {counts:?}");
+        bail!("the client reached both endpoints: {counts:?}");
     }
     stage.expect_by_server(&attempts, "shop/payments", &[(&servers[0], Class::Ok), (&servers[1], Class::Ok)])
 }
 
-/// N8: no endpoint is ready, those that terminate still serve.
+/// N8: no endpoint is ready, and the terminating ones still serve.
 pub(super) fn terminating(stage: &mut Stage) -> Result<()> {
     let serve = |pod| stage.serve(pod, 8080, EXCHANGE);
     let servers = [serve("shop/cart-1")?, serve("shop/cart-2")?, serve("shop/cart-3")?];
@@ -179,12 +180,12 @@ pub(super) fn terminating(stage: &mut Stage) -> Result<()> {
     stage.expect_by_server(&attempts, "shop/cart", &[(one, n8), (two, n8), (three, n8)])
 }
 
-/// Every verdict of a fault says this.
-fn told(stage: &mut Stage, words: &'static str) {
+/// Every verdict of a fault contains these words.
+fn expect_words(stage: &mut Stage, words: &'static str) {
     stage.check(move |records, _| {
-        for record in records.iter().filter(|record| record.is_trouble()) {
-            if !record.said().contains(words) {
-                bail!("{words:?} is not said: {}", record.said());
+        for record in records.iter().filter(|record| record.reports_failure()) {
+            if !record.statements().contains(words) {
+                bail!("the record lacks {words:?}: {}", record.statements());
             }
         }
         Ok(())

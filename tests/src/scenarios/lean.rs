@@ -1,5 +1,5 @@
-//! The agent's set of hooks: new connections and failures, neither socket states nor ends. The faults are still told,
-//! and nothing healthy is called broken.
+//! The lean set of hooks: new connections and failures, without socket states and ends. The faults are still reported,
+//! and nothing healthy is reported as a fault.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -39,7 +39,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     all_ended(&served, &Outcome::Done)?;
     all_ended(&refused, &Outcome::Refused)?;
     all_ended(&without, &Outcome::Refused)?;
-    // One endpoint for all, so that no repeated SYN draws the other one.
+    // Only one endpoint, so that a retransmitted SYN cannot reach another one.
     let silent = stage.place("shop/payments-1")?.address;
     let other = stage.place("shop/payments-2")?.address;
     let rules = stage.rules()?.with_endpoint_moved(other, silent);

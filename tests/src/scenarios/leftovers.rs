@@ -1,5 +1,5 @@
-//! C3 and C10: rules that kube-proxy does not keep any more translate what its own rules lack. In iptables mode they
-//! stand in the other backend, in nftables mode iptables wrote them.
+//! C3 and C10: rules that kube-proxy no longer maintains translate an address that its own rules lack. In iptables mode
+//! they are in the other backend, in nftables mode iptables wrote them.
 
 use anyhow::Result;
 
@@ -45,7 +45,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let attempts = client::connect(from, cart, 6, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect(&attempts, "shop/cart", class, &Endpoint::Is(leaving.address()));
-    // Both writers translate this one, and its endpoint is a good one.
+    // Both writers translate this address, and its endpoint is current.
     let frontend = stage.vip("shop/frontend", "http")?;
     let served = client::connect(from, frontend, 4, 1, Script::exchange())?;
     all_ended(&served, &Outcome::Done)?;

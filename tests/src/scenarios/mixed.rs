@@ -1,5 +1,5 @@
-//! 5,000 connections of every kind at once. The generator knows what it caused; the verdicts must say exactly
-//! that, with nothing lost and nothing unexplained.
+//! 5,000 connections of every kind at once. The verdicts must match exactly what the generator caused, with nothing
+//! lost and nothing unexplained.
 
 use std::{
     net::SocketAddr,
@@ -25,7 +25,7 @@ use crate::{
     world::{Stage, World},
 };
 
-/// How many connections of each kind; 5,000 in all.
+/// The number of connections of each kind; 5,000 in total.
 const CART: usize = 1_500;
 const FRONTEND: usize = 1_000;
 const PAYMENTS: usize = 600;
@@ -44,10 +44,10 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let cart_2 = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
     let cart_3 = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
     let frontend = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
-    // Nothing listens at this Service's only endpoint.
+    // This Service's only endpoint has no server.
     let refusing = Alone::new(stage)?;
     let ipv6 = stage.family() == Family::V6;
-    // Where shop/payments refuses, shop/frontend takes what it would have served.
+    // For IPv6, which shop/payments does not have, its connections go to shop/frontend.
     let payments = if ipv6 { None } else { Some(payments(stage)?) };
     let dns_1 = stage.serve("kube-system/coredns-1", 53, EXCHANGE)?;
     let dns_2 = stage.serve("kube-system/coredns-2", 53, EXCHANGE)?;
@@ -57,7 +57,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let watched_pod = &stage.world.pod("shop/client-1")?.place;
     let _talkative = Server::start(watched_pod, 8080, server::Script::Banner { bytes: 32 })?;
     stage.watch()?;
-    // The node tells one client of one refusal a second; hundreds of them would take minutes.
+    // A node sends each client only one ICMP error a second; hundreds of them would take minutes.
     stage.break_with(|world| limit_errors(world, "0"), |world| limit_errors(world, "1000"))?;
     stale::remove_cart_2(stage)?;
     stage.after_grace();
@@ -75,14 +75,15 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let checkout = vip("shop/checkout", "http")?;
     let slow = if ipv6 { checkout } else { vip("shop/slow", "http")? };
 
-    // An ICMPv6 error meets the socket while its connect holds it, and is heard when the SYN is repeated, a second later.
+    // An ICMPv6 error arrives while connect holds the socket, and takes effect when the SYN is retransmitted a second
+    // later.
     let at_once = if ipv6 { 16 } else { 1 };
     // All kinds at once, each from its own threads.
     let kinds: [Kind; 9] = [
         Box::new(|| client::connect(client, cart, CART, 3, usual)),
         Box::new(|| client::connect(other, front, FRONTEND, 2, usual)),
         Box::new(|| client::connect(client, paid, PAYMENTS, 1, usual)),
-        Box::new(|| udp::ask(other, dns, DNS_UDP, Duration::from_secs(20))),
+        Box::new(|| udp::query(other, dns, DNS_UDP, Duration::from_secs(20))),
         Box::new(|| client::connect(client, dns_tcp, DNS_TCP, 1, usual)),
         Box::new(|| client::connect(other, refusing.vip, REFUSED, 1, usual)),
         Box::new(|| client::connect(client, checkout, NO_ENDPOINTS / 2, at_once, usual)),
@@ -94,7 +95,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         let made = kind()?;
         if let Some(attempt) = made.first() {
             let seconds = started.elapsed().as_secs_f32();
-            console::say(format!("mixed: {} made to {} ({seconds:.1} s)", made.len(), attempt.target));
+            console::print(format!("mixed: {} made to {} ({seconds:.1} s)", made.len(), attempt.target));
         }
         Ok(made)
     };
@@ -152,7 +153,7 @@ fn payments(stage: &Stage) -> Result<[Server; 2]> {
     Ok([stage.serve("shop/payments-1", 9090, EXCHANGE)?, stage.serve("shop/payments-2", 9090, EXCHANGE)?])
 }
 
-/// How long the node waits between two ICMP errors to one client, in milliseconds.
+/// Sets the interval between ICMP errors to one client, in milliseconds.
 fn limit_errors(world: &World, milliseconds: &str) -> Result<()> {
     let host = &world.topology.host;
     host.sysctl("net.ipv4.icmp_ratelimit", milliseconds)?;

@@ -1,4 +1,4 @@
-//! The rules as kube-proxy 1.36 writes them: other chain names, a set of hairpin connections, no fixed order.
+//! The rules of kube-proxy 1.36: other chain names, a set for hairpin connections, no fixed order.
 
 use anyhow::Result;
 use viptrace_class::Class;
@@ -31,7 +31,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let [one, two, three] = &servers;
     let ok = Class::Ok;
     stage.expect_by_server(&attempts, "shop/cart", &[(one, ok), (two, ok), (three, ok)])?;
-    // Itself among others.
+    // A Pod of the Service is among its clients.
     let own = client::connect(stage.place("shop/cart-1")?, cart, 9, 1, Script::exchange())?;
     all_ended(&own, &Outcome::Done)?;
     for attempt in own {

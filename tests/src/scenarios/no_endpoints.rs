@@ -1,4 +1,4 @@
-//! C20: kube-proxy refuses for Services without a usable endpoint. `shop/checkout` selects nothing; the only
+//! C20: kube-proxy rejects connections to Services without a usable endpoint. `shop/checkout` selects no Pod; the only
 //! Pod of `shop/slow` is not ready.
 
 use anyhow::{Result, bail};
@@ -17,7 +17,7 @@ use crate::{
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let from = stage.place("shop/client-1")?;
-    // The second is of one family only.
+    // The second Service has one family only.
     let services = ["shop/checkout", "shop/slow"];
     let count = if stage.family() == Family::V4 { 2 } else { 1 };
     for service in services.into_iter().take(count) {
@@ -27,17 +27,17 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         stage.expect(&attempts, service, Class::C20, &Endpoint::Null);
     }
     stage.check(|records, _| {
-        reason_is_told(records, "checkout", "selector")?;
-        reason_is_told(records, "slow", "ready")
+        check_reason(records, "checkout", "selector")?;
+        check_reason(records, "slow", "ready")
     });
     Ok(())
 }
 
-/// Every verdict about the Service names the reason why there is no endpoint.
-fn reason_is_told(records: &[Record], service: &str, word: &str) -> Result<()> {
+/// Every verdict of the Service names the reason for the missing endpoint.
+fn check_reason(records: &[Record], service: &str, word: &str) -> Result<()> {
     for record in records.iter().filter(|record| record.text("/service/name") == service) {
-        if !record.said().contains(word) {
-            bail!("the verdict about {service} does not speak of the {word}: {}", record.said());
+        if !record.statements().contains(word) {
+            bail!("the verdict about {service} does not mention the {word}: {}", record.statements());
         }
     }
     Ok(())

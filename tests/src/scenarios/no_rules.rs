@@ -1,5 +1,5 @@
-//! C1 and C5: a Service address that no rule translates. Packets keep the address, leave by the default route
-//! and vanish. Once all of kube-proxy's rules are gone and it with them; once those of one Service only.
+//! C1 and C5: no rule translates a Service address. Packets keep the address, leave by the default route and vanish. In
+//! one story kube-proxy and all its rules are gone; in the other only the rules of one Service.
 
 use std::{thread, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     world::Stage,
 };
 
-/// Two retransmissions of the SYN fit in.
+/// Enough for two retransmissions of the SYN.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(super) fn all(stage: &mut Stage) -> Result<()> {

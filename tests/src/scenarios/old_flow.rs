@@ -1,5 +1,5 @@
-//! N9: a connection that is older than its endpoint's removal breaks, by a reset or by silence. That is how
-//! rolling updates look, and no fault of the dataplane.
+//! N9: a connection that is older than its endpoint's removal breaks, by a reset or by silence. Rolling updates cause
+//! this; it is not a fault of the dataplane.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     world::{Reached, Stage},
 };
 
-/// Far more than it takes to be sent to one endpoint of three.
+/// Far more than needed to reach one endpoint of three.
 const TRIES: usize = 60;
 
 pub(super) fn reset(stage: &mut Stage) -> Result<()> {
@@ -49,7 +49,7 @@ fn break_old_flow(
     stage.after_grace();
     let seen = held.exchange(&Script::exchange().response_limit(Duration::from_secs(4)));
     if seen != *outcome {
-        bail!("the old connection was expected to end as {outcome:?} and ended as {seen:?}");
+        bail!("the old connection ended as {seen:?}, expected {outcome:?}");
     }
     let (attempt, closing) = held.close(seen)?;
     stage.expect(&[attempt], "shop/cart", Class::N9, &Endpoint::Is(endpoint));
@@ -57,7 +57,7 @@ fn break_old_flow(
     Ok(())
 }
 
-/// Connects until the rules choose the endpoint that will leave; the others are closed and healthy.
+/// Connects until the rules choose the endpoint that will leave. The other connections are closed and healthy.
 fn hold_one_on(stage: &mut Stage, leaving: &server::Server, others: &[&server::Server]) -> Result<Held> {
     let from = stage.place("shop/client-1")?;
     let cart = stage.vip("shop/cart", "http")?;
@@ -71,5 +71,5 @@ fn hold_one_on(stage: &mut Stage, leaving: &server::Server, others: &[&server::S
         let attempt = held.end(Ending::Close, Outcome::Done);
         stage.expect_by_server(&[attempt], "shop/cart", &known)?;
     }
-    None.with_context(|| format!("{TRIES} connections, and the rules never chose {}", leaving.address()))
+    None.with_context(|| format!("in {TRIES} connections the rules never chose {}", leaving.address()))
 }

@@ -1,5 +1,5 @@
-//! N1: kubelet's probes, from the node itself to a Pod's probe port, whatever their end: closed without a
-//! reset, reset because the server speaks first, refused because nothing listens.
+//! N1: kubelet's probes from the node itself to a Pod's probe port, whatever their end: closed without a reset, reset
+//! because the server sends first, refused because nothing listens.
 
 use std::net::SocketAddr;
 

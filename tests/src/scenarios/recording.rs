@@ -1,5 +1,5 @@
-//! Recordings when things go wrong: viptrace is killed, the disk is full, events are lost. What is whole is replayed,
-//! what is missing is named. That a whole recording says what its trace said is checked of every scenario.
+//! Recordings of failures: viptrace is killed, the disk is full, events are lost. A replay judges the intact part and
+//! reports the missing part. Every scenario checks that a complete recording replays to its trace's output.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Killed without a chance to end its file: what was written until then is judged, and the end is said to be missing.
+/// viptrace is killed before it can end its file. A replay judges what was written and reports the missing end.
 pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
@@ -33,7 +33,7 @@ pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
     let attempts = client::connect(&from, frontend, 20, 2, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     let Some(tool) = stage.tool() else { return Ok(()) };
-    // Once they are judged, a later block tells of the time at which they were.
+    // A later block records the time at which the flows were judged.
     ensure!(tool.wait_for(LIMIT, |line| Record::parse(line).is_some()), "no record came");
     let size = || fs::metadata(replay::RECORDING).map_or(0, |meta| meta.len());
     wait::until("the recording to have it", LIMIT, || {
@@ -45,7 +45,7 @@ pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
     let replayed = replay::run(replay::RECORDING, &["-o", "json", "--all"])?;
     ensure!(
         replayed.stderr.contains("it was cut off at"),
-        "the replay does not say that the end is missing: {}",
+        "the replay does not report the missing end: {}",
         replayed.stderr
     );
     ensure!(replayed.status == 4, "the replay's exit status is {}", replayed.status);
@@ -53,14 +53,14 @@ pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
         let again = replayed.records().iter().any(|other| other.key() == record.key());
         ensure!(again, "the replay has no record like {record}");
     }
-    // Half of the file, as after a copy that broke off.
+    // The file loses its last bytes, as in an incomplete copy.
     let bytes = fs::read(replay::RECORDING).context("reading the recording")?;
     let half = "/tmp/half.viptrace";
-    fs::write(half, bytes.get(..bytes.len() - 20).unwrap_or_default()).context("writing half of it")?;
+    fs::write(half, bytes.get(..bytes.len() - 20).unwrap_or_default()).context("writing a part of it")?;
     let replayed = replay::run(half, &["-o", "json", "--all"])?;
     ensure!(
         replayed.stderr.contains("at byte ") && replayed.stderr.contains("the file ends within a block"),
-        "the replay does not say where the file is damaged: {}",
+        "the replay does not report where the file is damaged: {}",
         replayed.stderr
     );
     ensure!(size() > 0 && replayed.status == 4, "the replay's exit status is {}", replayed.status);
@@ -68,12 +68,12 @@ pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The file system takes no more: the trace goes on, says so once, and the replay ends where the file does.
+/// The file system is full: the trace continues and reports it once, and the replay ends where the file does.
 pub(super) fn disk_full(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     let folder = "/run/small";
     let recording = "/run/small/trace.viptrace";
-    fs::create_dir_all(folder).context("making a folder")?;
+    fs::create_dir_all(folder).context("creating a folder")?;
     stage.break_with(
         |_| command::run("mount", &["-t", "tmpfs", "-o", "size=8k", "small", folder]).map(drop),
         |_| command::run("umount", &[folder]).map(drop),
@@ -84,7 +84,7 @@ pub(super) fn disk_full(stage: &mut Stage) -> Result<()> {
     let mut attempts = Vec::new();
     for _ in 0..4 {
         attempts.extend(client::connect(&from, frontend, 60, 2, Script::exchange())?);
-        // A block is written each second.
+        // viptrace writes a block each second.
         wait::until_older_than(Instant::now(), Duration::from_millis(1200));
     }
     all_ended(&attempts, &Outcome::Done)?;
@@ -105,7 +105,8 @@ pub(super) fn disk_full(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A buffer far too small: events are lost, the programs say so to a developer, and the replay tells of the same losses.
+/// A buffer that is far too small: events are lost, the programs log it for a developer, and the replay reports the same
+/// losses.
 pub(super) fn losses(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch_with(&["--buffer", "4K", "-vv"])?;
@@ -117,11 +118,11 @@ pub(super) fn losses(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
     }
-    // Which flows the losses spoilt is chance: only the trace and its replay are compared.
+    // The affected flows are random: only the trace and its replay are compared.
     let live = stage.stop_watching()?;
     ensure!(live.stderr.contains("lost"), "nothing was lost: {}", live.stderr);
-    let said =
+    let is_logged =
         |line: &str| line.contains("DEBUG viptrace::bpf: no room for a record") && line.contains("hook=");
-    ensure!(live.stderr.lines().any(said), "no program says that it found no room: {}", live.stderr);
+    ensure!(live.stderr.lines().any(is_logged), "no program logged that it found no room: {}", live.stderr);
     replay::check("recording-losses", replay::RECORDING, &live)
 }

@@ -1,4 +1,4 @@
-//! C28: the endpoint is current, its Pod is there, nothing listens. The Pod's kernel answers the SYN with a reset.
+//! C28: the endpoint is current and its Pod exists, but nothing listens. The Pod's kernel answers the SYN with a reset.
 
 use std::net::SocketAddr;
 

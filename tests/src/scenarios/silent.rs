@@ -1,5 +1,5 @@
-//! C29: the endpoint is current, the SYN leaves for it, nothing comes back; or its node says that it cannot
-//! reach the Pod.
+//! C29: the endpoint is current, the SYN leaves for it, and nothing comes back; or the endpoint's node reports that it
+//! cannot reach the Pod.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -19,13 +19,13 @@ use crate::{
     world::Stage,
 };
 
-/// Two retransmissions of the SYN fit in.
+/// Enough for two retransmissions of the SYN.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// The kernel gives up a next hop after three seconds of its own.
-const TOLD: Duration = Duration::from_secs(20);
+/// The kernel gives up a next hop after three seconds; the rest is for a slow machine.
+const ERROR_LIMIT: Duration = Duration::from_secs(20);
 
-/// The node has a wrong neighbour entry for the Pod: what it sends is delivered to nobody. (A rule that drops
-/// would be another class.)
+/// The node has a wrong neighbour entry for the Pod, so no host receives its packets. (A rule that drops would be
+/// another class.)
 pub(super) fn same_node(stage: &mut Stage) -> Result<()> {
     let alone = Alone::new(stage)?;
     let _unreached = stage.serve(alone.pod, alone.endpoint.port(), EXCHANGE)?;
@@ -34,7 +34,7 @@ pub(super) fn same_node(stage: &mut Stage) -> Result<()> {
     expect_silence(stage, alone.service, alone.vip, alone.endpoint, &Outcome::ConnectTimedOut)
 }
 
-/// Gives the Pod's node a neighbour entry that leads nowhere.
+/// Gives the Pod's node a wrong neighbour entry.
 pub(crate) fn misdeliver(stage: &mut Stage, pod: &Pod) -> Result<()> {
     let address = stage.at(pod)?.address;
     let wrong = [format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev cni0 nud permanent")];
@@ -43,7 +43,7 @@ pub(crate) fn misdeliver(stage: &mut Stage, pod: &Pod) -> Result<()> {
     stage.break_with(move |_| there.ip_batch(&wrong), move |_| here.ip_batch(&none))
 }
 
-/// The other node loses what goes to the Pod.
+/// The other node drops packets to the Pod.
 pub(super) fn other_node(stage: &mut Stage) -> Result<()> {
     let _unreached = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
@@ -58,7 +58,7 @@ pub(super) fn other_node(stage: &mut Stage) -> Result<()> {
     expect_silence(stage, "shop/frontend", vip, endpoint, &Outcome::ConnectTimedOut)
 }
 
-/// The Pod left its node without a word; the node's neighbour lookup fails and the client is told.
+/// The Pod's link is down; the node's neighbour lookup fails and the client gets an error.
 pub(super) fn unreachable(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     super::stale::unplug(stage, "shop/frontend-1")?;
@@ -76,8 +76,8 @@ fn expect_silence(
     outcome: &Outcome,
 ) -> Result<()> {
     let from = stage.place("shop/client-1")?;
-    // A client that will be told waits for the telling, however slow the machine; silence has to end some time.
-    let patience = if *outcome == Outcome::ConnectTimedOut { PATIENCE } else { TOLD };
+    // A client that expects an error waits for it, however slow the machine is. Silence needs a limit.
+    let patience = if *outcome == Outcome::ConnectTimedOut { PATIENCE } else { ERROR_LIMIT };
     let attempts = client::connect(from, vip, 4, 4, Script::exchange().connect_limit(patience))?;
     all_ended(&attempts, outcome)?;
     stage.expect(&attempts, service, Class::C29, &Endpoint::Is(endpoint));

@@ -1,6 +1,6 @@
-//! C6: the API has taken an endpoint out of its slice, kube-proxy's rules still send to it. Once its Pod still
-//! answers, so that clients notice nothing; once the Pod is gone, and the rules are so old that they know no other
-//! endpoint: with others to draw from, each repeated SYN may draw another one, as none of the entries is confirmed.
+//! C6: the API has removed an endpoint from its slice, and kube-proxy's rules still send to it. In one story the Pod
+//! still answers and clients notice nothing. In the other the Pod is gone and the rules know no other endpoint: with
+//! several endpoints a retransmitted SYN could reach another one, because no entry is confirmed.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::{
     world::Stage,
 };
 
-/// Takes `shop/cart-2` out of the API; the rules stay. Returns the endpoint that is stale from now on.
+/// Removes `shop/cart-2` from the API; the rules keep it. Returns the stale endpoint.
 pub(super) fn remove_cart_2(stage: &mut Stage) -> Result<SocketAddr> {
     let address = stage.place("shop/cart-2")?.address;
     let slice = stage.world.cluster.slice_without("shop/cart", address)?;
@@ -26,12 +26,15 @@ pub(super) fn remove_cart_2(stage: &mut Stage) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address, 8080))
 }
 
-/// Every stale verdict tells how long ago the endpoint left.
-fn check_that_the_age_is_told(stage: &mut Stage) {
+/// Every verdict of a stale endpoint has the time since its removal.
+fn check_age(stage: &mut Stage) {
     stage.check(|records, _| {
         for record in records.iter().filter(|record| record.class() == Some(Class::C6)) {
-            if !record.said().contains(" s before") {
-                bail!("a stale verdict does not say how long ago the endpoint left: {}", record.said());
+            if !record.statements().contains(" s before") {
+                bail!(
+                    "the verdict of a stale endpoint lacks the time since its removal: {}",
+                    record.statements()
+                );
             }
         }
         Ok(())
@@ -55,7 +58,7 @@ pub(super) fn answers(stage: &mut Stage) -> Result<()> {
         "shop/cart",
         &[(&here, Class::Ok), (&leaving, Class::C6), (&there, Class::Ok)],
     )?;
-    check_that_the_age_is_told(stage);
+    check_age(stage);
     Ok(())
 }
 
@@ -75,11 +78,11 @@ pub(super) fn gone(stage: &mut Stage) -> Result<()> {
     let attempts = client::connect(from, cart, 6, 6, Script::exchange())?;
     all_ended(&attempts, &Outcome::HostUnreachable)?;
     stage.expect(&attempts, "shop/cart", Class::C6, &Endpoint::Is(gone));
-    check_that_the_age_is_told(stage);
+    check_age(stage);
     Ok(())
 }
 
-/// The Pod's address is no longer there.
+/// Makes the Pod's address unreachable.
 pub(super) fn unplug(stage: &mut Stage, pod: &str) -> Result<()> {
     let pod = stage.world.pod(pod)?;
     let set = |state: &str| vec![format!("link set {} {state}", pod.link), "neigh flush all".to_owned()];

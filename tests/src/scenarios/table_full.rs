@@ -1,4 +1,4 @@
-//! C16: the conntrack table is full. New flows are dropped before any rule sees them; standing ones live on.
+//! C16: the conntrack table is full. New flows are dropped before any rule sees them; established ones continue.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     world::{CONNTRACK_MAX, Stage},
 };
 
-/// Standing connections, and a table smaller than that: closed entries that time out make no room.
+/// The established connections, and a smaller table: closed entries that time out free no room.
 const STANDING: usize = 12;
 const TABLE: &str = "8";
 
@@ -46,7 +46,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     for mut held in standing {
         let outcome = held.exchange(&Script::exchange());
         if outcome != Outcome::Done {
-            bail!("a standing connection did not survive the full table: {outcome:?}");
+            bail!("an established connection did not survive the full table: {outcome:?}");
         }
         attempts.push(held.end(Ending::Close, outcome));
     }

@@ -1,5 +1,5 @@
-//! A trace of one Service, one Pod or one address: its flows have their verdicts, those of others are not
-//! recorded, and every decision of the target is seen as it is taken.
+//! A trace of one Service, one Pod or one address: its flows have verdicts, other flows are not recorded, and the trace
+//! sees every decision of the target when it is taken.
 
 use std::net::SocketAddr;
 
@@ -29,7 +29,7 @@ fn connect(stage: &Stage, client: &str, service: &str, port: &str, count: usize)
     client::connect(stage.place(client)?, vip, count, 2, Script::exchange())
 }
 
-/// The summary names every hook that could not be attached; a targeted trace wants one more than others.
+/// The summary names every hook that could not be attached. A targeted trace needs one more hook than others.
 fn check_that_no_hook_is_missing(stage: &mut Stage) {
     stage.check(|_, ended| {
         if ended.stderr.contains("nf_nat_setup_info") {
@@ -56,7 +56,7 @@ pub(super) fn service(stage: &mut Stage) -> Result<()> {
     all_ended(&served, &Outcome::Done)?;
     let refused = connect(stage, "shop/client-1", "shop/api", "https", 5)?;
     let without_endpoints = connect(stage, "shop/client-1", "shop/checkout", "http", 3)?;
-    // The Pod serves its Service, and this connection goes past it.
+    // The Pod serves the Service, and this connection does not use the Service address.
     let past = SocketAddr::new(stage.place("shop/cart-1")?.address, 8080);
     let direct = client::connect(stage.place("shop/client-1")?, past, 2, 1, Script::exchange())?;
     all_ended(&direct, &Outcome::Done)?;
@@ -81,7 +81,7 @@ pub(super) fn pod(stage: &mut Stage) -> Result<()> {
     all_ended(&attempts, &Outcome::Refused)?;
     stage.expect(&attempts, "shop/checkout", Class::C20, &Endpoint::Null);
 
-    // Another Pod, the same Services.
+    // Another Pod connects to the same Services.
     let others = connect(stage, "shop/slow-1", "shop/cart", "http", 6)?;
     all_ended(&others, &Outcome::Done)?;
     stage.expect_unrecorded(&others);
@@ -91,7 +91,7 @@ pub(super) fn pod(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// An endpoint's address: known only once the rules have chosen it.
+/// An endpoint's address, which is known only after the rules have chosen it.
 pub(super) fn address(stage: &mut Stage) -> Result<()> {
     let [here, beside, there] = cart(stage)?;
     let target = here.address().to_string();
@@ -102,12 +102,12 @@ pub(super) fn address(stage: &mut Stage) -> Result<()> {
     let (chosen, others): (Vec<_>, Vec<_>) =
         attempts.into_iter().partition(|attempt| here.accepted(attempt.client));
     if chosen.is_empty() || others.is_empty() {
-        bail!("of 30 connections, {} came to {target}", chosen.len());
+        bail!("of 30 connections, {} reached {target}", chosen.len());
     }
     stage.expect_by_server(&chosen, "shop/cart", &[(&here, Class::Ok)])?;
     stage.expect_unrecorded(&others);
     drop((beside, there));
-    // Its Pod stops listening: now the address refuses.
+    // The Pod stops listening, so the address refuses connections.
     drop(here);
     let from = stage.place("shop/slow-1")?;
     let cart = stage.vip("shop/cart", "http")?;

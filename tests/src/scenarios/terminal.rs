@@ -1,4 +1,4 @@
-//! On a terminal the table is written in place, with colours, and ends with the summary below it.
+//! On a terminal the table is updated in place, with colours, and ends with the summary below it.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::{
     world::Stage,
 };
 
-/// What starts a terminal's control sequence.
+/// The beginning of a terminal's control sequence.
 const ESCAPE: char = '\u{1b}';
-/// A row may not wrap, or going up would miss it; what the terminal shows afterwards must.
+/// A row must not wrap, or moving the cursor up would miss it. Later output must wrap again.
 const WITHOUT_WRAPPING: &str = "\u{1b}[?7l";
 const WITH_WRAPPING: &str = "\u{1b}[?7h";
 const RED: &str = "\u{1b}[1;31mFAULT C28";
@@ -38,10 +38,10 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     }
     let ended = stage.stop_watching()?;
     let shown = ended.stdout.join("\n");
-    // Every other scenario writes to a pipe, where none of this may be.
-    for (sequence, what) in [("A\u{1b}[J", "going up and writing anew"), (RED, "colours")] {
+    // Every other scenario writes to a pipe, which must receive no control sequences.
+    for (sequence, what) in [("A\u{1b}[J", "moving up and rewriting"), (RED, "colours")] {
         if !shown.contains(sequence) {
-            bail!("on a terminal, {what} was expected: {shown:?}");
+            bail!("the terminal shows no {what}: {shown:?}");
         }
     }
     if shown.rfind(WITHOUT_WRAPPING) > shown.rfind(WITH_WRAPPING) {
@@ -51,7 +51,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let summary = without_sequences(summary);
     for words in ["8 flows", "3 faulty flows", "First cause", "C28"] {
         if !summary.contains(words) {
-            bail!("the summary does not say {words:?}: {summary}");
+            bail!("the summary lacks {words:?}: {summary}");
         }
     }
     if ended.status != 3 {
@@ -60,7 +60,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The text as a person reads it.
+/// The text without control sequences.
 fn without_sequences(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text.chars();

@@ -1,5 +1,5 @@
-//! N3: a packet is seen before and after its translation, and by a Pod that reaches itself through its Service
-//! with both its addresses changed. Each connection is one flow and has one record.
+//! N3: a packet is observed before and after its translation, and a Pod that reaches itself through its Service has
+//! both its addresses changed. Each connection is one flow with one record.
 
 use anyhow::{Result, bail};
 
@@ -30,7 +30,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         let of_endpoint =
             records.iter().filter(|record| record.text("/flow/endpoint") == endpoint.to_string()).count();
         if of_endpoint != 30 {
-            bail!("30 connections to {endpoint} made {of_endpoint} records");
+            bail!("30 connections to {endpoint} have {of_endpoint} records");
         }
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Scripted TCP clients, among them one that probes as kubelet does.
+//! Scripted TCP clients, including one that probes as kubelet does.
 
 use std::{
     io::{self, Read, Write},
@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::{Attempt, Outcome, Transport, bound_socket, server};
 use crate::{sys, topology::Place, wait};
 
-/// Bytes of the usual exchange.
+/// The sizes of the usual exchange in bytes.
 pub const REQUEST: usize = 16;
 pub const RESPONSE: usize = 64;
 
@@ -25,11 +25,11 @@ pub enum Ending {
     CloseLast,
     /// Closes with a reset (linger 0).
     Reset,
-    /// Waits until the server spoke, then closes with its words unread, which makes the kernel reset.
+    /// Waits until the server has sent data, then closes without reading it, which makes the kernel send a reset.
     CloseUnread,
 }
 
-/// One connection's script: connect, send, receive, end.
+/// The script of one connection: connect, send, receive, end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Script {
     pub connect_limit: Duration,
@@ -40,7 +40,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// A request, a response, a close.
+    /// Sends a request, receives a response and closes.
     pub const fn exchange() -> Self {
         Self {
             connect_limit: Duration::from_secs(20),
@@ -51,7 +51,7 @@ impl Script {
         }
     }
 
-    /// Connect and close without a word, as a `tcpSocket` probe does.
+    /// Connects and closes without sending data, as a `tcpSocket` probe does.
     pub const fn touch() -> Self {
         Self { request: 0, response: 0, ..Self::exchange() }
     }
@@ -81,12 +81,12 @@ pub struct Held {
 }
 
 impl Held {
-    /// One more exchange on it.
+    /// Makes one more exchange.
     pub fn exchange(&mut self, script: &Script) -> Outcome {
         converse(&mut self.socket, script).map_or_else(|error| Outcome::of(&error), |()| Outcome::Done)
     }
 
-    /// The sequence numbers that the client sends and expects next.
+    /// The next sequence numbers that the client sends and expects.
     pub fn sequences(&self) -> Result<(u32, u32)> {
         sys::tcp_sequences(&self.socket).context("reading a connection's sequence numbers")
     }
@@ -95,18 +95,18 @@ impl Held {
         Attempt { protocol: Transport::Tcp, client: self.client, target: self.target, outcome }
     }
 
-    /// Ends it, and tells the attempt that it was. `outcome` is what the client saw last.
+    /// Ends the connection and returns its attempt. `outcome` is the client's last observation.
     pub fn end(self, ending: Ending, outcome: Outcome) -> Attempt {
         let attempt = self.attempt(outcome);
         let _as_scripted = finish(self.socket, ending);
         attempt
     }
 
-    /// Closes it, and keeps the connection from outliving the returned value.
+    /// Closes the connection, which must not outlive the returned value.
     pub fn close(self, outcome: Outcome) -> Result<(Attempt, Closing)> {
         let attempt = self.attempt(outcome);
         match self.socket.shutdown(Shutdown::Both) {
-            // It was reset.
+            // The connection was reset.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
             closed => closed.with_context(|| format!("closing the connection of {}", self.client))?,
         }
@@ -114,14 +114,14 @@ impl Held {
     }
 }
 
-/// A connection that its client closed. Where nobody acknowledges that, the kernel repeats it for minutes and would be
-/// seen by whoever watches next: with this value, the connection is gone.
+/// A connection that its client closed. If no peer acknowledges the close, the kernel retransmits it for minutes and
+/// the next trace would see it. Dropping this value ends the connection.
 #[derive(Debug)]
 pub struct Closing(Socket);
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // Without it the kernel just goes on for a while.
+        // If this fails, the kernel retransmits for a while.
         let _aborted = server::reset(&self.0);
     }
 }
@@ -137,7 +137,7 @@ pub fn connect(
     connect_as("client", place, target, count, parallel, script)
 }
 
-/// A kubelet's probes of a Pod: from the node itself, by a task of kubelet's name.
+/// Probes a Pod as kubelet does: from the node itself, by a task with kubelet's name.
 pub fn probe(place: &Place, target: SocketAddr, count: usize, script: Script) -> Result<Vec<Attempt>> {
     connect_as("kubelet", place, target, count, 1, script)
 }
@@ -167,7 +167,7 @@ fn connect_as(
     Ok(attempts)
 }
 
-/// Makes one connection that stays open after its first exchange.
+/// Opens one connection that stays open after its first exchange.
 pub fn hold(place: &Place, target: SocketAddr, script: Script) -> Result<Held> {
     let there = place.clone();
     place
@@ -182,28 +182,28 @@ pub fn hold(place: &Place, target: SocketAddr, script: Script) -> Result<Held> {
         .and_then(|held| held)
 }
 
-/// Connects once more from the address and port of an attempt that is over.
+/// Connects once more from the address and port of a finished attempt.
 pub fn reconnect(place: &Place, before: &Attempt, script: Script) -> Result<Attempt> {
     let (local, target) = (before.client, before.target);
     place
         .netns
         .run(move || {
             let socket = Socket::new(Domain::for_address(local), Type::STREAM, Some(Protocol::TCP))
-                .context("making a socket")?;
-            socket.set_reuse_address(true).context("allowing a port to be used again")?;
+                .context("creating a socket")?;
+            socket.set_reuse_address(true).context("allowing the reuse of a port")?;
             socket.bind(&local.into()).with_context(|| format!("binding to {local}"))?;
             Ok(attempt_on(socket, local, target, &script))
         })
         .and_then(|attempt| attempt)
 }
 
-/// Begins `count` connections and waits for none: each sent its SYN when this returns, and is given up when its
-/// value is dropped.
+/// Starts `count` connections without waiting: each has sent its SYN when this returns, and is aborted when its value
+/// is dropped.
 pub fn half_open(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Held>> {
     let there = place.clone();
     let begin = move || {
         let (socket, client) = bound_socket(&there, Transport::Tcp)?;
-        socket.set_nonblocking(true).context("making a socket that does not wait")?;
+        socket.set_nonblocking(true).context("making a socket non-blocking")?;
         match socket.connect(&target.into()) {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
                 Err(error).with_context(|| format!("connecting from {client} to {target}"))
@@ -214,12 +214,12 @@ pub fn half_open(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<
     place.netns.run(move || (0..count).map(|_| begin()).collect()).and_then(|held| held)
 }
 
-/// Connects as event-driven programs do: without blocking, then waiting for the outcome. (A blocking connect
-/// holds the socket while a refusal by this very node comes in, and learns of it only a second later.)
+/// Connects as event-driven programs do: without blocking, then waiting for the outcome. (A blocking connect holds the
+/// socket while a refusal from this node arrives, and processes it a second later.)
 fn connect_within(socket: &Socket, target: SocketAddr, limit: Duration) -> io::Result<()> {
     let connected = socket.connect_timeout(&target.into(), limit);
     match connected {
-        // Hung up without an error yet: the state of the socket changes before its error is set.
+        // Hung up without an error so far: the state of the socket changes before its error is set.
         Err(error) if error.raw_os_error().is_none() && error.kind() != io::ErrorKind::TimedOut => {
             let late = wait::until("the error of a failed connect", Duration::from_secs(2), || {
                 socket.take_error().ok().flatten()
@@ -273,7 +273,7 @@ fn finish(mut socket: Socket, ending: Ending) -> io::Result<()> {
     }
 }
 
-/// Sends `bytes` over one connection and waits for the server's word that all arrived
+/// Sends `bytes` over one connection and waits until the server confirms that all arrived
 /// ([`server::Script::Swallow`]).
 pub fn bulk(place: &Place, target: SocketAddr, bytes: usize) -> Result<Attempt> {
     let there = place.clone();

@@ -1,5 +1,5 @@
-//! The traffic generator: scripted servers and clients that know exactly what happened to each attempt. It
-//! owns sockets and outcomes, and knows nothing of Services, rules or verdicts.
+//! The traffic generator: scripted servers and clients that know exactly what happened to each attempt. It handles
+//! sockets and outcomes, and knows nothing of Services, rules or verdicts.
 
 pub mod client;
 pub mod queue;
@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::topology::{FIRST_PORT, LAST_PORT, Place};
 
-/// What a client lived to see. Errors carry the client's errno by name.
+/// The client's view of an attempt. Errors carry the client's errno by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Outcome {
     /// Connected, exchanged all bytes, ended as scripted.
@@ -28,9 +28,9 @@ pub enum Outcome {
     HostUnreachable,
     /// ENETUNREACH.
     NetUnreachable,
-    /// ECONNRESET after the connection stood.
+    /// ECONNRESET on an established connection.
     Reset,
-    /// Connected or sent, then nothing within the script's limit.
+    /// Connected or sent, then received nothing within the script's limit.
     Silent,
     /// The server closed before it had sent everything.
     ClosedEarly,
@@ -86,7 +86,7 @@ impl Transport {
     }
 }
 
-/// How many attempts ended in which way.
+/// The number of attempts by outcome.
 pub fn count(attempts: &[Attempt]) -> HashMap<Outcome, usize> {
     let mut counts = HashMap::new();
     for attempt in attempts {
@@ -95,14 +95,14 @@ pub fn count(attempts: &[Attempt]) -> HashMap<Outcome, usize> {
     counts
 }
 
-/// Fails unless every attempt ended as `expected`, with the counts of what happened instead.
+/// Fails with the counts of all outcomes unless every attempt ended as `expected`.
 pub fn all_ended(attempts: &[Attempt], expected: &Outcome) -> Result<()> {
     if attempts.is_empty() {
-        bail!("no attempt was made");
+        bail!("there is no attempt");
     }
     if let Some(other) = attempts.iter().find(|attempt| attempt.outcome != *expected) {
         bail!(
-            "the client expected {expected:?} for all {} attempts and saw {:?}; the first other: {other:?}",
+            "expected {expected:?} for all {} attempts and observed {:?}; the first difference: {other:?}",
             attempts.len(),
             count(attempts)
         );
@@ -110,8 +110,7 @@ pub fn all_ended(attempts: &[Attempt], expected: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// A socket of the calling thread's namespace, bound to the place's address and to a port that no other
-/// attempt of this run had.
+/// A socket in the place's namespace, bound to its address and to a port that no other attempt of this run used.
 fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAddr)> {
     let domain = Domain::for_address(SocketAddr::new(place.address, 0));
     let socket = match transport {
@@ -119,7 +118,7 @@ fn bound_socket(place: &Place, transport: Transport) -> Result<(Socket, SocketAd
         Transport::Udp => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)),
         Transport::Sctp => sctp::socket(domain),
     };
-    let socket = socket.context("making a socket")?;
+    let socket = socket.context("creating a socket")?;
     for _ in FIRST_PORT..=LAST_PORT {
         let port = place.next_port.fetch_add(1, Ordering::Relaxed);
         if port > LAST_PORT {

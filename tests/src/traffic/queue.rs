@@ -1,6 +1,6 @@
-//! A queue of netfilter's (`NFQUEUE`): packets that a rule sends there wait until they are let go, one by one.
+//! A netfilter queue (`NFQUEUE`): packets that a rule sends there wait until they are released.
 //!
-//! It makes two packets meet that would meet once in a million otherwise. Formats:
+//! It makes two packets meet that would otherwise meet very rarely. Formats:
 //! `include/uapi/linux/netfilter/nfnetlink_queue.h`.
 
 use std::{
@@ -29,7 +29,7 @@ const REQUEST: u16 = 1;
 const HEADERS_BYTES: usize = 16 + 4;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What waits in one queue of a namespace. Dropped, the kernel drops what waits.
+/// The waiting packets of one queue in a namespace. When the value is dropped, the kernel drops them.
 #[derive(Debug)]
 pub struct Queue {
     socket: Socket,
@@ -38,7 +38,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Owns the queue of this number when it returns; rules may send packets there then.
+    /// Binds the queue of this number. Rules may send packets there when this returns.
     pub fn open(netns: &Netns, number: u16) -> Result<Self> {
         let open = || {
             Socket::new(
@@ -47,17 +47,17 @@ impl Queue {
                 Some(Protocol::from(libc::NETLINK_NETFILTER)),
             )
         };
-        let socket = netns.run(open)?.context("opening a socket of netfilter's")?;
+        let socket = netns.run(open)?.context("opening a netfilter socket")?;
         socket.set_nonblocking(true).context("making a socket non-blocking")?;
         let mut queue = Self { socket, number, waiting: Vec::new() };
-        queue.tell(CONFIG, BIND.0, &BIND.1)?;
-        queue.tell(CONFIG, COPY_META.0, &COPY_META.1)?;
+        queue.send(CONFIG, BIND.0, &BIND.1)?;
+        queue.send(CONFIG, COPY_META.0, &COPY_META.1)?;
         Ok(queue)
     }
 
-    /// Waits until so many packets wait.
+    /// Waits until the queue holds this many packets.
     pub fn holds(&mut self, count: usize) -> Result<()> {
-        let what = format!("{count} packets in netfilter's queue {}", self.number);
+        let what = format!("{count} packets in netfilter queue {}", self.number);
         wait::until(&what, LIMIT, || match self.read() {
             Ok(()) => (self.waiting.len() >= count).then_some(Ok(())),
             Err(error) => Some(Err(error)),
@@ -65,15 +65,15 @@ impl Queue {
         .with_context(|| format!("waiting for {what}"))
     }
 
-    /// Lets all packets that wait go, in the order in which they came. Each goes its way before this returns.
-    pub fn let_go(&mut self) -> Result<()> {
+    /// Releases all waiting packets in the order of their arrival. The kernel has sent each on when this returns.
+    pub fn release(&mut self) -> Result<()> {
         for id in std::mem::take(&mut self.waiting) {
-            self.tell(VERDICT, VERDICT_HDR, [ACCEPT, id].map(u32::to_be_bytes).as_flattened())?;
+            self.send(VERDICT, VERDICT_HDR, [ACCEPT, id].map(u32::to_be_bytes).as_flattened())?;
         }
         Ok(())
     }
 
-    fn tell(&mut self, message: u16, attribute: u16, value: &[u8]) -> Result<()> {
+    fn send(&mut self, message: u16, attribute: u16, value: &[u8]) -> Result<()> {
         let length = 4 + value.len();
         let padded = length.next_multiple_of(4);
         let mut bytes = Vec::with_capacity(HEADERS_BYTES + padded);
@@ -86,24 +86,24 @@ impl Queue {
         bytes.extend(attribute.to_ne_bytes());
         bytes.extend(value);
         bytes.resize(HEADERS_BYTES + padded, 0);
-        self.socket.write_all(&bytes).context("talking to netfilter's queue")
+        self.socket.write_all(&bytes).context("sending to the netfilter queue")
     }
 
-    /// Takes in what came since the last time.
+    /// Reads the packets that arrived since the last call.
     fn read(&mut self) -> std::io::Result<()> {
         let mut datagram = [0; 4096];
         loop {
             match self.socket.read(&mut datagram) {
                 Ok(length) => self.waiting.extend(packet(&datagram[..length])),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // More came than the socket holds: some will never be let go.
-                Err(error) => return Err(Error::new(error.kind(), format!("netfilter's queue: {error}"))),
+                // More packets arrived than the socket can hold: some will never be released.
+                Err(error) => return Err(Error::new(error.kind(), format!("netfilter queue: {error}"))),
             }
         }
     }
 }
 
-/// The id of the packet that the kernel tells of.
+/// The id of the packet in a message from the kernel.
 fn packet(message: &[u8]) -> Option<u32> {
     let at = |from: usize, to: usize| message.get(from..to);
     if at(4, 6)? != PACKET.to_ne_bytes() {

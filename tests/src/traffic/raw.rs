@@ -1,4 +1,4 @@
-//! TCP segments that no stack would send: built by hand, out of the place's network.
+//! TCP segments that no stack would send, built by hand and sent from a place's namespace.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ const PAYLOAD: &[u8] = b"too late";
 /// Sends one data segment with these sequence and acknowledgement numbers.
 pub fn send_segment(place: &Place, src: SocketAddr, dst: SocketAddr, seq: u32, ack: u32) -> Result<()> {
     let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (src, dst) else {
-        bail!("a raw segment from {src} to {dst}: only IPv4 is built here");
+        bail!("a raw segment from {src} to {dst}: only IPv4 is supported");
     };
     let segment = segment(src, dst, seq, ack);
     let send = move || -> io::Result<()> {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_that_is_summed_again_gives_zero() {
+    fn the_sum_over_a_segment_with_its_checksum_is_zero() {
         let (src, dst) = ("10.244.1.41:8443".parse().unwrap(), "10.244.1.100:20000".parse().unwrap());
         let segment = segment(src, dst, 1, 2);
         let mut whole = vec![10, 244, 1, 41, 10, 244, 1, 100, 0, 6, 0, segment.len() as u8];

@@ -1,5 +1,5 @@
-//! SCTP: a server that echoes once an association, and clients that exchange one message. One-to-one sockets, which
-//! behave as TCP's do (RFC 6458 section 4).
+//! SCTP: a server that echoes one message for each association, and clients that exchange one message. One-to-one
+//! sockets, which behave like TCP's (RFC 6458 section 4).
 
 use std::{
     io::{self, Read, Write},
@@ -20,17 +20,17 @@ use crate::topology::Place;
 
 const IPPROTO_SCTP: i32 = 132;
 const LIMIT: Duration = Duration::from_secs(20);
-/// An INIT is repeated within (after 3 s, RFC 9260).
+/// Long enough for one retransmission of an INIT (after 3 s, RFC 9260).
 const CONNECT_LIMIT: Duration = Duration::from_secs(4);
-/// How often a server looks whether it should stop.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How often a server checks whether it should stop.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The socket type that all sockets of this protocol have here.
+/// The socket type of all SCTP sockets here.
 pub(super) fn socket(domain: Domain) -> io::Result<Socket> {
     Socket::new(domain, Type::STREAM, Some(Protocol::from(IPPROTO_SCTP)))
 }
 
-/// A running server; it stops with this value.
+/// A running server. It stops when the value is dropped.
 #[derive(Debug)]
 pub struct SctpServer {
     address: SocketAddr,
@@ -39,15 +39,15 @@ pub struct SctpServer {
 }
 
 impl SctpServer {
-    /// Listens on `port` of the place's address when this returns.
+    /// Starts a server on `port` of the place's address. It listens when this returns.
     pub fn start(place: &Place, port: u16) -> Result<Self> {
         let address = SocketAddr::new(place.address, port);
         let listen = move || -> io::Result<Socket> {
             let listener = socket(Domain::for_address(address))?;
             listener.bind(&address.into())?;
             listener.listen(64)?;
-            // A shutdown does not wake who waits for an association: it has to look now and then.
-            listener.set_read_timeout(Some(LOOK_AGAIN))?;
+            // A shutdown does not wake a thread that waits for an association, so the thread polls.
+            listener.set_read_timeout(Some(POLL_INTERVAL))?;
             Ok(listener)
         };
         let listener = place.netns.run(listen)?.with_context(|| format!("listening on SCTP {address}"))?;
@@ -57,7 +57,7 @@ impl SctpServer {
             while !theirs.load(Ordering::Relaxed) {
                 let Ok((mut association, _)) = listener.accept() else { continue };
                 let mut message = [0; 256];
-                // The listener's own limit is handed down. A client that leaves early is its own affair.
+                // The connection inherits the listener's timeout. A client that leaves early is not an error.
                 let _gone = association
                     .set_read_timeout(Some(LIMIT))
                     .and_then(|()| association.read(&mut message))
@@ -76,12 +76,12 @@ impl SctpServer {
 impl Drop for SctpServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // The port is free when this is over.
+        // The port is free once the thread has ended.
         let _served = self.serving.take().map(JoinHandle::join);
     }
 }
 
-/// Makes `count` associations one after the other, each with one message there and back.
+/// Makes `count` associations one after the other, with one message in each direction.
 pub fn connect(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Attempt>> {
     let there = place.clone();
     place

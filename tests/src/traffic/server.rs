@@ -1,5 +1,5 @@
-//! Scripted TCP servers. Each owns its listener and threads, and keeps the address of every client that it
-//! accepted, so that a test knows which endpoint served which connection.
+//! Scripted TCP servers. Each keeps the address of every client that it accepted, so that a test knows which endpoint
+//! served which connection.
 
 use std::{
     collections::HashSet,
@@ -20,37 +20,37 @@ use crate::topology::Place;
 pub enum Script {
     /// Reads `request` bytes, answers with `response` bytes, waits for the client's close.
     Serve { request: usize, response: usize },
-    /// The same, but closes first.
+    /// As `Serve`, but closes first.
     ServeAndClose { request: usize, response: usize },
-    /// The same again and again, until the client closes.
+    /// Repeats the exchange until the client closes.
     Chat { request: usize, response: usize },
-    /// Serves one request and answers the next with a reset.
+    /// Serves one request and resets the connection at the next.
     ServeOnceThenReset { request: usize, response: usize },
-    /// Reads until the client closes its half, then answers one byte: for bulk transfers.
+    /// Reads until the client closes its half, then answers with one byte: for bulk transfers.
     Swallow,
     /// Resets right after accepting.
     ResetOnAccept,
     /// Reads `request` bytes, then resets.
     ResetOnRequest { request: usize },
-    /// Accepts and says nothing, ever.
+    /// Accepts and never sends anything.
     Silent,
-    /// Speaks first, then waits for the client's close.
+    /// Sends first, then waits for the client's close.
     Banner { bytes: usize },
 }
 
-/// The script of [`super::client::Script::exchange`]'s other half.
+/// The server's part of [`super::client::Script::exchange`].
 pub const EXCHANGE: Script =
     Script::Serve { request: super::client::REQUEST, response: super::client::RESPONSE };
 
-/// How long a connection may stand still before the server gives it up.
+/// How long a connection may be idle before the server closes it.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Enough for the few calls that a connection's thread makes.
+/// Enough for the few calls of a connection's thread.
 const STACK_BYTES: usize = 64 * 1024;
 
 type Accepted = Arc<Mutex<HashSet<SocketAddr>>>;
 
-/// A running server; it stops with this value. Its open connections live on until their ends close.
+/// A running server. It stops when the value is dropped. Open connections live on until both ends close.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -59,7 +59,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `port` of the place's address when this returns.
+    /// Starts a server on `port` of the place's address. It listens when this returns.
     pub fn start(place: &Place, port: u16, script: Script) -> Result<Self> {
         let address = SocketAddr::new(place.address, port);
         let listener = place
@@ -80,7 +80,7 @@ impl Server {
         self.address
     }
 
-    /// Whether the connection of this client came here.
+    /// Whether the server accepted this client's connection.
     pub fn accepted(&self, client: SocketAddr) -> bool {
         self.accepted.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
     }
@@ -92,7 +92,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Wakes the accepting thread, which then ends; the kernel answers new SYNs with a reset from here on.
+        // Wakes the accepting thread, which then ends. From here on the kernel answers SYNs with a reset.
         let _closed = self.listener.shutdown(Shutdown::Both);
     }
 }
@@ -111,11 +111,11 @@ fn accept_all(listener: &Socket, accepted: &Accepted, script: Script) {
             accepted.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
         }
         let serve = move || {
-            // A client that resets or leaves early is part of many scripts; the client's side reports it.
+            // Many scripts include a client that resets or leaves early; the client's side reports it.
             let _as_scripted = serve(connection, script);
         };
         if thread::Builder::new().stack_size(STACK_BYTES).spawn(serve).is_err() {
-            // No thread to be had: the connection is closed, and the client reports it.
+            // Without a thread the connection is closed, and the client reports it.
         }
     }
 }
@@ -161,7 +161,7 @@ fn serve(mut connection: Socket, script: Script) -> io::Result<()> {
     }
 }
 
-/// Makes the close that follows a reset.
+/// Makes the next close send a reset.
 pub(super) fn reset(connection: &Socket) -> io::Result<()> {
     SockRef::from(connection).set_linger(Some(Duration::ZERO))
 }

@@ -1,4 +1,4 @@
-//! UDP: echo servers, sinks, and clients that ask or only talk.
+//! UDP: echo servers, sinks, and clients that send queries or only send.
 
 use std::{
     collections::HashSet,
@@ -17,8 +17,8 @@ use anyhow::{Context, Result, anyhow};
 use super::{Attempt, Outcome, Transport, bound_socket};
 use crate::topology::Place;
 
-/// How often a server looks whether it should stop.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How often a server checks whether it should stop.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What a server does with a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,23 +30,23 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct UdpServer {
     address: SocketAddr,
-    heard: Arc<Mutex<HashSet<SocketAddr>>>,
+    received: Arc<Mutex<HashSet<SocketAddr>>>,
     stop: Arc<AtomicBool>,
-    /// Until it ends, its port is taken.
+    /// The port is in use until the thread ends.
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl UdpServer {
-    /// Is bound to `port` of the place's address when this returns.
+    /// Starts a server on `port` of the place's address. It is bound when this returns.
     pub fn start(place: &Place, port: u16, answer: Answer) -> Result<Self> {
         let address = SocketAddr::new(place.address, port);
         let socket = place
             .netns
             .run(move || UdpSocket::bind(address))?
             .with_context(|| format!("binding UDP {address} in namespace {}", place.netns.name()))?;
-        socket.set_read_timeout(Some(LOOK_AGAIN)).context("setting a receive timeout")?;
-        let mut server = Self { address, heard: Arc::default(), stop: Arc::default(), thread: None };
-        let (heard, stop) = (Arc::clone(&server.heard), Arc::clone(&server.stop));
+        socket.set_read_timeout(Some(POLL_INTERVAL)).context("setting a receive timeout")?;
+        let mut server = Self { address, received: Arc::default(), stop: Arc::default(), thread: None };
+        let (received, stop) = (Arc::clone(&server.received), Arc::clone(&server.stop));
         let thread = place
             .netns
             .spawn("udp-server", move || {
@@ -55,9 +55,9 @@ impl UdpServer {
                     let Ok((length, peer)) = socket.recv_from(&mut datagram) else {
                         continue;
                     };
-                    heard.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
+                    received.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
                     if answer == Answer::Echo {
-                        // A client that is gone needs no answer.
+                        // A client that has ended needs no answer.
                         let _gone = socket.send_to(&datagram[..length], peer);
                     }
                 }
@@ -71,9 +71,9 @@ impl UdpServer {
         self.address
     }
 
-    /// Whether a datagram of this client came here.
-    pub fn heard(&self, client: SocketAddr) -> bool {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
+    /// Whether a datagram of this client arrived.
+    pub fn received_from(&self, client: SocketAddr) -> bool {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).contains(&client)
     }
 }
 
@@ -81,19 +81,19 @@ impl Drop for UdpServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            crate::console::say(format!("the UDP server at {} panicked", self.address));
+            crate::console::print(format!("the UDP server at {} panicked", self.address));
         }
     }
 }
 
-/// Asks `count` times, each time from a socket of its own, and waits up to `limit` for each echo. A limit of
-/// zero sends and listens to nothing.
-pub fn ask(place: &Place, target: SocketAddr, count: usize, limit: Duration) -> Result<Vec<Attempt>> {
+/// Sends `count` queries, each from its own socket, and waits up to `limit` for each echo. With a limit of zero it only
+/// sends.
+pub fn query(place: &Place, target: SocketAddr, count: usize, limit: Duration) -> Result<Vec<Attempt>> {
     let there = place.clone();
     place
         .netns
         .spawn("client", move || {
-            (0..count).map(|_| ask_once(&there, target, limit)).collect::<Result<Vec<_>>>()
+            (0..count).map(|_| query_once(&there, target, limit)).collect::<Result<Vec<_>>>()
         })
         .context("starting a client's thread")?
         .join()
@@ -109,7 +109,7 @@ pub fn share_next_port(one: &Place, other: &Place) {
     }
 }
 
-/// A socket that sends a datagram now and then and listens to nothing, until it is dropped.
+/// A socket that sends a datagram periodically and reads nothing, until it is dropped.
 #[derive(Debug)]
 pub struct Sender {
     pub client: SocketAddr,
@@ -134,20 +134,20 @@ impl Drop for Sender {
     }
 }
 
-/// Starts one.
+/// Starts a sender.
 pub fn keep_sending(place: &Place, target: SocketAddr) -> Result<Sender> {
     let there = place.clone();
     let (socket, client) = place.netns.run(move || bound_socket(&there, Transport::Udp))??;
     let socket = UdpSocket::from(socket);
     socket.connect(target).context("choosing a datagram socket's peer")?;
-    // Nothing ever comes: its wait for an answer is the pause between two datagrams.
-    socket.set_read_timeout(Some(LOOK_AGAIN)).context("setting a receive timeout")?;
+    // Nothing ever arrives: the read timeout is the pause between two datagrams.
+    socket.set_read_timeout(Some(POLL_INTERVAL)).context("setting a receive timeout")?;
     let stop = Arc::<AtomicBool>::default();
     let theirs = Arc::clone(&stop);
     let send = move || {
         let mut answer = [0; 64];
         while !theirs.load(Ordering::Relaxed) {
-            // What the network says of it is no matter to a sender that does not listen.
+            // Network errors do not matter to a sender that does not read.
             let _sent = socket.send(b"one way");
             let _answer = socket.recv(&mut answer);
         }
@@ -156,36 +156,36 @@ pub fn keep_sending(place: &Place, target: SocketAddr) -> Result<Sender> {
     Ok(Sender { client, target, stop })
 }
 
-/// Two questions from one socket.
+/// Two queries from one socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
     pub client: SocketAddr,
     pub answers: usize,
 }
 
-/// Asks `count` pairs of questions, the two of a pair by two threads at once on one socket.
-pub fn ask_in_pairs(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Pair>> {
+/// Sends `count` pairs of queries, each pair from two threads at once on one socket.
+pub fn query_in_pairs(place: &Place, target: SocketAddr, count: usize) -> Result<Vec<Pair>> {
     let there = place.clone();
-    let work = move || (0..count).map(|_| ask_pair(&there, target)).collect::<Result<Vec<_>>>();
+    let work = move || (0..count).map(|_| query_pair(&there, target)).collect::<Result<Vec<_>>>();
     let joined = place.netns.spawn("client", work).context("starting a client's thread")?.join();
     joined
         .map_err(|_| anyhow!("a client's thread panicked"))?
         .with_context(|| format!("entering {}", place.netns.name()))?
 }
 
-fn ask_pair(place: &Place, target: SocketAddr) -> Result<Pair> {
+fn query_pair(place: &Place, target: SocketAddr) -> Result<Pair> {
     let (socket, client) = bound_socket(place, Transport::Udp)?;
     let socket = UdpSocket::from(socket);
     socket.connect(target).context("choosing a datagram socket's peer")?;
     socket.set_read_timeout(Some(Duration::from_secs(3))).context("setting a receive timeout")?;
     let together = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
-        for question in [b"A of some length", b"AAAA of a length"] {
+        for query in [b"A of some length", b"AAAA of a length"] {
             let (socket, together) = (&socket, &together);
             scope.spawn(move || {
                 together.wait();
-                // One that can't be sent lacks its answer.
-                let _sent = socket.send(question);
+                // A query that could not be sent has no answer.
+                let _sent = socket.send(query);
             });
         }
     });
@@ -194,10 +194,10 @@ fn ask_pair(place: &Place, target: SocketAddr) -> Result<Pair> {
     Ok(Pair { client, answers })
 }
 
-fn ask_once(place: &Place, target: SocketAddr, limit: Duration) -> Result<Attempt> {
+fn query_once(place: &Place, target: SocketAddr, limit: Duration) -> Result<Attempt> {
     let (socket, client) = bound_socket(place, Transport::Udp)?;
     let socket = UdpSocket::from(socket);
-    let asked = (|| -> io::Result<()> {
+    let exchanged = (|| -> io::Result<()> {
         socket.connect(target)?;
         socket.send(b"a question of some length")?;
         if limit.is_zero() {
@@ -207,6 +207,6 @@ fn ask_once(place: &Place, target: SocketAddr, limit: Duration) -> Result<Attemp
         let mut echo = [0; 256];
         socket.recv(&mut echo).map(drop)
     })();
-    let outcome = asked.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
+    let outcome = exchanged.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
     Ok(Attempt { protocol: Transport::Udp, client, target, outcome })
 }

@@ -1,5 +1,5 @@
-//! A tool under measurement: started, watched until it is ready, its CPU time and memory read from /proc, stopped
-//! as by Ctrl-C.
+//! A tool under measurement: starts it, waits until it is ready, reads its CPU time and memory from /proc, and stops it
+//! as Ctrl-C does.
 
 use std::{
     fs::{self, File},
@@ -15,21 +15,21 @@ use crate::{sys, wait};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 const STOP_LIMIT: Duration = Duration::from_mins(1);
-/// A tool that says nothing is ready when it used hardly any CPU for this long; some poll now and then.
-const STILL: Duration = Duration::from_millis(500);
-const HARDLY_ANY_NS: u64 = 4_000_000;
-/// How long an idle tool is looked at.
+/// A tool that does not report readiness is ready after this time with hardly any CPU use; some tools poll.
+const SETTLED: Duration = Duration::from_millis(500);
+const SETTLED_CPU_NS: u64 = 4_000_000;
+/// How long an idle tool is measured.
 const IDLE: Duration = Duration::from_secs(1);
 const STDERR: &str = "/tmp/bench.stderr";
 
-/// How a tool says that it watches.
+/// How a tool reports that it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
     /// It writes this file.
     File(&'static str),
-    /// Its standard error holds this.
-    Said(&'static str),
-    /// It does not say: when it has come to rest.
+    /// Its standard error contains this text.
+    Printed(&'static str),
+    /// It reports nothing; it is ready when it is idle.
     Settled,
 }
 
@@ -62,19 +62,21 @@ impl Watcher {
         let mut used = 0;
         let at = wait::until(&format!("{} to be ready", self.name), READY_LIMIT, || {
             if let Ok(Some(status)) = self.child.try_wait() {
-                let said = fs::read_to_string(STDERR).unwrap_or_default();
-                return Some(Err(format!("it ended at once ({status}): {}", said.trim())));
+                let output = fs::read_to_string(STDERR).unwrap_or_default();
+                return Some(Err(format!("it exited at once ({status}): {}", output.trim())));
             }
             let is_ready = match ready {
                 Ready::File(path) => Path::new(path).exists(),
-                Ready::Said(words) => fs::read_to_string(STDERR).is_ok_and(|said| said.contains(words)),
+                Ready::Printed(words) => {
+                    fs::read_to_string(STDERR).is_ok_and(|output| output.contains(words))
+                }
                 Ready::Settled => {
                     let now = self.cpu_ns().unwrap_or_default();
-                    if now.saturating_sub(used) > HARDLY_ANY_NS {
+                    if now.saturating_sub(used) > SETTLED_CPU_NS {
                         used = now;
                         self.ready_at = Instant::now();
                     }
-                    return (self.ready_at.elapsed() > STILL).then_some(Ok(self.ready_at));
+                    return (self.ready_at.elapsed() > SETTLED).then_some(Ok(self.ready_at));
                 }
             };
             is_ready.then(|| Ok(Instant::now()))
@@ -88,12 +90,12 @@ impl Watcher {
         }
     }
 
-    /// CPU time of all its threads so far.
+    /// The CPU time of all its threads so far.
     pub(super) fn cpu_ns(&self) -> Result<u64> {
         let folder = format!("/proc/{}/task", self.child.id());
         let mut total = 0;
         for task in fs::read_dir(&folder).with_context(|| format!("reading {folder}"))?.flatten() {
-            // A thread that ended meanwhile is no error.
+            // A thread that ended meanwhile is not an error.
             let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
             total += text
                 .split_ascii_whitespace()
@@ -104,8 +106,7 @@ impl Watcher {
         Ok(total)
     }
 
-    /// CPU time that it used since it had used `before`, with the second after now in which nothing happens: what a
-    /// tool puts off counts too.
+    /// The CPU time used since `before`, including the next second without traffic: deferred work counts too.
     pub(super) fn cpu_with_idle_ns(&self, before: u64) -> Result<u128> {
         wait::until_older_than(Instant::now(), IDLE);
         Ok(u128::from(self.cpu_ns()?.saturating_sub(before)))

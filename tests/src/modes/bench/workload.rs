@@ -1,6 +1,6 @@
-//! The two workloads: sequential connect, request, response, close through a Service address; and one transfer.
-//! The server takes one connection after the other on one thread: a thread for each would cost more than what
-//! is measured.
+//! The two workloads: sequential cycles of connect, request, response and close through a Service address, and one
+//! transfer. The server handles one connection after the other on one thread, because a thread for each would cost more
+//! than the measured work.
 
 use std::{
     io::{self, Read, Write},
@@ -14,7 +14,7 @@ use crate::{netns::Netns, world::World};
 
 pub(super) const CONNECTIONS: usize = 100;
 const TRANSFER_BYTES: usize = 20_000_000;
-/// The first byte of a connection says which workload it is.
+/// The first byte of a connection names its workload.
 const EXCHANGE: u8 = b'x';
 const TRANSFER: u8 = b't';
 
@@ -23,7 +23,7 @@ pub(super) struct Workload {
     vip: SocketAddr,
 }
 
-/// One run of the connections, each a cycle.
+/// The result of one run of connection cycles.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) mean_ns: u128,
@@ -31,7 +31,7 @@ pub(super) struct Run {
 }
 
 impl Workload {
-    /// Starts the server in `shop/cart-1`; the client is `shop/client-1`.
+    /// Starts the server in `shop/cart-1`. The client is `shop/client-1`.
     pub(super) fn start(world: &World) -> Result<Self> {
         let server = &world.pod("shop/cart-1")?.place;
         let address = SocketAddr::new(server.address, 8080);
@@ -43,7 +43,7 @@ impl Workload {
             .netns
             .spawn("server", move || {
                 for connection in listener.incoming().flatten() {
-                    // The client's side reports what goes wrong.
+                    // The client reports failures.
                     let _reported = serve(connection);
                 }
             })
@@ -52,7 +52,7 @@ impl Workload {
         Ok(Self { client, vip: world.cluster.vip("shop/cart", "http")? })
     }
 
-    /// The Service address that both workloads go to.
+    /// The Service address of both workloads.
     pub(super) fn vip(&self) -> IpAddr {
         self.vip.ip()
     }

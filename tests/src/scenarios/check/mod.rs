@@ -1,5 +1,5 @@
-//! `viptrace check` on a node of the lab: whole, and with one thing broken at a time. Each story breaks something, and
-//! the check has to name it, and nothing beside it but what is wrong in this cluster by design.
+//! `viptrace check` on a node of the lab: healthy, and with one fault at a time. The check must report that fault, and
+//! nothing else except the faults that this cluster has by design.
 
 pub(super) mod node;
 pub(super) mod offline;
@@ -18,14 +18,14 @@ use crate::{
     world::{NODE, Stage},
 };
 
-/// A check on an emulated machine.
+/// The limit for a check on an emulated machine.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// What this cluster lacks on this node, whatever else is broken: no endpoints, and none that is local.
+/// The faults that this cluster has on this node by design: Services without an endpoint or without a local one.
 const BY_DESIGN: [&str; 5] =
     ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
 
-/// One finding, as far as the lab asks.
+/// The fields of a finding that the lab compares.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Finding {
     /// `C20 shop/checkout`, or `C2` where the whole node is affected.
@@ -34,7 +34,7 @@ pub(super) struct Finding {
     pub(super) root_cause: String,
 }
 
-/// What a check said.
+/// The result of a check.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) ended: Ended,
@@ -45,19 +45,19 @@ pub(super) struct Checked {
 impl Checked {
     fn of(ended: Ended) -> Result<Self> {
         let report: Value = serde_json::from_str(&ended.stdout.join("\n"))
-            .with_context(|| format!("the check wrote no JSON: {ended:?}"))?;
+            .with_context(|| format!("the check did not write JSON: {ended:?}"))?;
         let findings = report["findings"].as_array().context("the check has no findings")?;
         let findings = findings.iter().map(finding).collect();
         Ok(Self { ended, report, findings })
     }
 
-    /// Names of what is a fault or a warning, without what is wrong by design.
-    pub(super) fn beside_the_design(&self) -> BTreeSet<&str> {
+    /// The names of faults and warnings that are not by design.
+    pub(super) fn besides_the_design(&self) -> BTreeSet<&str> {
         let named = self.findings.iter().filter(|finding| finding.level != "note");
         named.map(|finding| finding.name.as_str()).filter(|name| !BY_DESIGN.contains(name)).collect()
     }
 
-    /// The first finding of this name.
+    /// The first finding with this name.
     pub(super) fn find(&self, name: &str) -> Result<&Finding> {
         let found = self.findings.iter().find(|finding| finding.name == name);
         found.with_context(|| format!("no finding {name} in {:#?}", self.findings))
@@ -81,25 +81,25 @@ pub(super) fn check(stage: &Stage, arguments: &[&str]) -> Result<Checked> {
     Checked::of(Invocation::start(&[&all[..], arguments].concat())?.end(LIMIT)?)
 }
 
-/// Runs it on a captured folder.
+/// Checks a captured folder.
 pub(super) fn check_from(folder: &Path) -> Result<Checked> {
     let folder = folder.display().to_string();
     Checked::of(Invocation::start(&["check", "-o", "json", "--from", &folder])?.end(LIMIT)?)
 }
 
-/// Takes a capture of the node as it is.
+/// Captures the present state of the node.
 pub(super) fn capture(stage: &Stage, folder: &Path) -> Result<Ended> {
     let (folder, kubeconfig) = (folder.display().to_string(), stage.kubeconfig()?.display().to_string());
     Invocation::start(&["capture", &folder, "--node", NODE, "--kubeconfig", &kubeconfig])?.end(LIMIT)
 }
 
-/// Checks, and expects these findings beside what is wrong by design: faults lead to status 3, as the design's do.
+/// Checks, and expects these findings besides those by design. The status is 3, because the faults by design exist.
 pub(super) fn expect(stage: &Stage, expected: &[&str]) -> Result<Checked> {
     let checked = check(stage, &[])?;
-    let found = checked.beside_the_design();
+    let found = checked.besides_the_design();
     if found != expected.iter().copied().collect() {
         console::file("check.json", &format!("{:#}", checked.report));
-        bail!("found {found:?} beside the design, expected {expected:?}: {:#?}", checked.findings);
+        bail!("found {found:?} besides the faults by design, expected {expected:?}: {:#?}", checked.findings);
     }
     for name in BY_DESIGN {
         checked.find(name)?;

@@ -1,4 +1,4 @@
-//! Faults of the node itself: the table of connections, settings, rules that somebody else wrote or removed.
+//! Faults of the node itself: the conntrack table, settings, and rules that another program wrote or removed.
 
 use anyhow::{Result, ensure};
 
@@ -13,7 +13,7 @@ use crate::{
     world::{CONNTRACK_MAX, Stage},
 };
 
-/// Nothing is broken but what is wrong by design.
+/// Only the faults by design exist.
 pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -21,15 +21,15 @@ pub(in crate::scenarios) fn healthy(stage: &mut Stage) -> Result<()> {
     let checked = expect(stage, &[])?;
     console::file("check-healthy.json", &format!("{:#}", checked.report));
     let mode = if stage.mode() == Mode::Nftables { "nftables" } else { "iptables" };
-    let said = &checked.report["kube_proxy_mode"];
-    ensure!(said == mode, "the mode is {said}");
+    let reported = &checked.report["kube_proxy_mode"];
+    ensure!(reported == mode, "the mode is {reported}");
     let first = check(stage, &["shop/cart"])?;
     ensure!(first.ended.status == 0, "shop/cart is not healthy: {:#?}", first.findings);
     ensure!(first.report["state"] == "healthy", "its state is {}", first.report["state"]);
     Ok(())
 }
 
-/// C5e: somebody flushed the rules.
+/// C5e: another program flushed the rules.
 pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -42,12 +42,12 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Connections that stand, and what the table holds besides: more than nine tenths of it are taken.
+/// The established connections, and the free entries of the table: more than nine tenths are in use.
 const STANDING: usize = 300;
 const ROOM: usize = 24;
 
-/// C16: a table that is nearly full of connections. There is room for the check's own to the API server: in a table that is
-/// quite full they are dropped as well, and what it finds is of the node alone.
+/// C16: connections nearly fill the table. The check's own connections to the API server still fit: a full table would
+/// drop them, and the check could judge only the node.
 pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -62,11 +62,15 @@ pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
     }
     set(stage, "net.netfilter.nf_conntrack_max", &(STANDING + ROOM).to_string(), CONNTRACK_MAX)?;
     let full = expect(stage, &["C16"])?;
-    ensure!(full.find("C16")?.level == "fault", "a full table is no fault: {:#?}", full.findings);
+    ensure!(
+        full.find("C16")?.level == "fault",
+        "a full table is not reported as a fault: {:#?}",
+        full.findings
+    );
     Ok(())
 }
 
-/// C31, C32: settings on the packet's path.
+/// C31, C32: settings on the path of packets.
 pub(in crate::scenarios) fn settings(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -81,9 +85,9 @@ pub(in crate::scenarios) fn settings(stage: &mut Stage) -> Result<()> {
             "{name} is not named: {:#?}",
             found.findings
         );
-        stage.mend()?;
+        stage.repair()?;
     }
-    // A strict reverse path filter matters where there is a second way out.
+    // A strict reverse path filter matters only with a second uplink.
     stage.break_with(
         |world| {
             world.topology.host.ip_batch(&[
@@ -101,7 +105,7 @@ pub(in crate::scenarios) fn settings(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// C10 and C3: rules of another mode, and of another backend, beside kube-proxy's own.
+/// C10 and C3: rules of another mode and of another backend next to kube-proxy's own.
 pub(in crate::scenarios) fn leftovers(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -112,10 +116,10 @@ pub(in crate::scenarios) fn leftovers(stage: &mut Stage) -> Result<()> {
     )?;
     let left = expect(stage, &["C10"])?;
     ensure!(left.find("C10")?.root_cause.contains("nftables"), "{:#?}", left.findings);
-    stage.mend()?;
+    stage.repair()?;
 
     if let Err(error) = command::run("modprobe", &["iptable_nat"]) {
-        console::say(format!("check-leftovers: this kernel has no legacy iptables: {error:#}"));
+        console::print(format!("check-leftovers: this kernel has no legacy iptables: {error:#}"));
         return Ok(());
     }
     let rules = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n\

@@ -1,4 +1,4 @@
-//! A capture taken from the node says what the node said: the same findings, whole and broken.
+//! A check of a capture reports what a check of the node reports, for a healthy and for a broken node.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -19,26 +19,31 @@ pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
         ensure!(manifest.contains(name), "{name} is not in the manifest: {manifest}");
     }
 
-    // Its own folder is replaced, nobody else's is touched.
+    // A capture replaces its own folder, and never a folder with other files.
     stage.kube_proxy.kill();
     same(stage, folder)?;
     fs::write(folder.join("precious.txt"), "x").context("writing beside the capture")?;
     let refused = capture(stage, folder)?;
-    ensure!(refused.status == 1, "a folder with foreign files was taken: {refused:?}");
+    ensure!(refused.status == 1, "a folder with other files was overwritten: {refused:?}");
     ensure!(folder.join("precious.txt").exists() && folder.join("sysctl.txt").exists(), "files are gone");
 
-    let nothing = Invocation::start(&["check", "--from", "/run/lab-nowhere"])?.end(Duration::from_mins(1))?;
-    ensure!(nothing.status == 1, "a folder that is not there was checked: {nothing:?}");
+    let missing = Invocation::start(&["check", "--from", "/run/lab-nowhere"])?.end(Duration::from_mins(1))?;
+    ensure!(missing.status == 1, "a missing folder was checked: {missing:?}");
     Ok(())
 }
 
-/// Checks the node and a capture of it.
+/// Checks the node and a capture of it and compares the results.
 fn same(stage: &Stage, folder: &Path) -> Result<()> {
     let taken = capture(stage, folder)?;
     ensure!(taken.status == 0, "the capture failed: {taken:?}");
     let (live, saved) = (check(stage, &[])?, check_from(folder)?);
-    let said = |checked: &Checked| checked.findings.clone();
-    ensure!(said(&live) == said(&saved), "live {:#?}\nfrom the folder {:#?}", live.findings, saved.findings);
+    let findings = |checked: &Checked| checked.findings.clone();
+    ensure!(
+        findings(&live) == findings(&saved),
+        "live {:#?}\nfrom the folder {:#?}",
+        live.findings,
+        saved.findings
+    );
     ensure!(
         live.report["gaps"] == saved.report["gaps"],
         "gaps: live {}, from the folder {}",

@@ -1,4 +1,4 @@
-//! Faults of kube-proxy: it is gone; it holds on to what the API has given up.
+//! Faults of kube-proxy: it does not run, or it keeps an endpoint that the API has removed.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::{check, expect};
 use crate::{scenarios::stale::remove_cart_2, world::Stage};
 
-/// C1: the process was killed; its rules stand.
+/// C1: the process was killed and its rules stay.
 pub(in crate::scenarios) fn gone(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -18,16 +18,16 @@ pub(in crate::scenarios) fn gone(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// After this time a sync that has not come is none that is under way.
+/// After this time a missing sync is a fault and not a sync under way.
 const BROKEN: Duration = Duration::from_mins(1);
 
-/// C6: an endpoint that the API has given up and the rules have not.
+/// C6: the API has removed an endpoint and the rules still have it.
 pub(in crate::scenarios) fn stale(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
     }
     let gone = remove_cart_2(stage)?;
-    // So young a difference may be a sync that is under way: it is told, and is no fault yet.
+    // A young difference may be a sync under way: the check reports it, but not as a fault.
     let begun = Instant::now();
     loop {
         let checked = check(stage, &["shop/cart"])?;
@@ -36,6 +36,6 @@ pub(in crate::scenarios) fn stale(stage: &mut Stage) -> Result<()> {
         if checked.ended.status == 3 {
             return Ok(());
         }
-        ensure!(begun.elapsed() < BROKEN, "the exit status is {} still: {found:?}", checked.ended.status);
+        ensure!(begun.elapsed() < BROKEN, "the exit status is still {}: {found:?}", checked.ended.status);
     }
 }

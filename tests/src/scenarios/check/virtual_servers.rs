@@ -1,4 +1,4 @@
-//! What is read of IPVS over generic netlink is what `ipvsadm` prints of the same table.
+//! The IPVS state that the capture reads over generic netlink equals the output of `ipvsadm`.
 
 use std::{fs, path::Path};
 
@@ -16,11 +16,11 @@ pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
     ensure!(taken.status == 0, "the capture failed: {taken:?}");
     let manifest =
         fs::read_to_string(folder.join("viptrace-capture.json")).context("reading the manifest")?;
-    ensure!(manifest.contains("generic netlink of IPVS"), "it was read another way: {manifest}");
+    ensure!(manifest.contains("generic netlink of IPVS"), "the manifest names another source: {manifest}");
     let read = fs::read_to_string(folder.join("ipvsadm-save.txt")).context("reading the servers")?;
     let printed = stage.world.topology.host.command("ipvsadm", &["-Sn"])?;
     let (read, printed) = (sorted(&read), sorted(&printed));
-    ensure!(read.len() > 10, "few servers: {read:?}");
+    ensure!(read.len() > 10, "too few servers: {read:?}");
     ensure!(read == printed, "read {read:#?}\nprinted {printed:#?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! C13, C14, C15 and session affinity: connections that meet what IPVS remembers of them, or does not any more.
+//! C13, C14, C15 and session affinity: connections that meet an old IPVS entry, or whose entry is gone.
 
 use std::{fs, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 
 const CHAT: server::Script = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
 
-/// The Pods of `shop/cart`, each in one conversation after the other.
+/// The Pods of `shop/cart`. Each serves repeated exchanges on a connection.
 fn cart(stage: &Stage) -> Result<[Server; 3]> {
     let serve = |pod| stage.serve(pod, 8080, CHAT);
     Ok([serve("shop/cart-1")?, serve("shop/cart-2")?, serve("shop/cart-3")?])
@@ -31,12 +31,12 @@ fn hold(stage: &Stage) -> Result<Held> {
 
 fn expect_outcome(seen: &Outcome, wanted: &Outcome) -> Result<()> {
     if seen != wanted {
-        bail!("the connection was expected to end as {wanted:?} and ended as {seen:?}");
+        bail!("the connection ended as {seen:?}, expected {wanted:?}");
     }
     Ok(())
 }
 
-/// The real server goes, with the endpoint, while a connection to it lives.
+/// Removes the real server and the endpoint while a connection to it is open.
 fn remove_under(stage: &mut Stage, servers: &[Server; 3], held: &Held) -> Result<Endpoint> {
     let server = servers.iter().find(|server| server.accepted(held.client)).context("no Pod was reached")?;
     let endpoint = server.at();
@@ -48,7 +48,7 @@ fn remove_under(stage: &mut Stage, servers: &[Server; 3], held: &Held) -> Result
     Ok(Endpoint::Is(endpoint))
 }
 
-/// `expire_nodest_conn=1`: the next packet is dropped with the entry, its repeat meets the node's own stack.
+/// `expire_nodest_conn=1`: the next packet is dropped with the entry. Its retransmission reaches the node's own stack.
 pub(in super::super) fn server_removed(stage: &mut Stage) -> Result<()> {
     let servers = cart(stage)?;
     stage.watch()?;
@@ -61,7 +61,7 @@ pub(in super::super) fn server_removed(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// `expire_nodest_conn=0`: every packet vanishes.
+/// `expire_nodest_conn=0`: every packet is dropped silently.
 pub(in super::super) fn server_removed_in_silence(stage: &mut Stage) -> Result<()> {
     ipvs::sysctl(stage, "expire_nodest_conn", "0")?;
     let servers = cart(stage)?;
@@ -76,28 +76,29 @@ pub(in super::super) fn server_removed_in_silence(stage: &mut Stage) -> Result<(
     } else {
         stage.expect(&[attempt], "shop/cart", Class::N9, &endpoint);
         stage.check(|records, _| {
-            let hidden = |record: &Record| record.unseen().contains("whether IPVS dropped its packets (C13)");
-            ensure!(records.iter().all(hidden), "that drops are hidden is not said");
+            let hidden =
+                |record: &Record| record.unobserved().contains("whether IPVS dropped its packets (C13)");
+            ensure!(records.iter().all(hidden), "the record does not report the unobserved drops");
             Ok(())
         });
     }
     Ok(())
 }
 
-/// Whether the kernel says why it drops packets (since 5.17): what needs that is said to be unseen elsewhere.
+/// Whether the kernel gives a reason for a dropped packet (since 5.17). Without it the record reports the gap.
 fn gives_drop_reasons() -> Result<bool> {
     let btf = fs::read("/sys/kernel/btf/vmlinux").context("reading the kernel's BTF")?;
     let name = b"\0skb_drop_reason\0";
     Ok(btf.windows(name.len()).any(|bytes| bytes == name))
 }
 
-/// The connection is idle for longer than IPVS remembers it; the next request meets the node's own stack.
+/// The connection is idle for longer than IPVS keeps its entry. The next request reaches the node's own stack.
 pub(in super::super) fn entry_expires(stage: &mut Stage) -> Result<()> {
     let servers = cart(stage)?;
     ipvs::set_tcp_timeout(stage, 2)?;
     stage.watch()?;
     let mut held = hold(stage)?;
-    ipvs::wait_until_forgotten(&stage.world.topology.host, held.client, Duration::from_mins(1))?;
+    ipvs::wait_until_deleted(&stage.world.topology.host, held.client, Duration::from_mins(1))?;
     let seen = held.exchange(&Script::exchange());
     expect_outcome(&seen, &Outcome::Reset)?;
     let attempt = held.end(Ending::Close, seen);
@@ -106,8 +107,8 @@ pub(in super::super) fn entry_expires(stage: &mut Stage) -> Result<()> {
     stage.expect_by_server(&[attempt], "shop/cart", &classes)
 }
 
-/// The server ends a connection with a reset, the client comes again from the same port: IPVS drops the SYN with the old
-/// entry, and the repeat succeeds. A delay, not a fault.
+/// The server resets a connection and the client reconnects from the same port: IPVS drops the SYN with the old entry,
+/// and the retransmission succeeds. A delay, not a fault.
 pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
     let resets = server::Script::ServeOnceThenReset { request: client::REQUEST, response: client::RESPONSE };
     let serve = |pod| stage.serve(pod, 8080, resets);
@@ -128,13 +129,13 @@ pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
             bail!("{} records of the two connections from {}", both.len(), first.client);
         };
         if [old, new].iter().any(|record| record.class() != Some(Class::Ok)) {
-            bail!("connections that came through are no faults: {old}; {new}");
+            bail!("a connection that succeeded is reported as a fault: {old}; {new}");
         }
-        if old.said().contains("C14") || !new.said().contains("C14") {
+        if old.statements().contains("C14") || !new.statements().contains("C14") {
             bail!(
-                "the lost SYN is not told of the second connection alone:\\n{}\\n{}",
-                old.said(),
-                new.said()
+                "the lost SYN is not reported for the second connection only:\\n{}\\n{}",
+                old.statements(),
+                new.statements()
             );
         }
         Ok(())
@@ -142,11 +143,11 @@ pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// `shop/payments` has `ClientIP` affinity: every connection follows the first one's template.
+/// `shop/payments` has `ClientIP` affinity: every connection follows the template of the first.
 pub(in super::super) fn affinity(stage: &mut Stage) -> Result<()> {
     let here = stage.serve("shop/payments-1", 9090, server::EXCHANGE)?;
     let there = stage.serve("shop/payments-2", 9090, server::EXCHANGE)?;
-    // Every decision is seen as it is taken, the template's too.
+    // A targeted trace sees every decision when it is taken, including the template's.
     stage.watch_with(&["shop/payments"])?;
     let from = stage.place("shop/client-1")?;
     let payments = stage.vip("shop/payments", "grpc")?;
@@ -163,8 +164,11 @@ pub(in super::super) fn affinity(stage: &mut Stage) -> Result<()> {
         let key = Expected::to_pod(&first, Class::Ok).key();
         for record in records.iter().filter(|record| record.text("/service/name") == "payments") {
             let is_first = record.key().as_ref() == Some(&key);
-            if record.said().contains("persistence template") != is_first {
-                bail!("only the first connection has a template made for it: {}", record.said());
+            if record.statements().contains("persistence template") != is_first {
+                bail!(
+                    "the template is reported for another connection than the first: {}",
+                    record.statements()
+                );
             }
         }
         Ok(())

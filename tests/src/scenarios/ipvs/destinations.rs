@@ -1,4 +1,4 @@
-//! C12, C21, C22: what IPVS does where it has no real server for a Service, or only one on another node.
+//! C12, C21, C22: IPVS has no real server for a Service, or only one on another node.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     world::Stage,
 };
 
-/// The API has three endpoints of `shop/cart`; IPVS has them at weight 0 first, then not at all.
+/// The API has three endpoints of `shop/cart`; IPVS has them with weight 0 first, then not at all.
 pub(in super::super) fn without_servers(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let world = stage.world;
@@ -39,7 +39,7 @@ pub(in super::super) fn without_servers(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// `shop/cache` serves cluster-internally from the client's own node only, and its endpoint is on another one.
+/// `shop/cache` serves internal clients only from their own node, and its endpoint is on another node.
 pub(in super::super) fn no_local_endpoint(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let from = stage.place("shop/client-1")?;
@@ -50,8 +50,9 @@ pub(in super::super) fn no_local_endpoint(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// `shop/frontend`'s node port keeps to the node that is asked, which has no endpoint: IPVS sends to the other node without
-/// masquerading, and a client from there gets its answer from an address that it never asked.
+/// The node port of `shop/frontend` is local to the node that receives the packet, and this node has no endpoint: IPVS
+/// sends to the other node without masquerading, and the client receives an answer from an address that it did not
+/// connect to.
 pub(in super::super) fn reply_elsewhere(stage: &mut Stage) -> Result<()> {
     let _unknown_to_the_client = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
@@ -65,7 +66,8 @@ pub(in super::super) fn reply_elsewhere(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A node port asked from another node, masqueraded, and an external IP asked by a Pod of this node: IPVS serves both.
+/// A client on another node uses a node port and is masqueraded; a Pod of this node uses an external IP. IPVS serves
+/// both.
 pub(in super::super) fn from_outside(stage: &mut Stage) -> Result<()> {
     let api = stage.serve("shop/api-1", 8443, EXCHANGE)?;
     stage.watch()?;
@@ -74,13 +76,13 @@ pub(in super::super) fn from_outside(stage: &mut Stage) -> Result<()> {
     for (client, target) in [("shop/cart-3", node_port), ("shop/client-1", external)] {
         let attempts = client::connect(stage.place(client)?, target, 4, 1, Script::exchange())?;
         all_ended(&attempts, &Outcome::Done)?;
-        // The server sees the node's address, not the client's.
+        // The server sees the node's address instead of the client's.
         stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(api.address()));
     }
     stage.check(|records, _| {
         for record in records.iter().filter(|record| record.text("/service/name") == "api") {
-            if !record.said().contains("masqueraded") {
-                bail!("the masquerading is not told: {}", record.said());
+            if !record.statements().contains("masqueraded") {
+                bail!("the masquerading is not reported: {}", record.statements());
             }
         }
         Ok(())

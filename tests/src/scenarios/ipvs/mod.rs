@@ -1,4 +1,4 @@
-//! The faults that only IPVS has, and what differs in its mode. The stories that every mode shares are beside this folder.
+//! Faults that only IPVS has, and differences of its mode. The stories of all modes are in the parent folder.
 
 mod connections;
 mod destinations;

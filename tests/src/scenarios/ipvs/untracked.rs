@@ -1,5 +1,5 @@
-//! IPVS without conntrack (`vs/conntrack=0`), as somebody may set it: no entry is ever confirmed, only IPVS's own choice
-//! tells the endpoint.
+//! IPVS without conntrack (`vs/conntrack=0`): no entry is ever confirmed, and only IPVS's own choice shows the
+//! endpoint.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -36,9 +36,9 @@ pub(in super::super) fn story(stage: &mut Stage) -> Result<()> {
     stage.expect_by_server(&attempts, "shop/cart", &classes)?;
 
     let dns = stage.vip("kube-system/kube-dns", "dns")?;
-    let attempts = udp::ask(from, dns, 6, Duration::from_secs(20))?;
+    let attempts = udp::query(from, dns, 6, Duration::from_secs(20))?;
     all_ended(&attempts, &Outcome::Done)?;
-    // Of a datagram's answer nothing but a conntrack entry tells.
+    // Only a conntrack entry shows whether a datagram was answered.
     let classes: [(&dyn crate::world::Reached, Class); 2] =
         [(&first_dns, Class::N20), (&second_dns, Class::N20)];
     stage.expect_by_server(&attempts, "kube-system/kube-dns", &classes)?;

@@ -1,4 +1,4 @@
-//! Connections that conntrack breaks: an answer that it calls invalid (C18), an entry that goes (C19).
+//! Connections that conntrack breaks: it classifies an answer as invalid (C18), or it loses the entry (C19).
 
 use std::{fs, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 const CHAT: server::Script = server::Script::Chat { request: client::REQUEST, response: client::RESPONSE };
-/// Far beyond any window.
+/// Far outside any window.
 const FAR: u32 = 500_000_000;
 
 fn hold(stage: &Stage, service: &str, port: &str) -> Result<Held> {
@@ -29,14 +29,14 @@ fn hold(stage: &Stage, service: &str, port: &str) -> Result<Held> {
     client::hold(stage.place("shop/client-1")?, vip, Script::exchange())
 }
 
-/// The Pod's network sends an answer far outside the window, as one that is late or badly offloaded is.
+/// Sends an answer far outside the window from the Pod's network, like a late segment or one from faulty offloading.
 fn answer_out_of_window(stage: &Stage, server: &Server, held: &Held) -> Result<()> {
     let (sent, expected) = held.sequences()?;
     let place = stage.place("shop/api-1")?;
     raw::send_segment(place, server.address(), held.client, expected.wrapping_add(FAR), sent)
 }
 
-/// Whether a TCP socket of the place is established with this port at its other end.
+/// Whether the place has an established TCP socket with this port at the other end.
 fn is_connected(place: &Place, port: u16) -> Result<bool> {
     let table = place.netns.run(|| fs::read_to_string("/proc/thread-self/net/tcp"))??;
     // local_address rem_address st, in hexadecimal (proc(5)).
@@ -47,7 +47,7 @@ fn is_connected(place: &Place, port: u16) -> Result<bool> {
     }))
 }
 
-/// The rules of a mode, or a kube-proxy, that does not drop what is invalid.
+/// The rules of a mode or kube-proxy version that does not drop invalid packets.
 pub(in crate::scenarios) fn out_of_window(stage: &mut Stage) -> Result<()> {
     let server = stage.serve("shop/api-1", 8443, CHAT)?;
     stage.break_rules(&stage.rules()?.clone().without_line("--ctstate INVALID -j DROP"))?;
@@ -60,28 +60,31 @@ pub(in crate::scenarios) fn out_of_window(stage: &mut Stage) -> Result<()> {
     })?;
     let seen = held.exchange(&Script::exchange());
     if seen != Outcome::Reset {
-        bail!("the connection was expected to be reset and ended as {seen:?}");
+        bail!("the connection ended as {seen:?}, expected a reset");
     }
     let attempt = held.end(Ending::Close, seen);
     stage.expect(&[attempt], "shop/api", Class::C18, &Endpoint::Is(server.address()));
     stage.check(|records, _| {
-        let said = records.iter().map(crate::expect::Record::said).collect::<String>();
-        let mut told = vec!["that came from the endpoint's own address"];
+        let text = records.iter().map(crate::expect::Record::statements).collect::<String>();
+        let mut wanted = vec!["that came from the endpoint's own address"];
         if modules_have_btf() {
-            told.extend(["SEQ is ", "conntrack called an answer"]);
+            wanted.extend(["SEQ is ", "conntrack called an answer"]);
         } else {
             let gap = "whether conntrack called the answer invalid";
-            ensure!(records.iter().any(|record| record.unseen().contains(gap)), "{gap:?} is not said");
+            ensure!(
+                records.iter().any(|record| record.unobserved().contains(gap)),
+                "the records lack {gap:?}"
+            );
         }
-        for what in told {
-            ensure!(said.contains(what), "{what:?} is not said: {said}");
+        for what in wanted {
+            ensure!(text.contains(what), "the record lacks {what:?}: {text}");
         }
         Ok(())
     });
     Ok(())
 }
 
-/// The same with the rule: the answer is dropped, and nothing breaks.
+/// With the rule: the answer is dropped, and nothing breaks.
 pub(in crate::scenarios) fn dropped(stage: &mut Stage) -> Result<()> {
     let server = stage.serve("shop/api-1", 8443, CHAT)?;
     stage.watch()?;
@@ -89,19 +92,19 @@ pub(in crate::scenarios) fn dropped(stage: &mut Stage) -> Result<()> {
     answer_out_of_window(stage, &server, &held)?;
     let seen = held.exchange(&Script::exchange());
     if seen != Outcome::Done {
-        bail!("the connection was expected to live on and ended as {seen:?}");
+        bail!("the connection ended as {seen:?}, expected to survive");
     }
     let attempt = held.end(Ending::Close, seen);
     stage.expect(&[attempt], "shop/api", Class::Ok, &Endpoint::Is(server.address()));
     Ok(())
 }
 
-/// Somebody flushes the table. The next segment is picked up in mid-stream, and NAT chooses anew.
+/// The table is flushed. Conntrack picks up the next segment mid-stream, and NAT chooses an endpoint again.
 pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     let first = stage.serve("shop/api-1", 8443, CHAT)?;
     stage.watch()?;
     let mut held = hold(stage, "shop/api", "https")?;
-    // Another endpoint is as good, so say the API and the rules, before the connection goes on.
+    // The API and the rules name another valid endpoint before the connection continues.
     let (from, to) = (stage.place("shop/api-1")?.address, stage.place("shop/payments-1")?.address);
     let mut slice = stage.world.cluster.slice_of("shop/api", Family::V4)?;
     let endpoints = slice["endpoints"].as_array_mut().context("the slice has no endpoints")?;
@@ -118,15 +121,15 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     rules::flush_conntrack(&stage.world.topology.host)?;
     let seen = held.exchange(&Script::exchange());
     if seen != Outcome::Reset {
-        bail!("the connection was expected to be reset and ended as {seen:?}");
+        bail!("the connection ended as {seen:?}, expected a reset");
     }
     let attempt = held.end(Ending::Close, seen);
     stage.expect(&[attempt], "shop/api", Class::C19, &Endpoint::Is(first.address()));
     let chosen = second.address().to_string();
     stage.check(move |records, _| {
-        let said = records.iter().map(crate::expect::Record::said).collect::<String>();
+        let text = records.iter().map(crate::expect::Record::statements).collect::<String>();
         for what in ["mid-stream", "was deleted through netlink", chosen.as_str()] {
-            ensure!(said.contains(what), "{what:?} is not said: {said}");
+            ensure!(text.contains(what), "the record lacks {what:?}: {text}");
         }
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! UDP: answered, not answered, refused near and far, an entry that outlives its endpoint (C8), and two datagrams that
-//! race for one entry (N10).
+//! UDP: answered, not answered, refused on this node and on another, an entry that outlives its endpoint (C8), and two
+//! datagrams that race for one entry (N10).
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
     world::Stage,
 };
 
-/// Masquerades what goes to the resolvers before kube-proxy's chains can, and lets it wait between NAT (priority 100) and
-/// the confirmation of its entry, which comes last.
+/// Masquerades traffic to the resolvers before kube-proxy's chains do, and queues it between NAT (priority 100) and the
+/// confirmation of its entry, which is last.
 const MEETING: &str = "table ip meeting {
     chain nat { type nat hook postrouting priority 90; udp dport 53 masquerade; }
     chain wait { type filter hook postrouting priority 200; ct state new udp dport 53 queue num 53; }
@@ -26,7 +26,7 @@ const MEETING: &str = "table ip meeting {
 const MEETING_QUEUE: u16 = 53;
 
 const DNS: &str = "kube-system/kube-dns";
-/// A resolver's patience.
+/// A resolver's timeout.
 const PATIENCE: Duration = Duration::from_secs(6);
 
 fn resolvers(stage: &Stage, answer: Answer) -> Result<[UdpServer; 2]> {
@@ -34,32 +34,32 @@ fn resolvers(stage: &Stage, answer: Answer) -> Result<[UdpServer; 2]> {
     Ok([start("kube-system/coredns-1")?, start("kube-system/coredns-2")?])
 }
 
-/// The resolvers hear and say nothing: every question is a C29, for DNS answers.
+/// The resolvers receive and never answer: every query is a C29, because DNS servers answer.
 pub(in crate::scenarios) fn unanswered(stage: &mut Stage) -> Result<()> {
     let [here, there] = resolvers(stage, Answer::Nothing)?;
     stage.watch()?;
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip(DNS, "dns")?;
-    let attempts = udp::ask(from, dns, 2, PATIENCE)?;
+    let attempts = udp::query(from, dns, 2, PATIENCE)?;
     all_ended(&attempts, &Outcome::Silent)?;
     stage.expect_by_server(&attempts, DNS, &[(&here, Class::C29), (&there, Class::C29)])
 }
 
-/// Answered datagrams are known to be: their verdict is certain although the trace ends at once.
+/// The verdict of an answered datagram is certain even if the trace ends at once.
 pub(in crate::scenarios) fn answered(stage: &mut Stage) -> Result<()> {
     let [here, there] = resolvers(stage, Answer::Echo)?;
     stage.watch()?;
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip(DNS, "dns")?;
-    let attempts = udp::ask(from, dns, 10, Duration::from_secs(20))?;
+    let attempts = udp::query(from, dns, 10, Duration::from_secs(20))?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect_by_server(&attempts, DNS, &[(&here, Class::Ok), (&there, Class::Ok)])?;
     stage.check(|records, _| {
         for record in records {
             ensure!(
-                record.text("/confidence") == "high" && record.said().contains("had seen a reply"),
-                "the answer was not seen: {record}; {}",
-                record.said()
+                record.text("/confidence") == "high" && record.statements().contains("had seen a reply"),
+                "the answer was not observed: {record}; {}",
+                record.statements()
             );
         }
         Ok(())
@@ -67,7 +67,7 @@ pub(in crate::scenarios) fn answered(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Nothing listens in either Pod. The one on this node says so to its stack, the other by ICMP.
+/// Nothing listens in either Pod. On this node the stack refuses directly, on the other one by ICMP.
 pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     let from = stage.place("shop/client-1")?;
@@ -79,34 +79,37 @@ pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
     let plans = [(only(&there, &here), here), (only(&here, &there), there)];
     for (rules, endpoint) in plans {
         stage.break_rules(&rules)?;
-        let attempts = udp::ask(from, dns, 3, PATIENCE)?;
+        let attempts = udp::query(from, dns, 3, PATIENCE)?;
         all_ended(&attempts, &Outcome::Refused)?;
         stage.expect(&attempts, DNS, Class::C28, &Endpoint::Is(endpoint));
     }
     stage.check(move |records, _| {
-        let told = |record: &&crate::expect::Record| {
-            record.said().contains(&format!("ICMP port unreachable from {}", there.ip()))
+        let is_reported = |record: &&crate::expect::Record| {
+            record.statements().contains(&format!("ICMP port unreachable from {}", there.ip()))
         };
-        ensure!(records.iter().any(|record| told(&record)), "no ICMP error of the other node was seen");
+        ensure!(
+            records.iter().any(|record| is_reported(&record)),
+            "no ICMP error of the other node was observed"
+        );
         Ok(())
     });
     Ok(())
 }
 
-/// A sender that never hears anything keeps its entry alive beyond its endpoint's life, and no rule helps.
+/// A sender that receives no answer keeps its entry alive after the endpoint has gone, and new rules do not affect it.
 pub(in crate::scenarios) fn stale_entry(stage: &mut Stage) -> Result<()> {
     let [here, there] = resolvers(stage, Answer::Nothing)?;
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip(DNS, "dns")?;
     let sender = udp::keep_sending(from, dns)?;
     let chosen = crate::wait::until("the sender's first datagram", Duration::from_secs(20), || {
-        [&here, &there].into_iter().find(|server| server.heard(sender.client))
+        [&here, &there].into_iter().find(|server| server.received_from(sender.client))
     })?;
     let chosen = chosen.address();
     stage.watch()?;
     let slice = stage.world.cluster.slice_without(DNS, chosen.ip())?;
     stage.apply(slice)?;
-    // kube-proxy writes the rules anew, and does not clean the entry.
+    // kube-proxy rewrites the rules and does not delete the entry.
     let other = if chosen == here.address() { there.address() } else { here.address() };
     let rules = stage.rules()?.clone().with_endpoint_moved(chosen.ip(), other.ip());
     stage.break_rules(&rules)?;
@@ -116,8 +119,8 @@ pub(in crate::scenarios) fn stale_entry(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Two Pods ask from the same port, and a masquerade that keeps ports gives both the node's address: their entries expect
-/// the same answer, and the second cannot be inserted. Nothing tells its client.
+/// Two Pods send from the same port, and a masquerade that keeps ports gives both the node's address: their entries
+/// expect the same answer, and the second cannot be inserted. Its client gets no error.
 pub(in crate::scenarios) fn lost_race(stage: &mut Stage) -> Result<()> {
     let [here, _there] = resolvers(stage, Answer::Echo)?;
     let there = stage.world.pod("kube-system/coredns-2")?.place.address;
@@ -132,19 +135,19 @@ pub(in crate::scenarios) fn lost_race(stage: &mut Stage) -> Result<()> {
     let (one, other) = (stage.place("shop/client-1")?, stage.place("shop/payments-1")?);
     udp::share_next_port(one, other);
     let dns = stage.vip(DNS, "dns")?;
-    let ask = |place: &Place| {
+    let send = |place: &Place| {
         let place = place.clone();
-        std::thread::spawn(move || udp::ask(&place, dns, 1, PATIENCE))
+        std::thread::spawn(move || udp::query(&place, dns, 1, PATIENCE))
     };
-    let first = ask(one);
+    let first = send(one);
     queue.holds(1)?;
-    let second = ask(other);
+    let second = send(other);
     queue.holds(2)?;
-    queue.let_go()?;
-    for (asking, outcome, class) in
+    queue.release()?;
+    for (client, outcome, class) in
         [(first, Outcome::Done, Class::Ok), (second, Outcome::Silent, Class::C17a)]
     {
-        let attempts = asking.join().map_err(|_| anyhow!("a client panicked"))??;
+        let attempts = client.join().map_err(|_| anyhow!("a client panicked"))??;
         all_ended(&attempts, &outcome)?;
         stage.expect(&attempts, DNS, class, &Endpoint::Is(here.address()));
     }
@@ -152,23 +155,23 @@ pub(in crate::scenarios) fn lost_race(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// Pairs from one socket, sent by two threads at once, as a resolver asks for A and AAAA: some race for one entry.
+/// Pairs from one socket, sent by two threads at once, as a resolver queries A and AAAA: some race for one entry.
 pub(in crate::scenarios) fn race(stage: &mut Stage) -> Result<()> {
     let [_here, _there] = resolvers(stage, Answer::Echo)?;
     stage.watch()?;
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip(DNS, "dns")?;
-    let asked = udp::ask_in_pairs(from, dns, 500)?;
-    let lost = asked.iter().filter(|pair| pair.answers < 2).count();
+    let pairs = udp::query_in_pairs(from, dns, 500)?;
+    let lost = pairs.iter().filter(|pair| pair.answers < 2).count();
     stage.check(move |records, _| {
         let of = |class| records.iter().filter(|record| record.class() == Some(class)).count();
         let (resolved, insertion_failed) = (of(Class::N10), of(Class::C17a));
-        crate::console::say(format!(
-            "{resolved} races resolved, {insertion_failed} lost; {lost} pairs lack an answer"
+        crate::console::print(format!(
+            "{resolved} races resolved, {insertion_failed} lost; {lost} pairs without an answer"
         ));
-        ensure!(resolved > 0, "no pair raced for an entry, or nobody saw it");
+        ensure!(resolved > 0, "no race for an entry was observed");
         if insertion_failed > lost {
-            bail!("{insertion_failed} datagrams are said to be lost, {lost} were");
+            bail!("{insertion_failed} datagrams are reported as lost, but {lost} were");
         }
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Resets by whoever sends them, datagrams with and without an answer, and what conntrack has to do with both.
+//! Resets by each possible sender, datagrams with and without an answer, and conntrack's part in both.
 
 pub(super) mod conntrack;
 pub(super) mod datagrams;

@@ -1,5 +1,4 @@
-//! SCTP: a Service port of its own beside the captured ones, in kube-proxy's own form. Accepted, refused, and without
-//! endpoints.
+//! SCTP: an additional Service in kube-proxy's form. Accepted, refused, and without endpoints.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +20,7 @@ const SERVICE: &str = "shop/signal";
 const PORT: u16 = 3868;
 const POD: &str = "shop/api-1";
 
-/// A Service `shop/signal` with this endpoint, or none: in the API and in the rules.
+/// Adds the Service `shop/signal` with this endpoint, or without one, to the API and to the rules.
 fn service(stage: &mut Stage, endpoint: Option<IpAddr>) -> Result<SocketAddr> {
     command::run("modprobe", &["sctp"])?;
     let vip = SocketAddr::new([10, 96, 10, 70].into(), PORT);
@@ -69,7 +68,7 @@ pub(in crate::scenarios) fn no_endpoints(stage: &mut Stage) -> Result<()> {
     let vip = service(stage, None)?;
     stage.watch()?;
     let attempts = sctp::connect(stage.place("shop/client-1")?, vip, 2)?;
-    attempts.first().context("no attempt was made")?;
+    attempts.first().context("there is no attempt")?;
     stage.expect(&attempts, SERVICE, Class::C20, &Endpoint::Null);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Who sends a RST: the client, the endpoint, or one of two hosts whose connection only passes through this node.
+//! The sender of a RST: the client, the endpoint, or one of two hosts whose connection only passes through this node.
 
 use std::net::SocketAddr;
 
@@ -16,15 +16,15 @@ use crate::{
     world::Stage,
 };
 
-fn check_that_it_is_said(stage: &mut Stage, what: &'static str) {
+fn check_statement(stage: &mut Stage, what: &'static str) {
     stage.check(move |records, _| {
-        let said = records.iter().map(Record::said).collect::<Vec<_>>().join("\n---\n");
-        ensure!(said.contains(what), "{what:?} is not said: {said}");
+        let text = records.iter().map(Record::statements).collect::<Vec<_>>().join("\n---\n");
+        ensure!(text.contains(what), "the record lacks {what:?}: {text}");
         Ok(())
     });
 }
 
-/// A client that closes with linger 0, and one that leaves what it was told unread.
+/// One client closes with linger 0, another leaves received data unread.
 pub(in crate::scenarios) fn client(stage: &mut Stage) -> Result<()> {
     let server = stage.serve("shop/api-1", 8443, EXCHANGE)?;
     let banner = stage.serve("shop/payments-1", 9090, server::Script::Banner { bytes: 64 })?;
@@ -39,17 +39,17 @@ pub(in crate::scenarios) fn client(stage: &mut Stage) -> Result<()> {
     let there = stage.place("shop/payments-2")?.address;
     stage.break_rules(&rules.with_endpoint_moved(there, banner.address().ip()))?;
     let payments = stage.vip("shop/payments", "grpc")?;
-    // A word first: a client that says nothing may have been racing several addresses (N17).
+    // The client sends data first: a client that sends nothing may have tried several addresses at once (N17).
     let script = Script { response: 0, ..Script::exchange() }.ending(Ending::CloseUnread);
     let attempts = client::connect(from, payments, 2, 1, script)?;
     all_ended(&attempts, &Outcome::Done)?;
     stage.expect(&attempts, "shop/payments", Class::N4, &Endpoint::Is(banner.address()));
-    check_that_it_is_said(stage, "the client's socket sent a RST");
-    check_that_it_is_said(stage, "the endpoint's socket received a RST");
+    check_statement(stage, "the client's socket sent a RST");
+    check_statement(stage, "the endpoint's socket received a RST");
     Ok(())
 }
 
-/// An application that resets what it accepted: the dataplane did its work.
+/// An application resets the connection that it accepted: the dataplane worked.
 pub(in crate::scenarios) fn endpoint(stage: &mut Stage) -> Result<()> {
     let resets = server::Script::ResetOnRequest { request: client::REQUEST };
     let server = stage.serve("shop/api-1", 8443, resets)?;
@@ -59,14 +59,14 @@ pub(in crate::scenarios) fn endpoint(stage: &mut Stage) -> Result<()> {
     let attempts = client::connect(from, api, 4, 2, Script::exchange())?;
     all_ended(&attempts, &Outcome::Reset)?;
     stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(server.address()));
-    check_that_it_is_said(stage, "the endpoint's socket sent a RST");
-    check_that_it_is_said(stage, "the client's socket received a RST");
-    check_that_it_is_said(stage, "reset by the endpoint: look at the application there");
+    check_statement(stage, "the endpoint's socket sent a RST");
+    check_statement(stage, "the client's socket received a RST");
+    check_statement(stage, "reset by the endpoint: look at the application there");
     Ok(())
 }
 
-/// A client on another node asks for this node's port, and the endpoint is on another node too: neither socket is here,
-/// and the trace of the Service sees the RST on its way through.
+/// A client on another node uses this node's port, and the endpoint is on another node too: neither socket is here, and
+/// the trace of the Service sees the RST pass.
 pub(in crate::scenarios) fn transit(stage: &mut Stage) -> Result<()> {
     let resets = server::Script::ResetOnRequest { request: client::REQUEST };
     let server = stage.serve("shop/frontend-1", 8443, resets)?;
@@ -87,6 +87,6 @@ pub(in crate::scenarios) fn transit(stage: &mut Stage) -> Result<()> {
     let attempts = client::connect(client, node_port, 3, 1, Script::exchange())?;
     all_ended(&attempts, &Outcome::Reset)?;
     stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(server.address()));
-    check_that_it_is_said(stage, "a RST from the endpoint's side passed");
+    check_statement(stage, "a RST from the endpoint's side passed");
     Ok(())
 }
