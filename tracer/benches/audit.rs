@@ -1,13 +1,14 @@
-//! What an audit costs: on the rules of a large cluster as a real kube-proxy wrote them, as a part and as the whole of
-//! `viptrace check --from`, and on generated ones up to 10,000 Services. Prints a table and writes a plot: `cargo xtask bench audit`, or `cargo bench -p viptrace --bench audit`.
+//! Measures an audit on the rules of a large cluster that a real kube-proxy wrote (alone, and within a whole `viptrace
+//! check --from`), and on generated rules for up to 10,000 Services. Prints a table and writes a plot: `cargo xtask bench
+//! audit`, or `cargo bench -p viptrace --bench audit`.
 //!
-//! Times are of this machine at this moment; what holds elsewhere is the ratio: the cost of a Service must not grow
-//! with their number.
+//! Times depend on the machine and its load. The ratio does not: the cost of a Service must not grow with the number of
+//! Services.
 
 #![expect(
     clippy::print_stdout,
     clippy::unwrap_used,
-    reason = "a benchmark prints, and ends where something is not as it should be"
+    reason = "a benchmark prints, and panics on a wrong result"
 )]
 
 #[path = "audit/generate.rs"]
@@ -30,7 +31,7 @@ use viptrace::{
     rules::{Ruleset, iptables, nftables},
 };
 
-/// Runs of each measurement; the fastest counts: what slows a run down is not of this program.
+/// Runs of each measurement. The fastest counts, because other load only slows a run down.
 const RUNS: usize = 5;
 
 struct Cost {
@@ -52,7 +53,7 @@ fn parse(mode: ProxyMode, listing: &str) -> Ruleset {
     }
 }
 
-/// Parses and audits; the rules must be as they should.
+/// Parses and audits rules that match the API.
 fn measure(mode: ProxyMode, listing: &str, history: &History) -> Cost {
     let context = Context::new("worker-1", mode, generate::now());
     let once = || {
@@ -67,7 +68,7 @@ fn measure(mode: ProxyMode, listing: &str, history: &History) -> Cost {
     (0..RUNS).map(|_| once()).min_by_key(Cost::total).unwrap()
 }
 
-/// The most memory this process has had since it was last forgotten, in MiB.
+/// The highest memory use of this process since the last reset, in MiB.
 fn peak_mib() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -122,7 +123,7 @@ fn ms(time: Duration) -> String {
 }
 
 fn main() {
-    // `cargo test --benches` only wants to know that it runs.
+    // `cargo test --benches` only checks that it runs.
     let quick = std::env::args().any(|argument| argument == "--test");
     println!(
         "{:<34} {:>9} {:>9} {:>9} {:>9} {:>12}",
@@ -137,7 +138,7 @@ fn main() {
         println!("viptrace check --from, the same, {mode}, as a whole process: {} ms", ms(whole(mode, file)));
     }
     if let Some(peak) = peak_mib() {
-        println!("peak memory of all so far, cluster and listings included: {peak} MiB");
+        println!("peak memory so far, including cluster and listings: {peak} MiB");
     }
     let sizes: &[u32] = if quick { &[100] } else { &[1000, 2000, 4000, 7000, 10_000] };
     let mut lines = Vec::new();
@@ -155,7 +156,7 @@ fn main() {
         }
         if let (Some(first), Some(last)) = (points.first(), points.last()) {
             println!(
-                "{mode}: a Service costs {:.2} times as much among {} as among {}",
+                "{mode}: a Service costs {:.2} times as much with {} Services as with {}",
                 last.1 / last.0 / (first.1 / first.0),
                 last.0,
                 first.0

@@ -1,8 +1,8 @@
-//! How fast a recording is replayed, how large it is, and how much memory that takes.
+//! Measures the speed, size and memory of a recording's replay.
 //!
-//! `cargo xtask bench replay` runs it. The traffic is made of a real kernel's records; see `recording_support`. Each
-//! replay has a process of its own: decompress, decode, flows, verdicts with healthy flows folded, as in the default
-//! view. Nothing is printed for them.
+//! `cargo xtask bench replay` runs it. The traffic consists of a real kernel's records; see `recording_support`. Each
+//! replay has its own process: decompress, decode, flows, verdicts with healthy flows folded, as in the default view.
+//! The verdicts are not printed.
 
 #![expect(clippy::panic, clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
@@ -23,7 +23,7 @@ use viptrace::{
     session::Detail,
 };
 
-/// Connections a second: a busy node.
+/// The connections each second of a busy node.
 const FLOWS_PER_SECOND: f64 = 10_000.0;
 const ROUNDS: usize = 3;
 
@@ -36,7 +36,7 @@ fn main() {
         }
         _ => {
             let events = arguments.iter().find_map(|argument| argument.strip_prefix("--events="));
-            // `cargo test` runs benchmarks too: then a small one, to see that it works.
+            // `cargo test` runs benchmarks too. Then a small one checks that it works.
             let is_bench = arguments.iter().any(|argument| argument == "--bench");
             let small = if is_bench { 1_000_000 } else { 20_000 };
             compare(events.map_or(small, |events| events.parse().unwrap()));
@@ -44,7 +44,7 @@ fn main() {
     }
 }
 
-/// Replays a file and prints what it took.
+/// Replays a file and prints the measurements.
 fn play(path: &Path) {
     let (begun, begun_on_cpu) = (Instant::now(), on_cpu_ns());
     let mut player = Player::open(File::open(path).unwrap(), Detail::Faults).unwrap();
@@ -67,21 +67,20 @@ fn play(path: &Path) {
     println!("{events} {took_on_cpu} {} {judged} {folded} {peak}", took.as_nanos());
 }
 
-/// How long this thread was on a CPU, in nanoseconds (the first number of `schedstat`): what a core of one's own would
-/// take, however busy the machine is.
+/// The CPU time of this thread in nanoseconds (the first number of `schedstat`), which does not depend on other load.
 fn on_cpu_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Makes a recording of so many events; answers its bytes.
+/// Makes a recording of this many events and returns its size in bytes.
 fn make(path: &Path, events: usize) -> u64 {
     let corpus = corpus("debian-6.12");
     let mut traffic = Traffic::new(&corpus, 42, FLOWS_PER_SECOND);
     let mut live = Live::new(&header(&corpus), Detail::Faults, path);
     let mut left = events;
     while left > 0 {
-        // What a live trace reads after its 50 ms.
+        // A live trace reads these events after its 50 ms.
         let batch: Vec<_> = traffic.by_ref().take(left.min(2_500)).collect();
         left -= batch.len();
         live.turn(batch.iter().map(Vec::as_slice));

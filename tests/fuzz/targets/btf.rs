@@ -1,4 +1,4 @@
-//! Any bytes as BTF, whole and as a module's on top of themselves: read or refused, never a panic or a loop.
+//! Any bytes as BTF, as the kernel's and as a module's on top: parsed or refused, never a panic or an endless loop.
 #![no_main]
 
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use viptrace::{
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(btf) = Btf::parse(bytes) else { return };
-    ask(&btf);
+    look_up(&btf);
     if let Ok(module) = Btf::parse_split(&Arc::new(btf), bytes) {
-        ask(&module);
+        look_up(&module);
     }
 });
 
-/// All that a trace asks, and what the small kernel of the corpus has besides.
-fn ask(btf: &Btf) {
+/// Every lookup of a trace, and further types of the small kernel in the corpus.
+fn look_up(btf: &Btf) {
     let _ = Layout::resolve(btf);
     for structure in FIELDS.iter().map(|field| field.structure).chain(["nf_conn", "sk_buff", "net"]) {
         let _ = btf.struct_size(structure);

@@ -1,7 +1,7 @@
-//! Any bytes as the texts of a capture; the whole is read, judged, compared and printed.
+//! Any bytes as the texts of a capture, which is read, judged, compared and printed.
 //!
-//! The input is what a folder's files would be: `=== NAME` on a line of its own, then the text. As for a folder, the
-//! name or else the text says of which kind it is. What stands before the first name is a check to compare with.
+//! The input has the form of a folder's files: `=== NAME` on its own line, then the text. As for a folder, the name or
+//! else the text determines the kind of file. The text before the first name is a check to compare with.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -37,7 +37,7 @@ fuzz_target!(|input: &[u8]| {
     }
     assert!(check::is_clean(&check::text(&report, Paint(false), true)));
     assert!(check::document(&report).is_ok());
-    // What is saved is read again, and differs in nothing.
+    // A saved check reads back without differences.
     let again = Saved::parse(&check::record(&report).unwrap()).unwrap();
     assert_eq!(compare::differences(&report, &again), []);
 });

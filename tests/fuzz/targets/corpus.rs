@@ -1,4 +1,4 @@
-//! What a real kernel's trace says in its header, from `tests/corpus`.
+//! The header of a real kernel's trace, from `tests/corpus`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -23,14 +23,14 @@ pub fn reasons() -> BTreeMap<u32, Arc<str>> {
     reasons.filter_map(|(name, number)| Some((number.parse().ok()?, Arc::from(name)))).collect()
 }
 
-#[allow(dead_code, reason = "each target takes what it needs")]
+#[allow(dead_code, reason = "each target uses a part")]
 pub fn layout() -> Layout {
     let offsets = offsets();
     let known = FIELDS.iter().filter_map(|field| Some((field.name, *offsets.get(field.name)?)));
     Layout::from_parts(known, reasons(), reasons())
 }
 
-#[allow(dead_code, reason = "each target takes what it needs")]
+#[allow(dead_code, reason = "each target uses a part")]
 pub fn header() -> Header {
     Header {
         format: FORMAT,

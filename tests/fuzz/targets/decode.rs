@@ -1,4 +1,4 @@
-//! Any bytes as records of the kernel half, with the layout of a real kernel and with offsets out of all reason.
+//! Any bytes as records of the kernel half, with the layout of a real kernel and with impossible offsets.
 #![no_main]
 
 mod corpus;
@@ -19,7 +19,7 @@ fuzz_target!(|input: &[u8]| {
     let layout = if stride == 0 { Arc::clone(&REAL) } else { Arc::new(strange(stride)) };
     let decode =
         |record: &[u8]| Decoder::new(Arc::clone(&layout), corpus::CLOCK_OFFSET_NS).decode(record).ok();
-    // What a recording leaves out of a record is not read: the rest says the same.
+    // A record of a recording lacks the unread parts; the rest decodes to the same.
     let mut masked = record.to_vec();
     Mask::new(&layout).apply(&mut masked);
     assert_eq!(decode(&masked), decode(record));

@@ -1,4 +1,4 @@
-//! Any bytes as datagrams of ctnetlink, one behind the other: read to their end, never more entries than messages.
+//! Any bytes as a sequence of ctnetlink datagrams: read to their end, with at most one entry a message.
 #![no_main]
 
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Any bytes as what the kernel answers over netlink about IPVS, and about conntrack's counters: read to their end, and
-//! what is read can be written and read again.
+//! Any bytes as the kernel's netlink answers about IPVS and about conntrack's counters: read to their end, and the
+//! result can be written and read back.
 //!
-//! The first byte says which of the two; of IPVS, two bytes more say where the virtual servers' datagram ends and that
-//! of their real servers begins.
+//! The first byte selects one of the two. For IPVS, the next two bytes give the boundary between the datagram of the
+//! virtual servers and that of their real servers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -16,9 +16,9 @@ use viptrace::{
 
 /// `struct nlmsghdr`: no message is shorter.
 const HEADER_BYTES: usize = 16;
-/// `struct nlattr`: a server takes one at least.
+/// `struct nlattr`: a server takes at least one.
 const ATTRIBUTE_BYTES: usize = 4;
-/// The number that the seeds give IPVS.
+/// The family id of IPVS in the seeds.
 const FAMILY: u16 = 0x1f;
 
 fuzz_target!(|input: &[u8]| {

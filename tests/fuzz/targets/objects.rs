@@ -1,4 +1,4 @@
-//! Any JSON as a Kubernetes object of each kind: trimmed, taken into a history and asked for.
+//! Any JSON as a Kubernetes object of each kind: trimmed, added to a history and queried.
 #![no_main]
 
 use std::net::SocketAddr;
@@ -26,23 +26,23 @@ fuzz_target!(|bytes: &[u8]| {
             history.apply(Timestamp::from_unix_secs(second + 10), Change::Delete(kind, key));
         }
     }
-    ask(&history);
+    query(&history);
     history.prune(Timestamp::from_unix_secs(2_000));
     history.prune(Timestamp::MAX);
-    ask(&history);
+    query(&history);
 });
 
-fn ask(history: &History) {
+fn query(history: &History) {
     for at in [Timestamp::MIN, Timestamp::from_unix_secs(1_003), Timestamp::MAX] {
         for service in history.services() {
             for port in &service.ports {
                 for ip in &service.cluster_ips {
                     let addr = SocketAddr::new(*ip, port.port);
-                    ask_address(history, addr, port.protocol, at);
+                    query_address(history, addr, port.protocol, at);
                 }
                 for ip in history.nodes().flat_map(|node| node.addresses.iter()) {
                     let addr = SocketAddr::new(*ip, port.node_port.unwrap_or(0));
-                    ask_address(history, addr, port.protocol, at);
+                    query_address(history, addr, port.protocol, at);
                 }
             }
         }
@@ -53,7 +53,7 @@ fn ask(history: &History) {
     }
 }
 
-fn ask_address(history: &History, addr: SocketAddr, protocol: Protocol, at: Timestamp) {
+fn query_address(history: &History, addr: SocketAddr, protocol: Protocol, at: Timestamp) {
     let Address::Vip(vip) = history.address(addr, protocol, at) else { return };
     for then in [Timestamp::MIN, at] {
         let _ = (history.membership(&vip, addr, then), history.usable(&vip, Some(""), then));

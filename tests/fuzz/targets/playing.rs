@@ -1,4 +1,4 @@
-//! Plays a recording as `viptrace replay` does, and prints what comes out to nowhere.
+//! Plays a recording as `viptrace replay` does, and discards the output.
 
 use std::{
     io::{self, Cursor},

@@ -1,19 +1,19 @@
-//! A recording put together here, with right lengths and checksums, of whatever pieces the input says; played to its end.
+//! A recording with right lengths and checksums, built from the input's pieces and played to its end.
 //!
-//! The input is pieces, one behind the other: `u8 kind, u24 length (little-endian), bytes`, the last one as long as there
-//! are bytes. What they are, by kind:
+//! The input is a sequence of pieces: `u8 kind, u24 length (little-endian), bytes`. The last piece may be shorter than
+//! its length. By kind:
 //!
 //! | kind | piece |
 //! |---|---|
-//! | 0 | an item of this block: its kind, its body |
+//! | 0 | an item of this block: its kind and body |
 //! | 1 | a record of this block, as the kernel half writes it |
 //! | 2 | all records of this block, packed |
-//! | 3 | this block ends here, and is repeated as often as the first byte says |
+//! | 3 | the end of this block, which is repeated; the first byte is the count |
 //! | 4 | a header, as JSON |
 //! | 5 | bytes between two blocks |
-//! | 6 | the next block's number is greater by the first byte |
+//! | 6 | adds the first byte to the number of the next block |
 //!
-//! Without a header a real kernel's is put first.
+//! Without a header piece, a real kernel's header comes first.
 #![no_main]
 
 mod corpus;
@@ -28,9 +28,9 @@ const FILE_MAGIC: &[u8] = b"\xf1viptrace rec\r\n\x1a";
 const FRAME_MAGIC: &[u8] = b"\xf1VTBLK\r\n";
 const HEADER: u32 = 0;
 const ITEMS: u32 = 1;
-/// Payloads of a file, in bytes: what repeats itself has an end.
+/// The limit of a file's payload in bytes, which bounds the repetitions.
 const PAYLOADS_MAX_BYTES: usize = 4 << 20;
-/// What the kernel half can write: a header at least, and no more than there are bits for its words.
+/// The sizes that the kernel half can write: from a header to as many words as a shape has bits.
 const RECORD_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
 static REAL_HEADER: LazyLock<Vec<u8>> = LazyLock::new(|| serde_json::to_vec(&corpus::header()).unwrap());
@@ -84,7 +84,7 @@ impl File {
             }
             1 if RECORD_BYTES.contains(&piece.len()) => {
                 self.records.push(piece.to_vec());
-                // The item that says that one more record was observed.
+                // This item reports one more observed record.
                 self.item(1, &1_u32.to_le_bytes());
             }
             1 => {}
@@ -160,7 +160,7 @@ impl File {
     }
 }
 
-/// In the plainest way: a shape for each record, with all words but the time's, differing from zeros.
+/// In the simplest form: a shape for each record, and all words except the time as differences from zero.
 fn pack(records: &[Vec<u8>]) -> Vec<u8> {
     let records = records.get(..records.len().min(65_535)).unwrap();
     let mut packed = (records.len() as u32).to_le_bytes().to_vec();
@@ -174,7 +174,7 @@ fn pack(records: &[Vec<u8>]) -> Vec<u8> {
     packed.extend((0..records.len()).map(|shape| shape as u8));
     packed.extend((0..records.len()).map(|shape| (shape >> 8) as u8));
     packed.extend(vec![0; 2 * records.len()]);
-    // Every time is written out: its difference to the one before it, as 64 bits.
+    // Every time is written as a 64-bit difference from the one before.
     packed.extend(vec![0xff; 4 * records.len()]);
     packed.extend((records.len() as u32).to_le_bytes());
     let mut last = 0_u64;

@@ -1,4 +1,4 @@
-//! Any bytes as a node's rules, in each format; whatever is read is asked for every frontend that it names.
+//! Any bytes as a node's rules, in each format; every frontend that the result names is queried.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

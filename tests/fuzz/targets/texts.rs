@@ -1,5 +1,5 @@
-//! Any text as what is read beside rules and captures: a trace's target, an answer over HTTP, `/proc`'s files, a saved
-//! check, a manifest, a file to be recognised.
+//! Any text as the inputs other than rules and captures: a trace's target, an HTTP answer, `/proc` files, a saved
+//! check, a manifest, a file of unknown kind.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -50,7 +50,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// What is accepted reads back.
+/// An accepted target reads back from its text.
 fn target(text: &str) {
     let (text, namespace) = match text.split_once('\n') {
         Some((text, namespace)) => (text, Some(namespace)),
