@@ -1,18 +1,18 @@
-//! How an error reaches the user: as one sentence, and with one hint.
+//! How an error reaches the user: as one sentence and one hint.
 //!
-//! An error's `Display` says what happened and to what; what to do about it is its [`Hint`]. The command line collects the
-//! hint and prints it on a line of its own.
+//! An error's `Display` states what happened and to what. Its [`Hint`] states what to do. The command line prints the
+//! hint on its own line.
 
 use std::error::Error;
 
-/// An error that knows what its reader can do about it.
+/// An error with a remedy.
 pub trait Hint: Error {
-    /// A command or a flag to type, without a full stop; `None` where nothing helps.
+    /// A command or flag to type, without a full stop; `None` if there is no remedy.
     fn hint(&self) -> Option<String>;
 }
 
-/// The error with its causes as one sentence in one line. What a cause repeats is said once, and the numbers of the
-/// operating system's errors are left out.
+/// The error with its causes as one sentence on one line, without repetitions and without the numbers of the operating
+/// system's errors.
 pub fn sentence(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for cause in causes(error).map(|cause| plain(&cause.to_string())) {
@@ -26,17 +26,17 @@ pub fn sentence(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// What lies at the bottom of an error: of a client's layers the only one that says what happened.
+/// The innermost cause, which is the specific one in a client library's chain.
 pub fn root_cause(error: &(dyn Error + 'static)) -> String {
     causes(error).last().map(|cause| plain(&cause.to_string())).unwrap_or_default()
 }
 
-/// The error and what is below it.
+/// The error and all its causes.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// One line without ` (os error 2)`.
+/// The text on one line, without ` (os error 2)`.
 fn plain(text: &str) -> String {
     const NUMBER: &str = " (os error ";
     let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_says_each_thing_once() {
+    fn a_sentence_repeats_nothing() {
         let gone = || io::Error::from_raw_os_error(2);
         let error = layers(&["cannot read x", "reading\nfailed", "cannot"], gone());
         assert_eq!(sentence(&*error), "cannot read x: reading failed: No such file or directory");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_errors_are_for_programs() {
+    fn error_numbers_are_left_out() {
         assert_eq!(plain("a (os error 2): b (os error 13)"), "a: b");
         assert_eq!(plain("cut (os error "), "cut (os error");
     }

@@ -1,6 +1,6 @@
 //! The nouns of networking that every room uses: protocol, tuple, network namespace, address family and range.
 //!
-//! Plain values: nothing here does I/O or knows what Kubernetes is.
+//! Plain values: nothing here does I/O or knows Kubernetes.
 
 use std::{
     fmt,
@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Inode number of a network namespace, as `ls -L /proc/PID/ns/net` shows it; 0 where the hook could not tell.
+/// Inode number of a network namespace, as `ls -L /proc/PID/ns/net` shows it; 0 if the hook could not read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Netns(pub u32);
 
@@ -24,7 +24,7 @@ impl Protocol {
     pub const SCTP: Self = Self(132);
 }
 
-/// The name Kubernetes uses: `TCP`, `UDP`, `SCTP`; otherwise the number.
+/// Kubernetes' name (`TCP`, `UDP`, `SCTP`), otherwise the number.
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -50,7 +50,7 @@ impl Tuple {
         Self { protocol, src, dst }
     }
 
-    /// The same connection seen from the other end.
+    /// The same connection as the other end sees it.
     #[must_use]
     pub const fn reversed(self) -> Self {
         Self { protocol: self.protocol, src: self.dst, dst: self.src }
@@ -94,7 +94,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// An address range: an address with its host bits as written, and the length of its prefix in bits.
+/// An address range: an address with its host bits as written, and its prefix length in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Cidr {
     pub base: IpAddr,
@@ -103,14 +103,14 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// From `ADDRESS/LENGTH`; `None` for anything else.
+    /// Parses `ADDRESS/LENGTH`; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let (base, prefix) = text.trim().split_once('/')?;
         let (base, prefix) = (base.parse::<IpAddr>().ok()?, prefix.parse::<u8>().ok()?);
         (prefix <= Self::bits(base)).then_some(Self { base, prefix })
     }
 
-    /// Whether `ip` lies in it; an address of the other family never does.
+    /// Whether the range contains `ip`. It never contains an address of the other family.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let same = |a: u128, b: u128, bits: u8| {
             (a ^ b).checked_shr(u32::from(bits.saturating_sub(self.prefix))).unwrap_or(0) == 0

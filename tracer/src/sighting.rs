@@ -17,48 +17,49 @@ pub struct Sighting {
     pub time: Timestamp,
     pub cpu: u16,
     pub hook: Hook,
-    /// Where it happened. The same flow is seen in several namespaces: the client's, the node's, the backend's.
+    /// The namespace of the event. The same flow is observed in several namespaces: the client's, the node's, the
+    /// backend's.
     pub netns: Netns,
     pub fact: Fact,
 }
 
-/// What was seen.
+/// The observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
     Conntrack(ConntrackFact),
     Packet(PacketFact),
     Socket(SocketFact),
-    /// IPVS makes a connection entry.
+    /// IPVS creates a connection entry.
     Ipvs(IpvsFact),
-    /// `early_drop` ended: the conntrack table is full; `freed` says whether an entry could be evicted (N7) or not (C16).
+    /// `early_drop` returned: the conntrack table is full. `freed` is whether it evicted an entry (N7) or not (C16).
     TableFull {
         freed: bool,
     },
 }
 
-/// A `struct nf_conn` as it stood at the sighting.
+/// A `struct nf_conn` at the time of the sighting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conntrack {
-    /// Its kernel address: with zone, namespace and the original tuple the identity of the entry. Reused by the
-    /// kernel after the entry is gone.
+    /// Its kernel address. Together with zone, namespace and original tuple it identifies the entry. The kernel reuses
+    /// the address after the entry is gone.
     pub id: u64,
     pub zone: u16,
     pub status: Status,
-    /// Client to VIP, as the client sent it.
+    /// From the client to the VIP, as the client sent it.
     pub orig: Tuple,
-    /// Endpoint to client (or to the masquerading node), as the reply will come. `reply.src` differs from
-    /// `orig.dst` exactly where the destination was translated, in every proxy mode.
+    /// From the endpoint to the client (or to the masquerading node), as the reply will arrive. `reply.src` differs
+    /// from `orig.dst` exactly if the destination was translated, in every proxy mode.
     pub reply: Tuple,
 }
 
 impl Conntrack {
-    /// Whether IPVS translated the destination: it alters the reply tuple behind the NAT hooks, which leave no more
-    /// than a null binding, and never sets `IPS_DST_NAT` (`ip_vs_update_conntrack`).
+    /// Whether IPVS translated the destination: it changes the reply tuple after the NAT hooks, which leave only a null
+    /// binding, and never sets `IPS_DST_NAT` (`ip_vs_update_conntrack`).
     pub fn by_ipvs(&self) -> bool {
         self.endpoint().is_some() && !self.status.has(Status::DST_NAT)
     }
 
-    /// The chosen endpoint, where the destination was translated.
+    /// The chosen endpoint, if the destination was translated.
     pub fn endpoint(&self) -> Option<SocketAddr> {
         (self.reply.src != self.orig.dst).then_some(self.reply.src)
     }
@@ -69,13 +70,14 @@ impl Conntrack {
     }
 }
 
-/// One entry without an answer.
+/// A conntrack entry without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedEntry {
-    /// Its kernel address is not told: `id` is 0.
+    /// The listing does not contain its kernel address: `id` is 0.
     pub ct: Conntrack,
     pub read_at: Timestamp,
-    /// When its last packet came, to the second: its timeout begins anew with each. `None` where the timeout is not known.
+    /// The time of its last packet, to the second, from its timeout, which every packet restarts. `None` if the timeout
+    /// is unknown.
     pub last_packet: Option<Timestamp>,
 }
 
@@ -104,35 +106,35 @@ impl fmt::Debug for Status {
     }
 }
 
-/// An event on a conntrack entry; the sighting's hook says which.
+/// An event on a conntrack entry. The sighting's hook gives the kind of event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConntrackFact {
     pub ct: Conntrack,
-    /// The task on whose CPU time it happened. The sender's own only where a local process sent this very packet.
+    /// The task that was running on the CPU. It is the sender only if a local process sent this packet.
     pub task: Option<Task>,
     pub note: EntryNote,
 }
 
-/// What one hook tells of an entry beyond its tuples and status.
+/// The facts that one hook reads of an entry beyond its tuples and status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntryNote {
     /// `enum tcp_conntrack` (`include/uapi/linux/netfilter/nf_conntrack_tcp.h`), at an entry's confirmation and end;
-    /// without meaning for other protocols.
+    /// meaningless for other protocols.
     pub tcp_state: Option<u8>,
-    /// At an entry's end: the netlink port of who deleted it, `None` where it timed out or was killed.
+    /// At an entry's end: the netlink port of the process that deleted it; `None` if it timed out or was killed.
     pub deleted_by: Option<u32>,
-    /// Of an entry that ctnetlink listed: when its last packet came.
+    /// The time of the last packet of an entry that ctnetlink listed.
     pub last_packet: Option<Timestamp>,
 }
 
 impl EntryNote {
-    /// `TCP_CONNTRACK_ESTABLISHED`. A connection whose beginning conntrack saw is confirmed in `SYN_SENT` (1); only the
-    /// pick-up of one that goes on already (`nf_conntrack_tcp_loose`) starts here or later.
+    /// `TCP_CONNTRACK_ESTABLISHED`. A connection whose beginning conntrack saw is confirmed in `SYN_SENT` (1). Only a
+    /// mid-stream pickup (`nf_conntrack_tcp_loose`) starts here or later.
     const ESTABLISHED: u8 = 3;
     /// `TCP_CONNTRACK_CLOSE`.
     const CLOSE: u8 = 8;
 
-    /// Whether the entry was made for a segment without SYN; `None` where the kernel did not tell.
+    /// Whether the entry was created for a segment without SYN; `None` if the kernel did not report the state.
     pub fn is_midstream(&self) -> Option<bool> {
         self.tcp_state.map(|state| (Self::ESTABLISHED..Self::CLOSE).contains(&state))
     }
@@ -151,31 +153,31 @@ pub struct Task {
 /// over IPv6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketFact {
-    /// Address of the `struct sk_buff`; reused quickly.
+    /// Address of the `struct sk_buff`, which the kernel reuses quickly.
     pub skb: u64,
-    /// The packet's own addresses at this stage; `None` where its headers could not be read.
+    /// The packet's addresses at this stage; `None` if its headers could not be read.
     pub tuple: Option<Tuple>,
     /// The TCP flags byte (FIN 1, SYN 2, RST 4, PSH 8, ACK 16), 0 for other protocols.
     pub tcp_flags: u8,
-    /// The packet's conntrack entry, which for a dropped packet may never have been confirmed.
+    /// The packet's conntrack entry. The entry of a dropped packet may never be confirmed.
     pub ct: Option<Conntrack>,
     /// Whether the packet travels in its entry's original direction; `None` without an entry.
     pub original_direction: Option<bool>,
-    /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF; of an invalid packet
-    /// the message's format (`SEQ is over upper bound …`), of an ICMP error its type (`DEST_UNREACH`).
+    /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF. For an invalid packet
+    /// the format of the message (`SEQ is over upper bound …`), for an ICMP error its type (`DEST_UNREACH`).
     pub reason: Option<Arc<str>>,
     /// The ICMP code for `nf_send_unreach` (3 = port unreachable) and for an ICMP error.
     pub icmp_code: Option<u8>,
     /// The netfilter hook of a reject: 1 `LOCAL_IN`, 2 `FORWARD`, 3 `LOCAL_OUT`.
     pub nf_hook: Option<u8>,
-    /// `early_drop` had just failed on this CPU: the packet found the conntrack table full.
+    /// `early_drop` failed on this CPU just before: the packet found the conntrack table full.
     pub table_full: bool,
 }
 
-/// What `ip_vs_conn_new` was called with: IPVS chose a real server.
+/// The arguments of `ip_vs_conn_new`: IPVS chose a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpvsFact {
-    /// Client to virtual server; a client's port 0 is that of a persistence template.
+    /// From the client to the virtual server. Client port 0 is that of a persistence template.
     pub tuple: Tuple,
     /// The real server.
     pub destination: SocketAddr,
@@ -187,7 +189,7 @@ pub struct IpvsFact {
 pub struct IpvsFlags(pub u32);
 
 impl IpvsFlags {
-    /// A template of a persistent service (session affinity): no connection, but what the next ones follow.
+    /// A template of a persistent service (session affinity): not a connection, but the pattern for later ones.
     pub const TEMPLATE: u32 = 1 << 12;
 
     pub const fn has(self, bit: u32) -> bool {
@@ -242,10 +244,10 @@ impl TcpState {
 /// An event on a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketFact {
-    /// Address of the `struct sock`; reused by the kernel after the socket is gone.
+    /// Address of the `struct sock`, which the kernel reuses after the socket is gone.
     pub sk: u64,
-    /// From the socket to its peer: `src` is the local address. A client's socket names the VIP as its peer, a
-    /// backend's its own Pod address as `src`.
+    /// From the socket to its peer: `src` is the local address. The peer of a client's socket is the VIP; `src` of a
+    /// backend's socket is its Pod address.
     pub tuple: Tuple,
     pub event: SocketEvent,
     pub bytes_acked: u64,

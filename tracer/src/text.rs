@@ -1,14 +1,15 @@
-//! Words: names made safe for a terminal and for a shell, counts that agree with their nouns, durations.
+//! Text for people: names made safe for a terminal and for a shell, counts that agree with their nouns, durations.
 //!
-//! Object names come from an API server or a folder of files, and a process names itself: nothing here trusts them.
+//! Object names come from an API server or a folder of files, and a process chooses its own name: nothing here trusts
+//! them.
 
 use std::{borrow::Cow, time::Duration};
 
-/// The longest text of one field of a record, in bytes: object names have at most 253.
+/// The longest text of a record's field, in bytes. Object names have at most 253.
 const MAX_BYTES: usize = 2048;
 
-/// Replaces what would move the cursor, recolour or reorder the line, or stay invisible: control characters, bidi
-/// marks and overrides, line separators, zero-width and tag characters. They become `\u{…}`, which can be read.
+/// Replaces characters that would move the cursor, recolour or reorder the line, or stay invisible: control characters,
+/// bidi marks and overrides, line separators, zero-width and tag characters. They become a visible `\u{…}`.
 pub fn safe(text: &str) -> Cow<'_, str> {
     if is_plain(text) || !text.contains(is_unsafe) {
         return Cow::Borrowed(text);
@@ -43,17 +44,17 @@ fn push_safe(out: &mut String, character: char) {
     }
 }
 
-/// The text of these bytes; what is no UTF-8 is replaced. Nearly every text is UTF-8 and need not be copied.
+/// Makes a text of these bytes. Bytes that are not UTF-8 are replaced. Nearly every text is UTF-8 and is not copied.
 pub fn of_bytes(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// Whether it is printable ASCII alone, as nearly every text is; found out without a branch for each byte.
+/// Whether the text is only printable ASCII, as nearly every text is. The check has no branch for each byte.
 pub fn is_plain(text: &str) -> bool {
     text.bytes().fold(true, |plain, byte| plain & (b' '..=b'~').contains(&byte))
 }
 
-/// Whether a terminal must not get this character as it is.
+/// Whether this character must be replaced before it reaches a terminal.
 pub fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character,
@@ -78,7 +79,7 @@ pub fn word(name: &str) -> String {
     }
 }
 
-/// `1 endpoint`, `2 endpoints`, `3 entries`, `4 addresses`: the count with its noun, which is given for one.
+/// `1 endpoint`, `2 endpoints`, `3 entries`, `4 addresses`: the count and its noun, which the caller passes in the singular.
 pub fn count(count: impl TryInto<u64>, noun: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
     match noun.strip_suffix('y') {
@@ -106,7 +107,7 @@ pub fn times(count: impl Into<u64>) -> String {
     }
 }
 
-/// Another program's time, as it wrote it, without what is finer than a millisecond.
+/// Another program's time in its own form, cut to milliseconds.
 pub fn to_the_millisecond(time: &str) -> String {
     let Some((whole, fraction)) = time.split_once('.') else { return time.to_owned() };
     let zone = fraction.trim_start_matches(|character: char| character.is_ascii_digit());
@@ -114,7 +115,7 @@ pub fn to_the_millisecond(time: &str) -> String {
     format!("{whole}.{}{zone}", digits.get(..3).unwrap_or(digits))
 }
 
-/// A duration to its leading parts: `340 ms`, `12.5 s`, `4 min 10 s`, `3 h 20 min`.
+/// A duration in its leading units: `340 ms`, `12.5 s`, `4 min 10 s`, `3 h 20 min`.
 pub fn length(duration: Duration) -> String {
     let secs = duration.as_secs();
     if secs >= 3600 {
@@ -128,7 +129,7 @@ pub fn length(duration: Duration) -> String {
     }
 }
 
-/// An age, which grows while it is read, in one unit: `3 s`, `4 min`, `2 h`, `3 d`.
+/// An age in one unit, because it grows while a person reads it: `3 s`, `4 min`, `2 h`, `3 d`.
 pub fn age(age: Duration) -> String {
     match age.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),
@@ -138,7 +139,7 @@ pub fn age(age: Duration) -> String {
     }
 }
 
-/// A time that was measured, to about three digits: `0.31 ms`, `14 ms`, `12.0 s`.
+/// A measured time to about three digits: `0.31 ms`, `14 ms`, `12.0 s`.
 pub fn measured(time: Duration) -> String {
     match time.as_secs_f64() * 1e3 {
         ms if ms < 10.0 => format!("{ms:.2} ms"),

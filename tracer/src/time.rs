@@ -1,4 +1,4 @@
-//! Points in time, as the whole program counts them.
+//! Points in time, in the clock of the whole program.
 
 use std::{fmt, time::Duration};
 
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// Before everything: "it was already so when we began to look".
+    /// Before every event, for state that existed before the observation began.
     pub const MIN: Self = Self(0);
 
-    /// After everything.
+    /// After every event.
     pub const MAX: Self = Self(u64::MAX);
 
     pub const fn from_unix_ns(ns: u64) -> Self {
@@ -45,7 +45,7 @@ impl Timestamp {
 }
 
 impl Timestamp {
-    /// The time of day for a person, in UTC: `03:04:05.006`.
+    /// The time of day in UTC: `03:04:05.006`.
     pub fn clock(self) -> String {
         let text = self.to_string();
         text.get(11..23).unwrap_or(&text).to_owned()
@@ -57,13 +57,13 @@ impl Timestamp {
         if self.0 / DAY_NS == other.0 / DAY_NS { self.clock() } else { self.to_the_millisecond() }
     }
 
-    /// RFC 3339 in UTC for a person, to the millisecond: `2026-01-02T03:04:05.006Z`.
+    /// RFC 3339 in UTC to the millisecond: `2026-01-02T03:04:05.006Z`.
     pub fn to_the_millisecond(self) -> String {
         let text = self.to_string();
         text.get(..23).map_or_else(|| text.clone(), |whole| format!("{whole}Z"))
     }
 
-    /// What [`fmt::Display`] writes, back into a time.
+    /// Parses the output of [`fmt::Display`].
     fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let number = |places: std::ops::Range<usize>| -> Option<u64> {
@@ -76,12 +76,12 @@ impl Timestamp {
         let days = days(year, month, day)?;
         let seconds = ((days * 24 + hours) * 60 + minutes) * 60 + seconds;
         let time = Self(seconds.checked_mul(1_000_000_000)?.checked_add(number(20..29)?)?);
-        // One way of writing for each time: whatever else is wrong with the text shows here.
+        // Each time has one form, so this comparison finds every other error in the text.
         (time.to_string() == text).then_some(time)
     }
 }
 
-/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar, the inverse of [`date`].
+/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar: the inverse of [`date`].
 fn days(year: u64, month: u64, day: u64) -> Option<u64> {
     let year = if month <= 2 { year.checked_sub(1)? } else { year };
     let month = (month + 9) % 12;
@@ -112,8 +112,8 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// Year, month and day of the proleptic Gregorian calendar, `days` after 1970-01-01. Counted in years that begin with
-/// March, so that a leap day is the last of its year, and in eras of 400 years, after which all repeats.
+/// Year, month and day of the proleptic Gregorian calendar, `days` after 1970-01-01. Counts years from March, so that a
+/// leap day is the last day of its year, and eras of 400 years, after which the calendar repeats.
 const fn date(days: u64) -> (u64, u64, u64) {
     // From 0000-03-01.
     let days = days + 719_468;
@@ -133,7 +133,7 @@ impl Serialize for Timestamp {
     }
 }
 
-/// As it was written; nothing else is taken.
+/// Accepts only the form that `Serialize` writes.
 impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;

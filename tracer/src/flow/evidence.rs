@@ -1,7 +1,7 @@
-//! A flow and the evidence kept for it: of each sort the first, the last and how many.
+//! A flow and its evidence: the first and last occurrence of each kind, and the count.
 //!
-//! Owns plain data with a fixed bound on its size, whatever a kernel or a peer does. What the evidence amounts to is
-//! in `outcome.rs`; why, in `diagnosis`.
+//! Owns plain data with a fixed bound on its size, whatever a kernel or a peer does. `outcome.rs` evaluates the
+//! evidence; `diagnosis` finds the cause.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -16,98 +16,98 @@ use crate::{
     time::Timestamp,
 };
 
-/// NAT decisions kept for one flow: the node's, and those of the namespaces before and behind it.
+/// NAT decisions kept for one flow: the node's, and those of the namespaces before and after it.
 pub(super) const MAX_DECISIONS: usize = 4;
-/// Sorts of drops kept for one flow.
+/// Kinds of drops kept for one flow.
 pub(super) const MAX_DROPS: usize = 8;
-/// Sorts of RSTs without a socket kept for one flow.
+/// Kinds of RSTs without a socket kept for one flow.
 pub(super) const MAX_STACK_RESETS: usize = 6;
-/// Sorts of invalid packets kept for one flow.
+/// Kinds of invalid packets kept for one flow.
 pub(super) const MAX_INVALID: usize = 4;
-/// Sorts of ICMP errors kept for one flow.
+/// Kinds of ICMP errors kept for one flow.
 pub(super) const MAX_ICMP_ERRORS: usize = 4;
 
-/// One connection, or one attempt at one.
+/// One connection, or one attempt to connect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flow {
-    /// Unique in its table, in the order of first sightings, from 1.
+    /// Unique in its table and counted from 1 in the order of first sightings.
     pub id: u64,
-    /// How many times it was handed out, this time included; 0 before.
+    /// How many times the table handed it out, including this time; 0 before.
     pub revision: u32,
-    /// Its beginning was not seen: the trace began later, or the event was lost.
+    /// Its beginning was not observed: the trace began later, or the event was lost.
     pub partial: bool,
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
-    /// When the event came that ended it; `None` while it is open or only silent.
+    /// The time of the event that ended it; `None` while it is open or only silent.
     pub ended: Option<Timestamp>,
-    /// When it was handed out last, in the sightings' time.
+    /// When it was last handed out, on the sightings' clock.
     pub settled: Option<Timestamp>,
     /// The namespace of its first sighting.
     pub netns: Netns,
-    /// Client to the address that it asked for.
+    /// From the client to the address that it connected to.
     pub orig: Tuple,
-    /// The task on whose CPU time its entry was confirmed: its sender only where that is local.
+    /// The task on whose CPU its entry was confirmed. It is the sender only if the sender is local.
     pub confirm_task: Option<Task>,
-    /// What NAT decided, in each namespace and zone where it was seen; at most four.
+    /// The NAT decisions in each namespace and zone that was observed; at most four.
     pub decisions: Vec<Decision>,
-    /// What IPVS itself was seen to do; most often nothing, for the entry's reply tuple tells the endpoint.
+    /// IPVS's own events. There are rarely any, because the entry's reply tuple shows the endpoint.
     pub ipvs: Option<Box<Ipvs>>,
     /// The socket that connects.
     pub client: SocketEnd,
     /// The socket that accepts.
     pub server: SocketEnd,
-    /// What went wrong on the way; a healthy flow has none.
+    /// Failures on the way; a healthy flow has none.
     pub trouble: Option<Box<Trouble>>,
-    /// `nf_ct_delete` saw its entry end.
+    /// `nf_ct_delete` observed the end of its entry.
     pub deleted: Option<Ended>,
-    /// What its entry was when it was read again, because nothing else shows whether a datagram was answered.
+    /// Its entry when it was read again, because nothing else shows whether a datagram was answered.
     pub reread: Option<Ended>,
-    /// When its last packet came, where its entry was listed and told.
+    /// The time of its last packet, if its entry was listed with a timeout.
     pub last_packet: Option<Timestamp>,
-    /// The last flow with the same addresses and ports, where it is still known.
+    /// The previous flow with the same addresses and ports, if it is still known.
     pub previous: Option<Previous>,
     /// How many sightings were folded into it.
     pub sightings: u32,
-    /// Events lost by the tracer while this flow was watched.
+    /// Events that the tracer lost while it watched this flow.
     pub lost: u64,
     pub(super) handed: Option<Outcome>,
 }
 
-/// What NAT decided for one conntrack entry, at the last time it was seen.
+/// The NAT decision of one conntrack entry at its latest sighting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// When it was first seen.
+    /// When it was first observed.
     pub time: Timestamp,
     pub netns: Netns,
     pub ct: Conntrack,
     /// Whether `__nf_conntrack_confirm` was entered for it (which can still fail: a clash).
     pub confirmed: Option<Timestamp>,
-    /// Entries made for it; above 1 where each retransmit met a drop before its entry could be confirmed.
+    /// Entries created for it. More than 1 if retransmits met a drop before their entry could be confirmed.
     pub attempts: u32,
-    /// Whether the entry was made for a TCP segment without SYN: the connection went on already, and NAT chose anew
-    /// (`nf_conntrack_tcp_loose`). `None` where it is not known.
+    /// Whether the entry was created for a TCP segment without SYN: the connection already existed, and NAT chose again
+    /// (`nf_conntrack_tcp_loose`). `None` if unknown.
     pub midstream: Option<bool>,
 }
 
 impl Decision {
-    /// The chosen endpoint, where the destination was translated.
+    /// The chosen endpoint, if the destination was translated.
     pub fn endpoint(&self) -> Option<SocketAddr> {
         self.ct.endpoint()
     }
 }
 
-/// What IPVS did with a flow, where its own functions were watched or something went wrong in it.
+/// IPVS's events in a flow: present if its functions were watched or if something failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ipvs {
     /// The real server that it chose last.
     pub chosen: Option<Chosen>,
-    /// It looked for a real server and made no entry: there is none, or no entry could be made.
+    /// It searched for a real server and created no entry: there is none, or the entry could not be created.
     pub unscheduled: Mark,
-    /// It gave its entry up and dropped the packet at hand, which still belonged to the old conntrack entry.
+    /// It released its entry and dropped the current packet, which still belonged to the old conntrack entry.
     pub expired: Mark,
-    /// The last packet so dropped was a SYN: the client reused a port.
+    /// The last such packet was a SYN: the client reused a port.
     pub reused: bool,
-    /// The conntrack entry that such a packet belonged to: its end is not this flow's.
+    /// The conntrack entry of such a packet. Its end is not the end of this flow.
     pub(super) old_entry: u64,
 }
 
@@ -116,11 +116,11 @@ pub struct Ipvs {
 pub struct Chosen {
     pub time: Timestamp,
     pub netns: Netns,
-    /// Client to virtual server, with the ports that IPVS knows the connection by.
+    /// From the client to the virtual server, with the ports of IPVS's entry.
     pub tuple: Tuple,
     pub destination: SocketAddr,
     pub flags: IpvsFlags,
-    /// A persistence template was made with it: the first connection of this client for a while.
+    /// IPVS created a persistence template with it: the first connection of this client for a while.
     pub first_of_client: bool,
 }
 
@@ -131,7 +131,7 @@ impl Chosen {
     }
 }
 
-/// An entry that was made anew in the middle of a connection: the one that it had is gone.
+/// An entry that replaced a lost one in the middle of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PickedUp {
     pub time: Timestamp,
@@ -139,7 +139,7 @@ pub struct PickedUp {
     pub ct: Conntrack,
 }
 
-/// How often something was seen, first and last.
+/// The count of an event with its first and last time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     pub count: u32,
@@ -165,10 +165,10 @@ impl Mark {
     }
 }
 
-/// One of the two sockets, as far as it lives on this node.
+/// One of the two sockets, if it is on this node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SocketEnd {
-    /// Address of its `struct sock`; 0 where it was never seen.
+    /// Address of its `struct sock`; 0 if it was never observed.
     pub sk: u64,
     pub netns: Netns,
     pub task: Option<Task>,
@@ -201,21 +201,21 @@ impl SocketEnd {
     }
 }
 
-/// The end of a socket and the state that it ended in.
+/// The end of a socket and its last state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
     pub time: Timestamp,
     pub from: TcpState,
 }
 
-/// What a healthy socket has none of.
+/// Events that a healthy socket does not have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndTrouble {
     /// SYN or SYN-ACK.
     pub syn_retransmits: Mark,
     /// Data or FIN.
     pub retransmits: Mark,
-    /// Data retransmits in a row whose distance about doubled: exponential backoff, which an answer ends.
+    /// Consecutive data retransmits whose interval about doubled: exponential backoff, which an answer ends.
     pub backoff: u32,
     pub(super) last_gap: Duration,
     pub reset_sent: Option<ResetEvent>,
@@ -227,14 +227,14 @@ pub struct EndTrouble {
 pub struct ResetEvent {
     pub time: Timestamp,
     pub state: TcpState,
-    /// `enum sk_rst_reason` by name, on kernels that have it.
+    /// The name in `enum sk_rst_reason`, on kernels that have it.
     pub reason: Option<Arc<str>>,
 }
 
-/// Where on its way a packet was.
+/// The stage of a packet on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// To the address that the client asked for: not translated (yet).
+    /// To the address that the client connected to: not translated (yet).
     Before,
     /// To the endpoint.
     After,
@@ -242,53 +242,53 @@ pub enum Stage {
     Reply,
 }
 
-/// One of the places a RST can come from.
+/// A possible origin of a RST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Client,
-    /// The address that the client asked for, untranslated.
+    /// The untranslated address that the client connected to.
     Vip,
     Endpoint,
 }
 
-/// What went wrong with a flow's packets.
+/// Failures of a flow's packets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trouble {
-    /// Dropped packets, by reason and stage; at most eight sorts.
+    /// Dropped packets by reason and stage; at most eight kinds.
     pub drops: Vec<Dropped>,
-    /// A rule refused it.
+    /// A rule rejected it.
     pub refusal: Option<Refusal>,
-    /// RSTs by a stack that has no socket for the packet; at most four sorts.
+    /// RSTs by a stack that has no socket for the packet; at most six kinds.
     pub stack_resets: Vec<StackReset>,
     /// `nf_ct_kill_acct`: a RST answered the SYN, or the entry was reopened.
     pub killed: Option<Ended>,
     /// `nf_ct_resolve_clash`.
     pub clashes: Mark,
-    /// Dropped because no conntrack entry could be made.
+    /// Dropped because no conntrack entry could be created.
     pub table_full: Mark,
-    /// Packets that conntrack called invalid, by reason and direction; at most four sorts.
+    /// Packets that conntrack classified as invalid, by reason and direction; at most four kinds.
     pub invalid: Vec<Invalid>,
-    /// ICMP errors about its packets; at most four sorts.
+    /// ICMP errors about its packets; at most four kinds.
     pub icmp_errors: Vec<IcmpError>,
-    /// RSTs seen on their way through this node, at most one a direction.
+    /// RSTs that passed through this node, at most one for each direction.
     pub transit_resets: Vec<TransitReset>,
-    /// Its packets met no entry any more, and one was made from the middle of it.
+    /// Its packets found no entry, and conntrack created one mid-stream.
     pub picked_up: Option<PickedUp>,
 }
 
-/// A packet without a place in its connection, by conntrack's measure (`nf_ct_l4proto_log_invalid`): it is not
-/// translated, and goes on with the addresses that it has unless a rule drops it.
+/// A packet that conntrack cannot assign to a connection (`nf_ct_l4proto_log_invalid`): it is not translated, and
+/// continues with its present addresses unless a rule drops it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Invalid {
-    /// The format of the kernel's message; `None` where it could not be read.
+    /// The format of the kernel's message; `None` if it could not be read.
     pub why: Option<Arc<str>>,
-    /// Whether it came from the endpoint's side.
+    /// Whether the packet came from the endpoint.
     pub reply: bool,
     pub netns: Netns,
     pub mark: Mark,
 }
 
-/// An ICMP error about one of the flow's packets, as NAT passed it on.
+/// An ICMP error about one of the flow's packets, as NAT forwarded it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IcmpError {
     /// The kernel's name of its type: `DEST_UNREACH`…
@@ -297,28 +297,28 @@ pub struct IcmpError {
     pub meaning: IcmpMeaning,
     /// The host that sent it.
     pub from: Option<IpAddr>,
-    /// Whether it is about a packet on its way to the endpoint, not about an answer.
+    /// Whether it is about a packet to the endpoint; otherwise it is about an answer.
     pub about_request: bool,
     pub mark: Mark,
 }
 
-/// What an ICMP error says, in either family's types and codes (RFC 792, RFC 1812, RFC 4443).
+/// The meaning of an ICMP error in either family's types and codes (RFC 792, RFC 1812, RFC 4443).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcmpMeaning {
-    /// Nothing listens: on the port, or for the protocol.
+    /// Nothing listens on the port, or for the protocol.
     NothingListens,
-    /// A rule or a route of another host forbids it.
+    /// A rule or a route of another host prohibits it.
     Prohibited,
-    /// There is no way to the host.
+    /// There is no route to the host.
     NoWay,
-    /// It is too long for a link on the way.
+    /// The packet is too long for a link on the path.
     TooBig,
-    /// None of these.
+    /// Any other error.
     Other,
 }
 
 impl IcmpMeaning {
-    /// Of the type by the kernel's name and the code, as this hook's family has them.
+    /// From the kernel's name of the type and the code, in this hook's family.
     pub(super) fn of(hook: Hook, kind: &str, code: Option<u8>) -> Self {
         let v6 = hook == Hook::IcmpError6;
         match (v6, kind, code) {
@@ -339,7 +339,7 @@ impl IcmpMeaning {
 pub struct TransitReset {
     pub by: End,
     pub netns: Netns,
-    /// Whether it answered a SYN: nothing had come from the other side before.
+    /// Whether it answered a SYN: nothing came from the other side before.
     pub to_syn: bool,
     pub mark: Mark,
 }
@@ -349,15 +349,15 @@ pub struct TransitReset {
 pub struct Ended {
     pub time: Timestamp,
     pub status: Status,
-    /// The netlink port of who deleted it; `None` where the kernel did of its own accord.
+    /// The netlink port of the process that deleted it; `None` if the kernel did.
     pub deleted_by: Option<u32>,
 }
 
-/// What an earlier flow of the same client's end and the same address was.
+/// A summary of an earlier flow from the same client address and port to the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Previous {
     pub endpoint: SocketAddr,
-    /// How its entry ended, where that was seen.
+    /// How its entry ended, if that was observed.
     pub ended: Option<Ended>,
 }
 
@@ -367,9 +367,9 @@ pub struct Dropped {
     pub reason: Option<Arc<str>>,
     pub stage: Stage,
     pub netns: Netns,
-    /// Whether the packet's entry was not confirmed yet: the drop ended it.
+    /// Whether the packet's entry was not confirmed yet: the drop destroyed the entry.
     pub unconfirmed: bool,
-    /// Whether it was the first packet of a connection (a SYN; any datagram).
+    /// Whether it was the first packet of a connection (a SYN, or any datagram).
     pub opening: bool,
     pub mark: Mark,
 }
@@ -380,7 +380,7 @@ impl Dropped {
     }
 }
 
-/// A rule's refusal: an ICMP error or a forged RST.
+/// A rejection by a rule: an ICMP error or a forged RST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub kind: RefusalKind,
@@ -409,7 +409,7 @@ pub struct StackReset {
     /// Whether it answered a SYN.
     pub to_syn: bool,
     /// Whether the packet that it answers came from the endpoint's own address: an answer that was not translated back
-    /// to the address that the client asked for.
+    /// to the address that the client connected to.
     pub untranslated: bool,
     pub mark: Mark,
 }
@@ -451,12 +451,12 @@ impl Flow {
         self.orig.protocol == Protocol::TCP
     }
 
-    /// No socket tells of it, and its client repeats what was not answered.
+    /// An SCTP flow has no socket events, and its client retransmits.
     pub(super) fn is_sctp(&self) -> bool {
         self.orig.protocol == Protocol::SCTP
     }
 
-    /// The decision taken in this namespace; a translating one first, then the earliest. With `None`, in any.
+    /// The decision in this namespace: a translating one first, then the earliest. With `None`, in any namespace.
     pub fn decision(&self, netns: Option<Netns>) -> Option<&Decision> {
         let here = |decision: &&Decision| {
             netns.is_none_or(|netns| decision.netns == netns || decision.netns == Netns::default())
@@ -470,13 +470,13 @@ impl Flow {
             .or_else(|| self.decisions.iter().filter(here).find(asked))
     }
 
-    /// The endpoint that was chosen in this namespace; with `None`, in any.
+    /// The chosen endpoint in this namespace; with `None`, in any.
     pub fn endpoint(&self, netns: Option<Netns>) -> Option<SocketAddr> {
         let decided = self.decision(netns).and_then(Decision::endpoint);
         decided.or_else(|| self.chosen_by_ipvs(netns).map(|chosen| chosen.destination))
     }
 
-    /// The real server that IPVS was seen to choose in this namespace; with `None`, in any.
+    /// The real server that IPVS was observed to choose in this namespace; with `None`, in any.
     pub fn chosen_by_ipvs(&self, netns: Option<Netns>) -> Option<&Chosen> {
         let chosen = self.ipvs.as_ref()?.chosen.as_ref()?;
         let here = netns.is_none_or(|netns| {
@@ -485,7 +485,7 @@ impl Flow {
         here.then_some(chosen)
     }
 
-    /// Whether anything shows that IPVS had this flow: a reply tuple altered without the DNAT bit, or its own functions.
+    /// Whether IPVS handled this flow: its reply tuple changed without the DNAT bit, or IPVS's functions were observed.
     pub fn met_ipvs(&self) -> bool {
         self.ipvs.is_some()
             || self.decisions.iter().any(|decision| decision.ct.by_ipvs())
@@ -494,12 +494,12 @@ impl Flow {
             })
     }
 
-    /// Whether the client's socket is known to be open still: what comes with its addresses belongs to this flow.
+    /// Whether the client's socket is known to be open: events with its addresses belong to this flow.
     pub(super) fn is_open(&self) -> bool {
         self.client.established.is_some() && self.client.closed.is_none()
     }
 
-    /// The time from the first sighting to the client's handshake being complete; `None` where either was not seen.
+    /// The time from the first sighting to the client's complete handshake; `None` if either was not observed.
     pub fn connect_time(&self) -> Option<Duration> {
         let established = self.client.established?;
         let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen)

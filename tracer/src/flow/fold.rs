@@ -1,6 +1,6 @@
-//! Folding one sighting's facts into the flow that it belongs to.
+//! Folds the facts of one sighting into its flow.
 //!
-//! Owns which field a fact goes to and the bounds on what is kept. Which flow it belongs to is decided in `table.rs`.
+//! Owns the mapping of facts to fields and the bounds on what is kept. `table.rs` finds the flow of a sighting.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-/// Where and when a fact was seen.
+/// Place and time of a fact.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) time: Timestamp,
@@ -27,14 +27,14 @@ pub(super) struct Place {
 }
 
 impl Flow {
-    /// Notes a sighting of any sort.
+    /// Notes a sighting of any kind.
     pub(super) fn touch(&mut self, time: Timestamp) {
         self.sightings = self.sightings.saturating_add(1);
         self.first_seen = self.first_seen.min(time);
         self.last_seen = self.last_seen.max(time);
     }
 
-    /// The decision of this entry or, where retransmits made several entries, of this namespace and zone.
+    /// The decision of this entry, or the decision of this namespace and zone if retransmits created several entries.
     pub(super) fn decision_for(&self, ct: &Conntrack, netns: Netns) -> Option<&Decision> {
         self.decisions.iter().find(|decision| {
             decision.netns == netns && decision.ct.zone == ct.zone && decision.ct.orig == ct.orig
@@ -52,7 +52,7 @@ impl Flow {
                 if decision.ct.id != ct.id {
                     decision.attempts = decision.attempts.saturating_add(1);
                 }
-                // The confirmed entry's tuples are final; those of an attempt are the latest that were seen.
+                // The confirmed entry's tuples are final; those of an attempt are the latest.
                 if confirmed.is_some() || decision.confirmed.is_none() {
                     decision.ct = ct;
                 }
@@ -63,7 +63,7 @@ impl Flow {
                 decision.time = decision.time.min(place.time);
             }
             None if room => {
-                // Nearly every flow has one decision only.
+                // Nearly every flow has only one decision.
                 self.decisions.reserve_exact(1);
                 self.decisions.push(Decision {
                     time: place.time,
@@ -78,7 +78,7 @@ impl Flow {
         }
     }
 
-    /// What the hook told of an entry that is being confirmed.
+    /// Facts of the hook about an entry that is being confirmed.
     pub(super) fn fold_note(&mut self, ct: &Conntrack, note: EntryNote, place: Place) {
         if !self.is_tcp() {
             return;
@@ -142,7 +142,7 @@ impl Flow {
         }
     }
 
-    /// Where on its way the packet was, told from its own addresses, else from its entry.
+    /// The packet's stage, from its own addresses, or else from its entry.
     fn stage(&self, packet: &PacketFact) -> Stage {
         if packet.original_direction == Some(false) {
             return Stage::Reply;
@@ -187,7 +187,7 @@ impl Flow {
     fn fold_stack_reset(&mut self, by: End, to_syn: bool, packet: &PacketFact, place: Place) {
         let asked = self.orig.dst;
         let translated = self.decisions.iter().any(|decision| decision.endpoint().is_some());
-        // The RST answers this packet, which came from the endpoint: under which address?
+        // The RST answers this packet, which came from the endpoint. The question is under which address.
         let untranslated = by == End::Client
             && translated
             && packet.tuple.is_some_and(|tuple| {
@@ -221,10 +221,10 @@ impl Flow {
         }
     }
 
-    /// One error passes several NAT hooks, under the same sender's address or a translated one: it is one sort.
+    /// One error passes several NAT hooks, with the sender's own or a translated address. It counts as one kind.
     fn fold_icmp_error(&mut self, packet: &PacketFact, place: Place) {
         let Some(kind) = packet.reason.clone() else { return };
-        // An error about a packet travels against it.
+        // An error travels in the direction opposite to its packet.
         let about_request = packet.original_direction == Some(false);
         let from = packet.tuple.map(|tuple| tuple.src.ip());
         let meaning = IcmpMeaning::of(place.hook, &kind, packet.icmp_code);
@@ -276,7 +276,7 @@ impl Flow {
         }
     }
 
-    /// Which of the two sockets this is, if it is one of them.
+    /// The socket of the flow that has these addresses, if any.
     pub(super) fn end_of(&self, tuple: &Tuple) -> Option<End> {
         if *tuple == self.orig {
             return Some(End::Client);
@@ -301,7 +301,7 @@ impl Flow {
             end.netns = place.netns;
         }
         if end.task.is_none() && matches!(socket.event, SocketEvent::State { .. }) {
-            // Read from the socket's own task only on the way down; in softirq it is whoever was running.
+            // Only on the way down does the hook run in the socket's task; in softirq it runs in any task.
             end.task.clone_from(&socket.task);
         }
         end.bytes_acked = end.bytes_acked.max(socket.bytes_acked);
@@ -313,7 +313,7 @@ impl Flow {
 
 fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
     match &socket.event {
-        // A socket that was established never closes from here: this is another, made for the same handshake.
+        // An established socket cannot close from this state: this is another socket for the same handshake.
         SocketEvent::State { old, new: TcpState::Close } if is_embryo(*old) && end.established.is_some() => {}
         SocketEvent::State { old, new: TcpState::Close } => {
             let closed = Closed { time, from: *old };
@@ -342,7 +342,7 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
                 if gap == Duration::ZERO {
                     return;
                 }
-                // The timer doubles; losses far apart keep no such measure.
+                // The timer doubles. For losses far apart the measure does not hold.
                 let last = trouble.last_gap;
                 let grew = last > Duration::ZERO && gap > last + last / 2 && gap < last.saturating_mul(3);
                 trouble.backoff = if grew { trouble.backoff.saturating_add(1) } else { 0 };
@@ -361,14 +361,14 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
     }
 }
 
-/// Whether a socket in this state is not accepted yet. Two packets of a client that are handled at the same time each
-/// make one, and the kernel drops the one that comes second (`inet_csk_complete_hashdance`); a client that repeats its
-/// packets gets a new one.
+/// Whether a socket in this state is not yet accepted. Two packets of a client that are handled at the same time each
+/// create one, and the kernel drops the later one (`inet_csk_complete_hashdance`). A client that retransmits gets a new
+/// one.
 pub(super) const fn is_embryo(state: TcpState) -> bool {
     matches!(state, TcpState::SynRecv | TcpState::NewSynRecv)
 }
 
-/// Whether the fact tells that a socket begins, not that one goes on or ends.
+/// Whether the fact is the beginning of a socket, not its continuation or end.
 pub(super) const fn begins(event: &SocketEvent) -> bool {
     matches!(
         event,
@@ -377,7 +377,7 @@ pub(super) const fn begins(event: &SocketEvent) -> bool {
     )
 }
 
-/// Whether the fact can only come from the accepting socket.
+/// Whether only the accepting socket can cause the fact.
 pub(super) const fn accepts(event: &SocketEvent) -> bool {
     matches!(
         event,
@@ -391,9 +391,9 @@ pub(super) const fn may_open(packet: &PacketFact) -> bool {
     packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0
 }
 
-/// Whether a dropped packet had waited for its next hop's address, for up to three seconds by default
-/// (`mcast_solicit` times `retrans_time_ms`): it belongs to what was under way then. IPv6 gives such a packet up without
-/// a reason (`ndisc_error_report`, seen on 6.12), and little else of a packet that was translated already.
+/// Whether a dropped packet had waited for its next hop's address, for up to three seconds by default (`mcast_solicit`
+/// times `retrans_time_ms`): it belongs to the connection of that time. IPv6 drops such a packet without a reason
+/// (`ndisc_error_report`, observed on 6.12), and hardly any other packet that was already translated.
 pub(super) fn waited(packet: &PacketFact) -> bool {
     packet.reason.as_deref().is_some_and(|reason| {
         reason.starts_with("NEIGH_")
@@ -402,7 +402,7 @@ pub(super) fn waited(packet: &PacketFact) -> bool {
     })
 }
 
-/// The addresses with which a flow can be looked up, besides the client's own.
+/// The addresses by which a flow can be found besides the client's own.
 pub(super) fn behind(decision: &Decision) -> [Tuple; 2] {
     [decision.ct.reply, decision.ct.orig]
 }

@@ -1,4 +1,4 @@
-//! Which flow a conntrack entry belongs to: the same 5-tuple and even the same `struct nf_conn` come again.
+//! The flow of a conntrack entry: 5-tuples and even `struct nf_conn` addresses are reused.
 //!
 //! Owns the rules of identity in time; the table owns the index and the queues.
 
@@ -7,43 +7,43 @@ use std::time::Duration;
 use super::{FlowTable, fold::Place, key::Key};
 use crate::sighting::{Conntrack, Hook, Status};
 
-/// A fact that beats its flow's first entry by no more than this was reordered, not left over from an older flow.
+/// A fact that precedes its flow's first entry by at most this was reordered and does not belong to an older flow.
 pub(super) const OVERTAKEN: Duration = Duration::from_millis(100);
-/// The initial retransmission timeout (RFC 6298) less its tolerance: a SYN sooner than this after a refusal is another
-/// connection's.
+/// The initial retransmission timeout (RFC 6298) less its tolerance: an earlier SYN after a refusal belongs to another
+/// connection.
 const FIRST_RETRANSMIT: Duration = Duration::from_millis(900);
-/// Facts about a flow's last packets may come this long after its end.
+/// Facts about a flow's last packets may arrive this long after its end.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
 impl FlowTable {
-    /// The flow of an entry that is being confirmed, a new one where the known flow's entry is another.
+    /// The flow of an entry that is being confirmed; a new flow if the known one has another entry.
     pub(super) fn entry_to_confirm(&mut self, ct: &Conntrack, place: Place) -> u32 {
         if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
             && let Some(flow) = self.slots.get(index)
         {
             let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
             if flow.is_open() && flow.is_tcp() && flow.orig == ct.orig && flow.first_seen <= place.time {
-                // Its old entry is gone, and conntrack picked the connection up where it stands (tcp_loose).
+                // Its old entry is gone, and conntrack picked up the connection mid-stream (tcp_loose).
                 return index;
             }
             let same = match flow.decision_for(ct, place.netns) {
                 Some(known) => match known.confirmed {
-                    // A second copy of the sighting, or one that came late.
+                    // A second copy of the sighting, or a late one.
                     Some(confirmed) if place.time <= confirmed => true,
-                    // A copy from another CPU: the kernel's task moved there between the two programs that tell of it. Or
-                    // two datagrams of one socket raced for one entry (C17, N10).
+                    // A copy from another CPU: the kernel's task moved there between the two programs that report it.
+                    // Or two datagrams of one socket raced for one entry (C17, N10).
                     Some(confirmed) => {
                         (known.ct.id == ct.id || !flow.is_tcp())
                             && !over
                             && place.time.since(confirmed) < LATE
                     }
-                    // A retransmit got through what dropped the first packet.
+                    // A retransmit passed what dropped the first packet.
                     None => !over,
                 },
                 None if flow.decisions.is_empty() => {
                     !over && (!flow.was_answered() || flow.first_seen.saturating_add(OVERTAKEN) >= place.time)
                 }
-                // Another namespace's or zone's entry of the same connection.
+                // The entry of the same connection in another namespace or zone.
                 None => !over && (!flow.was_answered() || flow.first_seen.saturating_add(LATE) >= place.time),
             };
             if same
@@ -56,7 +56,7 @@ impl FlowTable {
         self.begin(ct.orig, place, false)
     }
 
-    /// The flow of an entry that was seen before it was confirmed. `waited`: its packet was held back for seconds.
+    /// The flow of an entry before its confirmation. `waited`: its packet was held back for seconds.
     pub(super) fn entry_unconfirmed(
         &mut self,
         ct: &Conntrack,
@@ -78,7 +78,7 @@ impl FlowTable {
                 let soon = refused && flow.is_tcp() && (soon || closed);
                 let another = known.is_some_and(|known| known.ct.id != ct.id && known.confirmed.is_some());
                 let late = since > LATE && !flow.is_still_trying();
-                // IPVS drops a SYN with the entry of the connection that had the port before.
+                // IPVS drops a SYN with the entry of the port's previous connection.
                 let port_again = place.hook == Hook::IpVsConnExpire && flow.is_tcp() && flow.was_answered();
                 opening
                     && !waited
@@ -93,8 +93,8 @@ impl FlowTable {
         self.begin(ct.orig, place, partial)
     }
 
-    /// The flow whose entry ends. An entry that ended without ever being seen tells nothing of a flow, unless a RST
-    /// killed it: then its SYN was refused.
+    /// The flow whose entry ends. An entry that was never observed identifies no flow, unless a RST killed it: then its
+    /// SYN was refused.
     pub(super) fn entry_to_end(&mut self, ct: &Conntrack, place: Place) -> Option<u32> {
         let known = self.index.get(&Key::new(&ct.orig, place.netns)).copied();
         if let Some(index) = known

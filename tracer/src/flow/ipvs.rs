@@ -1,7 +1,7 @@
-//! What IPVS says itself: the real server that it chose, and connections that outlive their entries.
+//! IPVS's own facts: the real server that it chose, and connections that outlive their entries.
 //!
-//! Owns the folding of these facts. A flow needs none of them where IPVS tracks its connections in conntrack: the
-//! confirmed entry's reply tuple is then the better source, for it shows masquerading too.
+//! Owns the folding of these facts. A flow does not need them if IPVS tracks its connections in conntrack: the
+//! confirmed entry's reply tuple is then the better source, because it also shows masquerading.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use super::{
 };
 use crate::sighting::{Conntrack, Hook, IpvsFact, IpvsFlags, SocketEvent, SocketFact, TcpState};
 
-/// A persistence template and the connection that it is made for come from one call of `ip_vs_sched_persist`; an
-/// emulated machine may stand still between them.
+/// A persistence template and its connection come from one call of `ip_vs_sched_persist`; an emulated machine may stall
+/// between them.
 const SAME_CALL: Duration = Duration::from_millis(20);
 
 impl FlowTable {
@@ -60,8 +60,8 @@ impl FlowTable {
         Some(index)
     }
 
-    /// A socket connects from the addresses of a flow whose entry was held to be picked up: it was a new connection's, and
-    /// the end of the one before was not seen.
+    /// A socket connects from the addresses of a flow whose entry was taken for a pickup: the entry belongs to a new
+    /// connection, and the end of the previous one was not observed.
     pub(super) fn split_picked_up(&mut self, fact: &SocketFact, place: Place) {
         let connects = matches!(
             fact.event,
@@ -88,14 +88,14 @@ impl FlowTable {
         self.link(index, &picked_up.ct, place);
     }
 
-    /// The flow that IPVS makes an entry for: a SYN's (or any datagram's), before its conntrack entry is confirmed.
+    /// The flow for which IPVS creates an entry: on a SYN (or any datagram), before its conntrack entry is confirmed.
     fn scheduled(&mut self, fact: &IpvsFact, place: Place) -> u32 {
         if let Some(index) = self.index.get(&Key::new(&fact.tuple, place.netns)).copied()
             && let Some(flow) = self.slots.get(index)
             && flow.orig == fact.tuple
         {
             let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
-            // Answered facts that overtook this one within the reorder window's reach belong to it.
+            // Answered facts that overtook this one within the reorder window belong to it.
             let answered = flow.is_tcp() && flow.was_answered();
             if !over && (!answered || flow.first_seen.saturating_add(OVERTAKEN) >= place.time) {
                 return index;
@@ -106,8 +106,8 @@ impl FlowTable {
 }
 
 impl Flow {
-    /// Whether the entry that is being confirmed was made from the middle of this connection, whose own is gone. It
-    /// says nothing of how the connection began, so the decision of that time stays.
+    /// Whether the entry that is being confirmed was created mid-stream for this connection, whose own entry is gone.
+    /// It contains nothing about the connection's beginning, so the earlier decision stays.
     pub(super) fn fold_pick_up(&mut self, ct: &Conntrack, place: Place) -> bool {
         if let Some(ipvs) = &mut self.ipvs {
             ipvs.old_entry = 0;

@@ -1,6 +1,6 @@
-//! The index key of a flow: a connection's two ends, whichever way a packet of it travels.
+//! The index key of a flow: a connection's two ends, whatever the direction of a packet.
 //!
-//! Owns normal forms of addresses only. It decides nothing about what belongs together in time.
+//! Owns only normal forms of addresses. It does not decide which sightings belong together in time.
 
 use std::{
     hash::{Hash, Hasher},
@@ -18,7 +18,7 @@ pub(super) struct Key {
     low: u128,
     high: u128,
     ports: u32,
-    /// Loopback addresses mean another host in each namespace; all others mean the same everywhere on a node.
+    /// Loopback addresses mean another host in each namespace; all others mean the same host everywhere on a node.
     scope: u32,
     protocol: u8,
 }
@@ -60,8 +60,8 @@ fn end(addr: &SocketAddr) -> (u128, u16) {
     (ip, addr.port())
 }
 
-/// Addresses in their plain form: a dual-stack socket names an IPv4 peer as `::ffff:a.b.c.d`, conntrack as `a.b.c.d`.
-/// Flow labels and scope ids are dropped: conntrack has neither.
+/// Addresses in their plain form: a dual-stack socket writes an IPv4 peer as `::ffff:a.b.c.d`, conntrack as `a.b.c.d`.
+/// Drops flow labels and scope ids, which conntrack does not have.
 pub(super) fn make_plain(tuple: &mut Tuple) {
     make_plain_addr(&mut tuple.src);
     make_plain_addr(&mut tuple.dst);

@@ -1,8 +1,8 @@
-//! Flows: every sighting of one connection or attempt, folded together by conntrack identity.
+//! Flows: all sightings of one connection or attempt, joined by conntrack identity.
 //!
-//! Owns the joining of sightings (both directions, before and after NAT, the client's socket and the backend's),
-//! the end of flows and the bound on memory. It does no I/O, starts no timer, knows no clock but the sightings' and
-//! the `now` it is given, and says nothing about causes: that is `diagnosis`.
+//! Owns the joining of sightings (both directions, before and after NAT, the client's socket and the backend's), the
+//! end of flows and the bound on memory. It does no I/O and starts no timer. Its only clocks are those of the sightings
+//! and the `now` that it receives. It does not judge causes: that is `diagnosis`.
 
 mod evidence;
 mod fold;

@@ -1,6 +1,6 @@
-//! What the evidence of a flow amounts to.
+//! The outcome of a flow's evidence.
 //!
-//! A function of the evidence alone, so that it cannot depend on the order in which the evidence came. It names what
+//! A function only of the evidence, so that it cannot depend on the order in which the evidence arrived. It states what
 //! happened, never why.
 
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::{
     time::Timestamp,
 };
 
-/// What became of a flow.
+/// The outcome of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Neither an answer nor a failure was seen.
+    /// Neither an answer nor a failure was observed.
     Pending,
     /// Answered and still open.
     Established,
@@ -23,28 +23,28 @@ pub enum Outcome {
     Closed,
     /// Answered, then ended by a RST.
     Reset(ResetBy),
-    /// Answered, then one end heard nothing more: its retransmits backed off.
+    /// Answered, then one end received nothing more: its retransmits backed off.
     Silent,
-    /// A RST (or for datagrams "no socket") answered the first packet.
+    /// A RST (for datagrams: "no socket") answered the first packet.
     Refused,
-    /// A rule on the way refused it with an ICMP error or a forged RST.
+    /// A rule on the path rejected it with an ICMP error or a forged RST.
     Rejected,
     /// Its first packets were dropped.
     Dropped,
     /// The next hop could not be resolved, or there is no route.
     Unreachable,
-    /// The SYN was not answered, though it was repeated or the client waited for a while.
+    /// The SYN was not answered, although it was retransmitted or the client waited for a while.
     Stalled,
-    /// The connect ended within a moment and without an answer: the client gave up, or got an ICMP error from afar.
+    /// The connect ended at once without an answer: the client gave up, or got an ICMP error from another host.
     Abandoned,
 }
 
-/// Who reset an answered flow.
+/// The sender of the RST that ended an answered flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResetBy {
     Client,
     Endpoint,
-    /// A RST was received and no sender was seen.
+    /// A RST was received and no sender was observed.
     Unknown,
 }
 
@@ -52,39 +52,39 @@ pub enum ResetBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Seen,
-    /// None had come by then.
+    /// There was no answer so far.
     NotSeen {
         until: Timestamp,
     },
-    /// Nothing showed it either way.
+    /// No observation shows it.
     Unknown,
 }
 
 impl Outcome {
-    /// Whether the client got its connection or datagram through, and it did not break.
+    /// Whether the client's connection or datagram succeeded and did not break.
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Established | Self::Closed)
     }
 }
 
-/// Drop reasons that mean "no way to the next hop", by the kernel's names.
+/// Drop reasons that mean "no route to the next hop", by the kernel's names.
 const NO_WAY: [&str; 6] =
     ["NEIGH_FAILED", "NEIGH_DEAD", "NEIGH_CREATEFAIL", "NEIGH_QUEUEFULL", "IP_OUTNOROUTES", "IP_INNOROUTES"];
 
-/// Reasons by which copies and leftovers are let go: a bridge's flooded frame at another Pod, a closed socket's queue.
+/// Reasons that release copies and leftovers: a bridge's flooded frame at another Pod, a closed socket's queue.
 const NOISE: [&str; 4] = ["OTHERHOST", "QUEUE_PURGE", "SKB_CONSUMED", "CONSUMED"];
 
-/// A client that waits no longer than this did not wait for the dataplane: an answer within a cluster takes
-/// milliseconds, happy eyeballs give the loser up within 250 ms (RFC 8305).
+/// A client that waits at most this long did not wait for the dataplane: an answer within a cluster takes milliseconds,
+/// and happy eyeballs abort the loser within 250 ms (RFC 8305).
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// A SYN that has no answer after so long was repeated once at least (RFC 6298).
+/// A SYN without an answer for this long was retransmitted at least once (RFC 6298).
 const SYN_WAIT: Duration = Duration::from_secs(3);
 
-/// An association's four-way handshake is over by then, or was refused.
+/// An association's four-way handshake has ended by then, or was refused.
 const HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// Doublings of the distance between data retransmits after which an end is held to hear nothing: four retransmits,
+/// Doublings of the interval between data retransmits after which an end counts as receiving nothing: four retransmits,
 /// about 3 s from the first (initial timeout 200 ms).
 const SILENT_BACKOFF: u32 = 2;
 
@@ -93,7 +93,7 @@ impl Flow {
         if self.was_answered() { self.answered_outcome() } else { self.opening_outcome() }
     }
 
-    /// Whether the other end answered, as far as anything showed it.
+    /// Whether an observation shows that the other end answered.
     pub fn was_answered(&self) -> bool {
         let replied = |status: Status| self.status_tells_answer(status);
         let ends = [&self.client, &self.server];
@@ -112,9 +112,9 @@ impl Flow {
             })
     }
 
-    /// Whether an entry of this status saw an answer that accepts. What refuses an SCTP association (ABORT) is a packet
-    /// from the other side too: the association stands once the entry is assured, which `nf_conntrack_sctp_packet`
-    /// makes it with the COOKIE ACK.
+    /// Whether an entry with this status saw an answer that accepts. An SCTP ABORT, which refuses an association, is a
+    /// packet from the other side too. The association is established once the entry is assured, which
+    /// `nf_conntrack_sctp_packet` sets with the COOKIE ACK.
     fn status_tells_answer(&self, status: Status) -> bool {
         if self.orig.protocol == Protocol::SCTP {
             status.has(Status::ASSURED)
@@ -123,8 +123,8 @@ impl Flow {
         }
     }
 
-    /// What is known of an answer to a flow of which no socket tells: the entry tells it, at its end or when it is
-    /// read again.
+    /// What is known of the answer to a flow without socket events: its entry shows it, at its end or when it is read
+    /// again.
     pub fn answer(&self) -> Answer {
         if self.was_answered() {
             return Answer::Seen;
@@ -135,7 +135,7 @@ impl Flow {
         }
     }
 
-    /// Datagrams of which nothing told that they were answered before their entry's end did.
+    /// Datagrams whose answer only the end of their entry showed.
     pub(super) fn was_answered_after_all(&self) -> bool {
         !self.is_tcp() && self.was_answered()
     }
@@ -153,16 +153,16 @@ impl Flow {
         if silent {
             return Outcome::Silent;
         }
-        // An entry can end before its connection: it timed out, or IPVS took it along.
+        // An entry can end before its connection: it timed out, or IPVS deleted it.
         let entry_ended =
             self.deleted.is_some() || self.trouble.as_ref().is_some_and(|trouble| trouble.killed.is_some());
-        // Another may be accepted in the place of one that was not.
+        // Another socket may be accepted in place of one that was not.
         let server_closed = self.server.closed.is_some_and(|closed| !is_embryo(closed.from));
         let over = self.client.closed.is_some() || server_closed || (entry_ended && !self.is_open());
         if over { Outcome::Closed } else { Outcome::Established }
     }
 
-    /// Who broke an answered flow with a RST. A RST after both ends said goodbye (FIN) breaks nothing.
+    /// The sender of the RST that broke an answered flow. A RST after both ends sent a FIN breaks nothing.
     fn reset_by(&self) -> Option<ResetBy> {
         let counts = |state: TcpState| {
             matches!(state, TcpState::Established | TcpState::CloseWait | TcpState::FinWait1)
@@ -175,7 +175,7 @@ impl Flow {
                     || trouble.transit_resets.iter().any(|reset| reset.by == by && !reset.to_syn)
             })
         };
-        // tcp_send_active_reset closes the socket first on some paths: a state of CLOSE still is the sender's RST.
+        // tcp_send_active_reset closes the socket first on some paths: the sender's RST may come in state CLOSE.
         let active = |end: &super::SocketEnd| {
             end.reset_sent().is_some()
                 && end.closed.is_some_and(|closed| closed.from == TcpState::Established)
@@ -193,8 +193,8 @@ impl Flow {
         }
     }
 
-    /// Both ends are elsewhere, and a RST was seen on its way between them: the first of them counts, for it may call
-    /// forth another.
+    /// Both ends are on other nodes, and a RST between them was observed. The first one counts, because it may cause
+    /// another.
     fn transit_reset(&self) -> Option<ResetBy> {
         if self.client.is_seen() || self.server.is_seen() {
             return None;
@@ -206,7 +206,7 @@ impl Flow {
 
     fn opening_outcome(&self) -> Outcome {
         if let Some(trouble) = &self.trouble {
-            // A later confirmed entry means that a retransmit got through what stopped the first packet.
+            // A later confirmed entry means that a retransmit passed what stopped the first packet.
             let passed = self.decisions.iter().filter_map(|decision| decision.confirmed).max();
             let stands = |last| passed.is_none_or(|passed| last >= passed);
             let on_the_way = || {
@@ -257,7 +257,7 @@ impl Flow {
             let waited = closed.time.since(self.first_seen);
             return if waited > PATIENCE { Outcome::Stalled } else { Outcome::Abandoned };
         }
-        // The ABORT that refuses an association is the only answer that leaves its entry unassured.
+        // Only the ABORT that refuses an association leaves its entry unassured.
         let refused = |ended: super::Ended| {
             self.orig.protocol == Protocol::SCTP
                 && ended.status.has(Status::SEEN_REPLY)
@@ -273,14 +273,14 @@ impl Flow {
         Outcome::Pending
     }
 
-    /// Whether the client may still repeat its SYN, or its INIT: a socket that is busy when the refusal comes ignores it
-    /// (`tcp_v4_err` keeps it as a soft error), and tries again a second later.
+    /// Whether the client may still retransmit its SYN or INIT: a socket that is busy when the refusal arrives ignores
+    /// it (`tcp_v4_err` keeps it as a soft error), and tries again a second later.
     pub(super) fn is_still_trying(&self) -> bool {
         let repeats = self.is_tcp() || self.orig.protocol == Protocol::SCTP;
         repeats && self.client.closed.is_none() && self.deleted.is_none() && !self.was_answered()
     }
 
-    /// Whether nothing but late evidence can follow.
+    /// Whether only late evidence can follow.
     pub(super) fn is_over(&self, outcome: Outcome) -> bool {
         match outcome {
             Outcome::Closed
@@ -297,7 +297,7 @@ impl Flow {
     }
 }
 
-/// States that a socket reaches only after an answer.
+/// The states that a socket reaches only after an answer.
 const fn is_answered(state: TcpState) -> bool {
     matches!(
         state,

@@ -1,14 +1,15 @@
-//! A short memory that puts sightings of several CPUs back into the order of time.
+//! A short buffer that sorts the sightings of several CPUs by time.
 //!
-//! Each CPU's records come in order, but one CPU's may overtake another's by the time a record waits to be written.
-//! Held for a few milliseconds and sorted, they come out in causal order (the kernel's monotonic clock is one for all
-//! CPUs), so that nothing behind this file depends on the order of arrival.
+//! The records of one CPU arrive in order, but one CPU's records may overtake another's. Held for a few milliseconds
+//! and sorted, they leave in causal order (the kernel's monotonic clock is the same for all CPUs), so that later code
+//! does not depend on the order of arrival.
 
 use std::{collections::VecDeque, time::Duration};
 
 use crate::{sighting::Sighting, time::Timestamp};
 
-/// Sightings held at most, whatever their times: a bound on memory (about 2 MiB) that a busy node's 30 ms stay below.
+/// The most sightings held, whatever their times: a bound on memory (about 2 MiB) that a busy node's 30 ms do not
+/// reach.
 const CAPACITY: usize = 8192;
 
 #[derive(Debug)]
@@ -35,12 +36,12 @@ impl Reorder {
         }
     }
 
-    /// Time passed without a sighting.
+    /// Advances the time without a sighting.
     pub(super) fn advance(&mut self, now: Timestamp) {
         self.newest = self.newest.max(now);
     }
 
-    /// The next sighting that nothing can overtake any more.
+    /// The next sighting that no other can overtake.
     pub(super) fn pop(&mut self) -> Option<Sighting> {
         let first = self.held.front()?;
         if self.held.len() > CAPACITY || first.time.saturating_add(self.window) <= self.newest {
@@ -49,7 +50,7 @@ impl Reorder {
         None
     }
 
-    /// The next sighting, ready or not: nothing more will come.
+    /// The next sighting, ready or not, after the last push.
     pub(super) fn pop_any(&mut self) -> Option<Sighting> {
         self.held.pop_front()
     }

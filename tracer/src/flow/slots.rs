@@ -1,27 +1,27 @@
-//! Storage of flows: slots that are reused, each in exactly one queue, all operations in constant time.
+//! Storage of flows: reused slots, each in exactly one queue, with all operations in constant time.
 //!
-//! A queue is a doubly linked list through the slots, ordered by deadline because each queue has one timeout: its
-//! head is the next to expire and the first to evict. Owns no meaning of the queues beyond their names.
+//! A queue is a doubly linked list through the slots. It is ordered by deadline, because each queue has one timeout:
+//! its head is the next to expire and the first to evict. Owns only the names of the queues, not their meaning.
 
 use super::Flow;
 use crate::time::Timestamp;
 
-/// Which wait a flow is in.
+/// The queue that a flow waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
     /// Waiting for an answer.
     Opening,
-    /// Datagrams (and SCTP), of which no socket tells the end: waiting for silence.
+    /// Datagrams (and SCTP), whose end no socket reports: waiting for silence.
     Datagram,
     /// Waiting for what its entry says by now.
     Rereading,
     /// Answered and open; no deadline, ordered by activity.
     Live,
-    /// Its outcome is known; waiting for the other CPUs' and the other end's evidence.
+    /// Its outcome is known; waiting for the evidence of other CPUs and of the other end.
     Settling,
-    /// Handed out; kept for what comes late.
+    /// Handed out; kept for late evidence.
     Lingering,
-    /// Handed out as unanswered; kept longer, for an answer may still come.
+    /// Handed out as unanswered; kept longer, because an answer may still arrive.
     Waiting,
 }
 
@@ -123,7 +123,7 @@ impl Slots {
         self.link(index);
     }
 
-    /// Every flow's index, in no order of time.
+    /// The index of every flow, in no order of time.
     pub(super) fn indices(&self) -> impl Iterator<Item = u32> + use<> {
         let all = self.all.len() as u32;
         0..all

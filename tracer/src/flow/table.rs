@@ -1,7 +1,7 @@
-//! The table of flows: which sighting belongs to which flow, when a flow is over, and who has to go when it is full.
+//! The table of flows: finds the flow of each sighting, ends flows, and evicts flows when it is full.
 //!
-//! Every operation is in constant time but `finish`. Owns the index, the queues and time. Which entry is which flow is
-//! in `identity.rs`, what a fact means in `fold.rs`, what the evidence amounts to in `outcome.rs`.
+//! Every operation except `finish` is in constant time. Owns the index, the queues and time. `identity.rs` assigns
+//! entries to flows, `fold.rs` interprets facts, `outcome.rs` evaluates the evidence.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -27,14 +27,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// Losses remembered apart; older ones are joined.
+/// The number of losses kept apart; older ones are merged.
 const MAX_LOSSES: usize = 64;
 
 /// All flows of a trace. See the module for the contract.
 ///
-/// Time comes from sightings and [`advance`](Self::advance): a live caller advances to no later than when it began to
-/// read what waited, so that a flow is not given up while its answer waits to be read. What is
-/// [drained](Self::drain_settled) is owned by the caller, who should drain after each batch.
+/// Time comes from sightings and [`advance`](Self::advance). A live caller advances to no later than the time at which
+/// it began to read waiting events, so that a flow does not time out while its answer waits to be read. The caller owns
+/// [drained](Self::drain_settled) flows and should drain after each batch.
 #[derive(Debug)]
 pub struct FlowTable {
     pub(super) limits: Limits,
@@ -44,13 +44,13 @@ pub struct FlowTable {
     settled: VecDeque<Flow>,
     losses: VecDeque<Loss>,
     pub(super) counters: Counters,
-    /// Addresses of the entries that are to be read again.
+    /// The addresses of the entries to read again.
     pub(super) rereads: Vec<u64>,
-    /// The flows that wait for that, and for which the wait has not begun.
+    /// The flows whose wait for these entries has not begun.
     pub(super) unread: Vec<u32>,
-    /// The last persistence template that IPVS made, and when: the connection that it is made for comes next.
+    /// The last persistence template that IPVS created, and its time: the template's connection follows.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
-    /// The latest time known. Never goes back.
+    /// The latest known time. Never decreases.
     pub(super) clock: Timestamp,
 }
 
@@ -78,7 +78,7 @@ impl FlowTable {
         }
     }
 
-    /// Takes one sighting. It is folded once nothing can overtake it any more.
+    /// Takes one sighting. It is folded once no other can overtake it.
     pub fn observe(&mut self, sighting: Sighting) {
         self.counters.sightings += 1;
         self.reorder.push(sighting);
@@ -87,19 +87,19 @@ impl FlowTable {
         }
     }
 
-    /// Time has passed: nothing that was seen before `now` less the reorder window is still to come.
+    /// Advances the time: no sighting from before `now` less the reorder window is still to arrive.
     pub fn advance(&mut self, now: Timestamp) {
         self.reorder.advance(now);
         while let Some(mut next) = self.reorder.pop() {
             self.fold(&mut next);
         }
-        // What is still held back may belong to a flow that would expire now.
+        // A sighting that is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
         self.expire(certain);
         self.begin_rereads();
     }
 
-    /// When [`advance`](Self::advance) will next have something to do; `None` while nothing waits.
+    /// When [`advance`](Self::advance) will next have work; `None` while nothing waits.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         QUEUES
             .iter()
@@ -114,12 +114,12 @@ impl FlowTable {
         self.settled.drain(..)
     }
 
-    /// The first of them, as [`Self::drain_settled`] would give it.
+    /// The first of them, as [`Self::drain_settled`] would return it.
     pub fn next_settled(&mut self) -> Option<Flow> {
         self.settled.pop_front()
     }
 
-    /// The trace is over: all that is open is handed out as it stands, in the order of its beginning.
+    /// Ends the trace: hands out all open flows as they are, in the order of their beginning.
     pub fn finish(&mut self, now: Timestamp) {
         while let Some(mut next) = self.reorder.pop_any() {
             self.fold(&mut next);
@@ -143,7 +143,7 @@ impl FlowTable {
         self.index.clear();
     }
 
-    /// The kernel half lost `count` records between `from` and `to`: flows that were alive then carry the count.
+    /// The kernel half lost `count` records between `from` and `to`. Flows that were alive then carry the count.
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         if count == 0 {
             return;
@@ -163,7 +163,7 @@ impl FlowTable {
         Counters { open: seen - settled - evicted - absorbed, ..self.counters }
     }
 
-    /// Flows held, those already handed out included.
+    /// The number of flows held, including those already handed out.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
@@ -188,7 +188,7 @@ impl FlowTable {
         };
         match index {
             Some(index) => self.place(index),
-            // What an entry is that nobody asked about concerns no flow.
+            // A reread entry that no flow waits for concerns no flow.
             None => self.counters.unmatched += u64::from(place.hook != Hook::EntryReread),
         }
     }
@@ -197,7 +197,7 @@ impl FlowTable {
         make_plain_entry(&mut fact.ct);
         let ct = &fact.ct;
         if !is_tracked(ct.orig.protocol) || place.hook == Hook::NatSetup {
-            // NAT is still being decided at nf_nat_setup_info: its tuples are not final, the confirmed entry's are.
+            // At nf_nat_setup_info NAT is still being decided: its tuples are not final, the confirmed entry's are.
             return None;
         }
         if place.hook == Hook::EntryReread {
@@ -234,14 +234,14 @@ impl FlowTable {
         fact.ct = fact.ct.filter(|ct| is_tracked(ct.orig.protocol));
         let opening = may_open(fact);
         let index = if let Some(ct) = &fact.ct {
-            // An ICMP error tells of a packet that was sent before, seldom of an attempt that begins: the host that could not
-            // be reached is reported as late as its packet is given up.
+            // An ICMP error is about an earlier packet and rarely about a new attempt: an unreachable host is reported
+            // only when its packet is given up.
             let index =
                 self.entry_unconfirmed(ct, place, opening, waited(fact) || place.hook.is_icmp_error());
             let confirmed = ct.status.has(Status::CONFIRMED);
             let flow = self.slots.get_mut(index)?;
             if opening && confirmed && flow.is_tcp() && place.hook == Hook::IpVsConnExpire {
-                // The port's last connection's, whose endpoint is not this one's.
+                // Belongs to the port's previous connection, which had another endpoint.
                 flow.ipvs_mut().old_entry = ct.id;
             } else {
                 let known = flow.decision_for(ct, place.netns);
@@ -294,7 +294,7 @@ impl FlowTable {
             Some(index) if !reused => index,
             _ => {
                 let orig = if accepts(&fact.event) { fact.tuple.reversed() } else { fact.tuple };
-                // A repeated SYN is still the beginning; every other event comes later in a connection's life.
+                // A retransmitted SYN is still the beginning; every other event comes later in a connection's life.
                 self.begin(
                     orig,
                     place,
@@ -307,7 +307,7 @@ impl FlowTable {
         flow.fold_socket(fact, place).then_some(index)
     }
 
-    /// A new flow. What had its addresses until now is over.
+    /// Begins a flow and ends the earlier flow with its addresses.
     pub(super) fn begin(&mut self, orig: Tuple, place: Place, partial: bool) -> u32 {
         while self.slots.len() >= self.limits.max_flows.max(1) {
             self.evict();
@@ -335,7 +335,7 @@ impl FlowTable {
         }
     }
 
-    /// Its addresses belong to a newer flow: no more evidence can come.
+    /// A newer flow has its addresses: no more evidence can arrive.
     fn supersede(&mut self, index: u32, time: Timestamp) {
         let Some(flow) = self.slots.get_mut(index) else { return };
         flow.ended.get_or_insert(time);
@@ -344,9 +344,9 @@ impl FlowTable {
         }
     }
 
-    /// Makes the flow known by the addresses behind NAT, and takes in what was seen there before.
+    /// Indexes the flow by its addresses after NAT, and absorbs earlier sightings there.
     pub(super) fn link(&mut self, index: u32, ct: &Conntrack, place: Place) {
-        // By the original tuple it was found, or begun.
+        // It was found, or begun, by the original tuple.
         let reply = Key::new(&ct.reply, place.netns);
         if ct.endpoint().is_none() && !ct.masqueraded() {
             return;
@@ -357,8 +357,8 @@ impl FlowTable {
         }
     }
 
-    /// `other` was seen at the addresses that now turn out to be `index`'s: part of it if it had just begun without an
-    /// entry of its own, else an older flow.
+    /// `other` was observed at addresses that turn out to be those of `index`: it is part of it if it had just begun
+    /// without its own entry, otherwise an older flow.
     pub(super) fn absorb(&mut self, other: u32, index: u32, time: Timestamp) {
         let fresh = self.slots.get(other).is_some_and(|flow| {
             flow.decisions.is_empty()
@@ -375,7 +375,7 @@ impl FlowTable {
         flow.sightings = flow.sightings.saturating_add(part.sightings);
         flow.last_seen = flow.last_seen.max(part.last_seen);
         for end in [part.client, part.server].into_iter().filter(SocketEnd::is_seen) {
-            // Behind NAT only the accepting socket is to be found.
+            // After NAT only the accepting socket can be found.
             if !flow.server.is_seen() {
                 flow.server = end;
             }
@@ -385,7 +385,7 @@ impl FlowTable {
         }
     }
 
-    /// Puts a flow into the queue that its evidence asks for.
+    /// Puts a flow into the queue that its evidence requires.
     pub(super) fn place(&mut self, index: u32) {
         let Some(flow) = self.slots.get_mut(index) else { return };
         let outcome = flow.outcome();
@@ -395,7 +395,7 @@ impl FlowTable {
         }
         let tcp = flow.is_tcp();
         let handed = flow.handed;
-        // Where no entry was read again, the entry's end is the first to tell that there was no answer.
+        // If no entry was read again, the entry's end is the first to show that there was no answer.
         let first_told = flow.revision == 1 && flow.reread.is_none() && flow.deleted.is_some();
         let after_all = flow.was_answered_after_all() || (!tcp && first_told);
         let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
@@ -445,7 +445,7 @@ impl FlowTable {
         }
     }
 
-    /// Hands the flow out and keeps it for what may still come.
+    /// Hands the flow out and keeps it for late evidence.
     fn settle(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.slots.get(index).cloned() else { return };
         let outcome = flow.outcome();
@@ -482,7 +482,7 @@ impl FlowTable {
             .fold(0, |sum: u64, loss| sum.saturating_add(loss.count));
     }
 
-    /// Makes room for one flow: first what was handed out already, then half-open ones, then idle ones.
+    /// Makes room for one flow: evicts flows already handed out first, then half-open ones, then idle ones.
     fn evict(&mut self) {
         for queue in [
             Queue::Lingering,
@@ -509,7 +509,7 @@ impl FlowTable {
         }
     }
 
-    /// Removes the flow and gives it back.
+    /// Removes and returns the flow.
     fn take(&mut self, index: u32) -> Option<Flow> {
         self.unlink(index);
         self.slots.remove(index)
@@ -544,10 +544,10 @@ impl FlowTable {
     }
 }
 
-/// Whether a flow that was handed out as `before` has to be handed out again.
+/// Whether a flow that was handed out with `before` has to be handed out again.
 fn is_news(before: Outcome, after: Outcome) -> bool {
     match before {
-        // An entry's end tells a little more about a quiet flow, nothing that changes what was said.
+        // The end of an entry adds little to a quiet flow, and nothing that changes the earlier verdict.
         Outcome::Pending => !matches!(after, Outcome::Pending | Outcome::Closed | Outcome::Abandoned),
         Outcome::Stalled | Outcome::Dropped | Outcome::Silent => {
             before != after && !(matches!(before, Outcome::Silent) && after == Outcome::Closed)
