@@ -1,7 +1,7 @@
 //! The errors of the Kubernetes client as one sentence each.
 //!
-//! The client's own texts name each of its layers and end with the API's whole `Status`; its YAML parser quotes lines of
-//! the kubeconfig, where tokens and keys stand. None of this may reach a terminal.
+//! The client's own texts name each of its layers and end with the API's whole `Status`. Its YAML parser quotes lines
+//! of the kubeconfig, which contains tokens and keys. None of this may reach a terminal.
 
 use http::StatusCode;
 use kube::config::{InferConfigError, KubeconfigError};
@@ -11,10 +11,10 @@ use crate::{
     text::safe,
 };
 
-/// Characters of a server's own words.
+/// The most characters of a server's message.
 const MAX_MESSAGE: usize = 300;
 
-/// Why a request came to nothing: `HTTP 403 Forbidden: …`, `no connection: …`.
+/// Why a request failed: `HTTP 403 Forbidden: …`, `no connection: …`.
 pub(super) fn of_request(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => {
@@ -28,13 +28,13 @@ pub(super) fn of_request(error: &kube::Error) -> String {
         kube::Error::Service(_) | kube::Error::HyperError(_) => {
             format!("no connection: {}", root_cause(error))
         }
-        kube::Error::SerdeError(error) => format!("the answer is not the JSON that was expected: {error}"),
-        // The outermost text names the client's layer only.
+        kube::Error::SerdeError(error) => format!("the answer is not the expected JSON: {error}"),
+        // The outermost text names only the client's layer.
         other => std::error::Error::source(other).map_or_else(|| sentence(other), sentence),
     }
 }
 
-/// What a server says, in one line that is not too long.
+/// A server's message on one line of bounded length.
 fn message(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut short: String = line.chars().take(MAX_MESSAGE).collect();
@@ -44,7 +44,7 @@ fn message(text: &str) -> String {
     safe(&short).into_owned()
 }
 
-/// What is wrong with a kubeconfig.
+/// The error in a kubeconfig.
 pub(super) fn of_kubeconfig(error: &KubeconfigError) -> String {
     match error {
         KubeconfigError::ReadConfig(error, _) => error.to_string(),
@@ -62,7 +62,7 @@ pub(super) fn of_kubeconfig(error: &KubeconfigError) -> String {
     }
 }
 
-/// Why neither a kubeconfig nor a service account leads to an API server.
+/// Why neither a kubeconfig nor a service account gives the API server's address.
 pub(super) fn of_inference(error: &InferConfigError) -> String {
     let kubeconfig =
         std::error::Error::source(error).and_then(|source| source.downcast_ref::<KubeconfigError>());
@@ -71,7 +71,7 @@ pub(super) fn of_inference(error: &InferConfigError) -> String {
         Some(KubeconfigError::ReadConfig(error, path)) => format!("cannot read {}: {error}", path.display()),
         Some(other) => format!("the kubeconfig cannot be used: {}", of_kubeconfig(other)),
     };
-    // Only a Pod has a service account whose absence says anything.
+    // A missing service account matters only in a Pod.
     match std::env::var_os("KUBERNETES_SERVICE_HOST") {
         None => no_kubeconfig,
         Some(_) => {
@@ -80,7 +80,7 @@ pub(super) fn of_inference(error: &InferConfigError) -> String {
     }
 }
 
-/// The half of the text that the error gives no other way to get.
+/// The part of the text that the error does not expose in another way.
 fn in_cluster(error: &InferConfigError) -> String {
     let text = error.to_string();
     let begun = text.split_once("in-cluster: (").map_or(text.as_str(), |(_, rest)| rest);

@@ -1,9 +1,9 @@
-//! What the cluster was like at any moment of the look-back: the versions of all Services, `EndpointSlices`, Pods and
+//! The state of the cluster at any moment of the look-back: the versions of all Services, `EndpointSlices`, Pods and
 //! Nodes, indexed by address.
 //!
-//! Owns storage, indexes and the plain look-ups; [`address`] answers what an address meant, [`endpoints`] about the
-//! members of a Service and [`reason`] why it has none. Pure: no I/O and no clock; every time comes from the caller. Nothing here panics, whatever the
-//! objects say.
+//! Owns storage, indexes and simple queries. [`address`] resolves an address, [`endpoints`] the members of a Service,
+//! and [`reason`] the reason for missing ones. Pure: no I/O and no clock; the caller passes every time. No object makes
+//! this code panic.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -44,27 +44,28 @@ pub(crate) use reason::NoEndpointsReason;
 pub(crate) use saved::Line;
 pub(crate) use saved::{SavedFacts, SavedObject};
 
-/// Objects kept of one kind; more are refused and counted. Well above the largest supported cluster (150,000 Pods).
+/// The most objects of one kind; further ones are refused and counted. Well above the largest supported cluster
+/// (150,000 Pods).
 const OBJECTS_MAX: usize = 500_000;
 
-/// What the history holds and what it had to let go.
+/// The size of the history, and its losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub objects: usize,
     pub versions: usize,
-    /// Versions forgotten before the look-back had passed, because their object changed too often.
+    /// Versions removed within the look-back, because their object changed too often.
     pub forgotten: u64,
     /// Objects refused because there were too many of their kind.
     pub refused: u64,
 }
 
-/// An index from something to the objects that ever had it within the look-back.
+/// An index from a value to the objects that had it within the look-back.
 type Index<K> = HashMap<K, BTreeSet<Key>>;
 
 #[derive(Debug, Default)]
 pub struct History {
     look_back: Duration,
-    // Ordered, so that the objects of a namespace lie together.
+    // Ordered, so that the objects of a namespace are adjacent.
     services: BTreeMap<Key, Timeline<Service>>,
     slices: BTreeMap<Key, Timeline<EndpointSlice>>,
     pods: BTreeMap<Key, Timeline<Pod>>,
@@ -74,7 +75,7 @@ pub struct History {
     slices_of_service: Index<Key>,
     pod_ips: Index<IpAddr>,
     node_ips: Index<IpAddr>,
-    /// By [`Kind::index`]: whether the kind's objects are known at all.
+    /// By [`Kind::index`]: whether the kind's objects have been listed.
     known: [bool; Kind::ALL.len()],
     forgotten: u64,
     refused: u64,
@@ -82,12 +83,12 @@ pub struct History {
 }
 
 impl History {
-    /// Keeps what was in force within `look_back` of the latest [`History::prune`].
+    /// Keeps versions that were in force within `look_back` before the latest [`History::prune`].
     pub fn new(look_back: Duration) -> Self {
         Self { look_back, ..Self::default() }
     }
 
-    /// Says that the objects of this kind have all been given: only then does "there is none" mean anything.
+    /// States that all objects of this kind have been added: only then is a missing object known not to exist.
     pub fn mark_known(&mut self, kind: Kind) {
         if let Some(known) = self.known.get_mut(kind.index()) {
             *known = true;
@@ -99,7 +100,7 @@ impl History {
         self.known.get(kind.index()).copied().unwrap_or(false)
     }
 
-    /// A change that came into force at `at`. An object that a complete list did not have was created then.
+    /// A change that came into force at `at`. An object that a complete list lacked was created then.
     pub fn apply(&mut self, at: Timestamp, change: Change) {
         match change {
             Change::Put(trimmed) => {
@@ -123,8 +124,8 @@ impl History {
         }
     }
 
-    /// An object found in a list made at `listed`. It has been so since it last changed, if it says when, else since
-    /// ever; an API server's clock ahead of ours does not put it into the future.
+    /// An object in a list made at `listed`. The version is in force since the object's last change, if the object
+    /// records it, otherwise from the beginning. An API server's clock ahead of ours does not put it into the future.
     pub fn apply_listed(&mut self, listed: Timestamp, trimmed: Trimmed) {
         let from = trimmed.changed.unwrap_or(Timestamp::MIN).min(listed);
         self.put(from, trimmed);
@@ -194,8 +195,8 @@ impl History {
         }
     }
 
-    /// Forgets what was superseded more than the look-back before `now`. The newest version of an object that exists
-    /// is always kept. Costs a pass over everything: call it each minute or so, not for each change.
+    /// Removes versions that were superseded more than the look-back before `now`. Always keeps the newest version of
+    /// an object that exists. Visits everything: call it about once a minute, not for each change.
     pub fn prune(&mut self, now: Timestamp) {
         let horizon = horizon(now, self.look_back);
         let mut dropped = 0;
@@ -212,7 +213,7 @@ impl History {
         }
     }
 
-    /// Rebuilds the indexes: an address is findable as long as a version has it.
+    /// Rebuilds the indexes: they contain an address as long as a version has it.
     fn reindex(&mut self) {
         self.changes.everything();
         self.service_ips.clear();
@@ -269,7 +270,7 @@ impl History {
         self.services.get(key)?.at(at).value()
     }
 
-    /// All Services that exist by the newest version known.
+    /// All Services that exist in the newest version.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.services.values().filter_map(Timeline::newest)
     }
@@ -278,19 +279,19 @@ impl History {
         self.pods.get(key)?.at(at).value()
     }
 
-    /// The Pod that held this address at `at`. Pods on the host's network share the node's address and are left out:
+    /// The Pod that held this address at `at`. Leaves out Pods on the host's network, which share the node's address:
     /// see [`History::node_by_ip`].
     pub fn pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<&Arc<Pod>> {
         let ip = ip.to_canonical();
         let holders = self.pods_at(ip, at).filter(|(pod, _)| !pod.host_network);
-        // While an address changes hands two Pods may claim it: the one that is known to hold it then, and is not
-        // being deleted, has it.
+        // While an address moves, two Pods may claim it: it belongs to the Pod that is known to hold it then and is not
+        // being deleted.
         let holder = holders.min_by_key(|(pod, assumed)| (*assumed, pod.deletion.is_some()));
         holder.map(|(pod, _)| pod)
     }
 
-    /// The Pod that last gave this address up before `at`, and when: who a stale rule still means (C6), or whose
-    /// address another Pod has got.
+    /// The Pod that last gave up this address before `at`, and when: the Pod that a stale rule still means (C6), or the
+    /// previous owner of an address that another Pod has now.
     pub fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(&Arc<Pod>, Timestamp)> {
         let ip = ip.to_canonical();
         let lines = self.pod_ips.get(&ip)?.iter().filter_map(|key| self.pods.get(key));
@@ -303,8 +304,8 @@ impl History {
         left.max_by_key(|(_, to)| *to)
     }
 
-    /// Pods that held the address at `at`, those on the host's network included, and whether that is an assumption
-    /// from a later version.
+    /// Pods that held the address at `at`, including those on the host's network, and whether that is assumed from a
+    /// later version.
     fn pods_at(&self, ip: IpAddr, at: Timestamp) -> impl Iterator<Item = (&Arc<Pod>, bool)> {
         let keys = self.pod_ips.get(&ip).into_iter().flatten();
         let pods = keys.filter_map(move |key| match self.pods.get(key)?.at(at) {
@@ -315,12 +316,12 @@ impl History {
         pods.filter(move |(pod, _)| pod.holds_addresses() && pod.ips.contains(&ip))
     }
 
-    /// All Pods that exist by the newest version known.
+    /// All Pods that exist in the newest version.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.pods.values().filter_map(Timeline::newest)
     }
 
-    /// All Nodes that exist by the newest version known.
+    /// All Nodes that exist in the newest version.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
         self.nodes.values().filter_map(Timeline::newest)
     }
@@ -336,21 +337,20 @@ impl History {
         nodes.filter(|node| node.addresses.contains(&ip)).min_by(|a, b| a.key.cmp(&b.key))
     }
 
-    /// The kubelet's probe that goes to this address and port (N1), of the Pod that held it at `at`. On a node's
-    /// address the probes of the Pods on the host's network are meant. A match alone is no proof: 8080 carries user
-    /// traffic too.
+    /// The kubelet's probe of this address and port (N1), and the Pod that held the address at `at`. For a node's
+    /// address, the probes of the Pods on the host's network. A match is no proof: port 8080 also carries user traffic.
     pub fn probe(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(&Arc<Pod>, &Probe)> {
         self.pods_at(ip.to_canonical(), at)
             .find_map(|(pod, _)| Some((pod, pod.probes.iter().find(|probe| probe.port == port)?)))
     }
 }
 
-/// What became of an object given to the history.
+/// The result of adding an object to the history.
 enum Stored {
     New {
         forgotten: usize,
     },
-    /// Nothing that is kept has changed.
+    /// The object equals its last version.
     Same,
     Refused,
 }
@@ -387,7 +387,7 @@ fn index_all<K: Copy + Eq + Hash>(index: &mut Index<K>, entries: &[K], key: &Key
     }
 }
 
-/// Every version's object.
+/// The object of every version.
 fn values<'a, T: 'a>(lines: impl Iterator<Item = &'a Timeline<T>>) -> impl Iterator<Item = Arc<T>> {
     lines.flat_map(|line| line.versions.iter().filter_map(|version| version.value.clone()))
 }

@@ -1,7 +1,7 @@
-//! What Kubernetes said, and when: the history of Services, `EndpointSlices`, Pods and Nodes.
+//! The reports of Kubernetes with their times: the history of Services, `EndpointSlices`, Pods and Nodes.
 //!
-//! The trace loop owns a [`Cluster`] and feeds it from a [`Feed`]. [`history`] is pure and answers the questions of
-//! the diagnosis; [`watch`] and [`folder`] do the I/O that fills it; [`trim`] makes small structs of API objects.
+//! The trace loop owns a [`Cluster`] and feeds it from a [`Feed`]. [`history`] is pure and answers the queries of the
+//! diagnosis; [`watch`] and [`folder`] do the I/O that fills it; [`trim`] converts API objects to small structs.
 
 use std::{future::pending, path::PathBuf, time::Duration};
 
@@ -27,18 +27,18 @@ pub use status::{Origin, Status};
 pub(crate) use watch::AccessError;
 pub use watch::{Access, Event, Limits, Update};
 
-/// Versions are kept for so long unless said otherwise: the longest look-back to a cause (an upgrade, catalogue
-/// section 3) and some more.
+/// The default time that versions are kept: the longest look-back to a cause (an upgrade, catalogue section 3) plus a
+/// margin.
 pub const LOOK_BACK: Duration = Duration::from_mins(75);
 
-/// Where the cluster's objects come from.
+/// The source of the cluster's objects.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// The API server.
     Watch(Access),
     /// `--cluster-from DIR`.
     Folder(PathBuf),
-    /// Nowhere: flows are followed, and verdicts say what they could not know.
+    /// None: flows are followed, and verdicts report the gap.
     None,
 }
 
@@ -59,7 +59,8 @@ impl Hint for OpenError {
     }
 }
 
-/// The API server did not list the objects in time, or refuses those without which nothing can be judged.
+/// The API server did not list the objects in time, or refuses to list the Services, without which no flow can be
+/// judged.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the API server {server} {}: {}",
@@ -71,7 +72,7 @@ impl Hint for OpenError {
 )]
 pub struct SyncError {
     pub server: String,
-    /// How long it was waited for; `None` where it refuses.
+    /// The limit that passed; `None` if the server refuses.
     pub limit: Option<Duration>,
     pub gaps: Vec<String>,
 }
@@ -80,20 +81,23 @@ impl Hint for SyncError {
     fn hint(&self) -> Option<String> {
         Some(match self.limit {
             None => "`kubectl auth can-i list services -A` shows whether you may".to_owned(),
-            Some(_) => "`kubectl get services -A` shows whether it answers; --cluster-from DIR reads saved lists instead"
-                .to_owned(),
+            Some(_) => {
+                "`kubectl get services -A` shows whether it answers; --cluster-from DIR reads saved lists \
+                instead"
+                    .to_owned()
+            }
         })
     }
 }
 
-/// What Kubernetes said, and how far that can be trusted.
+/// The cluster's objects, and how fresh and complete they are.
 #[derive(Debug)]
 pub struct Cluster {
     pub history: History,
     pub status: Status,
 }
 
-/// Further updates, of a source that has some.
+/// Further updates, if the source has any.
 #[derive(Debug)]
 pub struct Feed(Option<watch::Watcher>);
 
@@ -107,7 +111,7 @@ pub struct Opened {
 }
 
 impl Source {
-    /// Reads the folder, or starts to watch the API server; then [`Cluster::sync`] waits for the first lists.
+    /// Reads the folder, or starts to watch the API server; [`Cluster::sync`] then waits for the first lists.
     pub async fn open(&self, look_back: Duration) -> Result<Opened, OpenError> {
         match self {
             Self::None => {
@@ -135,7 +139,7 @@ impl Source {
 }
 
 impl Feed {
-    /// The next update; waits for ever where there will be none. Can be cancelled without loss, as `select!` does.
+    /// The next update; waits for ever if there are none. Cancel-safe, as `select!` requires.
     pub async fn next(&mut self) -> Update {
         if let Some(watcher) = &mut self.0
             && let Some(update) = watcher.next().await
@@ -145,14 +149,14 @@ impl Feed {
         pending().await
     }
 
-    /// How long the server is waited for; `None` where nothing is waited for.
+    /// How long to wait for the server; `None` if the source needs no waiting.
     fn limits(&self) -> Option<Limits> {
         self.0.as_ref().map(watch::Watcher::limits)
     }
 }
 
 impl Cluster {
-    /// Takes in one update.
+    /// Applies one update.
     pub fn absorb(&mut self, update: Update) {
         let Update { kind, received, event } = update;
         match event {
@@ -176,8 +180,8 @@ impl Cluster {
         }
     }
 
-    /// Absorbs updates until every kind has been given or refused. An error after [`Limits::sync`], or at once when
-    /// the server refuses the Services. Nothing to wait for without an API server.
+    /// Applies updates until every kind has been listed or refused. Fails after [`Limits::sync`], or at once if the
+    /// server refuses the Services. Returns at once without an API server.
     pub async fn sync(&mut self, feed: &mut Feed) -> Result<(), SyncError> {
         let Some(Limits { sync: limit, .. }) = feed.limits() else { return Ok(()) };
         let wait = async {
@@ -201,7 +205,7 @@ impl Cluster {
         })
     }
 
-    /// How old the metadata is, in seconds, as a verdict's `metadata_age` has it: see [`Status::metadata_age`].
+    /// The age of the metadata in seconds, for a verdict's `metadata_age`: see [`Status::metadata_age`].
     pub fn metadata_age(&self, now: Timestamp) -> Option<f64> {
         self.status.metadata_age(now).map(|age| age.as_secs_f64())
     }

@@ -1,7 +1,7 @@
-//! What viptrace keeps of a Kubernetes object: own small structs, with only the fields that verdicts read.
+//! The part of a Kubernetes object that viptrace keeps: small structs with only the fields that verdicts read.
 //!
-//! Owns the types, which recordings store as JSON: a field added to one needs `#[serde(default)]`, so that older
-//! recordings are still read. Must not parse (that is `trim`), do I/O or know a time other than what the objects say.
+//! Owns the types, which recordings store as JSON: a new field needs `#[serde(default)]`, so that older recordings can
+//! still be read. Must not parse (that is `trim`), do I/O or know a time other than those in the objects.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
 /// Kubernetes' default of `terminationGracePeriodSeconds`.
 pub const DEFAULT_TERMINATION_GRACE: Duration = Duration::from_secs(30);
 
-/// The kinds whose history is kept. Displayed and parsed as `kind:` spells them.
+/// The kinds whose history is kept. Displayed and parsed in the spelling of `kind:`.
 #[derive(
     Clone, Copy, Debug, Display, EnumString, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -30,7 +30,7 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Self; 4] = [Self::Service, Self::EndpointSlice, Self::Pod, Self::Node];
 
-    /// In running text.
+    /// For use in running text.
     pub const fn plural(self) -> &'static str {
         match self {
             Self::Service => "Services",
@@ -40,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// The resource name of URLs and RBAC rules, with its API group.
+    /// The resource name in URLs and RBAC rules, with its API group.
     pub const fn resource(self) -> &'static str {
         match self {
             Self::Service => "services",
@@ -69,7 +69,7 @@ impl Key {
     }
 }
 
-/// `namespace/name`, or the name alone where there is no namespace.
+/// `namespace/name`, or only the name if there is no namespace.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.namespace.is_empty() {
@@ -109,16 +109,16 @@ impl Object {
     }
 }
 
-/// A trimmed object with the times that it tells about itself.
+/// A trimmed object with the times in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trimmed {
     pub object: Object,
     pub created: Option<Timestamp>,
-    /// The latest of the `managedFields` times (whole seconds) and of the moment at which deletion was asked for.
+    /// The latest of the `managedFields` times (whole seconds) and of the time of the deletion request.
     pub changed: Option<Timestamp>,
 }
 
-/// What happened to an object.
+/// A change of an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Change {
     /// Added or modified.
@@ -126,7 +126,7 @@ pub enum Change {
     Delete(Kind, Key),
 }
 
-/// Whether all endpoints serve, or only those on the node where the traffic arrived.
+/// Whether all endpoints serve, or only those on the node at which the traffic arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TrafficPolicy {
     #[default]
@@ -143,7 +143,7 @@ pub enum ServiceType {
     ExternalName,
 }
 
-/// How a Service is addressed.
+/// The kind of address through which a Service is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     ClusterIp,
@@ -162,10 +162,10 @@ pub struct Service {
     /// `clusterIP: None`.
     pub headless: bool,
     pub external_ips: Vec<IpAddr>,
-    /// Ingress IPs of the load balancer that kube-proxy serves, so without those of `ipMode: Proxy`.
+    /// Ingress IPs of the load balancer that kube-proxy serves: those without `ipMode: Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
-    /// Empty where the slices are written by somebody else than the `EndpointSlice` controller.
+    /// Empty if the `EndpointSlice` controller does not write the slices.
     pub selector: BTreeMap<String, String>,
     pub external_traffic_policy: TrafficPolicy,
     pub internal_traffic_policy: TrafficPolicy,
@@ -174,20 +174,20 @@ pub struct Service {
     /// Label `service.kubernetes.io/service-proxy-name`: another proxy than kube-proxy serves it (C5d).
     pub proxy_name: Option<Arc<str>>,
     pub publish_not_ready_addresses: bool,
-    /// `loadBalancerSourceRanges` that parse, each an address and its prefix length; empty lets everybody in.
+    /// The valid `loadBalancerSourceRanges`; an empty list admits every client.
     pub source_ranges: Vec<Cidr>,
-    /// Where kube-proxy answers a load balancer's health checks, for a `Local` external policy.
+    /// The port on which kube-proxy answers a load balancer's health checks, for a `Local` external policy.
     pub health_check_node_port: Option<u16>,
     /// `trafficDistribution` (`PreferClose`, `PreferSameZone`, `PreferSameNode`), or the value of the older annotation
     /// `service.kubernetes.io/topology-mode`.
     pub traffic_distribution: Option<Arc<str>>,
-    /// The name that an `ExternalName` stands for in DNS.
+    /// The DNS name that an `ExternalName` points to.
     #[serde(default)]
     pub external_name: Option<Arc<str>>,
 }
 
 impl Service {
-    /// Why it has no address of its own, so that nothing is translated for it (C27); `None` where it has one.
+    /// Why it has no address of its own and therefore no translation (C27); `None` if it has one.
     pub const fn without_address(&self) -> Option<&'static str> {
         match self.r#type {
             ServiceType::ExternalName => {
@@ -200,7 +200,7 @@ impl Service {
         }
     }
 
-    /// How it is addressed by `ip`, if it is.
+    /// The kind of its address `ip`; `None` if it does not have this address.
     pub fn via(&self, ip: IpAddr) -> Option<Via> {
         if self.cluster_ips.contains(&ip) {
             Some(Via::ClusterIp)
@@ -213,7 +213,7 @@ impl Service {
         }
     }
 
-    /// Whether the traffic policy that holds for `via` admits only endpoints on the node where the traffic arrives.
+    /// Whether the traffic policy for `via` admits only endpoints on the node at which the traffic arrives.
     pub fn is_local(&self, via: Via) -> bool {
         let policy = match via {
             Via::ClusterIp => self.internal_traffic_policy,
@@ -244,7 +244,7 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// The name, or the number where it has none: how a verdict names it.
+    /// The name in a verdict: the port's name, or its number if it has none.
     pub fn label(&self) -> String {
         if self.name.is_empty() { self.port.to_string() } else { self.name.to_string() }
     }
@@ -272,7 +272,7 @@ pub enum AddressType {
     Ipv4,
     #[strum(to_string = "IPv6")]
     Ipv6,
-    /// Not served by kube-proxy.
+    /// kube-proxy does not serve it.
     #[strum(to_string = "FQDN")]
     Fqdn,
 }
@@ -291,7 +291,7 @@ impl AddressType {
 pub struct EndpointSlice {
     pub key: Key,
     pub uid: Arc<str>,
-    /// Label `kubernetes.io/service-name`; `None` where no Service owns the slice.
+    /// Label `kubernetes.io/service-name`; `None` if no Service owns the slice.
     pub service: Option<Key>,
     pub address_type: AddressType,
     pub ports: Vec<SlicePort>,
@@ -314,7 +314,7 @@ pub struct SlicePort {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// Consumers may use the first only; kube-proxy does.
+    /// Only the first address is used, as by kube-proxy.
     pub addresses: Vec<IpAddr>,
     pub conditions: Conditions,
     pub node: Option<Arc<str>>,
@@ -336,7 +336,7 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Whether kube-proxy may send to it: while it terminates, only where no other endpoint is ready.
+    /// Whether kube-proxy may send to it; if it terminates, only while no other endpoint is ready.
     pub const fn may_serve(self) -> bool {
         self.ready || self.serving
     }
@@ -354,11 +354,11 @@ impl fmt::Display for Conditions {
     }
 }
 
-/// A Pod as an endpoint names it.
+/// The Pod in an endpoint's reference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRef {
     pub key: Key,
-    /// Empty where the slice does not say.
+    /// Empty if the slice does not contain it.
     pub uid: Arc<str>,
 }
 
@@ -383,20 +383,21 @@ pub struct Pod {
     pub phase: Phase,
     /// Condition `Ready`.
     pub ready: bool,
-    /// When the Pod is to be gone: the request to delete it plus its grace period.
+    /// The deadline of the Pod's termination: the deletion request plus its grace period.
     pub deletion: Option<Timestamp>,
     pub termination_grace: Duration,
     pub labels: BTreeMap<String, String>,
     pub ports: Vec<ContainerPort>,
     pub probes: Vec<Probe>,
-    /// Of all containers together.
+    /// The sum over all containers.
     pub restarts: u32,
-    /// Why a container is not running (`CrashLoopBackOff`, `ImagePullBackOff`, `OOMKilled`…), of the first that tells.
+    /// Why a container is not running (`CrashLoopBackOff`, `ImagePullBackOff`, `OOMKilled`…), from the first container
+    /// that has a reason.
     pub trouble: Option<Arc<str>>,
 }
 
 impl Pod {
-    /// Whether the Pod still holds its addresses: a finished Pod's address is given to others.
+    /// Whether the Pod still holds its addresses. The addresses of a finished Pod are reassigned.
     pub const fn holds_addresses(&self) -> bool {
         !matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
@@ -428,13 +429,13 @@ pub enum ProbeHandler {
     Grpc,
 }
 
-/// A probe that the kubelet makes over the network to the Pod's own address. `exec` probes and those sent to another
-/// host are left out: no packet goes to the Pod.
+/// A probe that the kubelet makes over the network to the Pod's own address. `exec` probes and probes of another host
+/// are left out, because they send no packet to the Pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     pub kind: ProbeKind,
     pub handler: ProbeHandler,
-    /// Resolved through the container's ports where the spec names it.
+    /// Resolved through the container's ports if the spec has a name.
     pub port: u16,
     pub period: Duration,
     pub timeout: Duration,
@@ -445,10 +446,10 @@ pub struct Probe {
 pub struct Node {
     pub key: Key,
     pub uid: Arc<str>,
-    /// Of every type that is an IP address: `InternalIP`, `ExternalIP`.
+    /// All IP addresses: `InternalIP`, `ExternalIP`.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<Arc<str>>,
-    /// Condition `Ready`; `None` for `Unknown` (the kubelet does not report) or where it is missing.
+    /// Condition `Ready`; `None` if it is `Unknown` (the kubelet does not report) or missing.
     pub ready: Option<bool>,
     /// Conditions other than `Ready` that are true: `MemoryPressure`, `DiskPressure`, `NetworkUnavailable`…
     pub pressure: Vec<Arc<str>>,

@@ -1,7 +1,7 @@
-//! The cluster's objects as the API server writes them, listed once: for the audit and for a capture.
+//! The cluster's objects in the API server's JSON, listed once: for the audit and for a capture.
 //!
-//! Owns which objects are asked for. Secrets are not, of a `ConfigMap` only kube-proxy's configuration is kept, and the
-//! values of Pods' environment variables are taken out: passwords stand there.
+//! Owns the list of requests. It requests no Secrets, keeps only kube-proxy's configuration of a `ConfigMap`, and
+//! removes the values of Pods' environment variables, which may be passwords.
 
 use std::time::Duration;
 
@@ -15,25 +15,25 @@ use crate::cluster::{
     watch::{Access, AccessError},
 };
 
-/// Objects asked for at a time.
+/// The page size of a list, in objects.
 const PAGE: u32 = 500;
-/// Pages read of one list: 500,000 objects.
-const PAGES_MAX: usize = 1000;
-/// Lines of a log.
+/// The most pages of one list: 500,000 objects.
+const MAX_PAGES: usize = 1000;
+/// The most lines of a log.
 const LOG_LINES: u32 = 5000;
-/// Bytes of a log.
+/// The most bytes of a log.
 const LOG_BYTES: u32 = 16 << 20;
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     Services,
     EndpointSlices,
     Pods,
     Nodes,
-    /// Of kube-system.
+    /// In kube-system.
     DaemonSets,
-    /// Of kube-system.
+    /// In kube-system.
     Events,
     /// kube-system/kube-proxy.
     ProxyConfig,
@@ -70,7 +70,7 @@ impl Ask {
     }
 }
 
-/// A connection to the API server that lists.
+/// A connection to the API server for lists.
 pub(crate) struct Lister {
     client: Client,
     server: String,
@@ -84,13 +84,13 @@ impl std::fmt::Debug for Lister {
 }
 
 impl Lister {
-    /// Reads the configuration; whether the server answers shows with the first question.
+    /// Reads the configuration. The first request shows whether the server answers.
     pub(crate) async fn open(access: &Access) -> Result<Self, AccessError> {
         let (client, server) = access.client().await?;
         Ok(Self { client, server, limit: access.limits.request })
     }
 
-    /// Asks once. The error is for a person.
+    /// Sends one request. The error is for a person.
     pub(crate) async fn ask(&self, ask: Ask) -> Result<Value, String> {
         let mut answer =
             if ask.is_list() { self.list(ask.path()).await? } else { self.get(ask.path()).await? };
@@ -99,7 +99,7 @@ impl Lister {
             Ask::ProxyConfig => answer = only_configuration(&answer),
             _ => {}
         }
-        // What `kubectl apply` keeps there repeats the whole object, environment included.
+        // The annotation of `kubectl apply` repeats the whole object, including the environment.
         each(&mut answer, &|item| {
             if let Some(annotations) =
                 item.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut)
@@ -110,10 +110,11 @@ impl Lister {
         Ok(answer)
     }
 
-    /// The end of a container's log, or of that before its last restart.
+    /// The end of a container's log, or of the log before its last restart.
     pub(crate) async fn log(&self, namespace: &str, pod: &str, previous: bool) -> Result<String, String> {
         let path = format!(
-            "/api/v1/namespaces/{namespace}/pods/{pod}/log?tailLines={LOG_LINES}&limitBytes={LOG_BYTES}&previous={previous}"
+            "/api/v1/namespaces/{namespace}/pods/{pod}/log?tailLines={LOG_LINES}&limitBytes={LOG_BYTES}\
+                &previous={previous}"
         );
         let request = Request::get(path).body(Vec::new()).map_err(|error| error.to_string())?;
         self.within(self.client.request_text(request)).await
@@ -122,7 +123,7 @@ impl Lister {
     async fn list(&self, path: &str) -> Result<Value, String> {
         let mut whole = self.get(&format!("{path}?limit={PAGE}")).await?;
         let mut next = token(&whole);
-        for _ in 0..PAGES_MAX {
+        for _ in 0..MAX_PAGES {
             let Some(token) = next else { return Ok(whole) };
             let mut page = self.get(&format!("{path}?limit={PAGE}&continue={token}")).await?;
             next = self::token(&page);
@@ -132,7 +133,7 @@ impl Lister {
                 items.append(more);
             }
         }
-        Err(format!("{path} has more than {PAGES_MAX} pages"))
+        Err(format!("{path} has more than {MAX_PAGES} pages"))
     }
 
     async fn get(&self, path: &str) -> Result<Value, String> {
@@ -149,7 +150,7 @@ impl Lister {
     }
 }
 
-/// Where the next page begins. Only letters, digits and `-_=` stand in such a token; another is not followed.
+/// The beginning of the next page. A token contains only letters, digits and `-_=`; any other is not used.
 fn token(page: &Value) -> Option<String> {
     let token = page.pointer("/metadata/continue")?.as_str()?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=.".contains(c);
@@ -178,7 +179,7 @@ fn hide_environment(pod: &mut Value) {
     }
 }
 
-/// The `ConfigMap` with nothing but the `KubeProxyConfiguration`: a kubeconfig stands beside it.
+/// The `ConfigMap` with only the `KubeProxyConfiguration`: it also contains a kubeconfig.
 fn only_configuration(map: &Value) -> Value {
     let data = map.get("data").and_then(Value::as_object);
     let kept: serde_json::Map<String, Value> = data
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passwords_are_taken_out() {
+    fn passwords_are_removed() {
         let mut pods = json!({"items": [{"spec": {"containers": [
             {"env": [{"name": "PASSWORD", "value": "hunter2"}, {"name": "IP", "valueFrom": {"fieldRef": {}}}]}
         ]}}]});
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_token_is_followed() {
+    fn only_a_plain_token_is_used() {
         let page = |token: &str| json!({"metadata": {"continue": token}});
         assert_eq!(token(&page("eyJ2-_=")).as_deref(), Some("eyJ2-_="));
         assert_eq!(token(&page("")), None);

@@ -1,6 +1,6 @@
-//! How fresh and how complete the metadata is, per kind.
+//! How fresh and how complete the metadata is, for each kind.
 //!
-//! Owns the meaning of "metadata is N s old". Knows no clock: the caller gives the time. Must not talk to a server.
+//! Owns the meaning of "metadata is N s old". Has no clock: the caller passes the time. Must not connect to a server.
 
 use std::time::Duration;
 
@@ -12,32 +12,32 @@ use crate::{
     time::Timestamp,
 };
 
-/// Oddities kept with their text; all are counted.
-const ODDITIES_KEPT: usize = 20;
+/// The most oddities kept as text; all are counted.
+const MAX_ODDITIES: usize = 20;
 
-/// Where the metadata comes from.
+/// The source of the metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// An API server, by its URL.
     ApiServer(String),
     /// A folder, written at that time.
     Folder { taken: Option<Timestamp> },
-    /// There is none.
+    /// There is no source.
     None,
 }
 
-/// What is known about one kind.
+/// The status of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindStatus {
-    /// All objects of this kind have been given at least once.
+    /// All objects of this kind have been listed at least once.
     pub synced: bool,
-    /// A watch is open and speaks.
+    /// A watch is open and has received data.
     pub connected: bool,
-    /// When the API server last said anything about this kind: an event, a bookmark, the answer to a request.
+    /// When the API server last sent anything about this kind: an event, a bookmark, an answer.
     pub last_heard: Option<Timestamp>,
     /// Why there is no connection now.
     pub error: Option<String>,
-    /// The server refuses this kind to us (RBAC), or does not serve it: what depends on it cannot be told.
+    /// The server refuses this kind (RBAC), or does not have it: facts that depend on it are unknown.
     pub denied: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct KindStatus {
 pub struct Status {
     pub origin: Origin,
     kinds: [KindStatus; Kind::ALL.len()],
-    /// Parts of objects that could not be used.
+    /// The number of unusable parts of objects.
     pub oddities: u64,
     /// The first of them.
     pub odd: Vec<Oddity>,
@@ -92,28 +92,28 @@ impl Status {
     pub(super) fn odd(&mut self, oddities: impl IntoIterator<Item = Oddity>) {
         for oddity in oddities {
             self.oddities += 1;
-            if self.odd.len() < ODDITIES_KEPT {
+            if self.odd.len() < MAX_ODDITIES {
                 self.odd.push(oddity);
             }
         }
     }
 
-    /// Whether every kind has been given, apart from those that are refused to us.
+    /// Whether every kind has been listed, except refused ones.
     pub fn is_complete(&self) -> bool {
         self.kinds.iter().all(|kind| kind.synced || kind.denied) && self.kinds.iter().any(|kind| kind.synced)
     }
 
-    /// Whether so much is refused to us that nothing can be judged: without Services no flow is known to be to one.
+    /// Whether the server refuses the Services, without which no flow can be attributed.
     pub fn is_denied(&self) -> bool {
         self.kind(Kind::Service).denied
     }
 
-    /// How old the metadata is at `now`; `None` where there is none.
+    /// The age of the metadata at `now`; `None` if there is none.
     ///
-    /// Zero while every watch is open: an API server tells each change at once, and one that says nothing for longer
-    /// than `Limits::silence` is asked again. Once a watch is lost, the time since it last said anything: changes since
-    /// then are not known. The worst of the kinds counts, those that are refused to us apart. For a folder, the time
-    /// since its oldest file was written.
+    /// Zero while every watch is open: an API server sends each change at once, and a watch that is silent for longer
+    /// than `Limits::silence` is reopened. After a watch is lost, the time since its last data, because later changes
+    /// are unknown. The oldest kind counts, except refused ones. For a folder, the time since its oldest file was
+    /// written.
     pub fn metadata_age(&self, now: Timestamp) -> Option<Duration> {
         match &self.origin {
             Origin::None => None,
@@ -130,7 +130,7 @@ impl Status {
         }
     }
 
-    /// What is missing or stale now, in words: one line for the kinds that lack for the same reason.
+    /// The present gaps in words, with one line for the kinds that share a reason.
     pub fn gaps(&self, now: Timestamp) -> Vec<String> {
         let Origin::ApiServer(server) = &self.origin else { return Vec::new() };
         let mut gaps: Vec<(Gap, &str, Vec<&'static str>)> = Vec::new();
@@ -160,7 +160,7 @@ impl Status {
     }
 }
 
-/// How a kind lacks.
+/// The gap of a kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Gap {
     Denied,

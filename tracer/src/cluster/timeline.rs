@@ -1,14 +1,13 @@
 //! The versions of one object, each with the time at which it came into force.
 //!
-//! Owns the order of versions and what may be forgotten. Must not know kinds, indexes or clocks.
+//! Owns the order of versions and their removal. Must not know kinds, indexes or clocks.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::time::Timestamp;
 
-/// Versions kept of one object; beyond it the oldest are forgotten and counted. Bounds what an object that flaps can
-/// take.
-pub(super) const VERSIONS_MAX: usize = 256;
+/// The most versions of one object; the oldest ones are removed and counted. Bounds the memory of an object that flaps.
+pub(super) const MAX_VERSIONS: usize = 256;
 
 #[derive(Clone, Debug)]
 pub(super) struct Version<T> {
@@ -17,22 +16,22 @@ pub(super) struct Version<T> {
     pub(super) value: Option<Arc<T>>,
 }
 
-/// What was so at a moment.
+/// The state at a moment.
 #[derive(Clone, Debug)]
 pub(super) enum At<'a, T> {
     /// In force.
     In(&'a Arc<T>),
-    /// The moment lies before the first version that is known, of an object that existed: its earliest version, which
-    /// may not have been the one in force.
+    /// The moment is before the first known version of an object that existed: its earliest version, which may not have
+    /// been in force.
     Assumed(&'a Arc<T>),
-    /// Deleted before.
+    /// Deleted before that moment.
     Gone,
     /// Not yet created.
     NotYet,
 }
 
 impl<'a, T> At<'a, T> {
-    /// The version in force, or the one assumed to be.
+    /// The version in force, or the assumed one.
     pub(super) fn value(&self) -> Option<&'a Arc<T>> {
         match *self {
             Self::In(value) | Self::Assumed(value) => Some(value),
@@ -41,14 +40,14 @@ impl<'a, T> At<'a, T> {
     }
 }
 
-/// A version with its time.
+/// A version with its period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span<'a, T> {
-    /// The first version is taken back to the object's creation: what came before it is not known.
+    /// The first version extends back to the object's creation, because earlier versions are unknown.
     pub(super) from: Timestamp,
-    /// From when on the version is known to have been in force.
+    /// The time from which the version is known to have been in force.
     pub(super) known_from: Timestamp,
-    /// `None`: it still is.
+    /// `None`: it is still in force.
     pub(super) to: Option<Timestamp>,
     /// `None`: deleted.
     pub(super) value: Option<&'a Arc<T>>,
@@ -66,12 +65,12 @@ impl<T> Timeline<T> {
         self.created
     }
 
-    /// From stored versions, which may be too many or out of order; `None` where there are none.
+    /// From stored versions, which may be too many or out of order; `None` if there are none.
     pub(super) fn restore(
         created: Option<Timestamp>,
         mut stored: Vec<(Timestamp, Option<Arc<T>>)>,
     ) -> Option<Self> {
-        stored.drain(..stored.len().saturating_sub(VERSIONS_MAX));
+        stored.drain(..stored.len().saturating_sub(MAX_VERSIONS));
         let mut latest = Timestamp::MIN;
         let versions = stored.into_iter().map(|(from, value)| {
             latest = latest.max(from);
@@ -84,13 +83,13 @@ impl<T> Timeline<T> {
 
 impl<T: PartialEq> Timeline<T> {
     pub(super) fn new(created: Option<Timestamp>, from: Timestamp, value: Arc<T>) -> Self {
-        // An object cannot have been in force before it was created; a clock ahead of ours does not count.
+        // An object cannot be in force before its creation; a clock ahead of ours is corrected.
         let from = created.filter(|created| *created > from && from == Timestamp::MIN).unwrap_or(from);
         Self { created, versions: vec![Version { from, value: Some(value) }] }
     }
 
-    /// Adds a version; answers whether it differs from the last and how many old ones were forgotten for it. Time
-    /// never runs backwards within a timeline: an earlier `from` counts as the last version's.
+    /// Adds a version. Returns whether it differs from the last one, and the number of old versions removed for it.
+    /// Time never decreases within a timeline: an earlier `from` counts as the last version's.
     pub(super) fn push(&mut self, from: Timestamp, value: Option<Arc<T>>) -> (bool, usize) {
         let Some(last) = self.versions.last() else { return (false, 0) };
         if last.value == value {
@@ -98,7 +97,7 @@ impl<T: PartialEq> Timeline<T> {
         }
         let from = from.max(last.from);
         self.versions.push(Version { from, value });
-        let surplus = self.versions.len().saturating_sub(VERSIONS_MAX);
+        let surplus = self.versions.len().saturating_sub(MAX_VERSIONS);
         self.versions.drain(..surplus);
         (true, surplus)
     }
@@ -119,12 +118,13 @@ impl<T: PartialEq> Timeline<T> {
         }
     }
 
-    /// The newest version, `None` where the object is deleted.
+    /// The newest version; `None` if the object is deleted.
     pub(super) fn newest(&self) -> Option<&Arc<T>> {
         self.versions.last().and_then(|version| version.value.as_ref())
     }
 
-    /// Until when the object existed unknown to us: the first version known, unless the object was created with it.
+    /// The end of the time in which the object existed unobserved: the first known version, unless the object was
+    /// created with it.
     pub(super) fn unknown_until(&self) -> Timestamp {
         let first = self.versions.first().map_or(Timestamp::MIN, |version| version.from);
         if self.created.is_some_and(|created| created >= first) { Timestamp::MIN } else { first }
@@ -141,7 +141,7 @@ impl<T: PartialEq> Timeline<T> {
         })
     }
 
-    /// Forgets what was superseded before `horizon`; answers how many versions, and whether nothing is left to tell:
+    /// Removes versions that were superseded before `horizon`. Returns their number, and whether the timeline is empty:
     /// the object was deleted before the horizon.
     pub(super) fn prune(&mut self, horizon: Timestamp) -> (usize, bool) {
         let in_force = self.versions.partition_point(|version| version.from <= horizon).saturating_sub(1);
@@ -151,7 +151,7 @@ impl<T: PartialEq> Timeline<T> {
     }
 }
 
-/// The moment before which nothing is kept.
+/// The moment before which no version is kept.
 pub(super) fn horizon(now: Timestamp, look_back: Duration) -> Timestamp {
     now.saturating_sub(look_back)
 }
@@ -168,7 +168,7 @@ mod tests {
     fn a_version_is_in_force_from_its_time_until_the_next() {
         let mut line = Timeline::new(Some(at(5)), at(10), Arc::new("a"));
         assert_eq!(line.push(at(20), Some(Arc::new("b"))), (true, 0));
-        assert_eq!(line.push(at(25), Some(Arc::new("b"))), (false, 0), "the same again is no new version");
+        assert_eq!(line.push(at(25), Some(Arc::new("b"))), (false, 0), "an equal version is not added");
         line.push(at(30), None);
         assert!(matches!(line.at(at(4)), At::NotYet));
         assert!(matches!(line.at(at(7)), At::Assumed(v) if **v == "a"));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn time_never_runs_backwards() {
+    fn time_never_decreases() {
         let mut line = Timeline::new(None, at(10), Arc::new(1));
         line.push(at(3), Some(Arc::new(2)));
         assert_eq!(line.versions[1].from, at(10));
@@ -201,6 +201,6 @@ mod tests {
     fn a_flapping_object_stays_bounded() {
         let mut line = Timeline::new(None, Timestamp::MIN, Arc::new(0));
         let forgotten: usize = (1..1000_u64).map(|n| line.push(at(n), Some(Arc::new(n))).1).sum();
-        assert_eq!((line.versions.len(), forgotten), (VERSIONS_MAX, 1000 - VERSIONS_MAX));
+        assert_eq!((line.versions.len(), forgotten), (MAX_VERSIONS, 1000 - MAX_VERSIONS));
     }
 }

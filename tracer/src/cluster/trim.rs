@@ -1,7 +1,7 @@
-//! From an API object as JSON to the small structs of `model`.
+//! Converts an API object from JSON to the small structs of `model`.
 //!
-//! Owns the tolerance: whatever an object says, the result is a trimmed object, or an [`Oddity`] that names it.
-//! Must not keep anything of the JSON, do I/O or panic.
+//! Owns the tolerance: the result is a trimmed object, or an [`Oddity`] that names the object, whatever the object
+//! contains. Must not keep any of the JSON, do I/O or panic.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -30,20 +30,20 @@ mod probes;
 mod tests;
 
 /// The longest name that the API accepts (DNS subdomain, RFC 1123), in bytes.
-const NAME_MAX_BYTES: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 
-/// Endpoints of one slice, at most, and its ports: what the API server lets through
-/// (`maxEndpoints` and `maxPorts` of `pkg/apis/discovery/validation`).
-const SLICE_ENDPOINTS_MAX: usize = 1000;
-const SLICE_PORTS_MAX: usize = 20_000;
+/// The most endpoints and ports of one slice: the API server's limits (`maxEndpoints` and `maxPorts` of
+/// `pkg/apis/discovery/validation`).
+const MAX_SLICE_ENDPOINTS: usize = 1000;
+const MAX_SLICE_PORTS: usize = 20_000;
 
 /// Kubernetes' default of `sessionAffinityConfig.clientIP.timeoutSeconds`.
-const AFFINITY_DEFAULT: Duration = Duration::from_hours(3);
+const DEFAULT_AFFINITY: Duration = Duration::from_hours(3);
 
-/// Something in an object that could not be used; the rest of the object was, unless `what` says otherwise.
+/// An unusable part of an object. The rest of the object is used, unless `what` states otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Oddity {
-    /// `Service shop/cart`, escaped and cut where the name is absurd.
+    /// `Service shop/cart`, escaped, and cut if the name is too long.
     pub object: String,
     pub what: String,
 }
@@ -54,8 +54,8 @@ impl std::fmt::Display for Oddity {
     }
 }
 
-/// Trims one object, from text ([`serde_json::value::RawValue`]) or from a [`serde_json::Value`]. `None` where the whole
-/// object had to be left out; `odd` then says why.
+/// Trims one object, from text ([`serde_json::value::RawValue`]) or from a [`serde_json::Value`]. `None` if the whole
+/// object is unusable; `odd` then has the reason.
 pub fn trim<'de, S: Source<'de>>(kind: Kind, source: S, odd: &mut Vec<Oddity>) -> Option<Trimmed> {
     let mut notes = Notes { describe: &|| describe(kind, source), odd };
     match kind {
@@ -92,7 +92,7 @@ pub trait Source<'de>: Deserializer<'de, Error = serde_json::Error> + Copy {}
 
 impl<'de, S: Deserializer<'de, Error = serde_json::Error> + Copy> Source<'de> for S {}
 
-/// The part of an object that names it; whatever is not as it should be counts as absent.
+/// The part of an object that names it; invalid values count as absent.
 #[derive(Default, Deserialize)]
 struct Named {
     #[serde(default)]
@@ -109,7 +109,7 @@ impl Named {
     }
 }
 
-/// Only the key of an object, for deletions; `None` where it has no usable name.
+/// Only the key of an object, for deletions; `None` if it has no usable name.
 pub fn key_of<'de>(kind: Kind, source: impl Source<'de>) -> Option<Key> {
     let named = Named::of(source);
     let (namespace, name) = (named.text("namespace"), named.text("name"));
@@ -121,7 +121,7 @@ pub fn key_of<'de>(kind: Kind, source: impl Source<'de>) -> Option<Key> {
 fn describe<'de>(kind: Kind, source: impl Source<'de>) -> String {
     let named = Named::of(source);
     let text = |field: &str| {
-        named.text(field).chars().take(NAME_MAX_BYTES).flat_map(char::escape_default).collect::<String>()
+        named.text(field).chars().take(MAX_NAME_BYTES).flat_map(char::escape_default).collect::<String>()
     };
     match (text("namespace"), text("name")) {
         (_, name) if name.is_empty() => format!("{kind} without a name"),
@@ -130,9 +130,9 @@ fn describe<'de>(kind: Kind, source: impl Source<'de>) -> String {
     }
 }
 
-/// Whether a name can be printed and kept: names go to terminals and into records.
+/// Whether a name can be printed and kept: names reach terminals and records.
 fn is_sane(name: &str) -> bool {
-    name.len() <= NAME_MAX_BYTES && name.bytes().all(|byte| byte.is_ascii_graphic())
+    name.len() <= MAX_NAME_BYTES && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 struct Notes<'a> {
@@ -150,7 +150,7 @@ impl Notes<'_> {
         match T::deserialize(source) {
             Ok(parsed) => Some(parsed),
             Err(error) => {
-                self.note(format!("left out, it is not what the API describes: {error}"));
+                self.note(format!("left out, it does not match the API: {error}"));
                 None
             }
         }
@@ -165,7 +165,7 @@ impl Notes<'_> {
             return None;
         }
         let managed = meta.managed_fields.iter().flatten().filter_map(|entry| timestamp(entry.time.as_ref()));
-        // deletionTimestamp lies in the future by the grace period: the change was made when deletion was asked for.
+        // deletionTimestamp is later by the grace period: the change was made at the deletion request.
         let deleted = timestamp(meta.deletion_timestamp.as_ref())
             .map(|at| at.saturating_sub(seconds(meta.deletion_grace_period_seconds.unwrap_or(0))));
         let changed = managed.chain(deleted).max();
@@ -228,11 +228,10 @@ fn seconds(count: i64) -> Duration {
     Duration::from_secs(u64::try_from(count).unwrap_or(0))
 }
 
-/// Names are printed on terminals and kept in every version: what cannot be printed is escaped, what no name can be
-/// as long as is cut.
+/// Names reach terminals and every kept version: unprintable characters are escaped, and overlong text is cut.
 fn text(value: Option<String>) -> Arc<str> {
     let mut text = value.unwrap_or_default();
-    text.truncate(text.floor_char_boundary(NAME_MAX_BYTES));
+    text.truncate(text.floor_char_boundary(MAX_NAME_BYTES));
     if text.chars().any(char::is_control) { text.escape_default().to_string().into() } else { text.into() }
 }
 
@@ -245,7 +244,7 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
         _ => ServiceType::ClusterIp,
     };
     let headless = spec.cluster_ip.as_deref() == Some("None");
-    // Old API servers fill clusterIP only.
+    // Old API servers fill only clusterIP.
     let listed = match spec.cluster_ips {
         Some(ips) if !ips.is_empty() => ips,
         _ => spec.cluster_ip.into_iter().collect(),
@@ -264,11 +263,11 @@ fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
     };
     let affinity = (spec.session_affinity.as_deref() == Some("ClientIP")).then(|| {
         let configured = spec.session_affinity_config.and_then(|config| config.client_ip);
-        configured.and_then(|config| config.timeout_seconds).map_or(AFFINITY_DEFAULT, |s| seconds(s.into()))
+        configured.and_then(|config| config.timeout_seconds).map_or(DEFAULT_AFFINITY, |s| seconds(s.into()))
     });
     let mut labels = parsed.metadata.labels.unwrap_or_default();
     let mut annotations = parsed.metadata.annotations.unwrap_or_default();
-    // Older than the field, and looked at only where that is empty (pkg/proxy/topology.go, endpointslice/topologycache).
+    // Older than the field, and used only if the field is empty (pkg/proxy/topology.go, endpointslice/topologycache).
     let topology = ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"]
         .into_iter()
         .find_map(|name| annotations.remove(name))
@@ -356,26 +355,27 @@ fn slice(key: Key, parsed: discovery::EndpointSlice, notes: &mut Notes<'_>) -> O
     let service = labels.remove("kubernetes.io/service-name").filter(|name| !name.is_empty());
     let service = match service {
         Some(name) if !is_sane(&name) => {
-            notes.note("left out, the Service that its label names cannot exist".to_owned());
+            notes.note("left out, the name in its Service label is invalid".to_owned());
             return None;
         }
         name => name.map(|name| Key { namespace: Arc::clone(&key.namespace), name: name.into() }),
     };
     let (endpoints, ports) = (parsed.endpoints.len(), parsed.ports.as_ref().map_or(0, Vec::len));
-    if endpoints > SLICE_ENDPOINTS_MAX || ports > SLICE_PORTS_MAX {
+    if endpoints > MAX_SLICE_ENDPOINTS || ports > MAX_SLICE_PORTS {
         notes.note(format!(
-            "{endpoints} endpoints and {ports} ports, of which {SLICE_ENDPOINTS_MAX} and {SLICE_PORTS_MAX} can be"
+            "{endpoints} endpoints and {ports} ports, but at most {MAX_SLICE_ENDPOINTS} and {MAX_SLICE_PORTS} are \
+                possible"
         ));
     }
-    // A port without a number means "all ports"; kube-proxy programs nothing for it.
-    let ports = parsed.ports.into_iter().flatten().take(SLICE_PORTS_MAX).filter_map(|port| {
+    // A port without a number means "all ports"; kube-proxy writes no rule for it.
+    let ports = parsed.ports.into_iter().flatten().take(MAX_SLICE_PORTS).filter_map(|port| {
         let protocol = notes.protocol(port.protocol.as_deref())?;
         Some(SlicePort { name: text(port.name), protocol, port: notes.port(port.port?, "port")? })
     });
     let ports = ports.collect();
     let mut endpoints = Vec::new();
     if address_type != AddressType::Fqdn {
-        for endpoint in parsed.endpoints.into_iter().take(SLICE_ENDPOINTS_MAX) {
+        for endpoint in parsed.endpoints.into_iter().take(MAX_SLICE_ENDPOINTS) {
             endpoints.extend(slice_endpoint(endpoint, address_type, &key.namespace, notes));
         }
     }
@@ -466,7 +466,7 @@ fn pod(key: Key, parsed: core::Pod, notes: &mut Notes<'_>) -> Pod {
     }
 }
 
-/// Why a container does not run now, or why it last ended where it only waits to be restarted.
+/// Why a container is not running, or why it last ended if it only waits for its restart.
 fn trouble(status: &core::ContainerStatus) -> Option<Arc<str>> {
     let ended = |state: Option<&core::ContainerState>| {
         state.and_then(|s| s.terminated.as_ref()).filter(|t| t.exit_code != 0).and_then(|t| t.reason.clone())
@@ -487,7 +487,7 @@ fn trouble(status: &core::ContainerStatus) -> Option<Arc<str>> {
 }
 
 fn is_printable(text: &str) -> bool {
-    text.len() <= NAME_MAX_BYTES && !text.chars().any(char::is_control)
+    text.len() <= MAX_NAME_BYTES && !text.chars().any(char::is_control)
 }
 
 fn node(key: Key, parsed: core::Node, notes: &mut Notes<'_>) -> Node {

@@ -1,8 +1,8 @@
 //! The cluster from its API server: a list and a watch for each kind, for as long as viptrace runs.
 //!
-//! Owns connections, retries and the words for what is wrong with them. Must not keep objects: everything goes, in
-//! order, through one channel to the owner of the history. kube's own `watcher` is not used because it hides
-//! bookmarks and reconnections, and how old the metadata is can be told from these only.
+//! Owns connections, retries and the texts of their errors. Must not keep objects: everything goes, in order, through
+//! one channel to the owner of the history. kube's own `watcher` is not used because it hides bookmarks and
+//! reconnections, from which the age of the metadata is computed.
 
 use std::{
     env,
@@ -29,7 +29,7 @@ use crate::{
 
 mod follow;
 
-/// Updates waiting for the owner of the history, at most; then the watches wait.
+/// The most updates in the queue to the owner of the history; then the watches wait.
 const QUEUE: usize = 4096;
 
 /// How to reach the API server.
@@ -42,19 +42,19 @@ pub struct Access {
     pub limits: Limits,
 }
 
-/// How long the API server is waited for.
+/// How long to wait for the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Opening a connection.
     pub connect: Duration,
     /// The answer to a request: a page of a list, the beginning of a watch.
     pub request: Duration,
-    /// A watch that says nothing for so long is opened anew where it left off. API servers send a bookmark about each
+    /// A watch that is silent for this long is reopened at its last version. API servers send a bookmark about every
     /// minute.
     pub silence: Duration,
     /// The first complete lists of all kinds.
     pub sync: Duration,
-    /// Pause after the first failure; doubled with each further one, up to `retry_max`.
+    /// The pause after the first failure, doubled after each further one, up to `retry_max`.
     pub retry: Duration,
     pub retry_max: Duration,
 }
@@ -72,7 +72,7 @@ impl Default for Limits {
     }
 }
 
-/// Why there is no way to the API server.
+/// Why there is no connection to the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     #[error("cannot use the kubeconfig {path}: {reason}")]
@@ -82,10 +82,10 @@ pub enum AccessError {
     #[error("the API server's address is not known: {reason}")]
     Nowhere {
         reason: String,
-        /// The user's own kubeconfig may be out of sight because of sudo.
+        /// sudo may hide the user's own kubeconfig.
         by_sudo: bool,
     },
-    #[error("cannot make a client for {server}: {reason}")]
+    #[error("cannot create a client for {server}: {reason}")]
     Client { server: String, reason: String },
 }
 
@@ -107,35 +107,35 @@ impl Hint for AccessError {
     }
 }
 
-/// Something about one kind.
+/// An update of one kind.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Update {
     pub kind: Kind,
-    /// When it was received, by this machine's clock.
+    /// When it was received, on this machine's clock.
     pub received: Timestamp,
     pub event: Event,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// Found by a list: it may have been so for long.
+    /// Found by a list: this version may be old.
     Listed(Trimmed),
-    /// Happened now, as far as can be told. Deletions found by a new list after a gap are among these: they happened
-    /// somewhere in the gap.
+    /// Happened now, as far as known. Includes deletions that a new list shows after a gap: they happened during the
+    /// gap.
     Changed(Change),
     /// The list is complete.
     Synced,
-    /// The server spoke: a bookmark, an answer.
+    /// The server sent something: a bookmark, an answer.
     Heard,
-    /// The connection is lost; it is being tried again.
+    /// The connection is lost and is being retried.
     Lost(String),
-    /// The server refuses this kind; it is asked again now and then.
+    /// The server refuses this kind; the request is repeated from time to time.
     Denied(String),
-    /// Parts of objects that could not be used.
+    /// Unusable parts of objects.
     Odd(Vec<Oddity>),
 }
 
-/// The running watches. They end when this is dropped.
+/// The running watches. They end when the value is dropped.
 #[derive(Debug)]
 pub struct Watcher {
     server: String,
@@ -145,7 +145,7 @@ pub struct Watcher {
 }
 
 impl Access {
-    /// Reads the configuration and starts the watches. Whether the server answers shows in the updates.
+    /// Reads the configuration and starts the watches. The updates show whether the server answers.
     pub async fn connect(&self) -> Result<Watcher, AccessError> {
         let (client, server) = self.client().await?;
         let (sender, updates) = mpsc::channel(QUEUE);
@@ -160,10 +160,10 @@ impl Access {
     pub(super) async fn client(&self) -> Result<(Client, String), AccessError> {
         let mut config = self.config().await?;
         config.connect_timeout = Some(self.limits.connect);
-        // Silence is noticed by `Limits::silence`, which knows what to do about it.
+        // `Limits::silence` detects silence and reopens the watch.
         config.read_timeout = None;
         config.write_timeout = Some(self.limits.request);
-        // Without TLS no certificate is checked; the system's store, which a bare machine may lack, is not asked for.
+        // Without TLS no certificate is checked, so the system's store, which a bare machine may lack, is not needed.
         if config.cluster_url.scheme_str() == Some("http") && config.root_cert.is_none() {
             config.root_cert = Some(Vec::new());
         }
@@ -209,7 +209,7 @@ impl Watcher {
         self.limits
     }
 
-    /// The next update; waits for it. `None` only if the watches have ended. Can be cancelled without loss.
+    /// Waits for the next update. `None` only if the watches have ended. Cancel-safe.
     pub async fn next(&mut self) -> Option<Update> {
         self.updates.recv().await
     }
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sudo_is_named_where_it_hides_the_kubeconfig() {
+    fn sudo_is_named_if_it_hides_the_kubeconfig() {
         let hint = |by_sudo| AccessError::Nowhere { reason: "no file".to_owned(), by_sudo }.hint().unwrap();
         assert!(hint(true).contains("sudo drops KUBECONFIG"), "{}", hint(true));
         assert!(!hint(false).contains("sudo"), "{}", hint(false));

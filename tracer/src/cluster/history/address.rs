@@ -1,6 +1,6 @@
-//! What an address meant: a Service port, a Service without that port, or nothing of a Service's.
+//! The meaning of an address: a Service port, a Service without that port, or no Service.
 //!
-//! Owns the look-up of VIPs, and finds the same Service port again at another moment. Must not read endpoints.
+//! Owns the look-up of VIPs, and finds a Service port again at another moment. Must not read endpoints.
 
 use std::{fmt, net::SocketAddr};
 
@@ -14,13 +14,13 @@ use crate::{
     time::Timestamp,
 };
 
-/// What an address and port meant at a moment.
+/// The meaning of an address and port at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Address<'a> {
     Vip(Vip<'a>),
-    /// The address of a Service, but no port of it (C5c).
+    /// The address of a Service, but not one of its ports (C5c).
     UnknownPort(&'a Service),
-    /// It was a Service's address until `since`, when that Service was deleted or gave the address up.
+    /// A Service's address until `since`, when the Service was deleted or gave up the address.
     Gone {
         service: &'a Service,
         since: Timestamp,
@@ -28,7 +28,7 @@ pub enum Address<'a> {
     Other,
 }
 
-/// An address that a client connects to, and the Service port that it stands for.
+/// An address that a client connects to, and its Service port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Vip<'a> {
     pub addr: SocketAddr,
@@ -38,13 +38,13 @@ pub struct Vip<'a> {
 }
 
 impl<'a> Vip<'a> {
-    /// Whether the Service's traffic policy admits only endpoints on the node where the traffic arrives.
+    /// Whether the Service's traffic policy admits only endpoints on the node at which the traffic arrives.
     pub fn is_local(&self) -> bool {
         self.service.is_local(self.via)
     }
 
-    /// `loadBalancerSourceRanges` of the address's family: kube-proxy of each family knows no others. None admits
-    /// everybody. They hold for load balancer IPs.
+    /// `loadBalancerSourceRanges` of the address's family: kube-proxy of each family ignores the others. An empty list
+    /// admits every client. The ranges apply to load balancer IPs.
     pub fn source_ranges(&self) -> impl Iterator<Item = &'a Cidr> {
         let is_ipv4 = self.addr.is_ipv4();
         self.service.source_ranges.iter().filter(move |range| range.base.is_ipv4() == is_ipv4)
@@ -63,11 +63,11 @@ impl fmt::Display for Vip<'_> {
 }
 
 impl History {
-    /// What a connection to `addr` was meant for.
+    /// The meaning of a connection to `addr`.
     pub fn address(&self, addr: SocketAddr, protocol: Protocol, at: Timestamp) -> Address<'_> {
         match self.lookup(addr, protocol, at) {
-            // A node's own address is also an external or load balancer IP in many clusters (k3s, externalIPs):
-            // connections to it beyond the Service's ports are the node's business.
+            // In many clusters a node's own address is also an external or load balancer IP (k3s, externalIPs):
+            // connections to ports outside the Service belong to the node.
             Address::UnknownPort(_) | Address::Gone { .. } if self.node_by_ip(addr.ip(), at).is_some() => {
                 Address::Other
             }
@@ -75,8 +75,8 @@ impl History {
         }
     }
 
-    /// What a rule for `addr` was meant for: `ClusterIP`, external IP, load balancer IP, or a nodePort on the address of
-    /// a Node.
+    /// The meaning of a rule for `addr`: `ClusterIP`, external IP, load balancer IP, or a nodePort on the address of a
+    /// Node.
     pub fn lookup(&self, addr: SocketAddr, protocol: Protocol, at: Timestamp) -> Address<'_> {
         let (ip, port) = (addr.ip().to_canonical(), addr.port());
         let mut other_port = None;
@@ -124,7 +124,7 @@ impl History {
         })
     }
 
-    /// The Service port as it was at `at`, found by its name, number and protocol, else by its address.
+    /// The Service port at `at`, found by its name, number and protocol, or else by its address.
     pub(super) fn vip_at(&self, vip: &Vip<'_>, at: Timestamp) -> Option<Vip<'_>> {
         let Vip { addr, via, service, port: known } = *vip;
         if let Some(service) = self.service(&service.key, at)

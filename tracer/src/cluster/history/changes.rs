@@ -1,6 +1,6 @@
-//! When the history last changed, so that who remembers an answer knows whether it still holds.
+//! The time of the history's last change, so that a cached answer can be checked for validity.
 //!
-//! Owns a count of changes and how far each reaches: a slice concerns its Service, a Service or Node any address.
+//! Owns a count of changes and the reach of each: a slice affects its Service, a Service or Node affects any address.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// The last change to something: every answer about a moment after `since` is the same until the generation rises.
+/// The last change to an object: every answer about a moment after `since` is constant until the generation rises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
     pub generation: u64,
-    /// The latest moment at which a version of it came into force.
+    /// The latest moment at which one of its versions came into force.
     pub since: Timestamp,
 }
 
@@ -22,7 +22,7 @@ pub struct Settled {
 pub(super) struct Changes {
     /// Rises with every change that an answer can depend on.
     generation: u64,
-    /// Services, Nodes and what is known at all: each can change what any address means.
+    /// Services, Nodes and the set of known kinds: each can change the meaning of any address.
     addresses: Settled,
     pods: Settled,
     /// The generation of the last change of a Service's slices.
@@ -47,7 +47,7 @@ impl Changes {
         }
     }
 
-    /// Old versions were forgotten: what they told is gone, for everything.
+    /// Old versions were removed, which can change every answer.
     pub(super) fn everything(&mut self) {
         self.slices.clear();
         self.addresses(Timestamp::MIN);
@@ -56,12 +56,12 @@ impl Changes {
 }
 
 impl History {
-    /// A number that rises with every change of what the history answers.
+    /// A number that rises with every change of the history's answers.
     pub const fn generation(&self) -> u64 {
         self.changes.generation
     }
 
-    /// The last change of what can matter to a Service's addresses and endpoints.
+    /// The last change that can affect a Service's addresses and endpoints.
     pub fn settled(&self, service: &Key) -> Settled {
         let Changes { addresses, slices, .. } = &self.changes;
         let slices_changed = slices.get(service).copied().unwrap_or(0);
@@ -74,7 +74,7 @@ impl History {
         self.changes.pods
     }
 
-    /// The slice is about to change: so do the endpoints of the Service that it belongs to until then.
+    /// The slice is about to change, and with it the endpoints of its present Service.
     pub(super) fn slice_changes(&mut self, slice: &Key) {
         let service =
             self.slices.get(slice).and_then(Timeline::newest).and_then(|slice| slice.service.clone());

@@ -1,6 +1,7 @@
-//! The members of a Service port at a moment, and what became of one.
+//! The members of a Service port at a moment, and the history of one member.
 //!
-//! Owns the reading of `EndpointSlices`: ports by name, conditions, several slices a Service. Must not judge a flow.
+//! Owns the reading of `EndpointSlices`: ports by name, conditions, several slices for one Service. Must not judge a
+//! flow.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,20 +30,20 @@ pub struct EndpointState {
 /// Whether an address and port was an endpoint of a Service port at a moment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Membership {
-    /// In this condition since then or longer.
+    /// In this condition since this time or longer.
     Member { state: EndpointState, since: Timestamp },
-    /// It was one and had left, at `at`; `last` is its last state.
+    /// It was an endpoint and left at `at`; `last` is its last state.
     Left { at: Timestamp, last: EndpointState },
-    /// No slice of this Service listed it in all the time that is known, which begins at `since`. It may have left
-    /// before that. `Timestamp::MIN` where the slices do not record when they last changed.
+    /// No slice of this Service listed it since `since`, when the known time begins. It may have left before that.
+    /// `Timestamp::MIN` if the slices do not record their last change.
     NeverSeen { since: Timestamp },
-    /// The moment lies before the history of this Service's slices begins, and they do not list it where it does; or
-    /// the slices are not known.
+    /// The moment is before the history of this Service's slices, and the earliest versions do not list it; or the
+    /// slices are not known.
     Unknown,
 }
 
 impl Membership {
-    /// Its state, or its last one where it has left.
+    /// Its state, or its last state if it has left.
     pub const fn state(&self) -> Option<&EndpointState> {
         match self {
             Self::Member { state, .. } | Self::Left { last: state, .. } => Some(state),
@@ -50,7 +51,7 @@ impl Membership {
         }
     }
 
-    /// The state of one that is listed.
+    /// The state of a listed endpoint.
     pub const fn member(&self) -> Option<&EndpointState> {
         match self {
             Self::Member { state, .. } => Some(state),
@@ -58,7 +59,7 @@ impl Membership {
         }
     }
 
-    /// Since when kube-proxy may not send to it any more: it left, or is neither ready nor serving.
+    /// The time since which kube-proxy must not send to it: it left, or is neither ready nor serving.
     pub const fn unusable_since(&self) -> Option<Timestamp> {
         match self {
             Self::Left { at, .. } => Some(*at),
@@ -72,18 +73,19 @@ impl Membership {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usable {
     pub count: usize,
-    /// Those on the node where the traffic arrived; `None` where that node is not known.
+    /// Those on the node at which the traffic arrived; `None` if that node is unknown.
     pub local: Option<usize>,
-    /// There has been at least one since then or longer. Where there is none, the slices last changed then.
+    /// If there are endpoints: at least one has existed since this time or longer. Otherwise: the time of the last
+    /// change of the slices.
     pub since: Timestamp,
     /// None is ready: these serve while they terminate (N8).
     pub terminating: bool,
 }
 
-/// Endpoints asked for their age, at most: the answer is the oldest of them.
+/// The most endpoints whose age is determined; the oldest age counts.
 const MAX_AGED: usize = 32;
 
-/// A stretch of time in which one slice listed the endpoint in one state.
+/// A period in which one slice listed the endpoint in one state.
 struct Stretch<'a> {
     from: Timestamp,
     known_from: Timestamp,
@@ -92,7 +94,7 @@ struct Stretch<'a> {
 }
 
 impl History {
-    /// What `endpoint` was to the VIP's Service port at `at`.
+    /// The state of `endpoint` in the VIP's Service port at `at`.
     pub fn membership(&self, vip: &Vip<'_>, endpoint: SocketAddr, at: Timestamp) -> Membership {
         match self.vip_at(vip, at) {
             Some(vip) if self.knows(Kind::EndpointSlice) => {
@@ -102,8 +104,8 @@ impl History {
         }
     }
 
-    /// What `endpoint` was to this Service port at `at`. An endpoint that moved to another slice of the same Service
-    /// has not left it.
+    /// The state of `endpoint` in this Service port at `at`. An endpoint that moved to another slice of the same
+    /// Service has not left.
     pub fn membership_in(
         &self,
         service: &Key,
@@ -126,9 +128,9 @@ impl History {
         }
         stretches.sort_by_key(|stretch| stretch.from);
         let now = |s: &&Stretch<'_>| s.from <= at && s.to.is_none_or(|to| to > at);
-        // Listed twice, it serves as long as one of the two says so.
+        // An endpoint that is listed twice serves as long as one of the two slices states it.
         if let Some(current) = stretches.iter().filter(now).max_by_key(|s| rank(s.endpoint.conditions)) {
-            // What is only assumed from a later version proves no membership, unless there is nothing else.
+            // A state that is only assumed from a later version proves no membership, unless there is no other.
             let proven = |s: &Stretch<'_>| if s.known_from <= at { s.known_from } else { s.from };
             let same =
                 |s: &&Stretch<'_>| s.from <= at && s.endpoint.conditions == current.endpoint.conditions;
@@ -149,9 +151,9 @@ impl History {
         }
     }
 
-    /// A port that is renamed changes its name in the Service first, in the slices a moment later: until then no slice
-    /// lists an endpoint under the new name. It has been one under a name that the Service no longer has, until the
-    /// slice or the Service changed.
+    /// A renamed port changes first in the Service and a moment later in the slices. Until then no slice lists an
+    /// endpoint under the new name. The endpoint was a member under the old name until the slice or the Service
+    /// changed.
     fn under_an_old_name(
         &self,
         service: &Key,
@@ -180,8 +182,8 @@ impl History {
             .max_by_key(|(left, _)| *left)
     }
 
-    /// The endpoints of this Service port at `at`, ready or not, each once, in the order of their addresses. An
-    /// endpoint's first address counts, as for kube-proxy.
+    /// The endpoints of this Service port at `at`, ready or not, each once, ordered by address. Only an endpoint's
+    /// first address counts, as for kube-proxy.
     pub fn endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> Vec<EndpointState> {
         let mut found = BTreeMap::<SocketAddr, EndpointState>::new();
         for slice in self.slices_at(service, at) {
@@ -200,8 +202,8 @@ impl History {
         found.into_values().collect()
     }
 
-    /// What kube-proxy should choose from for a connection to the VIP that arrives on `node`; `None` where the
-    /// endpoints are not known.
+    /// The endpoints that kube-proxy should choose from for a connection to the VIP that arrives on `node`; `None` if
+    /// the endpoints are not known.
     pub fn usable(&self, vip: &Vip<'_>, node: Option<&str>, at: Timestamp) -> Option<Usable> {
         if !self.knows(Kind::EndpointSlice) {
             return None;
@@ -218,17 +220,17 @@ impl History {
         } else {
             all.iter().take(MAX_AGED).map(age).min().unwrap_or(at)
         };
-        // A name that no Node has (a host's name is not always its Node's) does not show what is local.
+        // A name that no Node has (a host's name may differ from its Node's) does not identify local endpoints.
         let node = node.filter(|node| !self.knows(Kind::Node) || self.node(node, at).is_some());
         let local = node.map(|node| on(Some(node)).len());
         let terminating = !all.is_empty() && all.iter().all(|endpoint| !endpoint.conditions.ready);
         Some(Usable { count: all.len(), local, since, terminating })
     }
 
-    /// The endpoints that kube-proxy sends to: the ready ones; where none is ready, the serving ones that terminate
-    /// (N8). `family` is that of the address asked for. With `local_to` only those on that node count, as under the
-    /// traffic policy `Local`. (kube-proxy: `pkg/proxy/topology.go`, `CategorizeEndpoints`; topology hints are not
-    /// applied here.)
+    /// The endpoints that kube-proxy sends to: the ready ones, or if none is ready, the serving ones that terminate
+    /// (N8). `family` is that of the destination address. With `local_to` only those on that node, as under the traffic
+    /// policy `Local`. (kube-proxy: `pkg/proxy/topology.go`, `CategorizeEndpoints`; topology hints are not applied
+    /// here.)
     pub fn usable_endpoints(
         &self,
         service: &Key,
@@ -248,7 +250,7 @@ impl History {
         all
     }
 
-    /// When a slice of this Service last changed, up to `at`.
+    /// The time of the last change of this Service's slices, up to `at`.
     pub fn endpoints_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
         let keys = self.slices_of_service.get(service)?.iter();
         let lines = keys.filter_map(|key| self.slices.get(key));
@@ -258,7 +260,7 @@ impl History {
             .max()
     }
 
-    /// Every address and port that a slice of this Service port has listed, in all the time up to `at` that is known.
+    /// Every address and port that a slice of this Service port has listed up to `at`.
     pub fn past_endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> BTreeSet<SocketAddr> {
         let keys = self.slices_of_service.get(service).into_iter().flatten();
         let lines = keys.filter_map(|key| self.slices.get(key)).filter(|line| line.versions.len() > 1);
@@ -272,7 +274,7 @@ impl History {
         found
     }
 
-    /// When this Service itself last changed, up to `at`.
+    /// The time of the last change of this Service itself, up to `at`.
     pub fn service_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
         let versions = self.services.get(service)?.versions.iter();
         versions.map(|version| version.from).filter(|from| *from <= at).max()
@@ -289,7 +291,7 @@ impl History {
         slices.filter(move |slice| slice.service.as_ref() == Some(service))
     }
 
-    /// Whether any slice version up to `at` listed an endpoint of this Service; if so, until when.
+    /// Whether any slice version up to `at` listed an endpoint of this Service, and until when.
     pub(super) fn last_endpoint(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
         let keys = self.slices_of_service.get(service)?.iter();
         let spans = keys.filter_map(|key| self.slices.get(key)).flat_map(Timeline::spans);
@@ -301,7 +303,7 @@ impl History {
     }
 }
 
-/// The endpoint in this slice, if the slice serves this Service port on it.
+/// The endpoint in this slice, if the slice serves this Service port at that address.
 fn find<'a>(slice: &'a EndpointSlice, port: &ServicePort, wanted: SocketAddr) -> Option<&'a Endpoint> {
     if slice.port_for(port) != Some(wanted.port()) {
         return None;

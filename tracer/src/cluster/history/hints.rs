@@ -1,19 +1,19 @@
-//! Topology hints: which of a Service's ready endpoints are meant for a node or its zone.
+//! Topology hints: the ready endpoints of a Service that are meant for a node or its zone.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use super::{History, Vip};
 use crate::time::Timestamp;
 
-/// What one endpoint's hints say.
+/// The hints of one endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hints<'a> {
     pub zones: &'a [Arc<str>],
     pub nodes: &'a [Arc<str>],
 }
 
-/// Which of these ready endpoints kube-proxy of this node sends to, one answer each. `None` where hints are not followed:
-/// one endpoint without a hint, or none that is meant for here, and all are used (`CategorizeEndpoints` in
+/// Whether kube-proxy of this node sends to each of these ready endpoints. `None` if it does not follow the hints and
+/// uses all endpoints: one has no hint, or none is meant for this node (`CategorizeEndpoints` in
 /// `pkg/proxy/topology.go`).
 pub(crate) fn meant_for(ready: &[Hints<'_>], node: &str, zone: Option<&str>) -> Option<Vec<bool>> {
     let chosen = |here: &str, names: for<'a> fn(&Hints<'a>) -> &'a [Arc<str>]| {
@@ -22,7 +22,7 @@ pub(crate) fn meant_for(ready: &[Hints<'_>], node: &str, zone: Option<&str>) -> 
         let all_hinted = ready.iter().all(|hints| !names(hints).is_empty());
         (all_hinted && meant.contains(&true)).then_some(meant)
     };
-    // A hint for this node goes before one for its zone (1.34).
+    // A hint for this node takes precedence over one for its zone (1.34).
     chosen(node, |hints| hints.nodes).or_else(|| chosen(zone?, |hints| hints.zones))
 }
 
@@ -30,15 +30,15 @@ pub(crate) fn meant_for(ready: &[Hints<'_>], node: &str, zone: Option<&str>) -> 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hinted {
     pub endpoints: Vec<SocketAddr>,
-    /// How many are ready in all.
+    /// The number of all ready endpoints.
     pub of: usize,
-    /// `trafficDistribution`, or the annotation that asked for the hints.
+    /// `trafficDistribution`, or the annotation that requested the hints.
     pub asked_by: Option<Arc<str>>,
 }
 
 impl History {
-    /// What topology hints leave to connections to the VIP that arrive on `node`; `None` where they leave no ready
-    /// endpoint out.
+    /// The endpoints that topology hints leave to connections to the VIP that arrive on `node`; `None` if the hints
+    /// exclude no ready endpoint.
     pub fn hinted(&self, vip: &Vip<'_>, node: &str, at: Timestamp) -> Option<Hinted> {
         let family = vip.family();
         let Vip { service, port, .. } = self.vip_at(vip, at)?;

@@ -1,6 +1,6 @@
 //! Why a Service port has no endpoint that kube-proxy could send to (C20, K9).
 //!
-//! Owns the order of the reasons, from the most particular to the most general. Must not judge a flow.
+//! Owns the order of the reasons, from the most specific to the most general. Must not judge a flow.
 
 use std::{collections::BTreeSet, fmt, ops::Bound, sync::Arc};
 
@@ -10,8 +10,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// Names listed in a reason, at most; the rest is counted.
-const NAMED_MAX: usize = 5;
+/// The most names in a reason; the others are counted.
+const MAX_NAMED: usize = 5;
 
 /// Why there is no usable endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,23 +20,23 @@ pub enum NoEndpointsReason {
     AddressFamily { wanted: AddressType, offered: AddressType },
     /// Endpoints exist, but their slices have no port of the Service port's name and protocol.
     PortName { wanted: String, target: TargetPort, offered: Vec<String> },
-    /// The Service has no selector and nobody wrote a slice with endpoints for it.
+    /// The Service has no selector and no slice with endpoints.
     NoSelector,
     /// Pods match, none is ready.
     PodsNotReady { pods: Vec<UnreadyPod>, more: usize },
     /// Pods match and are ready, but no slice lists them: the `EndpointSlice` controller is behind or down.
     NotInSlices { pods: Vec<Key>, more: usize },
-    /// No Pod matches, but there were endpoints within the look-back, until then: scaled to zero, or deleted.
+    /// No Pod matches, but there were endpoints until this time within the look-back: scaled to zero, or deleted.
     ScaledToZero { last_endpoint: Timestamp },
-    /// No Pod matches the selector, and none did as far back as is known.
+    /// No Pod matches the selector, and none did in the known time.
     SelectorMatchesNothing { selector: String },
-    /// The slices list endpoints that are not ready, and the Pods are not known to viptrace.
+    /// The slices list endpoints that are not ready, and viptrace does not know the Pods.
     EndpointsNotReady { count: usize },
-    /// No endpoints, and what would tell why (the Pods) is not known to viptrace.
+    /// No endpoints, and viptrace does not know the Pods, which would show the reason.
     Unexplained,
 }
 
-/// A Pod that could serve and does not.
+/// A Pod that matches but does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadyPod {
     pub key: Key,
@@ -78,7 +78,7 @@ impl fmt::Display for NoEndpointsReason {
             Self::SelectorMatchesNothing { selector } => write!(f, "its selector {selector} matches no Pod"),
             Self::EndpointsNotReady { count: 1 } => f.write_str("its endpoint is not ready"),
             Self::EndpointsNotReady { count } => write!(f, "none of its {count} endpoints is ready"),
-            Self::Unexplained => f.write_str("no endpoints; why is not known without the Pods"),
+            Self::Unexplained => f.write_str("no endpoints; the reason is unknown without the Pods"),
         }
     }
 }
@@ -89,14 +89,14 @@ fn list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = String>, more: u
 }
 
 impl History {
-    /// Why the VIP had no usable endpoint; `None` where it had one, or where that is not known.
+    /// Why the VIP had no usable endpoint; `None` if it had one, or if that is unknown.
     pub fn why_no_endpoints(&self, vip: &Vip<'_>, at: Timestamp) -> Option<NoEndpointsReason> {
         let Vip { service, port, .. } = self.vip_at(vip, at)?;
         let reason = self.no_endpoints_reason(service, port, vip.family(), at);
         reason.filter(|reason| *reason != NoEndpointsReason::Unexplained)
     }
 
-    /// Why nothing can serve `port` of `service` in this family at `at`; `None` where something can.
+    /// Why no endpoint can serve `port` of `service` in this family at `at`; `None` if one can.
     pub fn no_endpoints_reason(
         &self,
         service: &Service,
@@ -126,7 +126,7 @@ impl History {
             AddressType::Ipv4 => AddressType::Ipv6,
             AddressType::Ipv6 | AddressType::Fqdn => AddressType::Ipv4,
         };
-        // Endpoints of the wanted family that are merely not ready are the better explanation.
+        // Endpoints of the wanted family that are not ready explain more.
         let wanted_exist =
             self.endpoints(key, port, at).iter().any(|e| AddressType::of(e.addr.ip()) == wanted);
         let exist = !wanted_exist && !self.usable_endpoints(key, port, offered, None, at).is_empty();
@@ -155,7 +155,7 @@ impl History {
                 }
             })
             .collect();
-        let offered = offered.into_iter().take(NAMED_MAX).collect();
+        let offered = offered.into_iter().take(MAX_NAMED).collect();
         Some(NoEndpointsReason::PortName { wanted: port.label(), target: port.target.clone(), offered })
     }
 
@@ -177,13 +177,13 @@ impl History {
         let (ready, unready): (Vec<_>, Vec<_>) =
             pods.into_iter().partition(|pod| pod.ready && pod.deletion.is_none());
         if !ready.is_empty() {
-            let more = ready.len().saturating_sub(NAMED_MAX);
-            let pods = ready.into_iter().take(NAMED_MAX).map(|pod| pod.key.clone()).collect();
+            let more = ready.len().saturating_sub(MAX_NAMED);
+            let pods = ready.into_iter().take(MAX_NAMED).map(|pod| pod.key.clone()).collect();
             return NoEndpointsReason::NotInSlices { pods, more };
         }
         if !unready.is_empty() {
-            let more = unready.len().saturating_sub(NAMED_MAX);
-            let named = unready.into_iter().take(NAMED_MAX);
+            let more = unready.len().saturating_sub(MAX_NAMED);
+            let named = unready.into_iter().take(MAX_NAMED);
             let pods = named.map(|pod| UnreadyPod { key: pod.key.clone(), why: why_unready(pod) }).collect();
             return NoEndpointsReason::PodsNotReady { pods, more };
         }
@@ -196,7 +196,7 @@ impl History {
         }
     }
 
-    /// The unfinished Pods of the Service's namespace that its selector matches.
+    /// The unfinished Pods in the Service's namespace that match its selector.
     fn pods_matching<'a>(
         &'a self,
         service: &'a Service,

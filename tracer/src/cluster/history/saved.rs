@@ -1,7 +1,7 @@
-//! The history as a recording stores it: object by object, each with its versions.
+//! The form of the history in a recording: object by object, each with its versions.
 //!
-//! Owns the stored shape and how it becomes a history again, with the bounds of a live one whatever the file says. The
-//! shape is part of the recording format: a new field needs a default. Does no I/O.
+//! Owns this form and the conversion to a history, with the bounds of a live one whatever the file contains. The form
+//! is part of the recording format: a new field needs a default. Does no I/O.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// All versions kept of one object, the oldest first.
+/// The kept versions of one object, the oldest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line<T> {
     pub key: Key,
     pub created: Option<Timestamp>,
-    /// From when on each version was in force; `None` is a deletion.
+    /// The time from which each version was in force; `None` is a deletion.
     pub versions: Vec<(Timestamp, Option<Arc<T>>)>,
 }
 
@@ -34,13 +34,13 @@ pub enum SavedObject {
     Node(Line<Node>),
 }
 
-/// What a history knows besides its objects.
+/// The facts of a history besides its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedFacts {
     /// In seconds.
     pub look_back: u64,
-    /// In the order of [`Kind::ALL`]: whether all objects of the kind have been given.
+    /// In the order of [`Kind::ALL`]: whether all objects of the kind have been added.
     pub known: [bool; Kind::ALL.len()],
     /// See [`super::Counts`].
     pub forgotten: u64,
@@ -48,7 +48,7 @@ pub struct SavedFacts {
 }
 
 impl History {
-    /// Everything, to be restored by [`Self::restore_object`] and [`Self::restore_facts`]. Objects are shared, not copied.
+    /// Everything, for [`Self::restore_object`] and [`Self::restore_facts`]. Objects are shared, not copied.
     pub fn save(&self) -> (SavedFacts, Vec<SavedObject>) {
         let services = self.services.iter().map(|(key, line)| SavedObject::Service(save(key, line)));
         let slices = self.slices.iter().map(|(key, line)| SavedObject::EndpointSlice(save(key, line)));
@@ -63,8 +63,8 @@ impl History {
         (facts, services.chain(slices).chain(pods).chain(nodes).collect())
     }
 
-    /// Puts an object back, in place of what is there under its key. It can be found by its address once
-    /// [`Self::restore_facts`] has been called.
+    /// Restores an object and replaces an existing one with its key. It can be found by its address after
+    /// [`Self::restore_facts`].
     pub fn restore_object(&mut self, object: SavedObject) {
         let taken = match object {
             SavedObject::Service(line) => restore(&mut self.services, line),
@@ -75,7 +75,7 @@ impl History {
         self.refused += u64::from(!taken);
     }
 
-    /// To be called after the objects: puts the rest back and rebuilds the indexes.
+    /// To be called after the objects: restores the other facts and rebuilds the indexes.
     pub fn restore_facts(&mut self, facts: SavedFacts) {
         self.look_back = std::time::Duration::from_secs(facts.look_back);
         self.known = facts.known;
@@ -90,7 +90,7 @@ fn save<T>(key: &Key, line: &Timeline<T>) -> Line<T> {
     Line { key: key.clone(), created: line.created(), versions: versions.collect() }
 }
 
-/// False where there is no room, or nothing to put there.
+/// False if there is no room, or if there is no version.
 fn restore<T>(lines: &mut std::collections::BTreeMap<Key, Timeline<T>>, line: Line<T>) -> bool {
     let Line { key, created, versions } = line;
     if lines.len() >= OBJECTS_MAX && !lines.contains_key(&key) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_claims_is_held_to_the_bounds() {
+    fn the_bounds_hold_for_any_file() {
         let key = Key::new("shop", "cart");
         let node = |from| {
             let object = Node {
@@ -171,7 +171,7 @@ mod tests {
             (Timestamp::from_unix_secs(from), Some(Arc::new(object)))
         };
         let mut history = History::default();
-        // Too many, and backwards in time.
+        // Too many versions, in decreasing order of time.
         let versions = (0..1000).map(|n| node(1000 - n)).collect();
         history.restore_object(SavedObject::Node(Line { key: key.clone(), created: None, versions }));
         history.restore_object(SavedObject::Node(Line { key, created: None, versions: Vec::new() }));

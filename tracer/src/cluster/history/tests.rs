@@ -1,4 +1,4 @@
-//! The history's questions, asked of the fixture cluster and of hand-made objects.
+//! Queries of the history, for the fixture cluster and for hand-made objects.
 #![expect(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
 
 use std::{net::SocketAddr, path::Path};
@@ -130,7 +130,7 @@ fn every_address_of_a_service_leads_to_its_port() {
 }
 
 #[test]
-fn the_fixture_tells_policies_probes_and_owners() {
+fn the_fixture_has_policies_probes_and_owners() {
     let history = fixture();
     let frontend = history.service(&Key::new("shop", "frontend"), at(BEFORE)).unwrap();
     assert_eq!(frontend.external_traffic_policy, TrafficPolicy::Local);
@@ -173,7 +173,7 @@ fn the_fixtures_watch_is_history() {
 }
 
 #[test]
-fn an_endpoint_is_told_by_the_time_of_the_question() {
+fn an_endpoints_state_depends_on_the_time() {
     let mut history = history(vec![web(), slice("s", "http", &[("10.1.0.1", true, true, false)])]);
     history.apply(at(2000), Change::Put(slice("s", "http", &[("10.1.0.1", false, true, true)])));
     history.apply(at(2010), Change::Put(slice("s", "http", &[])));
@@ -191,7 +191,7 @@ fn an_endpoint_is_told_by_the_time_of_the_question() {
 }
 
 #[test]
-fn a_port_that_is_renamed_has_not_lost_its_endpoints_before_the_slices_follow() {
+fn a_renamed_port_keeps_its_endpoints_until_the_slices_follow() {
     let ready = [("10.1.0.1", true, true, false)];
     let mut history = history(vec![web(), slice("s", "http", &ready)]);
     let port = json!({"name": "www", "port": 80, "targetPort": "web"});
@@ -201,12 +201,12 @@ fn a_port_that_is_renamed_has_not_lost_its_endpoints_before_the_slices_follow() 
     assert!(matches!(between, Membership::Left { at: when, .. } if when == at(2000)), "{between:?}");
     history.apply(at(2002), Change::Put(slice("s", "www", &ready)));
     assert!(matches!(membership(&history, "10.1.0.1:8080", 2003), Membership::Member { .. }));
-    // Another address never was one, under whatever name.
+    // Another address was never a member under any name.
     assert!(matches!(membership(&history, "10.1.0.9:8080", 2001), Membership::NeverSeen { .. }));
 }
 
 #[test]
-fn before_the_history_begins_an_absence_is_not_claimed() {
+fn before_the_history_begins_absence_is_unknown() {
     let mut known_since = slice("s", "http", &[("10.1.0.1", true, true, false)]);
     known_since.created = Some(at(100));
     known_since.changed = Some(at(900));
@@ -216,7 +216,7 @@ fn before_the_history_begins_an_absence_is_not_claimed() {
 }
 
 #[test]
-fn a_slice_that_came_later_hides_nothing_of_the_time_before() {
+fn a_later_slice_does_not_change_the_past() {
     let mut history = history(vec![web(), slice("s1", "http", &[])]);
     history.apply(at(2000), Change::Put(slice("s2", "http", &[("10.1.0.1", true, true, false)])));
     assert_eq!(membership(&history, "10.1.0.1:8080", 1999), Membership::NeverSeen { since: Timestamp::MIN });
@@ -225,7 +225,7 @@ fn a_slice_that_came_later_hides_nothing_of_the_time_before() {
 }
 
 #[test]
-fn membership_is_claimed_no_further_back_than_it_is_proven() {
+fn membership_goes_back_no_further_than_its_proof() {
     let mut listed = slice("s", "http", &[("10.1.0.1", true, true, false)]);
     listed.created = Some(at(100));
     listed.changed = Some(at(900));
@@ -264,7 +264,7 @@ fn terminating_endpoints_serve_only_where_none_is_ready() {
 }
 
 #[test]
-fn each_reason_for_no_endpoints_has_its_name() {
+fn each_reason_for_missing_endpoints_is_found() {
     let ready = [("10.1.0.1", true, true, false)];
     let unready = [("10.1.0.1", false, false, false)];
     let port = history(vec![web(), slice("s", "grpc", &ready), pod("p", "10.1.0.1", true)]);
@@ -297,7 +297,7 @@ fn each_reason_for_no_endpoints_has_its_name() {
 }
 
 #[test]
-fn an_address_belongs_to_who_held_it_then() {
+fn an_address_belongs_to_its_holder_at_the_time() {
     let mut history = history(vec![pod("old", "10.1.0.1", true)]);
     let ip = "10.1.0.1".parse().unwrap();
     history.apply(at(2000), Change::Delete(Kind::Pod, Key::new("a", "old")));
@@ -311,7 +311,7 @@ fn an_address_belongs_to_who_held_it_then() {
 }
 
 #[test]
-fn a_service_that_gave_its_address_up_is_remembered() {
+fn the_former_service_of_an_address_is_known() {
     let mut history = history(vec![web()]);
     history.apply(at(2000), Change::Delete(Kind::Service, Key::new("a", "web")));
     let vip = "10.0.0.1:80".parse().unwrap();
@@ -401,7 +401,10 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn no_object_makes_it_panic(values in prop::collection::vec((any::<prop::sample::Index>(), any_json()), 0..8), when in any::<u64>()) {
+    fn no_object_makes_it_panic(
+        values in prop::collection::vec((any::<prop::sample::Index>(), any_json()), 0..8),
+        when in any::<u64>(),
+    ) {
         let mut history = History::new(LOOK_BACK);
         for (kind, value) in values {
             let kind = *kind.get(&Kind::ALL);
@@ -416,7 +419,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_saved_is_restored(
+    fn a_saved_history_is_restored(
         steps in prop::collection::vec((0..5_u8, 0..3_u8, any::<bool>()), 0..40),
         pruned in prop::option::of(900_u64..8000),
     ) {
@@ -426,7 +429,10 @@ proptest! {
             let change = match kind {
                 0 => Change::Put(slice(&name, "http", &[(&ip, ready, ready, !ready)])),
                 1 => Change::Put(pod(&name, &ip, ready)),
-                2 => Change::Put(service(&name, json!({"clusterIP": format!("10.0.0.{}", 7 + which), "ports": [{"port": 80}]}))),
+                2 => Change::Put(service(
+                    &name,
+                    json!({"clusterIP": format!("10.0.0.{}", 7 + which), "ports": [{"port": 80}]}),
+                )),
                 3 => Change::Delete(Kind::EndpointSlice, Key::new("a", &name)),
                 _ => Change::Delete(Kind::Pod, Key::new("a", &name)),
             };
@@ -457,7 +463,10 @@ proptest! {
     }
 
     #[test]
-    fn membership_follows_the_versions(ready in prop::collection::vec(prop::option::of(any::<bool>()), 1..20), when in 0_usize..40) {
+    fn membership_follows_the_versions(
+        ready in prop::collection::vec(prop::option::of(any::<bool>()), 1..20),
+        when in 0_usize..40,
+    ) {
         let mut history = history(vec![web()]);
         for (n, state) in ready.iter().enumerate() {
             let endpoints: Vec<_> = state.iter().map(|ready| ("10.1.0.1", *ready, *ready, false)).collect();
@@ -470,7 +479,9 @@ proptest! {
                 prop_assert!(since <= at(2000 + when as u64));
             }
             Membership::Left { .. } => prop_assert_eq!(expected, None),
-            Membership::NeverSeen { .. } => prop_assert!(ready[..=when.min(ready.len() - 1)].iter().all(Option::is_none)),
+            Membership::NeverSeen { .. } => {
+                prop_assert!(ready[..=when.min(ready.len() - 1)].iter().all(Option::is_none));
+            }
             Membership::Unknown => prop_assert!(false, "the history begins with the first version"),
         }
     }

@@ -1,4 +1,4 @@
-//! The network probes of a container: what the kubelet will connect to (N1).
+//! The network probes of a container: the kubelet's connections (N1).
 
 use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::util::intstr::IntOrString};
 

@@ -1,4 +1,4 @@
-//! Objects as clusters have them, and as nobody should write them.
+//! Real objects, and objects that violate the API.
 #![expect(clippy::needless_pass_by_value, reason = "json!() reads best in the call")]
 
 use serde_json::json;
@@ -19,7 +19,7 @@ fn service_of(spec: Value, status: Value) -> (Arc<Service>, Vec<Oddity>) {
     }
 }
 
-/// A slice of these endpoints, and what is odd about it.
+/// A slice of these endpoints, and its oddities.
 fn slice_of(endpoints: &Value) -> (Arc<EndpointSlice>, Vec<Oddity>) {
     let slice =
         json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});
@@ -32,7 +32,7 @@ fn slice_of(endpoints: &Value) -> (Arc<EndpointSlice>, Vec<Oddity>) {
 }
 
 #[test]
-fn conditions_that_are_not_told_have_the_apis_defaults() {
+fn missing_conditions_have_the_apis_defaults() {
     let endpoints =
         json!([{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "conditions": {"ready": false}}]);
     let (slice, odd) = slice_of(&endpoints);
@@ -41,7 +41,7 @@ fn conditions_that_are_not_told_have_the_apis_defaults() {
 }
 
 #[test]
-fn what_cannot_be_used_is_skipped_and_the_rest_kept() {
+fn unusable_parts_are_skipped_and_the_rest_is_kept() {
     let ports = json!([{"port": 80}, {"port": 70_000}, {"port": 81, "protocol": "QUIC"}, {"port": 0}]);
     let spec =
         json!({"clusterIPs": ["10.0.0.1", "not an ip"], "ports": ports, "externalIPs": ["::1", "256.1.1.1"]});
@@ -52,7 +52,7 @@ fn what_cannot_be_used_is_skipped_and_the_rest_kept() {
 }
 
 #[test]
-fn absurd_names_are_left_out_and_printable() {
+fn invalid_names_are_left_out_and_printable() {
     for name in ["a\u{1b}[2J".to_owned(), "x".repeat(100_000), String::new()] {
         let (none, odd) = trimmed(Kind::Pod, json!({"metadata": {"name": name}}));
         assert!(none.is_none());
@@ -99,7 +99,7 @@ fn probes_are_resolved_and_only_those_to_the_pod_are_kept() {
 }
 
 #[test]
-fn a_deletion_counts_from_when_it_was_asked_for() {
+fn a_deletion_counts_from_its_request() {
     let meta = json!({
         "name": "p", "deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30,
         "managedFields": [{"time": "2025-12-31T00:00:00Z"}],
@@ -109,7 +109,7 @@ fn a_deletion_counts_from_when_it_was_asked_for() {
 }
 
 #[test]
-fn a_crash_loop_names_what_came_before_it() {
+fn a_crash_loop_has_the_reason_of_its_last_end() {
     let statuses = json!([{
         "name": "c", "ready": false, "restartCount": 7, "image": "", "imageID": "",
         "state": {"waiting": {"reason": "CrashLoopBackOff"}},
@@ -124,7 +124,7 @@ fn a_crash_loop_names_what_came_before_it() {
 }
 
 #[test]
-fn a_node_tells_what_it_suffers_from() {
+fn a_nodes_true_conditions_are_kept() {
     let conditions = json!([
         {"type": "Ready", "status": "Unknown"}, {"type": "MemoryPressure", "status": "True"},
         {"type": "DiskPressure", "status": "False"},
@@ -142,7 +142,7 @@ fn a_node_tells_what_it_suffers_from() {
 }
 
 #[test]
-fn ranges_hints_and_names_are_kept_within_reason() {
+fn ranges_hints_and_names_are_bounded() {
     let spec = json!({
         "type": "LoadBalancer", "loadBalancerSourceRanges": ["203.0.113.0/24", " 2001:db8::/32", "10.0.0.1/33", "x"],
         "healthCheckNodePort": 32_000, "ports": [{"port": 80, "name": "p".repeat(100_000)}],
@@ -155,9 +155,10 @@ fn ranges_hints_and_names_are_kept_within_reason() {
     assert!(inside(v6, "2001:db8:ffff::1") && !inside(v6, "2001:db9::"));
     assert!(inside(Cidr::parse("0.0.0.0/0").unwrap(), "192.0.2.1"));
     assert!(inside(Cidr::parse("::/0").unwrap(), "ffff::"));
-    assert_eq!((service.health_check_node_port, service.ports[0].name.len()), (Some(32_000), NAME_MAX_BYTES));
+    assert_eq!((service.health_check_node_port, service.ports[0].name.len()), (Some(32_000), MAX_NAME_BYTES));
 
-    let endpoints = json!([{"addresses": ["10.0.0.1"], "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n"}]}}]);
+    let hints = json!({"forZones": [{"name": "a"}], "forNodes": [{"name": "n"}]});
+    let endpoints = json!([{"addresses": ["10.0.0.1"], "hints": hints}]);
     let slice =
         json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});
     let (Some(Trimmed { object: Object::EndpointSlice(slice), .. }), _) = trimmed(Kind::EndpointSlice, slice)
@@ -169,10 +170,10 @@ fn ranges_hints_and_names_are_kept_within_reason() {
 }
 
 #[test]
-fn a_slice_has_no_more_endpoints_than_the_api_lets_through() {
+fn a_slice_has_at_most_the_apis_number_of_endpoints() {
     let endpoints: Vec<Value> =
         (0..1500).map(|n| json!({"addresses": [format!("10.1.{}.{}", n >> 8, n & 255)]})).collect();
     let (slice, odd) = slice_of(&json!(endpoints));
-    assert_eq!(slice.endpoints.len(), SLICE_ENDPOINTS_MAX);
+    assert_eq!(slice.endpoints.len(), MAX_SLICE_ENDPOINTS);
     assert!(odd[0].what.contains("1500 endpoints"), "{odd:?}");
 }

@@ -1,7 +1,7 @@
-//! Following one kind: list, watch from there, and begin again where something breaks.
+//! Follows one kind: lists, watches from there, and starts again after an error.
 //!
 //! Owns the protocol (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): pages, resourceVersions,
-//! bookmarks, 410 Gone. Must not decide what an outage means.
+//! bookmarks, 410 Gone. Must not decide the meaning of an outage.
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
@@ -31,32 +31,32 @@ use crate::cluster::{
     trim::{key_of, trim},
 };
 
-/// Objects asked for at once; kubectl's own page.
+/// The page size of a list, as in kubectl.
 const PAGE: u32 = 500;
 
-/// How long the server is asked to keep a watch open, in seconds; it would close it by itself after 5 to 10 minutes.
+/// The requested length of a watch, in seconds; the server would close it by itself after 5 to 10 minutes.
 const WATCH_SECONDS: u32 = 290;
 
-/// A kind that is refused is asked for again so often: somebody may grant it.
+/// The interval of requests for a refused kind, whose permission may be granted later.
 const DENIED_RETRY: Duration = Duration::from_mins(1);
 
-/// A server that has forgotten the version (410 Gone) says so as the first event of a watch that it opened. Only one
-/// that says nothing for so long counts as heard from.
-const FIRST_WORD: Duration = Duration::from_secs(1);
+/// A server that no longer has the version (410 Gone) reports it as the first event of the watch. A watch counts as
+/// open only if no such event arrives for this long.
+const GONE_WAIT: Duration = Duration::from_secs(1);
 
 /// Why a list or a watch ended.
 enum End {
     /// The resourceVersion is too old (410): list again.
     Gone,
-    /// Open it again where it left off.
+    /// Reopen the watch at its last version.
     Again,
     Lost(String),
     Denied(String),
-    /// Nobody wants the updates any more.
+    /// The receiver of the updates is gone.
     Unwanted,
 }
 
-/// A list whose items need not be what the API describes: one bad object must not hide the others.
+/// A list whose items may violate the API: one bad object must not hide the others.
 #[derive(Deserialize)]
 struct RawList {
     #[serde(default)]
@@ -65,7 +65,7 @@ struct RawList {
     items: Option<Vec<Value>>,
 }
 
-/// Follows `kind` until nobody listens.
+/// Follows `kind` until the receiver is gone.
 pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: mpsc::Sender<Update>) {
     let mut follower = Follower { kind, client, limits, updates, known: BTreeSet::new(), version: None };
     let mut failures = 0;
@@ -82,11 +82,11 @@ pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: 
                 continue;
             }
             Err(End::Unwanted) => return,
-            // Servers close watches all the time; one that does so at once is not to be hammered.
+            // Servers close watches regularly; a server that closes them at once must not be overloaded.
             Err(End::Again) if lasted => continue,
             Err(End::Again) => None,
             Err(End::Gone) => {
-                // The server is there and has told what to do: what changed meanwhile is not to wait for a back-off.
+                // The server answers and the next step is clear: changes of the meantime must not wait for a back-off.
                 follower.version = None;
                 failures = 0;
                 None
@@ -110,7 +110,7 @@ pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: 
     }
 }
 
-/// Doubles with each failure up to the limit; spread by up to a quarter, so that many nodes do not return at once.
+/// Doubles with each failure up to the limit, with up to a quarter of jitter, so that many nodes do not return at once.
 fn backoff(limits: Limits, failures: u32) -> Duration {
     let factor = 2_u32.saturating_pow(failures);
     let pause = limits.retry.saturating_mul(factor).min(limits.retry_max);
@@ -123,9 +123,9 @@ struct Follower {
     client: Client,
     limits: Limits,
     updates: mpsc::Sender<Update>,
-    /// What has been given and not deleted, so that a later list shows what vanished.
+    /// The objects sent and not deleted, so that a later list shows which ones are gone.
     known: BTreeSet<Key>,
-    /// Where to watch from; `None`: list first.
+    /// The version to watch from; `None`: list first.
     version: Option<String>,
 }
 
@@ -144,7 +144,7 @@ impl Follower {
         })
     }
 
-    /// Gives all objects, then deletes those that were known and are not there any more.
+    /// Sends all objects, then deletes the known ones that are not in the list.
     async fn list(&mut self) -> Result<(), End> {
         let mut seen = BTreeSet::new();
         let mut params = ListParams::default().limit(PAGE);
@@ -177,7 +177,7 @@ impl Follower {
         self.send(Event::Synced).await
     }
 
-    /// Gives the changes after `version` until the watch ends, which it always does.
+    /// Sends the changes after `version` until the watch ends, as every watch does.
     async fn watch(&mut self, version: &str) -> Result<(), End> {
         let params = WatchParams::default().timeout(WATCH_SECONDS);
         let request = self.request().watch(&params, version).map_err(|error| End::Lost(error.to_string()))?;
@@ -185,15 +185,15 @@ impl Follower {
         let mut stream = pin!(stream);
         let mut heard = false;
         loop {
-            let patience = if heard { self.limits.silence } else { FIRST_WORD };
+            let patience = if heard { self.limits.silence } else { GONE_WAIT };
             let event = match timeout(patience, stream.next()).await {
-                // A quiet watch is a good one.
+                // A quiet watch is healthy.
                 Err(_) if !heard => {
                     heard = true;
                     self.send(Event::Heard).await?;
                     continue;
                 }
-                // Silent for too long, or closed by the server: opening it again shows whether the server lives.
+                // Silent for too long, or closed by the server: reopening shows whether the server is alive.
                 Err(_) | Ok(None) => return Err(End::Again),
                 Ok(Some(Err(error))) => return Err(end_of(&error)),
                 Ok(Some(Ok(event))) => event,
@@ -242,7 +242,7 @@ impl Follower {
     }
 }
 
-/// What the failure of a request means for the kind that was asked for.
+/// The consequence of a failed request for its kind.
 fn end_of(error: &kube::Error) -> End {
     let why = answer::of_request(error);
     match error {
