@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::net::Cidr;
 
-/// First and last address, both included, of one family.
+/// The first and last address, both included, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AddressRange {
     pub first: IpAddr,
@@ -22,7 +22,7 @@ impl AddressRange {
     }
 
     pub fn contains(&self, ip: IpAddr) -> bool {
-        // IpAddr orders IPv4 before IPv6, so a range of one family holds none of the other.
+        // IpAddr orders IPv4 before IPv6, so a range of one family contains no address of the other.
         self.first <= ip && ip <= self.last
     }
 
@@ -30,7 +30,7 @@ impl AddressRange {
         (self.first == self.last).then_some(self.first)
     }
 
-    /// From `ADDRESS`, `ADDRESS/LENGTH` or `ADDRESS/MASK` (IPv4).
+    /// Parses `ADDRESS`, `ADDRESS/LENGTH` or `ADDRESS/MASK` (IPv4).
     pub fn parse(text: &str) -> Option<Self> {
         let Some((base, length)) = text.split_once('/') else { return text.parse().ok().map(Self::host) };
         let base: IpAddr = base.parse().ok()?;
@@ -43,7 +43,7 @@ impl AddressRange {
         Self::of(base, length)
     }
 
-    /// `None` where the length is larger than the family's.
+    /// `None` if the length is larger than the family's.
     pub fn of(base: IpAddr, length: u8) -> Option<Self> {
         match base {
             IpAddr::V4(base) if length <= 32 => {
@@ -73,7 +73,7 @@ impl From<Cidr> for AddressRange {
     }
 }
 
-/// An address, a network, or a range where it is neither.
+/// An address, a network, or else a range.
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = match (self.first, self.last) {

@@ -1,4 +1,4 @@
-//! The addresses and ports that the rules name: what they do something with, whether or not it should be so.
+//! The addresses and ports that the rules handle, whether or not they should.
 
 use std::{
     collections::BTreeMap,
@@ -9,10 +9,10 @@ use std::{
 use super::{Chain, Datum, Family, Key, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Writer};
 use crate::{net::Protocol, rules::ipset};
 
-/// Where clients connect to.
+/// An address that clients connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
-    /// `None`: a node port, on whichever of the node's addresses accept node ports.
+    /// `None`: a node port, on all the node's addresses that accept node ports.
     pub address: Option<IpAddr>,
     pub protocol: Protocol,
     pub port: u16,
@@ -28,17 +28,17 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// Where a frontend is named.
+/// A place in the rules that names a frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub writer: Writer,
-    /// The chain, map or ipset.
+    /// The name of the chain, map or ipset.
     pub place: Name,
-    /// `namespace/name:port`, where a comment or a chain's name says it.
+    /// `namespace/name:port`, if a comment or a chain's name contains it.
     pub service: Option<Box<str>>,
 }
 
-/// Chains of iptables whose rules name frontends; those of IPVS mode name them in ipsets.
+/// iptables chains whose rules name frontends. The rules of IPVS mode name them in ipsets.
 const CHAINS: [(&str, &str); 5] = [
     ("nat", "KUBE-SERVICES"),
     ("nat", "KUBE-NODEPORTS"),
@@ -65,7 +65,7 @@ const IPSETS: [&str; 13] = [
 ];
 
 impl Ruleset {
-    /// Every frontend of this family that is named by kube-proxy's rules, with the first place of each writer.
+    /// Every frontend of this family that kube-proxy's rules name, with the first place of each writer.
     pub fn frontends(&self, family: Family) -> BTreeMap<Frontend, Vec<Named>> {
         let mut found = BTreeMap::<Frontend, Vec<Named>>::new();
         let mut add = |frontend: Frontend, named: Named| {
@@ -128,7 +128,7 @@ fn of_chain(table: &Table, chain: &Chain, add: &mut impl FnMut(Frontend, Named))
     }
 }
 
-/// The frontend of a rule that names one by address, protocol and port; without an address it is a node port.
+/// The frontend of a rule that names an address, protocol and port; without an address it is a node port.
 pub(crate) fn of_rule(rule: &Rule) -> Option<Frontend> {
     let (mut address, mut protocol, mut port) = (None, None, None);
     for step in &rule.steps {
@@ -161,7 +161,7 @@ fn of_maps(table: &Table, add: &mut impl FnMut(Frontend, Named)) {
     }
 }
 
-/// `default`: the protocol of a set whose elements are bare ports.
+/// `default`: the protocol of a set whose elements are only ports.
 fn of_element(key: &Key, default: Protocol) -> Option<Frontend> {
     match key.as_ref() {
         [Datum::Address(ip), Datum::Protocol(protocol), Datum::Port(port), ..] => {
@@ -181,7 +181,7 @@ pub(crate) fn service_of_comment(comment: &str) -> Option<&str> {
     first.contains('/').then_some(first)
 }
 
-/// From `service-242WI43H-shop/cart/tcp/http`.
+/// Parses `service-242WI43H-shop/cart/tcp/http`.
 pub(crate) fn service_of_chain(chain: &str) -> Option<Box<str>> {
     let (_, rest) = chain.split_once('-')?;
     let (hash, rest) = rest.split_once('-')?;

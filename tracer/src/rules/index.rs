@@ -1,7 +1,7 @@
-//! Finds the rules of a long chain that can concern a packet, by the one destination address or port that they name.
+//! Finds the rules of a long chain that can match a packet, by the single destination address or port of each rule.
 //!
-//! KUBE-SERVICES has a rule for each Service address: the kernel goes through all of them, an audit of every Service
-//! must not. The order of rules is kept.
+//! KUBE-SERVICES has a rule for each Service address. The kernel evaluates all of them; an audit of every Service must
+//! not. The index keeps the order of rules.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use foldhash::HashMap;
 
 use super::{Rule, Step};
 
-/// Shorter chains are walked rule by rule.
+/// Shorter chains have no index.
 const LONG: usize = 16;
 
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// `None` for a chain too short to need one.
+    /// `None` for a chain too short to need an index.
     pub(super) fn of(rules: &[Rule]) -> Option<Self> {
         if rules.len() < LONG {
             return None;
@@ -38,7 +38,7 @@ impl Index {
         Some(index)
     }
 
-    /// The first rule from `from` on that can concern a packet to this destination.
+    /// The first rule from `from` on that can match a packet to this destination.
     pub(super) fn next(&self, from: usize, destination: IpAddr, port: u16) -> Option<usize> {
         let lists = [self.by_destination.get(&destination), self.by_port.get(&port), Some(&self.rest)];
         let next = lists.into_iter().flatten().filter_map(|list| {
@@ -49,8 +49,7 @@ impl Index {
     }
 }
 
-/// The destination or port without which the rule does nothing. Only conditions that come before the first statement
-/// count.
+/// The destination or port without which the rule does nothing. Only conditions before the first statement count.
 fn key(rule: &Rule) -> Option<Result<IpAddr, u16>> {
     let mut port = None;
     for step in &rule.steps {

@@ -1,6 +1,6 @@
-//! Reads what `ipset save` prints: the sets of kube-proxy's IPVS mode.
+//! Parses the output of `ipset save`: the sets of kube-proxy's IPVS mode.
 //!
-//! Pure and tolerant: sets of other types and elements that are not understood are counted and passed over.
+//! Pure and tolerant: sets of other types and unknown elements are counted and skipped.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::{
     rules::{AddressRange, Datum, Dimension, Ruleset, Set, iptables},
 };
 
-/// Elements read of one dump; more are counted as not understood.
+/// The most elements of one dump. Further elements count as oddities.
 const ELEMENTS_MAX: usize = 4_000_000;
 
 /// Parses `create` and `add` lines.
@@ -33,7 +33,7 @@ pub fn parse(text: &str) -> Ruleset {
                     ruleset.sets.push(set);
                 }
                 Some(_) => {}
-                None => ruleset.odd(|| format!("ipset: the type `{kind}` is not known here")),
+                None => ruleset.odd(|| format!("ipset: the type `{kind}` is unknown")),
             },
             (Some("add"), Some(name), Some(element)) => {
                 let Some(set) = by_name.get(name).and_then(|position| ruleset.sets.get_mut(*position)) else {
@@ -42,7 +42,7 @@ pub fn parse(text: &str) -> Ruleset {
                 };
                 elements += 1;
                 match parse_element(&set.dimensions, element).filter(|_| elements <= ELEMENTS_MAX) {
-                    // `nomatch` takes an element out of a larger one; kube-proxy writes none.
+                    // `nomatch` excludes an element from a larger one; kube-proxy does not use it.
                     Some(key) if words.next() != Some("nomatch") => set.insert(key.into(), None),
                     _ => ruleset.odd(|| format!("ipset: the element `{element}` is not understood")),
                 }
@@ -98,7 +98,7 @@ fn parse_element(dimensions: &[Dimension], element: &str) -> Option<Vec<Datum>> 
     parts.next().is_none().then_some(key)
 }
 
-/// The protocol of a set whose elements are bare ports, by its name.
+/// The protocol of a set whose elements are only ports, by the set's name.
 pub fn protocol_of(name: &str) -> Protocol {
     if name.contains("-UDP") {
         Protocol::UDP

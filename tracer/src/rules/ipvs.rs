@@ -1,4 +1,4 @@
-//! Parses lists of IPVS servers: what `ipvsadm -Sn` and `ipvsadm -Ln` print, and the kernel's own `/proc/net/ip_vs`.
+//! Parses lists of IPVS servers: the output of `ipvsadm -Sn` and `ipvsadm -Ln`, and the kernel's `/proc/net/ip_vs`.
 
 use std::{
     collections::HashMap,
@@ -8,13 +8,13 @@ use std::{
 use super::{Destination, VirtualServer};
 use crate::{net::Protocol, parse::ParseError};
 
-/// Virtual and real servers read of one list; more are passed over.
+/// The most virtual and real servers of one list; further ones are skipped.
 const SERVERS_MAX: usize = 1_000_000;
 
 /// Parses any of the three formats.
 pub fn parse(text: &str) -> Vec<VirtualServer> {
     let mut servers: Vec<VirtualServer> = Vec::new();
-    // Where a saved server stands: its real servers name it, and need not follow at once.
+    // The index of each saved server: its real servers name it and need not follow it directly.
     let mut places = HashMap::new();
     let mut count = 0_usize;
     let hexadecimal = is_proc(text);
@@ -51,7 +51,7 @@ pub fn parse(text: &str) -> Vec<VirtualServer> {
             }
             [protocol, address, scheduler, flags @ ..] => {
                 if let (Some(protocol), Some(address)) = (listed_protocol(protocol), endpoint(address)) {
-                    // In /proc the time is in the kernel's own ticks, whose length it does not say.
+                    // In /proc the time is in the kernel's ticks, whose length the file does not contain.
                     let persistent = flags.iter().position(|flag| *flag == "persistent").map(|position| {
                         let seconds = flags.get(position + 1).and_then(|text| text.parse().ok());
                         seconds.filter(|_| !hexadecimal).unwrap_or(UNKNOWN_SECONDS)
@@ -81,7 +81,7 @@ pub fn parse_whole(text: &str) -> Result<Vec<VirtualServer>, ParseError> {
     }
 }
 
-/// Persistent, and for how long is not known.
+/// Persistent for an unknown time.
 pub const UNKNOWN_SECONDS: u32 = u32::MAX;
 
 /// `-t 10.96.10.40:443 -s rr -p 10800`
@@ -135,8 +135,8 @@ fn listed_protocol(text: &str) -> Option<Protocol> {
     }
 }
 
-/// Whether this is `/proc/net/ip_vs`, which alone writes IPv4 addresses and all ports in hexadecimal digits, and IPv6
-/// addresses in full length.
+/// Whether this is `/proc/net/ip_vs`: only this format writes IPv4 addresses and all ports in hexadecimal digits, and
+/// IPv6 addresses in full length.
 fn is_proc(text: &str) -> bool {
     let words = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -157,7 +157,7 @@ fn is_proc(text: &str) -> bool {
     addresses.peek().is_some() && addresses.all(hexadecimal)
 }
 
-/// `10.96.10.10:80`, `[fd00::1]:80`, or as /proc has it: `0A600A0A:0050`, `[fd00:0000:…:0001]:0050`.
+/// `10.96.10.10:80`, `[fd00::1]:80`, or in /proc `0A600A0A:0050`, `[fd00:0000:…:0001]:0050`.
 fn endpoint(text: &str, hexadecimal: bool) -> Option<SocketAddr> {
     if !hexadecimal {
         return text.parse().ok();

@@ -1,9 +1,9 @@
-//! What a node's rules do with Services, whatever wrote them: iptables of either backend, nftables, IPVS.
+//! The effect of a node's rules on Services, whatever wrote them: iptables of either backend, nftables, IPVS.
 //!
-//! The parsers ([`iptables`], [`nftables`], [`ipvs`], [`ipset`]) bring every format into one form, [`Ruleset`], and
-//! [`walk`] sends a packet through it as netfilter would. So the questions "where does a new connection to this address
-//! go" and "what is wrong here" have one answer for all modes and all versions of kube-proxy. Pure: no I/O, no clock,
-//! and nothing here knows what the rules should be.
+//! The parsers ([`iptables`], [`nftables`], [`ipvs`], [`ipset`]) convert every format into one form, [`Ruleset`], and
+//! [`walk`] sends a packet through it as netfilter would. The questions "what is the destination of a new connection to
+//! this address" and "what is wrong" therefore have one answer for all modes and all versions of kube-proxy. Pure: no
+//! I/O, no clock, and no knowledge of what the rules should be.
 
 use std::{
     collections::BTreeSet,
@@ -44,27 +44,27 @@ pub type Name = Arc<str>;
 /// kube-proxy's own table in nftables mode.
 pub const NFTABLES_TABLE: &str = "kube-proxy";
 
-/// Everything that was read of one network namespace. Tables, sets and servers of both families may be in it.
+/// All rules of one network namespace. May contain tables, sets and servers of both families.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ruleset {
     pub tables: Vec<Table>,
     pub sets: Vec<Set>,
-    /// IPVS virtual servers; `None` where they were not read.
+    /// IPVS virtual servers; `None` if they were not read.
     pub servers: Option<Vec<VirtualServer>>,
-    /// This namespace's own addresses; `None` where they were not read. IPVS serves a VIP only on its own address
+    /// This namespace's own addresses; `None` if they were not read. IPVS serves a VIP only if it is one of these
     /// (kube-ipvs0).
     pub addresses: Option<BTreeSet<IpAddr>>,
-    /// Lines, rules or elements that were not understood, counted; the first few are kept in `oddities`.
+    /// The number of lines, rules or elements that could not be parsed; `oddities` has the first few.
     pub skipped: u64,
     pub oddities: Vec<String>,
 }
 
-/// Oddities kept as text; more are only counted.
+/// The most oddities kept as text; further ones are only counted.
 const ODDITIES_MAX: usize = 16;
 
 impl Ruleset {
-    /// Adds what another reader gave.
+    /// Merges the result of another parser.
     pub fn absorb(&mut self, other: Self) {
         self.tables.extend(other.tables);
         self.sets.extend(other.sets);
@@ -96,8 +96,8 @@ impl Ruleset {
             .find(|table| table.writer == writer && table.family == family && table.name.as_ref() == name)
     }
 
-    /// Who has rules of kube-proxy here, in this family: the chain KUBE-SERVICES, or the table `kube-proxy`. IPVS counts
-    /// where there are virtual servers.
+    /// The writers of kube-proxy rules in this family: those with the chain KUBE-SERVICES or the table `kube-proxy`,
+    /// and IPVS if it has virtual servers.
     pub fn writers(&self, family: Family) -> Vec<Writer> {
         let mut found = BTreeSet::new();
         for table in self.tables.iter().filter(|table| table.family == family) {
@@ -116,12 +116,12 @@ impl Ruleset {
         found.into_iter().collect()
     }
 
-    /// Whether kube-proxy has left anything of its own in this family.
+    /// Whether there is any rule of kube-proxy in this family.
     pub fn has_proxy_rules(&self, family: Family) -> bool {
         !self.writers(family).is_empty()
     }
 
-    /// Only what this writer wrote. IPVS keeps its sets and the iptables rules that stand beside it.
+    /// The rules of this writer only. IPVS keeps its sets and its iptables rules.
     #[must_use]
     pub fn of(&self, writer: Writer) -> Self {
         let keeps = |table: &&Table| match writer {
@@ -138,7 +138,7 @@ impl Ruleset {
         }
     }
 
-    /// Whether nothing is here that [`Ruleset::of`] would leave out.
+    /// Whether [`Ruleset::of`] would remove nothing.
     pub fn is_only_of(&self, writer: Writer) -> bool {
         let tables = self.tables.iter().all(|table| match writer {
             Writer::Ipvs => table.writer != Writer::Nftables,
@@ -148,7 +148,7 @@ impl Ruleset {
         tables && servers && (writer != Writer::Nftables || self.sets.is_empty())
     }
 
-    /// Rules, set and map elements and real servers, all together.
+    /// The total number of rules, set and map elements, and real servers.
     pub fn size(&self) -> usize {
         let rules = |table: &Table| table.chains.iter().map(|chain| chain.rules.len()).sum::<usize>();
         let elements = |table: &Table| table.sets.iter().map(Set::len).sum::<usize>();
@@ -158,14 +158,14 @@ impl Ruleset {
     }
 }
 
-/// Who wrote a table.
+/// The writer of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Writer {
     /// iptables over the kernel's `ip_tables`.
     IptablesLegacy,
     /// iptables over `nf_tables`.
     IptablesNft,
-    /// iptables, and the dump does not say over which backend.
+    /// iptables over a backend that the dump does not name.
     Iptables,
     Nftables,
     Ipvs,
@@ -219,8 +219,8 @@ pub struct VirtualServer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destination {
     pub address: SocketAddr,
-    /// 0: takes no new connections; kube-proxy lets a removed endpoint drain so.
+    /// 0: takes no new connections. kube-proxy drains a removed endpoint in this way.
     pub weight: u32,
-    /// Translated (`-m`); the other forwarding methods reach no Pod.
+    /// Masquerading (`-m`); the other forwarding methods reach no Pod.
     pub masquerade: bool,
 }

@@ -13,7 +13,7 @@ mod expression;
 mod json;
 mod text;
 
-/// Elements, chains and rules kept of one listing; more are counted as not understood.
+/// The most elements, chains and rules of one listing. Further ones count as oddities.
 const ITEMS_MAX: usize = 8_000_000;
 
 /// Parses either format, or several listings one after the other; JSON is known by its first character.

@@ -1,4 +1,4 @@
-//! Rules as recordings keep them: what makes them quick to look up is made anew when they are read.
+//! The form of rules in recordings. Indexes are not stored; they are rebuilt when the rules are read.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ impl From<Table> for super::Table {
     fn from(saved: Table) -> Self {
         let mut table = Self::new(saved.writer, saved.family, &saved.name);
         for chain in saved.chains {
-            // A chain that a damaged recording holds twice is one.
+            // Merges a chain that a damaged recording contains twice.
             if let Some(made) = table.chain_mut(&chain.name) {
                 made.base = chain.base.or(made.base);
                 made.rules.extend(chain.rules);
@@ -39,7 +39,7 @@ impl From<Table> for super::Table {
     }
 }
 
-/// A map whose keys are no strings, as a list of pairs.
+/// Serialises a map whose keys are not strings as a list of pairs.
 pub(super) mod elements {
     use foldhash::HashMap;
     use serde::{Deserialize as _, Deserializer, Serializer};
@@ -70,7 +70,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_saved_is_looked_up_as_before() {
+    fn saved_rules_read_back() {
         let text = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n\
                     -A KUBE-SERVICES -d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-A\nCOMMIT\n";
         let hint = iptables::Hint { family: Some(Family::Ipv4), writer: Some(Writer::IptablesNft) };

@@ -1,4 +1,4 @@
-//! Sets and maps: of nftables, and ipsets.
+//! Sets and maps of nftables, and ipsets.
 
 use std::{fmt, net::IpAddr};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{AddressRange, Name, Verdict, saved};
 use crate::net::Protocol;
 
-/// What of a packet is looked up in a set or map.
+/// A packet field that a set or map is searched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Field {
     Source,
@@ -24,7 +24,7 @@ pub enum Side {
     Destination,
 }
 
-/// A dimension of an ipset, as its type names them.
+/// A dimension of an ipset, as in the name of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dimension {
     /// `ip` or `net`.
@@ -60,17 +60,17 @@ impl fmt::Display for Datum {
 
 pub(crate) type Key = Box<[Datum]>;
 
-/// A set, or a map where its elements have verdicts: of nftables, or an ipset.
+/// A set of nftables or an ipset, or a map if its elements have verdicts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Set {
     pub name: Name,
     #[serde(with = "saved::elements")]
     elements: HashMap<Key, Option<Verdict>>,
-    /// Elements with a range in them, which are looked through one by one.
+    /// Elements that contain a range, which are searched one by one.
     ranges: Vec<(Key, Option<Verdict>)>,
-    /// How long an element lives in seconds, of a set that is written by packets.
+    /// The lifetime of an element in seconds, for a set that packets add to.
     pub timeout: Option<u32>,
-    /// Of an ipset.
+    /// The dimensions of an ipset.
     pub dimensions: Box<[Dimension]>,
 }
 

@@ -1,26 +1,26 @@
-//! Which traffic kube-proxy takes for that of the cluster's own Pods, as its rules say it.
+//! Which traffic kube-proxy's rules treat as that of the cluster's own Pods.
 //!
-//! kube-proxy masquerades what comes to a `ClusterIP` from elsewhere (`--cluster-cidr`, `--detect-local-mode`). The setting
-//! stands in the rules of every Service; one rule that differs from all others is not believed.
+//! kube-proxy masquerades other traffic to a `ClusterIP` (`--cluster-cidr`, `--detect-local-mode`). The rules of every
+//! Service contain the setting. A single rule that differs from all others is ignored.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{AddressRange, Family, NFTABLES_TABLE, Rule, Ruleset, Step, Table, Writer};
 
-/// How the rules know a Pod's traffic.
+/// How the rules recognise a Pod's traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LocalTraffic {
-    /// By its source.
+    /// By its source address.
     Range(AddressRange),
-    /// By the interface it comes from; a trailing `+` or `*` stands for any rest.
+    /// By the incoming interface; a trailing `+` or `*` matches any rest.
     Interface(Box<str>),
-    /// The rules do not tell Pods from others.
+    /// The rules do not distinguish Pods from other sources.
     #[default]
     Unmarked,
 }
 
 impl LocalTraffic {
-    /// An address of a Pod by this rule, and an interface.
+    /// An address and an interface that the rules treat as a Pod's.
     pub fn example(&self, family: Family) -> (IpAddr, Option<&str>) {
         match self {
             Self::Range(range) => (inside(*range), None),
@@ -31,7 +31,7 @@ impl LocalTraffic {
 }
 
 impl Ruleset {
-    /// What most of the rules say, in this family.
+    /// The setting of most rules in this family.
     pub fn local_traffic(&self, family: Family) -> LocalTraffic {
         let mut votes = BTreeMap::<LocalTraffic, usize>::new();
         for table in self.tables.iter().filter(|table| table.family == family && is_kube(table)) {
@@ -52,7 +52,7 @@ fn is_kube(table: &Table) -> bool {
     }
 }
 
-/// A rule that does something with what does not come from Pods, and names a Service's address or a set of them.
+/// The setting of a rule that handles traffic from outside the Pods and names a Service's address or a set of them.
 fn vote(rule: &Rule) -> Option<LocalTraffic> {
     let names_service = rule
         .steps
@@ -69,7 +69,7 @@ fn vote(rule: &Rule) -> Option<LocalTraffic> {
     vote.filter(|_| names_service)
 }
 
-/// The last but one address of a range: seldom anybody's.
+/// The second last address of a range, which is rarely in use.
 fn inside(range: AddressRange) -> IpAddr {
     let before = match range.last {
         IpAddr::V4(ip) => ip.to_bits().checked_sub(1).map(|bits| IpAddr::V4(bits.into())),
@@ -78,7 +78,7 @@ fn inside(range: AddressRange) -> IpAddr {
     before.filter(|ip| range.contains(*ip)).unwrap_or(range.last)
 }
 
-/// An address that lies in none of these ranges, if one of a few reserved ones does not.
+/// An address outside these ranges, if one of a few reserved addresses is outside.
 pub(crate) fn nowhere(family: Family, ranges: &[AddressRange]) -> IpAddr {
     let of = |text: &str| text.parse::<IpAddr>().ok();
     let candidates = match family {

@@ -1,4 +1,4 @@
-//! Tables, chains and rules, of iptables and nftables alike.
+//! Tables, chains and rules of iptables and nftables.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -24,7 +24,7 @@ pub struct Table {
     pub family: Family,
     pub name: Name,
     pub chains: Vec<Chain>,
-    /// nftables only; those of iptables are ipsets and stand beside the tables.
+    /// nftables only; iptables has ipsets, which are stored next to the tables.
     pub sets: Vec<Set>,
     pub(super) by_name: HashMap<Name, usize>,
     pub(super) sets_by_name: HashMap<Name, usize>,
@@ -55,7 +55,7 @@ impl Table {
         self.by_name.get(name).copied()
     }
 
-    /// The chain of this name, created where there is none.
+    /// The chain of this name, which is created if it does not exist.
     pub fn chain_mut(&mut self, name: &str) -> Option<&mut Chain> {
         let position = if let Some(position) = self.by_name.get(name) {
             *position
@@ -68,7 +68,7 @@ impl Table {
         self.chains.get_mut(position)
     }
 
-    /// Adds a set; one of the same name takes its elements.
+    /// Adds a set, or its elements to the set of the same name.
     pub fn add_set(&mut self, set: Set) {
         let known = self.sets_by_name.get(&set.name).and_then(|position| self.sets.get_mut(*position));
         if let Some(known) = known {
@@ -79,8 +79,7 @@ impl Table {
         }
     }
 
-    /// Makes long chains quick to walk. To be called when the table is complete; a table that was changed afterwards is
-    /// to be sealed again.
+    /// Indexes long chains. To be called when the table is complete, and again after every change.
     pub fn seal(&mut self) {
         for chain in &mut self.chains {
             chain.index = index::Index::of(&chain.rules);
@@ -91,7 +90,7 @@ impl Table {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Chain {
     pub name: Name,
-    /// Where the kernel enters it, if it does.
+    /// The hook from which the kernel enters it, if any.
     pub base: Option<Base>,
     pub rules: Vec<Rule>,
     #[serde(skip)]
@@ -102,12 +101,12 @@ pub struct Chain {
 pub struct Base {
     pub nat: bool,
     pub hook: HookPoint,
-    /// Chains of a hook run in the order of their priorities, lowest first.
+    /// The chains of a hook run in the order of their priorities, lowest first.
     pub priority: i32,
     pub drops: bool,
 }
 
-/// One rule: conditions and statements in their order. A condition that does not hold ends the rule.
+/// One rule: conditions and statements in their order. The rule ends at the first condition that does not hold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
     pub steps: Vec<Step>,
@@ -153,7 +152,7 @@ pub enum Step {
         mask: u32,
         negated: bool,
     },
-    /// The interface on which the packet came; a trailing `+` or `*` stands for any rest.
+    /// The incoming interface; a trailing `+` or `*` matches any rest.
     Interface {
         name: Box<str>,
         negated: bool,
@@ -165,21 +164,21 @@ pub enum Step {
         fields: Box<[Field]>,
         negated: bool,
     },
-    /// As [`Step::InSet`], of an ipset, whose type says what is looked up of each side.
+    /// As [`Step::InSet`], for an ipset, whose type determines the fields of each side.
     InIpset {
         set: Name,
         sides: Box<[Side]>,
         negated: bool,
     },
-    /// The source has been sent on by this list before, at most so many seconds ago.
+    /// This list sent the source on before, at most this many seconds ago.
     Sticky {
         list: Name,
         seconds: Option<u32>,
     },
-    /// A condition that cannot be judged here.
+    /// A condition that cannot be evaluated.
     Unknown(Box<str>),
     // Statements.
-    /// Puts the source on a list for [`Step::Sticky`].
+    /// Adds the source to a list for [`Step::Sticky`].
     Remember(Name),
     /// The packet's mark becomes `(mark & !clear) ^ toggle`.
     SetMark {
@@ -187,17 +186,17 @@ pub enum Step {
         toggle: u32,
     },
     Do(Verdict),
-    /// Does what the map says for these fields, if it has them.
+    /// Applies the map's verdict for these fields, if it has one.
     Look {
         fields: Box<[Field]>,
         map: Name,
     },
-    /// Chooses evenly among `of` numbers; a number without a verdict goes on with the next rule.
+    /// Chooses one of `of` numbers with equal probability. A number without a verdict continues with the next rule.
     Spread {
         of: u32,
         to: Box<[(u32, Verdict)]>,
     },
-    /// A statement that does not touch where packets go.
+    /// A statement that does not affect the destination of packets.
     Harmless,
 }
 
@@ -209,9 +208,9 @@ pub enum Verdict {
     Return,
     Jump(Name),
     Goto(Name),
-    /// Port 0 keeps the packet's own port.
+    /// Port 0 keeps the packet's port.
     Dnat(SocketAddr),
     Masquerade,
-    /// A target that is not known here: what follows cannot be told.
+    /// An unknown target: the packet's further way is unknown.
     Unknown(Box<str>),
 }

@@ -1,9 +1,9 @@
-//! Sends the first packet of a new connection through the rules, as netfilter would, and says what becomes of it.
+//! Sends the first packet of a new connection through the rules, as netfilter would, and returns its fate.
 //!
-//! The packet passes the base chains of each hook in the order of their priorities, with what kube-proxy's rules in
-//! them do: translation, marks, masquerade, refusal. A choice by chance is followed both ways, each with its weight; an
-//! affinity list is followed beside, for a client that it does not know. Chains of others (a CNI plugin, a firewall)
-//! are not followed, and policies of base chains are theirs. Pure.
+//! The packet passes the base chains of each hook in the order of their priorities. kube-proxy's rules in them
+//! translate, mark, masquerade or reject it. A random choice is followed in every direction, each with its weight. An
+//! affinity list is followed for a client that is not on it; its clients are reported separately. Chains of other
+//! programs (a CNI plugin, a firewall) and policies of base chains are not followed. Pure.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -22,10 +22,10 @@ mod machine;
 
 use machine::{DEPTH_MAX, TRAIL_MAX};
 
-/// Rules looked at for one packet; a walk that needs more ends and says so.
+/// The most rules evaluated for one packet. A walk that needs more ends and reports it.
 const STEPS_MAX: u32 = 2_000_000;
 
-/// Where a connection comes from: which hooks it passes.
+/// The origin of a connection, which determines the hooks that it passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
     /// A Pod of this node.
@@ -39,7 +39,7 @@ pub enum Origin {
 impl Origin {
     pub const ALL: [Self; 3] = [Self::Pod, Self::Node, Self::Outside];
 
-    /// In running text: "from …".
+    /// For use in running text: "from …".
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pod => "Pods",
@@ -49,18 +49,18 @@ impl Origin {
     }
 }
 
-/// The packet that is sent through.
+/// The packet to send through the rules.
 #[derive(Clone, Debug)]
 pub struct Probe<'a> {
     pub origin: Origin,
     pub source: IpAddr,
-    /// The interface on which it comes, where a rule may ask for it.
+    /// The incoming interface, for rules that match it.
     pub interface: Option<&'a str>,
     pub destination: SocketAddr,
     pub protocol: Protocol,
     /// The destination is an address of this node (a node port).
     pub local: bool,
-    /// Also finds out what would happen if an endpoint sent this packet to itself.
+    /// Also determines the result if an endpoint sent this packet to itself.
     pub hairpin: bool,
 }
 
@@ -104,27 +104,27 @@ pub struct Branch {
     pub weight: f64,
     pub end: End,
     pub masquerade: bool,
-    /// Whether the endpoint's own connection to itself would be masqueraded (C31). `None` where it was not asked.
+    /// Whether the endpoint's own connection to itself would be masqueraded (C31). `None` if this was not requested.
     pub hairpin: Option<bool>,
-    /// The affinity list that the client is put on.
+    /// The affinity list that the client is added to.
     pub remembers: Option<Name>,
-    /// kube-proxy's chains and maps that the packet passed, the last one decided.
+    /// kube-proxy's chains and maps that the packet passed. The last one decided.
     pub trail: Vec<Name>,
-    /// Whose rule decided; `None` where none did.
+    /// The writer of the rule that decided; `None` if no rule did.
     pub writer: Option<Writer>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum End {
     Endpoint(SocketAddr),
-    /// An ICMP error or a reset goes back.
+    /// The sender receives an ICMP error or a reset.
     Refused,
     Dropped,
-    /// No rule of kube-proxy decided: it goes on as it came.
+    /// No rule of kube-proxy decided: the packet continues unchanged.
     Passed,
 }
 
-/// Chains and maps through which the traffic of all Services goes.
+/// Chains and maps that the traffic of all Services passes.
 const COMMON: [&str; 9] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -137,25 +137,25 @@ const COMMON: [&str; 9] = [
     "firewall-check",
 ];
 
-/// A list that keeps clients with their endpoint.
+/// A list that keeps a client at its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sticky {
     pub list: Name,
-    /// How long after the last connection; `None` where the rule or set does not limit it.
+    /// The time after the last connection; `None` if the rule or set does not limit it.
     pub seconds: Option<u32>,
     pub end: End,
     pub trail: Vec<Name>,
 }
 
 impl Fate {
-    /// The chain or map that decides for this address: the first one that is not common to all.
+    /// The chain or map that decides for this address: the first one that not all Services share.
     pub fn chain(&self) -> Option<&Name> {
         let decided = self.branches.iter().find(|branch| !branch.trail.is_empty())?;
         let own = decided.trail.iter().find(|name| !COMMON.contains(&name.as_ref()));
         own.or(decided.trail.last())
     }
 
-    /// Endpoints with their weights, each once, by address.
+    /// The endpoints with their weights, each once, ordered by address.
     pub fn endpoints(&self) -> Vec<(SocketAddr, f64)> {
         let mut found: Vec<(SocketAddr, f64)> = Vec::new();
         for branch in &self.branches {
@@ -183,12 +183,12 @@ struct Entry {
     base: Base,
 }
 
-/// A ruleset ready to be walked, in one family.
+/// A ruleset prepared for walks, in one family.
 #[derive(Debug)]
 pub struct Walker<'a> {
     rules: &'a Ruleset,
     family: Family,
-    /// By hook, in the order of priorities; only those from which kube-proxy's rules are reached.
+    /// By hook, in the order of priorities; only base chains that lead to kube-proxy's rules.
     entries: [Vec<Entry>; 5],
     servers: HashMap<(Protocol, SocketAddr), &'a VirtualServer>,
 }
@@ -217,12 +217,12 @@ impl<'a> Walker<'a> {
         self.family
     }
 
-    /// Whether any new connection gets to kube-proxy's rules before it is routed.
+    /// Whether any new connection reaches kube-proxy's rules before it is routed.
     pub fn enters_any(&self) -> bool {
         [HookPoint::Prerouting, HookPoint::Output].into_iter().any(|hook| !self.entries(hook).is_empty())
     }
 
-    /// What becomes of this packet.
+    /// The fate of this packet.
     pub fn walk(&self, probe: &Probe) -> Fate {
         let mut run = machine::Run::new(self, probe);
         run.go();
@@ -237,8 +237,8 @@ impl<'a> Walker<'a> {
         self.servers.get(&(protocol, address)).copied()
     }
 
-    /// Whether this is an address of the node. IPVS serves an address only if it is; where the addresses were not read,
-    /// that is assumed.
+    /// Whether this is an address of the node. IPVS serves an address only if it is. If the addresses were not read,
+    /// this returns true.
     fn is_local(&self, probe: &Probe, destination: SocketAddr) -> bool {
         if probe.local && destination.ip() == probe.destination.ip() {
             return true;
@@ -250,12 +250,12 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// Whether kube-proxy's rules are reached from this base chain.
+/// Whether this base chain leads to kube-proxy's rules.
 fn enters(table: &Table, chain: &Chain) -> bool {
     chain.base.is_some() && chain.rules.iter().any(|rule| is_own(table, chain, rule))
 }
 
-/// Whether a rule is kube-proxy's own, or one that keeps packets from kube-proxy's rules.
+/// Whether a rule belongs to kube-proxy, or keeps packets from kube-proxy's rules.
 fn is_own(table: &Table, chain: &Chain, rule: &Rule) -> bool {
     if chain.base.is_none() || (table.writer == Writer::Nftables && table.name.as_ref() == NFTABLES_TABLE) {
         return true;
@@ -271,14 +271,14 @@ fn is_own(table: &Table, chain: &Chain, rule: &Rule) -> bool {
     }
 }
 
-/// kube-proxy's chains are listed in the trail; base chains are not.
+/// The trail contains kube-proxy's chains, not base chains.
 #[derive(Debug)]
 struct Link {
     name: Name,
     writer: Writer,
-    /// How deep in the calls; what was called and has returned is not on the way.
+    /// The depth of the calls. A chain that has returned is not part of the trail.
     depth: usize,
-    /// How many there are on the way, with this one.
+    /// The length of the trail including this link.
     length: usize,
     before: Trail,
 }

@@ -9,7 +9,7 @@ use crate::{
     rules::{AddressRange, Datum, Field, Key, Set, Step, Table, Verdict, iptables},
 };
 
-/// What is read of a value; `None` for one of another type.
+/// Access to a value's parts; `None` for a value of another type.
 trait Read<'ctx> {
     fn member(&self, name: &str) -> Option<&Value<'ctx>>;
     fn unsigned(&self) -> Option<u64>;
@@ -20,16 +20,16 @@ impl<'ctx> Read<'ctx> for Value<'ctx> {
         self.as_object()?.get(name)
     }
 
-    /// Also of a number that was converted from [`serde_json::Value`], which is kept as a signed one.
+    /// Also works for a number converted from [`serde_json::Value`], which is stored as a signed number.
     fn unsigned(&self) -> Option<u64> {
         self.as_u64().or_else(|| u64::try_from(self.as_i64()?).ok())
     }
 }
 
-/// Statements that do not touch where a packet goes.
+/// Statements that do not affect the destination of a packet.
 const HARMLESS: [&str; 4] = ["counter", "log", "comment", "notrack"];
 
-/// Adds what a statement does to `steps`. A verdict map written into the rule becomes a map of the table.
+/// Appends a statement's effect to `steps`. A verdict map inside the rule becomes a map of the table.
 pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Vec<Step>) {
     let Some((name, body)) = statement.as_object().and_then(|object| object.iter().next()) else {
         steps.push(unknown(statement));
@@ -82,7 +82,7 @@ fn verdict_of(name: &str, body: &Value<'_>) -> Option<Verdict> {
     })
 }
 
-/// What of the packet an expression reads.
+/// The packet field that an expression reads.
 fn field(value: &Value<'_>) -> Option<Field> {
     if let Some(payload) = value.member("payload") {
         return match (payload.member("protocol")?.as_str()?, payload.member("field")?.as_str()?) {
@@ -281,7 +281,7 @@ fn vmap(body: &Value<'_>, table: &mut Table, place: usize) -> Option<Step> {
     if let Some(name) = data.as_str() {
         return Some(Step::Look { fields, map: bare(name).into() });
     }
-    // A map of the rule's own: nft gives it no name.
+    // An anonymous map of the rule.
     let name = format!("__map{}_{place}", table.sets.len());
     let mut map = Set::new(&name);
     for entry in data.member("set")?.as_array()? {
@@ -301,7 +301,7 @@ pub(super) fn element(value: &Value<'_>) -> Option<(Key, Option<Verdict>)> {
     }
 }
 
-/// An address, a port, a protocol, or several of them; a comment or counter is taken off.
+/// An address, a port, a protocol, or several of them, without comment and counter.
 fn key(value: &Value<'_>) -> Option<Key> {
     if let Some(inner) = value.member("elem").and_then(|elem| elem.member("val")) {
         return key(inner);

@@ -1,7 +1,7 @@
-//! `nft -j list ruleset` and `nft -j list table` (libnftables-json(5)).
+//! Parses the output of `nft -j list ruleset` and `nft -j list table` (libnftables-json(5)).
 //!
-//! The listing is read one object at a time: a large cluster's is tens of megabytes, and as one tree it would take ten
-//! times that.
+//! Parses one object at a time: the listing of a large cluster is tens of megabytes, and a tree of it would take ten
+//! times as much.
 
 use std::{borrow::Cow, fmt, ops::Deref};
 
@@ -82,7 +82,7 @@ impl<'de> Visitor<'de> for Items<'_> {
     }
 }
 
-/// A string, borrowed from the listing where it has no escapes: serde borrows no `Cow` inside an `Option`.
+/// A string, borrowed from the listing if it has no escapes: serde does not borrow a `Cow` inside an `Option`.
 #[derive(Deserialize)]
 #[serde(transparent)]
 struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
@@ -95,8 +95,8 @@ impl Deref for Text<'_> {
     }
 }
 
-/// One object; its kind is the member's name. What it holds is used at once: an object is large, and moving it costs as
-/// much as reading it.
+/// Reads one object. The name of its only member is its kind. The content is used at once: an object is large, and
+/// moving it costs as much as reading it.
 struct Item<'r>(&'r mut Reader);
 
 #[derive(Deserialize)]
@@ -139,7 +139,7 @@ impl<'de> Visitor<'de> for Item<'_> {
     }
 }
 
-/// The members of all kinds together.
+/// The members of all kinds.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 't, 't: 'de"))]
 struct Object<'t> {
@@ -236,7 +236,7 @@ impl Reader {
         let mut odd = 0_u64;
         let Some(table) = self.table_of(object) else { return };
         let mut set = Set::new(name);
-        // What packets wrote into an affinity set is not configuration.
+        // Elements that packets added to an affinity set are not configuration.
         if table.set(name).is_some_and(|set| set.timeout.is_some()) {
             return;
         }

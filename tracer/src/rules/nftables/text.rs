@@ -1,7 +1,7 @@
-//! `nft list ruleset` and `nft list table`, as text (nft(8)).
+//! Parses the text output of `nft list ruleset` and `nft list table` (nft(8)).
 //!
-//! Brings each rule into the JSON format's statements, so that both formats have one meaning. Statements that are not
-//! known are passed on as such.
+//! Converts each rule into statements of the JSON format, so that both formats have one meaning. Unknown statements are
+//! kept as unknown.
 
 use std::collections::VecDeque;
 
@@ -45,7 +45,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// After `table`.
+    /// Reads a table after the word `table`.
     fn table(&mut self) {
         let (family, name) = (self.word(), self.word());
         let family = match family {
@@ -89,7 +89,7 @@ impl<'a> Reader<'a> {
         open
     }
 
-    /// Up to the end of the next block.
+    /// Skips to the end of the next block.
     fn skip_block(&mut self) {
         while let Some(token) = self.tokens.pop_front() {
             if token == Token::Open {
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Up to the end of the block that is open.
+    /// Skips to the end of the current block.
     fn skip_rest(&mut self) {
         let mut depth = 1_usize;
         while let Some(token) = self.tokens.pop_front() {
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Up to the end of the line, or of the block: that token stays. What is in braces belongs to the line.
+    /// Reads to the end of the line or of the block, without that token. Text in braces belongs to the line.
     fn line(&mut self) -> VecDeque<Token<'a>> {
         let mut line = VecDeque::new();
         let mut depth = 0_usize;
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         line
     }
 
-    /// The next line of the block that was opened; none at its end, which is passed.
+    /// The next line of the current block; `None` at its end, which is consumed.
     fn next_line(&mut self) -> Option<VecDeque<Token<'a>>> {
         loop {
             match self.tokens.front()? {
@@ -199,7 +199,7 @@ impl<'a> Reader<'a> {
                         base.drops = drops;
                     }
                 }
-                // The chain's own comment; a rule never begins with one.
+                // The chain's own comment. A rule never begins with one.
                 Some(Token::Word("comment")) | None => {}
                 Some(_) => {
                     self.items += 1;

@@ -1,4 +1,4 @@
-//! The machine that runs one packet: its states, the stack of chains, the order of hooks.
+//! Runs one packet: its states, the stack of chains, the order of hooks.
 
 use std::{net::SocketAddr, rc::Rc};
 
@@ -12,11 +12,11 @@ use way::{State, Way};
 mod conditions;
 mod way;
 
-/// Ways that branch off while one packet is followed, at most: a Service has an endpoint for each.
+/// The most branches followed for one packet: a Service has one for each endpoint.
 const WAYS_MAX: u32 = 65_536;
-/// A branch with less weight is not followed.
+/// Branches with less weight are not followed.
 const WEIGHT_MIN: f64 = 1e-9;
-/// Unknown conditions noted for one packet.
+/// The most unknown conditions noted for one packet.
 const UNKNOWN_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +26,14 @@ enum Stop {
     Reject,
 }
 
-/// A stopped packet with the chains that stopped it.
+/// A stopped packet, with the chains that stopped it.
 fn decide(state: State) -> State {
     State { decided: state.trail.clone(), ..state }
 }
 
-/// What a verdict does to a way.
+/// The effect of a verdict on a way.
 enum After {
-    /// It goes on with the next rule, or in another chain.
+    /// It continues with the next rule, or in another chain.
     On,
     Stopped(Stop),
 }
@@ -43,7 +43,7 @@ pub(super) struct Run<'w, 'a, 'p> {
     probe: &'p Probe<'p>,
     fate: Fate,
     budget: u32,
-    /// Ways that may still branch off.
+    /// The number of ways that may still branch off.
     room: u32,
     key: Vec<Datum>,
 }
@@ -83,7 +83,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         for state in self.hook(first, start) {
             let local = self.walker.is_local(probe, state.destination);
             let server = self.walker.server(probe.protocol, state.destination).filter(|_| local);
-            // From the node IPVS takes the packet on its way out, before any input chain (LOCAL_OUT).
+            // IPVS takes packets from the node on their way out (LOCAL_OUT), before any input chain.
             let second = match (probe.origin, local) {
                 (Origin::Node, true) if server.is_none() => Some(HookPoint::Input),
                 (Origin::Node, _) => None,
@@ -144,13 +144,13 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
             if real.masquerade {
                 self.leave(state, false);
             } else {
-                // Tunnelled or routed: the packet gets there with the VIP as its destination, which no Pod takes.
+                // Tunnelled or routed: the packet keeps the VIP as its destination, which no Pod accepts.
                 self.end(state, End::Dropped, None);
             }
         }
     }
 
-    /// Whether one more way may branch off; without room the walk is given up.
+    /// Whether another way may branch off; otherwise the walk is given up.
     fn branches_off(&mut self) -> bool {
         if self.room == 0 {
             self.budget = 0;
@@ -161,7 +161,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         true
     }
 
-    /// The last hook, for what is sent on; what is the node's own ends here.
+    /// Passes forwarded packets through the last hook. Packets to the node itself end here.
     fn leave(&mut self, state: State, local: bool) {
         let end = if state.translated { End::Endpoint(state.destination) } else { End::Passed };
         if local || !state.translated {
@@ -197,14 +197,14 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         });
     }
 
-    /// Runs all base chains of a hook; what is stopped there ends, the rest comes back.
+    /// Runs all base chains of a hook. Packets that are stopped end there; the others are returned.
     fn hook(&mut self, hook: HookPoint, state: State) -> Vec<State> {
         let mut states = vec![state];
         let walker = self.walker;
         for entry in walker.entries(hook) {
             let mut next = Vec::with_capacity(states.len());
             for state in states {
-                // The first translation stands: later NAT chains are not asked (nf_nat_inet_fn).
+                // The first translation holds: later NAT chains are skipped (nf_nat_inet_fn).
                 if entry.base.nat && state.translated && hook != HookPoint::Postrouting {
                     next.push(state);
                     continue;
@@ -222,7 +222,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         states
     }
 
-    /// Runs one base chain with everything it calls.
+    /// Runs one base chain and every chain that it calls.
     fn chain(&mut self, entry: Entry, state: State) -> Vec<(State, Stop)> {
         let mut done = Vec::new();
         let Some(table) = self.walker.rules.tables.get(entry.table) else { return vec![(state, Stop::Pass)] };
@@ -238,7 +238,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         done
     }
 
-    /// Follows one way to its end; others that branch off are put on `ways`. `None` where it has no weight left.
+    /// Follows one way to its end and adds branches to `ways`. `None` if no weight is left.
     fn follow(&mut self, table: &Table, way: &mut Way, ways: &mut Vec<Way>) -> Option<Stop> {
         'rules: loop {
             if self.budget == 0 {
@@ -256,7 +256,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                 (None, None) => (Some(frame.rule), 0),
             };
             let Some((position, rule)) = position.and_then(|at| Some((at, chain.rules.get(at)?))) else {
-                // The end of a chain: back to the caller.
+                // The end of a chain: returns to the caller.
                 way.leave();
                 continue;
             };
@@ -298,7 +298,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                         let share = way.state.weight / f64::from((*of).max(1));
                         let mut left = way.state.weight;
                         for (_, verdict) in to.iter().filter(|(number, _)| number < of) {
-                            // A number that is there twice takes no more than there is.
+                            // A number that occurs twice takes no more than the remaining weight.
                             if left < share * 0.5 || !self.branches_off() {
                                 break;
                             }
@@ -307,7 +307,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                             other.state.weight = share;
                             match self.apply(table, verdict, &mut other) {
                                 After::On => ways.push(other),
-                                // A stopped way has no frames left: it ends where it is taken up again.
+                                // A stopped way has no frames left and ends when it is continued.
                                 After::Stopped(Stop::Pass) => {
                                     other.depth = 0;
                                     ways.push(other);
@@ -385,7 +385,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                     self.note(Unknown::TooDeep(to.clone()));
                     return After::Stopped(Stop::Pass);
                 }
-                // KUBE-MARK-MASQ and its like return at once; they are not on the way to anywhere.
+                // KUBE-MARK-MASQ and similar chains return at once and are not part of the trail.
                 let is_listed =
                     table.chains.get(chain).is_some_and(|chain| marks(chain.rules.as_slice()).is_none());
                 if is_listed && !way.pass(to, table.writer, way.depth) {
@@ -400,7 +400,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         }
     }
 
-    /// What becomes of a packet that comes through more chains and maps than there can be.
+    /// Stops a packet that passes more chains and maps than possible.
     fn endless(&mut self, name: &Name) -> Stop {
         self.note(Unknown::Endless(name.clone()));
         Stop::Pass
@@ -413,7 +413,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
     }
 }
 
-/// Where only the source is wrong, and the rule would mark the packet of that one source: remembers it.
+/// Remembers a rule that would mark the packet if only its source were another one.
 fn own_mark(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &mut State) {
     let Step::Source { ranges, negated: false } = condition else { return };
     let [range] = ranges.as_ref() else { return };
@@ -428,7 +428,7 @@ fn own_mark(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &mut
     }
 }
 
-/// A chain that only sets a mark.
+/// The mark of a chain that only sets a mark.
 fn marks(rules: &[Rule]) -> Option<(u32, u32)> {
     let [rule] = rules else { return None };
     match rule.steps.as_slice() {

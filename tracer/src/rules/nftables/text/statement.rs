@@ -1,4 +1,4 @@
-//! The statements of one rule, and the elements between braces, in the JSON format's form.
+//! Converts the statements of one rule, and the elements between braces, to the JSON format.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::tokens::Token;
 
-/// The tokens of one line, taken statement by statement.
+/// The tokens of one line, consumed statement by statement.
 pub(super) struct Statement<'a> {
     pub(super) tokens: VecDeque<Token<'a>>,
 }
@@ -131,7 +131,7 @@ impl<'a> Statement<'a> {
             .map(|ip| json!({"dnat": {"addr": ip.to_string()}}))
     }
 
-    /// One thing of the packet that can be compared.
+    /// One field of the packet that can be compared.
     fn primary(&mut self) -> Option<Value> {
         let first = self.word()?;
         Some(match first {
@@ -216,7 +216,7 @@ impl<'a> Statement<'a> {
         Some(json!({"match": {"op": op, "left": left, "right": right}}))
     }
 
-    /// The elements between braces: `A . B comment "…" : goto C, …`. One that is not understood is `None`.
+    /// The elements between braces: `A . B comment "…" : goto C, …`. An unknown element is `None`.
     pub(super) fn block(&mut self) -> Vec<Option<Value>> {
         if self.tokens.front() != Some(&Token::Open) {
             return Vec::new();
@@ -246,7 +246,7 @@ fn element_of(tokens: VecDeque<Token<'_>>) -> Option<Value> {
         parts.push(value(element.word()?));
     }
     let key = if parts.len() == 1 { parts.pop()? } else { json!({"concat": parts}) };
-    // Comments, counters and times are not looked at.
+    // Skips comments, counters and times.
     while element.peek(0).is_some_and(|word| word != ":") {
         element.tokens.pop_front();
     }

@@ -9,7 +9,7 @@ pub(super) enum Token<'a> {
     Open,
     Close,
     Comma,
-    /// A line's end, or `;`.
+    /// The end of a line, or `;`.
     End,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a rule's conditions hold for the packet, and the keys by which it is looked up.
+//! Evaluates a rule's conditions for the packet, and builds the keys for sets and maps.
 
 use super::{Run, State};
 use crate::rules::{Datum, Dimension, Field, Origin, Set, Side, Step, Table, walk::Unknown};

@@ -1,6 +1,6 @@
-//! A packet on one of its ways through the chains: what it is by now, and where it goes on.
+//! One way of a packet through the chains: its present state, and its next rule.
 //!
-//! Owns how deep and how far a way can lead. What a rule does to the packet is the machine's.
+//! Owns the limits of depth and length. The machine applies the rules.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -27,17 +27,17 @@ pub(super) struct State {
     pub(super) translated: bool,
     pub(super) mark: u32,
     pub(super) masquerade: bool,
-    /// A packet from this source would have this mark.
+    /// The mark that a packet from this source would have.
     pub(super) own: Option<(IpAddr, u32)>,
     pub(super) remembers: Option<Name>,
     pub(super) sticky: Option<(Name, Option<u32>)>,
     /// The chains that it is in.
     pub(super) trail: Trail,
-    /// Those that it was in when it was translated or stopped.
+    /// The chains that it was in when it was translated or stopped.
     pub(super) decided: Trail,
 }
 
-/// Where in which chain a way goes on.
+/// The chain and rule at which a way continues.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Frame {
     pub(super) chain: usize,
@@ -49,7 +49,7 @@ pub(super) struct Way {
     pub(super) state: State,
     pub(super) frames: [Frame; DEPTH_MAX],
     pub(super) depth: usize,
-    /// The rule to go on with, from this step.
+    /// The next rule, and the step in it.
     pub(super) resume: Option<(usize, usize)>,
 }
 
@@ -59,7 +59,7 @@ impl Way {
         self.frames.get_mut(top)
     }
 
-    /// Back to the caller.
+    /// Returns to the caller.
     pub(super) fn leave(&mut self) {
         self.depth = self.depth.saturating_sub(1);
         while let Some(link) = self.state.trail.take_if(|link| link.depth > self.depth) {
@@ -67,7 +67,7 @@ impl Way {
         }
     }
 
-    /// Notes a chain or a map that it has come to; whether there was room.
+    /// Adds a chain or map to the trail; returns whether there was room.
     pub(super) fn pass(&mut self, name: &Name, writer: Writer, depth: usize) -> bool {
         let before = self.state.trail.take();
         let length = before.as_ref().map_or(0, |link| link.length) + 1;
@@ -79,7 +79,7 @@ impl Way {
         true
     }
 
-    /// Whether there was room.
+    /// Returns whether there was room.
     pub(super) fn call(&mut self, chain: usize) -> bool {
         let Some(frame) = self.frames.get_mut(self.depth) else { return false };
         *frame = Frame { chain, rule: 0 };
