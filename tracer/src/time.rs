@@ -171,7 +171,10 @@ mod tests {
         }
 
         #[test]
-        fn no_text_panics(text in "[0-9:TZ.+-]{0,32}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{9}Z") {
+        fn no_text_panics(
+            text in "[0-9:TZ.+-]{0,32}\
+                |[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{9}Z",
+        ) {
             if let Some(time) = Timestamp::parse(&text) {
                 prop_assert_eq!(time.to_string(), text);
             }

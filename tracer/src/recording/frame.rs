@@ -1,9 +1,9 @@
-//! Frames: how blocks lie in the file, and how one is found again after damage.
+//! Frames: the layout of blocks in the file, and the search for the next one after damage.
 //!
-//! Owns the bytes around a block's compressed payload. Knows nothing of what is inside. Whatever the bytes say, nothing
-//! here panics, and a frame that claims more than [`MAX_PAYLOAD_BYTES`] is damage.
+//! Owns the bytes around a block's compressed payload. Knows nothing of the payload. No input makes this code panic,
+//! and a frame that claims more than [`MAX_PAYLOAD_BYTES`] is damage.
 
-/// The first bytes of a recording: a high byte, the name, and line ends that a transfer as text would spoil.
+/// The first bytes of a recording: a byte above 127, the name, and line ends that a transfer as text would change.
 pub(super) const FILE_MAGIC: [u8; 16] = *b"\xf1viptrace rec\r\n\x1a";
 /// The first bytes of each frame.
 pub(super) const FRAME_MAGIC: [u8; 8] = *b"\xf1VTBLK\r\n";
@@ -11,7 +11,7 @@ pub(super) const FRAME_HEADER_BYTES: usize = 32;
 /// The largest payload, compressed or not, in bytes.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 16 << 20;
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameKind {
     /// The recording's header, as JSON.
@@ -24,7 +24,7 @@ pub(super) enum FrameKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: FrameKind,
-    /// Counts frames from 0: a jump tells how many are missing.
+    /// The number of the frame, from 0: a gap gives the number of missing frames.
     pub(super) sequence: u32,
     pub(super) compressed_bytes: u32,
     pub(super) payload_bytes: u32,
@@ -33,7 +33,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Around `compressed`.
+    /// The frame around `compressed`.
     pub(super) fn around(kind: FrameKind, sequence: u32, compressed: &[u8], payload_bytes: u32) -> Self {
         let compressed_bytes = u32::try_from(compressed.len()).unwrap_or(u32::MAX);
         Self { kind, sequence, compressed_bytes, payload_bytes, checksum: crc32fast::hash(compressed) }
@@ -56,7 +56,7 @@ impl Frame {
         bytes
     }
 
-    /// `None` where these bytes are no whole frame header.
+    /// `None` if these bytes are not an intact frame header.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; FRAME_HEADER_BYTES] = bytes.get(..FRAME_HEADER_BYTES)?.try_into().ok()?;
         let word = |at: usize| {
@@ -84,7 +84,7 @@ impl Frame {
     }
 }
 
-/// The place of the next frame header at or behind `from`, as far as the magic tells.
+/// The position of the next frame magic at or after `from`.
 pub(super) fn find(bytes: &[u8], from: usize) -> Option<usize> {
     let rest = bytes.get(from..)?;
     rest.windows(FRAME_MAGIC.len()).position(|window| window == FRAME_MAGIC).map(|at| from + at)
@@ -98,7 +98,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(header: bool, sequence: u32, compressed in vec(any::<u8>(), 0..300), payload_bytes in 0..=16_u32 << 20) {
+        fn frames_read_back(
+            header: bool,
+            sequence: u32,
+            compressed in vec(any::<u8>(), 0..300),
+            payload_bytes in 0..=16_u32 << 20,
+        ) {
             let kind = if header { FrameKind::Header } else { FrameKind::Items };
             let frame = Frame::around(kind, sequence, &compressed, payload_bytes);
             let bytes = [frame.encode().as_slice(), &compressed].concat();
@@ -116,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_read_as_it_was_written_and_no_bit_of_it_may_change() {
+    fn a_frame_reads_back_and_every_changed_bit_is_found() {
         let frame = Frame::around(FrameKind::Items, 7, b"compressed", 12345);
         let bytes = frame.encode();
         assert_eq!(Frame::decode(&bytes), Some(frame));
         for bit in 0..bytes.len() * 8 {
-            let mut spoilt = bytes;
-            spoilt[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Frame::decode(&spoilt), None, "bit {bit}");
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Frame::decode(&changed), None, "bit {bit}");
         }
         assert_eq!(Frame::decode(&bytes[..31]), None);
     }

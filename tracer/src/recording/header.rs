@@ -1,6 +1,6 @@
-//! The recording's header: all that is needed to read what follows, and to say what it is.
+//! The recording's header: everything that a reader needs for the rest of the file, and a description of the trace.
 //!
-//! Owns its JSON. Everything that a verdict depends on and that stays the same for the whole trace is here.
+//! Owns its JSON. Contains everything that verdicts depend on and that is constant during the trace.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,13 +15,13 @@ use crate::{
     time::Timestamp,
 };
 
-/// The format's version; another one is not read.
+/// The version of the format. A reader refuses any other.
 pub const FORMAT: u32 = 1;
-/// The version of the kernel half's records (`tracer_ebpf`'s structs). To be raised when one of them changes its fields
-/// without changing its kind's number.
+/// The version of the kernel half's records (`tracer_ebpf`'s structs). Raise it when one of them changes its fields but
+/// keeps its kind's number.
 pub const RECORD_LAYOUT: u32 = 1;
 
-/// What a recording begins with.
+/// The first block of a recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// [`FORMAT`].
@@ -30,9 +30,9 @@ pub struct Header {
     pub record_layout: u32,
     /// The program that wrote it.
     pub viptrace: String,
-    /// Of the records: `little` or `big`.
+    /// The byte order of the records: `little` or `big`.
     pub byte_order: String,
-    /// As `uname -r` prints it. For people: nothing is decided by it.
+    /// The output of `uname -r`, for people; no decision depends on it.
     #[serde(default)]
     pub kernel_release: String,
     /// The node's name in Kubernetes.
@@ -41,21 +41,21 @@ pub struct Header {
     /// The namespace in which kube-proxy writes its rules.
     #[serde(default)]
     pub node_netns: Option<Netns>,
-    /// What the trace was narrowed to, as `viptrace trace` takes it.
+    /// The target of the trace, as typed for `viptrace trace`.
     #[serde(default)]
     pub target: Option<String>,
     /// When the last hook was attached.
     pub started: Timestamp,
     /// Nanoseconds to add to a record's time (`CLOCK_MONOTONIC`) to get Unix time.
     pub clock_offset_ns: u64,
-    /// How long kube-proxy may take to follow a change, in nanoseconds.
+    /// The grace: how long kube-proxy may take to write a change, in nanoseconds.
     pub grace_ns: u64,
     #[serde(default)]
     pub limits: Limits,
-    /// The plan, hook by hook.
+    /// The plan, one line for each hook.
     #[serde(default)]
     pub hooks: Vec<HookLine>,
-    /// Where this kernel keeps the fields that records hold, in bytes.
+    /// The offsets of the fields in this kernel's structures, in bytes.
     pub offsets: BTreeMap<String, u32>,
     #[serde(default)]
     pub drop_reasons: BTreeMap<u32, Arc<str>>,
@@ -63,7 +63,7 @@ pub struct Header {
     pub reset_reasons: BTreeMap<u32, Arc<str>>,
 }
 
-/// What became of one hook.
+/// The state of one hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookLine {
     /// The kernel's name of the function or tracepoint.
@@ -79,9 +79,9 @@ pub struct HookLine {
 #[serde(rename_all = "snake_case")]
 pub enum HookState {
     Attached,
-    /// Nothing is missing without it.
+    /// Its absence loses nothing.
     NotNeeded,
-    /// What it would have shown is not known.
+    /// Its observations are missing.
     Missing,
 }
 
@@ -91,7 +91,7 @@ pub const BYTE_ORDER: &str = if cfg!(target_endian = "little") { "little" } else
 /// The version of this program.
 const OWN: &str = env!("CARGO_PKG_VERSION");
 
-/// Why a header that could be read is of no use here.
+/// Why a readable header cannot be used here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsuitable {
     #[error(
@@ -108,7 +108,7 @@ pub enum Unsuitable {
 }
 
 impl Header {
-    /// Whether what follows can be read here.
+    /// Fails if this viptrace cannot read the rest of the file.
     pub fn check(&self) -> Result<(), Unsuitable> {
         let viptrace = || self.viptrace.chars().take(64).collect();
         if self.format != FORMAT {
@@ -136,9 +136,9 @@ impl Header {
         )
     }
 
-    /// The live trace's settings; how much is made of healthy flows is for who replays to say.
+    /// The settings of the live trace. The replay chooses how healthy flows are reported.
     pub fn settings(&self, detail: Detail) -> Settings {
-        // As the command line bounds it.
+        // Bounded as on the command line.
         let max_flows = self.limits.max_flows.clamp(16, 16_777_216);
         Settings {
             limits: Limits { max_flows, ..self.limits },
@@ -206,7 +206,9 @@ mod tests {
             let json = serde_json::to_vec(&header).unwrap();
             let read: Header = serde_json::from_slice(&json).unwrap();
             prop_assert_eq!(&read, &header);
-            let fits = header.format == FORMAT && header.record_layout == RECORD_LAYOUT && header.byte_order == BYTE_ORDER;
+            let fits = header.format == FORMAT
+                && header.record_layout == RECORD_LAYOUT
+                && header.byte_order == BYTE_ORDER;
             prop_assert_eq!(read.check().is_ok(), fits);
         }
     }

@@ -1,7 +1,7 @@
-//! What a recording holds, in the order in which the live trace had it: everything that a [`Pipeline`] is told.
+//! The contents of a recording, in the order of the live trace: every input of a [`Pipeline`].
 //!
-//! Owns the items and their bytes. An item is one byte for its kind, its length, and its body; a body that has no room
-//! in one block is cut into pieces. Items of a kind that is not known here are passed over.
+//! Owns the items and their bytes. An item is one byte for its kind, its length, and its body. A body that does not fit
+//! into one block is split into pieces. A reader skips items of an unknown kind.
 //!
 //! [`Pipeline`]: crate::session::Pipeline
 
@@ -16,39 +16,39 @@ use crate::{
     time::Timestamp,
 };
 
-/// The longest body, put together from its pieces, in bytes: more than the rules of any cluster need.
+/// The longest body, assembled from its pieces, in bytes: more than the rules of any cluster need.
 pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
-/// Set in the kind of every piece but the last.
+/// Set in the kind of every piece except the last.
 const MORE: u8 = 0x80;
 
-/// One thing that the live trace told its pipeline.
+/// One input of the live trace's pipeline.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
-    /// As many records, the next ones of the block.
+    /// This many records of the block, the next ones.
     Records(u32),
-    /// Time passed.
+    /// Time advanced.
     Advance(Timestamp),
-    /// As many events were lost between the two times.
+    /// This many events were lost between the two times.
     Lost(Lost),
-    /// What was older than the look-back was forgotten.
+    /// Versions older than the look-back were removed.
     Prune(Timestamp),
-    /// Everything was handed out as it stood.
+    /// All open flows were handed out.
     Finish(Timestamp),
-    /// Kubernetes said something.
+    /// An event of a Kubernetes watch.
     Update(Update),
     /// The node was read.
     Node(Box<NodeReading>),
-    /// An object with its history, as it was when the recording began.
+    /// An object with its history, at the beginning of the recording.
     Object(Box<SavedObject>),
-    /// What else was known when the recording began; comes behind the objects.
+    /// The other metadata at the beginning of the recording; it follows the objects.
     Start(Box<Start>),
     /// The recorder could not keep up.
     Dropped(Dropped),
-    /// The trace's end, and the recording's.
+    /// The end of the trace and of the recording.
     End(Box<End>),
 }
 
-/// Events that were lost on their way out of the kernel.
+/// Events that were lost between the kernel and viptrace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lost {
     pub(super) count: u64,
@@ -65,32 +65,32 @@ pub struct NodeReading {
     pub now: Timestamp,
 }
 
-/// The cluster beside its objects.
+/// The cluster without its objects.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Start {
     pub(super) history: SavedFacts,
     pub(super) status: Status,
 }
 
-/// What is missing of the recording although the live trace had it.
+/// Inputs of the live trace that the recording lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dropped {
     /// Records of the kernel.
     pub records: u64,
-    /// Other items: metadata, readings of the node.
+    /// Other items: metadata, snapshots of the node.
     pub others: u64,
-    /// Between these times.
+    /// The times between which they were dropped.
     pub from: Timestamp,
     pub to: Timestamp,
 }
 
-/// What the live trace's summary was made with, besides what a replay finds out.
+/// The facts of the live trace's summary that a replay cannot compute.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct End {
     pub ended: Timestamp,
-    /// What could not be seen.
+    /// Gaps of the trace.
     pub gaps: Vec<String>,
 }
 
@@ -107,11 +107,11 @@ const DROPPED: u8 = 10;
 const END: u8 = 11;
 
 impl Item {
-    /// Kind and body. Records are counted by who packs them.
+    /// Kind and body. The packer counts records.
     ///
     /// # Errors
     ///
-    /// Where a body cannot be written as JSON, or is longer than [`MAX_BODY_BYTES`].
+    /// If a body cannot be written as JSON, or is longer than [`MAX_BODY_BYTES`].
     pub(super) fn encode(&self) -> Result<(u8, Vec<u8>), Unwritable> {
         let times = |times: &[u64]| times.iter().flat_map(|time| time.to_le_bytes()).collect();
         let (kind, body): (u8, Vec<u8>) = match self {
@@ -135,7 +135,7 @@ impl Item {
         Ok((kind, body))
     }
 
-    /// `Ok(None)` for a kind that a later version may have.
+    /// `Ok(None)` for an unknown kind, which a later version may have written.
     fn decode(kind: u8, mut body: &[u8]) -> Result<Option<Self>, Unreadable> {
         const SHORT: Unreadable = Unreadable::Length;
         let mut number = || body.try_get_u64_le().map_err(|_| SHORT);
@@ -160,7 +160,7 @@ impl Item {
     }
 }
 
-/// Why something cannot be stored.
+/// Why an item cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unwritable {
     #[error("it cannot be written as JSON: {0}")]
@@ -174,7 +174,7 @@ pub(super) enum Unwritable {
 pub(super) enum Unreadable {
     #[error("an item has a wrong length")]
     Length,
-    #[error("an item of kind {kind} is not what it should be: {error}")]
+    #[error("an item of kind {kind} has an invalid body: {error}")]
     Json { kind: u8, error: serde_json::Error },
     #[error("an item is longer than {MAX_BODY_BYTES} bytes")]
     TooLong,
@@ -200,19 +200,19 @@ pub(super) fn put_piece(into: &mut Vec<u8>, kind: u8, piece: &[u8], more: bool) 
     into.extend_from_slice(piece);
 }
 
-/// Puts the pieces of one block after the other together again.
+/// Assembles the pieces of consecutive blocks.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     begun: Option<(u8, Vec<u8>)>,
 }
 
 impl Assembler {
-    /// What was begun is lost with the blocks that are missing; answers whether there was something.
+    /// Drops an unfinished body, whose blocks are missing. Returns whether there was one.
     pub(super) fn forget(&mut self) -> bool {
         self.begun.take().is_some()
     }
 
-    /// The next item of `items`, which loses its bytes. An error leaves the rest of `items` readable or empty.
+    /// Removes the next item from `items`. After an error the rest of `items` is readable or empty.
     pub(super) fn next(&mut self, items: &mut &[u8]) -> Option<Result<Item, Unreadable>> {
         while items.has_remaining() {
             let Some((kind, piece)) = piece(items) else {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_begun_and_never_ended_is_forgotten() {
+    fn an_unfinished_body_is_dropped() {
         let mut bytes = Vec::new();
         put_piece(&mut bytes, END, b"{\"ended\":", true);
         let (mut rest, mut assembler) = (bytes.as_slice(), Assembler::default());
@@ -418,7 +418,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(items in vec((any_item(), 1..200_usize), 0..6)) {
+        fn items_read_back(items in vec((any_item(), 1..200_usize), 0..6)) {
             let mut bytes = Vec::new();
             for (item, size) in &items {
                 let (kind, body) = item.encode().unwrap();
@@ -429,10 +429,14 @@ mod tests {
             }
             let (mut rest, mut assembler) = (bytes.as_slice(), Assembler::default());
             let read: Vec<_> = std::iter::from_fn(|| assembler.next(&mut rest)).map(Result::unwrap).collect();
-            // Not all that an item holds can be compared; all of it can be written.
-            let told = |item: &Item| item.encode().unwrap();
-            prop_assert_eq!(read.iter().map(told).collect::<Vec<_>>(), items.iter().map(|(item, _)| told(item)).collect::<Vec<_>>());
-            prop_assert_eq!(format!("{read:?}"), format!("{:?}", items.iter().map(|(item, _)| item).collect::<Vec<_>>()));
+            // Not all parts of an item can be compared, but all of them can be printed.
+            let encoded = |item: &Item| item.encode().unwrap();
+            let written: Vec<_> = items.iter().map(|(item, _)| item).collect();
+            prop_assert_eq!(
+                read.iter().map(encoded).collect::<Vec<_>>(),
+                written.iter().map(|item| encoded(item)).collect::<Vec<_>>()
+            );
+            prop_assert_eq!(format!("{read:?}"), format!("{written:?}"));
         }
 
         #[test]

@@ -1,8 +1,8 @@
 //! Recordings: a trace in one file, to be judged again anywhere.
 //!
-//! [`Recorder`] stores everything that a live trace tells its [`Pipeline`], in the order in which it tells it;
-//! [`Player`] tells it to another pipeline. So a replay gives the verdicts of the live run by construction, and a later
-//! viptrace judges old recordings by what it has learned. Owns the format; prints nothing and judges nothing.
+//! [`Recorder`] stores every input of a live trace's [`Pipeline`], in its order. [`Player`] feeds them to another
+//! pipeline. A replay therefore gives the verdicts of the live trace by construction, and a later viptrace judges old
+//! recordings with its newer rules. Owns the format; prints nothing and judges nothing.
 //!
 //! # The format, version 1
 //!
@@ -20,36 +20,37 @@
 //!            one zstd frame           the payload; blocks share no state
 //! ```
 //!
-//! The payload of a *header* is the JSON of [`Header`]. The first frame is one; it is repeated now and then, for who
-//! finds the first one spoilt. The payload of *items* is `u32 length, items, packed records`; [`records`] has the packing.
-//! An item is `u8 kind, length (LEB128), body`; the highest bit of the kind says that the body goes on in the next item.
+//! The payload of a *header* is the JSON of [`Header`]. The first frame is a header. It is repeated from time to time,
+//! in case the first one is damaged. The payload of *items* is `u32 length, items, packed records`; [`records`]
+//! describes the packing. An item is `u8 kind, length (LEB128), body`; the highest bit of the kind means that the body
+//! continues in the next item.
 //!
 //! | kind | item | body |
 //! |---|---|---|
-//! | 1 | records | u32: as many of the block's records, the next ones, were observed |
-//! | 2 | advance | u64 Unix time in nanoseconds: time passed |
+//! | 1 | records | u32: the next records of the block, in this number, were observed |
+//! | 2 | advance | u64 Unix time in nanoseconds: time advanced |
 //! | 3 | lost | u64 count, u64 from, u64 to: events lost between two times |
-//! | 4 | prune | u64: what was older than the look-back was forgotten |
-//! | 5 | finish | u64: the trace is over |
+//! | 4 | prune | u64: versions older than the look-back were removed |
+//! | 5 | finish | u64: the end of the flows |
 //! | 6 | update | JSON: one event of a watch, objects trimmed |
 //! | 7 | node | JSON: the node's state and rules as they were read |
-//! | 8 | object | JSON: an object with its versions, as known when the recording began |
-//! | 9 | start | JSON: the rest of what was known then; comes behind the objects |
-//! | 10 | dropped | JSON: what the recorder had no time for |
+//! | 8 | object | JSON: an object with its versions, at the beginning of the recording |
+//! | 9 | start | JSON: the other metadata at that time; follows the objects |
+//! | 10 | dropped | JSON: the inputs that the recorder dropped |
 //! | 11 | end | JSON: the end of the trace; without it the recording was cut off |
 //!
-//! Kinds that a reader does not know are passed over. A record is what the kernel half wrote (`tracer_ebpf`'s structs:
-//! `Header` and what follows it); the header's offsets and reason names say how to read the copies of `struct nf_conn` and
-//! `struct sock_common` in it. Of these copies viptrace writes the fields that it reads ([`Mask`]) and zeros for the rest:
-//! hashes, timers and pointers, which are most of what cannot be compressed. Records without zeros there are as good.
+//! A reader skips kinds that it does not know. A record has the form of the kernel half (`tracer_ebpf`'s structs:
+//! `Header` and the data that follows). The header's offsets and reason names describe the copies of `struct nf_conn`
+//! and `struct sock_common` in it. Of these copies viptrace writes the fields that it reads ([`Mask`]), and zeros for
+//! the rest: hashes, timers and pointers, most of which do not compress. Records without zeros there are valid too.
 //!
 //! # Damage
 //!
-//! A reader that finds something else than a whole frame looks for the next frame's first eight bytes, and counts what
-//! it passed over ([`Damage`]). A killed writer loses the block that it had in hand: at most a second, or 16,384 records.
-//! Reading takes at most 16 MiB for a compressed block, 16 MiB for its payload and as much again for its columns put
-//! into rows, 32 MiB for its records, 20 MiB for their shapes and 64 MiB for one item put together from several blocks,
-//! besides the history and the flows, which are bounded as in a live trace.
+//! If a reader finds no intact frame, it searches for the magic of the next frame and counts the skipped bytes
+//! ([`Damage`]). A killed writer loses its current block: at most a second, or 16,384 records. Reading takes at most 16
+//! MiB for a compressed block, 16 MiB for its payload and as much again for its columns as rows, 32 MiB for its
+//! records, 20 MiB for their shapes and 64 MiB for one item assembled from several blocks, in addition to the history
+//! and the flows, which are bounded as in a live trace.
 //!
 //! [`Mask`]: crate::kernel::decode::Mask
 //! [`Pipeline`]: crate::session::Pipeline

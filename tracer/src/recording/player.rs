@@ -1,6 +1,6 @@
-//! Replays a recording: tells a pipeline what the live trace's was told, in the same order.
+//! Replays a recording: feeds a pipeline the inputs of the live trace, in the same order.
 //!
-//! Owns the way from items to a [`Pipeline`] and what is made of the parts that are missing. Prints nothing.
+//! Owns the mapping of items to a [`Pipeline`] and the handling of missing parts. Prints nothing.
 
 use std::{
     io::{self, Read, Seek},
@@ -19,30 +19,30 @@ use crate::{
     time::Timestamp,
 };
 
-/// What the replay came to.
+/// One step of a replay.
 #[derive(Debug)]
 pub enum Step {
-    /// Time went on until `now`.
+    /// Time advanced to `now`.
     Judged { judgements: Judgements, now: Timestamp },
-    /// The trace's own end. A recording without it was cut off.
+    /// The end of the trace. A recording without it was cut off.
     Ended(End),
 }
 
-/// What could not be replayed, so far.
+/// The parts that could not be replayed so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Items that could not be read, and why the first could not.
+    /// The number of unreadable items, and the reason for the first.
     pub items: u64,
     pub first_unreadable: Option<String>,
     /// Records that could not be decoded; counted as lost.
     pub undecodable: u64,
     /// The recorder could not keep up.
     pub dropped: Dropped,
-    /// The cluster as it was when the recording began.
+    /// The cluster at the beginning of the recording.
     pub beginning: bool,
 }
 
-/// A recording being replayed.
+/// A recording that is being replayed.
 #[derive(Debug)]
 pub struct Player<R> {
     reader: Reader<R>,
@@ -51,13 +51,13 @@ pub struct Player<R> {
     pipeline: Pipeline,
     started: bool,
     block: Block,
-    /// How far the block's items and records are read.
+    /// How far the block's items and records have been read.
     at: usize,
     next_record: usize,
     assembler: Assembler,
-    /// The latest time told.
+    /// The latest time so far.
     now: Timestamp,
-    /// Since when something is missing that no loss has told of yet.
+    /// The time since which something is missing that no recorded loss covers.
     missing_since: Option<Timestamp>,
     undecodable: u64,
     missing: Missing,
@@ -93,7 +93,7 @@ impl<R: Read + Seek> Player<R> {
         &self.pipeline
     }
 
-    /// The latest time that the recording told of.
+    /// The latest time in the recording so far.
     pub fn now(&self) -> Timestamp {
         self.now
     }
@@ -102,12 +102,12 @@ impl<R: Read + Seek> Player<R> {
         &self.missing
     }
 
-    /// The first parts that could not be read, and how many there are in all.
+    /// The first damaged parts, and the number of all.
     pub fn damage(&self) -> (&[Damage], u64) {
         self.reader.damage()
     }
 
-    /// Plays on until something comes out; `None` at the end of the file.
+    /// Plays until there are judgements; `None` at the end of the file.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
         loop {
             let mut items = self.block.items.get(self.at..).unwrap_or_default();
@@ -134,10 +134,10 @@ impl<R: Read + Seek> Player<R> {
         }
     }
 
-    /// What is left of a recording that was cut off: judged as it stands.
+    /// Judges the open flows of a recording that was cut off.
     pub fn cut_off(&mut self) -> Judgements {
         let now = self.now;
-        self.tell_missing(now);
+        self.report_missing(now);
         let mut judgements = self.pipeline.finish(now);
         if self.pipeline.wants_node() {
             let last = self.pipeline.node_read(self.pipeline.node().clone(), now, now);
@@ -196,7 +196,7 @@ impl<R: Read + Seek> Player<R> {
 
     fn records(&mut self, count: usize) {
         if !self.started {
-            // The block that told of the cluster is missing: what objects there are have to do.
+            // The block with the cluster is missing: judges with the objects that are there.
             self.started = true;
             self.missing.beginning = true;
             let history = &mut self.pipeline.cluster_mut().history;
@@ -214,18 +214,18 @@ impl<R: Read + Seek> Player<R> {
         self.next_record = end;
     }
 
-    /// Time goes on: what was lost until now is told, as the live trace does it.
+    /// Advances the time and reports the losses so far, as the live trace does.
     fn to(&mut self, now: Timestamp) {
-        self.tell_missing(now);
+        self.report_missing(now);
         self.now = self.now.max(now);
     }
 
-    fn tell_missing(&mut self, now: Timestamp) {
+    fn report_missing(&mut self, now: Timestamp) {
         let undecodable = std::mem::take(&mut self.undecodable);
         self.missing.undecodable += undecodable;
         self.pipeline.lost(undecodable, self.now, now);
         if let Some(since) = self.missing_since.take() {
-            // How many events are missing is not known; that some are is what counts.
+            // The number of missing events is unknown; the verdicts depend only on whether there are any.
             self.pipeline.lost(1, since, now);
         }
     }

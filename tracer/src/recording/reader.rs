@@ -1,7 +1,7 @@
-//! Reads a recording block by block, over whatever damage there is.
+//! Reads a recording block by block, despite any damage.
 //!
-//! Owns the search for whole blocks and the account of what is missing. Memory is bounded by one compressed block, its
-//! payload and its records, whatever the file says; every byte is looked at a bounded number of times.
+//! Owns the search for intact blocks and the account of missing ones. Memory is bounded by one compressed block, its
+//! payload and its records, whatever the file contains; every byte is read a bounded number of times.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -14,13 +14,14 @@ use super::{
 };
 use crate::error::Hint;
 
-/// A file that begins otherwise is a spoilt recording if a frame begins in its first bytes, else no recording.
+/// A file with another beginning is a damaged recording if a frame begins within its first bytes, otherwise it is not a
+/// recording.
 const FRAME_WITHIN: usize = 4 << 20;
-/// Checksums over bytes that are read again, in bytes; beyond it a frame's length is trusted.
+/// The limit of checksums over bytes that are read again, in bytes. Above it a frame's length is trusted.
 const AGAIN_BYTES: u64 = 256 << 20;
 const READ_BYTES: usize = 256 << 10;
 
-/// Why a recording cannot be read at all.
+/// Why a recording cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
@@ -48,25 +49,25 @@ impl Hint for OpenError {
     }
 }
 
-/// What is wrong with a part of the file.
+/// The kind of damage in a part of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DamageKind {
     /// The file ends within a block.
     Truncated,
-    /// No block begins where one should.
+    /// No block begins at the position where one should.
     NoBlock,
-    /// A block's bytes are not those that were written.
+    /// The checksum of a block is wrong.
     Checksum,
-    /// A block is as it was written and yet cannot be unpacked.
+    /// A block has the right checksum but cannot be unpacked.
     Contents,
-    /// A block that is not of this recording, or not in its place.
+    /// A block that belongs to another recording or to another position.
     Foreign,
-    /// Whole blocks lie side by side, and others that lay between them are gone.
+    /// Two intact blocks are adjacent, but blocks between them are missing.
     Gone,
 }
 
 impl DamageKind {
-    /// In words, behind "at byte N".
+    /// In words, for use after "at byte N".
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Truncated => "the file ends within a block",
@@ -79,32 +80,32 @@ impl DamageKind {
     }
 }
 
-/// A part of the file that could not be read.
+/// A damaged part of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
     pub kind: DamageKind,
-    /// Where it begins, in bytes from the beginning of the file.
+    /// Its beginning, in bytes from the beginning of the file.
     pub offset: u64,
-    /// How far it is to the next whole block, in bytes.
+    /// The distance to the next intact block, in bytes.
     pub skipped: u64,
-    /// Blocks that are missing, as far as the numbers of those around it tell.
+    /// The number of missing blocks, from the sequence numbers around them.
     pub blocks: u32,
 }
 
-/// A whole block.
+/// An intact block.
 #[derive(Debug, Default)]
 pub(super) struct Block {
-    /// Items, one behind the other.
+    /// The items, one after the other.
     pub(super) items: Vec<u8>,
     pub(super) records: Records,
-    /// Something is missing before it.
+    /// A block before it is missing.
     pub(super) after_damage: bool,
 }
 
 /// A recording that is being read.
 pub(super) struct Reader<R> {
     file: R,
-    /// A part of the file, from `base` on; what lies before `at` is done with.
+    /// A part of the file from `base` on; everything before `at` has been processed.
     window: Vec<u8>,
     base: u64,
     at: usize,
@@ -113,7 +114,7 @@ pub(super) struct Reader<R> {
     expected: u32,
     damage: Vec<Damage>,
     damage_count: u64,
-    /// What is being passed over.
+    /// The damage that is being skipped.
     open: Option<(DamageKind, u64)>,
     checked_again: u64,
     decompressor: zstd::bulk::Decompressor<'static>,
@@ -126,11 +127,11 @@ impl<R> std::fmt::Debug for Reader<R> {
     }
 }
 
-/// Damages kept; all are counted.
-const DAMAGES_KEPT: usize = 64;
+/// The number of damages kept; all are counted.
+const MAX_DAMAGES: usize = 64;
 
 impl<R: Read + Seek> Reader<R> {
-    /// Finds the header and goes back to the beginning.
+    /// Finds the header and returns to the beginning.
     pub(super) fn open(file: R) -> Result<(Self, Header), OpenError> {
         let mut reader = Self {
             file,
@@ -167,7 +168,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok((reader, header))
     }
 
-    /// The file's own first bytes; false where they are not a recording's.
+    /// Reads the file's first bytes; false if they are not those of a recording.
     fn begin(&mut self) -> io::Result<bool> {
         self.fill(FILE_MAGIC.len())?;
         let sound = self.rest().starts_with(&FILE_MAGIC);
@@ -177,7 +178,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(sound)
     }
 
-    /// Whether a frame begins in the first bytes of a file that does not begin as a recording.
+    /// Whether a frame begins near the start of a file that does not begin as a recording.
     fn has_frame_nearby(&mut self) -> io::Result<bool> {
         self.fill(FRAME_WITHIN)?;
         let places =
@@ -185,12 +186,12 @@ impl<R: Read + Seek> Reader<R> {
         Ok(places.take(1024).any(|at| Frame::decode(self.rest().get(at..).unwrap_or_default()).is_some()))
     }
 
-    /// The first parts that could not be read, and how many there are in all.
+    /// The first damaged parts, and the number of all.
     pub(super) fn damage(&self) -> (&[Damage], u64) {
         (&self.damage, self.damage_count)
     }
 
-    /// The next whole block into `block`; false at the end of the file.
+    /// Reads the next intact block into `block`; false at the end of the file.
     pub(super) fn next_block(&mut self, block: &mut Block) -> io::Result<bool> {
         block.after_damage = false;
         loop {
@@ -205,7 +206,7 @@ impl<R: Read + Seek> Reader<R> {
             if self.split(block).is_some() {
                 return Ok(true);
             }
-            // As it was written and yet not to be read: written by something else than viptrace.
+            // The checksum is right but the contents are invalid: another program wrote it.
             let offset = self.offset();
             self.note(Damage { kind: DamageKind::Contents, offset, skipped: 0, blocks: 1 });
             block.after_damage = true;
@@ -221,7 +222,7 @@ impl<R: Read + Seek> Reader<R> {
         unpack(payload, &mut block.records).ok()
     }
 
-    /// Reads the next whole frame of this recording; its payload is in `self.payload`.
+    /// Reads the next intact frame of this recording. Its payload is in `self.payload`.
     fn frame(&mut self) -> io::Result<Option<FrameKind>> {
         loop {
             self.fill(FRAME_HEADER_BYTES)?;
@@ -276,7 +277,7 @@ impl<R: Read + Seek> Reader<R> {
         }
     }
 
-    /// Goes on to the next frame header, behind what is no frame.
+    /// Skips to the next frame header.
     fn resync(&mut self, kind: DamageKind) -> io::Result<()> {
         self.open.get_or_insert((kind, self.offset()));
         let mut from = self.at + 1;
@@ -297,7 +298,7 @@ impl<R: Read + Seek> Reader<R> {
         }
     }
 
-    /// What was being passed over ends here, with as many blocks missing.
+    /// Ends the skipped part. This many blocks are missing in it.
     fn close_damage(&mut self, blocks: u32) {
         if let Some((kind, offset)) = self.open.take() {
             let skipped = self.offset() - offset;
@@ -307,7 +308,7 @@ impl<R: Read + Seek> Reader<R> {
 
     fn note(&mut self, damage: Damage) {
         self.damage_count += 1;
-        if self.damage.len() < DAMAGES_KEPT {
+        if self.damage.len() < MAX_DAMAGES {
             self.damage.push(damage);
         }
     }
@@ -324,7 +325,7 @@ impl<R> Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Has at least so many bytes in the window, if the file has them.
+    /// Fills the window with at least this many bytes, if the file has them.
     fn fill(&mut self, bytes: usize) -> io::Result<()> {
         if self.rest().len() >= bytes || self.end_of_file {
             return Ok(());

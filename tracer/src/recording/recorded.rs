@@ -1,6 +1,6 @@
-//! The pipeline of a live trace, and beside it the recording that is told the same.
+//! The pipeline of a live trace together with its recording.
 //!
-//! Owns that nothing reaches the one and not the other. Without a recorder it is the pipeline alone.
+//! Owns that every input reaches both or neither. Without a recorder it is only the pipeline.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// A pipeline that may be recorded.
+/// A pipeline with an optional recording.
 #[derive(Debug)]
 pub struct Recorded {
     pipeline: Pipeline,
     recorder: Option<Recorder>,
-    /// When the node was last read, and when that was told.
+    /// When the node was last read, and when the pipeline received the result.
     node_read: (Timestamp, Timestamp),
 }
 
@@ -31,17 +31,18 @@ impl Recorded {
         &self.pipeline
     }
 
-    /// For the first lists of the metadata, before the recording begins: it begins with what is known then.
+    /// The cluster for the first lists of metadata, which come before the recording begins: it begins with their
+    /// contents.
     pub fn cluster_before(&mut self) -> &mut Cluster {
         self.pipeline.cluster_mut()
     }
 
-    /// As [`Pipeline::set_missing_hooks`], before the recording begins: the hooks are part of its header.
+    /// As [`Pipeline::set_missing_hooks`]. Only before the recording begins, because the header contains the hooks.
     pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
         self.pipeline.set_missing_hooks(missing);
     }
 
-    /// From here on everything is recorded. Nothing may have been observed yet.
+    /// Records everything from here on. Nothing may have been observed before.
     pub fn begin(&mut self, mut recorder: Recorder) {
         let (asked, now) = self.node_read;
         let reading = NodeReading { snapshot: Arc::clone(self.pipeline.node()), asked, now };
@@ -57,7 +58,7 @@ impl Recorded {
         self.recorder.is_some()
     }
 
-    /// Sightings, and the records that they were, which are taken away.
+    /// Takes sightings and their records. `records` is empty afterwards.
     pub fn observe(&mut self, sightings: impl IntoIterator<Item = Sighting>, records: &mut Records) {
         self.pipeline.observe(sightings);
         if let Some(recorder) = &mut self.recorder {
@@ -96,7 +97,7 @@ impl Recorded {
         self.judge(now)
     }
 
-    /// As [`Pipeline::pass`]; what is read comes as records.
+    /// As [`Pipeline::pass`]. The entries that are read arrive as records.
     pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
         if let Some(recorder) = &mut self.recorder {
             recorder.advance(now);
@@ -124,12 +125,12 @@ impl Recorded {
         self.pipeline.finish(now)
     }
 
-    /// Says once that the recording takes no more, where that is so.
+    /// Returns once that the recording cannot continue, if that is so.
     pub fn failure(&mut self) -> Option<Failure> {
         self.recorder.as_mut()?.failure()
     }
 
-    /// Ends the recording, where there is one.
+    /// Ends the recording, if there is one.
     pub fn end(&mut self, end: End) -> Option<Finished> {
         Some(self.recorder.take()?.finish(end))
     }

@@ -1,7 +1,7 @@
 //! The kernel's records of one block, packed: each as its difference to an earlier one, by columns.
 //!
-//! Owns the packing and its inverse. Knows of a record only that it begins with its time and which of its bytes tell
-//! records alike; what they mean is for `kernel::decode`. Unpacking checks everything: any bytes give records or an
+//! Owns the packing and its inverse. All it knows of a record is that it begins with its time and which bytes are equal
+//! in similar records; `kernel::decode` interprets records. Unpacking checks everything: any bytes give records or an
 //! error, never more than [`MAX_RECORDS`] times [`MAX_RECORD_BYTES`].
 //!
 //! ```text
@@ -22,26 +22,26 @@ use std::collections::HashMap;
 
 use bytes::{Buf, BufMut};
 
-/// Records of one block, at most.
+/// The most records in one block.
 pub(crate) const MAX_RECORDS: usize = 65_535;
-/// The longest record, in bytes: its words have room in a set.
+/// The longest record, in bytes: a set has a bit for each of its words.
 pub(crate) const MAX_RECORD_BYTES: usize = 512;
-/// The shortest: a header.
+/// The shortest record: a header.
 const MIN_RECORD_BYTES: usize = 16;
 /// Words that hold the time.
 const TIME_WORDS: u128 = 0b11;
 const FAR: u32 = u32::MAX;
 
-/// Records as the ring buffer gave them, one behind the other.
+/// Records in the form of the ring buffer, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
     bytes: Vec<u8>,
-    /// The end of each.
+    /// The end of each record.
     ends: Vec<u32>,
 }
 
 impl Records {
-    /// False where a record cannot be stored: too short for a header, or longer than any hook's.
+    /// False if a record cannot be stored: too short for a header, or longer than any hook's.
     pub fn push(&mut self, record: &[u8]) -> bool {
         if !(MIN_RECORD_BYTES..=MAX_RECORD_BYTES).contains(&record.len()) {
             return false;
@@ -63,7 +63,7 @@ impl Records {
         self.ends.is_empty()
     }
 
-    /// Their size in the ring buffer's form.
+    /// Their size in the form of the ring buffer.
     pub fn byte_len(&self) -> usize {
         self.bytes.len()
     }
@@ -88,7 +88,7 @@ impl Records {
     }
 }
 
-/// These bytes are no packed records.
+/// These bytes are not packed records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the records are not as they were written: {0}")]
 pub(crate) struct Unpackable(&'static str);
@@ -112,7 +112,7 @@ pub(super) struct Packer {
     times: Vec<u32>,
     far_times: Vec<u64>,
     last_time: u64,
-    /// The last record on the same entry, socket or packet.
+    /// The last record of the same entry, socket or packet.
     same: HashMap<(u8, u64), u32>,
     /// The last record of the same hook, in the same namespace, with the same detail.
     alike: HashMap<(u8, u32, u32), u32>,
@@ -123,7 +123,7 @@ impl Packer {
         self.records.len()
     }
 
-    /// False where there is no room, or the record cannot be stored.
+    /// False if there is no room, or the record cannot be stored.
     pub(super) fn push(&mut self, record: &[u8]) -> bool {
         if self.len() >= MAX_RECORDS || !self.records.push(record) {
             return false;
@@ -184,7 +184,7 @@ impl Packer {
         true
     }
 
-    /// Appends the packed records and starts anew.
+    /// Appends the packed records and clears the packer.
     pub(super) fn finish(&mut self, into: &mut Vec<u8>) {
         into.put_u32_le(u32::try_from(self.len()).unwrap_or(0));
         into.put_u16_le(u16::try_from(self.shapes.len()).unwrap_or(0));
@@ -216,7 +216,7 @@ impl Packer {
     }
 }
 
-/// The words in which a record differs from a reference of the same length, or from zeros; not the time's.
+/// The words in which a record differs from a reference of the same length, or from zeros, except the time's words.
 fn differing(record: &[u8], reference: &[u8]) -> u128 {
     let mut words = 0;
     for at in 2..record.len().div_ceil(4).min(128) {
@@ -225,7 +225,7 @@ fn differing(record: &[u8], reference: &[u8]) -> u128 {
     words & !TIME_WORDS
 }
 
-/// Four bytes, those behind the end as zeros.
+/// Four bytes; bytes after the end count as zeros.
 fn word_at(bytes: &[u8], at: usize) -> u32 {
     let rest = bytes.get(at..).unwrap_or_default();
     match rest.first_chunk() {
@@ -246,21 +246,21 @@ fn joined(low: &[u8], high: &[u8]) -> Vec<u16> {
     low.iter().zip(high).map(|(low, high)| u16::from_le_bytes([*low, *high])).collect()
 }
 
-/// A shape while its records are unpacked.
+/// A shape whose records are being unpacked.
 #[derive(Debug)]
 struct Rows {
     length: usize,
-    /// Where each differing word stands in the record, in bytes.
+    /// The position of each differing word in the record, in bytes.
     places: Vec<u16>,
     count: usize,
     /// The differing words, record by record.
     values: Vec<u32>,
-    /// How many of them are used up.
+    /// The number of words already used.
     used: usize,
 }
 
 impl Rows {
-    /// `columns` are four bytes for each of the words, each for all records.
+    /// `columns` has four bytes for each word, each of them for all records.
     fn fill(&mut self, columns: &[u8]) {
         let width = self.places.len();
         if width == 0 || self.count == 0 {
@@ -278,7 +278,7 @@ impl Rows {
         }
     }
 
-    /// Makes the next record of its reference.
+    /// Changes a copy of the reference into the next record.
     fn apply(&mut self, record: &mut [u8]) {
         let values = self.values.get(self.used..).unwrap_or_default();
         self.used += self.places.len();
@@ -295,7 +295,7 @@ impl Rows {
     }
 }
 
-/// Unpacks what [`Packer`] packed, in place of what is in `into`.
+/// Unpacks the output of [`Packer`] and replaces the contents of `into`.
 pub(super) fn unpack(mut packed: &[u8], into: &mut Records) -> Result<(), Unpackable> {
     const SHORT: Unpackable = Unpackable("they end too early");
     into.clear();
@@ -416,7 +416,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_is_unpacked(records in some_records()) {
+        fn records_read_back(records in some_records()) {
             prop_assert_eq!(unpacked(&pack(&records)).unwrap(), records);
         }
 
@@ -426,7 +426,7 @@ mod tests {
         }
 
         #[test]
-        fn spoilt_records_are_records_or_an_error(
+        fn changed_bytes_are_records_or_an_error(
             records in some_records(),
             spoilt in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
             cut in any::<prop::sample::Index>(),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_record_is_refused() {
+    fn impossible_records_are_refused() {
         let mut packer = Packer::default();
         assert!(!packer.push(&[0; 15]));
         assert!(!packer.push(&[0; 513]));
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_has_an_end() {
+    fn a_block_is_bounded() {
         let mut packer = Packer::default();
         let taken = (0..MAX_RECORDS + 5).filter(|n| packer.push(&(*n as u128).to_le_bytes())).count();
         assert_eq!(taken, MAX_RECORDS);

@@ -1,4 +1,4 @@
-//! Recordings that somebody made to hurt: whole frames with right checksums around contents that viptrace never writes.
+//! Hostile recordings: intact frames with right checksums around contents that viptrace never writes.
 use std::{io::Cursor, path::Path, sync::OnceLock};
 
 use bytes::BufMut as _;
@@ -71,7 +71,7 @@ fn header() -> Header {
     }
 }
 
-/// A block of these records and of items that tell of all of them, with times between.
+/// A block of these records, with items that report all of them and times between.
 fn payload(records: &[Vec<u8>], items: &[Item]) -> Vec<u8> {
     let mut packer = Packer::default();
     let mut body = Vec::new();
@@ -89,7 +89,7 @@ fn payload(records: &[Vec<u8>], items: &[Item]) -> Vec<u8> {
     payload
 }
 
-/// Plays to the end; answers how many steps that took.
+/// Plays to the end and returns the number of steps.
 fn play(bytes: Vec<u8>) -> usize {
     let Ok(mut player) = Player::open(Cursor::new(bytes), Detail::Faults) else { return 0 };
     let mut steps = 0;
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn spoilt_contents_panic_nobody(
+    fn changed_contents_never_panic(
         items in vec(any_item(), 0..40),
         places in vec((any::<Index>(), any::<u8>()), 1..10),
         cut in prop::option::of(any::<Index>()),
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn spoilt_records_panic_nobody(
+    fn changed_records_never_panic(
         places in vec((any::<Index>(), any::<Index>(), any::<u8>()), 1..40),
         items in vec(any_item(), 0..40),
     ) {
@@ -152,9 +152,10 @@ proptest! {
     }
 
     #[test]
-    fn spoilt_json_panics_nobody(
+    fn changed_json_never_panics(
         kind in 6..12_u8,
-        text in "(\\{|\\}|\\[|\\]|\"|:|,|null|-?[0-9]{1,20}|Service|key|versions|namespace|history|status|kinds|[a-z]{1,8}){0,30}",
+        text in "(\\{|\\}|\\[|\\]|\"|:|,|null|-?[0-9]{1,20}\
+            |Service|key|versions|namespace|history|status|kinds|[a-z]{1,8}){0,30}",
     ) {
         let mut body = Vec::new();
         put_piece(&mut body, kind, text.as_bytes(), false);
@@ -167,8 +168,8 @@ proptest! {
 }
 
 #[test]
-fn what_claims_to_be_huge_is_refused_before_it_is_unpacked() {
-    // A frame that says less than its contents unpack to.
+fn a_huge_payload_is_refused_before_it_is_unpacked() {
+    // The contents of this frame unpack to more than its header states.
     let bomb = zstd::bulk::compress(&vec![0; 15 << 20], 1).unwrap();
     let mut frame = Frame::around(FrameKind::Items, 1, &bomb, 100);
     let mut bytes = file(&[]);
@@ -183,7 +184,7 @@ fn what_claims_to_be_huge_is_refused_before_it_is_unpacked() {
     assert!(player.step().unwrap().is_none());
     let (damage, _) = player.damage();
     assert_eq!((damage[0].kind, damage[0].offset), (DamageKind::Contents, at));
-    // Fifteen MiB of zeros are no items, either.
+    // Fifteen MiB of zeros are not items, either.
     assert_eq!(damage[1].kind, DamageKind::Contents);
 }
 
@@ -206,8 +207,8 @@ fn an_item_that_never_ends_is_given_up() {
 }
 
 #[test]
-fn frames_that_claim_each_other_are_read_in_bounded_time() {
-    // Each claims all that follows: read again from each, that would be a square.
+fn overlapping_frames_are_read_in_bounded_time() {
+    // Each frame claims all following bytes: reading again from each would take quadratic time.
     let mut bytes = file(&[]);
     for sequence in 0..20_000 {
         let frame = Frame {

@@ -1,7 +1,7 @@
 //! Writes a recording: a handle for the event loop, and a thread that packs, compresses and writes.
 //!
-//! Owns the file and the queue to it. The event loop never waits for the disk: what has no room in the queue is dropped,
-//! counted, and the count is written. A file that takes no more ends the recording, not the trace.
+//! Owns the file and the queue to it. The event loop never waits for the disk: messages that do not fit into the queue
+//! are dropped and counted, and the count is written. A failure of the file ends the recording, not the trace.
 
 mod blocks;
 
@@ -34,16 +34,16 @@ use crate::{
 };
 use blocks::Blocks;
 
-/// Messages on their way to the writer, at most.
+/// The most messages in the queue to the writer.
 const QUEUE: usize = 8192;
-/// Bytes of records on their way to the writer, at most.
+/// The most bytes of records in the queue to the writer.
 const QUEUE_BYTES: usize = 64 << 20;
-/// A block is written so long after its beginning at the latest: what a killed viptrace loses.
+/// The longest time from a block's beginning to its writing: the loss when viptrace is killed.
 const FLUSH: Duration = Duration::from_secs(1);
 /// How long the end of the trace waits for the disk.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why a recording could not be begun.
+/// Why a recording could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
     #[error("{path} exists already")]
@@ -68,28 +68,28 @@ impl Hint for CreateError {
     }
 }
 
-/// The file takes no more.
+/// The file could not be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What the file holds ends here.
+    /// The contents of the file end here.
     pub covered: Timestamp,
     pub error: String,
 }
 
-/// What became of a recording.
+/// The result of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Finished {
-    /// Of the file.
+    /// The size of the file in bytes.
     pub bytes: u64,
-    /// Records of the kernel in it.
+    /// The number of the kernel's records in it.
     pub records: u64,
     pub dropped: Dropped,
     pub failure: Option<Failure>,
 }
 
-/// Created, and readable by its owner only: it holds Pod names and who talked to whom.
+/// Creates the file, readable only by its owner: it contains Pod names and who communicated with whom.
 ///
-/// An existing file is overwritten with `force` only.
+/// Overwrites an existing file only with `force`.
 pub fn create(path: &Path, force: bool) -> Result<File, CreateError> {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);
@@ -109,13 +109,13 @@ pub fn create(path: &Path, force: bool) -> Result<File, CreateError> {
     })
 }
 
-/// A recording in the making, as the event loop sees it.
+/// A running recording, as the event loop sees it.
 #[derive(Debug)]
 pub struct Recorder {
     queue: Option<SyncSender<Message>>,
     done: Receiver<()>,
     shared: Arc<Shared>,
-    /// Not told to the writer yet.
+    /// Not sent to the writer yet.
     dropped: Dropped,
     dropped_in_all: Dropped,
     now: Timestamp,
@@ -151,7 +151,7 @@ impl Recorder {
             .name("recorder".to_owned())
             .spawn(move || {
                 write(blocks, &messages, &of_writer);
-                // Nobody waits where the trace has gone on without.
+                // A trace that gave up the recording does not wait for the result.
                 let _ = ended.send(());
             })
             .map_err(failed)?;
@@ -166,12 +166,12 @@ impl Recorder {
         })
     }
 
-    /// How much waits to be written, in bytes of records.
+    /// The size of the queued records in bytes.
     pub fn backlog_bytes(&self) -> usize {
         self.shared.queued_bytes.load(Ordering::Relaxed)
     }
 
-    /// What is known when the recording begins: to be called once, before anything else.
+    /// Records the metadata at the beginning. To be called once, before everything else.
     pub fn start(&mut self, cluster: &Cluster, node: NodeReading) {
         let (history, objects) = cluster.history.save();
         self.send(Message::Objects(objects));
@@ -180,7 +180,7 @@ impl Recorder {
         self.send(Message::Item(Box::new(Item::Node(Box::new(node)))));
     }
 
-    /// Records that were observed; they are taken away.
+    /// Takes observed records and leaves `records` empty.
     pub fn records(&mut self, records: &mut Records) {
         if !records.is_empty() {
             self.send(Message::Records(std::mem::take(records)));
@@ -215,7 +215,7 @@ impl Recorder {
         self.item(Item::Finish(now));
     }
 
-    /// Says once that the file takes no more, where that is so.
+    /// Returns once that the file could not be written, if that is so.
     pub fn failure(&mut self) -> Option<Failure> {
         if self.said {
             return None;
@@ -225,12 +225,12 @@ impl Recorder {
         failure
     }
 
-    /// Ends the recording and waits until it is on its way to the disk.
+    /// Ends the recording and waits until it has been passed to the disk.
     pub fn finish(mut self, end: End) -> Finished {
         let now = self.now;
-        self.tell_dropped();
+        self.send_dropped();
         if let Some(queue) = self.queue.take() {
-            // The writer takes what waits, whatever becomes of the file: this blocks as long as the disk does.
+            // The writer empties the queue even if the file has failed: this blocks as long as the disk does.
             let begun = Instant::now();
             let mut message = Message::Item(Box::new(Item::End(Box::new(end))));
             while let Err(TrySendError::Full(again)) = queue.try_send(message) {
@@ -264,7 +264,7 @@ impl Recorder {
             Message::Records(records) => (records.len(), records.byte_len()),
             Message::Item(_) | Message::Objects(_) => (0, 0),
         };
-        self.tell_dropped();
+        self.send_dropped();
         let is_clock = matches!(&message, Message::Item(item) if matches!(**item, Item::Advance(_)));
         let full = self.dropped != Dropped::default()
             || self.shared.queued_bytes.load(Ordering::Relaxed) + bytes > QUEUE_BYTES;
@@ -272,7 +272,7 @@ impl Recorder {
         if taken {
             self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         } else if !is_clock {
-            // A later time says what an earlier one said.
+            // A later time replaces an earlier one.
             for dropped in [&mut self.dropped, &mut self.dropped_in_all] {
                 if *dropped == Dropped::default() {
                     dropped.from = self.now;
@@ -284,8 +284,8 @@ impl Recorder {
         }
     }
 
-    /// Tells the writer what it did not get, as soon as it takes something again.
-    fn tell_dropped(&mut self) {
+    /// Sends the count of dropped messages as soon as the queue has room.
+    fn send_dropped(&mut self) {
         if self.dropped == Dropped::default() {
             return;
         }
@@ -298,7 +298,7 @@ impl Recorder {
 }
 
 impl Drop for Recorder {
-    /// A trace that breaks off leaves what it had.
+    /// A trace that aborts keeps the recording so far.
     fn drop(&mut self) {
         if self.queue.take().is_some() {
             let _ = self.done.recv_timeout(CLOSE_LIMIT);
@@ -306,7 +306,7 @@ impl Drop for Recorder {
     }
 }
 
-/// The writer's thread: until the queue is closed.
+/// The writer's thread, which runs until the queue is closed.
 fn write(mut blocks: Blocks, messages: &Receiver<Message>, shared: &Shared) {
     let mut due: Option<Instant> = None;
     loop {

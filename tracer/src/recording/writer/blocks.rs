@@ -1,7 +1,7 @@
-//! Blocks in the making, and their way into the file.
+//! Assembles blocks and writes them to the file.
 //!
-//! Owns when a block is full and what happens when the file takes no more: the rest is left out, and the file is cut
-//! behind its last whole block.
+//! Owns when a block is full, and the end of a file that cannot be written: the rest is left out, and the file is cut
+//! after its last complete block.
 
 use std::{
     fs::File,
@@ -21,11 +21,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// Records of a block: more pack better, and take more memory to read.
+/// Records of a block. More compress better, and take more memory to read.
 const BLOCK_RECORDS: usize = 16_384;
 /// Bytes of a block's other items.
 const BLOCK_ITEM_BYTES: usize = 1 << 20;
-/// The header is written again after so many blocks, for who finds the first one spoilt.
+/// The header is repeated after this many blocks, in case the first one is damaged.
 const HEADER_EVERY: u32 = 256;
 const COMPRESSION_LEVEL: i32 = 3;
 
@@ -37,9 +37,9 @@ pub(super) struct Blocks {
     items: Vec<u8>,
     mask: Mask,
     packer: Packer,
-    /// Records packed that no item speaks of yet.
+    /// The number of packed records that no item reports yet.
     run: u32,
-    /// The latest time among the items, and among those that are in the file.
+    /// The latest time among the items, and among the items in the file.
     now: Timestamp,
     outcome: Finished,
     covered: Timestamp,
@@ -133,7 +133,7 @@ impl Blocks {
         }
     }
 
-    /// Writes what there is as one block.
+    /// Writes the current contents as one block.
     pub(super) fn flush(&mut self) {
         self.end_run();
         if self.is_empty() {
@@ -154,12 +154,12 @@ impl Blocks {
         }
     }
 
-    /// Writes the rest and lets the file go.
+    /// Writes the rest and closes the file.
     pub(super) fn close(&mut self) -> Finished {
         self.flush();
         if let Some(file) = self.file.take()
             && let Err(error) = file.sync_all()
-            // Not every file can be brought to a disk: a pipe, a device.
+            // Not every file can be synced to a disk: a pipe, a device.
             && error.kind() != io::ErrorKind::InvalidInput
         {
             self.fail(&error);
@@ -192,10 +192,10 @@ impl Blocks {
         }
     }
 
-    /// The file takes no more: it ends with its last whole block.
+    /// Handles a write error: the file ends with its last complete block.
     fn fail(&mut self, error: &io::Error) {
         if let Some(file) = self.file.take() {
-            // Half a block is passed over by readers as well; without it they have nothing to complain of.
+            // Readers would skip a partial block as well, but would report damage.
             let _ = file.set_len(self.outcome.bytes);
         }
         self.outcome.failure = Some(Failure { covered: self.covered, error: error.to_string() });
