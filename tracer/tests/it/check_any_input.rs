@@ -1,4 +1,4 @@
-//! Whatever a folder's files say, the check ends with a report: parts cut out, doubled, turned into something else.
+//! A check ends with a report whatever the files of a folder contain: parts removed, repeated or replaced.
 use std::{collections::BTreeSet, fs, sync::OnceLock, time::Duration};
 
 use crate::check_support::{Gathered, fixtures};
@@ -45,7 +45,7 @@ fn captures() -> &'static [Capture] {
     })
 }
 
-/// A change of one text: where, how long, and what comes there instead.
+/// A change of one text: position, length and replacement.
 fn change() -> impl Strategy<Value = (prop::sample::Index, prop::sample::Index, usize, String)> {
     let put = prop_oneof![
         Just(String::new()),
@@ -60,7 +60,7 @@ fn change() -> impl Strategy<Value = (prop::sample::Index, prop::sample::Index, 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn a_written_folder_is_read_as_it_was(
+    fn a_written_folder_reads_back(
         which in any::<prop::sample::Index>(),
         kept in prop::collection::vec(any::<bool>(), 40),
         gaps in prop::collection::btree_map(prop::sample::select(Kind::ALL.to_vec()), reason(), 0..3),
@@ -104,7 +104,7 @@ fn reason() -> impl Strategy<Value = Reason> {
     ]
 }
 
-/// What was captured, wherever it came from.
+/// The captured texts, without their source.
 fn texts(capture: &Capture) -> BTreeSet<(Kind, &str)> {
     capture.artifacts.iter().map(|artifact| (artifact.kind, artifact.text.as_str())).collect()
 }
@@ -112,7 +112,10 @@ fn texts(capture: &Capture) -> BTreeSet<(Kind, &str)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
-    fn changed_files_are_checked_all_the_same(which in any::<prop::sample::Index>(), changes in prop::collection::vec(change(), 1..4)) {
+    fn changed_files_are_checked_all_the_same(
+        which in any::<prop::sample::Index>(),
+        changes in prop::collection::vec(change(), 1..4),
+    ) {
         let mut capture = which.get(captures()).clone();
         for (file, at, length, put) in changes {
             let artifact = file.index(capture.artifacts.len());

@@ -1,18 +1,18 @@
-//! The check of captures of real nodes: on healthy ones exactly what is wrong by design, on broken ones the cause.
+//! Checks of captures of real nodes: the faults by design on healthy ones, the cause on broken ones.
 use crate::check_support::{Gathered, faults, name, named, only, says};
 use viptrace::{
     class::Class,
     diagnosis::triage::{Level, State},
 };
 
-/// What this cluster lacks wherever one looks.
+/// The faults that this cluster has by design on every node.
 const BY_DESIGN: [&str; 3] = ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow"];
-/// And what worker-1 lacks: frontend and cache run on worker-2 only.
+/// The faults by design on worker-1: frontend and cache run only on worker-2.
 const ON_WORKER_1: [&str; 5] =
     ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
 
 #[test]
-fn healthy_nodes_have_exactly_what_is_wrong_by_design() {
+fn healthy_nodes_have_exactly_the_faults_by_design() {
     for (capture, expected) in [
         ("kube-proxy/worker-1/iptables", &ON_WORKER_1[..]),
         ("kube-proxy/worker-1/nftables", &ON_WORKER_1),
@@ -48,7 +48,7 @@ fn both_families_and_the_newer_release_are_as_healthy() {
 }
 
 #[test]
-fn why_a_service_has_no_endpoints_is_said() {
+fn the_reason_for_missing_endpoints_is_reported() {
     let report = Gathered::new(&["kube-proxy/worker-1/iptables"]).check();
     let of = |service: &str| {
         let is_it = |finding: &&viptrace::diagnosis::triage::FindingRecord| name(finding) == service;
@@ -64,17 +64,17 @@ fn why_a_service_has_no_endpoints_is_said() {
 }
 
 #[test]
-fn a_lost_api_is_found_behind_a_healthy_healthz() {
+fn a_lost_api_is_found_despite_a_healthy_healthz() {
     let gathered = Gathered::new(&["incidents/api-lost"]);
     let report = gathered.check();
-    // The cause leads, whatever else is broken on this node.
+    // The cause is the first finding, whatever else is broken on this node.
     let lost = &report.findings[0];
     assert_eq!(name(lost), "C2", "{:#?}", report.findings);
     assert_eq!(lost.level, Level::Fault, "{lost:#?}");
     assert!(says(lost, "shop/cart changed") && says(lost, "Unexpected EOF"), "{lost:#?}");
     assert!(lost.against.iter().any(|against| against.content.contains("/healthz answers 200")), "{lost:#?}");
     assert!(lost.root_cause.starts_with("api_connectivity — "), "{lost:#?}");
-    // And its effect: the rules still send to a Pod that is gone.
+    // The effect is a finding too: the rules still send to a Pod that is gone.
     let stale = report.findings.iter().find(|finding| name(finding) == "C6 shop/cart").unwrap();
     assert!(stale.root_cause.contains("10.244.1.11"), "{stale:#?}");
     let known = [Class::C2, Class::C6, Class::C20, Class::C21, Class::C22];
@@ -87,7 +87,7 @@ fn a_lost_api_is_found_behind_a_healthy_healthz() {
 }
 
 #[test]
-fn a_rejected_token_is_told_from_a_lost_connection() {
+fn a_rejected_token_is_distinguished_from_a_lost_connection() {
     let report = Gathered::new(&["incidents/unauthorized"]).check();
     assert_eq!(name(&report.findings[0]), "C2", "{:#?}", report.findings);
     let refused = only(&report, Class::C2);
@@ -122,7 +122,7 @@ fn one_service_is_judged_alone_in_the_order_of_the_triage() {
 }
 
 #[test]
-fn what_a_folder_lacks_is_named_and_nothing_is_called_healthy_for_it() {
+fn missing_files_are_named_and_never_count_as_healthy() {
     let gathered = Gathered::new(&["kube-proxy/worker-2/nftables"]);
     let whole = gathered.check();
     assert!(whole.gaps.iter().any(|gap| gap.contains("sysctl -a")), "{:?}", whole.gaps);

@@ -1,4 +1,4 @@
-//! Each fault cut into the capture of a healthy node is found, and nothing else beside it.
+//! The check finds each fault cut into the capture of a healthy node, and nothing else.
 use crate::check_support::{Gathered, named, only, says};
 use serde_json::json;
 use viptrace::{
@@ -30,7 +30,7 @@ fn interfaces() -> String {
     .to_string()
 }
 
-/// worker-1 in iptables mode with everything that a live look gives.
+/// worker-1 in iptables mode with everything that a live check reads.
 fn node() -> Gathered {
     let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
     node.write("node/sysctl.txt", SYSCTLS);
@@ -52,15 +52,15 @@ fn node() -> Gathered {
     node
 }
 
-/// What is found beside what is wrong by design.
-fn beside(report: &CheckReport) -> Vec<String> {
+/// The findings besides those by design.
+fn besides(report: &CheckReport) -> Vec<String> {
     named(report).into_iter().filter(|name| !ON_WORKER_1.contains(&name.as_str())).collect()
 }
 
 #[test]
-fn a_whole_healthy_node_has_no_gap_and_nothing_beside_the_design() {
+fn a_healthy_node_has_no_gap_and_only_faults_by_design() {
     let report = node().check();
-    assert_eq!(beside(&report), [""; 0], "{:#?}", report.findings);
+    assert_eq!(besides(&report), [""; 0], "{:#?}", report.findings);
     assert_eq!(report.gaps, [""; 0]);
 }
 
@@ -115,7 +115,7 @@ fn a_rejected_batch_names_its_cause_while_it_lasts() {
 }
 
 #[test]
-fn rules_of_two_backends_or_two_modes_are_told() {
+fn rules_of_two_backends_or_two_modes_are_found() {
     let both = node();
     let legacy = std::fs::read_to_string(both.path().join("node/iptables-save.txt")).unwrap();
     both.write("node/iptables-legacy-save.txt", &legacy.replace("10.244.1.11", "10.244.9.9"));
@@ -148,7 +148,7 @@ fn rules_that_were_written_and_are_gone_were_flushed() {
 }
 
 #[test]
-fn a_kube_proxy_that_does_not_run_is_told_with_what_still_stands() {
+fn a_missing_kube_proxy_is_found_with_its_remaining_rules() {
     let node = node();
     node.write("node/kube-proxy.process.json", "{\"complete\": true}");
     node.edit("node/config.yaml", |text| text.replace("127.0.0.1:10249", "127.0.0.1:12345"));
@@ -160,13 +160,13 @@ fn a_kube_proxy_that_does_not_run_is_told_with_what_still_stands() {
     assert!(gone.against[0].content.contains("still stand"), "{gone:#?}");
     let asked = gone.evidence.iter().find(|item| item.content.contains("do not answer")).unwrap();
     assert!(asked.content.contains("127.0.0.1:12345 (metrics), 127.0.0.1:10256 (health)"), "{asked:#?}");
-    // Where not all processes can be seen, nothing is claimed.
+    // If not all processes are visible, the check does not claim that kube-proxy is missing.
     node.write("node/kube-proxy.process.json", "{\"complete\": false}");
-    assert_eq!(beside(&node.check()), [""; 0]);
+    assert_eq!(besides(&node.check()), [""; 0]);
 }
 
 #[test]
-fn a_crashing_pod_and_a_short_daemon_set_are_told() {
+fn a_crashing_pod_and_an_incomplete_daemon_set_are_found() {
     let node = node();
     node.edit("cluster/pods.json", |text| {
         let mut pods: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -195,14 +195,14 @@ fn a_crashing_pod_and_a_short_daemon_set_are_told() {
 }
 
 #[test]
-fn versions_too_far_apart_are_told_and_unknown_ones_are_not() {
+fn a_version_skew_is_found_and_unknown_versions_are_not() {
     let node = node();
     node.write("cluster/version.json", "{\"gitVersion\": \"v1.35.0\"}");
-    assert_eq!(beside(&node.check()), ["C9"], "the kubelet is newer; kube-proxy's build has no version");
+    assert_eq!(besides(&node.check()), ["C9"], "the kubelet is newer; kube-proxy's build has no version");
     node.edit("node/metrics.txt", |text| {
         text.replace("git_version=\"v0.0.0-master+$Format:%H$\"", "git_version=\"v1.30.5\"")
     });
-    assert_eq!(beside(&node.check()), ["C9", "C9"]);
+    assert_eq!(besides(&node.check()), ["C9", "C9"]);
 }
 
 #[test]
@@ -228,16 +228,16 @@ fn conntrack_is_judged_by_what_grows_and_by_its_limit() {
         node.write("node/sysctl.txt", &settings);
         node.write("node/nf_conntrack.stat.later.txt", &later);
         let report = node.check();
-        assert_eq!(beside(&report), [expected.id()], "{settings}");
+        assert_eq!(besides(&report), [expected.id()], "{settings}");
         assert_eq!(only(&report, expected).level, level, "{settings}");
     }
-    // Totals since boot are no news.
+    // Totals since boot do not matter.
     let node = node();
     let old = COUNTERS.replace("0 00000000 00000000 0 0", "0 000000ff 000000ff 0 0");
     node.write("node/nf_conntrack.stat.txt", &old);
     node.write("node/nf_conntrack.stat.later.txt", &old);
-    assert_eq!(beside(&node.check()), [""; 0]);
-    // Another namespace has its own count against the same limit.
+    assert_eq!(besides(&node.check()), [""; 0]);
+    // Another namespace has its own count but shares the limit.
     node.write(
         "node/nf_conntrack.namespaces.txt",
         "# netns entries process\n4026531840 255 systemd\n4026532000 131000 envoy\n",
@@ -246,7 +246,7 @@ fn conntrack_is_judged_by_what_grows_and_by_its_limit() {
 }
 
 #[test]
-fn settings_that_break_the_path_are_told_where_something_depends_on_them() {
+fn settings_that_break_the_path_are_found_if_something_depends_on_them() {
     for (from, to, expected, level) in [
         ("ip_forward = 1", "ip_forward = 0", Class::C32, Level::Fault),
         ("nf-call-iptables = 1", "nf-call-iptables = 0", Class::C31, Level::Fault),
@@ -257,7 +257,7 @@ fn settings_that_break_the_path_are_told_where_something_depends_on_them() {
         let node = node();
         node.write("node/sysctl.txt", &SYSCTLS.replace(from, to));
         let report = node.check();
-        assert_eq!(beside(&report), [expected.id()], "{to}");
+        assert_eq!(besides(&report), [expected.id()], "{to}");
         assert_eq!(only(&report, expected).level, level, "{to}");
     }
     // The larger of the two settings counts: loose for all makes a strict interface loose.
@@ -268,13 +268,13 @@ fn settings_that_break_the_path_are_told_where_something_depends_on_them() {
             .replace("all.rp_filter = 0", "all.rp_filter = 2")
             .replace("eth1.rp_filter = 0", "eth1.rp_filter = 1"),
     );
-    assert_eq!(beside(&loose.check()), [""; 0]);
-    // A bridge without Pods depends on nothing.
+    assert_eq!(besides(&loose.check()), [""; 0]);
+    // Nothing depends on a bridge without Pods.
     let foreign = node();
     foreign.write("node/sysctl.txt", &SYSCTLS.replace("nf-call-iptables = 1", "nf-call-iptables = 0"));
     foreign.edit("node/ip-addr.json", |text| text.replace("10.244.1.1", "172.17.0.1"));
-    assert_eq!(beside(&foreign.check()), [""; 0]);
-    // A module that is not there has no settings.
+    assert_eq!(besides(&foreign.check()), [""; 0]);
+    // A module that is not loaded has no settings.
     let unloaded = node();
     unloaded.write("node/sysctl.txt", &SYSCTLS.replace("net.bridge.bridge-nf-call-iptables = 1\n", ""));
     unloaded.write("node/modules.txt", "veth 1 0 - Live 0x0\nkernel/net/x.ko\n");
@@ -293,7 +293,7 @@ fn a_node_in_ipvs_mode_needs_its_device_with_every_address() {
     let without = node();
     without.edit("node/ip-addr.json", |text| text.replace("10.96.10.10", "10.96.10.99"));
     let report = without.check();
-    assert_eq!(beside(&report), ["C11 shop/cart"], "{:#?}", report.findings);
+    assert_eq!(besides(&report), ["C11 shop/cart"], "{:#?}", report.findings);
     let renamed = node();
     renamed.edit("node/ip-addr.json", |text| text.replace("kube-ipvs0", "kube-ipvs1"));
     assert!(only(&renamed.check(), Class::C11).root_cause.contains("kube-ipvs0 is missing"));
@@ -301,25 +301,25 @@ fn a_node_in_ipvs_mode_needs_its_device_with_every_address() {
     unset.edit("node/sysctl.txt", |text| {
         text.replace("net.ipv4.vs.expire_nodest_conn = 1", "net.ipv4.vs.expire_nodest_conn = 0")
     });
-    assert_eq!(beside(&unset.check()), ["C13"]);
+    assert_eq!(besides(&unset.check()), ["C13"]);
     let empty = node();
     empty.write("node/ipvsadm-save.txt", "");
     empty.remove("node/ipvsadm-list.txt");
-    assert_eq!(beside(&empty.check()), ["C5e"]);
+    assert_eq!(besides(&empty.check()), ["C5e"]);
 }
 
 #[test]
-fn node_ports_of_no_address_are_told() {
+fn node_ports_without_an_address_are_found() {
     let node = node();
     node.edit("node/config.yaml", |text| text + "nodePortAddresses: [203.0.113.0/24]\n");
     assert!(only(&node.check(), Class::C26).root_cause.contains("no node port is served here"));
     let primary = self::node();
     primary.edit("node/config.yaml", |text| text + "nodePortAddresses: [primary]\n");
-    assert_eq!(beside(&primary.check()), [""; 0]);
+    assert_eq!(besides(&primary.check()), [""; 0]);
 }
 
 #[test]
-fn a_node_that_is_not_ready_is_told() {
+fn a_node_that_is_not_ready_is_found() {
     let node = node();
     node.edit("cluster/nodes.json", |text| {
         let mut nodes: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -330,7 +330,7 @@ fn a_node_that_is_not_ready_is_told() {
         nodes.to_string()
     });
     let report = node.check();
-    assert_eq!(beside(&report), ["C29", "K10", "K10"], "{:#?}", report.findings);
+    assert_eq!(besides(&report), ["C29", "K10", "K10"], "{:#?}", report.findings);
     assert!(says(only(&report, Class::C29), "shop/frontend"), "what its endpoints serve is named");
 }
 

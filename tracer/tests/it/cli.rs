@@ -1,4 +1,4 @@
-//! The real binary: exit statuses, usage errors, help, and what stands on which stream.
+//! The real binary: exit statuses, usage errors, help, and the split between standard output and standard error.
 use std::{
     fs,
     os::unix::process::CommandExt,
@@ -14,7 +14,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn wrong_usage_ends_with_2_and_says_what_to_write() {
+fn wrong_usage_exits_with_2_and_a_hint() {
     for (args, expected) in [
         (&[][..], "Usage: viptrace"),
         (&["trace", "cart"], "NAMESPACE/cart"),
@@ -48,7 +48,7 @@ fn a_hostile_argument_does_not_reach_the_terminal() {
 }
 
 #[test]
-fn help_is_for_the_tired() {
+fn help_has_examples_and_exit_statuses() {
     let help = viptrace(&["trace", "--help"]);
     assert_eq!(help.status.code(), Some(0));
     let help = text(&help.stdout);
@@ -71,7 +71,7 @@ fn as_a_plugin_it_calls_itself_kubectl_viptrace() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_pipe_is_not_a_failure() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_viptrace"))
         .arg("schema")
         .stdout(Stdio::piped())
@@ -84,7 +84,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 }
 
 #[test]
-fn a_broken_kubeconfig_is_named_and_not_quoted() {
+fn a_broken_kubeconfig_is_named_but_not_quoted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     fs::write(&path, "users:\n- name: me\n  user:\n    token: s3cret-token\n   bad: [\n").unwrap();

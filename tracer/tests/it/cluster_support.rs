@@ -1,4 +1,4 @@
-//! A small cluster for tests: real objects, and the real history of what happens to them.
+//! A small cluster for tests: real objects with their history.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +42,7 @@ pub(crate) fn service(name: &str, ip: &str) -> Service {
     }
 }
 
-/// A running Pod of a Service, `shop/NAME-N` by its name, on worker-1, with a readiness probe.
+/// A running Pod of the Service in its name (`shop/NAME-N`), on worker-1, with a readiness probe.
 pub(crate) fn pod(name: &str, ip: IpAddr) -> Pod {
     let app = name.split('-').next();
     let probe = json!({"tcpSocket": {"port": 8080}, "periodSeconds": 10, "timeoutSeconds": 1});
@@ -59,7 +59,7 @@ pub(crate) fn pod(name: &str, ip: IpAddr) -> Pod {
 
 const NODES: [(&str, &str); 2] = [("worker-1", "192.168.1.2"), ("worker-2", "192.168.1.3")];
 
-/// A Node that is ready, in a zone of its own.
+/// A Node that is ready, in its own zone.
 fn node(name: &str, ip: &str) -> Object {
     let labels = json!({"topology.kubernetes.io/zone": format!("zone-of-{name}")});
     let status = json!({
@@ -82,7 +82,7 @@ pub(crate) fn endpoint(ip: IpAddr, pod: &str, conditions: Conditions) -> Endpoin
     }
 }
 
-/// The slice of a Service that has these endpoints, all of the family and with the port of `like`.
+/// The slice of a Service with these endpoints, in the family and with the port of `like`.
 pub(crate) fn slice(service: &Service, like: SocketAddr, endpoints: Vec<Endpoint>) -> EndpointSlice {
     let port = like.port();
     let ports = service.ports.iter();
@@ -96,7 +96,8 @@ pub(crate) fn slice(service: &Service, like: SocketAddr, endpoints: Vec<Endpoint
     }
 }
 
-/// What an API server lists that has had these objects since the start of the test's day, and nothing else of the kinds.
+/// The lists of an API server that has had these objects since the start of the test's day, and no others of these
+/// kinds.
 pub(crate) fn listed(objects: impl IntoIterator<Item = Object>, kinds: &[Kind]) -> History {
     let mut history = History::new(Duration::from_mins(75));
     let created = Some(at(0).saturating_sub(Duration::from_hours(24)));
@@ -109,14 +110,14 @@ pub(crate) fn listed(objects: impl IntoIterator<Item = Object>, kinds: &[Kind]) 
     history
 }
 
-/// The object is this one from then on.
+/// A change that puts this version of the object.
 pub(crate) fn put(object: Object) -> Change {
     Change::Put(Trimmed { object, created: None, changed: None })
 }
 
 /// The namespace `shop` with the Service cart, on the Nodes worker-1, where the trace runs, and worker-2.
 ///
-/// What its fields say has been so since the start of the test's day; the methods add what happens then.
+/// The initial state holds from the start of the test's day; the methods add later changes.
 pub(crate) struct Shop {
     pub(crate) cart: Service,
     pub(crate) pods: BTreeMap<IpAddr, Pod>,
@@ -149,7 +150,7 @@ impl Shop {
         shop
     }
 
-    /// Clients reach cart at this address and port, of this kind.
+    /// Clients reach cart at this address and port, which is of this kind.
     pub(crate) fn reached_by(&mut self, via: Via, address: &str) {
         let (ip, number) = (addr(address).ip(), addr(address).port());
         for port in &mut self.cart.ports {
@@ -173,7 +174,7 @@ impl Shop {
         self.becomes(endpoint, READY, ms);
     }
 
-    /// The slices list the endpoint in this condition. It has a Pod of its own, unless it is on a Node's network.
+    /// The slices list the endpoint in this condition. It has its own Pod, unless it is on a Node's network.
     pub(crate) fn becomes(&mut self, address: &str, conditions: Conditions, ms: u64) {
         let address = addr(address);
         let name = format!("cart-{}", self.pods.len() - 1);
@@ -216,7 +217,7 @@ impl Shop {
         self.put(ms, Object::Pod(newcomer.into()));
     }
 
-    /// Something else happens.
+    /// Puts any other object.
     pub(crate) fn put(&mut self, ms: u64, object: Object) {
         self.changes.push((ms, put(object)));
     }

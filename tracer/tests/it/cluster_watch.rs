@@ -1,4 +1,4 @@
-//! The real kube client against an API server that changes, forgets, forbids, hangs and goes away.
+//! The real kube client against an API server that changes, compacts its log, refuses, hangs and becomes unavailable.
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
@@ -13,7 +13,7 @@ use viptrace::{
 };
 use viptrace_lab::apiserver::{Absence, ApiServer};
 
-/// A condition that has not come by then will not come.
+/// A condition that has not come true by then never will.
 const LIMIT: Duration = Duration::from_secs(20);
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/cluster");
@@ -86,7 +86,7 @@ impl Lab {
         Self { server, cluster, feed, now: Timestamp::MIN, _dir: dir }
     }
 
-    /// Absorbs updates until `wanted` says so.
+    /// Absorbs updates until `wanted` returns true.
     async fn until(&mut self, what: &str, mut wanted: impl FnMut(&Cluster, Kind, &Event, Timestamp) -> bool) {
         let wait = async {
             loop {
@@ -99,10 +99,10 @@ impl Lab {
                 }
             }
         };
-        timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("never came: {what}"));
+        timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("timed out: {what}"));
     }
 
-    /// A list is answered before its watch is open: waits for the latter.
+    /// A list is answered before its watch is open; this waits for the watch.
     async fn until_watching(&mut self) {
         let server = &self.server;
         let opened = || Kind::ALL.iter().all(|kind| server.watches_served(&kind.to_string()) > 0);
@@ -115,7 +115,7 @@ impl Lab {
         timeout(LIMIT, wait).await.expect("every watch opened");
     }
 
-    /// Takes cart-2 out of `shop/cart`'s slice.
+    /// Removes cart-2 from the slice of `shop/cart`.
     fn remove_cart_2(&self) {
         let mut slice = self.server.get("EndpointSlice", "shop", "cart-kd6xk").unwrap();
         let endpoints = slice.pointer_mut("/endpoints").and_then(Value::as_array_mut).unwrap();
@@ -136,7 +136,7 @@ async fn the_first_lists_give_everything() {
 }
 
 #[tokio::test]
-async fn changes_come_with_the_time_at_which_they_came() {
+async fn changes_have_the_time_of_their_arrival() {
     let mut lab = Lab::synced().await;
     lab.until_watching().await;
     lab.remove_cart_2();
@@ -176,7 +176,7 @@ async fn a_recorded_watch_can_be_played() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_away_is_caught_up_with() {
+async fn changes_of_an_outage_are_caught_up_with() {
     let mut lab = Lab::synced().await;
     lab.until_watching().await;
     lab.server.go_away(Absence::Refused);
@@ -217,7 +217,7 @@ async fn after_410_gone_a_new_list_shows_what_vanished() {
     lab.until("the Pod's deletion", |cluster, _, _, now| cluster.history.pod(&key, now).is_none()).await;
     assert_eq!(lab.server.lists_served("Pod"), 2);
     let (pod, _) = lab.cluster.history.last_pod_by_ip("10.244.1.12".parse().unwrap(), lab.now).unwrap();
-    assert_eq!(pod.key, key, "who had the address is still known");
+    assert_eq!(pod.key, key, "the former owner of the address is still known");
 }
 
 #[tokio::test]
@@ -226,7 +226,7 @@ async fn bookmarks_move_the_watch_on_so_that_a_compaction_costs_no_list() {
     server.set_bookmark_period(Duration::from_millis(20));
     let mut lab = Lab::synced_with(server, limits()).await;
     lab.until_watching().await;
-    // Versions go by that do not concern the nodes; only bookmarks tell their watch.
+    // The versions change without changes to the nodes; only bookmarks reach their watch.
     lab.remove_cart_2();
     lab.until("the slice's change", slice_changed).await;
     for _ in 0..3 {
@@ -250,7 +250,7 @@ async fn bookmarks_move_the_watch_on_so_that_a_compaction_costs_no_list() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_is_noticed_and_shown() {
+async fn a_server_that_hangs_is_reported() {
     let quick =
         Limits { silence: Duration::from_millis(200), request: Duration::from_millis(200), ..limits() };
     let mut lab = Lab::synced_with(serve(), quick).await;
@@ -268,7 +268,7 @@ async fn a_server_that_hangs_is_noticed_and_shown() {
 }
 
 #[tokio::test]
-async fn a_forbidden_kind_is_a_named_gap_and_the_rest_goes_on() {
+async fn a_forbidden_kind_is_a_named_gap_and_the_others_work() {
     let server = serve();
     server.forbid("Pod");
     let lab = Lab::synced_with(server, limits()).await;
@@ -282,7 +282,7 @@ async fn a_forbidden_kind_is_a_named_gap_and_the_rest_goes_on() {
 }
 
 #[tokio::test]
-async fn without_services_nothing_can_be_judged_and_that_is_an_error_at_once() {
+async fn refused_services_are_an_error_at_once() {
     for kinds in [&Kind::ALL[..], &[Kind::Service]] {
         let server = serve();
         for kind in kinds {
@@ -299,7 +299,7 @@ async fn without_services_nothing_can_be_judged_and_that_is_an_error_at_once() {
 }
 
 #[tokio::test]
-async fn no_server_is_an_error_that_names_it_and_what_is_missing() {
+async fn a_missing_server_is_an_error_that_names_it_and_the_missing_kinds() {
     for how in [Absence::Refused, Absence::Hung] {
         let mut server = serve();
         server.go_away(how);
@@ -314,7 +314,7 @@ async fn no_server_is_an_error_that_names_it_and_what_is_missing() {
 }
 
 #[tokio::test]
-async fn an_absurd_object_is_skipped_and_named() {
+async fn an_invalid_object_is_skipped_and_named() {
     let server = serve();
     server
         .apply(json!({
@@ -329,7 +329,7 @@ async fn an_absurd_object_is_skipped_and_named() {
 }
 
 #[tokio::test]
-async fn a_large_cluster_comes_in_pages() {
+async fn a_large_cluster_is_read_in_pages() {
     let pod = |n: u32| json!({"metadata": {"name": format!("p{n}"), "namespace": "big"}, "status": {"phase": "Running"}});
     let pods: Vec<_> = (0..1_201).map(pod).collect();
     let list =
@@ -354,7 +354,7 @@ async fn a_server_that_does_not_speak_tls_is_named() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_that_is_not_there_is_an_error_that_names_it() {
+async fn a_missing_kubeconfig_is_an_error_that_names_it() {
     let access = Access { kubeconfig: Some("/nonexistent/config".into()), ..Access::default() };
     let error = Source::Watch(access).open(LOOK_BACK).await.unwrap_err();
     assert!(error.hint().unwrap().contains("--kubeconfig"), "{error:?}");

@@ -1,7 +1,7 @@
-//! What real kernels said, through the whole path: records, sightings, flows, verdicts.
+//! The records of real kernels, through the whole path: records, sightings, flows, verdicts.
 //!
-//! The corpus was recorded in guests; `tests/corpus/*.records` say what was done. Played straight, shuffled within
-//! what CPUs may disagree about, and with every record twice, it must give the same verdicts.
+//! The corpus was recorded in guests; `tests/corpus/*.records` describe the traffic. It must give the same verdicts in
+//! order, shuffled within the possible disagreement of CPUs, and with every record twice.
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use viptrace::{
 const KERNELS: [&str; 2] = ["debian-6.1", "debian-6.12"];
 /// The initial network namespace of every recording (`PROC_NET_INIT_INO` less one on these kernels).
 const NODE: Netns = Netns(4_026_531_840);
-/// Long after the fixture cluster was listed: 2026-12-01.
+/// 2026-12-01, long after the fixture cluster was listed.
 const CLOCK_OFFSET_NS: u64 = 1_796_083_200_000_000_000;
 
 fn sightings(kernel: &str) -> Vec<Sighting> {
@@ -106,7 +106,7 @@ fn expected() -> Vec<(Class, String, String, String)> {
 }
 
 #[test]
-fn real_kernels_tell_the_same_story() {
+fn real_kernels_give_the_same_verdicts() {
     for kernel in KERNELS {
         assert_eq!(story(&verdicts(sightings(kernel))), expected(), "{kernel}");
     }
@@ -128,7 +128,7 @@ fn order_within_a_few_milliseconds_and_copies_change_nothing() {
     }
 }
 
-/// Whatever single sighting is missing, a healthy flow never becomes a fault and no fault becomes healthy.
+/// Without any single sighting, a healthy flow never becomes a fault and no fault becomes healthy.
 #[test]
 fn no_single_gap_turns_health_into_a_fault_or_a_fault_into_health() {
     for kernel in KERNELS {

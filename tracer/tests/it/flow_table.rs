@@ -1,4 +1,4 @@
-//! Folding: order, copies, gaps, reuse of addresses, floods and nonsense.
+//! Folding: order, copies, gaps, reuse of addresses, floods and random input.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ fn to_cart() -> Script {
     Script::new(CLIENT, VIP, Some(EP))
 }
 
-/// Every story with its outcome, each within the few milliseconds that CPUs may disagree about.
+/// Every story with its outcome, within the few milliseconds in which CPUs may disagree.
 fn stories() -> Vec<(Script, Outcome)> {
     let mut masqueraded = to_cart();
     masqueraded.masquerade = Some(addr("10.244.1.1:52000"));
@@ -47,7 +47,7 @@ fn stories() -> Vec<(Script, Outcome)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever order the CPUs' records come in, and whichever come twice: one flow, one outcome, one verdict.
+    /// Whatever the order of the CPUs' records, and whichever come twice: one flow, one outcome, one verdict.
     #[test]
     fn order_and_copies_change_nothing(seed in any::<u64>()) {
         let world = World::new();
@@ -78,8 +78,8 @@ proptest! {
         }
     }
 
-    /// A gap in the hooks or a lost record: no panic, and never two flows counted as one connection is bounded by the
-    /// number of its sightings; what is said healthy had nothing against it.
+    /// A missing hook or a lost record never causes a panic. The number of flows for one connection is bounded by the
+    /// number of its sightings, and a flow that is judged healthy has no evidence of a failure.
     #[test]
     fn a_missing_sighting_never_invents_a_fault_for_a_healthy_flow(missing in 0_usize..5) {
         let world = World::new();
@@ -92,9 +92,12 @@ proptest! {
         }
     }
 
-    /// Anything at all, from few addresses so that everything collides.
+    /// Random facts from few addresses, so that everything collides.
     #[test]
-    fn nonsense_neither_panics_nor_grows(sightings in prop::collection::vec(any_sighting(), 0..300), max in 1_usize..20) {
+    fn random_facts_neither_panic_nor_grow(
+        sightings in prop::collection::vec(any_sighting(), 0..300),
+        max in 1_usize..20,
+    ) {
         let world = World::new();
         let mut table = FlowTable::new(Limits { max_flows: max, ..Limits::default() });
         let mut out = Vec::new();
@@ -246,16 +249,17 @@ fn the_same_five_tuple_again_is_another_flow() {
     assert_eq!(outcomes, [Outcome::Closed, Outcome::Closed, Outcome::Refused, Outcome::Refused]);
 }
 
-/// Seen on 7.2, where the kernel's task may move to another CPU between the two programs of the hook.
+/// Observed on 7.2: the kernel's task may move to another CPU between the two programs of the hook.
 #[test]
-fn a_confirmation_told_twice_is_one_flow() {
+fn a_repeated_confirmation_is_one_flow() {
     let script = to_cart().confirm(9_970).healthy(10_000);
     let flows = last_words(fold(script.out, 60_000).0);
     let outcomes: Vec<_> = flows.iter().map(Flow::outcome).collect();
     assert_eq!(outcomes, [Outcome::Closed]);
 }
 
-/// Seen on 6.1 under load: the client's ACK and its request were handled at the same time, each made a socket.
+/// Observed on 6.1 under load: the client's ACK and its request were handled at the same time, and each created a
+/// socket.
 #[test]
 fn a_second_socket_for_one_handshake_does_not_end_the_flow() {
     for dropped in [10_001, 10_002, 10_003, 10_900] {
@@ -269,7 +273,7 @@ fn a_second_socket_for_one_handshake_does_not_end_the_flow() {
     }
 }
 
-/// The queue of connections to be accepted was full: the client's repeated request is what makes the socket.
+/// The accept queue was full: only the client's repeated request creates the socket.
 #[test]
 fn a_socket_that_is_accepted_late_belongs_to_the_flow() {
     let script = to_cart()
@@ -293,10 +297,10 @@ fn a_refusal_again_from_the_same_port_is_another_flow_and_a_retransmit_is_not() 
     assert_eq!(last_words(fold(repeated.out, 60_000).0).len(), 1);
 }
 
-/// Seen on 6.1 and 6.12: the ICMP error finds the client's socket busy and is ignored; the SYN is repeated, refused
-/// again, and then the connect fails.
+/// Observed on 6.1 and 6.12: the ICMP error arrives while the client's socket is busy and is ignored. The SYN is
+/// retransmitted and refused again, and then the connect fails.
 #[test]
-fn a_refusal_that_the_client_did_not_hear_is_the_same_attempt() {
+fn an_ignored_refusal_belongs_to_the_same_attempt() {
     let script = Script::new(CLIENT, VIP, None)
         .unreach(10_000, 3)
         .retransmit(11_020, TcpState::SynSent)
@@ -308,10 +312,10 @@ fn a_refusal_that_the_client_did_not_hear_is_the_same_attempt() {
     assert_eq!(last_words(flows).pop().unwrap().outcome(), Outcome::Rejected);
 }
 
-/// Seen on 6.12: the first SYN waits for a dead endpoint's address, the repeated one gets another endpoint and is
-/// served; two seconds later the first is thrown away.
+/// Observed on 6.12: the first SYN waits for a dead endpoint's address, the retransmitted one gets another endpoint and
+/// is served; two seconds later the first one is dropped.
 #[test]
-fn a_packet_that_waited_belongs_to_the_connection_that_was_under_way() {
+fn a_packet_that_waited_belongs_to_its_own_connection() {
     let served = Script::new(CLIENT, VIP, Some(EP))
         .retransmit(11_000, TcpState::SynSent)
         .established(11_001)
@@ -326,10 +330,10 @@ fn a_packet_that_waited_belongs_to_the_connection_that_was_under_way() {
     assert_eq!(flow.decision(None).and_then(viptrace::flow::Decision::endpoint), Some(addr(EP)));
 }
 
-/// Seen on 6.12: the connect fails with the first SYN, and three seconds later the last one that waited is given up, with
-/// an ICMP error of its own.
+/// Observed on 6.12: the connect fails with the first SYN, and three seconds later the last waiting SYN is dropped with
+/// its own ICMP error.
 #[test]
-fn an_error_about_a_packet_that_waited_is_no_further_attempt() {
+fn an_error_about_a_waiting_packet_is_not_a_new_attempt() {
     let failed = Script::new(CLIENT, VIP, Some(EP)).neighbour_failed(13_000).connect_failed(13_002);
     let waited = Script::new(CLIENT, VIP, Some(EP)).with_ct(0xffff_8880_1000_2000).neighbour_failed(16_071);
     let (flows, table) = fold(failed.out.into_iter().chain(waited.out), 40_000);
@@ -337,9 +341,9 @@ fn an_error_about_a_packet_that_waited_is_no_further_attempt() {
     assert_eq!(last_words(flows).pop().unwrap().outcome(), Outcome::Unreachable);
 }
 
-/// The families number the same errors differently: 4 is a port's in one and a length in the other.
+/// The families number the same errors differently: 4 is about a port in one and about a length in the other.
 #[test]
-fn an_icmp_error_means_what_its_family_says() {
+fn an_icmp_errors_meaning_depends_on_its_family() {
     let v6 = || Script::new("[fd00:244:1::64]:40000", "[fd00:96::50]:80", Some("[fd00:244:1::a]:8080"));
     let told = |script: Script, from, code| {
         let script = if script.protocol == Protocol::UDP {
@@ -392,7 +396,7 @@ fn both_ends_and_every_namespace_are_one_flow() {
     let mut script = to_cart();
     script.masquerade = Some(addr("10.244.1.1:52000"));
     let mut script = script.healthy(10_000);
-    // The endpoint's namespace has conntrack too: there the masqueraded client talks to the endpoint directly.
+    // The endpoint's namespace has conntrack too: there the masqueraded client connects to the endpoint directly.
     let mut inner = script.out[0].clone();
     inner.time = at(10_001);
     inner.netns = crate::flow_support::SERVER_NS;
@@ -412,7 +416,7 @@ fn both_ends_and_every_namespace_are_one_flow() {
 }
 
 #[test]
-fn an_answer_after_the_flow_was_given_up_is_told() {
+fn an_answer_after_the_timeout_is_handed_out() {
     let script = to_cart()
         .silent(10_000)
         .state(17_000, false, TcpState::SynSent, TcpState::Established)
@@ -425,7 +429,7 @@ fn an_answer_after_the_flow_was_given_up_is_told() {
 }
 
 #[test]
-fn a_flow_is_handed_out_once_both_ends_had_time_to_be_seen() {
+fn a_flow_is_handed_out_after_both_ends_had_time_to_be_observed() {
     let mut table = FlowTable::new(Limits::default());
     for sighting in to_cart().refused(10_000).out {
         table.observe(sighting);
@@ -438,7 +442,7 @@ fn a_flow_is_handed_out_once_both_ends_had_time_to_be_seen() {
         assert!(next < at(11_000));
         table.advance(next);
         waits += 1;
-        assert!(waits < 5, "each deadline does something");
+        assert!(waits < 5, "each deadline has work");
     }
     assert_eq!(table.drain_settled().count(), 1);
 }
@@ -500,7 +504,7 @@ fn intermittent_loss_is_not_silence() {
 
 #[test]
 fn many_connections_cost_little() {
-    // Not a benchmark (xtask has one): a guard against a scan that makes the table quadratic.
+    // Not a benchmark (xtask has one): detects a scan that makes the table quadratic.
     let mut table = FlowTable::new(Limits::default());
     let mut handed = 0_u64;
     for n in 0..60_000_u64 {

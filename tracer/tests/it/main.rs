@@ -1,6 +1,7 @@
 //! The tests that use viptrace from outside: its library as `main` uses it, and the program itself.
 //!
-//! One binary, since each costs a link: a module for each theme, and `*_support` modules that build what several need.
+//! One binary, because each binary costs a link: a module for each theme, and `*_support` modules with helpers that
+//! several themes share.
 
 #![cfg(test)]
 

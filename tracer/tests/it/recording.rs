@@ -1,4 +1,4 @@
-//! Recordings: a replay says what the live trace said, word for word, and damage costs what it hit.
+//! Recordings: a replay prints exactly what the live trace printed, and damage affects only the damaged part.
 
 use std::{
     fs,
@@ -40,12 +40,12 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> (Vec<String>, Option<End>, Player<C
     (lines, end, player)
 }
 
-/// A trace in which everything happens that can: losses, a lost API server, readings of the node, pruning.
+/// A trace with every kind of event: losses, a lost API server, readings of the node, pruning.
 fn eventful(path: &Path, detail: Detail, records: usize) -> Vec<String> {
     traced(path, detail, 7, records, (0..7).cycle())
 }
 
-/// As many records of traffic, and behind each hundred of them what happens then.
+/// This many records of traffic, with an event after each hundred of them.
 fn traced(
     path: &Path,
     detail: Detail,
@@ -78,7 +78,7 @@ fn traced(
 }
 
 #[test]
-fn a_replay_says_what_the_live_trace_said() {
+fn a_replay_prints_what_the_live_trace_printed() {
     for detail in [Detail::All, Detail::Faults] {
         let (_folder, path) = temporary();
         let live = eventful(&path, detail, 5000);
@@ -98,7 +98,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn whatever_happens_is_replayed_word_for_word(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..8_u8, 1..12)) {
+    fn every_event_is_replayed_exactly(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..8_u8, 1..12)) {
         let detail = if all { Detail::All } else { Detail::Faults };
         let (_folder, path) = temporary();
         let live = traced(&path, detail, seed, happenings.len() * 100, happenings.into_iter());
@@ -127,7 +127,7 @@ fn real_kernels_records_replay_alike() {
     }
 }
 
-/// A recording of several blocks, its frames' places, and what it says.
+/// A recording of several blocks, the positions of its frames, and its replay.
 struct Sample {
     bytes: Vec<u8>,
     frames: Vec<usize>,
@@ -149,7 +149,7 @@ fn sample() -> &'static Sample {
 }
 
 #[test]
-fn a_file_cut_anywhere_gives_its_whole_blocks_and_says_where_it_ends() {
+fn a_file_cut_anywhere_gives_its_intact_blocks_and_its_end() {
     let Sample { bytes, frames, lines } = sample();
     let inside = |frame: usize| frames[frame] + 40;
     for (cut, whole_blocks) in
@@ -170,7 +170,7 @@ fn a_file_cut_anywhere_gives_its_whole_blocks_and_says_where_it_ends() {
 }
 
 #[test]
-fn a_spoilt_block_costs_itself_only() {
+fn a_damaged_block_affects_only_itself() {
     let Sample { bytes, frames, .. } = sample();
     let mut spoilt = bytes.clone();
     spoilt[frames[2] + 100] ^= 1;
@@ -182,7 +182,7 @@ fn a_spoilt_block_costs_itself_only() {
     assert_eq!((damage[0].skipped, damage[0].blocks), ((frames[3] - frames[2]) as u64, 1));
     assert!(player.pipeline().lost_events() > 0, "what was in it is lost");
 
-    // A block that is gone altogether, and one with something put in before it.
+    // A missing block, and one with inserted bytes before it.
     let gone = [&bytes[..frames[2]], &bytes[frames[3]..]].concat();
     let (_, _, player) = replay(gone, Detail::Faults);
     let (damage, _) = player.damage();
@@ -195,7 +195,7 @@ fn a_spoilt_block_costs_itself_only() {
 }
 
 #[test]
-fn a_recording_behind_another_is_told_apart() {
+fn a_recording_appended_to_another_is_distinguished() {
     let Sample { bytes, lines, .. } = sample();
     let twice = [bytes.as_slice(), bytes.as_slice()].concat();
     let (said, _, player) = replay(twice, Detail::Faults);
@@ -204,7 +204,7 @@ fn a_recording_behind_another_is_told_apart() {
 }
 
 #[test]
-fn a_spoilt_header_is_found_again_or_named() {
+fn a_damaged_header_is_replaced_or_reported() {
     let Sample { bytes, frames, .. } = sample();
     let mut spoilt = bytes.clone();
     spoilt[frames[0] + 50] ^= 1;
@@ -225,7 +225,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_is_changed_nothing_panics(
+    fn no_change_causes_a_panic(
         places in vec((any::<Index>(), any::<u8>()), 1..20),
         cut in any::<Index>(),
     ) {
@@ -242,7 +242,7 @@ proptest! {
 }
 
 #[test]
-fn a_disk_that_takes_no_more_ends_the_recording_and_not_the_trace() {
+fn a_full_disk_ends_the_recording_and_not_the_trace() {
     let corpus = corpus("debian-6.12");
     let header = header(&corpus);
     // Writing to it fails as on a full disk; opening it does not.
@@ -267,7 +267,7 @@ fn an_existing_file_is_kept() {
     assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (0, 0o600));
 }
 
-/// Where the copy of `struct nf_conn` or `struct sock_common` begins, by the record's kind.
+/// The offset of the copy of `struct nf_conn` or `struct sock_common`, by the record's kind.
 fn copy_at(record: &[u8]) -> usize {
     match record[15] {
         1 => 56,
@@ -277,14 +277,14 @@ fn copy_at(record: &[u8]) -> usize {
     }
 }
 
-/// As many other bytes, anywhere in a copy.
+/// Random bytes for random positions in a copy.
 fn some_noise() -> impl Strategy<Value = Vec<(Index, u8)>> {
     prop_oneof![vec((any::<Index>(), any::<u8>()), 0..4), vec((any::<Index>(), any::<u8>()), 300)]
 }
 
 proptest! {
     #[test]
-    fn what_is_left_out_is_not_read(which in any::<Index>(), noise in some_noise(), missing in 0..80_usize) {
+    fn omitted_bytes_are_not_read(which in any::<Index>(), noise in some_noise(), missing in 0..80_usize) {
         for kernel in KERNELS {
             let corpus = corpus(kernel);
             let mut header = header(&corpus);
@@ -309,7 +309,7 @@ proptest! {
 }
 
 #[test]
-fn of_a_kernel_structure_only_its_fields_are_recorded() {
+fn only_the_used_fields_of_a_kernel_structure_are_recorded() {
     for kernel in KERNELS {
         let corpus = corpus(kernel);
         let mask = Mask::new(&header(&corpus).layout());
@@ -324,7 +324,7 @@ fn of_a_kernel_structure_only_its_fields_are_recorded() {
             mask.apply(&mut masked);
             assert_eq!(masked[..at], record[..at]);
             let kept = masked[at..].iter().map(|byte| usize::from(*byte == u8::MAX)).sum::<usize>();
-            // Two tuples, a zone and a status; two addresses and two ports, besides the family.
+            // Two tuples, a zone and a status; two addresses and two ports, and the family.
             let expected = match record[15] {
                 1 | 2 => 2 * 39 + 2 + 4,
                 3 if record[family] == 10 => 2 * 16 + 2 * 2,

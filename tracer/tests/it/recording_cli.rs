@@ -1,4 +1,4 @@
-//! `viptrace replay` as a user runs it: records, exit statuses, and what is said of a file that is not whole.
+//! `viptrace replay` as a user runs it: records, exit statuses, and the messages about a damaged file.
 
 use std::{
     fs,
@@ -38,13 +38,13 @@ fn recording(folder: &Path, faults: bool, target: Option<&str>) -> (PathBuf, Vec
     }
     live.pass(Duration::from_secs(20));
     let (lines, _) = live.end();
-    // What follows the record is the test's own.
+    // Later records are added by the test.
     let records = lines.iter().map(|line| line.rsplitn(3, ' ').nth(2).unwrap().to_owned());
     (path, records.collect())
 }
 
 #[test]
-fn records_and_exit_status_are_the_live_traces() {
+fn records_and_exit_status_equal_those_of_the_live_trace() {
     let folder = tempfile::tempdir().unwrap();
     let (path, live) = recording(folder.path(), true, None);
     let (status, stdout, stderr) = replay(&path, &["-o", "json", "--all"]);
@@ -69,7 +69,7 @@ fn records_and_exit_status_are_the_live_traces() {
 }
 
 #[test]
-fn a_target_is_remembered() {
+fn the_target_is_part_of_the_recording() {
     let folder = tempfile::tempdir().unwrap();
     let (path, live) = recording(folder.path(), true, Some("service/shop/checkout"));
     let (_, stdout, stderr) = replay(&path, &["-o", "json", "--all"]);
@@ -80,7 +80,7 @@ fn a_target_is_remembered() {
 }
 
 #[test]
-fn a_target_of_which_nothing_was_recorded_is_named() {
+fn a_target_without_records_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = recording(folder.path(), false, None);
     for (target, why) in [
@@ -98,7 +98,7 @@ fn a_target_of_which_nothing_was_recorded_is_named() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_parts_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = recording(folder.path(), false, None);
     let (status, _, stderr) = replay(&path, &["-o", "json"]);
@@ -127,7 +127,7 @@ fn other_files_are_refused() {
 }
 
 #[test]
-fn a_recording_does_not_replace_a_file_unasked() {
+fn a_recording_replaces_a_file_only_with_force() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("precious");
     fs::write(&path, "precious").unwrap();

@@ -1,8 +1,8 @@
-//! Recordings that real kernels' traces made, in guests: each still says of every flow what it said then, and spoilt in
-//! whatever way it panics nobody.
+//! Recordings of traces on real kernels, made in guests: each still gives its expected verdicts, and no damage causes a
+//! panic.
 //!
-//! `cargo xtask test --keep-recordings` makes them. `NAME.expected` has a line for each last verdict on a flow: class,
-//! Service port, VIP, endpoint, client. `VIPTRACE_BLESS=1` writes it anew, to be read before it is committed.
+//! `cargo xtask test --keep-recordings` makes them. `NAME.expected` has a line for the last verdict on each flow:
+//! class, Service port, VIP, endpoint, client. `VIPTRACE_BLESS=1` rewrites it, to be reviewed before it is committed.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ fn recordings() -> Vec<PathBuf> {
 /// By client and beginning.
 type Verdicts = BTreeMap<(String, String), Verdict>;
 
-/// The last verdict on each flow, and whether the recording is whole.
+/// The last verdict on each flow, and the end if the recording is complete.
 fn replay(bytes: Vec<u8>, detail: Detail) -> Option<(Verdicts, Option<End>)> {
     let mut player = Player::open(Cursor::new(bytes), detail).ok()?;
     let (mut verdicts, mut end) = (BTreeMap::new(), None);
@@ -58,7 +58,7 @@ pub(crate) fn verdicts() -> impl Iterator<Item = Verdict> {
         .flat_map(|path| replay(fs::read(path).unwrap(), Detail::All).unwrap().0.into_values())
 }
 
-fn told(verdicts: &Verdicts) -> String {
+fn lines(verdicts: &Verdicts) -> String {
     let text = |addr: Option<std::net::SocketAddr>| addr.map_or("-".to_owned(), |addr| addr.to_string());
     let mut lines: Vec<String> = verdicts
         .values()
@@ -73,7 +73,7 @@ fn told(verdicts: &Verdicts) -> String {
 }
 
 #[test]
-fn every_recording_says_what_it_said() {
+fn every_recording_gives_its_expected_verdicts() {
     for path in recordings() {
         let bytes = fs::read(&path).unwrap();
         assert!(bytes.len() < 100 << 10, "{}: {} bytes are too many to keep", path.display(), bytes.len());
@@ -81,10 +81,10 @@ fn every_recording_says_what_it_said() {
         assert!(end.is_some(), "{}: cut off", path.display());
         let expected = path.with_extension("expected");
         if env::var_os("VIPTRACE_BLESS").is_some() {
-            fs::write(&expected, told(&verdicts)).unwrap();
+            fs::write(&expected, lines(&verdicts)).unwrap();
         }
         let Ok(expected) = fs::read_to_string(&expected) else { panic!("no {}", expected.display()) };
-        assert_eq!(told(&verdicts), expected, "{}", path.display());
+        assert_eq!(lines(&verdicts), expected, "{}", path.display());
     }
 }
 
@@ -92,7 +92,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_spoilt_recording_panics_nobody(
+    fn a_damaged_recording_never_panics(
         which in any::<Index>(),
         places in vec((any::<Index>(), any::<u8>()), 0..12),
         moved in (any::<Index>(), any::<Index>(), 0..2000_usize),
@@ -104,7 +104,7 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        // A part of it once more, elsewhere.
+        // Repeats a part at another position.
         let (from, to, length) = moved;
         let from = from.index(bytes.len());
         let part = bytes[from..(from + length).min(bytes.len())].to_vec();

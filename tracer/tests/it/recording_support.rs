@@ -1,7 +1,7 @@
-//! What tests and the benchmark of recordings share: traffic made of a real kernel's records, and a live trace's
+//! Shared by the tests and the benchmark of recordings: traffic built from a real kernel's records, and a live trace's
 //! pipeline without the kernel.
 //!
-//! The traffic varies what varies on a node: clients, ports, endpoints, times, addresses of kernel objects, hashes.
+//! The traffic varies as on a node: clients, ports, endpoints, times, addresses of kernel objects, hashes.
 
 #![allow(dead_code, reason = "the tests and the benchmark each use a part")]
 
@@ -31,7 +31,7 @@ use viptrace::{
     time::Timestamp,
 };
 
-/// Long after the fixture cluster was listed: 2026-12-01.
+/// 2026-12-01, long after the fixture cluster was listed.
 pub(crate) const CLOCK_OFFSET_NS: u64 = 1_796_083_200_000_000_000;
 const NODE: Netns = Netns(4_026_531_840);
 
@@ -39,7 +39,7 @@ pub(crate) fn tests_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests")
 }
 
-/// A kernel's records, as `tests/corpus` has them.
+/// A kernel's records from `tests/corpus`.
 #[derive(Debug)]
 pub(crate) struct Corpus {
     pub(crate) offsets: BTreeMap<String, u32>,
@@ -114,7 +114,7 @@ pub(crate) fn node(at: Timestamp) -> Snapshot {
     Snapshot::read(&capture)
 }
 
-/// `splitmix64`: the same traffic each time.
+/// `splitmix64`: the same traffic in every run.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -131,7 +131,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// With this mean.
+    /// Exponentially distributed with this mean.
     fn exponential(&mut self, mean_ns: f64) -> u64 {
         #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "a random time")]
         let value = (-((self.next() >> 11) as f64 / (1_u64 << 53) as f64).max(1e-12).ln() * mean_ns) as u64;
@@ -148,7 +148,7 @@ pub(crate) struct Traffic {
     number: u64,
     next_flow_ns: u64,
     mean_gap_ns: f64,
-    /// Entries in the table: their last records, for the day they are deleted.
+    /// The last records of entries in the table, for their deletion.
     table: VecDeque<Vec<u8>>,
     entries: Vec<u64>,
     sockets: Vec<u64>,
@@ -168,7 +168,7 @@ const CT_HEAD: usize = 56;
 const SOCK_HEAD: usize = 72;
 
 impl Traffic {
-    /// So many connections a second; one in a hundred fails.
+    /// Makes this many connections a second; one in a hundred fails.
     pub(crate) fn new(corpus: &Corpus, seed: u64, flows_per_second: f64) -> Self {
         let mut random = Random(seed);
         let pool = |random: &mut Random, count: usize, size: u64| -> Vec<u64> {
@@ -205,13 +205,13 @@ impl Traffic {
         let random = &mut self.random;
         let cpu = random.below(8) as u16;
         let client = Ipv4Addr::new(10, 244, 1, [100, 101, 20, 31][random.below(4) as usize]);
-        // As the kernel chooses them: even for connect(), by a keyed hash.
+        // As the kernel chooses ports: even ones for connect(), by a keyed hash.
         let port = (32_768 + random.below(14_116) * 2) as u16;
         if random.below(100) == 0 {
             return self.failure(start, client, port, cpu);
         }
         let random = &mut self.random;
-        // The two that are left of the Service's endpoints in the end: a third one would be a stale one.
+        // The Service's last two endpoints: a third one would be stale.
         let endpoint = [[10, 244, 1, 11], [10, 244, 2, 13]][random.below(2) as usize];
         let local = endpoint[2] == 1;
         let entry = Self::pick(&mut self.entries, random);
@@ -286,7 +286,7 @@ impl Traffic {
                 self.push(start + at, record, server_cpu);
             }
         }
-        // Entries outlive their connections by minutes: what ends now began long ago.
+        // Entries outlive their connections by minutes: an entry that ends now began long ago.
         self.table.push_back(gone);
         if self.table.len() > 20_000
             && let Some(old) = self.table.pop_front()
@@ -364,7 +364,7 @@ impl Iterator for Traffic {
     }
 }
 
-/// A live trace without a kernel: what it is told, and what it says.
+/// A live trace without a kernel: its inputs and its output.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) recorded: Recorded,
@@ -404,7 +404,7 @@ impl Live {
         self.pass(Duration::from_millis(1));
     }
 
-    /// Time passes.
+    /// Advances the time.
     pub(crate) fn pass(&mut self, time: Duration) {
         self.now = self.now.saturating_add(time);
         let judgements = self.recorded.advance(self.now);
@@ -422,14 +422,14 @@ impl Live {
         self.recorded.lost(count, self.now, self.now.saturating_add(within));
     }
 
-    /// Waits for the recorder, which a live trace never does.
+    /// Waits for the recorder. A live trace never does.
     pub(crate) fn catch_up(&mut self) {
         while self.recorded.recorder().is_some_and(|recorder| recorder.backlog_bytes() > 8 << 20) {
             std::thread::yield_now();
         }
     }
 
-    /// The trace's end; what it said, and what became of the recording.
+    /// Ends the trace. Returns its output and the result of the recording.
     pub(crate) fn end(mut self) -> (Vec<String>, viptrace::recording::Finished) {
         let judgements = self.recorded.finish(self.now);
         self.lines.extend(lines(&judgements));
@@ -441,7 +441,7 @@ impl Live {
     }
 }
 
-/// What a user would see, word for word.
+/// The lines that a user would see.
 pub(crate) fn lines(judgements: &Judgements) -> Vec<String> {
     let judged = judgements.judged.iter().map(|judged| {
         format!(
@@ -456,7 +456,7 @@ pub(crate) fn lines(judgements: &Judgements) -> Vec<String> {
     judged.chain(folded).collect()
 }
 
-/// What a replay says, and whether it came to the trace's own end.
+/// The output of a replay, and the trace's end if the recording has it.
 pub(crate) fn replayed<R: std::io::Read + std::io::Seek>(
     player: &mut Player<R>,
 ) -> (Vec<String>, Option<End>) {

@@ -1,4 +1,4 @@
-//! The record and its schema: what `viptrace schema` prints describes what is written, and the names stay.
+//! The record and its schema: the output of `viptrace schema` describes every record, and the names are stable.
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ fn full() -> Verdict {
     }
 }
 
-/// As little as a verdict can know.
+/// A verdict with as few facts as possible.
 fn bare() -> Verdict {
     let mut verdict = full();
     verdict.class = Class::Unknown;

@@ -1,4 +1,4 @@
-//! What looks like a fault of kube-proxy's rules and is none.
+//! Cases that look like a fault of kube-proxy's rules and are none.
 
 use crate::{
     cluster_support::Shop,
@@ -39,7 +39,7 @@ fn a_node_port_of_another_node_is_translated_there() {
 
 #[test]
 fn a_drop_before_translation_is_not_a_missing_rule() {
-    // As KUBE-FW and KUBE-PROXY-FIREWALL do with a source outside loadBalancerSourceRanges (C23).
+    // KUBE-FW and KUBE-PROXY-FIREWALL do this with a source outside loadBalancerSourceRanges (C23).
     let vip = "203.0.113.7:80";
     for rules in [Rules::Vip(Rule::Forwards), Rules::Vip(Rule::Drops), Rules::Unread] {
         let mut world = World::new();
@@ -61,7 +61,7 @@ fn a_drop_before_translation_is_not_a_missing_rule() {
 }
 
 #[test]
-fn where_another_dataplane_may_serve_nothing_is_claimed() {
+fn another_dataplane_rules_out_a_claim() {
     let mut world = World::new();
     (world.node.running, world.node.rules, world.node.mode) = (Some(false), Rules::Nothing, None);
     let silent = Script::new(CLIENT, VIP, None).silent(60_000);
@@ -70,13 +70,13 @@ fn where_another_dataplane_may_serve_nothing_is_claimed() {
     let verdict = world.verdict(silent.clone(), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::Unknown, Domain::Unknown));
     assert!(verdict.root_cause.contains("Cilium"), "{}", verdict.root_cause);
-    // A CNI beside kube-proxy is no excuse.
+    // A CNI plugin next to kube-proxy changes nothing.
     world.node.running = Some(true);
     assert_eq!(world.verdict(silent, 70_000).class, Class::C1);
 }
 
 #[test]
-fn an_unlisted_endpoint_is_not_called_stale_where_the_lists_are_old() {
+fn an_unlisted_endpoint_is_not_stale_if_the_lists_are_old() {
     let mut world = World::of(Shop::with_endpoints(&[OTHER]));
     world.metadata_age = Some(20.0);
     let script = Script::new(CLIENT, VIP, Some(EP));
@@ -89,7 +89,7 @@ fn an_unlisted_endpoint_is_not_called_stale_where_the_lists_are_old() {
 }
 
 #[test]
-fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
+fn the_command_that_shows_a_stale_endpoint_depends_on_the_mode() {
     let mut world = World::new();
     world.shop.leaves(EP, 20_000);
     for (mode, command) in [
@@ -105,21 +105,21 @@ fn the_command_that_shows_a_stale_endpoint_is_of_the_mode() {
 }
 
 #[test]
-fn rules_of_one_family_are_rules() {
+fn rules_of_one_family_count() {
     let vip = "[fd00:96::10]:80";
     let mut world = World::of(Shop::with_endpoints(&["[fd00:10::7]:8080"]));
     world.shop.reached_by(Via::ClusterIp, vip);
     let silent = || Script::new("[fd00:10::9]:40000", vip, None).silent(60_000);
-    // Some rules of kube-proxy's stand, of whichever family: this Service's are missing.
+    // kube-proxy has rules in one family: only this Service's are missing.
     world.node.rules = Rules::OtherFamily;
     assert_eq!(world.verdict(silent(), 70_000).class, Class::C5);
-    // None stands in either.
+    // Neither family has rules.
     world.node.rules = Rules::Nothing;
     assert_eq!(world.verdict(silent(), 70_000).class, Class::C1);
 }
 
 #[test]
-fn a_host_port_behind_a_node_address_is_not_stale() {
+fn a_host_port_at_a_node_address_is_not_stale() {
     let asked = "192.168.1.2:80";
     let mut world = World::of(Shop::with_endpoints(&[OTHER]));
     world.shop.reached_by(Via::LoadBalancerIp, asked);

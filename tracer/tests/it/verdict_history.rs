@@ -1,4 +1,4 @@
-//! What the cluster was at the moment of a flow: hints, addresses that were given up, and what was never read.
+//! The cluster at the moment of a flow: hints, released addresses, and unread objects.
 
 use crate::{
     cluster_support::Shop,
@@ -14,17 +14,17 @@ use viptrace::{
     verdict::Verdict,
 };
 
-fn meant<'a>(history: &'a History, address: &str) -> Address<'a> {
+fn resolve<'a>(history: &'a History, address: &str) -> Address<'a> {
     history.address(addr(address), Protocol::TCP, at(60_000))
 }
 
 fn cart(history: &History) -> Vip<'_> {
-    let Address::Vip(cart) = meant(history, VIP) else { panic!("cart is a Service") };
+    let Address::Vip(cart) = resolve(history, VIP) else { panic!("cart is a Service") };
     cart
 }
 
 #[test]
-fn hints_that_narrow_the_endpoints_are_told_beside_the_fault() {
+fn hints_that_narrow_the_endpoints_are_reported_with_the_fault() {
     let elsewhere = "10.244.2.7:8080";
     let mut world = World::of(Shop::with_endpoints(&[EP, elsewhere, "10.244.2.8:8080"]));
     let history = world.shop.history();
@@ -47,14 +47,14 @@ fn hints_that_narrow_the_endpoints_are_told_beside_the_fault() {
     let said = refused.evidence.iter().find(|said| said.content.contains("topology hints")).unwrap();
     assert!(said.content.contains("1 of the 3 ready endpoints of shop/cart:http"), "{}", said.content);
     assert!(refused.cross_reference.iter().any(|reference| reference == "C25"));
-    // An endpoint that hints leave to others, and one that serves.
+    // An endpoint that hints reserve for other nodes, and one that serves.
     assert!(!told(&world.verdict(failing(elsewhere), 200_000)));
     let served = Script::new(CLIENT, VIP, Some(EP)).healthy(60_000);
     assert!(!told(&world.verdict(served, 200_000)));
 }
 
 #[test]
-fn a_service_that_gave_its_address_up_says_why_it_has_none() {
+fn a_former_address_of_a_service_is_reported() {
     for (class, words, change) in [
         (Class::C27, "headless", "headless"),
         (Class::C27, "a name in DNS", "name"),
@@ -78,19 +78,19 @@ fn a_service_that_gave_its_address_up_says_why_it_has_none() {
 #[test]
 fn a_nodes_own_address_is_more_than_a_services() {
     let mut shop = Shop::new();
-    // As k3s publishes a Service: by the addresses of the nodes.
+    // k3s publishes a Service at the addresses of the nodes.
     shop.cart.external_ips = vec!["192.168.1.2".parse().unwrap()];
     let history = shop.history();
-    assert!(matches!(meant(&history, "192.168.1.2:80"), Address::Vip(_)));
-    assert_eq!(meant(&history, "192.168.1.2:22"), Address::Other);
-    assert!(matches!(meant(&history, "10.96.0.10:22"), Address::UnknownPort(_)));
-    // A rule for such an address is still a Service's.
+    assert!(matches!(resolve(&history, "192.168.1.2:80"), Address::Vip(_)));
+    assert_eq!(resolve(&history, "192.168.1.2:22"), Address::Other);
+    assert!(matches!(resolve(&history, "10.96.0.10:22"), Address::UnknownPort(_)));
+    // A rule for such an address still belongs to a Service.
     let rule = history.lookup(addr("192.168.1.2:22"), Protocol::TCP, at(60_000));
     assert!(matches!(rule, Address::UnknownPort(_)));
 }
 
 #[test]
-fn a_name_that_no_node_bears_tells_nothing_of_what_is_local() {
+fn a_name_without_a_node_does_not_show_local_endpoints() {
     let history = Shop::new().history();
     let local = |node| history.usable(&cart(&history), Some(node), at(60_000)).unwrap().local;
     assert_eq!(local("worker-1"), Some(1));
@@ -99,7 +99,7 @@ fn a_name_that_no_node_bears_tells_nothing_of_what_is_local() {
 }
 
 #[test]
-fn what_was_never_read_is_not_known() {
+fn unread_objects_are_unknown() {
     let mut shop = Shop::new();
     let history = shop.history();
     let known = history.usable(&cart(&history), Some("worker-1"), at(60_000));

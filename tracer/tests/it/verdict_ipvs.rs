@@ -1,4 +1,4 @@
-//! ipvs mode: the sightings that a kernel gives there, and their verdicts.
+//! ipvs mode: a kernel's sightings in this mode, and their verdicts.
 
 use crate::{
     cluster_support::Shop,
@@ -17,7 +17,7 @@ use viptrace::{
     },
 };
 
-/// A connection whose entry IPVS alters: null bindings at the NAT hooks, then another reply tuple, no DNAT bit.
+/// A connection whose entry IPVS changes: null bindings at the NAT hooks, then another reply tuple, no DNAT bit.
 fn by_ipvs(mut script: Script) -> Script {
     for sighting in &mut script.out {
         match &mut sighting.fact {
@@ -65,7 +65,7 @@ fn packet(ms: u64, hook: Hook, flags: u8, ct: Option<Conntrack>, reason: Option<
 const SYN: u8 = 2;
 const PSH_ACK: u8 = 24;
 
-/// `ip_vs_leave` and the drop behind it.
+/// `ip_vs_leave` and the drop after it.
 fn refused_by_ipvs(ms: u64) -> Script {
     let mut script = Script::new(CLIENT, VIP, None);
     script.out.push(packet(ms, Hook::IpVsLeave, SYN, Some(null_bound(0x1000, 0)), None));
@@ -79,7 +79,7 @@ fn chosen(ms: u64, client: &str, destination: &str, flags: u32) -> Sighting {
     seen(ms, Hook::IpVsConnNew, NODE, Fact::Ipvs(fact))
 }
 
-/// A packet of an established connection falls to the node's own stack: conntrack picks it up, the stack resets it.
+/// A packet of an established connection reaches the node's own stack: conntrack picks it up, the stack resets it.
 fn reset_by_the_node(mut script: Script, ms: u64) -> Script {
     let ct = null_bound(0x2000, 0);
     let confirmed =
@@ -106,7 +106,7 @@ fn world_of(shop: Shop) -> World {
     world
 }
 
-fn said(evidence: &[viptrace::verdict::Evidence]) -> String {
+fn statements(evidence: &[viptrace::verdict::Evidence]) -> String {
     evidence.iter().map(|evidence| evidence.content.as_str()).collect::<Vec<_>>().join("\n")
 }
 
@@ -126,7 +126,7 @@ fn a_healthy_connection_needs_no_hook_of_ipvs() {
         assert_eq!((verdict.class, verdict.confidence), (Class::Ok, Confidence::High));
         assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
         assert!(
-            said(&verdict.evidence).contains("IPVS chose endpoint 10.244.1.7:8080"),
+            statements(&verdict.evidence).contains("IPVS chose endpoint 10.244.1.7:8080"),
             "{:?}",
             verdict.evidence
         );
@@ -135,10 +135,10 @@ fn a_healthy_connection_needs_no_hook_of_ipvs() {
 }
 
 #[test]
-fn what_other_modes_find_is_found_here_too() {
+fn findings_of_other_modes_apply() {
     let mut world = world();
     assert_eq!(world.verdict(by_ipvs(to_cart().refused(10_000)), 20_000).class, Class::C28);
-    // Here the entry is confirmed before the next hop is looked for.
+    // In this mode the entry is confirmed before the next hop is resolved.
     let unreachable = by_ipvs(to_cart().confirm(10_000).dead_pod(10_000));
     assert_eq!(world.verdict(unreachable, 30_000).class, Class::C29);
     assert_eq!(world.verdict(by_ipvs(to_cart().silent(10_000)), 30_000).class, Class::C29);
@@ -164,7 +164,7 @@ fn c20_and_c12_by_what_the_api_has() {
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::IptablesSync));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, None));
-    assert!(said(&verdict.evidence).contains("ip_vs_leave"), "{:?}", verdict.evidence);
+    assert!(statements(&verdict.evidence).contains("ip_vs_leave"), "{:?}", verdict.evidence);
 
     let mut young = Shop::with_endpoints(&[]);
     young.ready(EP, 58_000);
@@ -182,7 +182,7 @@ fn c20_and_c12_by_what_the_api_has() {
 }
 
 #[test]
-fn without_its_hook_a_missing_real_server_is_no_more_than_a_drop() {
+fn without_its_hook_a_missing_real_server_is_only_a_drop() {
     let mut world = world();
     world.missing = vec![Hook::IpVsLeave];
     let mut script = refused_by_ipvs(60_000);
@@ -211,31 +211,31 @@ fn c21_a_reply_that_goes_past_this_node() {
     let from_outside = || Script::new("192.0.2.7:40000", node_port, Some(EP));
     let verdict = world.verdict(by_ipvs(from_outside().silent(10_000)), 30_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C21, Domain::ServiceConfig));
-    // With the client's end elsewhere the entry is all there is.
+    // If the client is on another node, only the entry is observed.
     let verdict = world.verdict(by_ipvs(from_outside().confirm(10_000)), 90_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C21, Confidence::Medium));
-    // Where the client's own stack is seen to refuse the answer, the policy still is why it came from there.
+    // Even if the client's stack is observed to refuse the answer, the policy is why it came from there.
     let script = from_outside().confirm(10_000).client_has_no_socket(10_001, addr(EP)).connect_failed(14_000);
     assert_eq!(world.verdict(by_ipvs(script), 30_000).class, Class::C21);
-    // Answered, or asked for by a Pod of this node, whose reply comes back here, it is none.
+    // An answered flow, or one of a Pod on this node, whose reply returns here, is no fault.
     assert_eq!(world.verdict(by_ipvs(from_outside().healthy(10_000)), 30_000).class, Class::Ok);
     let from_here = Script::new(CLIENT, node_port, Some(EP));
     assert_eq!(world.verdict(by_ipvs(from_here.silent(10_000)), 30_000).class, Class::C29);
 }
 
 #[test]
-fn c15_the_node_resets_what_ipvs_forgot() {
+fn c15_the_node_resets_a_connection_without_an_entry() {
     let mut script =
         by_ipvs(to_cart().established(10_000).delete(910_000, Status::SEEN_REPLY | Status::ASSURED));
     script = reset_by_the_node(script, 1_000_000);
     let verdict = world().verdict(script, 1_010_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C15, Domain::Conntrack));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
-    assert!(said(&verdict.evidence).contains("ended 1 min 30 s before"), "{:?}", verdict.evidence);
+    assert!(statements(&verdict.evidence).contains("ended 1 min 30 s before"), "{:?}", verdict.evidence);
 }
 
 #[test]
-fn a_stray_packet_behind_a_connections_end_breaks_nothing() {
+fn a_stray_packet_after_a_connections_end_breaks_nothing() {
     let mut script = by_ipvs(to_cart().healthy(10_000));
     let ct = null_bound(0x2000, Status::CONFIRMED);
     script.out.push(packet(10_500, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
@@ -262,9 +262,9 @@ fn c13_the_packet_that_ends_a_connection_to_a_removed_server() {
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, Some(addr(EP))));
 }
 
-/// Since 5.9 the entry goes with the real server, before any packet meets it.
+/// Since 5.9 the entry is deleted with the real server, before any packet reaches it.
 #[test]
-fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
+fn c13_with_an_immediate_deletion_is_distinguished_by_the_endpoint() {
     let mut world = world();
     let script = by_ipvs(to_cart().established(10_000).delete(30_000, Status::SEEN_REPLY | Status::ASSURED));
     let script = reset_by_the_node(script, 40_000);
@@ -274,9 +274,9 @@ fn c13_where_the_entry_goes_at_once_is_told_from_an_idle_end_by_the_endpoint() {
     assert_eq!((verdict.class, verdict.domain), (Class::C13, Domain::StaleEndpoints));
 }
 
-/// Before 5.17 nothing tells of the drops: it may have drained, and may have been dropped.
+/// Before 5.17 the drops cannot be observed: the connection may have drained, or its packets may have been dropped.
 #[test]
-fn c13_in_silence_is_not_ruled_out_where_the_kernel_hides_drops() {
+fn silent_c13_is_not_ruled_out_if_the_kernel_hides_drops() {
     let mut world = world();
     world.shop.leaves(EP, 20_000);
     let mut script = by_ipvs(to_cart().established(10_000));
@@ -292,7 +292,7 @@ fn c13_in_silence_is_not_ruled_out_where_the_kernel_hides_drops() {
 }
 
 #[test]
-fn c13_in_silence_and_what_only_looks_like_it() {
+fn silent_c13_and_its_look_alikes() {
     let mut world = world();
     let old = Conntrack { status: Status(0x18e), ..to_cart().entry(0) };
     let mut script = by_ipvs(to_cart().established(10_000));
@@ -319,7 +319,7 @@ fn c14_is_a_note_on_the_connection_that_had_to_wait() {
         .receive_reset(10_100, TcpState::Established)
         .state(10_100, false, TcpState::Established, TcpState::Close);
     script.out.push(packet(10_300, Hook::IpVsConnExpire, SYN, Some(old), Some("NETFILTER_DROP")));
-    // The old entry goes, the new one may get its memory.
+    // The old entry is freed, and the new one may reuse its memory.
     script = by_ipvs(script.delete(10_301, Status::SEEN_REPLY | Status::ASSURED));
     let again: Vec<Sighting> =
         by_ipvs(to_cart().with_ct(0x500).retransmit(11_300, TcpState::SynSent).healthy(11_301))
@@ -333,14 +333,14 @@ fn c14_is_a_note_on_the_connection_that_had_to_wait() {
     let verdicts: Vec<_> = flows.iter().filter_map(|flow| world.judge(flow)).collect();
     let [before, after] = verdicts.as_slice() else { unreachable!("two flows expected: {flows:#?}") };
     assert_eq!((before.class, after.class), (Class::Ok, Class::Ok));
-    assert!(!said(&before.against).contains("C14"), "{:?}", before.against);
-    assert!(said(&after.against).contains("C14") && after.cross_reference.contains(&"C14".to_owned()));
+    assert!(!statements(&before.against).contains("C14"), "{:?}", before.against);
+    assert!(statements(&after.against).contains("C14") && after.cross_reference.contains(&"C14".to_owned()));
     assert_eq!(after.flow.endpoint, Some(addr(EP)));
 }
 
 #[test]
-fn what_the_old_connection_says_late_is_not_the_new_ones() {
-    // Its server tells of its RST a moment later: the SYN that met the old entry was there before.
+fn late_events_of_the_old_connection_are_not_the_new_ones() {
+    // The server's RST is reported a moment later, after the SYN that met the old entry.
     let old = Conntrack { id: 0x500, status: Status(0x18e), ..to_cart().entry(0) };
     for late in [10_110, 10_150, 10_151, 10_152] {
         let mut script = by_ipvs(to_cart().with_ct(0x500).established(10_000))
@@ -365,7 +365,7 @@ fn another_socket(mut sighting: Sighting) -> Sighting {
     sighting
 }
 
-/// `vs/conntrack=0`: no entry is confirmed, the sockets and IPVS's own word are all there is.
+/// `vs/conntrack=0`: no entry is confirmed; only the sockets and IPVS's own events are observed.
 #[test]
 fn without_conntrack_ipvs_itself_names_the_endpoint() {
     let sockets = |script: &Script| {
@@ -377,14 +377,14 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
     script.out.extend(sockets(&to_cart()));
     let verdict = world().verdict(script, 20_000);
     assert_eq!((verdict.class, verdict.flow.endpoint), (Class::Ok, Some(addr(EP))));
-    assert!(said(&verdict.evidence).contains("vs/conntrack=0"), "{:?}", verdict.evidence);
+    assert!(statements(&verdict.evidence).contains("vs/conntrack=0"), "{:?}", verdict.evidence);
 
     let mut refused = to_cart();
     refused.out = vec![chosen(10_000, CLIENT, EP, 0)];
     refused = refused.no_socket(10_001).receive_reset(10_002, TcpState::SynSent).connect_failed(10_002);
     assert_eq!(world().verdict(refused, 20_000).class, Class::C28);
 
-    // Of a datagram's answer only an entry would tell.
+    // Only an entry would show a datagram's answer.
     let mut datagram = to_cart().udp();
     let fact = IpvsFact { tuple: datagram.orig(), destination: addr(EP), flags: IpvsFlags(0) };
     datagram.out.push(seen(10_000, Hook::IpVsConnNew, NODE, Fact::Ipvs(fact)));
@@ -402,7 +402,7 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
 }
 
 #[test]
-fn the_first_connection_of_a_client_is_told_by_its_template() {
+fn the_first_connection_of_a_client_has_a_template() {
     let client = addr(CLIENT);
     let template = std::net::SocketAddr::new(client.ip(), 0).to_string();
     let mut script = to_cart();
@@ -411,14 +411,14 @@ fn the_first_connection_of_a_client_is_told_by_its_template() {
     let script = by_ipvs(script.healthy(10_000));
     let verdict = world().verdict(script.clone(), 20_000);
     assert_eq!(verdict.class, Class::Ok);
-    assert!(said(&verdict.evidence).contains("persistence template"), "{:?}", verdict.evidence);
+    assert!(statements(&verdict.evidence).contains("persistence template"), "{:?}", verdict.evidence);
     let mut next = script;
     next.out.remove(0);
-    assert!(!said(&world().verdict(next, 20_000).evidence).contains("persistence template"));
+    assert!(!statements(&world().verdict(next, 20_000).evidence).contains("persistence template"));
 }
 
 #[test]
-fn a_new_connection_behind_a_missed_close_is_told_from_one_that_goes_on() {
+fn a_new_connection_after_a_missed_close_is_distinguished() {
     let script = by_ipvs(to_cart().established(10_000).with_ct(0x9000).healthy(20_000));
     let flows = last_words(fold(script.out, 60_000).0);
     let outcomes: Vec<_> = flows.iter().map(viptrace::flow::Flow::outcome).collect();

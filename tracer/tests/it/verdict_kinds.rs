@@ -1,4 +1,4 @@
-//! Service kinds and policies, leftovers of other modes, both families: one rule at a time, by hand-made sightings.
+//! Service kinds and policies, leftovers of other modes, both families: one rule at a time, with hand-made sightings.
 
 use crate::{
     cluster_support::Shop,
@@ -80,13 +80,13 @@ fn a_source_outside_the_ranges_is_dropped_by_design() {
     assert_eq!(verdict.confidence, Confidence::High);
     assert!(says(&verdict, "198.51.100.0/24"), "{:?}", verdict.evidence);
     assert!(says(&verdict, "nftables: firewall-ips drops"), "{:?}", verdict.evidence);
-    // A source that the ranges admit met something else.
+    // For a source that the ranges admit, the cause is another one.
     let verdict = world.verdict(seen(Script::new("198.51.100.7:40000", LB, None)), 70_000);
     assert_ne!(verdict.class, Class::C23);
-    // Where no drop was seen, it is the likely cause and no more.
+    // Without an observed drop it is only the likely cause.
     let verdict = world.verdict(Script::new(CLIENT, LB, None).silent(60_000), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C23, Confidence::Medium));
-    // The ranges do not hold for node ports.
+    // The ranges do not apply to node ports.
     let mut world = reached_by(Via::NodePort, NODE_PORT);
     world.shop.cart.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
     let verdict = world.verdict(seen(Script::new(CLIENT, NODE_PORT, None)), 70_000);
@@ -123,7 +123,7 @@ fn a_refusal_names_the_chain_that_refuses() {
 }
 
 #[test]
-fn leftovers_of_another_mode_are_told_from_old_rules() {
+fn leftovers_of_another_mode_are_distinguished_from_old_rules() {
     let mut world = World::new();
     world.shop.leaves(EP, 20_000);
     world.node.mode = Some(ProxyMode::Nftables);
@@ -134,13 +134,13 @@ fn leftovers_of_another_mode_are_told_from_old_rules() {
     assert_eq!((verdict.class, verdict.domain), (Class::C10, Domain::IptablesSync));
     assert!(verdict.root_cause.contains("iptables-nft"), "{}", verdict.root_cause);
     assert!(says(&verdict, "KUBE-SVC-I5LIAMPLWKMBJ54B"), "{:?}", verdict.evidence);
-    // The kept rules send there as well: they are old, whatever else stands.
+    // kube-proxy's rules send there as well: they are old, whatever other rules exist.
     world.node.rules = Rules::Lists(vec![left.clone(), ruleset(EP)]);
     assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
     // No other writer.
     world.node.rules = Rules::Lists(vec![ruleset(EP)]);
     assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
-    // The old rules are the ones that kube-proxy keeps; what another mode left does not explain them.
+    // kube-proxy's own rules are old; another mode's leftovers do not explain them.
     world.node.mode = Some(ProxyMode::Iptables);
     world.node.rules = Rules::Lists(vec![left, kept]);
     assert_eq!(world.verdict(dead(), 70_000).class, Class::C6);
@@ -155,7 +155,7 @@ fn rules_in_the_backend_that_kube_proxy_does_not_write() {
     let verdict = world.verdict(Script::new(CLIENT, VIP, Some(EP)).silent(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C3, Domain::IptablesSync));
     assert!(verdict.root_cause.contains("iptables-legacy"), "{}", verdict.root_cause);
-    // An endpoint that is listed is none of their faults.
+    // A listed endpoint is not their fault.
     let mut world = World::new();
     world.node.rules = Rules::Lists(vec![saved(Kind::IptablesLegacySave, EP)]);
     assert_eq!(world.verdict(Script::new(CLIENT, VIP, Some(EP)).healthy(60_000), 70_000).class, Class::Ok);
@@ -170,7 +170,7 @@ fn an_address_that_node_port_addresses_leave_out() {
     let verdict = world.verdict(refused.clone(), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C26, Domain::ServiceConfig));
     assert!(verdict.mitigation.immediate.contains("192.0.2.9:30080"), "{}", verdict.mitigation.immediate);
-    // Served nowhere: the rule is missing.
+    // No address serves it: the rule is missing.
     world.node.rules = Rules::Vip(Rule::Missing);
     assert_ne!(world.verdict(refused, 70_000).class, Class::C26);
 }
@@ -188,7 +188,7 @@ fn a_pod_that_reaches_itself_and_does_not() {
 }
 
 #[test]
-fn an_answer_that_goes_past_nat() {
+fn an_answer_that_bypasses_nat() {
     let script = || {
         Script::new(CLIENT, VIP, Some(EP))
             .confirm(60_000)
@@ -207,7 +207,7 @@ fn an_answer_that_goes_past_nat() {
 }
 
 #[test]
-fn a_masqueraded_client_is_named_as_lost_to_the_endpoint() {
+fn a_masqueraded_client_is_reported() {
     let mut script = Script::new(CLIENT, VIP, Some(EP));
     script.masquerade = Some(addr("192.168.1.2:50000"));
     let verdict = World::new().verdict(script.healthy(60_000), 70_000);

@@ -1,4 +1,4 @@
-//! The captures: rules as they were listed on a node, and the cluster's objects at that time.
+//! Captures: rules as listed on a node, and the cluster's objects at that time.
 
 use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
 
@@ -19,7 +19,7 @@ pub(crate) fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The lists of a folder, without its watch streams: the cluster as it was when kube-proxy wrote its rules.
+/// The lists of a folder, without its watch streams: the cluster at the time when kube-proxy wrote its rules.
 pub(crate) fn cluster(dir: &str) -> History {
     let lists = tempfile::tempdir().unwrap();
     for name in ["services.json", "endpointslices.json", "nodes.json"] {
@@ -28,7 +28,7 @@ pub(crate) fn cluster(dir: &str) -> History {
     folder::read(lists.path(), Duration::from_hours(1)).unwrap().history
 }
 
-/// A moment after all objects of the captures.
+/// A moment after the time of all objects in the captures.
 pub(crate) fn now() -> Timestamp {
     Timestamp::from_unix_secs(1_795_651_200)
 }
@@ -45,7 +45,7 @@ pub(crate) fn nftables_of(text: &str) -> Ruleset {
     nftables::parse(text).unwrap()
 }
 
-/// Everything that IPVS mode leaves on a node.
+/// Everything that IPVS mode writes on a node.
 pub(crate) struct IpvsCapture {
     pub(crate) iptables: String,
     pub(crate) ipset: String,
@@ -83,7 +83,7 @@ pub(crate) fn audit_of(history: &History, rules: &Ruleset, context: &Context) ->
 }
 
 /// One line for each discrepancy.
-pub(crate) fn told(audit: &Audit) -> String {
+pub(crate) fn lines(audit: &Audit) -> String {
     let lines = audit.discrepancies.iter().map(|d| {
         format!(
             "{} {} {} {}:{} {:?} [{}] {}\n",
@@ -100,7 +100,7 @@ pub(crate) fn told(audit: &Audit) -> String {
     lines.chain(audit.gaps.iter().map(|gap| format!("gap: {gap}\n"))).collect()
 }
 
-/// IPv4 and IPv6 rules together.
+/// IPv4 and IPv6 rules in one set.
 pub(crate) fn both(v4: &str, v6: &str) -> Ruleset {
     let mut rules = iptables::parse(v4, iptables::Hint { family: Some(Family::Ipv4), writer: None });
     rules.absorb(iptables::parse(v6, iptables::Hint { family: Some(Family::Ipv6), writer: None }));

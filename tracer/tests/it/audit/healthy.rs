@@ -1,4 +1,4 @@
-//! A healthy kube-proxy's rules are as they should be: of each mode, node, family and version.
+//! A healthy kube-proxy's rules match the API: in each mode, node, family and version.
 
 use viptrace::{
     diagnosis::audit::{Expectation, Expected, ExpectedPort},
@@ -6,13 +6,13 @@ use viptrace::{
     rules::{Origin, Ruleset},
 };
 
-use super::captures::{IpvsCapture, audit_of, both, cluster, context, iptables_of, nftables_of, read, told};
+use super::captures::{IpvsCapture, audit_of, both, cluster, context, iptables_of, lines, nftables_of, read};
 
 fn is_clean(name: &str, dir: &str, node: &str, mode: ProxyMode, rules: &Ruleset) {
     let history = cluster(dir);
     let audit = audit_of(&history, rules, &context(node, mode));
     assert!(audit.checked.frontends >= 8, "{name}: {:?}", audit.checked);
-    assert_eq!(told(&audit), "", "{name}");
+    assert_eq!(lines(&audit), "", "{name}");
     assert_eq!(rules.skipped, 0, "{name}: {:?}", rules.oddities);
 }
 
@@ -60,7 +60,7 @@ fn dual_stack_and_newer() {
 }
 
 #[test]
-fn what_is_unreachable_by_design_is_expected_so() {
+fn addresses_unreachable_by_design_are_expected() {
     let history = cluster("cluster");
     let context = context("worker-1", ProxyMode::Iptables);
     let expected = Expected::new(&history, &context);
@@ -86,10 +86,10 @@ fn what_is_unreachable_by_design_is_expected_so() {
 }
 
 #[test]
-fn the_rules_of_one_node_are_not_those_of_the_other() {
+fn rules_of_another_node_differ() {
     let history = cluster("cluster");
     let rules = iptables_of(&read("kube-proxy/worker-2/iptables/iptables-save.txt"));
     let audit = audit_of(&history, &rules, &context("worker-1", ProxyMode::Iptables));
     let services = audit.discrepancies.iter().filter_map(|d| d.service.as_deref()).collect::<Vec<_>>();
-    assert!(services.contains(&"shop/cache") && services.contains(&"shop/frontend"), "{}", told(&audit));
+    assert!(services.contains(&"shop/cache") && services.contains(&"shop/frontend"), "{}", lines(&audit));
 }

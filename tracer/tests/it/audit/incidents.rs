@@ -10,7 +10,7 @@ use viptrace::{
     time::Timestamp,
 };
 
-use super::captures::{audit_of, cluster, context, iptables_of, nftables_of, path, read, told};
+use super::captures::{audit_of, cluster, context, iptables_of, lines, nftables_of, path, read};
 
 /// kube-proxy lost the API server, and then an endpoint left.
 #[test]
@@ -26,11 +26,11 @@ fn a_stale_endpoint_after_the_api_server_was_lost() {
     let history = folder::read(lists.path(), Duration::from_hours(1)).unwrap().history;
     let rules = iptables_of(&read("incidents/api-lost/iptables-save.txt"));
     let mut context = context("worker-1", ProxyMode::Iptables);
-    // Its last work, of the capture's metrics, was before the endpoint left.
+    // kube-proxy's last sync in the capture's metrics was before the endpoint left.
     let worked = Timestamp::from_unix_secs(1_795_213_600 - 3600 * 24);
     context.sync = Sync { last_queued: Some(worked), last_synced: Some(worked), ..Sync::default() };
     let audit = audit_of(&history, &rules, &context);
-    assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
+    assert_eq!(audit.discrepancies.len(), 1, "{}", lines(&audit));
     let found = &audit.discrepancies[0];
     assert_eq!((found.kind, found.aspect), (Kind::Stale, Aspect::Endpoint));
     assert_eq!(found.service.as_deref(), Some("shop/cart"));
@@ -40,18 +40,18 @@ fn a_stale_endpoint_after_the_api_server_was_lost() {
     assert_eq!(found.sync, SyncState::Unheard);
 }
 
-/// kube-proxy's token was rejected: it never wrote a rule.
+/// The API server rejected kube-proxy's token, so it never wrote a rule.
 #[test]
 fn no_rules_at_all() {
     let rules = iptables_of(&read("incidents/unauthorized/iptables-save.txt"));
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
-    assert_eq!(audit.discrepancies.len(), 1, "{}", told(&audit));
+    assert_eq!(audit.discrepancies.len(), 1, "{}", lines(&audit));
     let found = &audit.discrepancies[0];
     assert_eq!((found.kind, found.aspect, found.writer), (Kind::Missing, Aspect::Frame, None));
     assert!(found.text.contains("none of 10 Service ports is served"), "{}", found.text);
 }
 
-/// A change that is younger than the grace window may be on its way.
+/// A change younger than the grace may still be in flight.
 #[test]
 fn a_young_change_is_in_flight() {
     let history = cluster("cluster");
@@ -95,11 +95,11 @@ fn leftovers_of_another_backend_and_mode() {
     rules.absorb(iptables_of(&saved.replace(" (nf_tables)", "")));
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Iptables));
     let found = audit.discrepancies.iter().map(|d| (d.aspect, d.writer)).collect::<Vec<_>>();
-    assert_eq!(found, [(Aspect::Writer, Some(Writer::IptablesLegacy))], "{}", told(&audit));
+    assert_eq!(found, [(Aspect::Writer, Some(Writer::IptablesLegacy))], "{}", lines(&audit));
 
     let mut rules = nftables_of(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"));
     rules.absorb(iptables_of(&saved));
     let audit = audit_of(&cluster("cluster"), &rules, &context("worker-1", ProxyMode::Nftables));
     let found = audit.discrepancies.iter().map(|d| (d.aspect, d.writer)).collect::<Vec<_>>();
-    assert_eq!(found, [(Aspect::Writer, Some(Writer::IptablesNft))], "{}", told(&audit));
+    assert_eq!(found, [(Aspect::Writer, Some(Writer::IptablesNft))], "{}", lines(&audit));
 }

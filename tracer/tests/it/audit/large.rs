@@ -1,4 +1,4 @@
-//! A large cluster: what kube-proxy wrote for 1,000 Services with 10 endpoints each, and generated ones.
+//! A large cluster: kube-proxy's rules for 1,000 Services with 10 endpoints each, and generated ones.
 
 use std::{fs, time::Duration};
 
@@ -9,7 +9,7 @@ use viptrace::{
 };
 
 use super::{
-    captures::{context, iptables_of, nftables_of, path, told},
+    captures::{context, iptables_of, lines, nftables_of, path},
     generate,
 };
 
@@ -28,7 +28,7 @@ fn cluster() -> History {
 }
 
 #[test]
-fn a_thousand_services_are_as_they_should_be() {
+fn a_thousand_services_match_the_api() {
     let history = cluster();
     for mode in [ProxyMode::Iptables, ProxyMode::Nftables] {
         let rules = match mode {
@@ -37,18 +37,18 @@ fn a_thousand_services_are_as_they_should_be() {
         };
         let context = context("worker-1", mode);
         let found = audit(&Expected::new(&history, &context), &rules, &context);
-        assert_eq!(told(&found), "", "{mode}");
+        assert_eq!(lines(&found), "", "{mode}");
         assert!(found.checked.service_ports > 1000, "{:?}", found.checked);
         assert!(found.checked.rules > 20_000, "{:?}", found.checked);
     }
 }
 
-/// Large-cluster mode writes no comments: one endpoint among ten thousand is found by its chain.
+/// Large-cluster mode writes no comments: the chain identifies one endpoint among ten thousand.
 #[test]
 fn one_endpoint_among_many_is_named() {
     let cluster = generate::cluster(300);
     let text = generate::iptables(&cluster);
-    // Whichever thread has the Service.
+    // Each thread that audits Services finds its own.
     for (place, name) in [(23, "load/svc-00023"), (277, "load/svc-00277")] {
         let (key, port, _, endpoints) = &cluster.services[place];
         let gone = endpoints[4];
@@ -56,21 +56,21 @@ fn one_endpoint_among_many_is_named() {
         let context = Context::new("worker-1", ProxyMode::Iptables, generate::now());
         let found = audit(&Expected::new(&cluster.history, &context), &iptables_of(&text), &context);
         let chain = viptrace::diagnosis::audit::names::iptables_endpoint(key, port, gone);
-        let told = told(&found);
-        assert!(found.discrepancies.iter().all(|d| d.service.as_deref() == Some(name)), "{told}");
-        assert!(found.discrepancies.iter().any(|d| *d.place == *chain && d.endpoint == Some(gone)), "{told}");
+        let lines = lines(&found);
+        assert!(found.discrepancies.iter().all(|d| d.service.as_deref() == Some(name)), "{lines}");
+        assert!(found.discrepancies.iter().any(|d| *d.place == *chain && d.endpoint == Some(gone)), "{lines}");
     }
 }
 
-/// The same work for each Service, however many there are.
+/// The work for each Service does not depend on the number of Services.
 #[test]
-fn walks_grow_with_the_number_of_services_alone() {
+fn walks_grow_linearly_with_the_number_of_services() {
     let walks = |services: u32| {
         let cluster = generate::cluster(services);
         let context = Context::new("worker-1", ProxyMode::Nftables, generate::now());
         let rules = nftables_of(&generate::nftables(&cluster));
         let found = audit(&Expected::new(&cluster.history, &context), &rules, &context);
-        assert_eq!(told(&found), "");
+        assert_eq!(lines(&found), "");
         found.checked.walks
     };
     assert_eq!(walks(200), 4 * walks(50));

@@ -1,4 +1,4 @@
-//! The audit of a node's rules, on what a real kube-proxy wrote: nothing is found in a healthy capture, and every edit is.
+//! The audit of rules that a real kube-proxy wrote: a healthy capture has no discrepancy, and every edit causes one.
 
 mod captures;
 mod healthy;

@@ -1,4 +1,5 @@
-//! Every single edit of a healthy capture is found and named; those that touch no connection are listed with the reason.
+//! Every single edit of a healthy capture is found and named. Edits that affect no connection are listed with the
+//! reason.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -10,17 +11,17 @@ use viptrace::{
     rules::Ruleset,
 };
 
-use super::captures::{IpvsCapture, cluster, context, iptables_of, nftables_of, read, told};
+use super::captures::{IpvsCapture, cluster, context, iptables_of, lines, nftables_of, read};
 
-/// An edit and what it is about.
+/// An edit and its subject.
 pub(crate) struct Mutation {
     pub(crate) what: String,
-    /// The line or object that was edited: the Service or place that is named must appear in it.
+    /// The edited line or object, which must contain the Service or place that the audit names.
     pub(crate) subject: String,
     pub(crate) rules: Ruleset,
 }
 
-/// Runs all mutations; `harmless` gives the reason why one touches no connection. Answers how many were found.
+/// Runs all mutations; `harmless` returns the reason why one affects no connection. Returns the number of edits found.
 fn all_are_found(
     context: &Context,
     mutations: Vec<Mutation>,
@@ -44,7 +45,7 @@ fn all_are_found(
             failures.push(format!(
                 "NOT NAMED: {}\n    {}",
                 mutation.what,
-                told(&audit).replace('\n', "\n    ")
+                lines(&audit).replace('\n', "\n    ")
             ));
         }
     }
@@ -54,7 +55,7 @@ fn all_are_found(
     assert!(without.values().sum::<usize>() * 8 <= total, "too many edits without effect: {without:?}");
 }
 
-/// Which Service an address, a chain's hash or a port is about.
+/// The Service of an address, a chain's hash or a port.
 #[derive(Default)]
 struct Subjects(BTreeMap<String, Vec<String>>);
 
@@ -86,7 +87,7 @@ impl Subjects {
         about
     }
 
-    /// Whether a discrepancy names the subject: its Service, or the chain, set or server that was edited.
+    /// Whether a discrepancy names the subject: its Service, or the edited chain, set or server.
     fn names(&self, audit: &Audit, subject: &str) -> bool {
         let services =
             self.0.iter().filter(|(token, _)| subject.contains(token.as_str())).flat_map(|(_, of)| of);
@@ -96,13 +97,13 @@ impl Subjects {
                 || subject.contains(d.place.as_ref())
                 || d.frontends.iter().filter_map(|known| known.address).any(|ip| subject.contains(&ip.to_string()))
                 || (d.aspect == Aspect::Frame && d.text.split([' ', ':']).any(|word| word.len() > 4 && subject.to_lowercase().contains(&word.to_lowercase())))
-                // A fault that all share is named by what marks or masquerades.
+                // A fault of all Services is named by the rule that marks or masquerades.
                 || (d.service.is_none() && d.aspect == Aspect::Masquerade)
         })
     }
 }
 
-/// Each line without itself, and with each replacement that changes it.
+/// The text without each line, and with each replacement that changes a line.
 fn edit_lines(
     text: &str,
     is_rule: impl Fn(&str) -> bool,
@@ -194,19 +195,19 @@ fn iptables() {
         Some(match () {
             () if has("KUBE-FIREWALL") => "KUBE-FIREWALL is the kubelet's",
             () if has("other traffic to") => "the rule has no target",
-            () if has("--set-xmark 0x4000/0x0") => "clears the mark after it has decided",
+            () if has("--set-xmark 0x4000/0x0") => "clears the mark after its last use",
             () if has("/32 -> ")
                 || has(":8080 -> :8081 in") && has("->") && has("--comment \"shop/cart:http ->") =>
             {
-                "the text of a comment"
+                "only a comment"
             }
-            () if has(":8081 in") && has("->") && !has("--to-destination") => "the text of a comment",
+            () if has(":8081 in") && has("->") && !has("--to-destination") => "only a comment",
             () => return None,
         })
     });
 }
 
-/// The JSON listing with one value changed or taken out.
+/// The JSON listing with one value changed or removed.
 fn nft_mutations(listing: &Value) -> Vec<Mutation> {
     let mut found = Vec::new();
     let items = listing["nftables"].as_array().unwrap();
@@ -251,7 +252,7 @@ fn nft_mutations(listing: &Value) -> Vec<Mutation> {
                     if let Some(set) = expression.pointer("/vmap/data/set") {
                         let mut fewer = set.as_array().unwrap().clone();
                         fewer.pop();
-                        change("one choice less", "/vmap/data/set", fewer.into());
+                        change("one choice fewer", "/vmap/data/set", fewer.into());
                         change(
                             "one number more",
                             "/vmap/key/numgen/mod",
@@ -309,8 +310,8 @@ fn nftables() {
     all_are_found(&context, mutations, &Subjects::new(&context), |what| {
         let has = |part: &str| what.contains(part);
         Some(match () {
-            () if has("\"^\"") => "clears the mark after it has decided",
-            // nft lists a chain's rules after it: the chain comes back without its hook.
+            () if has("\"^\"") => "clears the mark after its last use",
+            // nft lists a chain's rules after the chain: here the chain reappears without its hook.
             () => return None,
         })
     });
@@ -357,7 +358,7 @@ fn ipvs() {
         &[("--set-xmark 0x4000/0x4000", "--set-xmark 0x8000/0x8000"), ("! -s 10.244.0.0/16 ", "")],
         |text| IpvsCapture { iptables: text.to_owned(), ..IpvsCapture::worker_1() }.rules(),
     ));
-    // What kube-proxy has put on kube-ipvs0, and the node's other addresses with servers.
+    // The addresses that kube-proxy added to kube-ipvs0, and the node's other addresses with servers.
     let served = |address: &IpAddr| capture.servers.contains(&format!("{address}:"));
     for address in capture.addresses.iter().filter(|address| served(address)) {
         let addresses = capture.addresses.iter().copied().filter(|known| known != address).collect();
@@ -368,16 +369,18 @@ fn ipvs() {
     all_are_found(&context, mutations, &Subjects::new(&context), |what| {
         let has = |part: &str| what.contains(part);
         Some(match () {
-            () if has("KUBE-NODE-PORT-TCP 30080") => "the set for Local policies decides first",
-            () if has("-w 1 -> -w 3") => "the only real server takes all, whatever its weight",
-            () if has("KUBE-IPVS-OUT-FILTER") => "concerns answers to a load balancer's health checks",
+            () if has("KUBE-NODE-PORT-TCP 30080") => "the set for Local policies is evaluated first",
+            () if has("-w 1 -> -w 3") => "the only real server gets every connection, whatever its weight",
+            () if has("KUBE-IPVS-OUT-FILTER") => "affects only answers to a load balancer's health checks",
             () if has("10.244.1.71") => "the endpoint is not ready",
-            () if has("-j ACCEPT") => "ends the NAT chain where nothing follows",
-            () if has("--set-xmark 0x4000/0x0") => "clears the mark after it has decided",
+            () if has("-j ACCEPT") => "ends the NAT chain after its last rule",
+            () if has("--set-xmark 0x4000/0x0") => "clears the mark after its last use",
             () if has("HEALTH-CHECK-NODE-PORT") || has("KUBE-EXTERNAL-IP-LOCAL") => "the set is empty",
-            () if has("-s 127.0.0.0/8 -j RETURN") => "concerns what the node sends to itself by 127.0.0.1",
+            () if has("-s 127.0.0.0/8 -j RETURN") => {
+                "affects only the node's traffic to itself over 127.0.0.1"
+            }
             () if has("without the address 192.0.2.11") || has("without the address 10.0.2.15") => {
-                "the node's own, which is known to be local"
+                "an address of the node, which is known to be local"
             }
             () => return None,
         })

@@ -1,4 +1,4 @@
-//! What a writer writes each reader reads, and no input makes one fail.
+//! Each parser reads what each writer writes, and no input makes a parser fail.
 
 #![expect(clippy::format_push_string, reason = "texts are built line by line")]
 
@@ -19,7 +19,7 @@ use super::captures::{IpvsCapture, read};
 fn address(family: Family) -> BoxedStrategy<IpAddr> {
     match family {
         Family::Ipv4 => any::<u32>().prop_map(|bits| IpAddr::V4(bits.into())).boxed(),
-        // Not all of them: an address that maps IPv4 is written in another way.
+        // Without addresses that map IPv4, which have another text form.
         Family::Ipv6 => {
             any::<u64>().prop_map(|low| IpAddr::V6(((0xfd00_u128 << 112) | u128::from(low)).into())).boxed()
         }
@@ -35,7 +35,7 @@ fn protocol() -> impl Strategy<Value = Protocol> {
     prop_oneof![Just(Protocol::TCP), Just(Protocol::UDP), Just(Protocol::SCTP)]
 }
 
-/// Conditions that iptables and nftables have in common.
+/// Conditions that iptables and nftables share.
 fn condition(family: Family) -> BoxedStrategy<Step> {
     prop_oneof![
         (range(family), any::<bool>())
@@ -192,8 +192,8 @@ fn family() -> impl Strategy<Value = Family> {
     prop_oneof![Just(Family::Ipv4), Just(Family::Ipv6)]
 }
 
-/// Everything that can be asked of rules, so that a panic in the answers shows as well.
-fn ask_everything(rules: &Ruleset) {
+/// Queries everything, so that a panic in a query shows as well.
+fn query_everything(rules: &Ruleset) {
     for family in Family::ALL {
         let walker = Walker::new(rules, family);
         let traffic = rules.local_traffic(family);
@@ -219,7 +219,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn iptables_reads_what_was_written(
+    fn iptables_rules_read_back(
         (family, written) in family().prop_flat_map(|family| (Just(family), rules(family))),
         counters: bool,
     ) {
@@ -237,7 +237,7 @@ proptest! {
     }
 
     #[test]
-    fn nft_reads_what_was_written(
+    fn nft_rules_read_back(
         (family, written) in family().prop_flat_map(|family| (Just(family), rules(family))),
     ) {
         let ip = if family == Family::Ipv4 { "ip" } else { "ip6" };
@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn ipvs_reads_what_was_written(
+    fn ipvs_servers_read_back(
         servers in family().prop_flat_map(|family| prop::collection::vec(
             (protocol(), address(family), 1..=u16::MAX, prop::option::of(1_u32..100_000),
              prop::collection::vec((address(family), 1..=u16::MAX, 0_u32..100, any::<bool>()), 0..5)), 0..8)),
@@ -295,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn ipset_reads_what_was_written(
+    fn ipsets_read_back(
         (family, elements) in family().prop_flat_map(|family| (Just(family), prop::collection::vec(
             (address(family), protocol(), any::<u16>(), range(family)), 0..20))),
     ) {
@@ -316,7 +316,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_recording_keeps_of_rules_is_what_was_read(which in 0..5_usize, edits in edits()) {
+    fn rules_in_a_recording_read_back(which in 0..5_usize, edits in edits()) {
         let rules = match which {
             0 => iptables::parse(&damage(&read("kube-proxy/worker-1/iptables/iptables-save.txt"), &edits), iptables::Hint::default()),
             1 => nftables::parse(&damage(&read("kube-proxy/worker-1/nftables/nft-ruleset.json"), &edits)).unwrap_or_default(),
@@ -326,13 +326,13 @@ proptest! {
         };
         let again: Ruleset = serde_json::from_slice(&serde_json::to_vec(&rules).unwrap()).unwrap();
         prop_assert_eq!(kept(&again), kept(&rules));
-        ask_everything(&again);
+        query_everything(&again);
     }
 
     #[test]
     fn damaged_iptables_rules_are_read(edits in edits()) {
         let text = damage(&read("kube-proxy/worker-1/iptables/iptables-save.txt"), &edits);
-        ask_everything(&iptables::parse(&text, iptables::Hint::default()));
+        query_everything(&iptables::parse(&text, iptables::Hint::default()));
     }
 
     #[test]
@@ -340,7 +340,7 @@ proptest! {
         let name = if json { "nft-ruleset.json" } else { "nft-ruleset.txt" };
         let text = damage(&read(&format!("kube-proxy/worker-1/nftables/{name}")), &edits);
         if let Ok(rules) = nftables::parse(&text) {
-            ask_everything(&rules);
+            query_everything(&rules);
         }
     }
 
@@ -349,11 +349,11 @@ proptest! {
         let mut capture = IpvsCapture::worker_1();
         let text = [&mut capture.iptables, &mut capture.ipset, &mut capture.servers].into_iter().nth(which).unwrap();
         *text = damage(text, &edits);
-        ask_everything(&capture.rules());
+        query_everything(&capture.rules());
     }
 }
 
-/// All of it, with what has no order sorted.
+/// All of it, with unordered parts sorted.
 fn kept(rules: &Ruleset) -> serde_json::Value {
     fn sort(value: &mut serde_json::Value) {
         match value {
@@ -372,7 +372,7 @@ fn kept(rules: &Ruleset) -> serde_json::Value {
     value
 }
 
-/// Places and what is done there.
+/// Positions and edits.
 fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, u8, u8)>> {
     prop::collection::vec((any::<prop::sample::Index>(), 0..6_u8, any::<u8>()), 1..12)
 }
@@ -391,7 +391,7 @@ fn damage(text: &str, edits: &[(prop::sample::Index, u8, u8)]) -> String {
             3 => {
                 bytes.remove(at);
             }
-            // Something from elsewhere in its place.
+            // Replaces it with another part of the text.
             4 => {
                 let from = usize::from(*byte) * 37 % bytes.len();
                 let part = bytes[from..(from + 40).min(bytes.len())].to_vec();
@@ -442,7 +442,7 @@ fn maps_of_nft_are_looked_up_by_their_fields() {
     assert_eq!(services[0], [Step::Look { fields, map: "service-ips".into() }]);
 }
 
-/// The fate of a Pod's connection to the address that the rules below are about.
+/// The fate of a Pod's connection to the address that the rules below translate.
 fn fate(rules: &Ruleset) -> Fate {
     let probe = Probe {
         origin: Origin::Pod,
@@ -457,7 +457,7 @@ fn fate(rules: &Ruleset) -> Fate {
 }
 
 #[test]
-fn chains_that_lead_to_themselves_are_left_with_a_note() {
+fn chains_that_call_themselves_end_with_a_note() {
     let iptables = "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j KUBE-SERVICES\n\
         -A KUBE-SERVICES -d 10.96.0.1/32 -g KUBE-SVC-A\n-A KUBE-SVC-A -g KUBE-SVC-A\nCOMMIT\n";
     let nft = "table ip kube-proxy {\n\tmap m {\n\t\ttype ipv4_addr : verdict\n\t\telements = { 10.96.0.1 : goto a }\n\t}\n\
@@ -472,7 +472,7 @@ fn chains_that_lead_to_themselves_are_left_with_a_note() {
 }
 
 #[test]
-fn ways_that_double_in_each_chain_are_given_up() {
+fn paths_that_double_in_each_chain_are_given_up() {
     let mut text = String::from(
         "table ip kube-proxy {\n\tchain c0 {\n\t\ttype nat hook prerouting priority -100; policy accept;\n",
     );
