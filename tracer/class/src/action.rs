@@ -1,5 +1,5 @@
-//! Actions that a finding picks by the case, and those that several classes share. What is printed is rated here and
-//! nowhere else, so that a trace and a check cannot rate one command differently.
+//! Actions of special cases, and those that several classes share. This is the only place with their texts and ratings,
+//! so that a trace and a check cannot rate one command differently.
 
 use crate::Action;
 
@@ -45,7 +45,7 @@ pub const RULES_DIFFER: Action = Action::reads(concat!(
     "check again; if the difference stays, read kube-proxy's log: ",
     log!(" --tail=200")
 ))
-.when("the node's rules are not what the API asks for");
+.when("the node's rules differ from the API");
 pub const ALERT_ON_SYNC: Action =
     Action::reads("alert on the age of kube-proxy's last sync and on failed syncs");
 pub const ONE_OWNER: Action = Action::disrupts("let one program own the node's rules");
@@ -54,12 +54,12 @@ pub const MOVE_TO_NFTABLES: Action =
 
 // C1.
 pub const DESCRIBE_DAEMON_SET: Action = Action::reads(
-    "see which taint or selector keeps it away: `kubectl -n kube-system describe daemonset kube-proxy`; `kubectl describe \
+    "see which taint or selector excludes the node: `kubectl -n kube-system describe daemonset kube-proxy`; `kubectl describe \
      node {NODE}`",
 )
 .when("kube-proxy has no Pod on the node, and has one on others");
 pub const DESCRIBE_PROXY_POD: Action = Action::reads(
-    "read why it ended: `kubectl -n {POD_NAMESPACE=kube-system} logs {POD} --previous`; `kubectl -n \
+    "read why it exited: `kubectl -n {POD_NAMESPACE=kube-system} logs {POD} --previous`; `kubectl -n \
      {POD_NAMESPACE=kube-system} describe pod {POD}`",
 )
 .when("kube-proxy's Pod fails, or was restarted");
@@ -73,7 +73,7 @@ pub const READ_LAST_WORDS: Action = Action::reads(concat!(
     "correct what the last lines of its log name, and it starts again: ",
     log!(" --previous")
 ))
-.when("kube-proxy ends at its start");
+.when("kube-proxy exits at its start");
 
 // C2.
 pub const CHECK_CREDENTIALS: Action = Action::disrupts(concat!(
@@ -105,10 +105,10 @@ pub const FIND_LOCK_HOLDER: Action = Action::reads(
 )
 .when("another program holds the xtables lock");
 pub const LOAD_WHAT_IT_NAMES: Action = Action::disrupts(
-    "compare `iptables -V` on the host with the version in kube-proxy's image, and load what the log names: `modprobe -a \
+    "compare `iptables -V` on the host with the version in kube-proxy's image, and load the module that the log names: `modprobe -a \
      nf_tables ip_tables xt_comment`",
 )
-.when("kernel or tools do not know the rules");
+.when("the kernel or the tools do not support the rules");
 
 // C5.
 pub const SPEED_UP: Action =
@@ -117,8 +117,8 @@ pub const SPEED_UP: Action =
 
 // C5c, C27.
 pub const FIND_OLD_ADDRESS: Action =
-    Action::reads("find where the client has the address from: a cached name, or its configuration")
-        .when("the address was the Service's and is no longer");
+    Action::reads("find the source of the client's address: a cached name, or its configuration")
+        .when("the address belonged to the Service before");
 pub const SHOW_SERVICE: Action = Action::reads(service!(" -o yaml")).when("kube-proxy does not serve it");
 // C8.
 pub const LIST_OLD_ENTRIES: Action =
@@ -128,7 +128,7 @@ pub const LIST_OLD_ENTRIES: Action =
 pub const RESTART_FOR_MODE: Action = Action::disrupts(
     "in a maintenance window: `kubectl -n kube-system rollout restart daemonset kube-proxy`",
 )
-.when("the configuration asks for another mode than kube-proxy runs in");
+.when("the configured mode differs from the mode in which kube-proxy runs");
 pub const CORRECT_MODE: Action =
     Action::disrupts("set mode to nftables or iptables: `kubectl -n kube-system edit configmap kube-proxy`")
         .when("the configured mode does not exist on Linux");
@@ -136,13 +136,13 @@ pub const CORRECT_MODE: Action =
 pub const LOAD_MODULE: Action =
     Action::disrupts("`modprobe {MODULE}`").when("a module is missing and kube-proxy runs");
 pub const RESTORE_DEVICE: Action = Action::disrupts(concat!(
-    "restart kube-proxy, which makes kube-ipvs0 and adds every address: ",
+    "restart kube-proxy, which creates kube-ipvs0 and adds every address: ",
     restart!()
 ))
 .when("kube-ipvs0, or an address on it, is missing");
 // C12.
 pub const LOOK_FOR_MEMORY: Action = Action::reads(
-    "look for memory pressure and for the overload defence: `dmesg | grep -i ip_vs`; `slabtop -o | grep ip_vs`; `sysctl \
+    "check for memory pressure and IPVS's overload defence: `dmesg | grep -i ip_vs`; `slabtop -o | grep ip_vs`; `sysctl \
      net.ipv4.vs.drop_packet`",
 )
 .when("IPVS dropped the packet without an ICMP error");
@@ -193,17 +193,17 @@ pub const COMPARE_FAMILIES: Action = Action::reads(concat!(
 ))
 .when("the slices lack the address family");
 
-pub const SHOW_SLICES: Action = Action::reads(slices!(" -o yaml")).when("nothing else is known");
+pub const SHOW_SLICES: Action = Action::reads(slices!(" -o yaml")).when("there is no other evidence");
 
 // C26.
 pub const USE_OTHER_ADDRESS: Action =
-    Action::reads("connect to {OTHER_ADDRESS} instead").when("nodePortAddresses leave the address out");
+    Action::reads("connect to {OTHER_ADDRESS} instead").when("nodePortAddresses exclude the address");
 pub const CORRECT_NODE_PORT_ADDRESSES: Action = Action::disrupts(concat!(
     "correct nodePortAddresses in kube-proxy's configuration, `kubectl -n kube-system edit configmap kube-proxy`, and \
      restart it: ",
     restart!()
 ))
-.when("nodePortAddresses leave every address of the node out");
+.when("nodePortAddresses exclude every address of the node");
 pub const SET_ROUTE_LOCALNET: Action = Action::disrupts(concat!(
     "use the node's address instead of 127.0.0.1, or restart kube-proxy, which sets route_localnet: ",
     restart!()
@@ -218,7 +218,7 @@ pub const READ_LOAD_BALANCER_EVENTS: Action = Action::reads(
 pub const DESCRIBE_ENDPOINT_NODE: Action =
     Action::reads("`kubectl describe node {ENDPOINT_NODE}`").when("the endpoint's node is not Ready");
 pub const READ_OTHER_FIREWALL: Action = Action::reads(
-    "read the firewall and the policies of the host that refuses; `kubectl -n {NAMESPACE} get networkpolicies`",
+    "read the firewall rules and policies of the host that refuses; `kubectl -n {NAMESPACE} get networkpolicies`",
 )
 .when("another host refuses");
 // C31.

@@ -1,4 +1,4 @@
-//! What the Service itself says: C20 to C27.
+//! Faults in the Service's own configuration: C20 to C27.
 
 use crate::{
     Action,
@@ -82,7 +82,7 @@ pub(super) const C23: Entry = Entry::fault("source not in loadBalancerSourceRang
     .now(&[
         Action::reads(concat!("read the ranges: ", service!(" -o yaml"))),
         Action::disrupts(
-            "if this source should be let in, add it: `kubectl -n {NAMESPACE} edit service \
+            "if this source should be admitted, add it: `kubectl -n {NAMESPACE} edit service \
              {SERVICE}`",
         ),
         action::RULES_DIFFER,

@@ -30,7 +30,7 @@ pub(super) const C11: Entry = Entry::fault("IPVS unusable", &[IpvsModules], Crit
     .escalate(&[RESTART_DOES_NOT_HELP, ALL_NODES])
     .no_scenario(
         "every kernel of the lab has IPVS; a capture of a kernel without it is in tests/fixtures/incidents, and \
-         tests/it/check_faults.rs takes the interface away",
+         tests/it/check_faults.rs removes the interface",
     );
 
 // The rules where the API has endpoints, the Service where they could not be read, the kernel where IPVS dropped the
@@ -143,7 +143,7 @@ pub(super) const C18: Entry = Entry::fault("reset after an invalid packet", &[Co
     .now(&[
         Action::reads("read the present setting: `sysctl net.netfilter.nf_conntrack_tcp_be_liberal`"),
         Action::disrupts(
-            "let conntrack translate packets that are out of window, which would have been invalid (the verified cure): \
+            "let conntrack translate packets out of window instead of classifying them as invalid (the verified fix): \
              `sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1`",
         ),
     ])
@@ -168,7 +168,7 @@ pub(super) const C18b: Entry = Entry::fault("legitimate traffic dropped as inval
         "make the routes symmetric, or set net.netfilter.nf_conntrack_tcp_be_liberal=1",
     )])
     .references(&["kubernetes/kubernetes#94861"])
-    .no_scenario("the lab has one way between two ends; tests/it/verdict_resets.rs judges it without a kernel");
+    .no_scenario("the lab has one path between two ends; tests/it/verdict_resets.rs judges it without a kernel");
 
 pub(super) const C19: Entry = Entry::fault("mid-stream pickup", &[Conntrack], Medium)
     .seen(Trace)

@@ -1,4 +1,4 @@
-//! What an entry of the knowledge base holds.
+//! The contents of an entry of the knowledge base.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{Domain, Safety, Severity};
 
-/// What kind of outcome a class is, in the order in which a summary lists them.
+/// The kind of a class, in the order of a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -17,7 +17,7 @@ pub enum Kind {
     Ok,
 }
 
-/// Which verbs can report a class.
+/// The verbs that can report a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Seen {
@@ -26,7 +26,7 @@ pub enum Seen {
     /// `viptrace check`, as a finding about the node.
     Check,
     Both,
-    /// None of them: the entry says why.
+    /// None of them: the entry has the reason.
     Neither,
 }
 
@@ -50,13 +50,13 @@ pub enum Scenario {
     None(&'static str),
 }
 
-/// Something to do.
+/// An action.
 ///
-/// The text names what it needs in braces: `{NODE}` is printed as `NODE` until a finding fills it in, and `{TOOL=nft}` as
-/// `nft`. What a shell runs as printed stands between backticks; pages show them, records do not.
+/// The text has placeholders in braces: `{NODE}` is printed as `NODE` until a finding fills it, and `{TOOL=nft}` as
+/// `nft`. Commands that a shell runs as printed are in backticks; pages show the backticks, records do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Action {
-    /// The case that it is for; empty for the usual one.
+    /// The case to which it applies; empty for the usual one.
     pub when: &'static str,
     pub text: &'static str,
     pub safety: Safety,
@@ -79,7 +79,7 @@ impl Action {
         Self { when, ..self }
     }
 
-    /// The text with its placeholders, and with its commands between backticks.
+    /// The text with its placeholders, and with its commands in backticks.
     pub fn marked(&self) -> String {
         filled(self.text, |_| None)
     }
@@ -89,7 +89,7 @@ impl Action {
         self.fill(|_| None)
     }
 
-    /// The text; `value` gives what stands for a placeholder, as a shell has to read it.
+    /// The text; `value` returns the value of a placeholder, quoted for a shell.
     pub fn fill<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> String {
         filled(&self.text.replace('`', ""), value)
     }
@@ -117,24 +117,24 @@ fn filled<'v>(text: &str, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> Strin
     out + rest
 }
 
-/// What is known of a class in general; a finding adds what was seen.
+/// The general knowledge about a class; a finding adds its evidence.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     pub kind: Kind,
     /// A few words, for headings and counts.
     pub title: &'static str,
-    /// Who has to act. The first holds unless the finding says otherwise; it may say only what is listed here.
+    /// The possible domains. The first applies unless the finding sets another one of them.
     pub domains: &'static [Domain],
-    /// Unless the finding says otherwise.
+    /// The default, which a finding can change.
     pub severity: Severity,
     pub seen: Seen,
-    /// Why no rule and no check gives it; empty where one does.
+    /// Why no rule and no check returns it; empty if one does.
     pub no_rule: &'static str,
-    /// What to do now: what only reads comes first.
+    /// The actions for now, with the ones that only read first.
     pub now: &'static [Action],
-    /// What keeps it from coming back.
+    /// The actions that prevent a recurrence.
     pub later: &'static [Action],
-    /// When to hand it to the owner of the cluster: what a person at the node cannot repair.
+    /// When to escalate to the owner of the cluster: faults that a person at the node cannot repair.
     pub escalate: &'static [&'static str],
     /// Upstream issues, enhancement proposals and kernel commits.
     pub references: &'static [&'static str],

@@ -1,7 +1,7 @@
 //! The knowledge base: one entry for each fault class, each normal look-alike and each check without a class.
 //!
-//! Owns what is known of a class in general: its title, who has to act, how bad it is, what to do and how risky that is. A small library of its own, so that
-//! the lab names classes without building the tracer. Judges nothing.
+//! Owns the general knowledge about a class: its title, domain, severity, actions and their risks. A separate small
+//! library, so that the lab can name classes without building the tracer. Judges nothing.
 
 #![expect(non_upper_case_globals, reason = "an entry is named as its class is")]
 
@@ -34,12 +34,12 @@ macro_rules! page {
     };
 }
 
-/// Declares [`Class`] in its order, and where the entry of each stands.
+/// Declares [`Class`] in its order, and the file of each entry.
 macro_rules! classes {
     ($($file:ident { $($(#[$attribute:meta])* $class:ident $(in $of:ident)?,)* })*) => {
         /// A fault (`C…`), a normal look-alike (`N…`), a check that has no class (`K…`), `ok` or `unknown`.
         ///
-        /// Written as its id, parsed without regard to case, and ordered as a person counts: C2 before C10.
+        /// Displayed as its id, parsed without regard to case, and ordered by number: C2 before C10.
         #[derive(
             Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, EnumString, IntoStaticStr, VariantArray,
             Serialize, JsonSchema,
@@ -50,14 +50,14 @@ macro_rules! classes {
         }
 
         impl Class {
-            /// What is known of it.
+            /// The entry of the knowledge base.
             pub const fn entry(self) -> &'static Entry {
                 match self {
                     $($(Self::$class => &$file::$class,)*)*
                 }
             }
 
-            /// How it comes about, how it is recognised, what looks the same and what to do, in markdown.
+            /// The page in markdown: mechanism, recognition, look-alikes, actions.
             pub const fn page(self) -> &'static str {
                 match self {
                     $($(Self::$class => page!($class $(in $of)?),)*)*
@@ -103,7 +103,7 @@ impl Class {
     /// Every class, in its order.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// As it is written in records.
+    /// The spelling in records.
     pub const fn id(self) -> &'static str {
         self.into_str()
     }
@@ -117,7 +117,7 @@ impl Class {
         self.entry().title
     }
 
-    /// Who has to act, unless the finding says otherwise.
+    /// The class's first domain, which a finding can change.
     pub const fn domain(self) -> Domain {
         self.entry().domains[0]
     }

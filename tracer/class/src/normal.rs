@@ -1,4 +1,4 @@
-//! What is healthy, and what only looks broken: N1 to N20 and `ok`.
+//! Healthy flows, and look-alikes of faults: N1 to N20 and `ok`.
 
 use crate::{
     Entry, Kind,

@@ -1,4 +1,4 @@
-//! What a check finds and the catalogue has no class for, named after the check (K1 to K11), and what nothing explains.
+//! Findings without a class in the catalogue, named after their check (K1 to K11), and unexplained flows.
 
 use crate::{
     Action,
@@ -21,7 +21,7 @@ pub(super) const K3: Entry = Entry { domains: &[Normal], ..Entry::normal("deprec
     .later(&[action::MOVE_TO_NFTABLES])
     .references(&["KEP-5495"])
     .no_scenario("it is a note; tests/it/check_captures.rs checks captures in ipvs mode");
-// The path where the node is not Ready, the kernel where the node is short of something.
+// The path if the node is not Ready, the kernel if the node is under pressure.
 pub(super) const K10: Entry =
     Entry::fault("node not Ready, or under pressure", &[NetworkPath, HostKernel], High)
         .seen(Check)
@@ -34,7 +34,7 @@ pub(super) const K11: Entry = Entry::fault("kernel setting that breaks a proxy m
     .now(&[action::SET_TO_1])
     .later(&[Action::disrupts("set it in /etc/sysctl.d, and find what resets it")])
     .no_scenario(
-        "a trace without conntrack is the lab's; tests/it/check_faults.rs changes the captured setting",
+        "the lab has only a trace without conntrack; tests/it/check_faults.rs changes the captured setting",
     );
 pub(super) const Unknown: Entry =
     Entry { kind: Kind::Unknown, ..Entry::fault("not explained", &[Domain::Unknown], Low) }

@@ -1,4 +1,4 @@
-//! Behind NAT's choice, where the rules did their work: C28 to C35.
+//! Faults after NAT's choice, where the rules worked: C28 to C35.
 
 use crate::{
     Action,
@@ -51,10 +51,10 @@ pub(super) const C30: Entry = Entry::fault("stopped by a network policy or firew
         ),
         action::READ_OTHER_FIREWALL,
     ])
-    .later(&[Action::reads("hand it to the owner of the CNI or of the host's firewall; kube-proxy is exonerated")])
+    .later(&[Action::reads("escalate to the owner of the CNI or of the host's firewall; kube-proxy is exonerated")])
     .no_scenario(
         "the lab's nodes have no rules of a CNI; tests/it/verdict_classes.rs and tests/it/verdict_resets.rs judge drops \
-         and refusals behind NAT",
+         and refusals after NAT",
     );
 
 pub(super) const C31: Entry = Entry::fault("hairpin, or reply that bypasses NAT", &[Hairpin], Medium)
@@ -91,7 +91,7 @@ pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding o
     .lab(&["check-settings"]);
 
 pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &[Mtu], Medium)
-    .no_rule("the flow is C29, whose verdict notes that full-size packets that vanish point at the MTU")
+    .no_rule("the flow is C29, whose verdict notes that lost full-size packets indicate the MTU")
     .now(&[Action::reads(
         "find the path MTU from the client's Pod: `kubectl -n {NAMESPACE} exec POD -- ping -c \
          3 -M do -s 1422 {ENDPOINT_IP}`",

@@ -1,10 +1,10 @@
-//! How a class, a finding and an action are rated: who has to act, how much breaks, how sure it is, what it risks.
+//! The ratings of a class, a finding and an action: domain, severity, confidence, safety.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 use strum::{Display, IntoStaticStr, VariantArray};
 
-/// Who has to act.
+/// The owner of a fault: the part of the cluster where a person has to act.
 #[derive(
     Clone,
     Copy,
@@ -47,27 +47,27 @@ impl Domain {
     /// Every domain, in its order.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// As it is written in records.
+    /// The spelling in records.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
 }
 
-/// How much of the chain from cause to failure was seen.
+/// How much of the chain from cause to failure was observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Confidence {
-    /// A plausible reading; something that would decide was not seen.
+    /// A plausible explanation; a deciding event was not observed.
     Low,
-    /// The deciding event was seen; a confounder is not excluded.
+    /// The deciding event was observed; a confounder is not excluded.
     Medium,
-    /// The deciding events were seen and the confounders excluded.
+    /// The deciding events were observed and the confounders excluded.
     High,
 }
 
 impl Confidence {
-    /// One step less; [`Low`](Self::Low) stays.
+    /// One step less; [`Low`](Self::Low) stays the same.
     #[must_use]
     pub const fn lower(self) -> Self {
         match self {
@@ -92,7 +92,7 @@ pub enum Severity {
     Critical,
 }
 
-/// What an action can do to running traffic.
+/// The effect of an action on running traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]

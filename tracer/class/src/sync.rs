@@ -21,10 +21,10 @@ pub(super) const C1: Entry = Entry::fault("kube-proxy absent or crashing", &[Pod
             "see why kube-proxy does not run: `kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide \
              --field-selector spec.nodeName={NODE}`",
         ),
-        Action::reads(concat!("read why the last process ended: ", log!(" --previous"))),
+        Action::reads(concat!("read why the last process exited: ", log!(" --previous"))),
         FIND_FLUSHER,
         Action::disrupts(concat!(
-            "correct what the log names (configuration, RBAC, memory, kernel modules), then \
+            "fix the error that the log names (configuration, RBAC, memory, kernel modules), then \
              restart kube-proxy: ",
             restart!()
         )),
@@ -67,7 +67,7 @@ pub(super) const C2: Entry = Entry::fault("kube-proxy cannot read the API", &[Ap
     )])
     .escalate(&[ALL_NODES, STALE_AFTER_RESTART])
     .no_scenario(
-        "the lab writes the rules itself, so no kube-proxy of it reads an API; captures of a real one are in \
+        "the lab writes the rules itself and has no kube-proxy that reads an API; captures of a real one are in \
          tests/fixtures/incidents",
     );
 
@@ -137,7 +137,7 @@ pub(super) const C5b: Entry = Entry::fault("connection older than its rule", &[I
          without a kernel",
     );
 
-// The Service, where a client asked for the port; the rules, where they do not refuse it.
+// The Service if a client used the port; the rules if they do not refuse it.
 pub(super) const C5c: Entry = Entry::fault("port not in the Service", &[ServiceConfig, IptablesSync], Medium)
     .seen(Both)
     .now(&[
@@ -257,7 +257,7 @@ pub(super) const C10: Entry = Entry::fault("leftovers of another proxy mode", &[
     .seen(Both)
     .now(&[
         Action::reads(
-            "see the mode and whose rules stand: `curl -s http://127.0.0.1:10249/proxyMode`; `iptables-save -t nat | grep -c \
+            "see the mode and which rules exist: `curl -s http://127.0.0.1:10249/proxyMode`; `iptables-save -t nat | grep -c \
              KUBE-SVC`; `nft list tables`; `ipvsadm -Ln`",
         ),
         Action::disrupts(concat!(
