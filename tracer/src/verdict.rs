@@ -1,4 +1,4 @@
-//! A verdict: what happened to one flow, how sure we are, and what to do.
+//! A verdict: the result of one flow, its confidence, and the actions.
 //!
 //! The names of the fields are a promise (`viptrace schema`): they stay.
 
@@ -15,7 +15,7 @@ use crate::{
 /// The verdict on one flow. Absent facts are `null`, never left out.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Verdict {
-    /// When the verdict was reached: RFC 3339, UTC.
+    /// The time of the verdict: RFC 3339, UTC.
     #[schemars(with = "String")]
     pub time: Timestamp,
     /// `ok`, `unknown`, or the class of the failure catalogue: `C…` a fault, `N…` a normal look-alike.
@@ -25,28 +25,28 @@ pub struct Verdict {
     pub domain: Domain,
     pub confidence: Confidence,
     pub severity: Severity,
-    /// The Service port that the flow was meant for; `null` where it was sent to a Pod directly.
+    /// The Service port of the flow; `null` if it went to a Pod directly.
     pub service: Option<ServiceRef>,
     pub flow: FlowRef,
-    /// What was seen that speaks for the verdict, in the order of time.
+    /// Evidence for the verdict, in the order of time.
     pub evidence: Vec<Evidence>,
-    /// What speaks against it, or could explain it another way.
+    /// Evidence against it, or for another explanation.
     pub against: Vec<Evidence>,
-    /// What could not be observed and would have told more.
+    /// Facts that could not be observed and would have shown more.
     pub unseen: Vec<String>,
-    /// Events lost by the tracer while this flow was being watched; above 0 no flow is called healthy.
+    /// Events that the tracer lost while it watched this flow; above 0 no flow is called healthy.
     pub lost_events: u64,
-    /// `iptables`, `nftables`, `ipvs`; `null` where it could not be found out.
+    /// `iptables`, `nftables`, `ipvs`; `null` if unknown.
     pub kube_proxy_mode: Option<String>,
     pub kube_proxy_version: Option<String>,
-    /// Seconds since the API server was last heard from, or the age of the object files; `null` without metadata.
+    /// Seconds since the API server last sent data, or the age of the object files; `null` without metadata.
     pub metadata_age: Option<f64>,
     pub mitigation: Mitigation,
-    /// Where this class is described: the catalogue's class and upstream issues.
+    /// References for this class: the catalogue's class and upstream issues.
     pub cross_reference: Vec<String>,
 }
 
-/// What a verdict is counted by; all that is kept of it for a flow that may be judged again.
+/// The part of a verdict that is counted, which is kept for a flow that may be judged again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub class: Class,
@@ -73,7 +73,8 @@ impl Verdict {
 pub struct ServiceRef {
     pub namespace: String,
     pub name: String,
-    /// The Service port's name, or its number where it has none; the number asked for where it is no port of the Service.
+    /// The Service port's name, or its number if it has none; for a port that the Service lacks, the flow's port
+    /// number.
     pub port: String,
 }
 
@@ -83,25 +84,25 @@ impl fmt::Display for ServiceRef {
     }
 }
 
-/// The flow that was judged. Addresses are `ip:port`, IPv6 in brackets.
+/// The judged flow. Addresses are `ip:port`, IPv6 in brackets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FlowRef {
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     #[schemars(with = "String")]
     pub client: SocketAddr,
-    /// The address that the client asked for; `null` where it went to the endpoint directly.
+    /// The address that the client connected to; `null` if it is the endpoint's own.
     #[schemars(with = "Option<String>")]
     pub vip: Option<SocketAddr>,
-    /// The endpoint that NAT chose (or that was asked for directly); `null` where none was chosen.
+    /// The endpoint that NAT chose (or that the client connected to directly); `null` if none was chosen.
     #[schemars(with = "Option<String>")]
     pub endpoint: Option<SocketAddr>,
-    /// `namespace/name`; `null` for a client outside the cluster or not known.
+    /// `namespace/name`; `null` for a client outside the cluster or an unknown one.
     pub client_pod: Option<String>,
     pub endpoint_pod: Option<String>,
-    /// The node that viptrace ran on.
+    /// The node on which viptrace ran.
     pub node: Option<String>,
-    /// When the flow was first seen.
+    /// The time of the first sighting.
     #[schemars(with = "String")]
     pub started: Timestamp,
 }
@@ -109,7 +110,7 @@ pub struct FlowRef {
 /// One piece of evidence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Evidence {
-    /// Where it comes from: `kernel`, `api`, `node`.
+    /// Its origin: `kernel`, `api`, `node`.
     pub r#type: EvidenceType,
     #[schemars(with = "Option<String>")]
     pub time: Option<Timestamp>,
@@ -119,9 +120,9 @@ pub struct Evidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EvidenceType {
-    /// Seen by a kernel hook.
+    /// Observed by a kernel hook.
     Kernel,
-    /// Said by the Kubernetes API.
+    /// Reported by the Kubernetes API.
     Api,
     /// Read from the node: rules, counters, kube-proxy.
     Node,
@@ -129,9 +130,9 @@ pub enum EvidenceType {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Mitigation {
-    /// What to do now; empty where nothing is broken.
+    /// The actions for now; empty if nothing is broken.
     pub immediate: String,
-    /// What keeps it from coming back.
+    /// The actions that prevent a recurrence.
     pub long_term: String,
     pub safety: Safety,
 }
