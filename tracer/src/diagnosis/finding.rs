@@ -1,7 +1,7 @@
-//! One finding: a class with what speaks for it, before it is the record of a flow or of a check.
+//! One finding: a class with its evidence, before it becomes the record of a flow or of a check.
 //!
-//! Owns the words of every rule and check: evidence, what speaks against it, what was not observed, and which of the
-//! class's actions apply. What an action says and how risky it is stands in the knowledge base alone.
+//! Owns the statements of every rule and check: evidence for and against, what was not observed, and which of the
+//! class's actions apply. The knowledge base has the actions' texts and risks.
 
 use std::{
     borrow::Cow,
@@ -26,9 +26,9 @@ use crate::{
 pub enum Level {
     /// Connections fail now, or changes are not followed.
     Fault,
-    /// Connections can fail, or some do under a condition that was not seen.
+    /// Connections can fail, or some fail under a condition that was not observed.
     Warning,
-    /// Worth knowing; nothing has to be done.
+    /// Worth knowing; no action is needed.
     Note,
 }
 
@@ -43,7 +43,7 @@ pub enum Step {
     Path,
 }
 
-/// What a rule or a check found.
+/// The finding of a rule or a check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
     pub class: Class,
@@ -55,24 +55,24 @@ pub(crate) struct Finding {
     pub evidence: Vec<Evidence>,
     pub against: Vec<Evidence>,
     pub unobserved: Vec<String>,
-    /// Of a check.
+    /// For a check.
     pub level: Level,
-    /// Of a check, unless it is that of the check that found it.
+    /// For a check, unless it is the step of the check itself.
     pub step: Option<Step>,
-    /// Of a check: the Service that it is about, and no other.
+    /// For a check: the only Service that it affects.
     pub service: Option<ServiceRef>,
     pub since: Option<Timestamp>,
     /// Other classes that explain it, or look the same.
     related: Vec<Class>,
-    /// The class's usual actions, unless the case is a special one.
+    /// The class's usual actions, or those of a special case.
     now: Option<Vec<Action>>,
     later: Option<Vec<Action>>,
-    /// What stands for the placeholders of actions, as a shell reads it.
+    /// The values of the actions' placeholders, quoted for a shell.
     values: Vec<(&'static str, String)>,
 }
 
 impl Finding {
-    /// A fault of high confidence with the domain, severity and actions of its class, unless said otherwise.
+    /// A fault of high confidence with the domain, severity and actions of its class, which other methods can change.
     pub(crate) fn new(class: Class, detail: impl Into<String>) -> Self {
         let entry = class.entry();
         Self {
@@ -95,7 +95,7 @@ impl Finding {
         }
     }
 
-    /// Another domain than the class's first; one of those that it may have.
+    /// Sets another domain than the class's first: one of those that the class allows.
     pub(crate) fn domain(mut self, domain: Domain) -> Self {
         debug_assert!(self.class.entry().domains.contains(&domain), "{} is not of {domain}", self.class);
         self.domain = domain;
@@ -112,7 +112,7 @@ impl Finding {
         self
     }
 
-    /// One step less sure.
+    /// Lowers the confidence by one step.
     pub(crate) fn doubt(&mut self) {
         self.confidence = self.confidence.lower();
     }
@@ -141,7 +141,7 @@ impl Finding {
         self
     }
 
-    /// Seen by a kernel hook. (What a flow's sightings show is added to every verdict.)
+    /// Observed by a kernel hook. (Every verdict also has the evidence of its flow's sightings.)
     pub(crate) fn kernel(self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
         self.evidence(EvidenceType::Kernel, time, content)
     }
@@ -161,7 +161,7 @@ impl Finding {
         self
     }
 
-    /// What speaks against it, or could explain it another way.
+    /// Evidence against the finding, or for another explanation.
     pub(crate) fn against(
         mut self,
         r#type: EvidenceType,
@@ -184,7 +184,7 @@ impl Finding {
         self
     }
 
-    /// The class's actions for this case, instead of the usual ones.
+    /// Replaces the usual actions by the class's actions for this case.
     pub(crate) fn now(mut self, actions: &[Action]) -> Self {
         debug_assert!(
             actions.iter().all(|action| self.class.entry().now.contains(action)),
@@ -195,13 +195,13 @@ impl Finding {
         self
     }
 
-    /// One of the class's actions for a special case, before the usual ones.
+    /// Adds one of the class's actions for a special case, before the usual ones.
     pub(crate) fn first(self, action: Action) -> Self {
         let usual = usual(self.class.entry().now);
         self.now(&[&[action], &*usual].concat())
     }
 
-    /// The same for what keeps it away.
+    /// Replaces the preventive actions by those of this case.
     pub(crate) fn later(mut self, actions: &[Action]) -> Self {
         debug_assert!(
             actions.iter().all(|action| self.class.entry().later.contains(action)),
@@ -212,7 +212,7 @@ impl Finding {
         self
     }
 
-    /// What stands for a placeholder of an action, as a shell has to read it: the caller quotes foreign names.
+    /// Sets the value of a placeholder, quoted for a shell: the caller quotes foreign names.
     pub(crate) fn fill(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.values.push((name, value.into()));
         self
@@ -220,7 +220,7 @@ impl Finding {
 
     /// Turns a healthy finding into one that claims nothing, because of `reason`.
     pub(crate) fn into_unknown(self, reason: &str) -> Self {
-        let detail = format!("{reason}; what is left looks healthy: {}", self.detail);
+        let detail = format!("{reason}; the other evidence looks healthy: {}", self.detail);
         let domain = Class::Unknown.domain();
         let nothing = Some(Vec::new());
         Self {
@@ -240,7 +240,7 @@ impl Finding {
         format!("{} — {}", self.domain, self.detail)
     }
 
-    /// What to do; `value` gives what the record knows for a placeholder that the rule did not fill, unquoted.
+    /// The actions; `value` returns the record's value, unquoted, for a placeholder that the rule did not set.
     pub(crate) fn mitigation<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> Mitigation {
         let entry = self.class.entry();
         let of_rule = |name: &str| self.values.iter().find(|(known, _)| *known == name);
@@ -260,7 +260,7 @@ impl Finding {
         }
     }
 
-    /// The class, those related to it, and what upstream says of it.
+    /// The class, its related classes, and its upstream references.
     pub(crate) fn cross_reference(&self) -> Vec<String> {
         let own = !matches!(self.class.kind(), Kind::Ok | Kind::Unknown);
         let classes = own.then_some(&self.class).into_iter().chain(&self.related);
@@ -288,12 +288,12 @@ pub(crate) fn rules_of_endpoint(mode: Option<ProxyMode>, endpoint: SocketAddr) -
     }
 }
 
-/// The actions that are for no special case.
+/// The actions without a special case.
 fn usual(actions: &[Action]) -> Vec<Action> {
     actions.iter().filter(|action| action.when.is_empty()).copied().collect()
 }
 
-/// The beginning of time is not a time to print.
+/// `Timestamp::MIN` is not a time to print.
 fn known(time: Option<Timestamp>) -> Option<Timestamp> {
     time.filter(|time| *time > Timestamp::MIN)
 }

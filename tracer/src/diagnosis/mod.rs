@@ -1,7 +1,7 @@
-//! From facts to causes: the five questions that an operator would ask, answered with evidence.
+//! From facts to causes: the questions of an operator, answered with evidence.
 //!
 //! [`flows`] judges one flow at its end; [`triage`] judges a node without traffic; [`audit`] compares its rules with the
-//! API and reports differences. Nothing here does I/O or knows a clock but the times that it is given.
+//! API and reports differences. Nothing here does I/O or reads a clock.
 
 pub mod audit;
 pub(crate) mod finding;

@@ -1,7 +1,7 @@
-//! Sends a new connection to each frontend from each side, and compares where it goes with where it should.
+//! Sends a new connection to each frontend from each side, and compares the result with the expected one.
 //!
-//! One fault of the rules shows at several frontends and from several sides: it is reported once, with all of them
-//! ([`found`]). A fault that all Services share is one of the frame.
+//! A fault of the rules that affects several frontends and sides is reported once, with all of them ([`found`]). A
+//! fault that all Services share is reported for the frame.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,14 +29,14 @@ mod sessions;
 
 use found::{Fault, Found};
 
-/// Shares that differ by less, relative to an even one, are even: iptables writes probabilities with 31 bits.
+/// Shares that differ by less, relative to an even share, count as even: iptables writes probabilities with 31 bits.
 const SHARE_TOLERANCE: f64 = 0.01;
-/// Service ports are shared out among so many threads, at most, so that a node that serves traffic is not taken whole.
-const THREADS_MAX: usize = 4;
-/// A thread for fewer Service ports is not worth its start.
-const PORTS_MIN: usize = 64;
-/// Edges of source ranges tried for one frontend.
-const EDGES_MAX: usize = 64;
+/// The most threads that share the Service ports. The limit leaves the node's other processors free for its traffic.
+const MAX_THREADS: usize = 4;
+/// The fewest Service ports that are worth the start of a thread.
+const MIN_PORTS: usize = 64;
+/// The most edges of source ranges tried for one frontend.
+const MAX_EDGES: usize = 64;
 
 /// One audit of one family.
 pub(super) struct Comparison<'a> {
@@ -48,16 +48,16 @@ pub(super) struct Comparison<'a> {
     frame: &'a Frame,
     sources: Sources,
     walker: Walker<'a>,
-    /// The kernel of nftables mode masquerades the hairpins of local endpoints by this set (v1.35 and later).
+    /// The kernel masquerades the hairpins of local endpoints in nftables mode by this set (v1.35 and later).
     hairpin_set: bool,
-    /// Refuses ports that a Service does not have.
+    /// Rejects ports that a Service does not have.
     checks_ports: bool,
-    /// Addresses of IPVS servers of node ports.
+    /// The addresses of IPVS's servers for node ports.
     node_port_servers: BTreeSet<IpAddr>,
     found: Found,
 }
 
-/// Compares everything of one family.
+/// Compares the whole of one family.
 pub(super) fn compare(
     expected: &Expected,
     rules: &Ruleset,
@@ -89,8 +89,8 @@ pub(super) fn compare(
     };
     let of_family = expected.ports.iter().enumerate().filter(|(_, port)| port.family == family);
     let ports = of_family.collect::<Vec<_>>();
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-    let share = ports.len().div_ceil(threads).max(PORTS_MIN);
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    let share = ports.len().div_ceil(threads).max(MIN_PORTS);
     let compare_share = |ports: &[(usize, &ExpectedPort)]| {
         let (mut comparison, mut audit) = (new(), Audit::default());
         for (index, port) in ports {
@@ -114,10 +114,10 @@ pub(super) fn compare(
     found.report(&expected.ports, family, writer, rules, audit);
 }
 
-/// A connection that the audit tries: which Service port's, by which of its frontends, and what the rules make of it.
+/// One tried connection: the Service port, the frontend, and the result of the rules.
 #[derive(Clone, Copy, Debug)]
 struct Tried<'t> {
-    /// The port's place among the expected ones.
+    /// The index of the port among the expected ones.
     index: usize,
     port: &'t ExpectedPort,
     known: &'t ExpectedFrontend,
@@ -166,12 +166,12 @@ impl Comparison<'_> {
         audit.checked.walks += 1;
         let fate = self.walker.walk(probe);
         if fate.cut {
-            gap(audit, format!("the way to {} is too long to be followed to its end", probe.destination));
+            gap(audit, format!("the path to {} is too long to follow to its end", probe.destination));
         }
         fate
     }
 
-    /// Where the frontend is tried: a node port at the node's addresses.
+    /// The addresses at which the frontend is tried: a node port at the node's addresses.
     fn addresses(&self, known: &ExpectedFrontend, audit: &mut Audit) -> Vec<IpAddr> {
         if let Some(address) = known.frontend.address {
             return vec![address];
@@ -183,7 +183,7 @@ impl Comparison<'_> {
             .filter(|ip| allowed.is_empty() || allowed.iter().any(|cidr| cidr.contains(*ip)))
             .take(1)
             .collect::<Vec<_>>();
-        // IPVS has a server for each address: where one node port has one, the others should.
+        // IPVS has a server for each address: if one node port has a server at an address, the others should too.
         if self.context.mode == ProxyMode::Ipvs {
             addresses.extend(
                 self.node_port_servers
@@ -196,16 +196,13 @@ impl Comparison<'_> {
         if addresses.is_empty() {
             gap(
                 audit,
-                format!(
-                    "node ports of {}: no address of this node is known at which they are reached",
-                    self.family
-                ),
+                format!("node ports of {}: no address of this node that serves them is known", self.family),
             );
         }
         addresses
     }
 
-    /// What should become of a connection from this source.
+    /// The expected result of a connection from this source.
     fn wanted(
         &self,
         port: &ExpectedPort,
@@ -215,13 +212,13 @@ impl Comparison<'_> {
     ) -> Expectation {
         let wanted = port.expectation(known.via, origin, self.context.mode);
         let allowed = known.ranges.is_empty() || known.ranges.iter().any(|range| range.contains(source));
-        // IPVS mode filters only what is routed to the node.
+        // IPVS mode filters only packets that are routed to the node.
         let filtered = !(self.context.mode == ProxyMode::Ipvs && origin == Origin::Node);
         match wanted {
             Expectation::Endpoints(_) if !allowed && filtered => Expectation::Dropped,
-            // Refused or dropped: whichever chain comes first.
+            // Refused or dropped, depending on which chain comes first.
             Expectation::Refused | Expectation::Dropped if !allowed => Expectation::Any,
-            // Without a known mark of Pods, kube-proxy cannot tell them from others.
+            // Without a known Pod range, kube-proxy cannot distinguish Pods from other sources.
             _ if self.sources.traffic == LocalTraffic::Unmarked
                 && origin == Origin::Pod
                 && known.via != Via::ClusterIp
@@ -235,7 +232,7 @@ impl Comparison<'_> {
 }
 
 impl ExpectedPort {
-    /// What an address that should not be sent to is to the Service.
+    /// The relation of an address that should not receive connections to the Service.
     fn what_is(&self, endpoint: SocketAddr) -> String {
         if self.left.contains_key(&endpoint) {
             return "left the Service's EndpointSlices".to_owned();
@@ -251,7 +248,7 @@ impl ExpectedPort {
     }
 }
 
-/// Addresses of the node at which IPVS serves at least one node port.
+/// The addresses of the node at which IPVS serves at least one node port.
 fn node_port_servers(expected: &Expected, rules: &Ruleset, family: Family) -> BTreeSet<IpAddr> {
     let frontends = || expected.ports.iter().flat_map(|port| &port.frontends).map(|known| known.frontend);
     let addresses = frontends().filter_map(|frontend| frontend.address).collect::<BTreeSet<_>>();
@@ -269,5 +266,5 @@ fn gap(audit: &mut Audit, what: String) {
     }
 }
 
-/// Faults by what they are about.
+/// Faults, sorted by subject.
 type ByFault = BTreeMap<(usize, Kind, Aspect, Option<SocketAddr>), usize>;

@@ -1,6 +1,6 @@
-//! What kube-proxy should have written on this node for the Services and `EndpointSlices` of one moment.
+//! The rules that kube-proxy should have written on this node for the Services and `EndpointSlices` of one moment.
 //!
-//! Straight from the cluster's history; the rules that are there play no part in it.
+//! Computed only from the cluster's history, without the existing rules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,17 +24,17 @@ use crate::{
     time::Timestamp,
 };
 
-/// What should be on the node.
+/// The expected state of the node.
 #[derive(Clone, Debug, Default)]
 pub struct Expected {
     pub ports: Vec<ExpectedPort>,
-    /// Addresses of this node at which node ports are reached, by the Node object.
+    /// The addresses of this node that serve node ports, from the Node object.
     pub node_addresses: Vec<IpAddr>,
-    /// What the cluster's objects do not tell.
+    /// Facts that the cluster's objects do not contain.
     pub gaps: Vec<String>,
-    /// When an address or port that is no longer a Service's was given up, for naming what is left over.
+    /// When a Service gave up each former address or port, to name leftovers.
     pub(super) gone: BTreeMap<Frontend, (Arc<str>, Timestamp)>,
-    /// Frontends that belong to another proxy (C5d), which may have rules of its own.
+    /// Frontends that belong to another proxy (C5d), which may have its own rules.
     pub(super) others: BTreeSet<Frontend>,
 }
 
@@ -46,9 +46,9 @@ pub struct ExpectedPort {
     pub family: Family,
     pub endpoints: Endpoints,
     pub frontends: Vec<ExpectedFrontend>,
-    /// When the Service or its slices last changed; `None` where they do not say.
+    /// When the Service or its slices last changed; `None` if they do not record it.
     pub changed: Option<Timestamp>,
-    /// When each endpoint that is no longer usable left or ceased to be, as far as the history goes.
+    /// When each former endpoint left or became unusable, as far as the history goes.
     pub left: BTreeMap<SocketAddr, Timestamp>,
 }
 
@@ -56,29 +56,29 @@ pub struct ExpectedPort {
 pub struct ExpectedFrontend {
     pub frontend: Frontend,
     pub via: Via,
-    /// Who may connect to a load balancer's address; empty: everybody.
+    /// The clients admitted at a load balancer's address; empty: every client.
     pub ranges: Vec<AddressRange>,
 }
 
-/// What should become of a new connection.
+/// The expected result of a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// Shared out evenly among these.
+    /// Distributed evenly among these.
     Endpoints(Arc<[SocketAddr]>),
     Refused,
     Dropped,
-    /// kube-proxy leaves it to chance.
+    /// kube-proxy does not define it.
     Any,
 }
 
 impl Expected {
-    /// What kube-proxy should have made of the cluster as it was at [`Context::at`].
+    /// The rules that kube-proxy should write for the cluster at [`Context::at`].
     pub fn new(history: &History, context: &Context) -> Self {
         let mut expected = Self::default();
         match history.node(&context.node, context.at) {
             Some(node) => expected.node_addresses.clone_from(&node.addresses),
             None => expected.gaps.push(format!(
-                "the Node {} is not known, so neither are its addresses and its zone: node ports are judged only where \
+                "the Node {} is not known, so its addresses and its zone are unknown: node ports are judged only where \
                  the rules name their addresses",
                 context.node
             )),
@@ -111,7 +111,7 @@ impl Expected {
         for port in &service.ports {
             for family in Family::ALL {
                 let frontends = frontends(service, port, family);
-                // A Service is served in the families of its ClusterIPs only.
+                // A Service is served only in the families of its ClusterIPs.
                 if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
                     continue;
                 }
@@ -140,7 +140,7 @@ impl Expected {
         self.ports.iter().any(|port| port.family == family)
     }
 
-    /// Adds what became of endpoints and frontends that the rules still have: asks the history for those alone.
+    /// Adds the history of endpoints and frontends that the rules still have; it queries only those.
     pub fn trace_back(&mut self, history: &History, rules: &crate::rules::Ruleset, context: &Context) {
         for port in &mut self.ports {
             for slice in history.past_endpoints(&port.service.key, &port.port, context.at) {
@@ -166,7 +166,7 @@ impl Expected {
 }
 
 impl ExpectedPort {
-    /// The policy that holds for what comes this way.
+    /// The traffic policy for this kind of address.
     pub fn is_local(&self, via: Via) -> bool {
         self.service.is_local(via)
     }
@@ -175,11 +175,11 @@ impl ExpectedPort {
         self.service.affinity
     }
 
-    /// What should become of a new connection that comes this way from there. Source ranges are not regarded.
+    /// The expected result of a new connection to this kind of address from this origin, without source ranges.
     pub fn expectation(&self, via: Via, origin: Origin, mode: ProxyMode) -> Expectation {
         let Endpoints { cluster, local, any, .. } = &self.endpoints;
         if mode == ProxyMode::Ipvs {
-            // Without a local endpoint IPVS mode sends to all (#97081).
+            // Without a local endpoint IPVS mode sends to all (kubernetes/kubernetes#97081).
             let set = if self.is_local(via) && !local.is_empty() { local } else { cluster };
             return if set.is_empty() {
                 Expectation::Refused
@@ -187,7 +187,8 @@ impl ExpectedPort {
                 Expectation::Endpoints(Arc::clone(set))
             };
         }
-        // From the node itself an external address passes no chain that refuses or drops it, in iptables mode.
+        // In iptables mode a connection from the node itself to an external address passes no chain that refuses or
+        // drops it.
         let unfiltered = mode == ProxyMode::Iptables
             && origin == Origin::Node
             && !matches!(via, Via::ClusterIp | Via::NodePort);
@@ -196,7 +197,7 @@ impl ExpectedPort {
         }
         let set = match (self.is_local(via), via, origin) {
             (true, Via::ClusterIp, _) | (true, _, Origin::Outside) => local,
-            // Under `Local` as well, Pods and the node itself get through to the cluster's endpoints.
+            // Under `Local` too, Pods and the node itself reach the cluster's endpoints.
             (false, ..) | (true, _, Origin::Pod | Origin::Node) => cluster,
         };
         match set.is_empty() {

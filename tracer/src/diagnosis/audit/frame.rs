@@ -1,8 +1,7 @@
-//! The frame of kube-proxy's rules: the ways from netfilter's hooks into its chains, and the few rules that stand for no
+//! The frame of kube-proxy's rules: the jumps from netfilter's hooks to its chains, and the few rules that belong to no
 //! Service.
 //!
-//! A way that is missing is one fault, not one for each Service behind it; [`Frame`] says which questions it has
-//! already answered.
+//! A missing jump is one fault, not one for each Service behind it; [`Frame`] records which questions it has answered.
 
 use super::{Aspect, Audit, Context, Discrepancy, Expected, Kind, SyncState};
 use crate::{
@@ -16,23 +15,23 @@ use crate::{
     },
 };
 
-/// What need not be asked for each Service any more.
+/// Questions that need no answer for each Service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frame {
-    /// Connections from there do not get to the translating rules.
+    /// Connections from these origins do not reach the translating rules.
     pub(super) blocked: Vec<Origin>,
     /// Connections from there do not get to the rules that refuse and drop.
     pub(super) unfiltered: Vec<Origin>,
     pub(super) no_masquerade: bool,
 }
 
-/// What is lost where a way is missing.
+/// The effect of a missing jump.
 #[derive(Clone, Copy)]
 enum Loss {
     Translation(&'static [Origin]),
     Refusal(&'static [Origin]),
     Masquerade,
-    /// Only under a policy or a rule of somebody else.
+    /// Only with a policy or rule of another program.
     Nothing,
 }
 
@@ -83,7 +82,7 @@ const NFTABLES: [(&str, HookPoint, &str, Loss); 11] = [
     ("kube-proxy", Output, "cluster-ips-check", Loss::Refusal(NODE)),
 ];
 
-/// Checks the frame and reports what is missing of it.
+/// Checks the frame and reports its missing parts.
 pub(super) fn check(
     rules: &Ruleset,
     context: &Context,
@@ -100,7 +99,7 @@ pub(super) fn check(
     for (table_name, hook, target, loss) in ways {
         let tables = rules.tables.iter().filter(|t| t.family == family && t.name.as_ref() == *table_name);
         let Some(table) = tables.into_iter().next() else { continue };
-        // A chain that this version does not have needs no way to it; the chains that all versions have do.
+        // A chain that this version does not have needs no jump. The chains of all versions do.
         let vital = matches!(*target, "KUBE-SERVICES" | "KUBE-POSTROUTING" | "services" | "masquerading")
             && matches!(loss, Loss::Translation(_) | Loss::Masquerade);
         if table.chain(target).is_none() && !vital {
@@ -138,7 +137,7 @@ pub(super) fn check(
     frame
 }
 
-/// Chain and target of the ways between kube-proxy's own chains.
+/// Chain and target of the jumps between kube-proxy's own chains.
 const INNER: [(ProxyMode, &str, &str, &str); 5] = [
     (ProxyMode::Iptables, "nat", "KUBE-SERVICES", "KUBE-NODEPORTS"),
     (ProxyMode::Ipvs, "nat", "KUBE-SERVICES", "KUBE-NODE-PORT"),
@@ -169,7 +168,7 @@ const IPSETS: [(&str, &str, &str); 8] = [
     ("filter", "KUBE-PROXY-FIREWALL", "LOAD-BALANCER-FW"),
 ];
 
-/// The ways from chain to chain, and from chains to maps and sets.
+/// The jumps between chains, and from chains to maps and sets.
 fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit: &mut Audit) {
     let table = |name: &str| rules.tables.iter().find(|t| t.family == family && *t.name == *name);
     for (_, name, from, to) in INNER.iter().filter(|(of, ..)| *of == mode) {
@@ -200,7 +199,7 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit
             let Some(chain) = table.chain(from).filter(|_| table.set(map).is_some()) else { continue };
             let looks = |step: &Step| matches!(step, Step::Look { map: of, .. } if **of == *map);
             if !chain.rules.iter().any(|rule| rule.steps.iter().any(looks)) {
-                let text = format!("{from} does not look into the map {map}");
+                let text = format!("{from} does not use the map {map}");
                 audit.discrepancies.push(discrepancy(family, writer, from.into(), text));
             }
         }
@@ -213,7 +212,7 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit
         };
         let asks = |step: &Step| matches!(step, Step::InIpset { set: of, .. } if **of == *set);
         if !chain.rules.iter().any(|rule| rule.steps.iter().any(asks)) {
-            let text = format!("{from} in table {name} does not ask the ipset {set}, which is not empty");
+            let text = format!("{from} in table {name} does not use the ipset {set}, which is not empty");
             audit.discrepancies.push(discrepancy(family, writer, (*from).into(), text));
         }
     }
@@ -251,7 +250,7 @@ fn discrepancy(family: Family, writer: Writer, place: Name, text: String) -> Dis
     }
 }
 
-/// Whether a new connection gets from this hook to the chain.
+/// Whether a new connection reaches the chain from this hook.
 fn leads(table: &Table, hook: HookPoint, target: &str) -> bool {
     let bases = table.chains.iter().filter(|chain| chain.base.is_some_and(|base| base.hook == hook));
     bases.into_iter().any(|chain| chain.rules.iter().any(|rule| jumps(rule, target)))
@@ -265,7 +264,7 @@ fn jumps(rule: &Rule, target: &str) -> bool {
         && conditions.iter().all(|step| matches!(step, Step::State { new: true, negated: false, .. }))
 }
 
-/// KUBE-FORWARD: three rules that no Service's connection shows, unless another rule or policy drops it.
+/// KUBE-FORWARD: three rules that a new connection does not need unless another rule or policy drops it.
 fn forwarding(rules: &Ruleset, context: &Context, family: Family, writer: Writer, audit: &mut Audit) {
     let chain = |table: &'_ Table| table.chain("KUBE-FORWARD").cloned();
     let filter = rules.tables.iter().find(|t| t.family == family && t.name.as_ref() == "filter");
@@ -305,7 +304,7 @@ fn has_rule(chain: &Chain, condition: fn(&Step) -> bool, verdict: &Verdict) -> b
         .any(|rule| rule.steps.iter().any(condition) && rule.steps.last() == Some(&Step::Do(verdict.clone())))
 }
 
-/// No rules of kube-proxy's mode at all.
+/// There are no rules of kube-proxy's mode.
 pub(super) fn absent(
     expected: &Expected,
     context: &Context,

@@ -1,4 +1,5 @@
-//! What a difference means by kube-proxy's own times: on its way, not written, not heard of, or changed by somebody else.
+//! The state of a difference by kube-proxy's own times: in flight, not written, not received, or changed by another
+//! program.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +10,8 @@ use crate::{
     rules::{Ruleset, Writer},
 };
 
-/// The writer of kube-proxy's mode among those that have rules. Of two iptables backends it is the one that names more of
-/// the Services that exist: the other's rules are no longer kept.
+/// The writer of kube-proxy's mode among those that have rules. Of two iptables backends it is the one that names more
+/// of the existing Services: the other's rules are no longer maintained.
 pub(super) fn writer_of(
     expected: &Expected,
     rules: &Ruleset,
@@ -37,7 +38,7 @@ pub(super) fn writer_of(
 
 pub(super) fn sync_state(discrepancy: &Discrepancy, context: &Context) -> SyncState {
     let sync = context.sync;
-    // Rules that kube-proxy never writes so cannot be on their way.
+    // Rules that kube-proxy never writes in this form cannot be in flight.
     let own = matches!(
         discrepancy.aspect,
         Aspect::Reach

@@ -1,4 +1,4 @@
-//! What nobody asked for: rules of another mode or backend, of Services that are gone, and chains to which nothing leads.
+//! Unwanted rules: those of another mode or backend, those of deleted Services, and unreachable chains.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,10 +9,10 @@ use crate::{
     rules::{Datum, Frontend, Name, Named, Ruleset, Step, Table, Verdict, Writer, frontends::ipset_name},
 };
 
-/// Chains listed as harmless; more are only counted in a gap.
-const HARMLESS_MAX: usize = 4096;
+/// The most chains listed as harmless; further ones are only counted in a gap.
+const MAX_HARMLESS: usize = 4096;
 
-/// Rules of another writer than kube-proxy's mode has (C3, C10).
+/// Rules of another writer than that of kube-proxy's mode (C3, C10).
 pub(super) fn other_writers(
     expected: &Expected,
     rules: &Ruleset,
@@ -24,7 +24,7 @@ pub(super) fn other_writers(
     let known = expected.ports.iter().flat_map(|port| port.frontends.iter().map(|known| known.frontend));
     let known = known.collect::<BTreeSet<_>>();
     for writer in writers.iter().copied().filter(|writer| Some(*writer) != own) {
-        // IPVS mode has a few rules in iptables: only what names Services there is another mode's.
+        // IPVS mode has a few rules in iptables: only those that name Services belong to another mode.
         let named = rules.of(writer).frontends(family);
         let named = named.into_iter().filter(|(_, places)| places.iter().any(|named| named.writer == writer));
         let named = named.map(|(frontend, _)| frontend).collect::<Vec<_>>();
@@ -67,7 +67,7 @@ pub(super) fn other_writers(
     }
 }
 
-/// Frontends for which there is no Service.
+/// Frontends without a Service.
 pub(super) fn surplus(
     expected: &Expected,
     rules: &Ruleset,
@@ -99,7 +99,7 @@ pub(super) fn surplus(
         if wanted.contains(&frontend) || expected.others.contains(&frontend) {
             continue;
         }
-        // IPVS mode names a node port with each of the node's addresses.
+        // IPVS mode lists a node port once for each of the node's addresses.
         let node_port =
             frontend.address.is_some_and(own) && node_ports.contains(&(frontend.protocol, frontend.port));
         if context.mode == ProxyMode::Ipvs && node_port {
@@ -123,7 +123,7 @@ fn of_frontend(
 ) -> Discrepancy {
     let gone = expected.gone.get(&frontend);
     let whose = match (gone, &named.service) {
-        (Some((service, _)), _) => format!("it was {service}'s and is no longer"),
+        (Some((service, _)), _) => format!("it belonged to {service} until then"),
         (None, Some(service)) => format!("no Service has it; the rule says {service}"),
         (None, None) => "no Service has it".to_owned(),
     };
@@ -153,7 +153,7 @@ fn of_frontend(
     }
 }
 
-/// Addresses that are taken for a Service's without being one's: what goes there is refused.
+/// Addresses that the rules treat as a Service's without one: connections to them are refused.
 fn surplus_addresses(
     expected: &Expected,
     rules: &Ruleset,
@@ -195,8 +195,8 @@ fn surplus_addresses(
     }
 }
 
-/// Chains of Services and endpoints to which nothing leads: leftovers of a partial sync (iptables' large-cluster mode
-/// keeps unused KUBE-SEP chains for a while; nftables mode flushes at once and deletes later).
+/// Unreachable chains of Services and endpoints: leftovers of a partial sync (iptables' large-cluster mode keeps unused
+/// KUBE-SEP chains for a while; nftables mode flushes them at once and deletes them later).
 pub(super) fn unreached(rules: &Ruleset, family: Family, writer: Writer, audit: &mut Audit) {
     for table in rules.tables.iter().filter(|table| table.family == family && table.writer == writer) {
         let mut reached = HashSet::<&str>::new();
@@ -224,7 +224,7 @@ pub(super) fn unreached(rules: &Ruleset, family: Family, writer: Writer, audit: 
             .iter()
             .filter(|chain| is_service_chain(&chain.name) && !reached.contains(&*chain.name))
         {
-            if audit.harmless.len() < HARMLESS_MAX {
+            if audit.harmless.len() < MAX_HARMLESS {
                 let why = "nothing leads to this chain";
                 audit.harmless.push(Harmless { place: chain.name.clone(), writer, why });
             }

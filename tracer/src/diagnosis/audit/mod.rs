@@ -27,21 +27,21 @@ mod topology;
 pub(crate) use expected::ExpectedFrontend;
 pub use expected::{Expectation, Expected, ExpectedPort};
 
-/// What the audit needs to know of the node and of kube-proxy.
+/// Facts about the node and kube-proxy that the audit needs.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The node's name, as `EndpointSlices` have it: which endpoints are local.
+    /// The node's name, as in `EndpointSlices`: it determines the local endpoints.
     pub node: Arc<str>,
     pub mode: ProxyMode,
-    /// The moment at which the rules were read.
+    /// The time at which the rules were read.
     pub at: Timestamp,
-    /// `--cluster-cidr`, where it is known; else it is taken from the rules.
+    /// `--cluster-cidr` if known; otherwise it is taken from the rules.
     pub cluster_cidrs: Vec<Cidr>,
     /// `--masquerade-all`.
     pub masquerade_all: bool,
-    /// `--nodeport-addresses`, where it is known and not empty.
+    /// `--nodeport-addresses`, if known and not empty.
     pub node_port_addresses: Vec<Cidr>,
-    /// Conntrack takes what lies out of the window as valid (`nf_conntrack_tcp_be_liberal`), so that kube-proxy writes no
+    /// Conntrack treats packets out of the window as valid (`nf_conntrack_tcp_be_liberal`), so kube-proxy writes no
     /// rule against invalid packets.
     pub tcp_be_liberal: Option<bool>,
     pub sync: Sync,
@@ -62,37 +62,37 @@ impl Context {
     }
 }
 
-/// What kube-proxy says of its own work, and how long it may take.
+/// kube-proxy's own times of its work, and the grace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sync {
     /// `sync_proxy_rules_last_queued_timestamp_seconds`.
     pub last_queued: Option<Timestamp>,
     /// `sync_proxy_rules_last_timestamp_seconds`.
     pub last_synced: Option<Timestamp>,
-    /// A change younger than this may still be on its way (catalogue section 3).
+    /// A change younger than this may still be in flight (catalogue section 3).
     pub grace: Duration,
 }
 
 impl Default for Sync {
-    /// Without kube-proxy's word; the grace window is the catalogue's least, 5 s.
+    /// Without kube-proxy's times. The grace is the catalogue's least, 5 s.
     fn default() -> Self {
         Self { last_queued: None, last_synced: None, grace: Duration::from_secs(5) }
     }
 }
 
-/// How a difference stands to kube-proxy's work.
+/// The state of a difference by kube-proxy's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SyncState {
-    /// The change is younger than the grace window.
+    /// The change is younger than the grace.
     InFlight,
-    /// kube-proxy has queued an update after the change and has not written it within the grace window (C4).
+    /// kube-proxy queued an update after the change and did not write it within the grace (C4).
     Failing,
     /// kube-proxy has neither queued nor written anything since the change: it does not receive changes (C2).
     Unheard,
-    /// kube-proxy has written its rules since the change, and they are not what it writes: somebody else changed them
-    /// (C5e), or they are kept in part.
+    /// kube-proxy has written its rules since the change, and they differ from what it writes: another program changed
+    /// them (C5e), or they are only partly updated.
     Overwritten,
-    /// kube-proxy's times, or the time of the change, are not known.
+    /// kube-proxy's times, or the time of the change, are unknown.
     Unknown,
 }
 
@@ -116,13 +116,13 @@ impl fmt::Display for SyncState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// It should be there and is not.
+    /// It should exist and does not.
     Missing,
     /// It was right once.
     Stale,
-    /// Nobody asked for it.
+    /// It has no reason to exist.
     Surplus,
-    /// It is there, and not as it should be.
+    /// It exists, but in a wrong form.
     Wrong,
 }
 
@@ -137,26 +137,26 @@ impl Kind {
     }
 }
 
-/// What of the rules differs.
+/// The part of the rules that differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Aspect {
-    /// All of kube-proxy's rules, or the way into a part of them.
+    /// All of kube-proxy's rules, or the jump to a part of them.
     Frame,
-    /// Packets that conntrack calls invalid.
+    /// Packets that conntrack classifies as invalid.
     InvalidPackets,
     /// Another writer than the one of kube-proxy's mode.
     Writer,
-    /// Whether new connections are forwarded, where there are endpoints.
+    /// Whether new connections are forwarded if there are endpoints.
     Reach,
-    /// Whether they are refused, where there is no endpoint.
+    /// Whether they are refused if there is no endpoint.
     Refusal,
-    /// Whether they are dropped, where a Local policy leaves no endpoint for connections from inside of the cluster.
+    /// Whether they are dropped if a Local policy leaves no endpoint for connections from inside the cluster.
     InternalPolicy,
     /// The same for connections from outside.
     ExternalPolicy,
     /// One endpoint.
     Endpoint,
-    /// How connections are shared out.
+    /// The distribution of connections.
     Share,
     Masquerade,
     /// An endpoint's connection to itself through the Service.
@@ -165,7 +165,7 @@ pub enum Aspect {
     SourceRanges,
     /// A port that the Service does not have.
     UnlistedPort,
-    /// An address, port or element for which there is no Service.
+    /// An address, port or element without a Service.
     Frontend,
 }
 
@@ -191,40 +191,39 @@ impl Aspect {
     }
 }
 
-/// One difference between what the rules do and what they should.
+/// One difference between the actual and the expected effect of the rules.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Discrepancy {
     pub kind: Kind,
     pub aspect: Aspect,
     pub family: Family,
-    /// `namespace/name`, where it is one Service's.
+    /// `namespace/name`, if it concerns one Service.
     pub service: Option<Arc<str>>,
-    /// The port's name, or its number where it has none.
+    /// The port's name, or its number if it has none.
     pub port: Option<Arc<str>>,
-    /// All frontends that show it, each once.
+    /// All affected frontends, each once.
     pub frontends: Vec<Frontend>,
     pub origins: Vec<Origin>,
     pub endpoint: Option<SocketAddr>,
-    /// The chain, map, set or server to look at.
+    /// The name of the chain, map, set or server.
     pub place: Name,
-    /// Whose rules they are; `None` where there are none.
+    /// The writer of the rules; `None` if there are none.
     pub writer: Option<Writer>,
-    /// What is, and what should be, in one sentence without a full stop.
+    /// The actual and the expected state, in one sentence without a full stop.
     pub text: String,
-    /// How long the API has wanted it otherwise; `None` where that is not known.
+    /// How long the API has required the expected state; `None` if unknown.
     pub since: Option<Timestamp>,
     pub sync: SyncState,
 }
 
-/// What the audit found.
+/// The result of the audit.
 #[derive(Clone, Debug, Default)]
 pub struct Audit {
     /// The worst first: the frame, then by Service.
     pub discrepancies: Vec<Discrepancy>,
-    /// What is not as kube-proxy would write it now and touches no connection: chains to which nothing leads, real
-    /// servers that drain.
+    /// Deviations from kube-proxy's rules that affect no connection: unreachable chains, real servers that drain.
     pub harmless: Vec<Harmless>,
-    /// What could not be judged, each with the reason.
+    /// The parts that could not be judged, each with the reason.
     pub gaps: Vec<String>,
     pub checked: Checked,
 }
@@ -236,18 +235,18 @@ pub struct Harmless {
     pub why: &'static str,
 }
 
-/// How much was looked at.
+/// The extent of the audit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     pub service_ports: usize,
     pub frontends: usize,
     /// Connections sent through the rules.
     pub walks: usize,
-    /// Rules, elements and servers that were read.
+    /// Rules, elements and servers read.
     pub rules: usize,
 }
 
-/// Compares the rules with what they should be.
+/// Compares the rules with the expected ones.
 pub fn audit(expected: &Expected, rules: &Ruleset, context: &Context) -> Audit {
     let mut audit = Audit::default();
     audit.checked.rules = rules.size();
@@ -284,13 +283,13 @@ fn family_audit(expected: &Expected, rules: &Ruleset, context: &Context, family:
     let own = judge::writer_of(expected, rules, context.mode, family, &writers);
     leftovers::other_writers(expected, rules, context, family, (&writers, own), audit);
     let Some(writer) = own else {
-        // A cluster of one family has no Service of the other; nothing is missing there.
+        // A cluster of one family has no Service of the other; its rules may be missing.
         if expected.has(family) {
             audit.discrepancies.push(frame::absent(expected, context, family, &writers));
         }
         return;
     };
-    // Where several have rules, those that kube-proxy still writes are judged.
+    // If several writers have rules, those that kube-proxy still writes are judged.
     let of_writer;
     let only = if rules.is_only_of(writer) {
         rules

@@ -1,4 +1,4 @@
-//! The names that kube-proxy gives its chains, by which a chain is known without any comment.
+//! The names that kube-proxy gives its chains, which identify a chain without its comments.
 //!
 //! iptables: `pkg/proxy/iptables/proxier.go`, `portProtoHash` and `servicePortEndpointChainName`. nftables:
 //! `pkg/proxy/nftables/proxier.go`, `hashAndTruncate`.
@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// nftables chain names are cut so that hash and name have this many characters at most (`chainNameBaseLengthMax`).
-const NFTABLES_NAME_MAX: usize = 240;
+const MAX_NFTABLES_NAME: usize = 240;
 
-/// `namespace/name:port`, or `namespace/name` where the port has no name.
+/// `namespace/name:port`, or `namespace/name` if the port has no name.
 pub fn port_name(service: &Key, port: &ServicePort) -> String {
     if port.name.is_empty() { service.to_string() } else { format!("{service}:{}", port.name) }
 }
@@ -59,8 +59,8 @@ fn nftables_readable(service: &Key, port: &ServicePort) -> String {
 
 fn with_hash(readable: &str) -> String {
     let name = format!("{}-{readable}", hash(readable, 8));
-    match name.char_indices().nth(NFTABLES_NAME_MAX - 3) {
-        Some((end, _)) if name.chars().count() > NFTABLES_NAME_MAX => {
+    match name.char_indices().nth(MAX_NFTABLES_NAME - 3) {
+        Some((end, _)) if name.chars().count() > MAX_NFTABLES_NAME => {
             format!("{}...", name.get(..end).unwrap_or_default())
         }
         _ => name,
@@ -79,7 +79,7 @@ mod tests {
     use crate::cluster::model::TargetPort;
 
     #[test]
-    fn names_are_those_that_kube_proxy_wrote() {
+    fn names_equal_those_of_kube_proxy() {
         let key = Key::new("shop", "cart");
         let port = ServicePort {
             name: "http".into(),

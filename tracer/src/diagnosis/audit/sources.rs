@@ -1,4 +1,4 @@
-//! From where the audit's connections come: an address of a Pod, of the node, and of somebody else.
+//! The origins of the audit's connections: an address of a Pod, of the node, and of another host.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ impl Sources {
             Some(range) => LocalTraffic::Range(range),
             None => rules.local_traffic(family),
         };
-        // Whoever may reach a load balancer's address is not "somebody else".
+        // A client that may reach a load balancer's address is not "another host".
         let mut ranges = expected
             .ports
             .iter()
@@ -47,7 +47,7 @@ impl Sources {
         }
     }
 
-    /// Source and interface of what comes from there.
+    /// Source and interface of a connection from this origin.
     pub(super) fn of(&self, origin: Origin) -> (IpAddr, Option<&str>) {
         match origin {
             Origin::Pod => (self.pod, self.interface.as_deref()),

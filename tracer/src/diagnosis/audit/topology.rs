@@ -1,4 +1,4 @@
-//! Which endpoints kube-proxy sends to: `pkg/proxy/topology.go`, `CategorizeEndpoints`.
+//! The endpoints that kube-proxy sends to: `pkg/proxy/topology.go`, `CategorizeEndpoints`.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
@@ -16,13 +16,13 @@ use crate::{
 pub struct Endpoints {
     /// For the policy `Cluster`.
     pub cluster: Arc<[SocketAddr]>,
-    /// The same without topology hints, where they changed it: a kube-proxy that does not know hints sends there.
+    /// The same without topology hints, if they changed it: a kube-proxy without support for hints sends there.
     pub unhinted: Option<Arc<[SocketAddr]>>,
     /// For the policy `Local`.
     pub local: Arc<[SocketAddr]>,
-    /// There is an endpoint that could be used, here or elsewhere: without one connections are refused, else dropped.
+    /// There is a usable endpoint on some node: without one connections are refused, otherwise dropped.
     pub any: bool,
-    /// Those on this node, usable or not.
+    /// The endpoints on this node, usable or not.
     pub here: Arc<[SocketAddr]>,
 }
 
@@ -36,7 +36,7 @@ struct Endpoint {
     nodes: Vec<Arc<str>>,
 }
 
-/// Whether anything but a `ClusterIP` leads to the Service.
+/// Whether the Service has an address other than a `ClusterIP`.
 fn externally_accessible(service: &Service, port: &ServicePort) -> bool {
     port.node_port.is_some() || !service.external_ips.is_empty() || !service.load_balancer_ips.is_empty()
 }
@@ -107,7 +107,7 @@ fn listed(
                 zones: endpoint.for_zones.clone(),
                 nodes: endpoint.for_nodes.clone(),
             };
-            // Listed twice, it serves as long as one of the two says so.
+            // An endpoint that is listed twice serves as long as one of the two slices states it.
             match found.get(&addr) {
                 Some(known) if (known.ready, known.drains) >= (read.ready, read.drains) => {}
                 _ => {
@@ -119,7 +119,7 @@ fn listed(
     found.into_values().collect()
 }
 
-/// The ready endpoints that are meant for this node or its zone. `None` where hints are not followed.
+/// The ready endpoints that are meant for this node or its zone. `None` if hints are not followed.
 fn hinted(all: &[Endpoint], node: &str, zone: Option<&str>) -> Option<Arc<[SocketAddr]>> {
     let ready: Vec<&Endpoint> = all.iter().filter(|endpoint| endpoint.ready).collect();
     let hints: Vec<Hints<'_>> =

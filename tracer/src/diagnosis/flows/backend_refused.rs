@@ -8,11 +8,11 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Mechanism: NAT did its work and nothing listens on the endpoint's port: a wrong targetPort, or the application is
-/// down while its Pod is called ready.
+/// Mechanism: NAT worked, but nothing listens on the endpoint's port: a wrong targetPort, or the application is down
+/// although its Pod is ready.
 /// For: a RST to the SYN from the endpoint's stack, which has no socket for it; the endpoint is listed.
-/// Against: a stale endpoint whose address another Pod got is C6; a RST that only the client saw may come from
-/// something on the way.
+/// Against: a stale endpoint whose address belongs to another Pod now is C6; a RST that only the client observed may
+/// come from another host on the path.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let member = case.member()?;
@@ -23,7 +23,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let sender =
         trouble.and_then(|trouble| trouble.stack_resets.iter().find(|reset| reset.by == End::Endpoint));
     let no_socket = trouble.and_then(|trouble| trouble.drops.iter().find(|drop| drop.is("NO_SOCKET")));
-    // An ICMP port unreachable from the endpoint itself is as good as its RST.
+    // An ICMP port unreachable from the endpoint itself is equivalent to its RST.
     let told = trouble.and_then(|trouble| {
         let errors = &trouble.icmp_errors;
         errors.iter().find(|error| error.about_request && error.from == Some(endpoint.ip()))
@@ -41,12 +41,13 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     );
     if !seen_at_endpoint {
         finding = if !case.flow.is_tcp() {
-            finding.unobserved("who refused it: only that it was refused was seen")
+            finding.unobserved("the sender of the refusal: only the refusal itself was observed")
         } else if case.has_hook(Hook::TcpSendReset) {
-            finding
-                .unobserved("who sent the RST: the endpoint is not on this node, or its event was not seen")
+            finding.unobserved(
+                "the sender of the RST: the endpoint is not on this node, or its event was not observed",
+            )
         } else {
-            finding.unobserved("who sent the RST: this trace has no hook where one is sent")
+            finding.unobserved("the sender of the RST: this trace has no hook for sent RSTs")
         };
     }
     if let Some(listed) = &member.pod
@@ -58,7 +59,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
             EvidenceType::Api,
             None,
             format!(
-                "Pod {} has the address {} by now: the EndpointSlice may be behind",
+                "Pod {} has the address {} now: the EndpointSlice may be outdated",
                 holder.key,
                 endpoint.ip()
             ),
@@ -68,7 +69,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         finding = finding.against(
             EvidenceType::Api,
             None,
-            "the endpoint is terminating: its application may be going down",
+            "the endpoint is terminating: its application may be shutting down",
         );
     }
     Some(finding)

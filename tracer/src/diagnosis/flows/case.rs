@@ -1,6 +1,6 @@
-//! One flow, joined with what the cluster and the node said: what every rule looks at.
+//! One flow, joined with the state of the cluster and the node: the input of every rule.
 //!
-//! Asks each question once, at the moment of the NAT decision. Judges nothing.
+//! Makes each query once, for the moment of the NAT decision. Judges nothing.
 
 use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
@@ -18,14 +18,14 @@ pub(super) struct Case<'a> {
     pub(super) flow: &'a Flow,
     pub(super) ctx: &'a Context<'a>,
     pub(super) outcome: Outcome,
-    /// The address that the client asked for, as it was when the flow began.
+    /// The address that the client connected to, at the beginning of the flow.
     pub(super) vip: Vip<'a>,
-    /// The decision in the namespace whose rules kube-proxy writes.
+    /// The decision in the namespace of kube-proxy's rules.
     pub(super) decision: Option<&'a Decision>,
-    /// When NAT was decided, or the flow first seen.
+    /// The time of the NAT decision, or of the first sighting.
     pub(super) decided: Timestamp,
     pub(super) endpoint: Option<SocketAddr>,
-    /// What the endpoint was when it was chosen.
+    /// The state of the endpoint when it was chosen.
     pub(super) membership: Option<Membership>,
     usable: OnceCell<Option<Usable>>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Case<'a> {
 impl<'a> Case<'a> {
     pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>) -> Self {
         let decision = flow.decision(ctx.node_netns);
-        // Where no entry was confirmed, each retransmit's was decided anew: the first attempt counts.
+        // If no entry was confirmed, NAT decided separately for each retransmit: the first attempt counts.
         let chosen = flow.chosen_by_ipvs(ctx.node_netns);
         let decided = decision
             .filter(|decision| decision.confirmed.is_some())
@@ -55,13 +55,13 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// What kube-proxy should have chosen from; `None` where the endpoints are not known. Asked when a rule needs it:
-    /// it is the dearest question, and a healthy flow raises it only where its endpoint is not ready.
+    /// The endpoints that kube-proxy should have chosen from; `None` if they are unknown. Queried only when a rule
+    /// needs it: it is the most expensive query, and a healthy flow needs it only if its endpoint is not ready.
     pub(super) fn usable(&self) -> Option<Usable> {
         *self.usable.get_or_init(|| self.ctx.cluster.usable(&self.vip, self.ctx.node_name, self.decided))
     }
 
-    /// When the flow's story ended, as far as it is known.
+    /// The last known event of the flow.
     pub(super) fn ended(&self) -> Timestamp {
         self.flow.ended.or(self.flow.settled).unwrap_or(self.flow.last_seen).max(self.flow.last_seen)
     }
@@ -74,7 +74,7 @@ impl<'a> Case<'a> {
         self.flow.trouble.as_deref()
     }
 
-    /// A rule's drop, before or behind NAT. Where the kernel gives no reasons, it is taken for one where kube-proxy's
+    /// A rule's drop, before or after NAT. On a kernel without drop reasons, a drop counts as a rule's if kube-proxy's
     /// rules have to drop: the policy is Local, and no endpoint is on this node.
     pub(super) fn rule_drop(&self) -> Option<&'a Dropped> {
         let mut drops = self.trouble()?.drops.iter().filter(|drop| drop.stage != Stage::Reply);
@@ -88,8 +88,8 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// The packet passed the node's NAT rules and no endpoint was chosen. In ipvs mode that is known only once the
-    /// entry is confirmed, for IPVS changes the reply tuple behind the NAT hooks.
+    /// The packet passed the node's NAT rules and no endpoint was chosen. In ipvs mode this is certain only after the
+    /// entry is confirmed, because IPVS changes the reply tuple after the NAT hooks.
     pub(super) fn untranslated(&self) -> bool {
         self.endpoint.is_none()
             && self.decision.is_some_and(|decision| {
@@ -97,16 +97,16 @@ impl<'a> Case<'a> {
             })
     }
 
-    /// Whether IPVS decides here: by what was seen of this very flow, else by the mode that the node says. A decision
-    /// with the DNAT bit is none of IPVS's, whatever the node says.
+    /// Whether IPVS decides: by the sightings of this flow, or else by the node's mode. A decision with the DNAT bit is
+    /// not IPVS's, whatever the mode.
     pub(super) fn is_ipvs(&self) -> bool {
         self.flow.met_ipvs()
             || (self.ctx.node.mode == Some(ProxyMode::Ipvs)
                 && self.decision.is_none_or(|decision| !decision.ct.status.has(Status::DST_NAT)))
     }
 
-    /// The name of the other node whose node port was asked for. Only its kube-proxy translates that: here the packet
-    /// passes untranslated (KUBE-NODEPORTS is entered for the node's own addresses alone).
+    /// The name of the other node whose node port the client connected to. Only that node's kube-proxy translates it:
+    /// here the packet passes untranslated (KUBE-NODEPORTS is entered only for the node's own addresses).
     pub(super) fn other_nodes_port(&self) -> Option<String> {
         let ip = self.vip.addr.ip();
         if self.vip.via != Via::NodePort {
@@ -131,17 +131,17 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Whether the API has endpoints to send to; `None` where that is not known.
+    /// Whether the API has usable endpoints; `None` if unknown.
     pub(super) fn has_usable(&self) -> Option<bool> {
         self.usable().map(|usable| usable.count > 0)
     }
 
-    /// Whether something happened so short before the decision that kube-proxy may still have been at it.
+    /// Whether the event is so recent before the decision that kube-proxy may still be processing it.
     pub(super) fn within_grace(&self, since: Timestamp) -> bool {
         since > Timestamp::MIN && self.decided <= since.saturating_add(self.ctx.grace)
     }
 
-    /// `1 usable endpoint`, as the API had them when NAT decided.
+    /// `1 usable endpoint`, in the API at the time of NAT's decision.
     pub(super) fn usable_count(&self) -> String {
         count(self.usable().map_or(0, |usable| usable.count), "usable endpoint")
     }
@@ -155,7 +155,7 @@ impl<'a> Case<'a> {
         self.vip.to_string()
     }
 
-    /// The endpoint as a person knows it: its Pod where that is known.
+    /// The endpoint's name for a person: with its Pod, if known.
     pub(super) fn endpoint_name(&self) -> String {
         let Some(endpoint) = self.endpoint else { return "no endpoint".to_owned() };
         let pod = self.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod.as_ref());
@@ -178,8 +178,9 @@ impl<'a> Case<'a> {
 }
 
 impl Finding {
-    /// The chain, map or virtual server that does this with the address asked for, and whose it is, where rules were
-    /// read. What was read later than NAT decided is evidence for what stands, not for what stood.
+    /// Adds the chain, map or virtual server that has this effect on the destination address, with its writer, if rules
+    /// were read. Rules that were read after NAT's decision are evidence for the present state, not for the state at
+    /// the decision.
     pub(super) fn with_ruling(self, case: &Case<'_>, rule: Rule) -> Self {
         let verb = match rule {
             Rule::Forwards => "forwards",

@@ -9,11 +9,11 @@ use crate::{
 };
 
 /// C16.
-/// Mechanism: every entry is in use, `early_drop` finds none that may go, and the first packet of a new connection is
-/// dropped. Established connections live on.
-/// For: `early_drop` had just failed on the CPU that dropped this packet.
-/// Against: the table is below its limit when the node is read (it may have drained since; a failed allocation for
-/// want of memory looks the same).
+/// Mechanism: every entry is in use, `early_drop` finds none to evict, and the first packet of a new connection is
+/// dropped. Established connections continue.
+/// For: `early_drop` failed just before on the CPU that dropped this packet.
+/// Against: the table is below its limit when the node is read (it may have drained since; a failed memory allocation
+/// looks the same).
 pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     let full = case.trouble()?.table_full;
     if !full.is_seen() || !(case.failed() || case.outcome == Outcome::Pending) {
@@ -21,13 +21,13 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     }
     let mut finding = Finding::new(
         Class::C16,
-        "the conntrack table is full: new connections are dropped, established ones go on",
+        "the conntrack table is full: new connections are dropped, established ones continue",
     );
     if let Some(used) = case.ctx.node.conntrack_use {
         let ConntrackUse { count, max } = used.value;
         finding = finding.fill("MAX", max.saturating_mul(2).to_string());
         let use_of_table = format!("{count} of {max} conntrack entries in use");
-        // Counted when the node was read, which is after the drop.
+        // Counted when the node was read, after the drop.
         finding = if max > 0 && count.saturating_mul(10) < max.saturating_mul(9) {
             finding.against(
                 EvidenceType::Node,
@@ -45,12 +45,12 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
 /// Mechanism: two first packets race for one tuple (UDP from one socket, or two masqueraded sources for one port); one
 /// entry cannot be inserted and its packet is dropped.
 /// For: `nf_ct_resolve_clash`, then a drop of the unconfirmed packet.
-/// Against: a retransmit that got through: the client only felt a delay. A clash without a drop is resolved (N10).
+/// Against: a retransmit that succeeded: the client had only a delay. A clash without a drop is resolved (N10).
 pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
     let clash = trouble.clashes;
     let lost = trouble.drops.iter().any(|drop| drop.unconfirmed && drop.mark.last >= clash.first);
-    // Of two datagrams of one socket the other may well have been answered: this one was lost all the same.
+    // The other of two datagrams of one socket may have been answered, but this one was lost.
     let datagrams = !case.flow.is_tcp();
     if !clash.is_seen() || !lost || !(datagrams || case.failed()) {
         return None;
@@ -66,8 +66,8 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// N10.
-/// Mechanism: two first datagrams of one socket raced; the kernel gave the loser the winner's entry, or one of its own
-/// for the answer alone (`nf_ct_resolve_clash`). Both went on.
+/// Mechanism: the first two datagrams of one socket raced. The kernel gave the loser the winner's entry, or its own
+/// entry for the answer only (`nf_ct_resolve_clash`). Both were sent on.
 /// For: the race, and no drop after it.
 pub(super) fn clash_resolved(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;

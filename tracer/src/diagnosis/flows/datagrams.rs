@@ -1,4 +1,4 @@
-//! Flows of which no socket tells: whether silence is a fault (C29), or what a one-way sender looks like (N20).
+//! Flows without socket events: whether silence is a fault (C29), or normal for a one-way sender (N20).
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::{
     sighting::Hook,
 };
 
-/// Who waits for an answer has given up by then: a resolver's timeout (resolv.conf(5)); an SCTP INIT is repeated after
-/// 3 s (RFC 9260).
+/// A client has given up after this time: a resolver's timeout (resolv.conf(5)); an SCTP INIT is retransmitted after 3
+/// s (RFC 9260).
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Ports whose protocols answer every request: DNS, Kerberos, NTP, SNMP, HTTP/3, RADIUS, STUN, SIP.
 const ANSWERING_PORTS: [u16; 9] = [53, 88, 123, 161, 443, 853, 1812, 3478, 5060];
 
-/// How long an answer was waited for in vain, where one was to be expected: an association is always accepted or
-/// refused; a datagram is answered where this Service answered others, or where its port says so.
+/// How long an expected answer did not arrive. An association is always accepted or refused. A datagram's answer is
+/// expected if this Service answered others, or if its port's protocol always answers.
 pub(super) fn unanswered_for(case: &Case<'_>) -> Option<Duration> {
     if case.flow.is_tcp() || case.outcome != Outcome::Pending {
         return None;
@@ -32,10 +32,10 @@ pub(super) fn unanswered_for(case: &Case<'_>) -> Option<Duration> {
     (expected && waited >= PATIENCE).then_some(waited)
 }
 
-/// N20: sent, and nothing more is known.
-/// Mechanism: no packet of a datagram flow but its first passes a hook; its conntrack entry tells of an answer.
-/// For: the entry was read, or ended, without a reply. Against: statsd, syslog and the like never answer: it is no
-/// fault in itself, and no health either.
+/// N20: sent, and the rest is unknown.
+/// Mechanism: only the first packet of a datagram flow passes a hook; its conntrack entry shows an answer.
+/// For: the entry was read, or ended, without a reply. Against: statsd, syslog and similar servers never answer: it is
+/// neither a fault nor healthy.
 pub(super) fn sent(case: &Case<'_>) -> Finding {
     let to = match case.endpoint {
         Some(_) => format!("{} was sent to {}", case.name(), case.endpoint_name()),
@@ -44,9 +44,9 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
     let answer = case.flow.answer();
     let what = match answer {
         Answer::NotSeen { until } => {
-            format!("no answer had come {} later", length(until.since(case.flow.first_seen)))
+            format!("there was no answer {} later", length(until.since(case.flow.first_seen)))
         }
-        Answer::Seen | Answer::Unknown => "whether an answer came was not seen".to_owned(),
+        Answer::Seen | Answer::Unknown => "an answer was not observed".to_owned(),
     };
     let mut finding = Finding::new(Class::N20, format!("{to}; {what}"))
         .confidence(Confidence::Low)
@@ -54,15 +54,15 @@ pub(super) fn sent(case: &Case<'_>) -> Finding {
         .unobserved("whether an answer is due: senders that expect none look the same");
     if answer == Answer::Unknown {
         finding = finding.unobserved(if ipvs::is_untracked(case) {
-            "whether anybody answered: IPVS does not track in conntrack here (vs/conntrack=0)"
+            "whether there was an answer: IPVS does not track in conntrack here (vs/conntrack=0)"
         } else if case.has_hook(Hook::EntryReread) {
-            "whether anybody answered: the conntrack entry had gone before it could be read again"
+            "whether there was an answer: the conntrack entry was gone before it could be read again"
         } else {
-            "whether anybody answered: this trace can't read the conntrack entry again"
+            "whether there was an answer: this trace cannot read the conntrack entry again"
         });
     }
     if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
-        finding = finding.unobserved("whether the endpoint was listed then");
+        finding = finding.unobserved("whether the endpoint was listed at that time");
     }
     finding
 }

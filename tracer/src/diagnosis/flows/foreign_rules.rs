@@ -1,5 +1,5 @@
-//! Rules of kube-proxy that it does not keep any more: in the other iptables backend (C3), or of another proxy mode
-//! (C10). They go on translating, and nobody mends them.
+//! Rules that kube-proxy no longer maintains: in the other iptables backend (C3), or of another proxy mode (C10). They
+//! still translate, and no program updates them.
 
 use super::{Case, Finding};
 use crate::{
@@ -10,10 +10,10 @@ use crate::{
 };
 
 /// C3, C10.
-/// Mechanism: kube-proxy writes through one backend in one mode. What it, or an older one, once wrote through another
-/// stays and translates first or as well, often to endpoints that are long gone.
-/// For: NAT chose an endpoint that no slice lists, the rules that kube-proxy keeps now do not send to it, and those of
-/// the other writer do. Against: the rules were read later than NAT decided.
+/// Mechanism: kube-proxy writes through one backend in one mode. Rules that it, or an older one, wrote through another
+/// backend or mode remain and translate first or in addition, often to endpoints that no longer exist.
+/// For: NAT chose an endpoint that no slice lists, kube-proxy's present rules do not send to it, and those of the other
+/// writer do. Against: the rules were read after NAT's decision.
 pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let since = match &case.membership {
@@ -40,13 +40,13 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
             format!("kube-proxy is in {mode} mode and rules of {} mode still translate", leftover.writer);
         (Class::C10, what)
     } else {
-        (Class::C3, format!("kube-proxy's rules stand in both {} and {kept_names}", leftover.writer))
+        (Class::C3, format!("kube-proxy's rules exist in both {} and {kept_names}", leftover.writer))
     };
     let chain = leftover.chain.as_deref().unwrap_or("a rule");
     let mut finding = Finding::new(
         class,
         format!(
-            "{what}: the {} rules sent {} to {}, which is no endpoint any more",
+            "{what}: the {} rules sent {} to {}, which is no longer an endpoint",
             leftover.writer,
             case.name(),
             case.endpoint_name()
@@ -72,13 +72,13 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         finding = finding.against(
             EvidenceType::Kernel,
             case.flow.client.established,
-            format!("the connection was answered: something has the address {} now", endpoint.ip()),
+            format!("the connection was answered: a host has the address {} now", endpoint.ip()),
         );
     }
     Some(finding.unobserved("which rules translated this very connection: they were read after it"))
 }
 
-/// Whether the writer is the one that kube-proxy writes with now: then its rules are old, which is another class.
+/// Whether this is kube-proxy's present writer: then its rules are old, which is another class.
 fn is_certainly_kept(mode: Option<ProxyMode>, candidate: &Ruling, others: &[&Ruling]) -> bool {
     let Some(mode) = mode else { return true };
     mode.writes(candidate.writer) && !others.iter().any(|other| mode.writes(other.writer))

@@ -1,4 +1,4 @@
-//! C31: a Pod that reaches itself through its Service. (Answers that go past the node's NAT are `resets`'.)
+//! C31: a Pod that reaches itself through its Service. (`resets` has answers that bypass the node's NAT.)
 
 use super::{Case, Finding};
 use crate::{
@@ -7,12 +7,12 @@ use crate::{
 };
 
 /// C31.
-/// Mechanism: NAT chose the client itself. Its packets come back only where the source is masqueraded (else the Pod's
-/// stack meets its own address as a stranger's and drops it as a martian), and where the bridge sends a packet out of
-/// the port that it came from (hairpin mode).
-/// For: the endpoint is the client, nothing answered. Which of the two is missing, the reply tuple tells, unless the
+/// Mechanism: NAT chose the client itself. Its packets return only if the source is masqueraded (otherwise the Pod's
+/// stack sees its own address as the source and drops the packet as a martian), and if the bridge sends a packet out of
+/// its incoming port (hairpin mode).
+/// For: the endpoint is the client, and nothing answered. The reply tuple shows which of the two is missing, unless the
 /// packet ended before its source was decided: a bridge without hairpin mode drops it there.
-/// Against: nothing seen here tells a Pod that does not listen to itself from one that is not reached.
+/// Against: a Pod that does not listen looks the same here as one that is not reached.
 pub(super) fn itself(case: &Case<'_>) -> Finding {
     let entry = case.decision.map(|decision| decision.ct);
     let masqueraded = entry.is_some_and(|ct| ct.masqueraded());
@@ -39,7 +39,7 @@ pub(super) fn itself(case: &Case<'_>) -> Finding {
     Finding::new(
         Class::C31,
         format!(
-            "{} asked for {} and NAT chose itself: its packets do not come back; {lacks}",
+            "{} connected to {} and NAT chose the client itself: its packets do not return; {lacks}",
             case.endpoint_name(),
             case.name()
         ),

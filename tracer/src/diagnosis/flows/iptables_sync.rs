@@ -1,6 +1,6 @@
-//! Rules that do not say what the API says: never written (C1), rejected (C4), late (C5, C5b).
+//! Rules that differ from the API: never written (C1), rejected (C4), late (C5, C5b).
 //!
-//! Named after the domain; it holds for every proxy mode.
+//! Named after the domain; applies to every proxy mode.
 
 use super::{Case, Finding, text::length};
 use crate::{
@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// C4, or C5 within the grace.
-/// Mechanism: the rule "no endpoints" still stands although the API has some: kube-proxy's sync failed, or is late.
+/// Mechanism: the rule "no endpoints" still exists although the API has some: kube-proxy's sync failed, or is late.
 /// For: a refusal before any endpoint was chosen, and usable endpoints in the API.
-/// Against: endpoints younger than the grace: then it is lag, which passes.
+/// Against: endpoints younger than the grace: then it is lag, which resolves itself.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal.filter(|refusal| refusal.kind != RefusalKind::NoDestination)?;
     if refusal.stage != Stage::Before || case.endpoint.is_some() || !case.failed() {
@@ -49,16 +49,16 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C1, C5 or C5b.
-/// Mechanism: the packet passed the node's NAT rules and none translated its VIP (a null binding), which is decided
-/// once for the connection: it goes to an address that no host has.
-/// For: the reply tuple still names the VIP, in the namespace of kube-proxy's rules, while the API has endpoints.
-/// Or no entry at all on a node without any rule of kube-proxy's: where nothing asks for conntrack, the kernel does
-/// not track (`nf_ct_netns_get` is called for rules), so a node that kube-proxy never reached shows no decision.
-/// Which of them: C1 where kube-proxy or all of its rules are missing, or no Service is translated any more; C5b where
-/// the rule stands by now; else C5.
-/// Against: an answer all the same: then something else serves the address. No fault of this node's rules at all, and
-/// none is claimed: a node port asked for on another node's address; a packet that a rule dropped before it could be
-/// translated, though a rule that translates stands (source ranges, C23, or a firewall).
+/// Mechanism: the packet passed the node's NAT rules and none translated its VIP (a null binding). NAT decides once for
+/// the connection, so it goes to an address that no host has.
+/// For: the reply tuple still names the VIP, in the namespace of kube-proxy's rules, while the API has endpoints. Or no
+/// entry at all on a node without any rule of kube-proxy: the kernel tracks connections only if a rule needs it
+/// (`nf_ct_netns_get` is called for rules), so a node without kube-proxy's rules shows no decision. The class: C1 if
+/// kube-proxy or all of its rules are missing, or if no Service is translated; C5b if the rule exists by now; otherwise
+/// C5.
+/// Against: an answer, which shows that another program serves the address. Two cases are no fault of this node's rules
+/// and are excluded: a node port at another node's address; a packet that a rule dropped before its translation
+/// although a translating rule exists (source ranges, C23, or a firewall).
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let node = case.ctx.node;
     let rules = node.proxy_rules.any();
@@ -111,28 +111,28 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         Some(Rule::Refuses | Rule::Drops) => finding.against(
             EvidenceType::Node,
             node.read_at(),
-            format!("a rule for {} stood when the node was read: it refuses or drops", case.vip.addr),
+            format!("a rule for {} existed when the node was read: it refuses or drops", case.vip.addr),
         ),
-        _ => finding.unobserved(format!("whether a rule for {} stands now", case.vip.addr)),
+        _ => finding.unobserved(format!("whether a rule for {} exists now", case.vip.addr)),
     };
     Some(lowered(case, finding))
 }
 
-/// Others were answered although nothing here translated them: that a rule is missing then need not be the reason.
+/// Other connections were answered without a translation here: a missing rule need not be the reason.
 fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
     if case.ctx.translations.served_elsewhere(case.decided) {
         finding.confidence = Confidence::Low;
         finding = finding.against(
             EvidenceType::Kernel,
             Some(case.decided),
-            "other Services were answered lately although this node's rules did not translate them: something that \
+            "other Services answered recently although this node's rules did not translate them: a program that \
              netfilter does not see serves Services here",
         );
     }
     finding
 }
 
-/// Another program serves Services here, where netfilter does not see it: nothing follows from a missing translation.
+/// Another program serves Services here and bypasses netfilter: a missing translation proves nothing.
 fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
     Finding::new(
         Class::Unknown,
@@ -142,7 +142,7 @@ fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
         ),
     )
     .confidence(Confidence::Low)
-    .node(case.ctx.node.read_at(), format!("neither kube-proxy nor rules of it; interfaces of {dataplane}"))
+    .node(case.ctx.node.read_at(), format!("neither kube-proxy nor its rules; interfaces of {dataplane}"))
     .unobserved(format!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
     .now(&[action::READ_OTHER_DATAPLANE])
     .later(&[])
@@ -151,16 +151,16 @@ fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
 
 fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool) -> Finding {
     let running = case.ctx.node.running;
-    // One family may be known to have none while the other was not read: for IPv6 that proves nothing.
+    // If one family is known to have no rules while the other was not read, this proves nothing for IPv6.
     let rules = if case.vip.addr.is_ipv4() { case.ctx.node.proxy_rules.any() } else { Presence::Unknown };
     let stands = rule == Some(Rule::Forwards) && rules != Presence::Absent;
     let detail = match (running, rules) {
-        (_, Presence::Absent) => "none of kube-proxy's rules stand on this node",
+        (_, Presence::Absent) => "this node has no rules of kube-proxy",
         (Some(false), _) if stands => {
             "kube-proxy is not running on this node, and its rules did not have this Service yet"
         }
         (Some(false), _) => "kube-proxy is not running on this node, and its rules lack this Service",
-        _ => "no Service is translated on this node any more",
+        _ => "this node no longer translates any Service",
     };
     let certain = !stands && (running == Some(false) || rules == Presence::Absent) && case.decision.is_some();
     let mut finding = Finding::new(Class::C1, format!("{detail}: {} is not translated", case.name()))
@@ -174,14 +174,14 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
         let what = if case.is_ipvs() {
             "no virtual server in IPVS's table"
         } else {
-            "no KUBE-SERVICES rules, or nothing leads to them"
+            "no KUBE-SERVICES rules, or no jump to them"
         };
         finding = finding.node(case.ctx.node.read_at(), what);
     }
     if elsewhere {
         finding = finding.node(
             Some(case.decided),
-            "connections to other Services were not translated either, and none was lately",
+            "connections to other Services were not translated either, and none was recently",
         );
     }
     if stands {
@@ -189,7 +189,7 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
             EvidenceType::Node,
             case.ctx.node.read_at(),
             format!(
-                "a rule translates {} now: the connection may only be older than it (C5b)",
+                "a rule translates {} now: the connection may only be older than the rule (C5b)",
                 case.vip.addr
             ),
         );
@@ -198,15 +198,16 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool
         finding = finding.against(
             EvidenceType::Node,
             case.ctx.node.read_at(),
-            "kube-proxy runs: it may just be starting, or something else flushed its rules (C5e)",
+            "kube-proxy runs: it may be starting, or another program flushed its rules (C5e)",
         );
     }
     if case.decision.is_none() {
-        finding = finding
-            .unobserved("a NAT decision: no conntrack entry was made, for nothing on this node asks for one");
+        finding = finding.unobserved(
+            "a NAT decision: there is no conntrack entry, because no rule on this node needs one",
+        );
     }
     if running.is_none() && rules == Presence::Unknown {
-        finding = finding.unobserved("whether kube-proxy runs and which rules stand");
+        finding = finding.unobserved("whether kube-proxy runs and which rules exist");
     }
     finding
 }
@@ -225,7 +226,7 @@ fn before_the_rule(case: &Case<'_>) -> Finding {
     .node(case.ctx.node.read_at(), format!("a rule translates {vip} now"))
 }
 
-/// C5 within the grace: passes by itself.
+/// C5 within the grace: resolves itself.
 pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
     let mut finding = Finding::new(Class::C5, format!("{what}: kube-proxy has not caught up"))
         .confidence(Confidence::Medium)
@@ -238,10 +239,10 @@ pub(super) fn lag(case: &Case<'_>, what: &str) -> Finding {
     finding
 }
 
-/// What an untranslated connection that was answered tells against its health.
+/// Evidence against the health of an untranslated connection that was answered.
 pub(super) fn answered_elsewhere(case: &Case<'_>) -> Option<&'static str> {
     (case.untranslated()
         && case.other_nodes_port().is_none()
         && matches!(case.outcome, Outcome::Closed | Outcome::Established | Outcome::Reset(_)))
-    .then_some("this node's rules did not translate the address, yet it answered: something else serves it")
+    .then_some("this node's rules did not translate the address, but it answered: another program serves it")
 }

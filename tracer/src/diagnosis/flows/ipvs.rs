@@ -1,8 +1,8 @@
-//! IPVS: virtual servers without a real server (C12), real servers taken away under a connection (C13), reused ports
-//! (C14), entries that end before their connection (C15), and what a Local policy does there (C21, C22).
+//! IPVS: virtual servers without a real server (C12), real servers removed under a connection (C13), reused ports
+//! (C14), entries that end before their connection (C15), and the effect of a Local policy (C21, C22).
 //!
-//! A null binding says nothing in this mode: IPVS translates behind the NAT hooks and alters the reply tuple itself. What
-//! holds for every mode (stale endpoints, refusing and silent backends, no endpoints) is in the other files.
+//! A null binding has no meaning in this mode: IPVS translates after the NAT hooks and changes the reply tuple itself.
+//! The other files have the rules of all modes (stale endpoints, refusing and silent backends, no endpoints).
 
 use super::{
     Case, Finding,
@@ -18,9 +18,10 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// C12; C21 or C22 where a Local policy leaves this node none; C5 within the grace. C20 says it where the API has none.
-/// Mechanism: the virtual server has no real server with a weight above 0: `ip_vs_schedule` returns NULL and `ip_vs_leave`
-/// answers with ICMP port unreachable, for TCP too. kube-proxy did not write what the API says.
+/// C12; C21 or C22 if a Local policy leaves no endpoint for this node; C5 within the grace. C20 covers a Service
+/// without endpoints.
+/// Mechanism: the virtual server has no real server with a weight above 0: `ip_vs_schedule` returns NULL and
+/// `ip_vs_leave` answers with ICMP port unreachable, for TCP too. kube-proxy did not write the API's endpoints.
 /// For: `ip_vs_leave` for this very packet, and usable endpoints in the API for longer than the grace.
 /// Against: endpoints younger than the grace: then it is lag.
 pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
@@ -68,8 +69,8 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// C22, or C21 from outside. In iptables and nftables mode such packets are dropped; here they are refused, as the virtual
-/// server is left without a real server.
+/// C22, or C21 from outside. In iptables and nftables mode such packets are dropped; here they are refused, because the
+/// virtual server has no real server.
 fn no_local_real_server(case: &Case<'_>) -> Finding {
     let (class, policy) = local_policy(case);
     Finding::new(
@@ -81,7 +82,7 @@ fn no_local_real_server(case: &Case<'_>) -> Finding {
 }
 
 /// C12's look-alike.
-/// Mechanism: IPVS drops without ICMP where it cannot make an entry (memory), or its overload defence is active
+/// Mechanism: IPVS drops without ICMP if it cannot create an entry (memory), or if its overload defence is active
 /// (`vs/drop_packet`).
 /// For: `ip_vs_schedule` returned NULL, the packet was dropped, and `ip_vs_leave` was not entered.
 pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
@@ -97,24 +98,24 @@ pub(super) fn not_scheduled(case: &Case<'_>) -> Option<Finding> {
     Some(
         Finding::new(
             Class::C12,
-            format!("IPVS made no entry for {} and dropped the packet without a word", case.name()),
+            format!("IPVS created no entry for {} and dropped the packet silently", case.name()),
         )
         .confidence(Confidence::Low)
         .domain(Domain::HostKernel)
-        .unobserved("why: no memory for an entry, or a packet that IPVS leaves alone")
+        .unobserved("the reason: no memory for an entry, or a packet that IPVS ignores")
         .now(&[action::LOOK_FOR_MEMORY]),
     )
 }
 
 /// C13.
-/// Mechanism: the real server was taken out of the virtual server while the connection lived. With
-/// `vs/expire_nodest_conn=1`, as kube-proxy sets it, the connection's entry goes: at once since 5.9
-/// (`ip_vs_expire_nodest_conn_flush`), before that, or where a packet is faster, at the next packet, which is dropped with
-/// its old conntrack entry. What follows meets no entry, and the node's own stack resets it. With 0 every packet is
-/// dropped in `ip_vs_in_hook` without a word.
-/// For: a packet that was dropped with the entry that IPVS gave up; or the node's reset, or drops before translation,
-/// once the endpoint left its slice.
-/// Against: endpoint still listed: then kube-proxy removed what the API has.
+/// Mechanism: the real server was removed from the virtual server while the connection was open. With
+/// `vs/expire_nodest_conn=1`, which kube-proxy sets, the connection's entry is deleted: at once since 5.9
+/// (`ip_vs_expire_nodest_conn_flush`); before that, or if a packet is faster, at the next packet, which is dropped with
+/// its old conntrack entry. Later packets find no entry, and the node's own stack resets them. With 0 `ip_vs_in_hook`
+/// drops every packet silently.
+/// For: a packet that was dropped with the entry that IPVS deleted; or the node's reset, or drops before translation,
+/// after the endpoint left its slice.
+/// Against: the endpoint is still listed: then kube-proxy removed an endpoint that the API has.
 pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     if !case.flow.was_answered() || !(case.failed() || reset_by_node(case).is_some()) {
@@ -127,8 +128,8 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let reset = reset_by_node(case).map(|reset| reset.mark);
     let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.mark))?.first;
     let gone_since = case.ctx.cluster.membership(&case.vip, endpoint, first).unusable_since();
-    // A drop by itself is anybody's, and the node resets where an idle entry ended, too; a packet that is dropped with its
-    // entry tells of a removed server alone.
+    // A drop alone can have any cause, and the node also resets after an idle entry ended. Only a packet that is
+    // dropped with its entry proves a removed server.
     if expired.is_none() && gone_since.is_none() {
         return None;
     }
@@ -138,13 +139,13 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     } else if ends {
         "IPVS's entry went with it, and the node itself reset the connection"
     } else {
-        "IPVS drops its packets without a word"
+        "IPVS drops its packets silently"
     };
     let setting = case.ctx.node.ipvs_settings.and_then(|settings| settings.expire_nodest_conn);
     let mut finding = Finding::new(
         Class::C13,
         format!(
-            "{} was taken out of the virtual server of {} under an established connection: {how}",
+            "{} was removed from the virtual server of {} under an established connection: {how}",
             case.endpoint_name(),
             case.name()
         ),
@@ -166,7 +167,7 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
             EvidenceType::Api,
             None,
             format!(
-                "{endpoint} was listed at that moment: kube-proxy, or somebody by hand, removed it \
+                "{endpoint} was listed at that moment: kube-proxy, or a person, removed it \
                  all the same"
             ),
         ),
@@ -181,15 +182,15 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C15.
-/// Mechanism: IPVS forgets an idle TCP connection after 900 s unless kube-proxy is told otherwise (`ipvs.tcpTimeout`), and
-/// takes the conntrack entry along. A packet without SYN is not scheduled: it falls to the node's own stack, which has the
-/// VIP on kube-ipvs0 and answers with a RST (`NO_SOCKET`).
+/// Mechanism: IPVS deletes an idle TCP entry after 900 s unless kube-proxy is configured otherwise (`ipvs.tcpTimeout`),
+/// together with the conntrack entry. A packet without SYN is not scheduled: it reaches the node's own stack, which has
+/// the VIP on kube-ipvs0 and answers with a RST (`NO_SOCKET`).
 /// For: an established connection, then a RST to one of its packets by the node's own stack, at the VIP.
-/// Against: nothing that can be seen: an entry that somebody removed (`ipvsadm -C`, a restart with `--cleanup`), and a
-/// connection that came over from another node, look alike.
+/// Against: a deleted entry (`ipvsadm -C`, a restart with `--cleanup`) and a connection that moved here from another
+/// node look the same.
 pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let reset = reset_by_node(case)?;
-    // A connection that was seen from its beginning, and that IPVS never had, has lost nothing there.
+    // A connection observed from its beginning that IPVS never handled has lost no entry.
     if !case.flow.was_answered() || (case.endpoint.is_none() && case.flow.client.established.is_some()) {
         return None;
     }
@@ -201,7 +202,7 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let mut finding = Finding::new(
         Class::C15,
         format!(
-            "IPVS had no entry any more for an established connection to {}: the node itself \
+            "IPVS no longer had an entry for an established connection to {}: the node itself \
              reset it",
             case.name()
         ),
@@ -230,16 +231,16 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
                 ),
             );
         }
-        None => finding = finding.unobserved("how long it had been idle"),
+        None => finding = finding.unobserved("how long it was idle"),
     }
     Some(finding)
 }
 
 /// C21 in ipvs mode (kubernetes/kubernetes#97081).
-/// Mechanism: a Local policy without a local endpoint is not dropped here: IPVS sends to an endpoint on another node without
-/// masquerading; its reply goes straight to the client, from an address that the client never asked.
-/// For: an external address, a Local policy, an endpoint on another node, an unmasqueraded source that is not of this
-/// node, and no answer. Against: nothing was seen of the client's end: the answer may have been missed.
+/// Mechanism: a Local policy without a local endpoint does not drop here: IPVS sends to an endpoint on another node
+/// without masquerading. Its reply goes directly to the client, from an address that the client did not connect to.
+/// For: an external address, a Local policy, an endpoint on another node, an unmasqueraded source outside this node,
+/// and no answer. Against: the client's end was not observed: the answer may have been missed.
 pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
     let decision = case.decision?;
     let unanswered = matches!(case.outcome, Outcome::Stalled | Outcome::Abandoned | Outcome::Pending);
@@ -273,28 +274,29 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
         ),
     )
     .confidence(if case.outcome == Outcome::Pending { Confidence::Medium } else { Confidence::High })
-    .api(None, format!("the endpoint runs on node {}, the traffic came in at {}", word(node), word(here)));
+    .api(None, format!("the endpoint runs on node {}, the traffic arrived at {}", word(node), word(here)));
     if case.outcome == Outcome::Pending {
         finding = finding.unobserved("whether the client got an answer: none passed this node");
     }
     Some(finding)
 }
 
-/// C14, a note and no fault: the client felt a delay of a second (a SYN), or lost one datagram.
-/// Mechanism: the client reuses a port whose old connection IPVS still has in `TIME_WAIT` or CLOSE. `conn_reuse_mode=1`
-/// chooses anew; as the SYN belongs to the old conntrack entry, it is dropped with it and the next one succeeds.
+/// C14, a note and not a fault: the client had a delay of a second (a SYN), or lost one datagram.
+/// Mechanism: the client reuses a port whose old connection IPVS still has in `TIME_WAIT` or CLOSE. With
+/// `conn_reuse_mode=1` it chooses again; the SYN belongs to the old conntrack entry, so it is dropped with that entry,
+/// and the next one succeeds.
 pub(super) fn lost_packet(case: &Case<'_>) -> Option<(Timestamp, String)> {
     let ipvs = case.flow.ipvs.as_ref().filter(|ipvs| ipvs.expired.is_seen())?;
     let what = if ipvs.reused {
         "IPVS dropped the SYN because the port's last connection was still in its table (C14, conn_reuse_mode): the client \
          had to wait for its repeat"
     } else {
-        "IPVS dropped a packet with an entry whose real server is gone (C13), and went on with another"
+        "IPVS dropped a packet with an entry whose real server is gone (C13), and continued with another"
     };
     Some((ipvs.expired.first, what.to_owned()))
 }
 
-/// What stays unseen of an answered flow without a conntrack entry.
+/// The facts that are missing for an answered flow without a conntrack entry.
 pub(super) fn endpoint_unseen(case: &Case<'_>) -> Option<&'static str> {
     is_untracked(case).then_some(if case.endpoint.is_some() {
         "masquerading and the entry's end: IPVS does not track in conntrack here (vs/conntrack=0)"
@@ -304,14 +306,14 @@ pub(super) fn endpoint_unseen(case: &Case<'_>) -> Option<&'static str> {
     })
 }
 
-/// IPVS translated it, if anybody, and conntrack has no entry of it.
+/// Only IPVS can have translated it, and conntrack has no entry for it.
 pub(super) fn is_untracked(case: &Case<'_>) -> bool {
     let untracked = case.ctx.node.ipvs_settings.and_then(|settings| settings.conntrack) == Some(false);
     case.decision.is_none() && untracked && case.is_ipvs()
 }
 
-/// The node's own stack answered a packet of a connection with a RST, in place of the VIP, and that broke it: a stray
-/// packet behind a connection's end meets the same.
+/// The node's own stack answered a connection's packet with a RST, in place of the VIP, and broke the connection: a
+/// stray packet after a connection's end has the same result.
 fn reset_by_node<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
     let here = |netns| case.ctx.node_netns.is_none_or(|node| node == netns);
     let resets = &case.trouble()?.stack_resets;
@@ -333,7 +335,7 @@ fn local_policy(case: &Case<'_>) -> (Class, &'static str) {
     }
 }
 
-/// How `ipvsadm` names the virtual server's protocol.
+/// `ipvsadm`'s option for the virtual server's protocol.
 fn option(case: &Case<'_>) -> &'static str {
     match case.vip.port.protocol {
         crate::net::Protocol::UDP => "-u",

@@ -1,8 +1,8 @@
-//! Verdicts: each flow joined with what Kubernetes and the node said at that moment.
+//! Verdicts: each flow joined with the state of Kubernetes and the node at that moment.
 //!
-//! One file per root-cause domain, each rule in the words of the failure catalogue. Owns the order in which rules are
-//! asked (the catalogue's section 3: the end of a packet's way counts, not the first event) and the record that comes
-//! out. Does no I/O and knows no clock but the flow's.
+//! One file for each root-cause domain, with each rule in the terms of the failure catalogue. Owns the order of the rules
+//! (the catalogue's section 3: the end of a packet's path counts, not the first event) and the resulting record. Does no
+//! I/O and has no clock except the flow's.
 
 mod backend_refused;
 mod case;
@@ -42,24 +42,24 @@ use crate::{
     verdict::Verdict,
 };
 
-/// What a verdict is reached with, besides the flow.
+/// The input of a verdict besides the flow.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     pub cluster: &'a History,
     pub node: &'a Snapshot,
     /// The node that the trace runs on.
     pub node_name: Option<&'a str>,
-    /// The namespace in which kube-proxy writes its rules; `None` takes any namespace's decision for it.
+    /// The namespace in which kube-proxy writes its rules; with `None`, any namespace's decision counts.
     pub node_netns: Option<Netns>,
     /// Hooks that this kernel or this trace does not have.
     pub missing_hooks: &'a [Hook],
-    /// The kernel says why it drops packets; one that does not leaves drops of established connections unseen.
+    /// The kernel gives a reason for drops. Otherwise drops of established connections are not observed.
     pub drop_reasons: bool,
-    /// What other flows showed of this node's rules.
+    /// Facts about this node's rules from other flows.
     pub translations: &'a Translations,
-    /// How long kube-proxy may take to write a change.
+    /// The grace: how long kube-proxy may take to write a change.
     pub grace: Duration,
-    /// Seconds since the API server was last heard from; `None` without metadata.
+    /// Seconds since the API server last sent data; `None` without metadata.
     pub metadata_age: Option<f64>,
 }
 
@@ -72,14 +72,14 @@ impl std::fmt::Debug for Context<'_> {
     }
 }
 
-/// A rule of judgement, and every class that it can give.
+/// A rule of judgement, and every class that it can return.
 struct FlowRule {
     judge: fn(&Case<'_>) -> Option<Finding>,
     gives: &'static [Class],
 }
 
 impl FlowRule {
-    fn ask(&self, case: &Case<'_>) -> Option<Finding> {
+    fn apply(&self, case: &Case<'_>) -> Option<Finding> {
         let finding = (self.judge)(case)?;
         debug_assert!(self.gives.contains(&finding.class), "a rule does not declare {}", finding.class);
         Some(finding)
@@ -90,14 +90,14 @@ const fn rule(judge: fn(&Case<'_>) -> Option<Finding>, gives: &'static [Class]) 
     FlowRule { judge, gives }
 }
 
-/// The first that applies explains the flow.
+/// The first rule that applies explains the flow.
 const RULES: [FlowRule; 30] = [
     rule(conntrack::table_full, &[Class::C16]),
     rule(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule(stale_endpoints::stale_entry, &[Class::C8]),
     rule(resets::after_invalid, &[Class::C18]),
     rule(resets::midstream, &[Class::C19]),
-    // Names the setting behind what the next one sees.
+    // Names the setting behind the effect that the next rule observes.
     rule(ipvs::reply_elsewhere, &[Class::C21]),
     rule(resets::answered_directly, &[Class::C31]),
     rule(network_policy::prohibited, &[Class::C30]),
@@ -125,35 +125,35 @@ const RULES: [FlowRule; 30] = [
     rule(normal::judge, &[Class::Ok, Class::N4, Class::N5, Class::N8, Class::N17, Class::N20]),
 ];
 
-/// What is said of a flow to an address that is no Service port, and of one that no rule explains.
-const BESIDE_RULES: [Class; 5] = [Class::C5c, Class::C6, Class::C27, Class::N1, Class::Unknown];
+/// The classes of a flow to an address that is no Service port, and of an unexplained one.
+const WITHOUT_RULES: [Class; 5] = [Class::C5c, Class::C6, Class::C27, Class::N1, Class::Unknown];
 
 /// Every class that a verdict on a flow can have.
 pub fn gives() -> impl Iterator<Item = Class> {
-    RULES.iter().flat_map(|rule| rule.gives).copied().chain(BESIDE_RULES)
+    RULES.iter().flat_map(|rule| rule.gives).copied().chain(WITHOUT_RULES)
 }
 
-/// A verdict, and how far it reaches.
+/// A verdict, and the flows that can share it.
 #[derive(Clone, Debug)]
 pub struct Judgement {
     pub verdict: Verdict,
-    /// Of a flow that is healthy for reasons that do not depend on the moment: every other [plain](is_plain) flow of
-    /// this outcome to this address and endpoint is so as well, as long as the cluster's history gives the same
-    /// answers about its time.
+    /// For a flow that is healthy for reasons that do not depend on the moment: every other [plain](is_plain) flow with
+    /// this outcome, address and endpoint is healthy too, as long as the cluster's history gives the same answers about
+    /// its time.
     pub lasting: Option<Lasting>,
 }
 
-/// What a verdict that others share was reached about.
+/// The subject of a shared verdict.
 #[derive(Clone, Debug)]
 pub struct Lasting {
     pub service: Key,
     pub via: Via,
 }
 
-/// Whether nothing was seen of this flow that could speak against its health: an endpoint can still be the wrong one.
+/// Whether no evidence speaks against this flow's health, except that its endpoint can be the wrong one.
 ///
-/// Of a flow that got an endpoint, and had no trouble, no rule asks for anything but the endpoint: neither for the
-/// node's state nor for other flows. `folding_changes_nothing_but_the_cost` in the tests holds the rules to that.
+/// For a flow with an endpoint and without failures, no rule queries anything but the endpoint: neither the node's
+/// state nor other flows. `folding_changes_nothing_but_the_cost` in the tests checks this.
 pub fn is_plain(flow: &Flow) -> bool {
     flow.trouble.is_none()
         && flow.client.trouble.is_none()
@@ -164,12 +164,12 @@ pub fn is_plain(flow: &Flow) -> bool {
         && matches!(flow.outcome(), Outcome::Established | Outcome::Closed | Outcome::Pending)
 }
 
-/// What happened to this flow. `None` where it is none of ours: neither a Service nor a probe was asked for.
+/// The verdict on this flow. `None` if it concerns neither a Service nor a probe.
 pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
     judge_lasting(flow, ctx).map(|judgement| judgement.verdict)
 }
 
-/// As [`judge`], and tells whether the verdict is one that others can share.
+/// As [`judge`], and whether other flows can share the verdict.
 pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     let alone = |verdict| Some(Judgement { verdict, lasting: None });
     let vip = match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) {
@@ -188,7 +188,7 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
         }
     };
     let case = Case::new(flow, ctx, vip);
-    let finding = RULES.iter().find_map(|rule| rule.ask(&case)).unwrap_or_else(|| unexplained(&case));
+    let finding = RULES.iter().find_map(|rule| rule.apply(&case)).unwrap_or_else(|| unexplained(&case));
     let finding = service_config::with_hints(&case, finding);
     let lasts = finding.class == Class::Ok
         && finding.against.is_empty()
@@ -199,7 +199,7 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     Some(Judgement { verdict: record::of(&case, finding), lasting })
 }
 
-/// The flow broke and no rule explains it: what was seen is said, and what would have told.
+/// The flow broke and no rule explains it: the verdict has the evidence, and names the missing observations.
 fn unexplained(case: &Case<'_>) -> Finding {
     let what = match case.outcome {
         Outcome::Refused => "the connection was refused",
@@ -216,13 +216,13 @@ fn unexplained(case: &Case<'_>) -> Finding {
         Finding::new(Class::Unknown, format!("{what}; no rule explains it")).confidence(Confidence::Low);
     if case.decision.is_none() {
         finding = finding.unobserved(
-            "what NAT decided: the decision was taken before the trace began, in another \
+            "NAT's decision: it was taken before the trace began, in another \
              namespace, or its event was not seen",
         );
     }
     if let Some(node) = case.other_nodes_port() {
         finding = finding.unobserved(format!(
-            "what kube-proxy on node {node} decided: its node port was asked for, which this node \
+            "the decision of kube-proxy on node {node}: the client used its node port, which this node \
              does not translate"
         ));
     }
@@ -237,7 +237,7 @@ fn unexplained(case: &Case<'_>) -> Finding {
     }
     if case.membership == Some(Membership::Unknown) {
         finding = finding.unobserved(
-            "whether the endpoint was listed then: the cluster's history does not reach that far",
+            "whether the endpoint was listed at that time: the cluster's history does not reach that far",
         );
     }
     finding
@@ -248,7 +248,7 @@ pub(crate) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
     record::client_pod(flow, cluster)
 }
 
-/// The time that a flow's verdict bears.
+/// The time in a flow's verdict.
 pub(crate) fn verdict_time(flow: &Flow) -> Timestamp {
     flow.settled.unwrap_or(flow.last_seen)
 }

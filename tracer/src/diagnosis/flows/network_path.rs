@@ -12,10 +12,10 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Mechanism: NAT did its work and the SYN left; no answer came. On this node the Pod is gone, paused or filtered; on
-/// another node the tunnel, a security group or the node.
-/// For: repeated SYNs, or an unresolved neighbour, to an endpoint that is listed.
-/// Against: one client's view: the same client straight to the Pod's address decides.
+/// Mechanism: NAT worked and the SYN left; no answer arrived. On this node the Pod is gone, paused or filtered; on
+/// another node the tunnel, a security group or the node fails.
+/// For: retransmitted SYNs, or an unresolved neighbour, to a listed endpoint.
+/// Against: one client's view: a connection from the same client directly to the Pod's address decides.
 pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let unanswered = unanswered_for(case);
@@ -26,7 +26,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     if !failed {
         return None;
     }
-    // A program on the host's network that gets an endpoint there never meets a bridge.
+    // A program on the host's network that gets an endpoint there does not use a bridge.
     let on_host = case.ctx.node.is_own_address(endpoint.ip()) == Some(true);
     if endpoint.ip() == case.flow.orig.src.ip() && !on_host {
         return Some(hairpin::itself(case));
@@ -47,10 +47,10 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         }
         (Outcome::Unreachable, None) if told.is_some() => {
             let who = told.and_then(|error| error.from).map_or("a host".to_owned(), |ip| ip.to_string());
-            format!("cannot be reached: {who} said so by ICMP")
+            format!("cannot be reached: {who} reported it by ICMP")
         }
         (Outcome::Unreachable, Some(reason)) => {
-            format!("cannot be reached: no way to the next hop ({reason})")
+            format!("cannot be reached: no route to the next hop ({reason})")
         }
         (Outcome::Dropped, Some(reason)) => format!("was not reached: packets were dropped ({reason})"),
         (Outcome::Silent, _) => "answered and then fell silent".to_owned(),
@@ -68,25 +68,25 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         }
         Some(name) if !local => {
             finding =
-                finding.unobserved(format!("whether the packet reached node {name}: a trace there tells"));
+                finding.unobserved(format!("whether the packet reached node {name}: a trace there shows it"));
         }
         Some(_) => {}
-        None => finding = finding.unobserved("on which node the endpoint is"),
+        None => finding = finding.unobserved("the node of the endpoint"),
     }
     if case.outcome == Outcome::Silent {
         finding = finding.against(
             EvidenceType::Kernel,
             None,
-            "small packets went through: full-size ones that vanish point at the MTU (C33)",
+            "small packets arrived: lost full-size packets indicate the MTU (C33)",
         );
     }
     Some(finding)
 }
 
-/// C30 on the way: another host's rule refused it.
-/// Mechanism: a firewall on the endpoint's node or between answers with ICMP "administratively prohibited", which the
-/// kernel sends for a rule only.
-/// For: the ICMP error and who sent it. Against: nothing of that rule is known here.
+/// C30 on the path: another host's rule rejected it.
+/// Mechanism: a firewall on the endpoint's node or on the path answers with ICMP "administratively prohibited", which
+/// the kernel sends only for a rule.
+/// For: the ICMP error and its sender. Against: that rule is unknown here.
 pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     let errors = &case.trouble()?.icmp_errors;
     let told = errors.iter().find(|error| error.about_request && error.meaning == IcmpMeaning::Prohibited)?;
@@ -102,7 +102,7 @@ pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
             format!("a rule of {who} refuses packets to {} of {}", case.endpoint_name(), case.name()),
         )
         .confidence(Confidence::High)
-        .unobserved("which rule it is: it stands on another host")
+        .unobserved("which rule it is: it is on another host")
         .now(&[action::READ_OTHER_FIREWALL]),
     )
 }

@@ -6,9 +6,9 @@ use crate::{
     flow::{Outcome, RefusalKind, Stage},
 };
 
-/// Mechanism: a network policy or host firewall refuses, behind NAT or with a code that kube-proxy never uses
-/// (9, 10, 13 of ICMP, 1, 5, 6 of `ICMPv6`: administratively prohibited; a forged RST where endpoints exist).
-/// For: the refusal and where it happened. Against: the CNI's own rules were not read.
+/// Mechanism: a network policy or host firewall rejects, after NAT or with a code that kube-proxy never uses (9, 10, 13
+/// of ICMP, 1, 5, 6 of `ICMPv6`: administratively prohibited; a forged RST if endpoints exist).
+/// For: the rejection and its place. Against: the CNI's own rules were not read.
 pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
     let foreign = match refusal.kind {
@@ -32,7 +32,7 @@ pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// Mechanism: a policy drops the packet after kube-proxy chose an endpoint that is current.
-/// For: `NETFILTER_DROP` behind NAT. Against: an INVALID packet dropped by KUBE-FORWARD looks alike (C18b).
+/// For: `NETFILTER_DROP` after NAT. Against: an INVALID packet dropped by KUBE-FORWARD looks the same (C18b).
 pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
     let drop = case.rule_drop()?;
     case.endpoint?;

@@ -7,10 +7,10 @@ use crate::{
     node::Rule,
 };
 
-/// Mechanism: kube-proxy writes a rule that refuses (ICMP port unreachable) for a Service port without usable
-/// endpoints. Not kube-proxy's fault: the API has none to give.
-/// For: the refusal, before any endpoint was chosen; no usable endpoint in the API at that moment.
-/// Against: nothing, where both were seen. Scaled to zero on purpose it is meant (N19).
+/// Mechanism: kube-proxy writes a rule that rejects (ICMP port unreachable) for a Service port without usable
+/// endpoints. This is not kube-proxy's fault: the API has none.
+/// For: the rejection, before any endpoint was chosen; no usable endpoint in the API at that moment.
+/// Against: nothing, if both were observed. A Service scaled to zero on purpose is intended (N19).
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
     if refusal.stage != Stage::Before
@@ -28,7 +28,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     Some(finding(case, confidence))
 }
 
-/// The same where the refusal itself was not seen: the address was not translated and the connection failed.
+/// Without an observed rejection: the address was not translated and the connection failed.
 pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     let untranslated = case.untranslated() || (case.decision.is_none() && case.flow.decisions.is_empty());
     if case.endpoint.is_some() || case.has_usable() != Some(false) || !case.failed() || !untranslated {
@@ -37,8 +37,7 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };
     let mut finding = finding(case, confidence);
     if case.has_hook(case.refusal_hook()) {
-        finding =
-            finding.unobserved("the rule's refusal: none was seen, so the packet may have taken another way");
+        finding = finding.unobserved("the rule's refusal: the packet may have taken another path");
     }
     Some(finding)
 }
@@ -55,7 +54,7 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     );
     match reason {
         Some(reason) => finding = finding.api(None, reason.to_string()),
-        None => finding = finding.unobserved("why there is none"),
+        None => finding = finding.unobserved("the reason for the missing endpoints"),
     }
     finding.with_ruling(case, Rule::Refuses)
 }

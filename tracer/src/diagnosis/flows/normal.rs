@@ -1,4 +1,4 @@
-//! What is healthy, and what only looks broken: probes (N1), client aborts (N4), terminating endpoints (N8).
+//! Healthy flows, and look-alikes of faults: probes (N1), client aborts (N4), terminating endpoints (N8).
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Programs that the kubelet runs in.
+/// Programs that contain the kubelet.
 const KUBELETS: [&str; 8] =
     ["kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "k0s", "rke2", "microk8s"];
-/// Kernel threads in whose time a packet may be handled: they say nothing of its sender.
+/// Kernel threads in whose context a packet may be handled: they are not its sender.
 const SOFTIRQ: [&str; 5] = ["swapper", "ksoftirqd", "kworker", "rcu_", "idle"];
 
 /// N1.
-/// Mechanism: the kubelet connects to the Pod from its node, and closes as it likes: a reset or a refusal is the
-/// probe's result, not the dataplane's.
-/// For: from an address of this node, straight to a Pod's probe port, by the kubelet.
-/// Against: a port number alone is no proof: another program on the node may ask there.
+/// Mechanism: the kubelet connects to the Pod from its node, and closes in any way: a reset or a refusal is the probe's
+/// result, not the dataplane's.
+/// For: from an address of this node, directly to a Pod's probe port, by the kubelet.
+/// Against: a port number alone is no proof: another program on the node may connect to it.
 pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     let decision = flow.decision(ctx.node_netns);
     if decision.and_then(Decision::endpoint).is_some() || !flow.is_tcp() {
@@ -59,7 +59,7 @@ fn probe_finding(flow: &Flow, pod: &Pod, probe: &Probe, task: Option<&Task>) -> 
         Outcome::Closed | Outcome::Established => "and was answered".to_owned(),
         Outcome::Reset(_) => "and ended by a RST, which is how such a connection may close".to_owned(),
         Outcome::Refused => "and was refused: the Pod does not listen there (yet)".to_owned(),
-        Outcome::Pending => "and its end was not seen".to_owned(),
+        Outcome::Pending => "and its end was not observed".to_owned(),
         _ => "and was not answered".to_owned(),
     };
     let failed = !matches!(
@@ -72,7 +72,7 @@ fn probe_finding(flow: &Flow, pod: &Pod, probe: &Probe, task: Option<&Task>) -> 
             .api(None, format!("Pod {key} has a {} probe on port {}", probe.kind, flow.orig.dst.port()));
     match task {
         Some(task) => finding = finding.node(None, format!("the sender is {} (pid {})", task.comm, task.pid)),
-        None => finding = finding.unobserved("which program sent it"),
+        None => finding = finding.unobserved("the program that sent it"),
     }
     if failed {
         finding = finding
@@ -88,7 +88,7 @@ fn sender(task: Option<&Task>) -> Option<&Task> {
     task.filter(|task| task.pid != 0 && !SOFTIRQ.iter().any(|thread| task.comm.starts_with(thread)))
 }
 
-/// Healthy, or broken by one of its ends. `None` where the flow failed and nothing here explains it.
+/// Healthy, or broken by one of its ends. `None` if the flow failed and nothing here explains it.
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
     let finding = match case.outcome {
         Outcome::Pending if !case.flow.is_tcp() => datagrams::sent(case),
@@ -104,16 +104,16 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
             client_abort(case, "the connect ended within a moment, before an answer came")
                 .unobserved("whether the client gave up or an ICMP error from another host ended it")
         }
-        // The dataplane carried it to the endpoint and back; what the RST means, the application knows.
+        // The dataplane carried it to the endpoint and back; only the application knows the meaning of the RST.
         Outcome::Reset(by) => {
             let reset =
                 case.flow.client.reset_received().or(case.flow.server.reset_sent()).map(|reset| reset.time);
-            let who = if by == ResetBy::Endpoint { "the endpoint" } else { "an end that was not seen" };
+            let who = if by == ResetBy::Endpoint { "the endpoint" } else { "an end that was not observed" };
             healthy(case).against(
                 EvidenceType::Kernel,
                 reset,
                 format!(
-                    "after it was answered the connection was reset by {who}: look at the application there"
+                    "after it was answered the connection was reset by {who}: check the application there"
                 ),
             )
         }
@@ -137,11 +137,11 @@ fn healthy(case: &Case<'_>) -> Finding {
         let detail = match (case.endpoint, pending) {
             (Some(_), false) => format!("{} was served by {endpoint}", case.name()),
             (Some(_), true) => {
-                format!("{} was sent to {endpoint}, and nothing went wrong that could be seen", case.name())
+                format!("{} was sent to {endpoint}, and no failure was observed", case.name())
             }
-            (None, false) => format!("{} answered; which endpoint it was, was not seen", case.name()),
+            (None, false) => format!("{} answered; the endpoint was not observed", case.name()),
             (None, true) => {
-                format!("nothing went wrong with a connection to {} that could be seen", case.name())
+                format!("no failure of a connection to {} was observed", case.name())
             }
         };
         Finding::new(Class::Ok, detail)
@@ -153,22 +153,19 @@ fn healthy(case: &Case<'_>) -> Finding {
     });
     if pending {
         finding = finding.unobserved(if case.has_hook(Hook::SockState) {
-            "the answer: neither end's socket was seen on this node"
+            "the answer: neither end's socket was observed on this node"
         } else {
             "the answer: this trace does not follow socket states"
         });
     }
     if matches!(case.membership, Some(Membership::Unknown | Membership::NeverSeen { .. })) {
-        finding = finding.unobserved("whether the endpoint was listed then");
+        finding = finding.unobserved("whether the endpoint was listed at that time");
     }
     if let Some(Membership::Left { at, .. }) = &case.membership {
         finding = finding.against(
             EvidenceType::Api,
             Some(*at),
-            format!(
-                "the endpoint had left {} before: within the time that kube-proxy is given",
-                length(case.age(*at))
-            ),
+            format!("the endpoint had left {} before: within the grace", length(case.age(*at))),
         );
     }
     if let Some(what) = answered_elsewhere(case) {
@@ -186,7 +183,7 @@ fn healthy(case: &Case<'_>) -> Finding {
             EvidenceType::Kernel,
             Some(repeats.first),
             format!(
-                "the client had to repeat its SYN: the connection began {} late",
+                "the client had to retransmit its SYN: the connection began {} late",
                 length(case.ended().min(repeats.last).since(case.flow.first_seen))
             ),
         );
@@ -197,7 +194,7 @@ fn healthy(case: &Case<'_>) -> Finding {
 /// The kernel's name for a connection given up because keepalive probes were not answered (since 6.10).
 const KEEPALIVE: &str = "TCP_KEEPALIVE_TIMEOUT";
 
-/// Which end gave an idle connection up.
+/// The end that gave up an idle connection.
 fn keepalive_timeout(case: &Case<'_>) -> Option<&'static str> {
     let gave_up = |end: &crate::flow::SocketEnd| {
         end.reset_sent().is_some_and(|reset| reset.reason.as_deref() == Some(KEEPALIVE))
@@ -206,15 +203,15 @@ fn keepalive_timeout(case: &Case<'_>) -> Option<&'static str> {
 }
 
 /// N5.
-/// Mechanism: a connection idled, its keepalive probes were not answered, and the end that sent them gave up.
-/// For: the reason that the kernel gives for the RST. Against: why nobody answered (a node that died, an entry that
-/// timed out on the way) the reset does not tell.
+/// Mechanism: a connection was idle, its keepalive probes were not answered, and the end that sent them gave up.
+/// For: the kernel's reason for the RST. Against: the RST does not show why there was no answer (a node that died, an
+/// entry that timed out on the path).
 fn idle(case: &Case<'_>) -> Finding {
     let who = keepalive_timeout(case).unwrap_or("client");
     Finding::new(
         Class::N5,
         format!(
-            "the {who} gave an idle connection to {} up: its keepalive probes were not answered",
+            "the {who} gave up an idle connection to {}: its keepalive probes were not answered",
             case.name()
         ),
     )
@@ -223,13 +220,13 @@ fn idle(case: &Case<'_>) -> Finding {
     .unobserved("why the other end no longer answered")
 }
 
-/// How soon a client that races several addresses drops the losers (RFC 8305 begins the next after 250 ms).
+/// How soon a client that tries several addresses drops the losers (RFC 8305 starts the next after 250 ms).
 const RACE: Duration = Duration::from_millis(300);
 
-/// Whether the client reset a connection at once, before a byte was exchanged.
+/// Whether the client reset a connection at once, before any byte was exchanged.
 fn lost_a_race(flow: &Flow) -> bool {
     let end = &flow.client;
-    // A SYN that is acknowledged counts as a byte.
+    // An acknowledged SYN counts as a byte.
     let wordless = end.bytes_received == 0 && end.bytes_acked <= 1;
     let life = end.closed.map(|closed| closed.time.since(flow.first_seen));
     !flow.partial && wordless && end.established.is_some() && life.is_some_and(|life| life <= RACE)
@@ -242,7 +239,7 @@ fn losing_attempt(case: &Case<'_>) -> Finding {
         format!("the client reset its connection to {} at once, before it exchanged a byte", case.name()),
     )
     .confidence(Confidence::Medium)
-    .unobserved("why: clients that race several addresses drop the losers so, and port checks end so")
+    .unobserved("the reason: clients that try several addresses at once drop the losers like this, and port checks end like this")
     .related(&[Class::N2])
 }
 

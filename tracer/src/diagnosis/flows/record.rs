@@ -1,6 +1,6 @@
-//! From a finding to the record of the verdict.
+//! Builds the record of a verdict from a finding.
 //!
-//! Owns what every verdict has alike: who the flow was, the kernel's evidence, gaps, losses, and clean texts.
+//! Owns the parts that all verdicts share: the flow's identity, the kernel's evidence, gaps, losses, and clean texts.
 
 use std::{borrow::Cow, net::SocketAddr};
 
@@ -13,7 +13,7 @@ use crate::{
     verdict::{Evidence, FlowRef, Mitigation, ServiceRef, Verdict},
 };
 
-/// Metadata older than this, in seconds, may miss what explains the flow.
+/// Metadata older than this, in seconds, may lack the explanation of the flow.
 const OLD_METADATA_SECS: f64 = 30.0;
 
 pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
@@ -39,7 +39,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     build(case.flow, case.ctx, case.decision, Some(service), reference, finding)
 }
 
-/// Of a Service that does not have the port that was asked for: it is the one meant, with the port's number.
+/// For a Service without the destination port: the Service, with the port's number.
 pub(super) fn without_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: &Key) -> Verdict {
     let service = service_ref(service, flow.orig.dst.port().to_string());
     not_to_a_port(flow, ctx, finding, Some(service))
@@ -91,16 +91,16 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
             finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
         }
     };
-    gap(Hook::Confirm, "what NAT decided");
+    gap(Hook::Confirm, "NAT's decision");
     if case.failed() {
-        gap(Hook::KfreeSkb, "where a packet was dropped");
+        gap(Hook::KfreeSkb, "the place of a drop");
         gap(case.refusal_hook(), "whether a rule refused it");
         if case.is_ipvs() {
             gap(Hook::IpVsConnExpire, "whether IPVS dropped it with an old entry");
         }
-        gap(Hook::TcpSendReset, "who sent a RST");
+        gap(Hook::TcpSendReset, "the sender of a RST");
         gap(Hook::TcpReceiveReset, "whether the client received a RST");
-        gap(Hook::TcpRetransmit, "repeated SYNs");
+        gap(Hook::TcpRetransmit, "retransmitted SYNs");
     }
     if let Some(arrival) = resets::arrival(case) {
         finding.unobserved.push(arrival);
@@ -142,7 +142,7 @@ fn build(
     if let Some(age) = ctx.metadata_age.filter(|age| *age > OLD_METADATA_SECS) {
         finding
             .unobserved
-            .push(format!("changes of the last {age:.0} s: the API server was not heard from since"));
+            .push(format!("changes of the last {age:.0} s: the API server has sent nothing since"));
         if !healthy {
             finding.doubt();
         }
@@ -182,7 +182,7 @@ fn build(
     }
 }
 
-/// What the record knows for a placeholder of an action.
+/// The record's value for a placeholder of an action.
 fn value<'v>(
     name: &str,
     flow: &Flow,

@@ -1,5 +1,5 @@
-//! Resets that conntrack brought about: after an invalid packet (C18), by a pick-up in mid-stream (C19); packets that
-//! are dropped as invalid (C18b); and for every reset who sent it and whether it arrived.
+//! Resets that conntrack caused: after an invalid packet (C18), by a mid-stream pickup (C19); packets that are dropped
+//! as invalid (C18b); and for every reset its sender and arrival.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ fn untranslated_answer<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
     resets.iter().find(|reset| reset.by == End::Client && reset.untranslated && !reset.to_syn)
 }
 
-/// Whether the client's socket lived at that moment, as far as it was seen.
+/// Whether the client's socket was open at that moment, as far as it was observed.
 fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
     let client = &flow.client;
     if !client.is_seen() {
@@ -34,12 +34,13 @@ fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
 }
 
 /// C18 (kubernetes/kubernetes#74839).
-/// Mechanism: conntrack calls an answer invalid (out of window), so it is not translated back, and with no rule that
-/// drops it the client gets it from the endpoint's own address. The client's stack has no such connection and resets
-/// the endpoint's; the client's own connection, to the VIP, hangs until the endpoint answers it with a RST too.
+/// Mechanism: conntrack classifies an answer as invalid (out of window), so it is not translated back, and without a
+/// rule that drops it, it reaches the client from the endpoint's own address. The client's stack has no such connection
+/// and resets the endpoint's; the client's own connection, to the VIP, hangs until the endpoint answers it with a RST
+/// too.
 /// For: the fingerprint, a RST without a socket to the endpoint's address from the port of a socket that is connected
-/// to the VIP; the packet that was called invalid.
-/// Against: an answer that comes by another way than the request did is not translated either (C31).
+/// to the VIP; the invalid packet.
+/// Against: an answer on another path than the request is not translated either (C31).
 pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
     let lived = client_lived(case.flow, reset.mark.first);
@@ -73,16 +74,16 @@ pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
         finding = finding.against(
             EvidenceType::Kernel,
             None,
-            "an answer that bypasses this node's conntrack on its way back looks alike (C31)",
+            "an answer that bypasses this node's conntrack on its way back looks the same (C31)",
         );
     }
     Some(finding)
 }
 
-/// C31, the answer that comes directly.
+/// C31, the direct answer.
 /// Mechanism: client and endpoint share a bridge whose frames do not pass the rules (bridge-nf-call-iptables=0), or the
-/// answer takes another way: it comes from the endpoint's own address, and the client, which waits for the VIP, resets
-/// it before there is a connection.
+/// answer takes another path: it arrives from the endpoint's own address, and the client, which waits for the VIP,
+/// resets it before there is a connection.
 pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
     if case.flow.client.established.is_some() || case.flow.partial || !case.flow.client.is_seen() {
@@ -104,35 +105,35 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
     )
 }
 
-/// A connection whose entry was made anew while it lived.
-struct Anew {
+/// A connection whose entry was created again while it was open.
+struct Recreated {
     at: Timestamp,
-    /// Where its packets go since then.
+    /// The destination of its packets since then.
     chosen: SocketAddr,
-    /// Where they went before, and how the entry of that time ended.
+    /// The destination before, and the end of the earlier entry.
     before: Option<(SocketAddr, Option<Ended>)>,
 }
 
-fn made_anew(case: &Case<'_>) -> Option<Anew> {
-    // Where the client's socket is on this node, the flow is known to be the same.
+fn recreated(case: &Case<'_>) -> Option<Recreated> {
+    // If the client's socket is on this node, the flow is known to be the same.
     if let Some(picked_up) = case.trouble().and_then(|trouble| trouble.picked_up) {
         let before = case.endpoint.map(|endpoint| (endpoint, case.flow.deleted));
         let chosen = picked_up.ct.endpoint().filter(|chosen| case.endpoint != Some(*chosen))?;
-        return Some(Anew { at: picked_up.time, chosen, before });
+        return Some(Recreated { at: picked_up.time, chosen, before });
     }
     let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
     let before = case.flow.previous.map(|previous| (previous.endpoint, previous.ended));
-    Some(Anew { at: case.decided, chosen: decision.endpoint()?, before })
+    Some(Recreated { at: case.decided, chosen: decision.endpoint()?, before })
 }
 
 /// C19.
-/// Mechanism: the entry of a connection went (deleted, flushed, timed out, or the path moved to this node) while the
-/// connection lived. Its next packet makes a new entry in mid-stream (`nf_conntrack_tcp_loose`), NAT chooses anew, and
-/// an endpoint that has no such connection resets it.
+/// Mechanism: the entry of an open connection disappeared (deleted, flushed, timed out, or the path moved to this
+/// node). Its next packet creates a new entry mid-stream (`nf_conntrack_tcp_loose`), NAT chooses again, and an endpoint
+/// without this connection resets it.
 /// For: an entry that was confirmed for a segment without SYN; the RST of a stack without a socket.
-/// Against: the same endpoint chosen again: then it knew the connection.
+/// Against: NAT chose the same endpoint again: then the endpoint knew the connection.
 pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
-    let anew = made_anew(case)?;
+    let found = recreated(case)?;
     let sender = case.trouble().and_then(|trouble| {
         trouble.stack_resets.iter().find(|reset| reset.by == End::Endpoint && !reset.to_syn)
     });
@@ -144,42 +145,42 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
     let mut finding = Finding::new(
         Class::C19,
         format!(
-            "the connection to {} went on without its conntrack entry: NAT chose {} mid-stream, \
+            "the connection to {} continued without its conntrack entry: NAT chose {} mid-stream, \
              which does not know it",
             case.name(),
-            anew.chosen
+            found.chosen
         ),
     )
     .confidence(if sender.is_some() { Confidence::High } else { Confidence::Medium });
-    match anew.before {
+    match found.before {
         Some((endpoint, ended)) => {
-            let ended = ended.map_or("its end was not seen".to_owned(), |ended| {
+            let ended = ended.map_or("its end was not observed".to_owned(), |ended| {
                 let how = match ended.deleted_by {
                     Some(port) => format!("it was deleted through netlink (port {port})"),
                     None => "it timed out or the kernel killed it".to_owned(),
                 };
-                format!("{how} {} before", length(anew.at.since(ended.time)))
+                format!("{how} {} before", length(found.at.since(ended.time)))
             });
-            let what = format!("the entry before it led to {endpoint}; {ended}");
-            if endpoint == anew.chosen {
-                finding = finding.against(EvidenceType::Kernel, Some(anew.at), what);
+            let what = format!("the previous entry led to {endpoint}; {ended}");
+            if endpoint == found.chosen {
+                finding = finding.against(EvidenceType::Kernel, Some(found.at), what);
             } else {
-                finding = finding.kernel(Some(anew.at), what);
+                finding = finding.kernel(Some(found.at), what);
             }
         }
         None => {
             finding =
-                finding.unobserved("what became of the entry before: it was gone before this trace knew it");
+                finding.unobserved("the end of the previous entry: it was gone before this trace knew it");
         }
     }
     Some(finding)
 }
 
 /// C18b (kubernetes/kubernetes#94861).
-/// Mechanism: conntrack calls legitimate packets invalid, for it saw only one direction (asymmetric routes, anycast,
-/// several uplinks) or lost the count of a window, and a rule drops what is invalid (KUBE-FORWARD).
+/// Mechanism: conntrack classifies legitimate packets as invalid, because it saw only one direction (asymmetric routes,
+/// anycast, several uplinks) or lost track of a window, and a rule drops invalid packets (KUBE-FORWARD).
 /// For: invalid packets, and rules' drops of packets without an entry, in a connection that then fell silent.
-/// Against: drops of invalid packets alone break nothing: they are a cure for C18.
+/// Against: drops of invalid packets alone break nothing: they prevent C18.
 pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
     let invalid = trouble.invalid.iter().min_by_key(|invalid| invalid.mark.first)?;
@@ -201,7 +202,7 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
             ),
         )
         .confidence(Confidence::Medium)
-        .unobserved("the rule that dropped them: KUBE-FORWARD drops what is INVALID in iptables mode"),
+        .unobserved("the rule that dropped them: KUBE-FORWARD drops INVALID packets in iptables mode"),
     )
 }
 
@@ -209,7 +210,7 @@ fn invalid_answer(flow: &Flow) -> Option<&Invalid> {
     flow.trouble.as_ref()?.invalid.iter().find(|invalid| invalid.reply)
 }
 
-/// What is not known of a reset's arrival at its other end.
+/// The unknown part of a reset's arrival at its other end.
 pub(super) fn arrival(case: &Case<'_>) -> Option<String> {
     let flow = case.flow;
     let (receiver, end) = match case.outcome {
@@ -221,8 +222,8 @@ pub(super) fn arrival(case: &Case<'_>) -> Option<String> {
         return None;
     }
     Some(if end.is_seen() {
-        format!("the RST's arrival at the {receiver}'s socket: none was seen before it closed")
+        format!("the RST's arrival at the {receiver}'s socket: none was observed before it closed")
     } else {
-        format!("whether the RST reached the {receiver}: its socket was not seen on this node")
+        format!("whether the RST reached the {receiver}: its socket was not observed on this node")
     })
 }

@@ -1,4 +1,4 @@
-//! The Service is not what the client takes it for: wrong port (C5c), another proxy (C5d), a Local policy without a
+//! The Service differs from the client's assumption: wrong port (C5c), another proxy (C5d), a Local policy without a
 //! local endpoint (C21, C22), no address at all (C27); and hints that narrow its endpoints (C25).
 
 use std::net::SocketAddr;
@@ -28,8 +28,8 @@ pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Opt
     ))
 }
 
-/// The Service was deleted, or gave the address up: C6 where a rule still translated it, else C5c; C27 where it has none
-/// any more.
+/// The Service was deleted, or gave up the address: C6 if a rule still translated it, otherwise C5c; C27 if it has no
+/// address now.
 pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timestamp) -> Option<Finding> {
     let decision = flow.decision(ctx.node_netns);
     let decided = decision.map_or(flow.first_seen, |decision| decision.time);
@@ -43,20 +43,20 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
             Finding::new(
                 Class::C6,
                 format!(
-                    "the rules still send {} to {endpoint}, {ago} after {service} gave the address up",
+                    "the rules still send {} to {endpoint}, {ago} after {service} gave up the address",
                     flow.orig.dst
                 ),
             )
             .confidence(Confidence::Medium)
             .severity(Severity::Medium)
             .api(Some(since), past)
-            .unobserved("why kube-proxy did not take the rule away: its log and metrics")
+            .unobserved("why kube-proxy did not delete the rule: its log and metrics")
             .fill("RULES_OF_ENDPOINT", rules_of_endpoint(ctx.node.mode, endpoint)),
         );
     }
     let failed = !flow.outcome().is_success() && flow.outcome() != Outcome::Pending;
     failed.then(|| {
-        let asks = format!("the client asks for an address that {service} gave up {ago} before");
+        let asks = format!("the client uses an address that {service} gave up {ago} before");
         let now = ctx.cluster.service(service, flow.first_seen);
         let finding = match now.and_then(|now| now.without_address()) {
             Some(why) => Finding::new(Class::C27, format!("{asks}: {why}")),
@@ -67,10 +67,11 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
 }
 
 /// C25.
-/// Mechanism: hints in the `EndpointSlices` keep a node's traffic to the endpoints of its zone, or its own: what is wrong
-/// with those few is not evened out by the others. By design, so said beside the fault, never as one.
-/// For: the flow failed at one of the endpoints that hints leave to this node, and they leave out others that are ready.
-/// Against: under a Local policy hints are not asked.
+/// Mechanism: hints in the `EndpointSlices` keep a node's traffic at the endpoints of its zone, or its own: the other
+/// endpoints do not compensate for a fault of those few. This is by design, so it is evidence for the fault and never a
+/// fault itself.
+/// For: the flow failed at one of the endpoints that hints leave to this node, and they exclude other ready ones.
+/// Against: under a Local policy hints are not used.
 pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
     let hinted = || {
         let endpoint = case.endpoint.filter(|_| case.failed() && !case.vip.is_local())?;
@@ -107,7 +108,7 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
         Finding::new(
             Class::C5d,
             format!(
-                "kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it here",
+                "kube-proxy leaves {} to the proxy \"{proxy}\", which did not serve it on this node",
                 case.name()
             ),
         )
@@ -116,10 +117,11 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C23.
-/// Mechanism: kube-proxy lets only `loadBalancerSourceRanges` in at a load balancer's IP. In iptables mode KUBE-FW does
-/// not translate others, KUBE-PROXY-FIREWALL drops them; in nftables mode a `firewall-` chain drops them before NAT.
-/// For: a load balancer IP, a source in none of its ranges, and a rule's drop before any endpoint was chosen.
-/// Against: a drop that was not seen may have been another's. Node ports are not subject to the ranges.
+/// Mechanism: kube-proxy admits only `loadBalancerSourceRanges` at a load balancer's IP. In iptables mode KUBE-FW does
+/// not translate other sources, and KUBE-PROXY-FIREWALL drops them; in nftables mode a `firewall-` chain drops them
+/// before NAT.
+/// For: a load balancer IP, a source outside its ranges, and a rule's drop before any endpoint was chosen.
+/// Against: an unobserved drop may have another cause. The ranges do not apply to node ports.
 pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     let (ranges, source) = (case.vip.source_ranges().collect::<Vec<_>>(), case.flow.orig.src.ip());
     let excluded = !ranges.is_empty() && !ranges.iter().any(|range| range.contains(source));
@@ -144,15 +146,15 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     .confidence(if drop.is_some() { Confidence::High } else { Confidence::Medium })
     .api(None, format!("the Service admits {}{more}", listed.join(", ")));
     if drop.is_none() {
-        finding = finding.unobserved("the rule's drop: something else may have taken the packets");
+        finding = finding.unobserved("the rule's drop: the packets may have been lost elsewhere");
     }
     Some(finding.with_ruling(case, Rule::Drops))
 }
 
 /// C26.
 /// Mechanism: kube-proxy serves node ports only at the addresses that `nodePortAddresses` admits; at the others the
-/// packet is for the node itself, which has no such port.
-/// For: this node's own address, a node port that its rules serve at another address of it and not at this one.
+/// packet goes to the node itself, which has no such port.
+/// For: this node's own address, and a node port that its rules serve at another of its addresses and not at this one.
 pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
     let asked = case.vip.addr;
     if case.vip.via != Via::NodePort || case.endpoint.is_some() || !case.failed() {
@@ -184,8 +186,8 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C21 (external), C22 (internal).
-/// Mechanism: under a Local policy kube-proxy drops what arrives on a node without a local endpoint: a timeout, not a
-/// refusal (kubernetes/kubernetes#121371).
+/// Mechanism: under a Local policy kube-proxy drops packets that arrive on a node without a local endpoint: a timeout,
+/// not a refusal (kubernetes/kubernetes#121371).
 /// For: a rule's drop before any endpoint was chosen, a Local policy, and no endpoint on this node.
 /// Against: a load balancer that respects the health check port never sends here.
 pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
@@ -213,7 +215,7 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
         finding = finding.unobserved("the drop's reason: this kernel gives none");
     }
     if local.is_none() {
-        finding = finding.unobserved("which endpoints are on this node: its name is not known");
+        finding = finding.unobserved("the endpoints on this node: its name is unknown");
     }
     Some(finding.with_ruling(case, Rule::Drops))
 }

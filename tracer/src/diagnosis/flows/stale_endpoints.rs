@@ -1,4 +1,4 @@
-//! Endpoints that are no more: chosen although they had left (C6), or left while the flow lived (N9, C7).
+//! Former endpoints: chosen although they had left (C6), or removed during the flow (N9, C7).
 
 use super::{Case, Finding, iptables_sync::lag, rules_of_endpoint, text::length};
 use crate::{
@@ -10,22 +10,22 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Metadata older than this, in seconds, may have missed that the endpoint came back.
+/// Metadata older than this, in seconds, may have missed that the endpoint returned.
 const OLD_METADATA_SECS: f64 = 30.0;
 
 /// C6; within the grace C5.
-/// Mechanism: kube-proxy's rules still name an endpoint that the API took away: it lost the API (C2), its sync fails
-/// (C4), or it is not there (C1). Whoever has the address now answers, or nobody.
-/// For: NAT chose it for a new connection, later than its removal and the grace.
-/// Against: an answer all the same (the Pod still runs, or another got its address); a terminating endpoint that
-/// serves is no stale one (N8); a flow older than the removal is a drain (N9, C7).
+/// Mechanism: kube-proxy's rules still name an endpoint that the API removed: it lost the API (C2), its sync fails
+/// (C4), or it does not run (C1). The present holder of the address answers, or no host does.
+/// For: NAT chose it for a new connection, after its removal and the grace.
+/// Against: an answer (the Pod still runs, or another Pod has its address); a terminating endpoint that serves is not
+/// stale (N8); a flow older than the removal is a drain (N9, C7).
 pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     if case.is_ready() {
         return None;
     }
     let name = case.endpoint_name();
-    // A decision that was taken before the trace began has no time: the flow may be older than the removal.
+    // A decision from before the trace has no time: the flow may be older than the removal.
     if case.flow.partial && case.decision.is_some_and(|decision| decision.confirmed.is_none()) {
         return None;
     }
@@ -44,7 +44,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             let how_long = if *since > Timestamp::MIN {
                 format!("for {}", length(case.age(*since)))
             } else {
-                "for longer than is known".to_owned()
+                "for an unknown time".to_owned()
             };
             (
                 format!("{name} of {} was neither ready nor serving {how_long}", case.name()),
@@ -52,7 +52,8 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                 true,
             )
         }
-        // The slices are known since their last change: what they do not list now may have left then, or before.
+        // The slices are known since their last change: an endpoint that they do not list may have left then, or
+        // before.
         Membership::NeverSeen { since } if *since > Timestamp::MIN => (
             format!(
                 "no EndpointSlice of {} has listed {endpoint} for at least {}",
@@ -71,11 +72,11 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     };
     let confounder = if certain { None } else { unlisted_but_not_stale(case) };
     if confounder.is_some() && !case.failed() {
-        // It came through, to an endpoint that may well be a good one.
+        // The connection succeeded, and its endpoint may be a valid one.
         return None;
     }
     if since.is_some_and(|since| case.within_grace(since)) {
-        // Kube-proxy may still be writing it. A connection that came through broke nothing.
+        // kube-proxy may still be writing the change. A connection that succeeded broke nothing.
         return case
             .failed()
             .then(|| lag(case, &format!("NAT still chose an endpoint that had just gone: {what}")));
@@ -89,7 +90,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         })
         .severity(if case.failed() { Severity::High } else { Severity::Medium })
         .api(since, what)
-        .unobserved("why the rules are old: kube-proxy's log and metrics tell C1, C2 and C4 apart")
+        .unobserved("why the rules are old: kube-proxy's log and metrics distinguish C1, C2 and C4")
         .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.mode, endpoint))
         .related(&[Class::C2, Class::C4]);
     if case.vip.service.affinity.is_some() {
@@ -108,14 +109,14 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     }
     if answered {
         let by = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
-        let who = by.map_or_else(|| "something".to_owned(), |pod| format!("Pod {}", pod.key));
+        let who = by.map_or_else(|| "a host".to_owned(), |pod| format!("Pod {}", pod.key));
         finding = finding.against(
             EvidenceType::Kernel,
             case.flow.client.established,
             format!("the connection was answered: {who} has the address {} now", endpoint.ip()),
         );
     } else if let Some((pod, until)) = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), case.decided) {
-        finding = finding.api(Some(until), format!("Pod {} gave the address {} up", pod.key, endpoint.ip()));
+        finding = finding.api(Some(until), format!("Pod {} gave up the address {}", pod.key, endpoint.ip()));
     }
     if let Some(confounder) = confounder {
         finding = finding.against(EvidenceType::Api, None, confounder);
@@ -127,11 +128,11 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C8 (kubernetes/kubernetes#112604, #127318).
-/// Mechanism: a UDP sender that never hears an answer refreshes its conntrack entry with each datagram, and the entry
-/// still leads to an endpoint that left since. Rules are asked for new entries only, so no rule helps, not even the
-/// REJECT of a Service without endpoints; kube-proxy should have deleted the entry.
-/// For: the entry without an answer, listed or read again after the endpoint had left, and a datagram since.
-/// Against: an entry that is made after the removal comes from the rules (C6).
+/// Mechanism: a UDP sender without answers refreshes its conntrack entry with each datagram, and the entry still leads
+/// to an endpoint that has left since. Rules are evaluated only for new entries, so no rule helps, not even the REJECT
+/// of a Service without endpoints; kube-proxy should have deleted the entry.
+/// For: the entry without an answer, listed or reread after the endpoint had left, and a datagram since.
+/// Against: an entry created after the removal comes from the rules (C6).
 pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let reread = case.flow.reread.filter(|_| case.flow.orig.protocol == Protocol::UDP)?;
@@ -175,7 +176,7 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// Why an endpoint that no slice is known to have listed may be a good one all the same.
+/// Why an endpoint that no slice is known to have listed may be valid.
 fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
     if case.ctx.metadata_age.is_some_and(|age| age > case.ctx.grace.as_secs_f64()) {
         return Some("the metadata is old: the endpoint may have been added since");
@@ -187,10 +188,10 @@ fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
 }
 
 /// N9 or C7.
-/// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never cleans TCP entries
-/// (kubernetes/kubernetes#100698). In a rolling update the Pod ends its connections within its termination grace: N9.
-/// Broken later than that, the client was left with a dead peer: C7. Neither is kube-proxy's fault.
-/// For: NAT was decided while the endpoint was listed; it left before the flow ended.
+/// Mechanism: the entry of an established connection outlives its endpoint; kube-proxy never deletes TCP entries
+/// (kubernetes/kubernetes#100698). In a rolling update the Pod ends its connections within its termination grace: N9. A
+/// connection that broke later left the client with a dead peer: C7. Neither is kube-proxy's fault.
+/// For: NAT decided while the endpoint was listed; it left before the flow ended.
 pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let ended = case.ended();
@@ -220,10 +221,10 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     if drained || after <= grace {
         let how = match case.outcome {
             Outcome::Established => "was still open",
-            Outcome::Closed => "ended well",
+            Outcome::Closed => "ended normally",
             _ => "broke",
         };
-        // What IPVS would do to it under `expire_nodest_conn=0` (C13) shows in drops alone.
+        // Only drops show the effect of IPVS with `expire_nodest_conn=0` (C13).
         let hidden = case.is_ipvs() && case.outcome == Outcome::Silent && !case.ctx.drop_reasons;
         let sure = !case.flow.partial && !hidden;
         let mut finding = Finding::new(

@@ -1,4 +1,4 @@
-//! What the kernel was seen to do with a flow, in words, in the order of time.
+//! The kernel's observed actions on a flow, in words, in the order of time.
 
 use super::text::{count, length, times};
 use crate::{
@@ -24,7 +24,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
         if trouble.table_full.is_seen() {
             say(
                 trouble.table_full.first,
-                format!("no conntrack entry could be made: dropped {}", repeated(trouble.table_full)),
+                format!("no conntrack entry could be created: dropped {}", repeated(trouble.table_full)),
             );
         }
         if trouble.clashes.is_seen() {
@@ -79,7 +79,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
         for reset in &trouble.stack_resets {
             let by = match reset.by {
                 End::Client => "the client's stack",
-                End::Vip => "the stack that got the untranslated packet",
+                End::Vip => "the stack that received the untranslated packet",
                 End::Endpoint => "the endpoint's stack",
             };
             let what =
@@ -134,7 +134,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 .map_or_else(|| "not translated".to_owned(), |endpoint| format!("sent to {endpoint}"));
             say(
                 picked_up.time,
-                format!("its packets met no conntrack entry any more; one was made anew and {to}"),
+                format!("its packets found no conntrack entry; a new one was created and {to}"),
             );
         }
         if let Some(killed) = trouble.killed {
@@ -161,7 +161,7 @@ fn decided(decision: &Decision) -> String {
     let what = match ct.endpoint() {
         Some(endpoint) if ct.by_ipvs() => {
             format!(
-                "IPVS chose endpoint {endpoint} for {} (the reply tuple is altered without the DNAT bit)",
+                "IPVS chose endpoint {endpoint} for {} (the reply tuple changed without the DNAT bit)",
                 ct.orig.dst
             )
         }
@@ -180,18 +180,18 @@ fn decided(decision: &Decision) -> String {
         (Some(_), 1) => String::new(),
         (Some(_), n) => format!("; confirmed at entry {n}"),
         (None, 1) => "; the entry was never confirmed".to_owned(),
-        (None, n) => format!("; {n} entries were made and none was confirmed"),
+        (None, n) => format!("; {n} entries were created and none was confirmed"),
     };
     let midstream =
-        if decision.midstream == Some(true) { "; for a segment without SYN, in mid-stream" } else { "" };
+        if decision.midstream == Some(true) { "; created mid-stream, for a segment without SYN" } else { "" };
     format!("{what}{source}{entry}{midstream}")
 }
 
-/// What IPVS's own functions told. Which endpoint it chose is said here only where no conntrack entry says it.
+/// The events of IPVS's own functions. The endpoint is stated here only if no conntrack entry shows it.
 fn by_ipvs(flow: &Flow, ipvs: &Ipvs, say: &mut impl FnMut(Timestamp, String)) {
     if let Some(chosen) = &ipvs.chosen {
         let affinity = if chosen.first_of_client {
-            "; a persistence template was made, which the client's next connections follow"
+            "; a persistence template was created, which the client's next connections follow"
         } else {
             ""
         };
@@ -203,7 +203,7 @@ fn by_ipvs(flow: &Flow, ipvs: &Ipvs, say: &mut impl FnMut(Timestamp, String)) {
         say(
             chosen.time,
             format!(
-                "IPVS made an entry for {} with real server {} (ip_vs_conn_new){affinity}{tracked}",
+                "IPVS created an entry for {} with real server {} (ip_vs_conn_new){affinity}{tracked}",
                 chosen.tuple.dst, chosen.destination
             ),
         );
@@ -219,7 +219,7 @@ fn by_ipvs(flow: &Flow, ipvs: &Ipvs, say: &mut impl FnMut(Timestamp, String)) {
         say(
             ipvs.expired.first,
             format!(
-                "IPVS gave its old entry up and dropped the {what} that met it {} (ip_vs_conn_expire_now)",
+                "IPVS deleted its old entry and dropped the {what} that used it {} (ip_vs_conn_expire_now)",
                 repeated(ipvs.expired)
             ),
         );
@@ -234,11 +234,11 @@ fn ends(flow: &Flow, say: &mut impl FnMut(Timestamp, String)) {
         let repeats = end.syn_retransmits();
         if repeats.is_seen() {
             let what = if who == "client" { "SYN" } else { "SYN-ACK" };
-            say(repeats.first, format!("the {who} repeated its {what} {}", repeated(repeats)));
+            say(repeats.first, format!("the {who} retransmitted its {what} {}", repeated(repeats)));
         }
         let repeats = end.retransmits();
         if repeats.is_seen() {
-            say(repeats.first, format!("the {who} repeated data {}", repeated(repeats)));
+            say(repeats.first, format!("the {who} retransmitted data {}", repeated(repeats)));
         }
         if let Some(reset) = end.reset_sent() {
             let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
@@ -275,7 +275,7 @@ fn repeated(mark: Mark) -> String {
 
 const fn on_the_way(stage: Stage) -> &'static str {
     match stage {
-        Stage::Before => "on the way to the address asked for",
+        Stage::Before => "on the way to the Service address",
         Stage::After => "on the way to the endpoint",
         Stage::Reply => "on the way back",
     }

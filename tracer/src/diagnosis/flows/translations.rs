@@ -1,5 +1,5 @@
-//! Which Services this node translated lately, and which not: one Service without a rule is its own trouble, several
-//! at once are kube-proxy's.
+//! The Services that this node recently translated, and those that it did not: one Service without a rule has its own
+//! fault, several at once indicate kube-proxy.
 //!
 //! Owns a bounded memory across flows. The trace notes each flow here before it judges it.
 
@@ -13,10 +13,10 @@ use crate::{
     time::Timestamp,
 };
 
-/// Service addresses remembered; older ones are forgotten at once when there are more.
+/// The most Service addresses kept; beyond it all old ones are removed at once.
 const MAX_SERVICES: usize = 4096;
-/// How far back "lately" reaches: two of kube-proxy's sync periods (30 s).
-const LATELY: Duration = Duration::from_mins(1);
+/// The length of "recently": two of kube-proxy's sync periods (30 s).
+const RECENTLY: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Default)]
 pub struct Translations {
@@ -24,7 +24,7 @@ pub struct Translations {
     last_translated: Option<Timestamp>,
     /// Services that answered a datagram.
     answering: HashMap<(SocketAddr, Protocol), Timestamp>,
-    /// When a cluster IP with endpoints was last answered although nothing here translated it.
+    /// When a cluster IP with endpoints was last answered without a translation here.
     served_elsewhere: Option<Timestamp>,
 }
 
@@ -33,10 +33,10 @@ impl Translations {
         Self::default()
     }
 
-    /// Notes what NAT decided for this flow, if it was meant for a cluster IP.
+    /// Notes NAT's decision for this flow, if it was meant for a cluster IP.
     pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
         let Some(decision) = flow.decision(ctx.node_netns) else {
-            // Where IPVS does not track in conntrack, only its own choice tells.
+            // If IPVS does not track in conntrack, only its own choice shows the decision.
             if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
                 && matches!(
                     ctx.cluster.address(flow.orig.dst, flow.orig.protocol, chosen.time),
@@ -93,22 +93,22 @@ impl Translations {
         self.answering.insert((vip.addr, vip.port.protocol), time);
     }
 
-    /// Whether this Service was seen to answer datagrams.
+    /// Whether this Service was observed to answer datagrams.
     pub(super) fn answers(&self, asked: SocketAddr, protocol: Protocol) -> bool {
         self.answering.contains_key(&(asked, protocol))
     }
 
-    /// Whether Services were answered here around `at` although this node's rules did not translate them: something
-    /// that netfilter does not see serves them.
+    /// Whether Services answered around `at` although this node's rules did not translate them: a program that bypasses
+    /// netfilter serves them.
     pub(super) fn served_elsewhere(&self, at: Timestamp) -> bool {
-        let lately = at.saturating_sub(LATELY);
+        let lately = at.saturating_sub(RECENTLY);
         self.served_elsewhere.is_some_and(|time| time >= lately)
             && self.last_translated.is_none_or(|time| time < lately)
     }
 
-    /// Whether other Services went untranslated around `at` too, and none was translated.
+    /// Whether other Services were not translated around `at` either, and none was.
     pub(super) fn other_services_untranslated(&self, vip: SocketAddr, at: Timestamp) -> bool {
-        let lately = at.saturating_sub(LATELY);
+        let lately = at.saturating_sub(RECENTLY);
         self.last_translated.is_none_or(|time| time < lately)
             && self.untranslated.iter().any(|(asked, time)| *asked != vip && *time >= lately)
     }

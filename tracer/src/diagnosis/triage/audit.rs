@@ -1,7 +1,7 @@
-//! Step 3: each rule against what kube-proxy should have written (K6), as findings.
+//! Step 3: compares each rule with what kube-proxy should have written (K6), and makes findings.
 //!
-//! Owns what a difference means together with what else was found: its cause, its reach and what to do. The differences
-//! themselves are the audit's.
+//! Owns the meaning of a difference in the context of the other findings: its cause, its reach and the actions. The
+//! audit finds the differences.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,11 +27,11 @@ use crate::{
 };
 
 /// Services of one cause told one by one, at most; more are one finding about the node.
-const SERVICES_MAX: usize = 8;
-/// Differences quoted as evidence of one finding, at most; the rest is counted.
-const QUOTED_MAX: usize = 6;
+const MAX_SERVICES: usize = 8;
+/// The most differences quoted as evidence of one finding; the others are counted.
+const MAX_QUOTED: usize = 6;
 
-/// Compares the rules with the API, where both are known. Answers what kept it from doing so.
+/// Compares the rules with the API if both are known. Returns the reasons why it could not.
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) -> Vec<String> {
     let Some(history) = facts.services() else { return Vec::new() };
     let known = |family: &Family| facts.node.knows_rules(*family);
@@ -39,13 +39,13 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) -> Vec<String> {
         return Vec::new();
     }
     let (Some(mode), Some(node)) = (facts.node.mode, facts.known_node()) else {
-        return vec!["each rule against the API: the mode or the node's name is not known".to_owned()];
+        return vec!["each rule against the API: the mode or the node's name is unknown".to_owned()];
     };
     let context = context(facts, node, mode);
     let mut expected = Expected::new(history, &context);
     expected.trace_back(history, &facts.node.rules, &context);
     let mut audit = audit::audit(&expected, &facts.node.rules, &context);
-    // Of a family whose rules were not read nothing is missing.
+    // A family whose rules were not read has no missing rule.
     audit.discrepancies.retain(|found| known(&found.family));
     take(mode, facts, &audit.discrepancies, findings);
     let gap = |gap: &String| format!("rules against the API: {gap}");
@@ -79,7 +79,7 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
     context
 }
 
-/// The latest wish and the oldest write of both families; the grace window of the catalogue, section 3.
+/// The latest queued update and the oldest write of both families; the grace of the catalogue, section 3.
 fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
     let moment = |seconds: f64| {
         Duration::try_from_secs_f64(seconds)
@@ -87,7 +87,7 @@ fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
             .and_then(|since| u64::try_from(since.as_nanos()).ok())
             .map(Timestamp::from_unix_ns)
     };
-    // What waits is as old as it was by kube-proxy's own clock, not by that of a folder that was read later.
+    // The age of a waiting update comes from kube-proxy's own clock, not from the time at which a folder is read.
     let skew = facts.node.proxy_clock.and_then(moment).map_or(Duration::ZERO, |clock| at.since(clock));
     let waits = times.iter().any(|times| times.last_queued > times.last_synced);
     let queued = times.iter().map(|times| times.last_queued).reduce(f64::max).and_then(moment);
@@ -108,7 +108,7 @@ fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
     sync
 }
 
-/// Every class that [`class_of`] can give.
+/// Every class that [`class_of`] can return.
 pub(super) const GIVES: &[Class] = &[
     Class::C1,
     Class::C2,
@@ -129,10 +129,10 @@ pub(super) const GIVES: &[Class] = &[
     Class::C31,
 ];
 
-/// A difference, and what it is called.
+/// A difference and its class.
 type Named<'d> = (Class, &'d Discrepancy);
 
-/// The class of a difference, by what differs, in which mode, and by what kube-proxy's own times say of it.
+/// The class of a difference, from its aspect, the mode and kube-proxy's own times.
 fn class_of(found: &Discrepancy, mode: ProxyMode) -> Class {
     let other_backend =
         mode == ProxyMode::Iptables && found.writer.is_some_and(crate::rules::Writer::is_iptables);
@@ -162,7 +162,7 @@ fn class_of(found: &Discrepancy, mode: ProxyMode) -> Class {
     }
 }
 
-/// A finding about rules, with what is to be done where the rules differ and not what the class is usually about.
+/// A finding about rules, with the actions for differing rules instead of the class's usual ones.
 fn of_rules(class: Class, detail: impl Into<String>, is_in_flight: bool) -> Finding {
     let mut finding = Finding::new(class, detail);
     if class == Class::C5c {
@@ -177,7 +177,7 @@ fn of_rules(class: Class, detail: impl Into<String>, is_in_flight: bool) -> Find
     }
 }
 
-/// Makes findings of the differences, and hands those that are explained already to what explains them.
+/// Makes findings of the differences, and adds explained differences to the findings that explain them.
 fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings: &mut Vec<Finding>) {
     let named: Vec<Named<'_>> = discrepancies.iter().map(|found| (class_of(found, mode), found)).collect();
     let (node, of_service): (Vec<_>, Vec<_>) = named.iter().partition(|(_, found)| found.service.is_none());
@@ -194,7 +194,7 @@ fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings:
             unheard(&services, findings);
         }
         services.retain(|service, found| !is_explained(service, found, findings));
-        if services.len() > SERVICES_MAX {
+        if services.len() > MAX_SERVICES {
             findings.push(many(class, &services));
         } else {
             findings.extend(services.iter().map(|(service, found)| one(class, mode, service, found)));
@@ -213,20 +213,21 @@ fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings:
     }
 }
 
-/// A VIP that is not on kube-ipvs0 explains whatever its Service's rules do: it gets the difference as evidence.
+/// A VIP that is missing on kube-ipvs0 explains every difference of its Service: its finding gets the difference as
+/// evidence.
 fn is_explained(service: &str, found: &[&Discrepancy], findings: &mut [Finding]) -> bool {
     let is_cause = |finding: &&mut Finding| {
         let name = finding.service.as_ref().map(|service| format!("{}/{}", service.namespace, service.name));
         finding.class == Class::C11 && name.is_none_or(|name| name == service)
     };
     let Some(cause) = findings.iter_mut().find(is_cause) else { return false };
-    if let Some(first) = found.first().filter(|_| cause.evidence.len() < QUOTED_MAX) {
+    if let Some(first) = found.first().filter(|_| cause.evidence.len() < MAX_QUOTED) {
         cause.evidence.push(evidence(first));
     }
     true
 }
 
-/// Frame and foreign writers: what is told already gets the audit's words as evidence.
+/// The frame and foreign writers: an existing finding gets the audit's text as evidence.
 fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Finding>) {
     let mut seen = BTreeSet::new();
     for &(class, found) in discrepancies {
@@ -271,18 +272,18 @@ fn unheard(services: &BTreeMap<&str, Vec<&Discrepancy>>, findings: &mut Vec<Find
     if findings.iter().any(|finding| finding.class == Class::C2 && finding.service.is_none()) {
         return;
     }
-    let names: Vec<&str> = services.keys().take(QUOTED_MAX).copied().collect();
+    let names: Vec<&str> = services.keys().take(MAX_QUOTED).copied().collect();
     findings.push(
-        Finding::new(Class::C2, "kube-proxy does not receive changes: its rules are frozen as they were")
+        Finding::new(Class::C2, "kube-proxy does not receive changes: its rules no longer change")
             .step(Step::KubeProxy)
             .node(
                 None,
                 format!(
-                    "changes of {} are older than the grace window, and kube-proxy has queued nothing since",
+                    "changes of {} are older than the grace, and kube-proxy has queued nothing since",
                     names.join(", ")
                 ),
             )
-            .against(EvidenceType::Node, None, "its log tells of no error")
+            .against(EvidenceType::Node, None, "its log contains no error")
             .confidence(Confidence::Medium),
     );
 }
@@ -318,23 +319,23 @@ fn one(class: Class, mode: ProxyMode, service: &str, found: &[&Discrepancy]) -> 
         finding = finding.level(Level::Note).against(
             EvidenceType::Api,
             None,
-            "the change is younger than kube-proxy may take: a sync is under way",
+            "the change is younger than the grace: a sync is under way",
         );
     }
-    for found in found.iter().take(QUOTED_MAX) {
+    for found in found.iter().take(MAX_QUOTED) {
         finding.evidence.push(evidence(found));
     }
-    if let Some(rest) = found.len().checked_sub(QUOTED_MAX).filter(|rest| *rest > 0) {
+    if let Some(rest) = found.len().checked_sub(MAX_QUOTED).filter(|rest| *rest > 0) {
         finding = finding.node(None, format!("{} of this Service", count(rest, "more difference")));
     }
     finding
 }
 
-/// So many Services that it is the node's affair.
+/// A finding for the whole node, because many Services are affected.
 fn many(class: Class, services: &BTreeMap<&str, Vec<&Discrepancy>>) -> Finding {
-    let named: Vec<&str> = services.keys().take(QUOTED_MAX).copied().collect();
+    let named: Vec<&str> = services.keys().take(MAX_QUOTED).copied().collect();
     let detail = format!(
-        "the rules of {} Services are not what the API asks for: {} and {} more",
+        "the rules of {} Services differ from the API: {} and {} more",
         services.len(),
         named.join(", "),
         services.len().saturating_sub(named.len())
@@ -344,7 +345,7 @@ fn many(class: Class, services: &BTreeMap<&str, Vec<&Discrepancy>>) -> Finding {
     let mut finding = of_rules(class, detail, in_flight)
         .severity(Severity::Critical)
         .since(all().filter_map(|found| found.since).min());
-    for found in services.values().filter_map(|found| found.first()).take(QUOTED_MAX) {
+    for found in services.values().filter_map(|found| found.first()).take(MAX_QUOTED) {
         finding.evidence.push(evidence(found));
     }
     if in_flight {
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn kube_proxys_times_name_what_a_missing_rule_is() {
+    fn kube_proxys_times_decide_the_class_of_a_missing_rule() {
         for (sync, class) in [
             (SyncState::InFlight, Class::C5),
             (SyncState::Unknown, Class::C5),
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_names_what_foreign_rules_and_a_missing_refusal_are() {
+    fn the_mode_decides_the_class_of_foreign_rules_and_a_missing_refusal() {
         let foreign = found(Aspect::Writer, Kind::Surplus, SyncState::Unknown);
         assert_eq!(class_of(&foreign, ProxyMode::Iptables), Class::C3);
         assert_eq!(class_of(&foreign, ProxyMode::Nftables), Class::C10);

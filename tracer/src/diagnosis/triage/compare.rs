@@ -1,4 +1,4 @@
-//! A check against another node's saved one (K12).
+//! Compares a check with a saved one of another node (K12).
 //!
 //! Owns what is compared: the facts by name, and the findings by class and Service.
 
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use super::CheckReport;
 
-/// One thing that the two checks say differently.
+/// One difference between the two checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Difference {
     pub what: String,
-    /// What this check says; `null` where it says nothing.
+    /// The value in this check; `null` if it is absent.
     pub here: Option<String>,
-    /// What the other one says.
+    /// The value in the other check.
     pub there: Option<String>,
 }
 
-/// What is read of a saved check. Fields that are not compared are passed over.
+/// The fields that are read of a saved check. Other fields are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Saved {
     #[serde(default)]
@@ -47,13 +47,13 @@ struct SavedService {
 }
 
 impl Saved {
-    /// Parses the JSON that `viptrace check --save` or `-o json` wrote.
+    /// Parses the JSON of `viptrace check --save` or `-o json`.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
 }
 
-/// What an absence means is not the same everywhere: a fact that only one side has was not read on the other.
+/// A fact that only one side has was not read on the other; this is not a difference.
 pub fn differences(report: &CheckReport, saved: &Saved) -> Vec<Difference> {
     let mut found = Vec::new();
     let key = |class: &str, service: Option<String>| {
@@ -80,7 +80,7 @@ pub fn differences(report: &CheckReport, saved: &Saved) -> Vec<Difference> {
         })
         .collect();
     for name in here.keys().chain(there.keys()).collect::<BTreeSet<_>>() {
-        // The words may differ (counts, ages); that both have it is what matters.
+        // The texts may differ (counts, ages); only the presence of the finding counts.
         if here.contains_key(name) != there.contains_key(name) {
             found.push(Difference {
                 what: format!("finding {name}"),
@@ -133,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_saved_check_differs_from_itself_in_nothing_and_from_another_in_what_it_says(
+        fn a_saved_check_equals_itself_and_differs_from_another(
             findings in vec(finding(), 0..6),
             facts in btree_map(any::<String>(), any::<String>(), 0..6),
             (name, value) in (any::<String>(), any::<String>()),

@@ -1,6 +1,6 @@
-//! Step 4: conntrack (K8): C16, C17 and what the table's size and timeouts make likely.
+//! Step 4: conntrack (K8): C16, C17, and the consequences of the table's size and timeouts.
 //!
-//! Judges what grows now, never totals since boot: only differences of two readings tell.
+//! Judges only growth between two readings, never totals since boot.
 
 use super::{Facts, Finding, Level};
 use crate::{
@@ -10,11 +10,11 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// A table this full drops soon. In percent of the limit.
+/// A table this full will drop soon. In percent of the limit.
 const NEARLY_FULL_PERCENT: u64 = 90;
 const FILLING_PERCENT: u64 = 75;
-/// Entries a bucket, on average, above which chains get too long (`chaintoolong`, from 5.15).
-const CHAIN_MAX: u64 = 16;
+/// The average number of entries for a bucket above which chains are too long (`chaintoolong`, from 5.15).
+const MAX_CHAIN: u64 = 16;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let used = facts.node.conntrack_use.map(|used| used.value);
@@ -31,7 +31,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
         let buckets = sysctls.and_then(|sysctls| sysctls.number("net/netfilter/nf_conntrack_buckets"));
         let buckets = buckets.and_then(|buckets| u64::try_from(buckets).ok());
         if let Some(buckets) = buckets.filter(|buckets| *buckets > 0)
-            && max / buckets > CHAIN_MAX
+            && max / buckets > MAX_CHAIN
         {
             findings.push(
                 Finding::new(
@@ -59,7 +59,7 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
             Level::Fault,
             Severity::Critical,
             format!(
-                "conntrack is full ({count} of {max}): new connections are dropped, established ones live on"
+                "conntrack is full ({count} of {max}): new connections are dropped, established ones continue"
             ),
         )
     } else if percent >= NEARLY_FULL_PERCENT {
@@ -88,13 +88,13 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
         finding = finding.against(
             EvidenceType::Node,
             None,
-            "drop did not grow between two readings: no new connection came, or room was made",
+            "drop did not grow between two readings: there was no new connection, or entries were evicted",
         );
     }
     if early.by > 0 {
         finding = finding.node(
             None,
-            format!("early_drop grew by {}: unreplied entries are thrown out to make room", early.by),
+            format!("early_drop grew by {}: entries without a reply are evicted to make room", early.by),
         );
     }
     let wanted = facts
@@ -107,7 +107,7 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
     findings.push(finding.fill("MAX", new.to_string()));
 }
 
-/// The limit is one for all namespaces, the counts are each namespace's own.
+/// The limit applies to each namespace, and each namespace has its own count.
 fn other_namespaces(facts: &Facts, own: u64, max: u64, findings: &mut Vec<Finding>) {
     let full: Vec<_> = facts
         .node
@@ -145,7 +145,7 @@ fn cpus(facts: &Facts) -> Option<u64> {
     facts.node.process.as_ref()?.cpus.map(u64::from)
 }
 
-/// Whether the limit is what kube-proxy was told to make it.
+/// Whether the limit is the one that kube-proxy's configuration requires.
 fn wanted(facts: &Facts, max: u64, findings: &mut Vec<Finding>) {
     let (Some(config), Some(cpus)) = (facts.node.config.as_ref(), cpus(facts)) else { return };
     let Some(wanted) = config.wanted_conntrack_max(cpus).filter(|wanted| max < *wanted) else { return };
@@ -153,7 +153,7 @@ fn wanted(facts: &Facts, max: u64, findings: &mut Vec<Finding>) {
         Finding::new(
             Class::C16,
             format!(
-                "nf_conntrack_max is {max}; kube-proxy's configuration asks for {wanted} on {cpus} \
+                "nf_conntrack_max is {max}; kube-proxy's configuration requires {wanted} on {cpus} \
                  CPUs"
             ),
         )
@@ -172,7 +172,7 @@ fn wanted(facts: &Facts, max: u64, findings: &mut Vec<Finding>) {
     );
 }
 
-/// C17, by what grew between the two readings.
+/// C17, from the growth between the two readings.
 fn lost(
     insert_failed: Growth,
     drop: Growth,

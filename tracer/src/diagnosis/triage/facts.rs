@@ -1,6 +1,6 @@
-//! What a check is judged by: the node's snapshot, the cluster's history, and objects that the history does not follow.
+//! The input of a check: the node's snapshot, the cluster's history, and objects that the history does not follow.
 //!
-//! Owns the parsing of the cluster's texts, the node's name, and the list of what is missing. Must not judge.
+//! Owns the parsing of the cluster's texts, the node's name, and the list of missing facts. Must not judge.
 
 mod digest;
 mod objects;
@@ -24,7 +24,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// Everything that is judged.
+/// All facts of a check.
 #[derive(Debug, Default)]
 pub struct Facts {
     pub taken: Option<Timestamp>,
@@ -34,19 +34,19 @@ pub struct Facts {
     pub api_version: Option<String>,
     pub daemon_sets: Option<Vec<DaemonSet>>,
     pub events: Option<Vec<Event>>,
-    /// Texts of the cluster that could not be parsed; those of the node are in its snapshot.
+    /// Texts of the cluster that could not be parsed. The snapshot has those of the node.
     gaps: Vec<Gap>,
-    /// Parts of objects that could not be used.
+    /// The number of unusable parts of objects.
     warnings: Vec<Warning>,
 }
 
-/// A part of the node without which it cannot be called healthy, and that could not be checked.
+/// An unchecked part of the node without which it cannot be called healthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uncovered {
     Services,
     Endpoints,
     Rules,
-    /// Services that this program serves in kube-proxy's place.
+    /// Services that this program serves instead of kube-proxy.
     Dataplane(Dataplane),
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Uncovered {
             Self::Services => f.write_str("the Services"),
             Self::Endpoints => f.write_str("their endpoints"),
             Self::Rules => f.write_str("the node's rules"),
-            Self::Dataplane(name) => write!(f, "what {name} serves in kube-proxy's place"),
+            Self::Dataplane(name) => write!(f, "the Services that {name} serves instead of kube-proxy"),
         }
     }
 }
@@ -110,14 +110,15 @@ impl Facts {
                     let kind = of.map_or(Kind::Objects, |artifact| artifact.kind);
                     self.gaps.push(Gap { kind, reason: Reason::unparsable(&name, error) });
                 }
-                // What is missing is listed with its reason.
+                // The list of missing facts has the missing text and its reason.
                 Warning::NoList { .. } => {}
                 warning => self.warnings.push(warning),
             }
         }
     }
 
-    /// The node's name: as it was given, as kube-proxy was told, or that of the Node with an address of this node.
+    /// Finds the node's name: from the command line, from kube-proxy's arguments, or from the Node with an address of
+    /// this node.
     fn find_node(&mut self) {
         if self.node_name.is_none() {
             self.node_name = self.node.config.as_ref().and_then(|config| config.hostname_override.clone());
@@ -137,7 +138,7 @@ impl Facts {
         }
     }
 
-    /// Whether the cluster's Nodes are known, and this node is not among them.
+    /// Whether the cluster's Nodes are known and do not include this node.
     fn lacks_node(&self) -> bool {
         let known = |history: &&History| history.knows(ObjectKind::Node);
         self.history.as_ref().filter(known).is_some_and(|history| {
@@ -146,12 +147,12 @@ impl Facts {
         })
     }
 
-    /// The node's name, where the cluster has such a Node or its Nodes are not known.
+    /// The node's name, if the cluster has such a Node or its Nodes are unknown.
     pub fn known_node(&self) -> Option<&str> {
         self.node_name.as_deref().filter(|_| !self.lacks_node())
     }
 
-    /// The history, where it has all the Services and their endpoints.
+    /// The history, if it has all Services and their endpoints.
     pub(super) fn services(&self) -> Option<&History> {
         self.history
             .as_ref()
@@ -162,12 +163,12 @@ impl Facts {
         self.history.as_ref().is_some_and(|history| history.knows(kind))
     }
 
-    /// Why there is no text of this kind, or why it is of no use.
+    /// Why a text of this kind is missing or unusable.
     pub fn why_missing(&self, kind: Kind) -> Option<&Reason> {
         self.gaps.iter().chain(&self.node.gaps).find(|gap| gap.kind == kind).map(|gap| &gap.reason)
     }
 
-    /// The moment that kube-proxy's times are compared with, in seconds since the epoch.
+    /// The time to compare kube-proxy's times with, in seconds since the epoch.
     pub fn now(&self) -> Option<f64> {
         let taken = || self.taken.map(|taken| Duration::from_nanos(taken.as_unix_ns()).as_secs_f64());
         self.node.proxy_clock.or_else(taken)
@@ -196,7 +197,7 @@ impl Facts {
             Uncovered::Services => whole(ObjectKind::Service, Kind::Services),
             Uncovered::Endpoints => whole(ObjectKind::EndpointSlice, Kind::EndpointSlices),
             Uncovered::Dataplane(_) => self.node.served_elsewhere().is_none(),
-            // What another dataplane serves is not in them.
+            // Another dataplane's Services are not in them.
             Uncovered::Rules if self.node.served_elsewhere().is_some() => true,
             Uncovered::Rules => {
                 let families = self.families();
@@ -207,7 +208,7 @@ impl Facts {
         }
     }
 
-    /// What has to be checked before a node may be called healthy, and was not.
+    /// The parts that must be checked before a node may be called healthy, and were not.
     pub fn uncovered(&self) -> Vec<Uncovered> {
         let dataplane = self.node.served_elsewhere().map(Uncovered::Dataplane);
         [Uncovered::Services, Uncovered::Endpoints, Uncovered::Rules]
@@ -217,7 +218,7 @@ impl Facts {
             .collect()
     }
 
-    /// What is missing or could not be used, a line each for a person.
+    /// The missing or unusable facts, one line each for a person.
     pub fn missing(&self) -> Vec<String> {
         let node = &self.node;
         let ipvs = node.mode == Some(ProxyMode::Ipvs);
@@ -250,7 +251,7 @@ impl Facts {
             (&[Kind::DaemonSets], self.daemon_sets.is_none()),
             (&[Kind::Events], self.events.is_none()),
         ];
-        // A text that cannot be parsed is named whether it is wanted or not.
+        // A text that cannot be parsed is reported whether it is needed or not.
         let unparsable = |gap: &Gap| matches!(gap.reason, Reason::Unparsable { .. });
         let (mut lines, gaps): (Vec<Gap>, Vec<Gap>) =
             self.gaps.iter().chain(&node.gaps).cloned().partition(unparsable);
@@ -267,12 +268,11 @@ impl Facts {
         let mut lines: Vec<String> = lines.iter().map(Gap::to_string).collect();
         lines.extend(self.warnings.iter().map(Warning::to_string));
         if self.lacks_node() {
-            let named =
-                self.node_name.as_deref().map_or("this node's name is not known".to_owned(), |node| {
-                    format!("the cluster has no Node {node}")
-                });
+            let named = self.node_name.as_deref().map_or("this node's name is unknown".to_owned(), |node| {
+                format!("the cluster has no Node {node}")
+            });
             lines.push(format!(
-                "what is local to this node: {named}; give it as `kubectl get nodes` lists it with --node"
+                "which endpoints are local: {named}; pass its name from `kubectl get nodes` with --node"
             ));
         }
         lines
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_capture_misses_everything_and_says_so() {
+    fn an_empty_capture_reports_everything_as_missing() {
         let facts = Facts::read(&Capture::default());
         assert_eq!(facts.uncovered(), [Uncovered::Services, Uncovered::Endpoints, Uncovered::Rules]);
         let missing = facts.missing();

@@ -1,8 +1,9 @@
-//! The triage of a node: from what it and the API server say to ranked findings (K1–K13) and the procedures of K20.
+//! The triage of a node: from the facts of the node and the API server to ranked findings (K1–K13) and the procedures
+//! of K20.
 //!
 //! Pure: the facts come from a [`Capture`](crate::node::capture::Capture), live or from a folder, and the same facts
-//! give the same report. One file for each step of the triage order; each finding says what was seen, what speaks
-//! against it and what to do. What could not be checked is said, never taken for healthy.
+//! give the same report. One file for each step of the triage order. Each finding has the evidence for and against it,
+//! and the actions. A part that could not be checked is reported, and never counts as healthy.
 
 mod audit;
 pub mod compare;
@@ -36,29 +37,29 @@ use crate::{
     text::{count, list},
 };
 
-/// What the report is narrowed to.
+/// The scope of the report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// Only what concerns this Service; the node's own faults concern every Service.
+    /// Only findings that affect this Service; the node's own faults affect every Service.
     pub service: Option<Key>,
 }
 
-/// What the checks make of the facts.
+/// The result of the checks.
 #[derive(Debug, Default)]
 struct Found {
     findings: Vec<Finding>,
-    /// What kept a check from judging.
+    /// The reasons why checks could not judge.
     gaps: Vec<String>,
 }
 
-/// A check, the step of the triage that it belongs to, and every class that it can give.
+/// A check, its step of the triage, and every class that it can return.
 struct Check {
     judge: fn(&Facts, &Scope, &mut Found),
     step: Step,
     gives: &'static [Class],
 }
 
-/// In this order: later ones ask what earlier ones found.
+/// In this order: later checks use the findings of earlier ones.
 const CHECKS: [Check; 9] = [
     Check {
         judge: |facts, scope, found| services::judge(facts, scope, &mut found.findings),
@@ -159,8 +160,8 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
     }
 }
 
-/// Faults first. For one Service in the order of K13: the first that explains its failure leads. For a node, what breaks
-/// more than one Service leads, and the order of K13 decides among equals.
+/// Sorts faults first. For one Service in the order of K13: the first fault that explains its failure leads. For a
+/// node, faults of more than one Service lead, and the order of K13 decides among equals.
 fn rank(findings: &mut [Finding], scope: &Scope) {
     let reach =
         |finding: &Finding| (scope.service.is_none() && finding.service.is_some(), Reverse(finding.severity));
@@ -188,7 +189,7 @@ fn state(facts: &Facts, findings: &[Finding]) -> State {
     }
 }
 
-/// The first line that a person reads.
+/// The first line of the report.
 fn summary(state: State, findings: &[Finding], facts: &Facts) -> String {
     let on = facts.node_name.as_deref().map(|node| format!(" on {node}")).unwrap_or_default();
     let faults: Vec<&Finding> = findings.iter().filter(|finding| finding.level == Level::Fault).collect();

@@ -1,6 +1,6 @@
 //! Step 5: the kernel settings on the packet's path (K11): C26 (localhost), C31, C32.
 //!
-//! Judges a setting only where something on this node depends on it.
+//! Judges a setting only if something on this node depends on it.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -27,7 +27,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     ipvs(facts, sysctls, findings);
 }
 
-/// C32: without forwarding no Pod reaches an endpoint that is not its own node's process.
+/// C32: without forwarding no Pod reaches an endpoint, except a process of its own node.
 fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     let families = |v6: bool| {
         facts.history.as_ref().is_some_and(|history| {
@@ -56,7 +56,7 @@ fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Bridges that Pods are on: with an address in the node's Pod range, or a Pod's gateway.
+/// The bridges of the Pods: with an address in the node's Pod range, or a Pod's gateway.
 fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Interface> {
     let Some(history) = &facts.history else { return Vec::new() };
     let node = facts.known_node().and_then(|node| history.node(node, Timestamp::MAX));
@@ -69,7 +69,7 @@ fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Inte
         history.pods().filter(|pod| local(pod)).flat_map(|pod| pod.ips.clone()).collect();
     let holds = |(address, prefix): &(IpAddr, u8)| {
         let subnet = Cidr { base: *address, prefix: *prefix };
-        // A prefix of a whole address is no subnet of anybody.
+        // A prefix of a full address is not a subnet.
         let narrow = if address.is_ipv4() { 32 } else { 128 };
         ranges.iter().any(|range| range.contains(*address))
             || *prefix < narrow && pods.iter().any(|pod| subnet.contains(*pod))
@@ -115,7 +115,7 @@ fn bridges(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
                 .severity(Severity::Low)
                 .level(Level::Warning)
                 .node(None, format!("hairpin off, bridge not promiscuous: {shown}"))
-                .against(EvidenceType::Node, None, "only Pods that call a Service of their own notice it")
+                .against(EvidenceType::Node, None, "only Pods that connect to their own Service are affected")
                 .now(&[action::SET_HAIRPIN_MODE])
                 .fill("PORT", word(without.first().unwrap_or(&"PORT"))),
             );
@@ -133,7 +133,7 @@ fn bridged(
 ) {
     let value = sysctls.number(&format!("net/bridge/{setting}"));
     let absent = value.is_none() && !sysctls.has_folder("net/bridge");
-    // Absent settings mean that br_netfilter is not loaded; a capture may have left them out.
+    // If the settings are absent, br_netfilter is not loaded, unless a capture left them out.
     let not_loaded = absent
         && facts.node.modules.as_ref().is_some_and(|modules| modules.has("br_netfilter") == Some(false));
     if value != Some(0) && !not_loaded || ports == 0 {
@@ -161,15 +161,15 @@ fn bridged(
     );
 }
 
-/// C32: strict reverse path filters drop what comes in on another interface than it would go out.
+/// C32: strict reverse path filters drop packets that arrive on another interface than the route back uses.
 fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     let (before, after) = facts.node.rp_filter_drops;
     let grew = before.zip(after).map_or(0, |(before, after)| after.saturating_sub(before));
     let all = sysctls.number("net/ipv4/conf/all/rp_filter").unwrap_or(0);
-    // The larger of the two counts (Documentation/networking/ip-sysctl.rst).
+    // The larger of the two values applies (Documentation/networking/ip-sysctl.rst).
     let strict =
         |name: &str| sysctls.number(&format!("net/ipv4/conf/{name}/rp_filter")).unwrap_or(0).max(all) == 1;
-    // Tunnels and the host's ends of Pods' links have whole addresses (/32) or none; bridges and dummies lead inside.
+    // Tunnels and the host's ends of Pods' links have full addresses (/32) or none; bridges and dummies lead inside.
     let leads_inside = |interface: &Interface| {
         interface.master.is_some()
             || matches!(interface.kind.as_str(), "bridge" | "dummy")
@@ -229,7 +229,7 @@ fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     );
 }
 
-/// C26: node ports on 127.0.0.1 exist in iptables mode only, and need `route_localnet`.
+/// C26: node ports on 127.0.0.1 exist only in iptables mode, and need `route_localnet`.
 fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     let ports = facts.history.as_ref().is_some_and(|history| {
         history.services().any(|service| service.ports.iter().any(|port| port.node_port.is_some()))
@@ -258,7 +258,7 @@ fn localhost(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     );
 }
 
-/// What IPVS mode needs of the kernel, and kube-proxy sets when it starts.
+/// The kernel settings that IPVS mode needs and kube-proxy sets when it starts.
 fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     if facts.node.mode != Some(ProxyMode::Ipvs) {
         return;
@@ -277,7 +277,7 @@ fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     };
     let effect = "IPVS keeps no conntrack entries: masquerading of its connections fails";
     unset("net/ipv4/vs/conntrack", Class::K11, Level::Fault, effect, action::SET_TO_1);
-    let effect = "connections to removed endpoints are dropped silently instead of being ended";
+    let effect = "connections to removed endpoints are dropped silently instead of being reset";
     unset("net/ipv4/vs/expire_nodest_conn", Class::C13, Level::Warning, effect, action::SET_EXPIRE_NODEST);
     for module in super::proxy::missing_ipvs_modules(facts) {
         if !findings.iter().any(|finding| finding.class == Class::C11) {

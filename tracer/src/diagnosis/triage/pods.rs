@@ -12,8 +12,8 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Pods and Nodes named in one finding, at most; the rest is counted.
-const NAMED_MAX: usize = 5;
+/// The most Pods and Nodes named in one finding; the others are counted.
+const MAX_NAMED: usize = 5;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     if let Some(history) = &facts.history {
@@ -24,7 +24,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     events(facts, findings);
 }
 
-/// By the labels that kubeadm and its relatives give it, or by its name in kube-system.
+/// By the labels of kubeadm and similar tools, or by its name in kube-system.
 fn is_proxy(pod: &Pod) -> bool {
     let label = |name: &str| pod.labels.get(name).is_some_and(|value| value == "kube-proxy");
     ["k8s-app", "component", "app.kubernetes.io/name", "app"].iter().any(|name| label(name))
@@ -48,7 +48,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
             finding.level(Level::Note).against(
                 EvidenceType::Node,
                 None,
-                "kube-proxy runs on this node, in another way than as a Pod",
+                "kube-proxy runs on this node, but not as a Pod",
             )
         } else {
             finding
@@ -71,11 +71,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
                         pod.key, pod.phase, pod.ready, pod.restarts
                     ),
                 )
-                .against(
-                    EvidenceType::Node,
-                    None,
-                    "the rules that it has written stay: what has not changed since goes on working",
-                )
+                .against(EvidenceType::Node, None, "its rules remain: unchanged Services still work")
                 .now(&[action::DESCRIBE_PROXY_POD])
                 .fill("POD_NAMESPACE", word(&pod.key.namespace))
                 .fill("POD", word(&pod.key.name)),
@@ -117,7 +113,7 @@ fn daemon_sets(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C1,
-                format!("DaemonSet {}: {} of {} kube-proxies are ready", set.name, set.ready, set.desired),
+                format!("DaemonSet {}: {} of {} kube-proxy Pods are ready", set.name, set.ready, set.desired),
             )
             .severity(Severity::Medium)
             .level(Level::Warning)
@@ -195,11 +191,11 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
     findings.push(finding);
 }
 
-/// What the cluster itself has noticed about kube-proxy.
+/// The cluster's Events about kube-proxy.
 fn events(facts: &Facts, findings: &mut Vec<Finding>) {
     let about =
         facts.events.iter().flatten().filter(|event| event.warning && event.object.starts_with("kube-proxy"));
-    for event in about.take(NAMED_MAX) {
+    for event in about.take(MAX_NAMED) {
         findings.push(
             Finding::new(
                 Class::C1,
@@ -215,7 +211,7 @@ fn events(facts: &Facts, findings: &mut Vec<Finding>) {
 }
 
 fn name(names: &[String]) -> String {
-    let more = names.len().saturating_sub(NAMED_MAX);
-    let shown = names.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(MAX_NAMED);
+    let shown = names.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }

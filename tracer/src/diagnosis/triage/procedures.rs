@@ -1,6 +1,6 @@
-//! The five procedures of the runbooks (K20), each gone through step by step: what was looked at, and with what result.
+//! The five procedures of the runbooks (K20), step by step: each check and its result.
 //!
-//! Owns their order and which finding answers which step; the findings themselves are made elsewhere.
+//! Owns their order and the mapping of findings to steps; other files make the findings.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::{
     node::{Presence, ProxyMode},
 };
 
-/// One procedure and where it ends.
+/// One procedure and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Procedure {
     /// `clusterip-unreachable`, `nodeport-unreachable`, `sync-slow`, `source-ip-lost`, `conntrack-exhausted`.
@@ -24,10 +24,10 @@ pub struct Procedure {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Check {
-    /// What is looked at.
+    /// The checked condition.
     pub check: &'static str,
     pub result: Outcome,
-    /// What was found, or why it could not be looked at.
+    /// The finding, or why the condition could not be checked.
     pub detail: String,
 }
 
@@ -35,14 +35,14 @@ pub struct Check {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Passed,
-    /// It could not be looked at.
+    /// It could not be checked.
     Unknown,
     /// It may be the cause.
     Suspicious,
     Failed,
 }
 
-/// Goes through all five.
+/// Runs all five.
 pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
     let book = Book { facts, findings };
     let knows = facts.services().is_some();
@@ -54,46 +54,44 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
         || facts.node.log.is_some();
     let common = |first: Vec<Check>| {
         let mut steps = first;
-        steps.push(book.look("kube-proxy runs and reads the API", proxy, |finding| {
+        steps.push(book.step("kube-proxy runs and reads the API", proxy, |finding| {
             finding.step == Some(Step::KubeProxy)
         }));
-        steps.push(book.look("the rules stand and are of one mode and backend", rules, |finding| {
+        steps.push(book.step("the rules exist and are of one mode and backend", rules, |finding| {
             finding.step == Some(Step::Rules)
         }));
-        steps.push(book.look("conntrack has room", facts.node.conntrack.is_some() || sysctls, |finding| {
+        steps.push(book.step("conntrack has room", facts.node.conntrack.is_some() || sysctls, |finding| {
             finding.step == Some(Step::Conntrack)
         }));
         steps
     };
 
-    let mut cluster_ip = common(vec![book.look("the Service has endpoints", knows, |finding| {
+    let mut cluster_ip = common(vec![book.step("the Service has endpoints", knows, |finding| {
         matches!(finding.class, Class::C20 | Class::C22)
     })]);
-    cluster_ip.push(book.look("the kernel forwards and bridges through the rules", sysctls, |finding| {
+    cluster_ip.push(book.step("the kernel forwards and bridges through the rules", sysctls, |finding| {
         finding.step == Some(Step::Path) && finding.class != Class::C26
     }));
 
     let mut node_port = common(vec![
-        book.look("the Service has endpoints", knows, |finding| finding.class == Class::C20),
-        book.look("a Local policy has a local endpoint", knows && facts.known_node().is_some(), |finding| {
+        book.step("the Service has endpoints", knows, |finding| finding.class == Class::C20),
+        book.step("a Local policy has a local endpoint", knows && facts.known_node().is_some(), |finding| {
             finding.class == Class::C21
         }),
-        book.look("nodePortAddresses lets this node serve", facts.node.config.is_some(), |finding| {
+        book.step("nodePortAddresses admits this node", facts.node.config.is_some(), |finding| {
             finding.class == Class::C26
         }),
     ]);
     node_port.push(
-        book.look("the kernel forwards what comes from outside", sysctls, |finding| {
-            finding.class == Class::C32
-        }),
+        book.step("the kernel forwards packets from outside", sysctls, |finding| finding.class == Class::C32),
     );
 
     let metrics = facts.node.metrics.is_some();
     let slow = vec![
-        book.look("nothing waits to be written", metrics, |finding| finding.class == Class::C4),
-        book.look("kube-proxy writes soon after a change", metrics, |finding| finding.class == Class::C5),
-        book.look(
-            "nobody else holds the lock or the rules",
+        book.step("no update waits to be written", metrics, |finding| finding.class == Class::C4),
+        book.step("kube-proxy writes soon after a change", metrics, |finding| finding.class == Class::C5),
+        book.step(
+            "no other program holds the lock or changes the rules",
             facts.node.log.is_some() || metrics,
             |finding| matches!(finding.class, Class::C3 | Class::C4),
         ),
@@ -101,10 +99,10 @@ pub(super) fn run(facts: &Facts, findings: &[Finding]) -> Vec<Procedure> {
     ];
 
     let exhausted = vec![
-        book.look("the table has room", sysctls || facts.node.conntrack.is_some(), |finding| {
+        book.step("the table has room", sysctls || facts.node.conntrack.is_some(), |finding| {
             finding.class == Class::C16
         }),
-        book.look("entries are inserted without loss", facts.node.conntrack_later.is_some(), |finding| {
+        book.step("entries are inserted without loss", facts.node.conntrack_later.is_some(), |finding| {
             finding.class == Class::C17
         }),
         book.timeouts(),
@@ -127,8 +125,8 @@ struct Book<'a> {
 }
 
 impl Book<'_> {
-    /// A step that the findings answer.
-    fn look(&self, check: &'static str, could: bool, is_its: impl Fn(&Finding) -> bool) -> Check {
+    /// A step that the findings decide.
+    fn step(&self, check: &'static str, could: bool, is_its: impl Fn(&Finding) -> bool) -> Check {
         let mut found: Vec<&Finding> =
             self.findings.iter().filter(|finding| finding.level != Level::Note && is_its(finding)).collect();
         found.sort_by_key(|finding| finding.level);
@@ -140,7 +138,7 @@ impl Book<'_> {
         };
         let detail = match (found.as_slice(), result) {
             ([], Outcome::Passed) => "nothing found".to_owned(),
-            ([], _) => "could not be looked at: see the gaps".to_owned(),
+            ([], _) => "could not be checked: see the gaps".to_owned(),
             ([only], _) => format!("{} {}", only.class, only.root_cause()),
             ([first, rest @ ..], _) => {
                 format!("{} {}; and {} more", first.class, first.root_cause(), rest.len())
@@ -149,15 +147,11 @@ impl Book<'_> {
         Check { check, result, detail }
     }
 
-    /// iptables mode grows slow with the number of Services.
+    /// iptables mode gets slower with the number of Services.
     fn scale(&self) -> Check {
         let check = "the mode fits the number of Services";
         let Some(history) = self.facts.services() else {
-            return Check {
-                check,
-                result: Outcome::Unknown,
-                detail: "the Services are not known".to_owned(),
-            };
+            return Check { check, result: Outcome::Unknown, detail: "the Services are unknown".to_owned() };
         };
         let ports: usize =
             history.services().filter(|service| !service.headless).map(|service| service.ports.len()).sum();
@@ -168,7 +162,7 @@ impl Book<'_> {
             Some(ProxyMode::Iptables) if ports > 1000 => Check {
                 check,
                 result: Outcome::Suspicious,
-                detail: format!("{detail}: nftables mode writes only what changed"),
+                detail: format!("{detail}: nftables mode writes only changes"),
             },
             Some(_) => Check { check, result: Outcome::Passed, detail },
             None => Check { check, result: Outcome::Unknown, detail },
@@ -192,7 +186,7 @@ impl Book<'_> {
         }
     }
 
-    /// Where the client's address is lost on purpose.
+    /// The configurations that hide the client's address on purpose.
     fn source_ip(&self) -> Vec<Check> {
         let mut steps = Vec::new();
         let masquerade_all =
@@ -212,15 +206,15 @@ impl Book<'_> {
             None => Check {
                 check: "masqueradeAll is off",
                 result: Outcome::Unknown,
-                detail: "kube-proxy's configuration is not known".to_owned(),
+                detail: "kube-proxy's configuration is unknown".to_owned(),
             },
         });
-        let check = "Services that take traffic from outside keep its source";
+        let check = "Services with traffic from outside keep its source";
         let Some(history) = self.facts.services() else {
             steps.push(Check {
                 check,
                 result: Outcome::Unknown,
-                detail: "the Services are not known".to_owned(),
+                detail: "the Services are unknown".to_owned(),
             });
             return steps;
         };
@@ -240,10 +234,13 @@ impl Book<'_> {
             Check {
                 check,
                 result: Outcome::Suspicious,
-                detail: format!("{} with externalTrafficPolicy: Cluster are masqueraded by design: {shown}; Local keeps the source", losing.len()),
+                detail: format!(
+                    "{} with externalTrafficPolicy: Cluster are masqueraded by design: {shown}; Local keeps the source",
+                    losing.len()
+                ),
             }
         });
-        steps.push(self.look(
+        steps.push(self.step(
             "a Local policy has endpoints where the traffic arrives",
             self.facts.known_node().is_some(),
             |finding| finding.class == Class::C21,

@@ -1,7 +1,7 @@
-//! Step 2: kube-proxy itself: whether it runs, what it was told and what its log says (K1, K2, K3, K7).
+//! Step 2: kube-proxy itself: whether it runs, its configuration and its log (K1, K2, K3, K7).
 //!
-//! Owns C1, C2, C8 (its cleanup), C11 and the mode of C10, as far as kube-proxy's own words tell them. Whether its rules
-//! are current is for `sync`.
+//! Owns C1, C2, C8 (its cleanup), C11 and the mode of C10, as far as kube-proxy's own output shows them. `sync` checks
+//! whether its rules are current.
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Newer slices than kube-proxy's last wish to write are a sign of deafness only after so long, in seconds.
+/// Slices newer than kube-proxy's last queued update indicate a lost watch only after this time, in seconds.
 const UNHEARD_SECS: f64 = 15.0;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
@@ -45,7 +45,7 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
         Presence::Absent => {
             (Severity::Critical, "kube-proxy is not running on this node and has left no rules")
         }
-        _ => (Severity::High, "kube-proxy is not running on this node: its rules are frozen as they were"),
+        _ => (Severity::High, "kube-proxy is not running on this node: its rules no longer change"),
     };
     let Servers { metrics, health } = facts.node.config.as_ref().map_or_else(Servers::default, Servers::of);
     let mut finding = Finding::new(Class::C1, detail)
@@ -59,7 +59,7 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
         finding = finding.against(
             EvidenceType::Node,
             None,
-            "its rules still stand: connections to Services that have not changed since go on working",
+            "its rules still exist: connections to unchanged Services still work",
         );
     }
     if let Some(told) = facts.node.log.as_ref().and_then(|log| {
@@ -75,16 +75,18 @@ fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
     findings.push(
         Finding::new(
             Class::K1,
-            format!("{name} may serve Services here in kube-proxy's place: its rules are not checked"),
+            format!(
+                "{name} may serve Services on this node instead of kube-proxy: its rules are not checked"
+            ),
         )
         .level(Level::Note)
         .confidence(Confidence::Medium)
-        .node(None, format!("interfaces of {name} are here, kube-proxy is not"))
+        .node(None, format!("interfaces of {name} exist, and kube-proxy does not run"))
         .fill("DATAPLANE", name.as_str()),
     );
 }
 
-/// K3: what it was told against what it does.
+/// K3: compares its configuration with its state.
 fn config(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(config) = facts.node.config.as_ref() else { return };
     let configured = config.mode.as_deref();
@@ -94,7 +96,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C10,
-                format!("kube-proxy runs in {said} mode, its configuration says {configured}"),
+                format!("kube-proxy runs in {said} mode, its configuration requires {configured}"),
             )
             .severity(Severity::Medium)
             .level(Level::Warning)
@@ -103,7 +105,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
             .against(
                 EvidenceType::Node,
                 None,
-                "the configuration may have been changed after kube-proxy was started, or be another node's",
+                "the configuration may have changed after kube-proxy started, or belong to another node",
             )
             .now(&[action::RESTART_FOR_MODE]),
         );
@@ -112,7 +114,7 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(
                 Class::C10,
-                format!("the mode {unknown:?} of kube-proxy's configuration is none that Linux has"),
+                format!("the mode {unknown:?} of kube-proxy's configuration does not exist on Linux"),
             )
             .severity(Severity::Medium)
             .level(Level::Warning)
@@ -129,14 +131,14 @@ fn config(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// C1 by its last words, and a configuration that it rejects (C9 where a newer or older release wrote it).
+/// C1 by the end of its log, and a configuration that it rejects (C9 if a newer or older release wrote it).
 fn ends(log: &Log, findings: &mut Vec<Finding>) {
     for (trouble, class, detail) in [
         (Trouble::ConfigRejected, Class::C9, "kube-proxy rejects its configuration and exits"),
         (Trouble::Ended, Class::C1, "kube-proxy exits with an error"),
     ] {
         let Some(told) = log.of(trouble).filter(|told| !told.before_restart) else { continue };
-        // The IPVS error ends the process with the same words and is told as itself.
+        // The IPVS error ends the process with the same message and has its own finding.
         if trouble == Trouble::Ended && log.of(Trouble::IpvsUnusable).is_some() {
             continue;
         }
@@ -167,7 +169,7 @@ fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
     findings.push(finding);
 }
 
-/// What IPVS mode needs and the kernel surely lacks.
+/// The modules that IPVS mode needs and the kernel certainly lacks.
 pub(super) fn missing_ipvs_modules(facts: &Facts) -> Vec<String> {
     let Some(modules) = &facts.node.modules else { return Vec::new() };
     let scheduler = facts
@@ -180,14 +182,14 @@ pub(super) fn missing_ipvs_modules(facts: &Facts) -> Vec<String> {
     wanted.into_iter().filter(|module| modules.has(module) == Some(false)).collect()
 }
 
-/// C8: entries that it could not clean up.
+/// C8: entries that it could not delete.
 fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
     let Some(told) = log.of(Trouble::ConntrackCleanup).filter(|told| !told.before_restart) else { return };
     findings.push(
         told_by(
             Finding::new(
                 Class::C8,
-                "kube-proxy could not clean up conntrack: UDP flows may go on to endpoints that are gone",
+                "kube-proxy could not clean up conntrack: UDP flows may still use endpoints that are gone",
             )
             .severity(Severity::Medium)
             .step(Step::Conntrack),
@@ -199,7 +201,7 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
     );
 }
 
-/// C2: it cannot reach or read the API server, by its log or by changes that it did not follow.
+/// C2: it cannot reach or read the API server, according to its log or to changes that it did not follow.
 fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     let unheard = unheard(facts);
     let told: Vec<&Told> = facts
@@ -219,7 +221,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
         .iter()
         .max_by_key(|told| told.count)
         .map(|told| told.trouble.to_string())
-        .or_else(|| unheard.as_ref().map(|_| "it has not noticed changes of the API".to_owned()))
+        .or_else(|| unheard.as_ref().map(|_| "it has not received changes of the API".to_owned()))
     else {
         return;
     };
@@ -228,7 +230,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
         !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
     });
     let severity = if never { Severity::Critical } else { Severity::High };
-    let frozen = if never { "it has never written its rules" } else { "its rules are frozen" };
+    let frozen = if never { "it has never written its rules" } else { "its rules no longer change" };
     let mut finding = Finding::new(Class::C2, format!("kube-proxy has lost the API: {detail}; {frozen}"))
         .severity(severity);
     for told in &told {
@@ -246,7 +248,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0: it has never written its rules",
         );
     }
-    // One of the two alone can be explained otherwise: old lines of a log, a change that does not touch the rules.
+    // Each of the two alone has another explanation: old lines of a log, a change that does not affect the rules.
     let sure = unheard.is_some() && (cut.is_some() || !told.is_empty()) || never;
     if !sure {
         finding = finding.confidence(Confidence::Medium);
@@ -254,7 +256,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
             finding = finding.level(Level::Warning).against(
                 EvidenceType::Api,
                 None,
-                "a change of an EndpointSlice that changes no rule is not followed by a write either",
+                "a change of an EndpointSlice that changes no rule causes no write either",
             );
         }
     }
@@ -262,7 +264,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
         finding = finding.against(
             EvidenceType::Node,
             None,
-            "/healthz answers 200; it does so too when the API is lost",
+            "/healthz answers 200; it also does so when the API is lost",
         );
     }
     let trouble = told.iter().max_by_key(|told| told.count).map(|told| told.trouble);
@@ -272,7 +274,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     });
 }
 
-/// What is to be done, where its log names the cause.
+/// The action, if its log names the cause.
 const fn cure(trouble: Trouble) -> Option<Action> {
     match trouble {
         Trouble::ApiUnauthorized => Some(action::CHECK_CREDENTIALS),
@@ -283,7 +285,7 @@ const fn cure(trouble: Trouble) -> Option<Action> {
     }
 }
 
-/// The newest change of a Service's slices, where kube-proxy has not asked for a write since. With its time.
+/// The newest change of a Service's slices, with its time, if kube-proxy has not queued an update since.
 fn unheard(facts: &Facts) -> Option<(String, Option<Timestamp>)> {
     let history = facts.services()?;
     let metrics = facts.node.metrics.as_ref()?;
@@ -296,7 +298,7 @@ fn unheard(facts: &Facts) -> Option<(String, Option<Timestamp>)> {
         .filter_map(|service| Some((history.endpoints_changed(&service.key, Timestamp::MAX)?, service)));
     let (at, service) = changed.max_by_key(|(at, _)| *at)?;
     let at_secs = std::time::Duration::from_nanos(at.as_unix_ns()).as_secs_f64();
-    // What came after kube-proxy's answers were taken it cannot have heard of.
+    // kube-proxy cannot have received changes that are newer than its answers.
     let unheard = queued > 0.0 && at_secs > queued + UNHEARD_SECS.min(5.0) && now - at_secs >= UNHEARD_SECS;
     let content = format!(
         "the EndpointSlices of {} changed {:.0} s after kube-proxy last had something to \

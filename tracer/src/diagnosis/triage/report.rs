@@ -1,4 +1,5 @@
-//! What a check writes: a report with ranked findings. The names of the fields are a promise (`viptrace schema check`).
+//! The output of a check: a report with ranked findings. The names of the fields are a promise (`viptrace schema
+//! check`).
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -16,15 +17,15 @@ use crate::{
 /// One check of one node.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CheckReport {
-    /// When the node was looked at: RFC 3339, UTC. 1970 where a folder does not say.
+    /// The time of the check: RFC 3339, UTC. 1970 if a folder does not contain it.
     #[schemars(with = "String")]
     pub time: Timestamp,
-    /// The node's name in Kubernetes; `null` where it could not be found out.
+    /// The node's name in Kubernetes; `null` if unknown.
     pub node: Option<String>,
-    /// `iptables`, `nftables`, `ipvs`; `null` where it could not be found out.
+    /// `iptables`, `nftables`, `ipvs`; `null` if unknown.
     pub kube_proxy_mode: Option<String>,
     pub kube_proxy_version: Option<String>,
-    /// The Service that the check was narrowed to, `namespace/name`.
+    /// The Service to which the check was limited, `namespace/name`.
     pub service: Option<String>,
     pub state: State,
     /// One line: whether something is broken, and what.
@@ -33,15 +34,15 @@ pub struct CheckReport {
     pub findings: Vec<FindingRecord>,
     /// The runbooks' procedures, each with its steps.
     pub procedures: Vec<Procedure>,
-    /// What could not be checked, and why.
+    /// The facts that could not be checked, with the reasons.
     pub gaps: Vec<String>,
-    /// What differs from the check that this one was compared with; empty without `--compare`.
+    /// The differences from the check that this one was compared with; empty without `--compare`.
     pub differences: Vec<Difference>,
-    /// What the node says, as one value a name: what `--compare` compares.
+    /// The node's facts as single values by name, which `--compare` compares.
     pub facts: BTreeMap<String, String>,
 }
 
-/// How the node is, as far as it was seen.
+/// The state of the node, as far as it was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -49,17 +50,17 @@ pub enum State {
     Broken,
     /// No fault, at least one warning.
     Warnings,
-    /// The Services, their endpoints and the node's rules were checked, and nothing is wrong.
+    /// The Services, their endpoints and the node's rules were checked, and there is no fault.
     Healthy,
-    /// No fault was found, but something without which nothing can be called healthy could not be checked.
+    /// No fault was found, but a fact without which nothing can be called healthy could not be checked.
     Unknown,
 }
 
-/// One thing that is wrong, or could be.
+/// One fault or risk.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "Finding")]
 pub struct FindingRecord {
-    /// The class of the failure catalogue (`C20`), or the check that found it where the catalogue has none (`K10`).
+    /// The class of the failure catalogue (`C20`), or the check that found it if the catalogue has no class (`K10`).
     pub class: Class,
     pub level: Level,
     pub step: Step,
@@ -68,17 +69,17 @@ pub struct FindingRecord {
     pub confidence: Confidence,
     /// `domain — detail`.
     pub root_cause: String,
-    /// The Service port that is affected; `null` where the whole node is, or the cluster. A port `*` stands for all.
+    /// The affected Service port; `null` if the whole node or the cluster is affected. A port `*` means all ports.
     pub service: Option<ServiceRef>,
-    /// Since when, as far as it is known.
+    /// The time since when it is known to exist.
     #[schemars(with = "Option<String>")]
     pub since: Option<Timestamp>,
-    /// What speaks for it.
+    /// Evidence for the finding.
     pub evidence: Vec<Evidence>,
-    /// What speaks against it, or could explain it another way.
+    /// Evidence against it, or for another explanation.
     pub against: Vec<Evidence>,
     pub mitigation: Mitigation,
-    /// Where this class is described: the catalogue's class and upstream issues.
+    /// References for this class: the catalogue's class and upstream issues.
     pub cross_reference: Vec<String>,
 }
 

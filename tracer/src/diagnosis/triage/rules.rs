@@ -1,6 +1,6 @@
-//! Step 3: whose rules stand in the kernel (C3, C10), and whether there are any (C1, C5e).
+//! Step 3: which writers' rules exist in the kernel (C3, C10), and whether there are any (C1, C5e).
 //!
-//! Owns what the presence of rules tells. Whether each rule is right is told by the audit.
+//! Owns the conclusions from the presence of rules. The audit checks each rule.
 
 use super::{Facts, Finding, Level};
 use crate::{
@@ -28,7 +28,7 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
     findings.push(
         Finding::new(
             Class::C3,
-            "kube-proxy's chains stand in both iptables backends: packets pass both, and one of \
+            "kube-proxy's chains exist in both iptables backends: packets pass both, and one of \
              the two is stale",
         )
         .node(None, format!("iptables-nft: {}", count(nft, "Service chain")))
@@ -38,7 +38,7 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// C10: rules of another mode than the one that kube-proxy runs in.
 fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
-    // Only what kube-proxy itself says counts: guessed from the rules there would be no contradiction.
+    // Only kube-proxy's own report counts: a mode guessed from the rules could not contradict them.
     let Some(mode) = facts.node.reported_mode else { return };
     let ipvs_device =
         facts.node.interfaces.as_ref().is_some_and(|interfaces| interfaces.get(IPVS_DEVICE).is_some());
@@ -67,7 +67,7 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
     let mut finding = Finding::new(
         Class::C10,
         format!(
-            "kube-proxy runs in {mode} mode, and rules of another mode stand beside its own: {}",
+            "kube-proxy runs in {mode} mode, and rules of another mode exist besides its own: {}",
             left.join("; ")
         ),
     )
@@ -90,7 +90,7 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     if rules != Presence::Absent || !serves || facts.node.served_elsewhere().is_some() {
         return;
     }
-    // What kept them from being written is told already; a process that is not there is told with them.
+    // If the cause has a finding already, or the process is missing, that finding covers the missing rules.
     let caused = told(Class::C11)
         || told(Class::C9)
         || told(Class::C1)
@@ -114,7 +114,7 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
             ),
         )
     } else {
-        (Class::C1, format!("there are no rules of kube-proxy of {mode_text} on this node"))
+        (Class::C1, format!("this node has no rules of kube-proxy in {mode_text}"))
     };
     let mut finding = Finding::new(class, detail).node(
         None,
@@ -127,7 +127,7 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     );
     if wrote {
         finding = finding
-            .node(None, "kubeproxy_sync_proxy_rules_last_timestamp_seconds says that they were written")
+            .node(None, "kubeproxy_sync_proxy_rules_last_timestamp_seconds shows that they were written")
             .against(
                 EvidenceType::Node,
                 None,

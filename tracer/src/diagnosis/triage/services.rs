@@ -1,7 +1,7 @@
-//! Step 1: the Services themselves (K9): no endpoints and why, Local policies without local endpoints, what another
-//! proxy serves.
+//! Step 1: the Services themselves (K9): missing endpoints with the reason, Local policies without local endpoints,
+//! Services of another proxy.
 //!
-//! Owns C5d, C20, C21, C22, C26 (addresses) and C27, as the API tells them. What the rules do is for `rules`.
+//! Owns C5d, C20, C21, C22, C26 (addresses) and C27, as the API shows them. `rules` checks the rules.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// The state that is judged is the latest one.
+/// The latest state is judged.
 const AT: Timestamp = Timestamp::MAX;
 
 pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
@@ -43,7 +43,7 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
     node_port_addresses(facts, history, scope, findings);
 }
 
-/// Whether kube-proxy has anything to do with it; the error says why not.
+/// Whether kube-proxy serves it; the error is the reason why not.
 fn proxied(service: &Service) -> Result<(), (Class, &'static str)> {
     if service.proxy_name.is_some() {
         return Err((
@@ -81,7 +81,7 @@ impl AddressFamily {
 
 fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding>) {
     let key = &service.key;
-    // Ports that fail for the same reason in the same family are one finding.
+    // Ports that fail for the same reason in the same family share one finding.
     let mut found: Vec<(AddressType, NoEndpointsReason, Vec<&ServicePort>)> = Vec::new();
     for family in families(service) {
         for port in &service.ports {
@@ -196,10 +196,11 @@ fn no_local_endpoint(
     } else {
         ("externalTrafficPolicy", format!("connections from outside to {node}"))
     };
-    // IPVS serves them from other nodes' endpoints: from outside the answers come from an address that nobody asked
-    // (#97081); inside of the cluster the policy is merely not kept (#106497).
+    // IPVS serves them from other nodes' endpoints: from outside the answers come from an address that the client did
+    // not connect to (kubernetes/kubernetes#97081); inside the cluster the policy is only ignored
+    // (kubernetes/kubernetes#106497).
     let fate = match (mode, class) {
-        (Some(ProxyMode::Ipvs), Class::C22) => "go to other nodes all the same",
+        (Some(ProxyMode::Ipvs), Class::C22) => "go to other nodes nevertheless",
         (Some(ProxyMode::Ipvs), _) => "are answered from a wrong address",
         _ => "time out",
     };
@@ -233,13 +234,11 @@ fn no_local_endpoint(
     let finding =
         finding.against(EvidenceType::Api, None, "connections from this node and its Pods are exempt");
     match service.health_check_node_port {
-        // A load balancer that asks the health check sends nothing to this node.
+        // A load balancer that uses the health check sends nothing to this node.
         Some(port) => finding.level(Level::Note).against(
             EvidenceType::Api,
             None,
-            format!(
-                "a load balancer that asks healthCheckNodePort {port} leaves this node out, as it is meant to"
-            ),
+            format!("a load balancer that checks healthCheckNodePort {port} excludes this node, as intended"),
         ),
         None if service.r#type == ServiceType::LoadBalancer => finding.level(Level::Warning),
         None => finding,
@@ -270,7 +269,7 @@ fn no_address(service: &Service, findings: &mut Vec<Finding>) {
     );
 }
 
-/// `nodePortAddresses` that no address of this node is in.
+/// `nodePortAddresses` that contain no address of this node.
 fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings: &mut Vec<Finding>) {
     let Some(config) = facts.node.config.as_ref() else { return };
     let ranges = &config.node_port_addresses;

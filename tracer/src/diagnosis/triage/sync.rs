@@ -1,7 +1,7 @@
-//! Step 3: whether kube-proxy writes its rules, and how fast (K5): C4, C5 and the sync that is merely under way.
+//! Step 3: whether kube-proxy writes its rules, and how fast (K5): C4, C5 and a sync that is only under way.
 //!
-//! The key: `last_queued` later than `last_timestamp` means that something waits to be written. Young, it is in flight;
-//! old, it fails (C4). Both old while the API has moved on is C2, which `proxy` tells.
+//! `last_queued` later than `last_timestamp` means that an update waits to be written. A young one is in flight; an old
+//! one fails (C4). If both are old while the API has changed, it is C2, which `proxy` reports.
 
 use super::{Facts, Finding, Level};
 use crate::{
@@ -13,15 +13,15 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// A write that waits longer than this has failed at least once: a sync is tried each `minSyncPeriod` (1 s) and takes
-/// seconds on large tables. In seconds.
+/// An update that waits longer than this has failed at least once: kube-proxy tries a sync each `minSyncPeriod` (1 s),
+/// which takes seconds on large tables. In seconds.
 const IN_FLIGHT_SECS: f64 = 15.0;
-/// Slower than this, 99 of 100 changes, a rollout is felt. Seconds.
+/// If 99 of 100 changes take up to longer than this, rollouts suffer. Seconds.
 const SLOW_PROGRAMMING_SECS: f64 = 10.0;
 const SLOW_SYNC_SECS: f64 = 5.0;
-/// Fewer observations make no percentile.
-const OBSERVATIONS_MIN: f64 = 20.0;
-/// Waiting this long for the first lists is more than starting up. Seconds.
+/// With fewer observations a percentile means nothing.
+const MIN_OBSERVATIONS: f64 = 20.0;
+/// Waiting longer than this for the first lists is more than a normal start. Seconds.
 const START_SECS: f64 = 60.0;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
@@ -35,7 +35,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     health(facts, &times, findings);
 }
 
-/// Something waits to be written.
+/// Whether an update waits to be written.
 fn waiting(times: &SyncTimes) -> bool {
     times.last_queued > times.last_synced && times.last_synced > 0.0
 }
@@ -54,7 +54,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let oldest = pending.iter().filter_map(|times| age(times)).fold(0.0, f64::max);
     let unhealthy = facts.node.healthz.as_ref().is_some_and(|health| !health.is_healthy());
     let stuck = !pending.is_empty() && (oldest > IN_FLIGHT_SECS || unhealthy);
-    // Without metrics the log is all there is, and it does not tell whether a later try went well.
+    // Without metrics only the log is known, which does not show whether a later sync succeeded.
     let blind = times.is_empty() && !told.is_empty();
     if !stuck && told.is_empty() && failures.is_empty() {
         if !pending.is_empty() {
@@ -102,7 +102,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
         (false, false) => finding.level(Level::Note).against(
             EvidenceType::Node,
             None,
-            "last_timestamp is later than last_queued: nothing waits now",
+            "last_timestamp is later than last_queued: no update waits now",
         ),
     };
     findings.push(match cause.and_then(cure) {
@@ -111,7 +111,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     });
 }
 
-/// What is to be done, where the log names the cause.
+/// The action, if the log names the cause.
 const fn cure(trouble: Trouble) -> Option<Action> {
     match trouble {
         Trouble::XtablesLock => Some(action::FIND_LOCK_HOLDER),
@@ -135,7 +135,7 @@ fn in_flight(pending: &[&SyncTimes], age: f64) -> Finding {
         .now(&[action::WAIT])
 }
 
-/// C5: the rules come, but late.
+/// C5: the rules are written, but late.
 fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
     let checks = [
         (
@@ -150,7 +150,7 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
         .into_iter()
         .filter_map(|(name, limit, what)| {
             let (bound, count) = metrics.quantile(name, 0.99)?;
-            (count >= OBSERVATIONS_MIN && bound > limit).then_some((name, bound, count, what))
+            (count >= MIN_OBSERVATIONS && bound > limit).then_some((name, bound, count, what))
         })
         .collect();
     let Some((_, bound, _, what)) = slow.first() else { return };
@@ -175,12 +175,12 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
     }
     findings.push(
         finding
-            .against(EvidenceType::Node, None, "a percentile since the start shows nothing about this minute")
+            .against(EvidenceType::Node, None, "a percentile since the start does not show the present state")
             .now(&[action::SPEED_UP]),
     );
 }
 
-/// It never wrote its rules since it was started.
+/// It has not written its rules since it started.
 fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let never = !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0);
     if !never || findings.iter().any(|finding| finding.class == Class::C2) {
@@ -200,7 +200,7 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
         finding = finding.node(None, "its log: not syncing until Services and Endpoints have been received");
     }
     if !late {
-        finding = finding.level(Level::Warning).against(EvidenceType::Node, None, "it may just be starting");
+        finding = finding.level(Level::Warning).against(EvidenceType::Node, None, "it may be starting");
     }
     findings.push(finding);
 }

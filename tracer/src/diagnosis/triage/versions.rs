@@ -11,7 +11,8 @@ use crate::{class::Class, time::Timestamp, verdict::EvidenceType};
 struct Release(u32, u32);
 
 impl Release {
-    /// From `v1.30.5`, `v1.29.6-eks-1552ad0` or `v1.30.5+k3s1`. Builds without a version (`v0.0.0-master`) are none.
+    /// Parses `v1.30.5`, `v1.29.6-eks-1552ad0` or `v1.30.5+k3s1`; `None` for builds without a version
+    /// (`v0.0.0-master`).
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().trim_start_matches('v').split('.');
         let (major, minor) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -19,7 +20,7 @@ impl Release {
         (major > 0).then_some(Self(major, minor))
     }
 
-    /// How many minor versions `self` is behind; negative where it is newer.
+    /// The number of minor versions by which `self` is older; negative if it is newer.
     fn behind(self, other: Self) -> Option<i64> {
         (self.0 == other.0).then(|| i64::from(other.1) - i64::from(self.1))
     }
@@ -46,8 +47,8 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
         findings.push(
             Finding::new(Class::C9, format!("{name} {version} is {what} ({server_text})"))
                 .level(Level::Warning)
-                .node(None, format!("{name} says {version}"))
-                .api(None, format!("the API server says {server_text}"))
+                .node(None, format!("{name} reports {version}"))
+                .api(None, format!("the API server reports {server_text}"))
                 .against(
                     EvidenceType::Node,
                     None,

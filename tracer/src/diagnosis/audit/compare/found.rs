@@ -1,4 +1,4 @@
-//! Gathers faults: one of each, with all the frontends and sides that show it.
+//! Collects faults: each once, with all affected frontends and sides.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,9 +14,9 @@ use crate::{
     rules::{Frontend, Name, Origin, Ruleset, Step, Verdict, Writer},
 };
 
-/// A fault that so many percent of all Service ports has, and at least so many, is one of what they share.
+/// A fault of at least this percentage and number of all Service ports belongs to a shared part.
 const COMMON_PERCENT: usize = 60;
-const COMMON_LEAST: usize = 4;
+const MIN_COMMON: usize = 4;
 
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
@@ -33,9 +33,9 @@ pub(super) struct Fault {
 pub(super) struct Found {
     faults: Vec<(Fault, BTreeSet<Frontend>, BTreeSet<Origin>)>,
     known: ByFault,
-    /// Service ports looked at.
+    /// The number of Service ports checked.
     pub(super) checked: usize,
-    /// Those of them that have endpoints.
+    /// The number of those that have endpoints.
     pub(super) forwarded: BTreeSet<usize>,
 }
 
@@ -83,9 +83,7 @@ impl Found {
             };
             let shareable =
                 !matches!(fault.aspect, Aspect::Endpoint | Aspect::Frontend | Aspect::SourceRanges);
-            shareable
-                && count >= COMMON_LEAST
-                && count.saturating_mul(100) > of.saturating_mul(COMMON_PERCENT)
+            shareable && count >= MIN_COMMON && count.saturating_mul(100) > of.saturating_mul(COMMON_PERCENT)
         };
         let mut folded = BTreeSet::new();
         for (fault, frontends, origins) in &self.faults {
@@ -125,13 +123,13 @@ impl Found {
     }
 }
 
-/// How long the API has wanted it so.
+/// How long the API has required the expected state.
 fn since(port: &ExpectedPort, fault: &Fault) -> Option<crate::time::Timestamp> {
     let left = fault.endpoint.and_then(|endpoint| port.left.get(&endpoint).copied());
     left.or(port.changed)
 }
 
-/// What all Services have in common where masquerading is wrong: the chain that marks, or the one that masquerades.
+/// The shared part if masquerading is wrong: the chain that marks, or the one that masquerades.
 fn shared_place(aspect: Aspect, family: Family, writer: Writer, rules: &Ruleset) -> Option<Name> {
     if !matches!(aspect, Aspect::Masquerade | Aspect::Hairpin) {
         return None;

@@ -1,4 +1,4 @@
-//! Where kube-proxy would have written a thing: the chain, map, set or server to look at, by its name.
+//! The place in kube-proxy's rules for each thing: the name of the chain, map, set or server.
 
 use std::net::SocketAddr;
 
@@ -45,7 +45,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// The ipset by which IPVS mode knows what to masquerade.
+    /// The ipset with which IPVS mode selects packets to masquerade.
     pub(super) fn marking_set(&self, port: &ExpectedPort, known: &ExpectedFrontend) -> Name {
         let local = if port.is_local(known.via) { "-LOCAL" } else { "" };
         let name = match (known.via, known.frontend.protocol) {

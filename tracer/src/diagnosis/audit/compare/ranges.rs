@@ -1,8 +1,8 @@
-//! What should not get in: sources outside a load balancer's ranges, ports that a Service does not have.
+//! Connections that should be refused: sources outside a load balancer's ranges, ports that a Service does not have.
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Comparison, EDGES_MAX, Fault, Tried};
+use super::{Comparison, Fault, MAX_EDGES, Tried};
 use crate::{
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, Expectation, ExpectedFrontend, ExpectedPort, Kind},
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Comparison<'_> {
-    /// Tries both sides of each edge of the source ranges, and what else the rules let in.
+    /// Tries both sides of each edge of the source ranges, and of the ranges that the rules admit.
     pub(super) fn edges(
         &mut self,
         index: usize,
@@ -30,7 +30,7 @@ impl Comparison<'_> {
         }
         tried.sort_unstable();
         tried.dedup();
-        for source in tried.into_iter().take(EDGES_MAX) {
+        for source in tried.into_iter().take(MAX_EDGES) {
             let probe = Probe {
                 origin: Origin::Outside,
                 source,
@@ -49,10 +49,13 @@ impl Comparison<'_> {
             }
             let (kind, text) = if allowed && !gets_in && matches!(wanted, Expectation::Endpoints(_)) {
                 let text =
-                    format!("connections from {source} are turned away, although a source range allows them");
+                    format!("connections from {source} are rejected, although a source range admits them");
                 (Kind::Missing, text)
             } else if !allowed && gets_in {
-                (Kind::Wrong, format!("connections from {source} get in, which no source range allows"))
+                (
+                    Kind::Wrong,
+                    format!("connections from {source} are accepted, although no source range admits them"),
+                )
             } else {
                 continue;
             };
@@ -90,14 +93,14 @@ impl Comparison<'_> {
         ranges
     }
 
-    /// A `ClusterIP` refuses the ports that its Service does not have.
+    /// A `ClusterIP` refuses ports that its Service does not have.
     pub(super) fn unlisted_port(&mut self, index: usize, port: &ExpectedPort, audit: &mut Audit) {
         let Some(number) =
             (9..=u16::MAX).find(|number| !port.service.ports.iter().any(|p| p.port == *number))
         else {
             return;
         };
-        // IPVS mode holds all of a Service's addresses on kube-ipvs0, and refuses what is not served there.
+        // IPVS mode assigns all of a Service's addresses to kube-ipvs0, and refuses ports that are not served there.
         let all = self.context.mode == ProxyMode::Ipvs;
         let frontends = port.frontends.iter().filter(|known| known.via == Via::ClusterIp || all);
         for known in frontends {
@@ -113,7 +116,7 @@ impl Comparison<'_> {
                     interface,
                     destination: SocketAddr::new(ip, number),
                     protocol: port.port.protocol,
-                    // IPVS mode holds the address on kube-ipvs0.
+                    // IPVS mode assigns the address to kube-ipvs0.
                     local: self.context.mode == ProxyMode::Ipvs,
                     hairpin: false,
                 };

@@ -1,4 +1,4 @@
-//! Whether a connection gets where it should: to which endpoints with what share, refused, dropped.
+//! The destination of a connection: which endpoints with which share, refused, or dropped.
 
 use super::{Comparison, Fault, SHARE_TOLERANCE, Tried};
 use crate::{
@@ -22,7 +22,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Whether it gets where it should. Answers whether it is forwarded at all, so that there is more to ask.
+    /// Whether the result is as expected. Returns whether the connection is forwarded, so that more can be checked.
     pub(super) fn reach(&self, tried: Tried<'_>, wanted: &Expectation, faults: &mut Vec<Fault>) -> bool {
         let Tried { index, port, known, probe, fate } = tried;
         let weight_of =
@@ -96,7 +96,7 @@ impl Comparison<'_> {
                     let shares = shares.take(12).collect::<Vec<_>>().join(", ");
                     let rest =
                         if lost > 1e-6 { format!(", nowhere {:.1} %", lost * 100.0) } else { String::new() };
-                    let text = format!("new connections are not shared out evenly: {shares}{rest}{note}");
+                    let text = format!("new connections are not distributed evenly: {shares}{rest}{note}");
                     let place = place.clone().unwrap_or_else(|| self.place_of(port, known));
                     fault(Kind::Wrong, Aspect::Share, None, place, text);
                 }
@@ -139,12 +139,14 @@ impl Comparison<'_> {
                 }
                 if ranges && !endpoints.is_empty() {
                     let place = self.firewall_place(port);
-                    let text =
-                        format!("connections from {} get in, which no source range allows", probe.source);
+                    let text = format!(
+                        "connections from {} are accepted, although no source range admits them",
+                        probe.source
+                    );
                     fault(Kind::Missing, Aspect::SourceRanges, None, place, text);
                 } else if endpoints.is_empty() {
                     let is = if passed > 0.5 {
-                        "go on untranslated"
+                        "continue untranslated"
                     } else if refused > 0.5 {
                         "are refused"
                     } else {

@@ -1,4 +1,4 @@
-//! What else becomes of a connection that is forwarded: its masquerade, its hairpin, the client's stay with its endpoint.
+//! Further effects on a forwarded connection: masquerade, hairpin, session affinity.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ impl Comparison<'_> {
             return;
         }
         if let Some(unread) = fate.unknown.iter().find(|what| matches!(what, Unknown::Ipset(_))) {
-            gap(audit, format!("what is masqueraded: {unread}"));
+            gap(audit, format!("which connections are masqueraded: {unread}"));
             return;
         }
         let wanted = self.masqueraded(port, known, probe.origin);
@@ -30,12 +30,9 @@ impl Comparison<'_> {
             let wrong = forwarded().filter(|branch| branch.masquerade != wanted).collect::<Vec<_>>();
             let all = wrong.len() == forwarded().count();
             let (kind, what) = if wanted {
-                (
-                    Kind::Missing,
-                    "are not masqueraded: the answer does not come back this way, or with another address",
-                )
+                (Kind::Missing, "are not masqueraded: the answer takes another path, or has another address")
             } else {
-                (Kind::Wrong, "are masqueraded: the endpoint does not see who they are from")
+                (Kind::Wrong, "are masqueraded: the endpoint does not see the client's address")
             };
             let from = probe.origin.as_str();
             let mut add = |endpoint: Option<SocketAddr>, place: Name, text: String| {
@@ -81,7 +78,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Whether a connection should be masqueraded; `None` where that is not known.
+    /// Whether a connection should be masqueraded; `None` if unknown.
     pub(super) fn masqueraded(
         &self,
         port: &ExpectedPort,
@@ -114,27 +111,28 @@ impl Comparison<'_> {
             let Some(wanted) = wanted else {
                 if branch.remembers.is_some() || fate.sticky.iter().any(|sticky| sticky.end == branch.end) {
                     let text =
-                        format!("clients stay with {endpoint}, although the Service has no session affinity");
+                        format!("clients stay at {endpoint}, although the Service has no session affinity");
                     faults.push(add(Kind::Wrong, Some(endpoint), place, text, self));
                 }
                 continue;
             };
             let Some(list) = &branch.remembers else {
-                let text =
-                    format!("a client of {endpoint} is not remembered: its next connection may go elsewhere");
+                let text = format!(
+                    "a client of {endpoint} is not recorded: its next connection may reach another endpoint"
+                );
                 faults.push(add(Kind::Missing, Some(endpoint), place, text, self));
                 continue;
             };
             match fate.sticky.iter().find(|sticky| sticky.list == *list && sticky.end == branch.end) {
                 None => {
-                    let text = format!("a client that {endpoint} served before is not sent there again");
+                    let text = format!("a client that {endpoint} served before does not return to it");
                     let place = fate.chain().cloned();
                     faults.push(add(Kind::Missing, Some(endpoint), place, text, self));
                 }
-                // IPVS's own list gives the time in ticks of unknown length.
+                // IPVS's list has the time in ticks of unknown length.
                 Some(sticky) if sticky.seconds.is_some_and(|s| s != wanted && s != u32::MAX) => {
                     let text = format!(
-                        "clients stay with {endpoint} for {} s, and should for {wanted} s",
+                        "clients stay at {endpoint} for {} s instead of {wanted} s",
                         sticky.seconds.unwrap_or_default()
                     );
                     faults.push(add(Kind::Wrong, Some(endpoint), fate.chain().cloned(), text, self));
@@ -142,7 +140,7 @@ impl Comparison<'_> {
                 Some(_) => {}
             }
         }
-        // Clients that are sent to an endpoint to which new ones are not (C24).
+        // Clients that are sent to an endpoint that receives no new ones (C24).
         for sticky in &fate.sticky {
             let served = fate.branches.iter().any(|branch| branch.end == sticky.end);
             if let End::Endpoint(endpoint) = sticky.end

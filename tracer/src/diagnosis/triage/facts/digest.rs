@@ -1,4 +1,4 @@
-//! The node as single values, for comparison with another one.
+//! The node's facts as single values, for a comparison with another node.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -10,11 +10,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// Service ports whose rules are written into the digest, at most.
-const DIGEST_MAX: usize = 5000;
+/// The most Service ports whose rules are part of the digest.
+const MAX_DIGEST: usize = 5000;
 
 impl Facts {
-    /// What the node says as single values, for comparison with another node's.
+    /// The node's facts as single values, for a comparison with another node's.
     pub fn digest(&self) -> BTreeMap<String, String> {
         let mut facts = BTreeMap::new();
         let mut put = |name: &str, value: Option<String>| {
@@ -40,7 +40,7 @@ impl Facts {
         let node = self.known_node().and_then(|node| self.history.as_ref()?.node(node, Timestamp::MAX));
         put("kubelet version", node.map(|node| node.kubelet_version.to_string()));
         for (path, value) in self.node.sysctls.iter().flat_map(Sysctls::iter) {
-            // What changes by itself, or belongs to one interface, says nothing about two nodes.
+            // Values that change by themselves, or belong to one interface, cannot be compared between nodes.
             let own = path.ends_with("_count") || path.contains("/conf/") && !path.contains("/conf/all/");
             if !own {
                 facts.insert(format!("sysctl: {}", path.replace('/', ".")), value.to_owned());
@@ -50,7 +50,7 @@ impl Facts {
         facts
     }
 
-    /// Where the rules send a Pod's connections to each `ClusterIP`: nodes must not differ in it (catalogue C12).
+    /// The destinations of a Pod's connections to each `ClusterIP`, in which nodes must not differ (catalogue C12).
     fn digest_rules(&self, facts: &mut BTreeMap<String, String>) {
         let Some(history) = &self.history else { return };
         if self.node.proxy_rules.any() != Presence::Present {
@@ -64,7 +64,7 @@ impl Facts {
                 .iter()
                 .flat_map(move |ip| service.ports.iter().map(move |port| (service, *ip, port)))
         });
-        for (service, ip, port) in ports.take(DIGEST_MAX) {
+        for (service, ip, port) in ports.take(MAX_DIGEST) {
             let [four, six] = &walkers;
             let (walker, local) = if ip.is_ipv4() { four } else { six };
             let (source, interface) = local.example(walker.family());

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use crate::parse::ParseError;
 
-/// Events kept, at most.
-const EVENTS_MAX: usize = 10_000;
+/// The most Events kept.
+const MAX_EVENTS: usize = 10_000;
 
 /// A `DaemonSet` that may be kube-proxy's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Event {
 
 pub(super) fn api_version(text: &str) -> Result<String, ParseError> {
     let value: Value = serde_json::from_str(text)?;
-    // The server's own answer, or `kubectl version -o json`, where the client's version stands beside.
+    // The server's own answer, or `kubectl version -o json`, which also has the client's version.
     let version = value.pointer("/serverVersion/gitVersion").or_else(|| value.get("gitVersion"));
     let version = version.and_then(Value::as_str).map(|version| version.chars().take(80).collect());
     version.ok_or_else(|| ParseError::nothing_in(text, "a version of the API server"))
@@ -87,7 +87,7 @@ pub(super) fn events(text: &str) -> Result<Vec<Event>, ParseError> {
             last: last.into_iter().find(|time| !time.is_empty()).unwrap_or_default(),
         }
     };
-    Ok(items(text)?.iter().take(EVENTS_MAX).map(event).collect())
+    Ok(items(text)?.iter().take(MAX_EVENTS).map(event).collect())
 }
 
 #[cfg(test)]
