@@ -1,6 +1,6 @@
-//! A text that is not what it should be, and the place where that shows.
+//! The error of a text that cannot be parsed, with its place.
 
-/// Why a text could not be read.
+/// Why a text could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct ParseError {
@@ -14,7 +14,7 @@ impl ParseError {
         Self { line: line as u64, why: why.into() }
     }
 
-    /// Of a text of which no line was understood: the first that is not empty.
+    /// For a text of which no line was understood: the first line that is not empty.
     pub fn nothing_in(text: &str, wanted: &str) -> Self {
         let line = text.lines().position(|line| !line.trim().is_empty()).map_or(1, |at| at + 1);
         let why = if text.trim().is_empty() {

@@ -1,8 +1,8 @@
-//! Reads the node that viptrace runs on: commands that list, files of the kernel, kube-proxy's own ports.
+//! Reads the node on which viptrace runs: commands that list, files of the kernel, kube-proxy's own ports.
 //!
-//! The one collector of a trace, a check and a capture. Owns where things are found and what a request costs. Nothing is
-//! changed on the node: what would load a part of the kernel is not run (`loaded`). What could not be read is a
-//! gap of the capture, and collecting as a whole cannot fail.
+//! The one collector of a trace, a check and a capture. Owns the origin of every text and the cost of a request.
+//! Changes nothing on the node, and runs nothing that would load a part of the kernel (`loaded`). A failed read is a
+//! gap of the capture, and the collection as a whole cannot fail.
 
 mod rules;
 
@@ -36,12 +36,12 @@ use crate::{
     text,
 };
 
-/// Bytes of one log file that are kept, from its end.
-const LOG_MAX_BYTES: u64 = 16 << 20;
-/// Counters are read twice, with at least this between.
+/// The bytes of a log file that are kept, from its end.
+const MAX_LOG_BYTES: u64 = 16 << 20;
+/// The least time between the two reads of the counters.
 const BETWEEN: Duration = Duration::from_secs(1);
 
-/// What is read.
+/// A request.
 ///
 /// | request | kinds | a command, a netlink dump | a request to kube-proxy |
 /// |---|---|---|---|
@@ -49,18 +49,18 @@ const BETWEEN: Duration = Duration::from_secs(1);
 /// | `Rules` | the same, and the rules of every mode and both families | 5 s, 256 MiB | 2 s, 8 MiB |
 /// | `Check` | every kind of one node; counters twice, a second apart | 20 s, 256 MiB | 3 s, 32 MiB |
 ///
-/// `State` reads no rules but where kube-proxy's port does not answer: then those that show its mode.
+/// `State` reads rules only if kube-proxy's port does not answer: then those that show its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// What every verdict of a trace needs.
+    /// For every verdict of a trace.
     State,
-    /// What a trace reads on suspicion.
+    /// For a flow of a trace that needs the rules.
     Rules,
     Check,
 }
 
 impl Request {
-    /// For one command or netlink dump: a listing of a large table takes seconds.
+    /// The limit of one command or netlink dump: a listing of a large table takes seconds.
     const fn listing(self) -> Limits {
         match self {
             Self::State | Self::Rules => Limits { time: Duration::from_secs(5), bytes: 256 << 20 },
@@ -68,7 +68,7 @@ impl Request {
         }
     }
 
-    /// For one request to kube-proxy's ports.
+    /// The limit of one request to kube-proxy's ports.
     const fn query(self) -> Limits {
         match self {
             Self::State | Self::Rules => Limits { time: Duration::from_secs(2), bytes: 8 << 20 },
@@ -77,14 +77,14 @@ impl Request {
     }
 }
 
-/// Where the node is read.
+/// The place of the node's files and commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Collector {
-    /// Where `/proc`, `/sys`, `/var/log` and `/lib/modules` are.
+    /// The root of `/proc`, `/sys`, `/var/log` and `/lib/modules`.
     pub root: PathBuf,
-    /// Folders of commands, as in `PATH`; `None` takes the environment's.
+    /// Folders of commands, as in `PATH`; `None` uses the environment's.
     pub path: Option<OsString>,
-    /// kube-proxy's ports; `None` where its process and configuration show them.
+    /// kube-proxy's ports; with `None` its process and configuration show them.
     pub servers: Option<Servers>,
 }
 
@@ -96,7 +96,7 @@ impl Default for Collector {
 }
 
 impl Collector {
-    /// Reads what is requested. What is missing is a gap of the capture.
+    /// Reads the requested kinds. A missing one is a gap of the capture.
     pub(crate) async fn collect(&self, request: Request) -> Capture {
         let begun = Instant::now();
         let mut capture = self.off_loop(move |reading| reading.kube_proxy(request)).await;
@@ -130,19 +130,19 @@ impl Collector {
         capture
     }
 
-    /// Runs what blocks beside the event loop.
+    /// Runs the blocking part in parallel to the event loop.
     async fn off_loop(&self, read: impl FnOnce(&mut Reading) + Send + 'static) -> Capture {
         let mut reading = Reading { collector: self.clone(), capture: Capture::default() };
         let read = tokio::task::spawn_blocking(move || {
             read(&mut reading);
             reading.capture
         });
-        // A reader that died leaves nothing: its kinds are missing without a reason.
+        // After a panic of the reader its kinds are missing without a reason.
         read.await.unwrap_or_default()
     }
 }
 
-/// A capture under way. Its methods block.
+/// A running collection. Its methods block.
 struct Reading {
     collector: Collector,
     capture: Capture,
@@ -157,7 +157,7 @@ impl Reading {
         Commands { path: self.collector.path.clone(), limits: request.listing() }
     }
 
-    /// Adds a text, or the reason why there is none. `read` is called to get it.
+    /// Adds a text, or the reason for its absence. `read` returns it.
     fn take<S: Into<String>>(&mut self, kind: Kind, read: impl FnOnce(&Self) -> Result<(S, String), Reason>) {
         let begun = now();
         match read(self) {
@@ -192,7 +192,7 @@ impl Reading {
         });
     }
 
-    /// kube-proxy's process and configuration; of a check, the counters that are read again later come first.
+    /// kube-proxy's process and configuration; for a check, first the counters that are read twice.
     fn kube_proxy(&mut self, request: Request) {
         if request == Request::Check {
             self.counters(request, Kind::ConntrackStat, Kind::Netstat, "");
@@ -211,13 +211,13 @@ impl Reading {
         }
     }
 
-    /// What the kernel's files hold, and kube-proxy's log.
+    /// The kernel's files, and kube-proxy's log.
     fn files(&mut self, request: Request) {
         let (proc, sys) = (self.root("proc"), self.root("sys"));
         self.take(Kind::Addresses, |_| {
             let trie = proc.join("net/fib_trie");
             let text = procfs::read_text(&trie).map_err(|error| Reason::of_file(&trie, &error))?;
-            // Without IPv6 there is no such file.
+            // Without IPv6 this file does not exist.
             let inet6 = procfs::read_text(&proc.join("net/if_inet6")).unwrap_or_default();
             let lines =
                 procfs::parse_addresses(&text, &inet6).into_iter().map(|address| format!("{address}\n"));
@@ -266,13 +266,13 @@ impl Reading {
         self.logs();
     }
 
-    /// The modules built into the running kernel, where their list is installed.
+    /// The modules built into the running kernel, if their list is installed.
     fn built_in(&self) -> Option<String> {
         let release = procfs::read_text(&self.root("proc/sys/kernel/osrelease")).ok()?;
         procfs::read_text(&self.root("lib/modules").join(release.trim()).join("modules.builtin")).ok()
     }
 
-    /// kube-proxy's log as the kubelet or the service manager keeps it.
+    /// kube-proxy's log from the kubelet or the service manager.
     fn logs(&mut self) {
         let logs = self.root("var/log");
         let mut files = pod_logs(&logs.join("pods"));
@@ -294,7 +294,7 @@ impl Reading {
     }
 }
 
-/// The ports of the kube-proxy that was found.
+/// The ports of the kube-proxy process.
 fn servers(capture: &Capture) -> Servers {
     let config = capture.text(Kind::ProxyConfig).and_then(|text| Config::parse(text).ok());
     let process = || capture.text(Kind::Process).and_then(|text| ProcessList::parse(text).ok());
@@ -303,7 +303,7 @@ fn servers(capture: &Capture) -> Servers {
         .map_or_else(Servers::default, |config| Servers::of(&config))
 }
 
-/// What kube-proxy's ports answer, all at the same time.
+/// The answers of kube-proxy's ports, requested at the same time.
 async fn ports(Servers { metrics, health }: Servers, request: Request) -> Capture {
     let requests = [
         (Kind::ProxyMode, metrics, "/proxyMode"),
@@ -367,9 +367,9 @@ fn pod_logs(pods: &Path) -> Vec<PathBuf> {
 fn tail(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_MAX_BYTES)))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(MAX_LOG_BYTES)))?;
     let mut bytes = Vec::new();
-    file.take(LOG_MAX_BYTES).read_to_end(&mut bytes)?;
+    file.take(MAX_LOG_BYTES).read_to_end(&mut bytes)?;
     Ok(text::of_bytes(bytes))
 }
 

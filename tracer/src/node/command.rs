@@ -1,4 +1,4 @@
-//! Runs one of the node's own read-only commands with a limit on time and on bytes of output.
+//! Runs a read-only command of the node with a limit on time and output.
 //!
 //! Never through a shell, never with input, and only commands that list: the callers name them as constants.
 
@@ -17,16 +17,16 @@ use crate::{
     text,
 };
 
-/// Where commands are found, and what one may cost.
+/// The folders of commands, and the limits of one command.
 #[derive(Clone, Debug)]
 pub(crate) struct Commands {
-    /// Folders as in `PATH`; `None` takes the environment's.
+    /// Folders as in `PATH`; `None` uses the environment's.
     pub path: Option<OsString>,
     pub limits: Limits,
 }
 
 impl Commands {
-    /// Runs `program` and returns its standard output; what is not UTF-8 is replaced. Blocks for at most the limit.
+    /// Runs `program` and returns its standard output with invalid UTF-8 replaced. Blocks for at most the limit.
     pub(crate) fn run(&self, program: &str, args: &[&str]) -> Result<String, Reason> {
         let command = std::iter::once(program).chain(args.iter().copied()).collect::<Vec<_>>().join(" ");
         let place = || format!("`{command}`");
@@ -59,7 +59,7 @@ impl Commands {
                 });
             }
         };
-        // The pipes are closed by now in every honest case; a child that closes them and stays is stopped as well.
+        // The pipes are normally closed by now; a child that closes them and keeps running is stopped as well.
         let stderr = match err.recv_timeout(until()) {
             Ok(Collected::Whole(bytes)) => bytes,
             Ok(_) => Vec::new(),
@@ -90,8 +90,8 @@ enum Collected {
     Broken(io::Error),
 }
 
-/// Reads a pipe to its end on a thread of its own. The thread ends when the pipe closes, at the latest when the
-/// child is killed.
+/// Reads a pipe to its end on its own thread. The thread ends when the pipe closes, at the latest when the child is
+/// killed.
 fn collect<R: Read + Send + 'static>(pipe: Option<R>, max_bytes: usize) -> mpsc::Receiver<Collected> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {

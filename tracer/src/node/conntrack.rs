@@ -1,6 +1,6 @@
-//! Conntrack's counters: `/proc/net/stat/nf_conntrack` and what changed between two readings of it (K8).
+//! Conntrack's counters: `/proc/net/stat/nf_conntrack` and their growth between two reads (K8).
 //!
-//! Owns the table's text form. Its columns are found by name: kernels differ in them, and some columns lie
+//! Owns the table's text form. Columns are found by name: kernels differ in them, and some columns mislead
 //! (`chainlength` counts chains that were too long; `new`, `ignore` and `delete` stay 0 on 6.x).
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, io, os::unix::fs::MetadataExt as _, path::Path};
@@ -12,10 +12,10 @@ mod statistics;
 pub(crate) use statistics::read;
 pub use statistics::told_by_ctnetlink;
 
-/// CPUs that one table may have.
-const CPUS_MAX: usize = 8192;
-/// Columns that one table may have.
-const COLUMNS_MAX: usize = 64;
+/// The most CPUs of one table.
+const MAX_CPUS: usize = 8192;
+/// The most columns of one table.
+const MAX_COLUMNS: usize = 64;
 
 /// The table: one row for each possible CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,17 +25,17 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Parses the names and the hexadecimal rows. `None` where the first line has no column that is read here. A field
-    /// that is not a number counts as 0, a row that is too short ends in zeros.
+    /// Parses the names and the hexadecimal rows. `None` if the first line has no known column. A field that is not a
+    /// number counts as 0, and a short row is filled with zeros.
     pub fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
         let columns: Vec<String> =
-            lines.next()?.split_ascii_whitespace().take(COLUMNS_MAX).map(str::to_owned).collect();
+            lines.next()?.split_ascii_whitespace().take(MAX_COLUMNS).map(str::to_owned).collect();
         if !columns.iter().any(|name| name == "entries" || name == "drop") {
             return None;
         }
         let rows = lines
-            .take(CPUS_MAX)
+            .take(MAX_CPUS)
             .map(|line| {
                 let mut fields =
                     line.split_ascii_whitespace().map(|field| u64::from_str_radix(field, 16).unwrap_or(0));
@@ -45,7 +45,7 @@ impl Counters {
         Some(Self { columns, rows })
     }
 
-    /// As the kernel writes it.
+    /// The kernel's form.
     pub fn to_text(&self) -> String {
         let mut text = self.columns.join(" ");
         text.push('\n');
@@ -57,13 +57,14 @@ impl Counters {
         text
     }
 
-    /// Entries of this network namespace: the same number in each row.
+    /// The entries of this network namespace: the same number in each row.
     pub fn entries(&self) -> Option<u64> {
         let at = self.columns.iter().position(|name| name == "entries")?;
         self.rows.first()?.get(at).copied()
     }
 
-    /// What each counter grew by since `earlier`, and on how many CPUs. The counters have 32 bits and wrap.
+    /// The growth of each counter since `earlier`, and the number of CPUs with growth. The counters have 32 bits and
+    /// wrap.
     pub fn growth(&self, earlier: &Self) -> BTreeMap<&str, Growth> {
         let mut grown = BTreeMap::new();
         if self.columns != earlier.columns || self.rows.len() != earlier.rows.len() {
@@ -87,15 +88,15 @@ impl Counters {
     }
 }
 
-/// How much a counter grew.
+/// The growth of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Growth {
     pub by: u64,
-    /// CPUs that it grew on.
+    /// The number of CPUs on which it grew.
     pub cpus: usize,
 }
 
-/// How many entries a network namespace has, and a process in it.
+/// The number of entries of a network namespace, and a process in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Its inode number.
@@ -106,18 +107,18 @@ pub struct Namespace {
 
 /// The first line of the list of namespaces.
 const NAMESPACES_HEAD: &str = "# netns entries process";
-/// Processes looked at for namespaces other than this one, and namespaces kept.
-const PROCESSES_MAX: usize = 100_000;
-const NAMESPACES_MAX: usize = 4096;
+/// The most processes examined for other namespaces, and the most namespaces kept.
+const MAX_PROCESSES: usize = 100_000;
+const MAX_NAMESPACES: usize = 4096;
 
 /// The namespaces of the processes below `root` (`/proc`) with a conntrack table. Blocks shortly.
 pub fn namespaces(root: &Path) -> io::Result<Vec<Namespace>> {
     let mut found = BTreeMap::<u64, Namespace>::new();
-    for entry in fs::read_dir(root)?.flatten().take(PROCESSES_MAX) {
+    for entry in fs::read_dir(root)?.flatten().take(MAX_PROCESSES) {
         let folder = entry.path();
         // Only processes have it.
         let Ok(meta) = fs::metadata(folder.join("ns/net")) else { continue };
-        if found.contains_key(&meta.ino()) || found.len() >= NAMESPACES_MAX {
+        if found.contains_key(&meta.ino()) || found.len() >= MAX_NAMESPACES {
             continue;
         }
         let stat = procfs::read_text(&folder.join("net/stat/nf_conntrack")).ok();
@@ -139,18 +140,18 @@ pub fn namespaces_to_text(namespaces: &[Namespace]) -> String {
     text
 }
 
-/// Parses what [`namespaces_to_text`] writes; other lines are passed over.
+/// Parses the output of [`namespaces_to_text`]; ignores other lines.
 pub fn parse_namespaces(text: &str) -> Vec<Namespace> {
     let line = |line: &str| {
         let mut words = line.splitn(3, ' ');
         let (netns, entries) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         Some(Namespace { netns, entries, process: words.next().unwrap_or_default().to_owned() })
     };
-    text.lines().filter_map(line).take(NAMESPACES_MAX).collect()
+    text.lines().filter_map(line).take(MAX_NAMESPACES).collect()
 }
 
-/// One counter of `/proc/net/netstat` or `/proc/net/snmp`: `netstat(text, "TcpExt", "IPReversePathFilter")`. Two lines
-/// a group: the names, then the numbers.
+/// One counter of `/proc/net/netstat` or `/proc/net/snmp`: `netstat(text, "TcpExt", "IPReversePathFilter")`. Each group
+/// has two lines: the names, then the numbers.
 pub fn netstat(text: &str, group: &str, name: &str) -> Option<u64> {
     let of_group = |line: &&str| line.split_once(':').is_some_and(|(begin, _)| begin == group);
     let mut lines = text.lines().filter(of_group);

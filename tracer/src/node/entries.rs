@@ -1,7 +1,7 @@
-//! Conntrack entries that are older than the trace, as ctnetlink lists them: UDP without an answer.
+//! Conntrack entries older than the trace, as ctnetlink lists them: UDP without an answer.
 //!
-//! Reads only, through a netlink socket of the namespace that viptrace runs in, with a bound on bytes and on time. Which
-//! of them matter is not decided here. Message formats: `include/uapi/linux/netfilter/nfnetlink_conntrack.h`.
+//! Only reads, through a netlink socket of viptrace's network namespace, with a bound on bytes and time. The caller
+//! selects entries. Message formats: `include/uapi/linux/netfilter/nfnetlink_conntrack.h`.
 
 use std::{
     io,
@@ -24,14 +24,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// What is read at most: 64 MiB hold some 300,000 entries.
+/// The most bytes read: 64 MiB hold some 300,000 entries.
 pub const LIMITS: Limits = Limits { time: Duration::from_secs(3), bytes: 64 << 20 };
 
 /// `struct nfgenmsg`.
 const FAMILY_BYTES: usize = 4;
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET`.
 const CT_GET: u16 = 0x0101;
-/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: what a dump's entries come as.
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: the type of a dump's entries.
 const CT_NEW: u16 = 0x0100;
 
 const CTA_TUPLE_ORIG: u16 = 1;
@@ -41,26 +41,26 @@ const CTA_TIMEOUT: u16 = 7;
 const CTA_ZONE: u16 = 18;
 const CTA_STATUS_MASK: u16 = 26;
 
-/// Lists the UDP entries of this namespace, both families, that have seen no answer. `root` is where `/proc` and `/sys`
-/// are.
+/// Lists the UDP entries of this namespace, both families, that have seen no answer. `root` contains `/proc` and
+/// `/sys`.
 pub fn unanswered_datagrams(root: &Path, limits: Limits) -> io::Result<Vec<ListedEntry>> {
     Part::Ctnetlink.require(root).map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
     let timeout = udp_timeout(&root.join("proc"));
     let mut entries = Vec::new();
-    // The first ones are better than none.
+    // A part of the entries is better than none.
     let _whole = netlink::ask(NETLINK_NETFILTER, &request(), limits, |datagram| {
         parse(datagram, now(), timeout, &mut entries)
     })?;
     Ok(entries)
 }
 
-/// `nf_conntrack_udp_timeout`: how long an entry without an answer lives after its last packet.
+/// `nf_conntrack_udp_timeout`: the lifetime of an entry without an answer after its last packet.
 fn udp_timeout(proc: &Path) -> Option<Duration> {
     let text = procfs::read_text(&proc.join("sys/net/netfilter/nf_conntrack_udp_timeout")).ok()?;
     text.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// Asks for all entries without `IPS_SEEN_REPLY`; a kernel that does not know the mask sends all.
+/// Requests all entries without `IPS_SEEN_REPLY`; a kernel that does not know the mask sends all.
 fn request() -> Vec<u8> {
     // Both families, version 0.
     let mut body = vec![0; FAMILY_BYTES];
@@ -70,12 +70,12 @@ fn request() -> Vec<u8> {
     netlink::message(CT_GET, netlink::DUMP, &body)
 }
 
-/// Reads the messages of one datagram; whether the dump ends with it. `timeout` is how long an entry without an answer
-/// lives after its last packet, where that is known.
+/// Reads the messages of one datagram; returns whether the dump ends with it. `timeout` is the lifetime of an entry
+/// without an answer after its last packet, if known.
 ///
 /// # Errors
 ///
-/// What the kernel answered instead of entries, or a message that is cut off.
+/// The kernel answered with an error, or a message is truncated.
 pub fn parse(
     datagram: &[u8],
     read_at: Timestamp,

@@ -1,6 +1,6 @@
-//! What could not be read, and why.
+//! The missing facts and their reasons.
 //!
-//! Owns the reasons as types and the messages made of them. A message is for a person: no decision reads one.
+//! Owns the reasons as types and their messages. A message is for a person: no decision depends on it.
 
 use std::{fmt, io, path::Path, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::sentence, node::capture::Kind, parse::ParseError};
 
-/// A text that is missing, or of no use.
+/// A missing or unusable text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
     pub kind: Kind,
@@ -21,7 +21,7 @@ impl fmt::Display for Gap {
     }
 }
 
-/// Why a text is missing, or of no use.
+/// Why a text is missing or unusable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Reason {
@@ -45,15 +45,15 @@ pub enum Reason {
     Refused { place: String, status: u16 },
     #[error("{place} is unreadable at line {line}: {why}")]
     Unparsable { place: String, line: u64, why: String },
-    /// Several files of the kind are in one folder.
+    /// One folder has several files of the kind.
     #[error(
-        "{count} files are of this kind ({}): give one node's folder, or name the node with --node",
+        "{count} files are of this kind ({}): pass one node's folder, or name the node with --node",
         examples.join(", ")
     )]
     Ambiguous { count: usize, examples: Vec<String> },
     #[error("{}", not_captured(*kind))]
     NotCaptured { kind: Kind },
-    /// As the API server puts it, or a capture by an earlier version.
+    /// The API server's message, or that of a capture by an earlier version.
     #[error("{text}")]
     Quoted { text: String },
 }
@@ -70,7 +70,7 @@ impl Reason {
         Self::Unparsable { place: place.to_owned(), line: error.line, why: error.why }
     }
 
-    /// Of a file.
+    /// For a file.
     pub fn of_file(path: &Path, error: &io::Error) -> Self {
         let place = path.display().to_string();
         match error.kind() {

@@ -1,7 +1,7 @@
 //! A GET over plain HTTP to kube-proxy's own ports on this node, with a limit on time and bytes.
 //!
-//! HTTP/1.0 on purpose: the answer then ends with the connection and is never chunked. Not a general client: no
-//! TLS, no redirects, no keep-alive.
+//! Uses HTTP/1.0: the answer then ends with the connection and is never chunked. Not a general client: no TLS, no
+//! redirects, no keep-alive.
 
 use std::net::SocketAddr;
 
@@ -16,15 +16,15 @@ use crate::{
     node::{Limits, gap::Reason},
 };
 
-/// What the server answered.
+/// The server's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
     pub body: Vec<u8>,
 }
 
-/// Sends `GET http://ADDR/PATH` and reads the answer within `limits`. `path` is the program's own text and begins with
-/// `/`.
+/// Sends `GET http://ADDR/PATH` and reads the answer within `limits`. `path` is a constant of the program and begins
+/// with `/`.
 pub async fn get(addr: SocketAddr, path: &str, limits: Limits) -> Result<Response, Reason> {
     let place = || format!("http://{addr}{path}");
     match time::timeout(limits.time, exchange(addr, path, limits.bytes)).await {
@@ -79,7 +79,7 @@ mod tests {
 
     const LIMITS: Limits = Limits { time: Duration::from_secs(5), bytes: 64 };
 
-    /// A server that reads a little, says `answer` and then closes, or keeps the connection open for ever.
+    /// A server that reads a little, sends `answer`, and then closes the connection or keeps it open.
     async fn serve(answer: &'static [u8], hang: bool) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();

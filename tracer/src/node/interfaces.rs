@@ -1,6 +1,6 @@
-//! The node's network interfaces: addresses, bridges and their ports, as `ip -d -j addr` lists them (K7, K11).
+//! The node's network interfaces: addresses, bridges and their ports, as in `ip -d -j addr` (K7, K11).
 //!
-//! Owns that form; the kernel's own files fill it where `ip` is not installed. Judges nothing.
+//! Owns that form; without `ip` it is filled from the kernel's own files. Judges nothing.
 
 use std::{collections::BTreeMap, fmt, fs, net::IpAddr, path::Path};
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use crate::{node::procfs, parse::ParseError};
 
-/// The interface that holds every VIP in IPVS mode.
+/// The interface that has every VIP in IPVS mode.
 pub const IPVS_DEVICE: &str = "kube-ipvs0";
-/// Interfaces kept, at most.
-const INTERFACES_MAX: usize = 20_000;
-/// Addresses kept of one interface, at most: `kube-ipvs0` has one for each VIP.
-const ADDRESSES_MAX: usize = 100_000;
+/// The most interfaces kept.
+const MAX_INTERFACES: usize = 20_000;
+/// The most addresses of one interface: `kube-ipvs0` has one for each VIP.
+const MAX_ADDRESSES: usize = 100_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
@@ -22,20 +22,20 @@ pub struct Interface {
     pub up: bool,
     pub promiscuous: bool,
     pub mtu: Option<u64>,
-    /// `bridge`, `veth`, `dummy`, `vxlan`…; empty where it was not said.
+    /// `bridge`, `veth`, `dummy`, `vxlan`…; empty if unknown.
     pub kind: String,
-    /// The bridge or bond that it is a port of.
+    /// The bridge or bond of which it is a port.
     pub master: Option<String>,
-    /// Whether a bridge sends back through this port what came in through it (hairpin mode).
+    /// Whether a bridge sends packets back out of this incoming port (hairpin mode).
     pub hairpin: Option<bool>,
     /// Addresses with their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Whether the addresses were read at all.
+    /// Whether the addresses were read.
     pub addresses_known: bool,
 }
 
-/// A program that can serve Services in kube-proxy's place, by means that netfilter's NAT never sees: eBPF, Open vSwitch,
-/// or IPVS of its own. Each also runs beside kube-proxy, so its interface alone proves nothing.
+/// A program that can serve Services instead of kube-proxy and bypasses netfilter's NAT: with eBPF, Open vSwitch, or
+/// its own IPVS. Each can also run next to kube-proxy, so its interface alone proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dataplane {
     Cilium,
@@ -86,8 +86,8 @@ impl Interfaces {
         let items: Vec<Value> = serde_json::from_str(text)?;
         let mut found = BTreeMap::new();
         let mut foreign = !items.is_empty();
-        for item in items.iter().take(INTERFACES_MAX) {
-            // `ip` writes an empty object where a filter hides an interface.
+        for item in items.iter().take(MAX_INTERFACES) {
+            // `ip` writes an empty object for an interface that a filter hides.
             let Some(name) = item.get("ifname").and_then(Value::as_str) else { continue };
             foreign = false;
             found.insert(name.to_owned(), interface(name, item));
@@ -95,12 +95,12 @@ impl Interfaces {
         if foreign { Err(ParseError::nothing_in(text, "a list of interfaces")) } else { Ok(Self(found)) }
     }
 
-    /// What `ip` would say, from `sys` (`/sys`) and `proc` (`/proc`), in its form. IPv4 addresses are left out: no file
-    /// says which interface has them.
+    /// The same content from `sys` (`/sys`) and `proc` (`/proc`), in the form of `ip`. Without IPv4 addresses: no file
+    /// assigns them to interfaces.
     pub fn from_files(sys: &Path, proc: &Path) -> std::io::Result<String> {
         let mut items = Vec::new();
         let inet6 = procfs::read_text(&proc.join("net/if_inet6")).unwrap_or_default();
-        for entry in fs::read_dir(sys.join("class/net"))?.flatten().take(INTERFACES_MAX) {
+        for entry in fs::read_dir(sys.join("class/net"))?.flatten().take(MAX_INTERFACES) {
             let Ok(name) = entry.file_name().into_string() else { continue };
             let folder = entry.path();
             let file = |path: &str| procfs::read_text(&folder.join(path)).ok();
@@ -155,7 +155,7 @@ impl Interfaces {
     }
 }
 
-/// The names that `/proc/net/dev` lists, in the form of `ip -j addr`.
+/// The names in `/proc/net/dev`, in the form of `ip -j addr`.
 pub fn names_to_text(proc_net_dev: &str) -> String {
     let names = proc_net_dev.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     names.map(|name| json!({ "ifname": name })).collect::<Value>().to_string()
@@ -185,13 +185,13 @@ fn interface(name: &str, item: &Value) -> Interface {
         kind: text("/linkinfo/info_kind"),
         master: item.get("master").and_then(Value::as_str).map(str::to_owned),
         hairpin: item.pointer("/linkinfo/info_slave_data/hairpin").and_then(Value::as_bool),
-        addresses: addresses.into_iter().flatten().take(ADDRESSES_MAX).filter_map(address).collect(),
+        addresses: addresses.into_iter().flatten().take(MAX_ADDRESSES).filter_map(address).collect(),
         addresses_known: addresses.is_some() && item.get("ipv4_unknown").is_none(),
     }
 }
 
-/// The IPv6 addresses that `/proc/net/if_inet6` gives this interface: address, index, prefix length, scope, flags and
-/// name, all but the name hexadecimal.
+/// The IPv6 addresses of this interface in `/proc/net/if_inet6`: address, index, prefix length, scope, flags and name;
+/// all except the name are hexadecimal.
 fn addresses6(if_inet6: &str, name: &str) -> Vec<Value> {
     let address = |line: &str| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -1,4 +1,4 @@
-//! IPVS of this node: its settings, and what the kernel lists over generic netlink.
+//! This node's IPVS: its settings, and the kernel's lists over generic netlink.
 
 mod kernel;
 
@@ -9,14 +9,14 @@ use crate::node::sysctl::Sysctls;
 pub(super) use kernel::saved;
 pub use kernel::told;
 
-/// How IPVS is set up on the node (`net.ipv4.vs`); what could not be read is `None`.
+/// IPVS's settings on the node (`net.ipv4.vs`); `None` if unread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IpvsSettings {
     /// `conntrack`: IPVS tracks its connections in conntrack; kube-proxy sets it.
     pub conntrack: Option<bool>,
-    /// `expire_nodest_conn`: a packet to a real server that was removed ends its connection; otherwise such packets
-    /// are dropped silently. kube-proxy sets it.
+    /// `expire_nodest_conn`: a packet to a removed real server ends its connection; otherwise such packets are dropped
+    /// silently. kube-proxy sets it.
     pub expire_nodest_conn: Option<bool>,
     /// `conn_reuse_mode`: 0 follows the old entry when a client reuses a port, 1 schedules again. kube-proxy sets 0
     /// before Linux 5.9 and leaves the kernel's 1 since (kubernetes/kubernetes#93297).
@@ -24,7 +24,7 @@ pub struct IpvsSettings {
 }
 
 impl IpvsSettings {
-    /// `None` where IPVS is not in the kernel.
+    /// `None` if IPVS is not in the kernel.
     pub fn of(sysctls: &Sysctls) -> Option<Self> {
         let number = |name: &str| sysctls.number(&format!("net/ipv4/vs/{name}"));
         sysctls.has_folder("net/ipv4/vs").then(|| Self {

@@ -1,7 +1,7 @@
-//! What kube-proxy says of itself: `/proxyMode` and `/metrics` at one port, `/healthz` at another.
+//! kube-proxy's own reports: `/proxyMode` and `/metrics` at one port, `/healthz` at another.
 //!
-//! Parsers only. A healthy `/healthz` proves little: it turns 503 only when an update was queued and not written,
-//! so a kube-proxy that has lost the API server stays at 200.
+//! Parsers only. A healthy `/healthz` proves little: it returns 503 only if an update was queued and not written, so a
+//! kube-proxy that has lost the API server still returns 200.
 
 pub(crate) mod config;
 pub(crate) mod log;
@@ -26,7 +26,7 @@ pub enum ProxyMode {
 impl ProxyMode {
     pub const ALL: [Self; 3] = [Self::Iptables, Self::Nftables, Self::Ipvs];
 
-    /// As kube-proxy writes it.
+    /// kube-proxy's spelling.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
@@ -35,7 +35,7 @@ impl ProxyMode {
         }
     }
 
-    /// Whether this writer's rules are those of the mode.
+    /// Whether this writer's rules belong to the mode.
     pub const fn writes(self, writer: Writer) -> bool {
         match self {
             Self::Iptables => writer.is_iptables(),
@@ -44,7 +44,7 @@ impl ProxyMode {
         }
     }
 
-    /// The answer to `/proxyMode`; `None` for anything but a mode of the Linux kube-proxy.
+    /// The answer to `/proxyMode`; `None` for anything but a mode of kube-proxy on Linux.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.as_str() == text.trim())
     }
@@ -56,17 +56,17 @@ impl fmt::Display for ProxyMode {
     }
 }
 
-/// What `/healthz` answered.
+/// The answer to `/healthz`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// The HTTP status: 200 healthy, 503 an update waits unwritten or the node is being deleted.
+    /// The HTTP status: 200 healthy, 503 an update has not been written or the node is being deleted.
     pub status: u16,
     /// `lastUpdated` of the answer, as kube-proxy wrote it.
     pub last_updated: Option<String>,
 }
 
 impl Health {
-    /// Reads the answer's JSON; a body of another shape leaves only the status.
+    /// Parses the answer's JSON; from any other body only the status is kept.
     pub fn parse(status: u16, body: &[u8]) -> Self {
         let last_updated = serde_json::from_slice::<serde_json::Value>(body)
             .ok()
@@ -74,8 +74,8 @@ impl Health {
         Self { status, last_updated }
     }
 
-    /// Reads a saved answer: the body, and on a line of its own the status that `curl -w '\n%{http_code}'` adds. Without
-    /// a status the body must say it (`"healthy":false`, newer releases); else there is none to be had.
+    /// Parses a saved answer: the body, and on its own line the status that `curl -w '\n%{http_code}'` adds. Without a
+    /// status line the body must contain it (`"healthy":false`, newer releases); otherwise it is unknown.
     pub fn parse_saved(text: &str) -> Option<Self> {
         let text = text.trim_end();
         let (body, last) = text.rsplit_once('\n').unwrap_or((text, ""));

@@ -4,14 +4,14 @@
 
 use std::collections::BTreeSet;
 
-/// Names kept, at most; a kernel has some thousands.
-const MODULES_MAX: usize = 100_000;
+/// The most names kept; a kernel has some thousands.
+const MAX_MODULES: usize = 100_000;
 
-/// Modules by the names that the kernel uses: with `_`, never `-`.
+/// Modules by the kernel's names: with `_`, never `-`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Modules {
     loaded: BTreeSet<String>,
-    /// From `modules.builtin`; `None` where that was not read.
+    /// From `modules.builtin`; `None` if it was not read.
     built_in: Option<BTreeSet<String>>,
 }
 
@@ -21,7 +21,7 @@ impl Modules {
     /// capture puts behind, counts as built in.
     pub fn parse(text: &str) -> Self {
         let mut found = Self::default();
-        for line in text.lines().take(MODULES_MAX) {
+        for line in text.lines().take(MAX_MODULES) {
             let mut words = line.split_ascii_whitespace();
             let Some(first) = words.next() else { continue };
             if let Some(stem) = first.strip_suffix(".ko") {
@@ -40,7 +40,7 @@ impl Modules {
         self.loaded.is_empty() && self.built_in.is_none()
     }
 
-    /// Whether the kernel has this module's code now; `None` where it may be built in.
+    /// Whether the kernel has this module's code now; `None` if it may be built in.
     pub fn has(&self, name: &str) -> Option<bool> {
         let name = normal(name);
         if self.loaded.contains(&name) {

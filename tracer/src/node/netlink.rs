@@ -1,7 +1,7 @@
-//! Asking the kernel over netlink: what every family's messages have in common.
+//! Requests to the kernel over netlink: the common parts of every family's messages.
 //!
-//! Reads only, each read with a bound on bytes and on time. Formats: `include/uapi/linux/netlink.h`. What a message
-//! means is for the reader that asked.
+//! Only reads, each with a bound on bytes and time. Formats: `include/uapi/linux/netlink.h`. Each caller interprets its
+//! messages.
 
 use std::{
     io,
@@ -21,12 +21,12 @@ pub(super) const NLMSG_DONE: u16 = 3;
 pub(super) const REQUEST: u16 = 0x0001;
 /// `NLM_F_REQUEST | NLM_F_DUMP`
 pub(super) const DUMP: u16 = 0x0301;
-/// `NLA_F_NESTED`, and with `NLA_F_NET_BYTEORDER` no part of an attribute's type.
+/// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`, which are not part of an attribute's type.
 pub(super) const NESTED: u16 = 0x8000;
 const TYPE_MASK: u16 = 0x3fff;
 
-/// Sends the request and hands over each answer's datagram until one says that it was the last, or a bound is met.
-/// Answers whether all was read.
+/// Sends the request and passes on each answer's datagram until the last one, or until a bound is met. Returns whether
+/// all was read.
 pub(super) fn ask(
     protocol: isize,
     request: &[u8],
@@ -49,17 +49,17 @@ pub(super) fn ask(
     }
 }
 
-/// Hands over type and body of each message of a datagram; whether the dump ends with it.
+/// Passes on the type and body of each message of a datagram; returns whether the dump ends with it.
 ///
 /// # Errors
 ///
-/// What the kernel answered instead, or a message that is cut off.
+/// The kernel answered with an error, or a message is truncated.
 pub(super) fn messages(mut rest: &[u8], mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {
     while let Some(length) = u32_ne(rest, 0) {
-        // Less than a header would never end.
+        // A length below a header's would loop for ever.
         let length = (length as usize).max(HEADER_BYTES);
         let (Some(kind), Some(body)) = (u16_ne(rest, 4), rest.get(HEADER_BYTES..length)) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a netlink message is cut off"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a netlink message is truncated"));
         };
         match kind {
             NLMSG_DONE => return Ok(true),
@@ -78,7 +78,7 @@ pub(super) fn messages(mut rest: &[u8], mut each: impl FnMut(u16, &[u8])) -> io:
     Ok(false)
 }
 
-/// A message of this type; sequence number and port are 0.
+/// A message of this type with sequence number and port 0.
 pub(super) fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES + body.len());
     out.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
@@ -99,7 +99,7 @@ pub(super) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Type and value of each attribute, as long as they are whole.
+/// Type and value of each complete attribute.
 pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {

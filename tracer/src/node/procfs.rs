@@ -10,18 +10,18 @@ use std::{
 
 use crate::text;
 
-/// No file that is read here is longer on a sane node: a route table with 100,000 routes stays below.
+/// No file read here is longer on a healthy node: a route table with 100,000 routes stays below.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
-/// Reads a whole text file, up to the limit. What is not UTF-8 is replaced.
+/// Reads a text file, up to the limit. Invalid UTF-8 is replaced.
 pub fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(text::of_bytes(bytes))
 }
 
-/// The addresses that this namespace answers to, without loopback: IPv4 from `/proc/net/fib_trie`, IPv6 from
-/// `/proc/net/if_inet6`. With IPVS they contain the VIPs too, as `kube-ipvs0` holds them.
+/// The addresses of this namespace, without loopback: IPv4 from `/proc/net/fib_trie`, IPv6 from `/proc/net/if_inet6`.
+/// With IPVS they include the VIPs, which `kube-ipvs0` has.
 pub fn parse_addresses(fib_trie: &str, if_inet6: &str) -> BTreeSet<IpAddr> {
     let mut found = BTreeSet::new();
     let mut last = None;

@@ -1,8 +1,8 @@
-//! The node as it was read at one moment: a capture, parsed.
+//! The node's state at one moment: a parsed capture.
 //!
-//! One answer each to what a trace and a check ask: kube-proxy's mode, version and health, whether its rules are in the
-//! kernel, what they do with an address. What was not read is "not known", never "no". Owns which text each part comes
-//! from, and names the texts that cannot be parsed. Judges nothing.
+//! One answer each to the queries of a trace and a check: kube-proxy's mode, version and health, whether its rules are
+//! in the kernel, and their effect on an address. An unread fact is "unknown", never "no". Owns the origin of each
+//! part, and names the texts that cannot be parsed. Judges nothing.
 
 mod effects;
 mod rules;
@@ -39,14 +39,14 @@ pub struct ConntrackUse {
 /// The node. An empty part was not read, or not understood; `gaps` has the reason.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// kube-proxy's mode: as it reports; else as its log, its configuration or its rules show.
+    /// kube-proxy's mode: from its own report, or else from its log, its configuration or its rules.
     pub mode: Option<ProxyMode>,
     /// `v1.30.5`, of kube-proxy.
     pub version: Option<String>,
-    /// Whether kube-proxy runs: a port of it that answers is better proof than a process list seen from inside a
+    /// Whether kube-proxy runs: an answer from its port is better proof than a process list seen from inside a
     /// container.
     pub running: Option<bool>,
-    /// Another program whose interfaces are here and that may serve Services in kube-proxy's place.
+    /// Another program whose interfaces exist here and that may serve Services instead of kube-proxy.
     pub other_dataplane: Option<Dataplane>,
     /// Whether rules of kube-proxy are in the kernel and packets reach them.
     pub proxy_rules: ProxyRules,
@@ -56,12 +56,12 @@ pub struct Snapshot {
     /// The rules of every writer that were read, and the addresses of this network namespace.
     pub rules: Ruleset,
     pub listings: Listings,
-    /// When the reading of the rules began.
+    /// When the read of the rules began.
     pub rules_time: Option<Timestamp>,
 
-    /// What a check reads besides.
+    /// The further facts of a check.
     pub process: Option<ProcessList>,
-    /// What `/proxyMode` answered.
+    /// The answer to `/proxyMode`.
     pub reported_mode: Option<ProxyMode>,
     pub config: Option<Config>,
     pub log: Option<Log>,
@@ -69,35 +69,35 @@ pub struct Snapshot {
     pub metrics: Option<Metrics>,
     pub healthz: Option<Health>,
     pub livez: Option<Health>,
-    /// kube-proxy's own clock when `/healthz` answered, in seconds since the epoch.
+    /// kube-proxy's own clock at its answer to `/healthz`, in seconds since the epoch.
     pub proxy_clock: Option<f64>,
     pub conntrack: Option<Counters>,
     pub conntrack_later: Option<Counters>,
     pub namespaces: Vec<Namespace>,
-    /// `TcpExt IPReversePathFilter`, and what it was a moment later.
+    /// `TcpExt IPReversePathFilter`, and its later value.
     pub rp_filter_drops: (Option<u64>, Option<u64>),
     pub sysctls: Option<Sysctls>,
     pub interfaces: Option<Interfaces>,
     pub modules: Option<Modules>,
 
     pub gaps: Vec<Gap>,
-    /// The same of a recording of the first version, which kept lines for a person.
+    /// For a recording of the first version, which stored texts.
     pub recorded_gaps: Vec<String>,
 }
 
-/// A snapshot under way.
+/// A snapshot in progress.
 struct Reader<'c> {
     capture: &'c Capture,
     snapshot: Snapshot,
 }
 
 impl Reader<'_> {
-    /// Parses the text of this kind, where there is one; what cannot be parsed is a gap.
+    /// Parses the text of this kind, if there is one; a text that cannot be parsed is a gap.
     fn parse<T>(&mut self, kind: Kind, parse: impl FnOnce(&str) -> Result<T, ParseError>) -> Option<T> {
         self.capture.parse(kind, parse)?.map_err(|gap| self.snapshot.gaps.push(gap)).ok()
     }
 
-    /// As [`Self::parse`], of a form of which any line can be missing: nothing understood is an error.
+    /// As [`Self::parse`], for a form in which any line can be missing: a text without any known line is an error.
     fn parse_lines<T>(
         &mut self,
         kind: Kind,
@@ -180,7 +180,7 @@ impl Reader<'_> {
         snapshot.ipvs_settings = snapshot.sysctls.as_ref().and_then(IpvsSettings::of);
     }
 
-    /// The addresses of the network namespace: of each interface, where all are known.
+    /// The addresses of the network namespace, by interface if all are known.
     fn addresses(&mut self) -> Option<BTreeSet<IpAddr>> {
         let known =
             self.snapshot.interfaces.as_ref().filter(|list| list.iter().all(|one| one.addresses_known));
@@ -228,7 +228,7 @@ impl Snapshot {
         self.rules_time.or(self.conntrack_use.map(|used| used.time))
     }
 
-    /// What a trace could not read, for a person. That a part of the kernel is absent is none of it.
+    /// The unread facts of a trace, in words, except absent parts of the kernel.
     pub fn gap_lines(&self) -> impl Iterator<Item = String> {
         let lacks = |gap: &&Gap| {
             let elsewhere = gap.kind == Kind::IpvsSave && self.listings.ipvs == Listing::Read;
@@ -237,7 +237,7 @@ impl Snapshot {
         self.recorded_gaps.iter().cloned().chain(self.gaps.iter().filter(lacks).map(Gap::to_string))
     }
 
-    /// Another dataplane that may serve Services here, where neither kube-proxy nor rules of it are known to.
+    /// Another dataplane that may serve Services here, if neither kube-proxy nor its rules are known to exist.
     pub fn served_elsewhere(&self) -> Option<Dataplane> {
         let by_kube_proxy = self.running == Some(true) || self.proxy_rules.any() == Presence::Present;
         self.other_dataplane.filter(|_| !by_kube_proxy)

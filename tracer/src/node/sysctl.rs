@@ -1,20 +1,19 @@
 //! The kernel settings that Services depend on (K8, K11).
 //!
-//! Owns the text form that `sysctl -a` writes and the list of the settings that are read. What a value means is for
-//! `triage`.
+//! Owns the text form of `sysctl -a` and the list of settings. `triage` interprets the values.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use crate::node::procfs;
 
-/// Settings kept of one text, at most: a node with thousands of interfaces has some for each.
-const SETTINGS_MAX: usize = 200_000;
-/// A value longer than this is no setting that is read here.
-const VALUE_MAX_BYTES: usize = 256;
+/// The most settings kept of one text: a node with thousands of interfaces has some for each.
+const MAX_SETTINGS: usize = 200_000;
+/// A longer value is not a setting used here.
+const MAX_VALUE_BYTES: usize = 256;
 
-/// Folders below `/proc/sys` that are read whole.
+/// Folders below `/proc/sys` that are read completely.
 const FOLDERS: [&str; 3] = ["net/netfilter", "net/bridge", "net/ipv4/vs"];
-/// What a trace reads: conntrack's use and IPVS's settings.
+/// The settings for a trace: conntrack's use and IPVS's settings.
 const FEW: [&str; 5] = [
     "net/netfilter/nf_conntrack_count",
     "net/netfilter/nf_conntrack_max",
@@ -24,27 +23,27 @@ const FEW: [&str; 5] = [
 ];
 /// Single settings.
 const SINGLE: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/ip_nonlocal_bind"];
-/// What is read of each interface, and where.
+/// The settings of each interface, and their folders.
 const PER_INTERFACE: [(&str, &[&str]); 2] = [
     ("net/ipv4/conf", &["rp_filter", "route_localnet", "forwarding", "arp_ignore", "arp_announce"]),
     ("net/ipv6/conf", &["forwarding", "disable_ipv6"]),
 ];
-/// Interfaces whose settings are read, at most.
-const INTERFACES_MAX: usize = 20_000;
+/// The most interfaces whose settings are read.
+const MAX_INTERFACES: usize = 20_000;
 
 /// Settings by their path below `/proc/sys`, with `/` between the parts: an interface's name may contain dots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sysctls(BTreeMap<String, String>);
 
 impl Sysctls {
-    /// Parses `NAME = VALUE` lines. As sysctl(8) has it, the first separator decides how a name is read: with dots, a
-    /// `/` stands for a dot inside of a part (`net.ipv4.conf.eth0/100.rp_filter`).
+    /// Parses `NAME = VALUE` lines. As in sysctl(8), the first separator determines the form of a name: with dots, a
+    /// `/` stands for a dot inside a part (`net.ipv4.conf.eth0/100.rp_filter`).
     pub fn parse(text: &str) -> Self {
         let mut found = BTreeMap::new();
-        for line in text.lines().take(SETTINGS_MAX) {
+        for line in text.lines().take(MAX_SETTINGS) {
             let Some((name, value)) = line.split_once('=') else { continue };
             let (name, value) = (name.trim(), value.trim());
-            if name.is_empty() || name.contains(char::is_whitespace) || value.len() > VALUE_MAX_BYTES {
+            if name.is_empty() || name.contains(char::is_whitespace) || value.len() > MAX_VALUE_BYTES {
                 continue;
             }
             found.insert(path_of(name), value.to_owned());
@@ -56,7 +55,7 @@ impl Sysctls {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for (path, value) in &self.0 {
-            // Dots and separators change places.
+            // Dots and separators are exchanged.
             let swapped = |c| match c {
                 '/' => '.',
                 '.' => '/',
@@ -84,7 +83,7 @@ impl Sysctls {
             }
         }
         for (folder, settings) in PER_INTERFACE {
-            for interface in names(&sys.join(folder)).into_iter().take(INTERFACES_MAX) {
+            for interface in names(&sys.join(folder)).into_iter().take(MAX_INTERFACES) {
                 for setting in settings {
                     found.take(&sys, &format!("{folder}/{interface}/{setting}"));
                 }
@@ -106,10 +105,10 @@ impl Sysctls {
 
     fn take(&mut self, sys: &Path, path: &str) {
         let file = sys.join(path);
-        // Folders (`nf_log`) and settings that may only be written are passed over.
+        // Folders (`nf_log`) and write-only settings are skipped.
         if file.is_file()
             && let Ok(text) = procfs::read_text(&file)
-            && text.trim().len() <= VALUE_MAX_BYTES
+            && text.trim().len() <= MAX_VALUE_BYTES
             && !text.trim().contains('\n')
         {
             self.0.insert(path.to_owned(), text.trim().to_owned());
@@ -130,7 +129,7 @@ impl Sysctls {
         self.get(path)?.parse().ok()
     }
 
-    /// Whether any setting lies below this folder: the part of the kernel that has them is there.
+    /// Whether any setting lies below this folder: that part of the kernel is present.
     pub fn has_folder(&self, folder: &str) -> bool {
         let begin = format!("{folder}/");
         self.0.range(begin.clone()..).next().is_some_and(|(path, _)| path.starts_with(&begin))

@@ -1,7 +1,7 @@
 //! A capture as a folder: written by `viptrace capture`, and read from any folder of captured files (a must-gather).
 //!
-//! Owns walking, limits and what to do where several files are of one kind. A file that cannot be used is named, a
-//! missing one is for the audit to notice; only a folder without any usable file is an error.
+//! Owns the walk, its limits and the handling of several files of one kind. Unusable files are named; the audit reports
+//! missing ones. Only a folder without any usable file is an error.
 
 use std::{
     fs::{self, File},
@@ -18,31 +18,31 @@ use crate::{
     time::Timestamp,
 };
 
-/// Larger files are left out: parsing takes several times a file's size in memory.
-const FILE_MAX_BYTES: u64 = 512 << 20;
-const FILES_MAX: usize = 20_000;
-const DEPTH_MAX: usize = 16;
+/// Larger files are skipped: parsing takes several times a file's size in memory.
+const MAX_FILE_BYTES: u64 = 512 << 20;
+const MAX_FILES: usize = 20_000;
+const MAX_DEPTH: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     #[error("cannot read the folder {path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
     #[error(
-        "nothing in {path} can be checked: no rules, no list of objects, nothing of kube-proxy in {}",
+        "nothing in {path} can be checked: it has no rules, no list of objects and no file of kube-proxy in {}",
         count(*seen, "file")
     )]
     Empty { path: PathBuf, seen: usize },
-    #[error("{path} is not empty and holds no capture of viptrace")]
+    #[error("{path} is not empty and is not a capture of viptrace")]
     Occupied { path: PathBuf },
     #[error("cannot write {path}: {source}")]
     Unwritable { path: PathBuf, source: io::Error },
 }
 
-/// What a folder gave.
+/// The result of reading a folder.
 #[derive(Clone, Debug)]
 pub struct ReadFolder {
     pub capture: Capture,
-    /// What could not be used, ready to print.
+    /// The unusable files, in words.
     pub warnings: Vec<String>,
 }
 
@@ -53,17 +53,17 @@ struct Found {
     modified: Option<Timestamp>,
 }
 
-/// Reads every file anywhere below `dir`. Where several nodes' files lie there, those below a folder named as `node`
-/// count; where two files of one kind remain, neither does, as nothing tells which is meant.
+/// Reads every file below `dir`. If there are files of several nodes, those in a folder named `node` count. If there
+/// are still two files of one kind, neither is used, because it is unknown which one is meant.
 pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
     let mut paths = Vec::new();
     let mut warnings = Vec::new();
     walk(dir, 0, &mut paths).map_err(|source| FolderError::Unreadable { path: dir.to_owned(), source })?;
-    // The order of a directory is chance; the result must not be.
+    // The order of a directory is random; the result must not be.
     paths.sort();
-    if paths.len() > FILES_MAX {
-        warnings.push(format!("{}: only the first {FILES_MAX} files are looked at", dir.display()));
-        paths.truncate(FILES_MAX);
+    if paths.len() > MAX_FILES {
+        warnings.push(format!("{}: only the first {MAX_FILES} files are read", dir.display()));
+        paths.truncate(MAX_FILES);
     }
     let mut found = Vec::new();
     let mut misfits = Vec::new();
@@ -83,7 +83,7 @@ pub fn read(dir: &Path, node: Option<&str>) -> Result<ReadFolder, FolderError> {
             Err(why) => warnings.push(format!("{}: {why}", path.display())),
         }
     }
-    // A file that has a kind's name and not its form is that kind's, damaged, where no other file is.
+    // A file with a kind's name and another form is a damaged file of that kind, if there is no other.
     misfits.retain(|misfit| !found.iter().any(|file: &Found| file.kind == misfit.kind));
     found.append(&mut misfits);
     let manifest = choose_manifest(&manifests, node);
@@ -110,7 +110,7 @@ fn choose_manifest<'m>(manifests: &'m [(PathBuf, Manifest)], node: Option<&str>)
     }
 }
 
-/// Moves what was found into the capture, one file of each kind that belongs to a node.
+/// Moves the files into the capture: one of each kind that belongs to a node.
 fn choose(dir: &Path, mut found: Vec<Found>, capture: &mut Capture, warnings: &mut Vec<String>) {
     let node = capture.node.clone();
     let mut newest = None;
@@ -151,10 +151,10 @@ fn walk(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let kind = entry.file_type()?;
-        if kind.is_dir() && depth < DEPTH_MAX {
-            // A folder that may not be read hides only itself.
+        if kind.is_dir() && depth < MAX_DEPTH {
+            // A folder that may not be read affects only itself.
             let _ = walk(&entry.path(), depth + 1, found);
-        } else if kind.is_file() && found.len() <= FILES_MAX {
+        } else if kind.is_file() && found.len() <= MAX_FILES {
             found.push(entry.path());
         }
     }
@@ -165,11 +165,11 @@ fn read_file(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     let cannot = |error: io::Error| format!("cannot be read: {error}");
     let file = File::open(path).map_err(cannot)?;
     let meta = file.metadata().map_err(cannot)?;
-    if meta.len() > FILE_MAX_BYTES {
-        return Err(format!("has {} bytes, more than {FILE_MAX_BYTES}; left out", meta.len()));
+    if meta.len() > MAX_FILE_BYTES {
+        return Err(format!("has {} bytes, more than {MAX_FILE_BYTES}; left out", meta.len()));
     }
     let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).unwrap_or_default());
-    file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(cannot)?;
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(cannot)?;
     let modified = meta.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
     let modified =
         modified.and_then(|since| u64::try_from(since.as_nanos()).ok()).map(Timestamp::from_unix_ns);
@@ -201,7 +201,7 @@ pub fn write(dir: &Path, capture: &Capture, taken: Timestamp) -> Result<Manifest
     Ok(manifest)
 }
 
-/// Makes the folder, or empties it of an earlier capture's files.
+/// Creates the folder, or removes an earlier capture's files from it.
 pub fn prepare(dir: &Path) -> Result<(), FolderError> {
     let unwritable = |source| FolderError::Unwritable { path: dir.to_owned(), source };
     match fs::DirBuilder::new().mode(0o700).recursive(true).create(dir) {

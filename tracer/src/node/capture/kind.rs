@@ -1,11 +1,11 @@
-//! The kinds of text that a capture holds.
+//! The kinds of text in a capture.
 //!
-//! Owns their file names, which are also those of a captured folder, and how a person gets one by hand.
+//! Owns their file names, which a captured folder uses too, and the commands that produce them.
 
 use serde::{Deserialize, Serialize};
 
-/// Declares the kinds: the name of each, the name of its file, what it is about, and the command by which a person gets
-/// it (empty where nobody needs to).
+/// Declares the kinds: the name of each, the name of its file, its subject, and the command that produces it (empty if
+/// a person does not need one).
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident: $file:literal, $about:literal, $command:literal;)*) => {
         /// A kind of text.
@@ -24,14 +24,15 @@ macro_rules! kinds {
                 }
             }
 
-            /// What it is about, for the line that reports it as missing.
+            /// Its subject, for the line that reports it as missing.
             pub const fn about(self) -> &'static str {
                 match self {
                     $(Self::$kind => $about,)*
                 }
             }
 
-            /// How a person gets it; the output goes into a file of the name above. Empty where nobody needs to.
+            /// The command that produces it; its output goes to a file of the name above. Empty if a person does not
+            /// need one.
             pub const fn command(self) -> &'static str {
                 match self {
                     $(Self::$kind => $command,)*
@@ -54,15 +55,15 @@ kinds! {
     IpvsList: "ipvsadm-list.txt", "the IPVS table", "ipvsadm -Ln";
     IpsetSave: "ipset-save.txt", "the IP sets", "ipset save";
     Interfaces: "ip-addr.json", "the node's interfaces and bridges", "ip -d -j addr";
-    /// One address a line, of all interfaces together and without loopback.
+    /// One address a line, of all interfaces, without loopback.
     Addresses: "addresses.txt", "the node's own addresses", "";
     Sysctls: "sysctl.txt", "the node's sysctls", "sysctl -a";
     Modules: "modules.txt", "the kernel modules", "cat /proc/modules";
     ConntrackStat: "nf_conntrack.stat.txt", "conntrack's counters", "cat /proc/net/stat/nf_conntrack";
     /// The same counters a moment later.
-    ConntrackStatLater: "nf_conntrack.stat.later.txt", "whether conntrack drops now", "";
+    ConntrackStatLater: "nf_conntrack.stat.later.txt", "the growth of conntrack's counters", "";
     Netstat: "netstat.txt", "the IP stack's counters", "cat /proc/net/netstat";
-    NetstatLater: "netstat.later.txt", "whether the reverse path filter drops now", "";
+    NetstatLater: "netstat.later.txt", "the growth of the IP stack's counters", "";
     /// Entries by network namespace.
     ConntrackNamespaces: "nf_conntrack.namespaces.txt", "the conntrack tables of other network namespaces", "";
     Process: "kube-proxy.process.json", "whether kube-proxy runs", "";
@@ -90,7 +91,7 @@ kinds! {
 }
 
 impl Kind {
-    /// Lists of one family's rules, by the backend of iptables; the plain name is one of the two.
+    /// Lists of one family's rules by iptables backend; the plain name is one of the two.
     pub const IPTABLES: [Self; 3] = [Self::IptablesSave, Self::IptablesNftSave, Self::IptablesLegacySave];
     pub const IP6TABLES: [Self; 3] = [Self::Ip6tablesSave, Self::Ip6tablesNftSave, Self::Ip6tablesLegacySave];
     /// Two forms of one list.
@@ -102,7 +103,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.file_name() == file_name)
     }
 
-    /// Whether it belongs to one node, so that two of the kind in one folder are of two nodes or of two moments.
+    /// Whether it belongs to one node, so that two files of the kind come from two nodes or two times.
     pub const fn is_of_node(self) -> bool {
         !matches!(
             self,

@@ -1,4 +1,4 @@
-//! The manifest of a captured folder: what was taken, when, by which command, and what is missing.
+//! The manifest of a captured folder: its texts, their times and commands, and the missing ones.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ const FORMAT: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Always `viptrace-capture`, by which the file is known.
+    /// Always `viptrace-capture`, which identifies the file.
     pub kind: String,
     pub format: u32,
     /// Version of the program that wrote it.
@@ -31,16 +31,16 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub name: String,
-    /// The command or the place that it comes from.
+    /// The command or place of origin.
     pub source: String,
     pub bytes: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// The name that the file would have had.
+    /// The name that the file would have.
     pub name: String,
-    /// For a person.
+    /// In words.
     pub why: String,
     /// The same as a type; captures by earlier versions lack it.
     #[serde(default)]
@@ -58,7 +58,7 @@ impl From<&Gap> for Missing {
 }
 
 impl Missing {
-    /// `None` for a kind of text that is not known here.
+    /// `None` for an unknown kind of text.
     pub fn gap(&self) -> Option<Gap> {
         let quoted = || Reason::Quoted { text: self.why.clone() };
         Some(Gap {
@@ -82,7 +82,7 @@ impl Manifest {
         }
     }
 
-    /// `None` where the text is not a manifest that is understood here.
+    /// `None` if the text is not a manifest of a known form.
     pub fn parse(text: &str) -> Option<Self> {
         let manifest: Self = serde_json::from_str(text).ok()?;
         (manifest.kind == "viptrace-capture" && manifest.format == FORMAT).then_some(manifest)

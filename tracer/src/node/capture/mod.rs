@@ -1,7 +1,7 @@
-//! A node and its cluster as texts: what commands, files, kube-proxy's ports and the API server answered.
+//! A node and its cluster as texts: the output of commands, files, kube-proxy's ports and the API server.
 //!
-//! A snapshot is made of nothing else, so that a live node and a folder taken from it give the same one. Owns the kinds
-//! of text and how each is recognised; what a text means is for its own reader.
+//! A snapshot is made only of these, so that a live node and its captured folder give the same one. Owns the kinds of
+//! text and their recognition; each text's reader interprets it.
 
 pub mod folder;
 mod kind;
@@ -21,21 +21,21 @@ use crate::{parse::ParseError, time::Timestamp};
 pub struct Artifact {
     pub kind: Kind,
     pub text: String,
-    /// Where it comes from: a path, a command, a URL's path.
+    /// Its origin: a path, a command, a URL's path.
     pub source: String,
-    /// When its reading began, where that is known.
+    /// When its read began, if known.
     pub read: Option<Timestamp>,
 }
 
-/// All texts that were read together.
+/// All texts of one collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
     pub artifacts: Vec<Artifact>,
-    /// When it was taken, where that is known.
+    /// When it was taken, if known.
     pub taken: Option<Timestamp>,
-    /// The node's name in Kubernetes, where that is known.
+    /// The node's name in Kubernetes, if known.
     pub node: Option<String>,
-    /// What was tried and failed.
+    /// The failed reads.
     pub gaps: Vec<Gap>,
 }
 
@@ -49,7 +49,7 @@ impl Capture {
         self.get(kind).map(|artifact| artifact.text.as_str())
     }
 
-    /// Parses the text of this kind, where there is one.
+    /// Parses the text of this kind, if there is one.
     pub fn parse<T>(
         &self,
         kind: Kind,
@@ -71,13 +71,13 @@ impl Capture {
         self.gaps.push(Gap { kind, reason });
     }
 
-    /// Adds what was read elsewhere.
+    /// Adds the texts of another collection.
     pub fn absorb(&mut self, other: Self) {
         self.artifacts.extend(other.artifacts);
         self.gaps.extend(other.gaps);
     }
 
-    /// Why there is no text of this kind, or why it is of no use.
+    /// Why the text of this kind is missing or unusable.
     pub fn why_missing(&self, kind: Kind) -> Option<&Reason> {
         self.gaps.iter().find(|gap| gap.kind == kind).map(|gap| &gap.reason)
     }

@@ -1,4 +1,4 @@
-//! The lists of rules: each by the command or the netlink request that lists it, where its part of the kernel is there.
+//! The lists of rules: each from the command or netlink request that lists it, if its part of the kernel is loaded.
 
 use super::{Reading, Request};
 use crate::{
@@ -8,11 +8,11 @@ use crate::{
     rules::Writer,
 };
 
-/// The tables that kube-proxy owns in nftables mode, as `nft list tables` lists them, and their families.
+/// kube-proxy's own tables in nftables mode, as in `nft list tables`, with their families.
 const TABLES: [(&str, &str); 2] = [("table ip kube-proxy", "ip"), ("table ip6 kube-proxy", "ip6")];
 
 impl Reading {
-    /// Everything that can hold rules of kube-proxy.
+    /// Everything that can contain rules of kube-proxy.
     pub(super) fn rules(&mut self, request: Request) {
         for family in Family::ALL {
             self.iptables(family, request);
@@ -21,7 +21,7 @@ impl Reading {
         self.ipvs(request);
     }
 
-    /// What shows kube-proxy's mode where its port does not answer and IPVS's device is not there: the smaller list
+    /// The lists that show kube-proxy's mode if its port does not answer and IPVS's device is missing: the smaller list
     /// first.
     pub(super) fn rules_of_mode(&mut self, request: Request) {
         self.nftables(request);
@@ -30,7 +30,7 @@ impl Reading {
         }
     }
 
-    /// Each backend by its own name; images with one backend only often have the plain name alone.
+    /// Each backend by its own name; images with only one backend often have only the plain name.
     fn iptables(&mut self, family: Family, request: Request) {
         let [_, nft, legacy] = match family {
             Family::Ipv4 => Kind::IPTABLES,
@@ -40,7 +40,7 @@ impl Reading {
             (nft, Writer::IptablesNft, Part::NfTables),
             (legacy, Writer::IptablesLegacy, Part::LegacyTables(family)),
         ];
-        // The counters are for a person who reads the capture.
+        // The counters are for a reader of the capture.
         let counted: &[&str] = if request == Request::Check { &["-c"] } else { &[] };
         let plain = Writer::Iptables.save_command(family);
         for (kind, backend, part) in backends {
@@ -58,8 +58,8 @@ impl Reading {
         }
     }
 
-    /// The backend of the plain name, which it reports before it does anything: `iptables-save v1.8.9 (nf_tables)`.
-    /// Releases before 1.8 do not, and are of the legacy backend.
+    /// The backend of the plain name, which it prints first: `iptables-save v1.8.9 (nf_tables)`. Releases before 1.8 do
+    /// not print it, and belong to the legacy backend.
     fn backend(&self, request: Request, program: &str) -> Option<Writer> {
         match self.commands(request).run(program, &["-V"]) {
             Err(Reason::CommandMissing { .. }) => None,
@@ -68,8 +68,8 @@ impl Reading {
         }
     }
 
-    /// kube-proxy's own tables alone: nft also lists what iptables wrote, without its matches. Where there are none, the
-    /// list of tables is the proof.
+    /// Only kube-proxy's own tables: nft also lists iptables' rules, without their matches. If there are none, the list
+    /// of tables is the proof.
     fn nftables(&mut self, request: Request) {
         let listed = Part::NfTables
             .require(&self.collector.root)
@@ -101,15 +101,15 @@ impl Reading {
             Ok(all)
         };
         let (kind, read) = match list(self, &["-j"]) {
-            // An nft without JSON prints text all the same.
+            // An nft without JSON support prints text.
             Err(Reason::CommandFailed { .. }) => (Kind::NftRuleset, list(self, &[])),
             read => (Kind::NftRulesetJson, read),
         };
         self.take(kind, |_| read);
     }
 
-    /// IPVS over generic netlink, else through `ipvsadm`, else from the kernel's file, which lacks the time that clients
-    /// stay with their server. Its sets say what is masqueraded.
+    /// IPVS over generic netlink, or else through `ipvsadm`, or else from the kernel's file, which lacks the time of
+    /// session affinity. The sets show the masqueraded connections.
     fn ipvs(&mut self, request: Request) {
         let root = self.collector.root.clone();
         if let Err(reason) = Part::Ipvs.require(&root) {
@@ -130,7 +130,7 @@ impl Reading {
         });
     }
 
-    /// What a command lists, and the command.
+    /// The output of a command, and the command.
     fn list(&self, request: Request, program: &str, arguments: &[&str]) -> Result<(String, String), Reason> {
         let source = [&[program], arguments].concat().join(" ");
         match self.commands(request).run(program, arguments) {
@@ -142,7 +142,7 @@ impl Reading {
         }
     }
 
-    /// Whether this process has the right to list rules; where that is not known, it is assumed.
+    /// Whether this process may list rules; if unknown, this returns true.
     fn may_list(&self) -> bool {
         let held = capabilities(&self.root("proc/self/status"));
         held.is_none_or(|held| held.has(Capability::NetAdmin))

@@ -1,4 +1,4 @@
-//! A node made of files, commands and ports: what is read of it, and what is not touched.
+//! A node made of files, commands and ports: the texts that are read, and those that must not be.
 use std::{
     collections::BTreeSet,
     fs,
@@ -15,7 +15,7 @@ use tokio::{
 use super::*;
 use crate::node::{Gap, ProxyMode, Snapshot, snapshot::Presence};
 
-/// Every command that the collector knows, and one that reports its backend.
+/// Every command of the collector, and one that prints its backend.
 const COMMANDS: [&str; 10] = [
     "ip",
     "iptables-nft-save",
@@ -55,7 +55,7 @@ impl Node {
         fs::write(file, text).unwrap();
     }
 
-    /// A command that runs this after it has recorded its call; only the shell's own words are there.
+    /// A command that runs this script after it has recorded its call; only shell builtins are available.
     fn command(&self, name: &str, script: &str) {
         let (file, log) = (self.path("bin").join(name), self.path("calls"));
         fs::write(&file, format!("#!/bin/sh\necho \"{name} $*\" >> {}\n{script}\n", log.display())).unwrap();
@@ -73,7 +73,7 @@ impl Node {
         Collector { root: self.dir.path().into(), path, servers }.collect(request).await
     }
 
-    /// The calls since the last question.
+    /// The calls since the last query.
     fn calls(&self) -> BTreeSet<String> {
         let log = self.path("calls");
         let calls = fs::read_to_string(&log).unwrap_or_default();
@@ -82,12 +82,12 @@ impl Node {
     }
 }
 
-/// A port that nothing listens on.
+/// A port without a listener.
 async fn closed() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
-/// kube-proxy's servers as one: answers by path.
+/// kube-proxy's servers in one: answers by path.
 async fn kube_proxy() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -121,7 +121,7 @@ async fn nothing_is_run_that_would_load_a_part_of_the_kernel() {
     for (request, calls) in [
         (Request::State, set(&[])),
         (Request::Rules, set(&[])),
-        // The interfaces are in every kernel.
+        // Every kernel has interfaces.
         (Request::Check, set(&["ip -d -j addr show"])),
     ] {
         let capture = node.collect(request).await;
@@ -135,7 +135,7 @@ async fn nothing_is_run_that_would_load_a_part_of_the_kernel() {
     node.write("proc/modules", "nf_conntrack 200704 3 nf_nat,xt_conntrack, Live 0x0\n");
     let capture = node.collect(Request::Check).await;
     assert!(capture.why_missing(Kind::ConntrackStat).is_some());
-    // Sets are of IPVS mode: where IPVS is not loaded, they are not listed.
+    // Sets belong to IPVS mode: without IPVS they are not listed.
     node.module("ip_set");
     assert!(not_in_kernel(&node.collect(Request::Rules).await, Kind::IpsetSave));
     assert_eq!(node.calls(), set(&["ip -d -j addr show"]));
@@ -252,9 +252,9 @@ async fn the_rules_show_the_mode_where_no_port_answers() {
     assert_eq!(node.calls(), set(&["nft list tables", "iptables-nft-save"]));
     assert_eq!(snapshot.mode.map(ProxyMode::as_str), Some("iptables"));
     assert_eq!(snapshot.proxy_rules.v4, Presence::Present);
-    // Only what shows the mode was read: rules of another mode may be there.
+    // Only the lists that show the mode were read: there may be rules of another mode.
     assert!(snapshot.may_have_leftovers("10.96.0.1".parse().unwrap()));
-    // IPVS's device says it without a list.
+    // IPVS's device shows the mode without a list.
     node.write("proc/net/dev", "kube-ipvs0: 0 0\n");
     let snapshot = Snapshot::read(&node.collect(Request::State).await);
     assert_eq!((snapshot.mode.map(ProxyMode::as_str), node.calls()), (Some("ipvs"), set(&[])));

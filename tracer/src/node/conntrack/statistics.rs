@@ -1,4 +1,4 @@
-//! Conntrack's counters as the kernel reports them: its file, or ctnetlink where the kernel was built without that file.
+//! Conntrack's counters from the kernel's file, or from ctnetlink if the kernel was built without that file.
 
 use std::{io, path::Path};
 
@@ -13,7 +13,7 @@ use crate::node::{
     procfs,
 };
 
-/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET_STATS_CPU`: the request, and what its answers come as.
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET_STATS_CPU`: the type of the request and of its answers.
 const STATS_CPU: u16 = 0x0104;
 /// `struct nfgenmsg`.
 const FAMILY_BYTES: usize = 4;
@@ -31,11 +31,11 @@ const COLUMNS: [(&str, u16); 10] = [
     ("chaintoolong", 15),
 ];
 
-/// The table in the form of `/proc/net/stat/nf_conntrack`, and where below `root` it was read. Blocks shortly.
+/// The table in the form of `/proc/net/stat/nf_conntrack`, and its place below `root`. Blocks shortly.
 ///
 /// # Errors
 ///
-/// Neither the file nor ctnetlink is there; the reason is the file's, as it is there on most nodes.
+/// Neither the file nor ctnetlink is available; the reason is the file's, which exists on most nodes.
 pub(crate) fn read(root: &Path, limits: Limits) -> Result<(String, String), Reason> {
     let path = root.join("proc/net/stat/nf_conntrack");
     let error = match procfs::read_text(&path) {
@@ -59,7 +59,7 @@ fn from_ctnetlink(root: &Path, limits: Limits) -> io::Result<Counters> {
     Ok(Counters { columns: names(), rows })
 }
 
-/// The counters in a datagram of ctnetlink, beside the number of `entries`; rows before damage are among them.
+/// The counters in a datagram of ctnetlink, with the number of `entries`; includes rows before damage.
 pub fn told_by_ctnetlink(datagram: &[u8], entries: u64) -> Counters {
     let mut rows = Vec::new();
     let _ = parse(datagram, entries, &mut rows);
@@ -70,11 +70,11 @@ fn names() -> Vec<String> {
     std::iter::once("entries").chain(COLUMNS.map(|(name, _)| name)).map(str::to_owned).collect()
 }
 
-/// A row for each CPU that the datagram tells of; whether the dump ends with it.
+/// A row for each CPU in the datagram, and whether the dump ends with it.
 fn parse(datagram: &[u8], entries: u64, rows: &mut Vec<Vec<u64>>) -> io::Result<bool> {
     netlink::messages(datagram, |kind, body| {
         let (STATS_CPU, Some(attributes)) = (kind, body.get(FAMILY_BYTES..)) else { return };
-        if rows.len() >= super::CPUS_MAX {
+        if rows.len() >= super::MAX_CPUS {
             return;
         }
         let value = |wanted| {

@@ -1,7 +1,7 @@
-//! What IPVS says over generic netlink, written as `ipvsadm -Sn` prints it, which need not be installed.
+//! Reads IPVS's servers over generic netlink and writes them like `ipvsadm -Sn`, which need not be installed.
 //!
-//! Attributes and commands: `include/uapi/linux/ip_vs.h`; who they are sent to is asked first, as families get their
-//! numbers when their module is loaded. Virtual servers by firewall mark are passed over: kube-proxy makes none.
+//! Attributes and commands: `include/uapi/linux/ip_vs.h`. The family's id is requested first, because it is assigned
+//! when the module is loaded. Virtual servers by firewall mark are skipped: kube-proxy creates none.
 
 use std::{fmt::Write as _, io, net::SocketAddr, path::Path, time::Instant};
 
@@ -21,7 +21,7 @@ const CONTROL: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
-/// `IPVS_CMD_NEW_SERVICE` and `_NEW_DEST`: what a dump's answers come as; and what asks for them.
+/// `IPVS_CMD_NEW_SERVICE` and `_NEW_DEST`: the types of a dump's answers, and the requests.
 const NEW_SERVICE: u8 = 1;
 const GET_SERVICE: u8 = 4;
 const NEW_DEST: u8 = 5;
@@ -41,7 +41,7 @@ const NO_SCHEDULER: &str = "none";
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
-/// One virtual server, as far as its real servers are asked for and it is printed.
+/// One virtual server: the fields that its dump of real servers and its line need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Service {
     protocol: Protocol,
@@ -55,8 +55,8 @@ struct Service {
 ///
 /// # Errors
 ///
-/// IPVS is not in this kernel (resolving its family would load the module), a right is missing (`CAP_NET_ADMIN`), or there
-/// is more than the limits let be read: half a list would call rules missing.
+/// IPVS is not in this kernel (resolving its family would load the module), a right is missing (`CAP_NET_ADMIN`), or
+/// there are more servers than the limits allow: a partial list would make rules look missing.
 pub(in crate::node) fn saved(root: &Path, limits: Limits) -> io::Result<String> {
     Part::Ipvs.require(root).map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
     let begun = Instant::now();
@@ -81,8 +81,8 @@ pub(in crate::node) fn saved(root: &Path, limits: Limits) -> io::Result<String> 
     Ok(text)
 }
 
-/// What `ipvsadm -Sn` prints of the virtual servers in a kernel's datagram, each with the real servers in another;
-/// `family` is the number that the kernel gave IPVS. Servers before damage are in the text.
+/// The output of `ipvsadm -Sn` for the virtual servers in a kernel's datagram, each with the real servers in another;
+/// `family` is IPVS's id. Includes the servers before damage.
 pub fn told(family: u16, services: &[u8], destinations: &[u8]) -> String {
     let mut found = Vec::new();
     let _ = read_services(services, family, &mut found);
@@ -100,7 +100,7 @@ fn whole(all: bool) -> io::Result<()> {
     all.then_some(()).ok_or_else(too_much)
 }
 
-/// The number that this kernel gave IPVS.
+/// The generic netlink family id of IPVS.
 fn family(limits: Limits) -> io::Result<u16> {
     let mut body = vec![GET_FAMILY, 1, 0, 0];
     body.extend(attribute(FAMILY_NAME, b"IPVS\0"));
@@ -111,10 +111,15 @@ fn family(limits: Limits) -> io::Result<u16> {
             found = Attributes(attributes)
                 .find_map(|(kind, value)| (kind == FAMILY_ID).then(|| u16_ne(value, 0))?);
         })?;
-        // One message answers it.
+        // The answer is one message.
         Ok(true)
     })?;
-    found.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel did not tell IPVS's number"))
+    found.ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the kernel returned no generic netlink family id for IPVS",
+        )
+    })
 }
 
 fn request(family: u16, command: u8, attributes: &[u8]) -> Vec<u8> {
@@ -123,7 +128,7 @@ fn request(family: u16, command: u8, attributes: &[u8]) -> Vec<u8> {
     netlink::message(family, netlink::DUMP, &body)
 }
 
-/// What `ip_vs_genl_parse_service` needs to find it.
+/// The fields with which `ip_vs_genl_parse_service` finds it.
 fn identity(service: &Service) -> Vec<u8> {
     let (family, mut ip) = match service.address {
         SocketAddr::V4(v4) => (AF_INET, v4.ip().octets().to_vec()),
@@ -139,7 +144,7 @@ fn identity(service: &Service) -> Vec<u8> {
     .concat()
 }
 
-/// Reads the answers to a dump in one datagram; whether it ends with it.
+/// Reads the answers to a dump in one datagram; returns whether the dump ends with it.
 fn parse<T>(
     datagram: &[u8],
     family: u16,
@@ -192,9 +197,9 @@ fn service(attributes: &[u8]) -> Option<Service> {
     Some(Service { protocol, address: SocketAddr::new(ip, port?), scheduler, persistent })
 }
 
-/// What `ipvsadm` prints of a real server after its virtual server.
+/// `ipvsadm`'s output for a real server, after its virtual server.
 fn destination(attributes: &[u8], of: SocketAddr) -> Option<String> {
-    // Before 4.0 a real server was of its virtual server's family, and did not say so.
+    // Before 4.0 a real server had its virtual server's family and did not report it.
     let mut family = if of.is_ipv4() { AF_INET } else { AF_INET6 };
     let (mut address, mut port, mut forward, mut weight) = (None, None, 0, 0);
     for (kind, value) in Attributes(attributes) {
@@ -216,7 +221,7 @@ fn destination(attributes: &[u8], of: SocketAddr) -> Option<String> {
     Some(format!("-r {} {method} -w {weight}", SocketAddr::new(ip, port?)))
 }
 
-/// Of an address in a field of 16.
+/// An address in a field of 16 bytes.
 fn address_bytes(family: u16) -> Option<usize> {
     match family {
         AF_INET => Some(4),
@@ -225,7 +230,7 @@ fn address_bytes(family: u16) -> Option<usize> {
     }
 }
 
-/// A scheduler's name without what could be taken for another word; `none`, as the kernel has it, where there is none.
+/// A scheduler's name with only safe characters; `none`, the kernel's own word, if it has none.
 fn name(value: &[u8]) -> String {
     let value = value.split(|byte| *byte == 0).next().unwrap_or_default();
     let name: String =
@@ -316,7 +321,7 @@ mod tests {
         .collect()
     }
 
-    /// What is read of the dumps that tell of these servers.
+    /// The result for dumps that contain these servers.
     fn read(servers: &[VirtualServer]) -> Vec<VirtualServer> {
         let dump = services_dump(servers);
         let ended = [dump.clone(), netlink::message(NLMSG_DONE, 2, &[0; 4])].concat();

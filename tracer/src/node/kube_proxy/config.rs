@@ -1,8 +1,7 @@
-//! kube-proxy's configuration: `KubeProxyConfiguration` as YAML or JSON, alone, in the `ConfigMap` kube-system/kube-proxy,
-//! or as flags of the command line (K3).
+//! kube-proxy's configuration: `KubeProxyConfiguration` as YAML or JSON, alone, in the `ConfigMap`
+//! kube-system/kube-proxy, or as flags of the command line (K3).
 //!
-//! Owns the reading of it. Fields that are not known here are passed over, in every version of the type; a field of
-//! another shape counts as not set.
+//! Owns its parsing. Unknown fields are ignored in every version of the type; a field of another form counts as unset.
 
 use std::time::Duration;
 
@@ -11,13 +10,13 @@ use serde_json::Value;
 use super::process::ProcessList;
 use crate::parse::ParseError;
 
-/// Larger texts are no configuration.
-const TEXT_MAX_BYTES: usize = 1 << 20;
+/// Larger texts are not a configuration.
+const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// What the triage reads of it. `None` stands for kube-proxy's default.
+/// The fields that the triage uses. `None` means kube-proxy's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
-    /// `iptables`, `nftables`, `ipvs`; as it is spelled there.
+    /// `iptables`, `nftables`, `ipvs`, in the configuration's spelling.
     pub mode: Option<String>,
     pub cluster_cidrs: Vec<String>,
     pub hostname_override: Option<String>,
@@ -28,7 +27,7 @@ pub struct Config {
     pub detect_local_mode: Option<String>,
     /// `iptables.localhostNodePorts`.
     pub localhost_node_ports: Option<bool>,
-    /// `masqueradeAll` of the mode, or of any mode where none is set.
+    /// `masqueradeAll` of the mode, or of any mode if none is set.
     pub masquerade_all: Option<bool>,
     pub sync_period: Option<Duration>,
     pub min_sync_period: Option<Duration>,
@@ -43,7 +42,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads a `KubeProxyConfiguration` or a `ConfigMap` that holds one (`config.conf`).
+    /// Parses a `KubeProxyConfiguration` or a `ConfigMap` that contains one (`config.conf`).
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let value = read(text)?;
         let kind = value.get("kind").and_then(Value::as_str).unwrap_or_default();
@@ -53,7 +52,7 @@ impl Config {
             "ConfigMapList" | "List" => {
                 let items = value.get("items").and_then(Value::as_array);
                 let found = items.into_iter().flatten().find_map(|item| Self::from_map(item).ok());
-                found.ok_or_else(|| not_one("no ConfigMap in the list holds a KubeProxyConfiguration"))
+                found.ok_or_else(|| not_one("no ConfigMap in the list contains a KubeProxyConfiguration"))
             }
             "" => Err(not_one("it has no kind, expected KubeProxyConfiguration")),
             other => {
@@ -62,7 +61,7 @@ impl Config {
         }
     }
 
-    /// What the flags say, where kube-proxy was started without `--config`: with it, it ignores nearly all others.
+    /// The settings in the flags, if kube-proxy was started without `--config`: with it, it ignores nearly all others.
     pub fn from_flags(process: &ProcessList) -> Option<Self> {
         if process.arguments.is_empty() || process.flag("config").is_some() {
             return None;
@@ -110,7 +109,7 @@ impl Config {
                     Err(not_one("the ConfigMap's text is not a KubeProxyConfiguration"))
                 }
             }
-            None => Err(not_one("the ConfigMap holds no KubeProxyConfiguration")),
+            None => Err(not_one("the ConfigMap contains no KubeProxyConfiguration")),
         }
     }
 
@@ -129,7 +128,7 @@ impl Config {
         let mode = text("/mode");
         let section = mode.as_deref().unwrap_or("iptables");
         let gates = value.get("featureGates").and_then(Value::as_object);
-        // v1alpha2 moves what all Linux modes share to `linux`, and the periods to the top.
+        // v1alpha2 moves the fields that all Linux modes share to `linux`, and the periods to the top.
         let conntrack = |name: &str| {
             value
                 .pointer(&format!("/linux/conntrack/{name}"))
@@ -168,29 +167,30 @@ impl Config {
         }
     }
 
-    /// What kube-proxy raises `nf_conntrack_max` to on a machine of so many CPUs: `max(maxPerCore × CPUs, min)`; `None`
-    /// where it leaves the limit alone (`maxPerCore: 0`). Defaults: 32768 and 131072 (`pkg/proxy/apis/config`).
+    /// The value to which kube-proxy raises `nf_conntrack_max` on a machine with this many CPUs: `max(maxPerCore ×
+    /// CPUs, min)`; `None` if it keeps the limit (`maxPerCore: 0`). Defaults: 32768 and 131072
+    /// (`pkg/proxy/apis/config`).
     pub fn wanted_conntrack_max(&self, cpus: u64) -> Option<u64> {
         let per_core = self.conntrack_max_per_core.unwrap_or(32_768);
         (per_core > 0).then(|| per_core.saturating_mul(cpus).max(self.conntrack_min.unwrap_or(131_072)))
     }
 }
 
-/// A text that was read and is something else.
+/// A valid text of another kind.
 fn not_one(why: &str) -> ParseError {
     ParseError::new(1, why)
 }
 
 fn read(text: &str) -> Result<Value, ParseError> {
-    if text.len() > TEXT_MAX_BYTES {
-        return Err(not_one(&format!("it has {} bytes, more than {TEXT_MAX_BYTES}", text.len())));
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(not_one(&format!("it has {} bytes, more than {MAX_TEXT_BYTES}", text.len())));
     }
     if text.trim_start().starts_with('{') {
         return Ok(serde_json::from_str(text)?);
     }
     serde_saphyr::from_str(text).map_err(|error: serde_saphyr::Error| {
         let line = error.location().map_or(1, |location| location.line().max(1));
-        // Only the first line of the error: below it the parser quotes the text.
+        // Only the first line of the error: the parser quotes the text below it.
         let why = error.to_string().lines().next().unwrap_or_default().to_owned();
         ParseError { line, why: format!("it is not YAML: {why}") }
     })

@@ -1,36 +1,36 @@
-//! kube-proxy's log: which known errors it tells, how often, first and last (K2; catalogue C2, C4, C9, C11).
+//! kube-proxy's log: its known errors with count, first and last time (K2; catalogue C2, C4, C9, C11).
 //!
-//! Owns the texts by which the errors are known, and the forms that a line comes in: klog's own, klog's JSON, and
-//! either behind what a container runtime (CRI, Docker) or journald puts before it. What an error means is for `triage`.
+//! Owns the texts that identify the errors, and the forms of a line: klog's own, klog's JSON, and either one after the
+//! prefix of a container runtime (CRI, Docker) or journald. `triage` interprets errors.
 
 use crate::text::{times, to_the_millisecond};
 use std::{fmt, net::IpAddr};
 
-/// Addresses of a node that are kept.
-const NODE_IPS_MAX: usize = 16;
-/// Lines read, at most; a longer log is read from its end.
-const LINES_MAX: usize = 500_000;
-/// Bytes of an error's text that are kept.
-const TEXT_MAX_BYTES: usize = 300;
+/// The most addresses of a node kept.
+const MAX_NODE_IPS: usize = 16;
+/// The most lines read; a longer log is read from its end.
+const MAX_LINES: usize = 500_000;
+/// The most bytes of an error's text kept.
+const MAX_TEXT_BYTES: usize = 300;
 
 /// A known error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Trouble {
-    /// The token or certificate is not accepted (401).
+    /// The API server rejects the token or certificate (401).
     ApiUnauthorized,
-    /// RBAC refuses (403).
+    /// RBAC forbids it (403).
     ApiForbidden,
-    /// The API server does not have the version of the API that is asked for (404).
+    /// The API server does not have the requested API version (404).
     ApiVersion,
     /// The API server's certificate is not trusted or has expired.
     ApiCertificate,
-    /// Nothing listens, or there is no way to it.
+    /// Nothing listens, or there is no route.
     ApiRefused,
     /// No answer in time.
     ApiTimeout,
     /// A watch or a list failed for another reason.
     ApiOther,
-    /// A watch broke off. On its own it is normal: API servers end watches, load balancers cut them.
+    /// A watch was interrupted. Alone this is normal: API servers end watches, load balancers cut them.
     WatchCut,
     /// Another program held the iptables lock.
     XtablesLock,
@@ -38,13 +38,13 @@ pub enum Trouble {
     RulesUnsupported,
     /// A batch of rules was rejected as a whole.
     SyncFailed,
-    /// IPVS cannot be used here; the process ends.
+    /// IPVS cannot be used here; the process exits.
     IpvsUnusable,
-    /// Conntrack entries could not be listed or deleted: stale UDP entries stay (C8).
+    /// Conntrack entries could not be listed or deleted: stale UDP entries remain (C8).
     ConntrackCleanup,
-    /// The configuration was not understood; the process ends.
+    /// The configuration was not understood; the process exits.
     ConfigRejected,
-    /// The process ended with an error that is not known here.
+    /// The process exited with an unknown error.
     Ended,
 }
 
@@ -67,7 +67,7 @@ impl Trouble {
         Self::Ended,
     ];
 
-    /// Whether it says that the API server could not be reached or read.
+    /// Whether it means that the API server could not be reached or read.
     pub const fn is_api(self) -> bool {
         matches!(
             self,
@@ -81,7 +81,7 @@ impl Trouble {
         )
     }
 
-    /// Whether it says that rules could not be written.
+    /// Whether it means that rules could not be written.
     pub const fn is_sync(self) -> bool {
         matches!(self, Self::XtablesLock | Self::RulesUnsupported | Self::SyncFailed)
     }
@@ -92,7 +92,7 @@ impl fmt::Display for Trouble {
         f.pad(match self {
             Self::ApiUnauthorized => "the API server rejects its credentials (Unauthorized)",
             Self::ApiForbidden => "RBAC forbids it to read what it needs",
-            Self::ApiVersion => "the API server lacks the API version that it asks for",
+            Self::ApiVersion => "the API server lacks the requested API version",
             Self::ApiCertificate => "the API server's certificate is not accepted",
             Self::ApiRefused => "the API server cannot be reached",
             Self::ApiTimeout => "the API server does not answer in time",
@@ -109,18 +109,18 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// How often an error was told.
+/// The occurrences of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub trouble: Trouble,
     pub count: u64,
-    /// klog's own time, `MMDD HH:MM:SS.mmm` (it has no year and no zone), or another time as it was written; empty where
-    /// the line has none.
+    /// klog's own time, `MMDD HH:MM:SS.mmm` (it has no year and no zone), or another time in its written form; empty if the
+    /// line has none.
     pub first: String,
     pub last: String,
     /// The latest line's message, cut.
     pub text: String,
-    /// Whether the process that told it last has been started anew since.
+    /// Whether the process that logged it last has been restarted since.
     pub before_restart: bool,
     /// For errors of the API: whether objects were read successfully after the last of them.
     pub recovered: bool,
@@ -138,7 +138,7 @@ impl Told {
     }
 }
 
-/// What a log says.
+/// The content of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     /// In the order of [`Trouble::ALL`].
@@ -148,21 +148,21 @@ pub struct Log {
     /// Times of the first and last line that has one.
     pub first: Option<String>,
     pub last: Option<String>,
-    /// The last line about the informers says that they are still waited for.
+    /// The last line about the informers reports that they are still waiting.
     pub waiting_for_informers: bool,
-    /// `Using iptables Proxier`: the mode that the last start says it uses, as it is spelled there.
+    /// `Using iptables Proxier`: the mode of the last start, in its spelling.
     pub proxier: Option<String>,
-    /// The node's addresses, as the last start found them.
+    /// The node's addresses from the last start.
     pub node_ips: Vec<IpAddr>,
-    /// `Version info`: the version that the last start says.
+    /// `Version info`: the version of the last start.
     pub version: Option<String>,
     pub lines: u64,
 }
 
 impl Log {
-    /// Reads a log. Lines of other programs say nothing here.
+    /// Parses a log. Lines of other programs are ignored.
     pub fn parse(text: &str) -> Self {
-        let skip = text.lines().count().saturating_sub(LINES_MAX);
+        let skip = text.lines().count().saturating_sub(MAX_LINES);
         let mut log = Self::default();
         for line in text.lines().skip(skip) {
             let (time, message) = split(line);
@@ -210,7 +210,7 @@ impl Log {
             && let Some((list, _)) = rest.split_once(']')
         {
             let addresses = list.split(',').filter_map(|ip| ip.trim().trim_matches('"').parse().ok());
-            self.node_ips = addresses.take(NODE_IPS_MAX).collect();
+            self.node_ips = addresses.take(MAX_NODE_IPS).collect();
         }
         let Some(trouble) = classify(message) else { return };
         let time = to_the_millisecond(time.unwrap_or_default());
@@ -396,10 +396,10 @@ fn cut(message: &str) -> String {
     // Behind klog's header, which tells a person nothing.
     let message =
         message.split_once("] ").filter(|(header, _)| header.len() < 90).map_or(message, |(_, rest)| rest);
-    if message.len() <= TEXT_MAX_BYTES {
+    if message.len() <= MAX_TEXT_BYTES {
         return message.to_owned();
     }
-    let end = (0..=TEXT_MAX_BYTES).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0);
+    let end = (0..=MAX_TEXT_BYTES).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0);
     format!("{}…", message.get(..end).unwrap_or_default())
 }
 

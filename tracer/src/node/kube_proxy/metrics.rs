@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 /// Samples kept, at most.
-const SAMPLES_MAX: usize = 100_000;
+const MAX_SAMPLES: usize = 100_000;
 /// Of a version.
-const VERSION_MAX_BYTES: usize = 80;
+const MAX_VERSION_BYTES: usize = 80;
 
 /// One sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +44,7 @@ impl Metrics {
                 "process_start_time_seconds",
                 "rest_client_requests_total",
             ];
-            if !wanted.iter().any(|name| line.starts_with(name)) || count >= SAMPLES_MAX {
+            if !wanted.iter().any(|name| line.starts_with(name)) || count >= MAX_SAMPLES {
                 continue;
             }
             let Some((name, sample)) = sample(line) else { continue };
@@ -72,7 +72,7 @@ impl Metrics {
     pub fn version(&self) -> Option<&str> {
         let build = self.get("kubernetes_build_info").first()?;
         let version = build.labels.get("git_version").filter(|version| !version.is_empty())?;
-        version.get(..version.floor_char_boundary(VERSION_MAX_BYTES))
+        version.get(..version.floor_char_boundary(MAX_VERSION_BYTES))
     }
 
     /// When the process was started, in seconds since the epoch.

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::{node::procfs, parse::ParseError};
 
 /// Bytes of a command line that are read.
-const CMDLINE_MAX_BYTES: usize = 64 << 10;
+const MAX_CMDLINE_BYTES: usize = 64 << 10;
 /// Processes among which kube-proxy is sought.
-const PROCESSES_MAX: usize = 1 << 20;
+const MAX_PROCESSES: usize = 1 << 20;
 const KUBE_PROXY: &str = "kube-proxy";
 /// Programs that distributions build kube-proxy into.
 const EMBEDDING: [&str; 5] = ["k3s", "k3s-server", "k3s-agent", "kubelite", "rke2"];
@@ -43,7 +43,7 @@ impl ProcessList {
             u32::try_from(text.lines().filter(|line| line.starts_with("processor")).count()).ok()
         });
         let mut list = Self { cpus: cpus.filter(|count| *count > 0), ..Self::default() };
-        for entry in fs::read_dir(root)?.take(PROCESSES_MAX).flatten() {
+        for entry in fs::read_dir(root)?.take(MAX_PROCESSES).flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             let folder = entry.path();
             // A process may end between the listing and this read.
@@ -99,7 +99,7 @@ impl ProcessList {
 /// The command line of the process with this folder.
 fn arguments(folder: &Path) -> Vec<String> {
     let text = procfs::read_text(&folder.join("cmdline")).unwrap_or_default();
-    let text = text.get(..text.floor_char_boundary(CMDLINE_MAX_BYTES)).unwrap_or_default();
+    let text = text.get(..text.floor_char_boundary(MAX_CMDLINE_BYTES)).unwrap_or_default();
     text.split('\0').filter(|argument| !argument.is_empty()).map(str::to_owned).collect()
 }
 

@@ -1,4 +1,4 @@
-//! What the rules that were read do with new connections to an address.
+//! The effect of the rules on new connections to an address.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -11,10 +11,10 @@ use crate::{
     rules::{End, Fate, LocalTraffic, Name, Origin, Probe, Ruleset, Writer, sources, walk::Walker},
 };
 
-/// Addresses of the node that are tried for a node port.
+/// The most addresses of the node that are tried for a node port.
 const MAX_ADDRESSES: usize = 64;
 
-/// What kube-proxy's rules do with a new connection to an address.
+/// The effect of kube-proxy's rules on a new connection to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     Missing,
@@ -23,40 +23,40 @@ pub enum Rule {
     Forwards,
 }
 
-/// What one writer's rules do with a new connection to an address.
+/// The effect of one writer's rules on a new connection to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruling {
     pub writer: Writer,
     pub rule: Rule,
-    /// The chain, map or virtual server that decides; `None` where none does.
+    /// The chain, map or virtual server that decides; `None` if none does.
     pub chain: Option<Arc<str>>,
-    /// Where it sends connections.
+    /// The destinations of connections.
     pub endpoints: Vec<SocketAddr>,
 }
 
-/// What the rules do with new connections to an address, and how.
+/// The effect of the rules on new connections to an address, with details.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VipRule {
     pub rule: Rule,
-    /// The chain, map or server that decides; `None` where none does.
+    /// The chain, map or server that decides; `None` if none does.
     pub chain: Option<Name>,
-    /// Where they send it, with the share of each, 0 to 1.
+    /// The destinations, with the share of each, 0 to 1.
     pub endpoints: Vec<(SocketAddr, f64)>,
-    /// Whose rules decide.
+    /// The writer of the rules that decide.
     pub writer: Option<Writer>,
 }
 
 impl Snapshot {
-    /// Whether rules of kube-proxy may be there that it does not keep any more (C3, C10): there are some of more than
-    /// one writer, or a list was not asked for yet.
+    /// Whether there may be rules of kube-proxy that it no longer maintains (C3, C10): there are rules of several
+    /// writers, or a list was not read.
     pub fn may_have_leftovers(&self, ip: IpAddr) -> bool {
         let family = Family::of(ip);
         let listings = [self.listings.iptables(family), self.listings.nftables, self.listings.ipvs];
         listings.contains(&Listing::NotTried) || self.rules.writers(family).len() > 1
     }
 
-    /// What all the rules together do with a new connection to this address. `None` where those of the mode that
-    /// kube-proxy is in were not read.
+    /// The combined effect of all rules on a new connection to this address. `None` if the rules of kube-proxy's mode
+    /// were not read.
     pub fn vip_rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<VipRule> {
         let rules = &self.rules;
         let family = Family::of(addr.ip());
@@ -72,8 +72,8 @@ impl Snapshot {
         if !was_read {
             return None;
         }
-        // What a rule refuses from outside it may forward from the node itself (a Local policy): the way that exists
-        // counts first, as netfilter translates before it filters.
+        // A rule may refuse a connection from outside and forward one from the node itself (a Local policy): forwarding
+        // counts first, because netfilter translates before it filters.
         let walker = Walker::new(rules, family);
         let traffic = rules.local_traffic(family);
         let (pod, interface) = traffic.example(family);
@@ -97,8 +97,8 @@ impl Snapshot {
         self.vip_rule(addr, protocol).map(|found| found.rule)
     }
 
-    /// The same of each writer that has rules of kube-proxy in this family, leftovers of another mode or backend among
-    /// them, for a connection from `source`. Empty where no rules were read.
+    /// The effect of each writer with rules of kube-proxy in this family, including leftovers of another mode or
+    /// backend, on a connection from `source`. Empty if no rules were read.
     pub fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<Ruling> {
         let ruling = |writer: Writer, rules: &Ruleset| {
             let found = from_source(rules, addr, protocol, source);
@@ -110,13 +110,13 @@ impl Snapshot {
             }
         };
         match self.rules.writers(Family::of(addr.ip()))[..] {
-            // Nearly every node: nothing has to be taken apart.
+            // Nearly every node: the rules need not be split.
             [writer] => vec![ruling(writer, &self.rules)],
             ref writers => writers.iter().map(|writer| ruling(*writer, &self.rules.of(*writer))).collect(),
         }
     }
 
-    /// Another address of this node at which its rules serve this node port; `None` also where that is not known.
+    /// Another address of this node at which its rules serve this node port; `None` also if unknown.
     pub fn serves_node_port_at(&self, port: u16, protocol: Protocol) -> Option<IpAddr> {
         let served = |ip: &&IpAddr| {
             let outside = sources::nowhere(Family::of(**ip), &[]);
@@ -128,7 +128,7 @@ impl Snapshot {
     }
 }
 
-/// What these rules do with a connection from `source`.
+/// The effect of these rules on a connection from `source`.
 fn from_source(rules: &Ruleset, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> VipRule {
     let family = Family::of(addr.ip());
     let is_own = |ip: IpAddr| rules.addresses.as_ref().is_some_and(|addresses| addresses.contains(&ip));
@@ -145,7 +145,7 @@ fn from_source(rules: &Ruleset, addr: SocketAddr, protocol: Protocol, source: Ip
     read_as(&Walker::new(rules, family).walk(&probe))
 }
 
-/// The answer that a fate gives.
+/// The answer for a fate.
 fn read_as(fate: &Fate) -> VipRule {
     let endpoints = fate.endpoints();
     let ends = |end: End| fate.branches.iter().any(|branch| branch.end == end);

@@ -1,4 +1,4 @@
-//! Which lists of rules were read, and whose rules are in them.
+//! The lists of rules that were read, and the writers of their rules.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::{
 /// Whether a list of rules was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listing {
-    /// The request did not ask for it, or the folder lacks it.
+    /// It was not requested, or the folder lacks it.
     #[default]
     NotTried,
     Failed,
@@ -22,7 +22,7 @@ pub enum Listing {
 }
 
 impl Listing {
-    /// Whether what is not in it is not in the kernel.
+    /// Whether a rule that is missing in it is missing in the kernel.
     const fn is_conclusive(self) -> bool {
         matches!(self, Self::Read | Self::NotInKernel)
     }
@@ -31,7 +31,7 @@ impl Listing {
 /// The lists of rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listings {
-    /// Of any backend of iptables.
+    /// From any backend of iptables.
     pub iptables_v4: Listing,
     pub iptables_v6: Listing,
     pub nftables: Listing,
@@ -57,7 +57,7 @@ impl Listings {
     }
 }
 
-/// Whether rules of kube-proxy are there.
+/// Whether there are rules of kube-proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Presence {
     #[default]
@@ -81,7 +81,7 @@ impl ProxyRules {
         }
     }
 
-    /// Of either family. Many nodes have no IPv6: where it is not known, IPv4 alone decides, but not the other way round.
+    /// In either family. Many nodes have no IPv6: if it is unknown, IPv4 alone decides, but not the other way round.
     pub const fn any(self) -> Presence {
         match (self.v4, self.v6) {
             (Presence::Present, _) | (_, Presence::Present) => Presence::Present,
@@ -120,7 +120,7 @@ impl Reader<'_> {
         };
         let nft = parse(nft, Some(Writer::IptablesNft));
         let legacy = parse(legacy, Some(Writer::IptablesLegacy));
-        // The plain name is one of the two backends: beside the other's list it may add something.
+        // The plain name is one of the two backends: it may add rules to the other's list.
         let plain = if nft.is_none() {
             parse(plain, legacy.as_ref().map(|_| Writer::IptablesNft)).filter(|plain| {
                 legacy.as_ref().is_none_or(|legacy| service_chains(legacy) != service_chains(plain))
@@ -133,7 +133,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether these kinds were read: one of them, where they are forms of one list (`either`); else all that there are.
+    /// Whether these kinds were read: one of them if they are forms of one list (`either`), otherwise all.
     fn listing(&self, kinds: &[Kind], either: bool) -> Listing {
         let gaps = || self.snapshot.gaps.iter().filter(|gap| kinds.contains(&gap.kind));
         let absent = |reason: &Reason| matches!(reason, Reason::NotInKernel { .. });
@@ -152,7 +152,7 @@ impl Reader<'_> {
 }
 
 impl Snapshot {
-    /// The mode that the rules are of, where they are of one only. IPVS's device counts as a rule of it.
+    /// The mode of the rules, if they belong to only one. IPVS's device counts as a rule.
     pub fn mode_of_rules(&self) -> Option<ProxyMode> {
         let device = self.interfaces.as_ref().is_some_and(|list| list.get(IPVS_DEVICE).is_some());
         let mut found = ProxyMode::ALL.into_iter().filter(|mode| {
@@ -162,14 +162,14 @@ impl Snapshot {
         found.next().is_none().then_some(first)
     }
 
-    /// Whether rules that kube-proxy writes in this mode and in no other are there, reached or not.
+    /// Whether there are rules that kube-proxy writes only in this mode, reached or not.
     pub fn has_rules_of(&self, mode: ProxyMode) -> Presence {
         let here = match mode {
             ProxyMode::Iptables => service_chains(&self.rules) > 0,
             ProxyMode::Nftables => self.rules.tables.iter().any(|table| table.writer == Writer::Nftables),
             ProxyMode::Ipvs => self.rules.servers.iter().flatten().next().is_some(),
         };
-        // Many nodes have no IPv6, and a folder then no list of it; IPv4's has to be there.
+        // Many nodes have no IPv6, and their folders no list of it; IPv4's list is required.
         let [v4, v6] = [Family::Ipv4, Family::Ipv6].map(|family| self.listings.of(mode, family));
         let is_known = v4.is_conclusive() && v6 != Listing::Failed;
         match (here, is_known) {
@@ -179,14 +179,14 @@ impl Snapshot {
         }
     }
 
-    /// Whether the rules that kube-proxy writes for this family were read: then one that is not among them is missing.
-    /// Rules of another mode tell nothing of that.
+    /// Whether the rules that kube-proxy writes for this family were read: then a missing rule does not exist. Rules of
+    /// another mode do not show this.
     pub fn knows_rules(&self, family: Family) -> bool {
         self.proxy_rules.of(family) != Presence::Unknown
             && self.mode.is_none_or(|mode| self.has_rules_of(mode) != Presence::Unknown)
     }
 
-    /// Whether a list of rules is there and cannot be parsed, in no form of it.
+    /// Whether a list of rules exists but cannot be parsed in any form.
     pub fn has_damaged_rules(&self) -> bool {
         let lists = [
             (&Kind::IPTABLES[..], self.listings.iptables_v4),
@@ -202,7 +202,7 @@ impl Snapshot {
         lists.into_iter().any(|(kinds, listing)| listing == Listing::Failed && damaged(kinds))
     }
 
-    /// Chains of Services that this backend of iptables has.
+    /// The Service chains in this backend of iptables.
     pub fn service_chains(&self, is_backend: impl Fn(Writer) -> bool) -> usize {
         count_service_chains(&self.rules, is_backend)
     }
@@ -221,7 +221,7 @@ impl Snapshot {
         }
         let Listings { nftables, ipvs, .. } = self.listings;
         let iptables = self.listings.iptables(family);
-        // That nothing was found means something only where what kube-proxy writes was read.
+        // The absence of rules means something only if kube-proxy's lists were read.
         let is_known = match self.mode {
             Some(mode) => self.listings.of(mode, family).is_conclusive(),
             None => iptables == Listing::Read && nftables.is_conclusive() && ipvs.is_conclusive(),

@@ -1,6 +1,6 @@
-//! A trace's snapshot as recordings keep it: the shape of the first version, with what was typed since beside it.
+//! A trace's snapshot in recordings: the form of the first version, with later typed fields added.
 //!
-//! Owns the conversion in both directions. What only a check reads is not kept.
+//! Owns the conversion in both directions. Facts that only a check reads are not stored.
 
 use std::{borrow::Cow, collections::BTreeSet, net::IpAddr};
 
@@ -31,7 +31,7 @@ struct State {
     conntrack_use: Option<Observed<ConntrackUse>>,
     ipvs_settings: Option<Observed<IpvsSettings>>,
     addresses: Option<Observed<BTreeSet<IpAddr>>>,
-    /// Of the first version, which had it where the rules themselves were not read.
+    /// In the first version, which stored it if the rules themselves were not read.
     proxy_rules: Option<Observed<bool>>,
     gaps: Vec<String>,
     /// Not in the first version.
@@ -116,7 +116,7 @@ impl From<Saved<'_>> for Snapshot {
     }
 }
 
-/// What the first version had read, by what is there: it did not keep which lists were empty.
+/// The lists that the first version read, judged by their content: it did not store which lists were empty.
 fn listings_of(rules: &Ruleset) -> Listings {
     let iptables = |family| {
         let read = rules.tables.iter().any(|table| table.family == family && table.writer.is_iptables());

@@ -1,4 +1,4 @@
-//! What texts of a node say, and what they leave unknown.
+//! The facts in texts of a node, and the facts that they leave unknown.
 use super::*;
 use crate::{
     net::{Family, Protocol},
@@ -73,13 +73,13 @@ fn absence_counts_where_what_the_mode_writes_was_read() {
     assert_eq!(rule(&read(&[empty]), vip, Protocol::TCP), None);
     let all = read(&[empty, (Kind::NftRuleset, "table ip nat\n"), (Kind::IpvsSave, "")]);
     assert_eq!((all.proxy_rules.v4, all.proxy_rules.v6), (Presence::Absent, Presence::Unknown));
-    // The iptables rules alone say nothing of what nftables mode does.
+    // The iptables rules alone do not show nftables mode's rules.
     let nftables = read(&[mode("nftables"), (Kind::IptablesSave, SAVED)]);
     assert_eq!(rule(&nftables, vip, Protocol::TCP), None);
     assert_eq!(nftables.has_rules_of(ProxyMode::Nftables), Presence::Unknown);
     assert_eq!(nftables.has_rules_of(ProxyMode::Iptables), Presence::Present);
     assert_eq!((nftables.proxy_rules.v4, nftables.knows_rules(Family::Ipv4)), (Presence::Present, false));
-    // What the kernel lacks has no rules.
+    // A missing part of the kernel has no rules.
     let mut without = capture(&[mode("ipvs"), (Kind::IptablesSave, SAVED)]);
     without.miss(Kind::IpvsSave, Reason::NotInKernel { part: "IPVS".to_owned() });
     let without = Snapshot::read(&without);
@@ -150,7 +150,7 @@ fn a_text_that_cannot_be_parsed_is_a_gap_with_its_line() {
         );
         assert_eq!(snapshot.has_damaged_rules(), rules, "{kind:?}");
     }
-    // The text form of the same list does as well.
+    // The text form of the same list is sufficient.
     let both = read(&[(Kind::NftRulesetJson, "{"), (Kind::NftRuleset, "table ip kube-proxy {\n}\n")]);
     assert!(!both.has_damaged_rules() && both.has_rules_of(ProxyMode::Nftables) == Presence::Present);
 }
@@ -172,7 +172,7 @@ fn one_mode_is_what_the_best_source_says() {
     assert_eq!(mode(&all[3..]), Some("iptables"));
     let device = names_to_text("kube-ipvs0: 0 0\n");
     assert_eq!(mode(&[(Kind::Interfaces, &device)]), Some("ipvs"));
-    // Rules of two modes say nothing of the one.
+    // Rules of two modes show neither.
     assert_eq!(mode(&[(Kind::Interfaces, &device), (Kind::IptablesSave, SAVED)]), None);
 }
 
