@@ -1,7 +1,7 @@
-//! Prints a check: for a person at three in the morning, or as one record.
+//! Prints a check as text or as one record.
 //!
-//! The first line says whether something is broken and what; then the findings in their order, each with its evidence
-//! and the command to run; then what could not be checked. Everything foreign is made safe before a terminal sees it.
+//! The first line states whether something is broken, and what; then the findings in their order, each with its
+//! evidence and the command to run; then what could not be checked. All foreign text is made safe for a terminal.
 
 use std::{fmt::Write as _, io};
 
@@ -16,7 +16,7 @@ use crate::{
     text::{count, is_unsafe, safe},
 };
 
-/// Differences shown in a table; the rest is counted.
+/// The most differences in a table; the others are counted.
 const MAX_DIFFERENCES: usize = 40;
 
 /// One JSON object in one line.
@@ -29,7 +29,7 @@ pub fn document(report: &CheckReport) -> io::Result<String> {
     yaml::document(report)
 }
 
-/// The text for a person. With `wide` the notes and every step of the procedures are printed as well.
+/// The text for a person. With `wide` it includes the notes and every step of the procedures.
 pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     let mut out = String::new();
     let style = match report.state {
@@ -42,15 +42,15 @@ pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     let proxy = match (&report.kube_proxy_mode, &report.kube_proxy_version) {
         (Some(mode), Some(version)) => format!("kube-proxy {version} in {mode} mode"),
         (Some(mode), None) => format!("kube-proxy in {mode} mode"),
-        (None, Some(version)) => format!("kube-proxy {version}, mode not known"),
-        (None, None) => "kube-proxy's mode and version are not known".to_owned(),
+        (None, Some(version)) => format!("kube-proxy {version}, mode unknown"),
+        (None, None) => "kube-proxy's mode and version are unknown".to_owned(),
     };
     let scope =
-        report.service.as_ref().map(|service| format!(" · only what concerns {service}")).unwrap_or_default();
+        report.service.as_ref().map(|service| format!(" · only findings for {service}")).unwrap_or_default();
     let line = format!("{proxy} · {}{scope}", report.time.to_the_millisecond());
     let _ = writeln!(out, "{}", paint.text(Style::Faint, &safe(&line)));
 
-    // Of one Service little is found, and all of it is wanted.
+    // A report on one Service is short, so it includes everything.
     let with_notes = wide || report.service.is_some();
     let shown = report.findings.iter().filter(|finding| with_notes || finding.level != Level::Note);
     for (number, finding) in shown.enumerate() {
@@ -85,7 +85,7 @@ fn write_differences(out: &mut String, report: &CheckReport, paint: Paint) {
     }
 }
 
-/// What could not be checked, one line for all that lacks for the same reason.
+/// The facts that could not be checked, one line for those that share a reason.
 fn write_gaps(out: &mut String, report: &CheckReport, paint: Paint) {
     if report.gaps.is_empty() {
         return;
@@ -146,13 +146,13 @@ fn write_procedures(out: &mut String, report: &CheckReport, paint: Paint) {
 fn word(outcome: Outcome, paint: Paint) -> String {
     match outcome {
         Outcome::Passed => paint.text(Style::Good, "passed"),
-        Outcome::Unknown => paint.text(Style::Unknown, "not known"),
+        Outcome::Unknown => paint.text(Style::Unknown, "unknown"),
         Outcome::Suspicious => paint.text(Style::Unknown, "suspicious"),
         Outcome::Failed => paint.text(Style::Fault, "failed"),
     }
 }
 
-/// Whether nothing in the text could trick a terminal; line ends are its own.
+/// Whether the text contains nothing that could trick a terminal; line ends are allowed.
 pub fn is_clean(text: &str) -> bool {
     !text.replace('\n', "").contains(is_unsafe)
 }

@@ -17,10 +17,10 @@ const WITH_MILLISECONDS: usize = 100;
 const WITH_VIP: usize = 140;
 /// Lines of a cause in a table that is updated in place; the scrollback has all of it.
 const MAX_CAUSE_LINES: usize = 2;
-/// What stands below a row is indented by so many columns.
+/// The indentation of lines below a row.
 const INDENT: usize = 4;
 
-/// One column: its heading and width. The last one may have no width of its own.
+/// One column: its heading and width. The last one may have no width.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Column {
     field: Field,
@@ -113,7 +113,7 @@ impl Columns {
         let width = width.max(MIN_WIDTH);
         let (gap, time) = if width >= WITH_MILLISECONDS { (2, 12) } else { (1, 8) };
         let mut fields = vec![(Time, time), (Verdict, 10)];
-        // Shares of what is left, in percent.
+        // Shares of the remaining width, in percent.
         let shares: &[(Field, usize)] = if width >= WITH_VIP {
             &[(Service, 32), (Client, 25), (Vip, 18), (Endpoint, 25)]
         } else if width >= WITH_ENDS {
@@ -134,7 +134,7 @@ impl Columns {
         paint.text(Style::Heading, &line)
     }
 
-    /// The row and what stands below it, without line ends. `whole` shortens no cause.
+    /// The row and the lines below it, without line ends. `whole` shortens no cause.
     pub(super) fn row(&self, row: &Row, paint: Paint, whole: bool) -> Vec<String> {
         let is_folded = self.width.is_some() && row.count > 1;
         let verdict =
@@ -148,7 +148,7 @@ impl Columns {
             lines.extend(row.wide.below.iter().map(|text| format!("{:INDENT$}{text}", "")));
             return lines;
         };
-        // How long a healthy connect took is no cause; the scrollback has it.
+        // A healthy connect's duration is not a cause; the scrollback has it.
         if whole || row.style != Style::Good {
             let mut below = textwrap::wrap(&row.what, width.saturating_sub(INDENT));
             if !whole && below.len() > MAX_CAUSE_LINES {
@@ -170,7 +170,7 @@ impl Columns {
                 (_, None) => text.into(),
                 (Field::Time, _) => text.get(..column.width).unwrap_or(text).into(),
                 (Field::Verdict, _) => fit(text, column.width, Cut::End),
-                // Names: their beginning and their end tell them apart.
+                // Names are distinguished by their beginning and end.
                 _ => fit(text, column.width, Cut::Middle),
             };
             line.push_str(paint.start(style));

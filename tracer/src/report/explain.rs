@@ -1,4 +1,4 @@
-//! The knowledge base as it is shown: a list of its classes, and each of them as a record.
+//! The printed forms of the knowledge base: a list of its classes, and each class as a record.
 
 use std::fmt::Write as _;
 
@@ -10,25 +10,25 @@ use crate::{
     report::{Paint, printer::Style},
 };
 
-/// What is known of one class. Absent facts are `null` or empty, never left out.
+/// One class of the knowledge base. Absent facts are `null` or empty, never left out.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Explanation {
     pub id: Class,
     pub kind: Kind,
     pub title: &'static str,
-    /// Who has to act; the first unless the record says otherwise.
+    /// The possible domains. The first applies unless the record has another one of them.
     pub domains: &'static [Domain],
-    /// Unless the record says otherwise.
+    /// The default, which a record can change.
     pub severity: Severity,
-    /// Which verbs can report it.
+    /// The verbs that can report it.
     pub seen: Seen,
-    /// Why no rule gives it; `null` where one does.
+    /// Why no rule returns it; `null` if one does.
     pub no_rule: Option<&'static str>,
-    /// What to do now: what only reads comes first.
+    /// The actions for now, with the ones that only read first.
     pub now: Vec<Advice>,
-    /// What keeps it from coming back.
+    /// The actions that prevent a recurrence.
     pub later: Vec<Advice>,
-    /// When to hand it to the owner of the cluster.
+    /// When to escalate to the owner of the cluster.
     pub escalate: &'static [&'static str],
     /// Upstream issues, enhancement proposals and kernel commits.
     pub references: &'static [&'static str],
@@ -38,10 +38,10 @@ pub(crate) struct Explanation {
     pub page: &'static str,
 }
 
-/// One thing to do. Upper-case words stand for names.
+/// One action. Upper-case words are placeholders.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Advice {
-    /// The case that it is for; `null` for the usual one.
+    /// The case to which it applies; `null` for the usual one.
     pub when: Option<&'static str>,
     pub text: String,
     pub safety: Safety,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Columns that the text takes in a terminal.
+/// The width of the text in a terminal, in columns.
 pub(super) fn width(text: &str) -> usize {
     text.width()
 }
@@ -12,13 +12,13 @@ pub(super) fn width(text: &str) -> usize {
 /// Where a text that is too long is shortened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// Names: their beginning and their end tell them apart.
+    /// For names, which are distinguished by their beginning and end.
     Middle,
-    /// Sentences.
+    /// For sentences.
     End,
 }
 
-/// The text, shortened to at most `columns`, with `…` where something is missing.
+/// The text, shortened to at most `columns`, with `…` in place of the removed part.
 pub(super) fn fit(text: &str, columns: usize, cut: Cut) -> Cow<'_, str> {
     if width(text) <= columns {
         return Cow::Borrowed(text);
@@ -42,8 +42,8 @@ fn take(characters: impl Iterator<Item = char>, columns: usize) -> impl Iterator
     })
 }
 
-/// A text of several lines for a terminal: long ones are broken between words, and go on indented. Lines with a command are
-/// left to the terminal, which copies them as one.
+/// A text of several lines for a terminal: long lines are broken between words and continue indented. Lines with a
+/// command are left to the terminal, which copies them as one line.
 pub(super) fn wrap(text: &str, columns: usize) -> String {
     let mut out = String::with_capacity(text.len() + 256);
     for line in text.lines() {

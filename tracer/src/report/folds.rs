@@ -12,7 +12,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// Folds that are kept; healthy flows beyond them share one line.
+/// The most folds; healthy flows beyond them share one line.
 const MAX_FOLDS: usize = 1024;
 
 /// The lines, by Service port and endpoint.
@@ -40,7 +40,7 @@ impl Folds {
         let fold = self.fold(key, || row);
         let first = fold.count == 0;
         fold.changed = !first;
-        // A revised flow was counted here before, or had a line of its own.
+        // A revised flow was counted here before, or had its own line.
         fold.count += u64::from(first || judged.before.is_none());
         fold.several_clients |= fold.row.client != client;
         fold.slowest = fold.slowest.max(judged.connect_time);
@@ -48,8 +48,8 @@ impl Folds {
         first
     }
 
-    /// Counts healthy flows that share a verdict; true if they are the first of their line. `with_addresses` as for
-    /// the rows of this table.
+    /// Counts healthy flows that share a verdict; true if they are the first of their line. `with_addresses` as for the
+    /// rows of this table.
     pub(super) fn add_folded(&mut self, folded: &Folded, with_addresses: bool) -> bool {
         let Folded { verdict, count, connect_times, last, clients } = folded;
         let slowest = connect_times.iter().max().copied();
@@ -72,7 +72,7 @@ impl Folds {
         first
     }
 
-    /// The line of this key, or the one that the rest share; a new one has counted nothing yet.
+    /// The line of this key, or the shared line of the others; a new line has counted nothing yet.
     fn fold(&mut self, key: FoldKey, row: impl FnOnce() -> Row) -> &mut Fold {
         let full = self.0.len() >= MAX_FOLDS && !self.0.contains_key(&key);
         let key = if full { ("(others)".to_owned(), None) } else { key };
@@ -95,7 +95,7 @@ impl Folds {
         })
     }
 
-    /// The lines that changed since they were last taken.
+    /// The lines that changed since the last call.
     pub(super) fn take_changed(&mut self) -> Vec<Row> {
         let take = |fold: &mut Fold| std::mem::take(&mut fold.changed).then(|| fold.line());
         self.0.values_mut().filter_map(take).collect()

@@ -1,7 +1,7 @@
 //! One JSON object a line.
 //!
-//! Strings hold exactly what the record holds; characters that could trick a terminal are written as `\u` escapes,
-//! which every JSON reader turns back.
+//! Strings contain exactly the record's text; characters that could trick a terminal are written as `\u` escapes, which
+//! every JSON reader restores.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use serde_json::{Serializer, ser::Formatter};
 
 use crate::text::{is_plain, is_unsafe};
 
-/// Room for the record of a healthy flow.
+/// The usual size of a healthy flow's record.
 const USUAL_BYTES: usize = 3072;
 
 /// The record, with a line end.

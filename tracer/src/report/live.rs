@@ -1,9 +1,9 @@
-//! The table that is updated in place: a region of bounded height at the bottom of the terminal, redrawn at most
-//! ten times a second, with folded healthy flows, the latest flows that have a line of their own, and counters.
+//! The table that is updated in place: a region of bounded height at the bottom of the terminal, redrawn at most ten
+//! times a second, with folded healthy flows, the latest flows with their own line, and counters.
 //!
-//! Lines that have to leave the region are written above it once and then belong to the terminal's scrollback, so
-//! nothing that was reported gets lost. Only the region is ever erased. When the terminal's size changes, how it
-//! rearranged the old lines is unknown: the region is left where it is and starts again below.
+//! Lines that leave the region are written above it once and then belong to the terminal's scrollback, so that no
+//! report is lost. Only the region is ever erased. After a change of the terminal's size it is unknown how the terminal
+//! rearranged the old lines: the region stays where it is and starts again below.
 
 use std::{
     collections::VecDeque,
@@ -29,14 +29,14 @@ use crate::{
 
 /// The least time between two redraws.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
-/// Lines that are written above the region in one redraw; more come too fast to be read.
+/// The most lines written above the region in one redraw; more are too fast to be read.
 const MAX_SCROLLED: usize = 1000;
-/// Lines of the region, at most.
+/// The most lines of the region.
 const MAX_LINES: usize = 24;
 /// The size of a terminal that reports none.
 const DEFAULT_SIZE: Size = Size { columns: 80, lines: 24 };
 
-/// What the status line of a live table reports.
+/// The contents of a live table's status line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     pub counts: Counts,
@@ -44,7 +44,7 @@ pub struct Status {
     pub lost_events: u64,
     /// See [`Ending::metadata_age`](crate::session::Ending::metadata_age).
     pub metadata_age: Option<Duration>,
-    /// Anything that has to be said all the time, such as an API server that does not answer.
+    /// A permanent warning, such as an API server that does not answer.
     pub remark: Option<String>,
 }
 
@@ -60,11 +60,11 @@ pub(super) struct LiveTable {
     size_of: Box<dyn Fn() -> Option<Size> + Send>,
     folds: Folds,
     flows: VecDeque<(FlowKey, Row)>,
-    /// Rows that left the region and are not written above it yet.
+    /// Rows that left the region and have not been written above it yet.
     scrolled: VecDeque<Row>,
     not_shown: u64,
     status: Status,
-    /// The size at the last look, and the lines drawn then.
+    /// The size at the last check, and the lines drawn then.
     size: Option<Size>,
     drawn: usize,
     dirty: bool,
@@ -110,7 +110,7 @@ impl LiveTable {
         let known = before.as_ref().and_then(|_| self.flows.iter().position(|(other, _)| *other == key));
         let row = || Row::new(verdict, *connect_time, false);
         if let Some(at) = known {
-            // The line says what holds now, even if it would not have been shown for that.
+            // The line shows the current state, even if that state alone would not have been shown.
             if let Some((_, line)) = self.flows.get_mut(at) {
                 *line = row();
             }
@@ -164,7 +164,7 @@ impl LiveTable {
         let size = (self.size_of)().unwrap_or(DEFAULT_SIZE);
         if self.size.replace(size).is_some_and(|before| before != size) {
             self.drawn = 0;
-            // While a window is being dragged, wait for its last size.
+            // While a window is being resized, wait for its last size.
             return Ok(());
         }
         self.draw(size, printer)
@@ -174,7 +174,7 @@ impl LiveTable {
         let paint = printer.paint();
         let columns = Columns::bounded(size.columns);
         let status = status_lines(&self.status, size.columns);
-        // The heading, the status and the line that the cursor rests on are not for rows.
+        // The heading, the status and the cursor's line are not available for rows.
         let room = size.lines.saturating_sub(2 + status.len()).clamp(1, MAX_LINES);
         let most_folds = if self.flows.is_empty() { room } else { room.div_ceil(2) };
         let folds: Vec<_> =
@@ -195,10 +195,10 @@ impl LiveTable {
             out.push('\n');
         }
         if self.not_shown > 0 {
-            let _ = writeln!(out, "… {} more came too fast to be shown", self.not_shown);
+            let _ = writeln!(out, "… {} more were too fast to be shown", self.not_shown);
             self.not_shown = 0;
         }
-        // Without wrapping, a line that is too long after all stays one line.
+        // Without wrapping, an overlong line stays one line.
         out.push_str("\x1b[?7l");
         let mut lines = vec![columns.heading(paint)];
         lines.extend(folds);
@@ -215,7 +215,7 @@ impl LiveTable {
         printer.flush()
     }
 
-    /// What takes the region off the screen and puts the cursor where it began.
+    /// The sequence that erases the region and moves the cursor to its beginning.
     fn erase(&mut self) -> String {
         match std::mem::take(&mut self.drawn) {
             0 => "\r\x1b[J".into(),
@@ -223,7 +223,7 @@ impl LiveTable {
         }
     }
 
-    /// Takes the region off the screen so that something else can be written; it comes back with the next redraw.
+    /// Erases the region so that other text can be written; the next redraw restores it.
     pub(super) fn make_way(&mut self, printer: &mut Printer) -> Result<(), OutputError> {
         if self.drawn > 0 {
             let size = (self.size_of)().unwrap_or(DEFAULT_SIZE);
@@ -267,7 +267,7 @@ impl LiveTable {
     }
 }
 
-/// The counters, the most important ones first; what has to be said all the time in a line of its own.
+/// The counters, the most important ones first; a permanent warning has its own line.
 fn status_lines(status: &Status, columns: usize) -> Vec<String> {
     let Counts { ok, normal, faults, unknown } = status.counts;
     let faults = text::count(faults, "fault");

@@ -1,7 +1,7 @@
-//! The table that grows: one line a flow, for pipes, files and terminals that cannot be updated in place.
+//! The table that grows: one line for a flow, for pipes, files and terminals that cannot be updated in place.
 //!
-//! Healthy flows of one Service and endpoint are folded; their line is written when they were first seen, and then
-//! again with the count whenever it changed, at most every [`FOLD_INTERVAL`].
+//! Healthy flows of one Service and endpoint are folded. Their line is written at the first flow, and again with the
+//! count when it has changed, at most every [`FOLD_INTERVAL`].
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ impl LogTable {
         printer.flush()
     }
 
-    /// Writes every fold whose count is not on the screen yet.
+    /// Writes every fold whose present count has not been written.
     pub(super) fn write_folds(&mut self, printer: &mut Printer) -> Result<(), OutputError> {
         self.next_folds = None;
         for row in self.folds.take_changed() {

@@ -1,8 +1,8 @@
-//! Prints verdicts: as a table that lives in a terminal or grows on a pipe, as JSON lines, as YAML documents, and
+//! Prints verdicts: as a table that is updated in a terminal or grows on a pipe, as JSON lines, as YAML documents, and
 //! as a summary at the end.
 //!
-//! Everything that a peer, a Pod or an API object could have named is made safe before a terminal sees it. What a
-//! verdict says is decided in `diagnosis`; here it is only laid out.
+//! All text that a peer, a Pod or an API object could have chosen is made safe for a terminal. `diagnosis` decides the
+//! content of a verdict; this room only lays it out.
 
 pub mod check;
 mod columns;
@@ -37,7 +37,7 @@ pub enum Output {
     /// A table, or findings in the order of their rank
     #[default]
     Table,
-    /// The same with everything that is known, never shortened
+    /// The same with all known details, never shortened
     Wide,
     /// One JSON object a record and line; `viptrace schema` describes it
     Json,

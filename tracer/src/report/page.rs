@@ -1,12 +1,12 @@
-//! A page of the knowledge base as a person reads it in a terminal: markdown as text, wrapped at its width.
+//! A page of the knowledge base for a terminal: markdown as text, wrapped at the terminal's width.
 //!
-//! Owns as much of markdown as docs/classes uses: headings, paragraphs, lists, emphasis, links, code. A command stays on
-//! one line where it fits in one; a longer one has lines of its own, which a shell reads as one command when they are
+//! Owns the subset of markdown that docs/classes uses: headings, paragraphs, lists, emphasis, links, code. A command
+//! stays on one line if it fits; a longer one has its own lines, which a shell reads as one command when they are
 //! pasted.
 
 use crate::report::{Paint, fit::width, printer::Style};
 
-/// The text, each line ended and at most `columns` wide, unless a word is longer.
+/// The text, with each line ended and at most `columns` wide, unless a word is longer.
 pub(crate) fn text(markdown: &str, columns: usize, paint: Paint) -> String {
     let mut out = String::new();
     let mut block: Option<Block> = None;
@@ -40,7 +40,7 @@ pub(crate) fn text(markdown: &str, columns: usize, paint: Paint) -> String {
     out
 }
 
-/// The mark of a list's item, with the space behind it.
+/// The mark of a list's item, with the following space.
 fn item(line: &str) -> Option<&str> {
     let digits = line.bytes().take_while(u8::is_ascii_digit).count();
     let mark = if digits > 0 { line.get(digits..)?.starts_with(". ").then_some(digits + 2) } else { None };
@@ -49,7 +49,7 @@ fn item(line: &str) -> Option<&str> {
 
 /// A paragraph, or an item of a list.
 struct Block {
-    /// What stands before the first line; the others are as far to the right.
+    /// The text before the first line; the others are indented as far.
     first: String,
     text: String,
 }
@@ -93,14 +93,14 @@ impl Block {
     }
 }
 
-/// The least room for text, however deep its list and narrow the terminal.
+/// The least width for text, however deep its list and narrow the terminal.
 const MIN_ROOM: usize = 20;
 
 /// A part of a text.
 enum Piece {
-    /// What stands on one line: a word, or a whole span of code with what touches it.
+    /// A part for one line: a word, or a whole code span with adjacent text.
     Word(String),
-    /// A span of code that no line holds.
+    /// A code span that does not fit on one line.
     Command(String),
 }
 
@@ -123,7 +123,7 @@ fn pieces(text: &str, room: usize) -> Vec<Piece> {
                     Some(before).filter(|before| !before.is_empty()).map(|word| Piece::Word(word.into())),
                 );
                 out.push(Piece::Command(code.to_owned()));
-                // The end of the line does for the mark.
+                // The end of the line replaces the mark.
                 let after = after.trim_start_matches([',', ';', '.', ':']);
                 out.extend(
                     Some(after).filter(|after| !after.is_empty()).map(|word| Piece::Word(word.into())),
@@ -135,8 +135,8 @@ fn pieces(text: &str, room: usize) -> Vec<Piece> {
     out
 }
 
-/// The lines of a command: each but the last ends in a backslash. None ends within quotes, or between an option and its
-/// value.
+/// The lines of a command: each except the last ends in a backslash. No line ends within quotes, or between an option
+/// and its value.
 fn broken(command: &str, room: usize) -> Vec<String> {
     const FIRST: &str = "  ";
     const NEXT: &str = "    ";
@@ -161,7 +161,7 @@ fn broken(command: &str, room: usize) -> Vec<String> {
     for unit in units {
         let Some(line) = lines.last_mut() else { continue };
         let is_empty = line.trim_start().is_empty();
-        // A blank before it, and a blank and a backslash behind it.
+        // A blank before it, and a blank and a backslash after it.
         if !is_empty && width(line) + width(&unit) + 3 > room {
             line.push_str(" \\");
             lines.push(format!("{NEXT}{unit}"));
@@ -181,7 +181,7 @@ fn strong(text: &str, paint: Paint) -> String {
         .collect()
 }
 
-/// Without links and without the emphasis of single stars; code keeps its marks.
+/// Removes links and the emphasis of single stars; code keeps its marks.
 fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (index, part) in text.split('`').enumerate() {

@@ -1,6 +1,7 @@
-//! Decides what is quiet, what is data (standard output) and what is talk (standard error), and in which colours.
+//! Decides what is suppressed, what is data (standard output) and what is a message (standard error), and in which
+//! colours.
 //!
-//! Colour only repeats what the words say, so that everything is legible without it.
+//! Colour only repeats the words, so that everything is legible without it.
 
 use std::{
     env,
@@ -13,11 +14,11 @@ use thiserror::Error;
 
 use crate::{report::fit::wrap, text::safe};
 
-/// Why standard output takes no more.
+/// Why standard output cannot be written.
 #[derive(Debug, Error)]
 pub enum OutputError {
-    /// The reader went away (`viptrace … | head`): not a failure.
-    #[error("the reader of standard output went away")]
+    /// The reader closed the pipe (`viptrace … | head`): not a failure.
+    #[error("the reader of standard output closed it")]
     Closed,
     #[error("writing to standard output failed: {0}")]
     Io(io::Error),
@@ -32,16 +33,16 @@ impl From<io::Error> for OutputError {
     }
 }
 
-/// How much is said on standard error.
+/// How much is written to standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     /// Errors only.
     Quiet,
     #[default]
     Normal,
-    /// What is being done, too.
+    /// Each step, too.
     Verbose,
-    /// And the libraries' own messages.
+    /// The libraries' messages, too.
     Debug,
 }
 
@@ -76,11 +77,11 @@ fn is_dumb() -> bool {
     env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
-/// Puts colours on, or not.
+/// Applies colours, or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Paint(pub bool);
 
-/// What a text is.
+/// The role of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     Plain,
@@ -148,7 +149,7 @@ impl Printer {
         }
     }
 
-    /// On other streams, without colour and as if they were pipes.
+    /// On other streams, without colour, like pipes.
     pub fn to(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, verbosity: Verbosity) -> Self {
         Self {
             verbosity,
@@ -161,18 +162,18 @@ impl Printer {
         }
     }
 
-    /// Colours for what goes to standard output.
+    /// The colours for standard output.
     pub fn paint(&self) -> Paint {
         self.out_paint
     }
 
     /// Whether a table can be updated in place: standard output is a terminal that can move its cursor, and no log
-    /// lines get into it.
+    /// lines mix with it.
     pub fn can_update_in_place(&self) -> bool {
         self.out_is_terminal && !(self.err_is_terminal && self.verbosity >= Verbosity::Verbose)
     }
 
-    /// Whether talk and data meet on one screen.
+    /// Whether messages and data share one screen.
     pub(super) fn shares_screen(&self) -> bool {
         self.out_is_terminal && self.err_is_terminal
     }
@@ -190,53 +191,53 @@ impl Printer {
         }
     }
 
-    /// Hands on what was written so far.
+    /// Flushes everything written so far.
     pub fn flush(&mut self) -> Result<(), OutputError> {
         Ok(self.out.flush()?)
     }
 
-    /// Talk, to standard error, unless quiet.
+    /// A message to standard error, unless quiet.
     pub fn note(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Normal {
-            self.talk("", Style::Plain, text);
+            self.message("", Style::Plain, text);
         }
     }
 
-    /// Something that a person should know although the program goes on.
+    /// A warning that does not stop the program.
     pub fn warn(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Normal {
-            self.talk("warning: ", Style::Unknown, text);
+            self.message("warning: ", Style::Unknown, text);
         }
     }
 
-    /// Talk for those who asked for more.
+    /// A message for verbose output.
     pub fn detail(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Verbose {
-            self.talk("", Style::Faint, text);
+            self.message("", Style::Faint, text);
         }
     }
 
-    /// Why the program ends; said even when quiet.
+    /// Why the program ends; written even when quiet.
     pub fn error(&mut self, text: &str, hint: Option<&str>) {
-        self.talk("error: ", Style::Fault, text);
+        self.message("error: ", Style::Fault, text);
         if let Some(hint) = hint {
-            self.talk("hint: ", Style::Heading, hint);
+            self.message("hint: ", Style::Heading, hint);
         }
     }
 
-    /// Several prepared lines to standard error, unless quiet (the summary beside records).
-    pub(super) fn talk_block(&mut self, text: &str) {
+    /// Several prepared lines to standard error, unless quiet (the summary next to records).
+    pub(super) fn message_block(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Normal {
             let _ = self.err.write_all(text.as_bytes());
         }
     }
 
-    pub(super) fn talk_paint(&self) -> Paint {
+    pub(super) fn message_paint(&self) -> Paint {
         self.err_paint
     }
 
-    /// A closed standard error is nobody's failure: there is nowhere left to say it.
-    fn talk(&mut self, label: &str, style: Style, text: &str) {
+    /// A closed standard error cannot be reported anywhere, so it is ignored.
+    fn message(&mut self, label: &str, style: Style, text: &str) {
         let paint = self.err_paint;
         for (number, line) in text.lines().enumerate() {
             let label = if number == 0 { label } else { "" };

@@ -27,7 +27,7 @@ pub(super) struct Row {
     pub wide: Wide,
 }
 
-/// What only the wide table has.
+/// The cells that only the wide table has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wide {
     pub node: String,
@@ -59,7 +59,7 @@ impl Row {
     }
 }
 
-/// One end of a flow: its Pod where that is known.
+/// One end of a flow: its Pod, if known.
 pub(super) fn end(pod: Option<&str>, addr: Option<SocketAddr>, with_addresses: bool) -> String {
     match (pod, addr) {
         (Some(pod), Some(addr)) if with_addresses => format!("{} ({addr})", safe(pod)),
@@ -87,7 +87,7 @@ fn style(class: Class) -> Style {
     }
 }
 
-/// The detail of the root cause; for a healthy flow how long its connect took.
+/// The detail of the root cause; for a healthy flow the duration of its connect.
 fn what(verdict: &Verdict, connect_time: Option<Duration>) -> String {
     match connect_time {
         Some(time) if verdict.class == Class::Ok => format!("connected in {}", measured(time)),
@@ -95,7 +95,7 @@ fn what(verdict: &Verdict, connect_time: Option<Duration>) -> String {
     }
 }
 
-/// What follows `domain — `.
+/// The text after `domain — `.
 pub(super) fn detail(root_cause: &str) -> String {
     let detail = root_cause.split_once(" — ").map_or(root_cause, |(_, detail)| detail);
     safe(detail).into_owned()
@@ -111,7 +111,7 @@ pub(super) fn evidence(verdict: &Verdict) -> impl Iterator<Item = String> {
     })
 }
 
-/// What to do now, and before it what that can do to running traffic; `None` where nothing is broken.
+/// The actions for now, with their risk to running traffic; `None` if nothing is broken.
 pub(super) fn action(mitigation: &Mitigation) -> Option<String> {
     let Mitigation { immediate, safety, .. } = mitigation;
     (!immediate.is_empty()).then(|| format!("[{safety}] {}", safe(immediate)))
@@ -119,10 +119,10 @@ pub(super) fn action(mitigation: &Mitigation) -> Option<String> {
 
 fn wide(verdict: &Verdict) -> Wide {
     let mut below = Vec::new();
-    // A healthy flow needs no proof on the screen.
+    // A healthy flow needs no evidence on the screen.
     if verdict.class != Class::Ok {
         below.extend(evidence(verdict));
-        below.extend(verdict.unseen.iter().map(|unseen| format!("not seen: {}", safe(unseen))));
+        below.extend(verdict.unseen.iter().map(|unseen| format!("not observed: {}", safe(unseen))));
         below.extend(action(&verdict.mitigation).map(|action| format!("do: {action}")));
     }
     Wide {
@@ -133,7 +133,7 @@ fn wide(verdict: &Verdict) -> Wide {
     }
 }
 
-/// What makes two verdicts verdicts on the same flow.
+/// Identifies the flow of a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FlowKey(String, SocketAddr, Option<SocketAddr>, Timestamp);
 

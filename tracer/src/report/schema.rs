@@ -1,4 +1,4 @@
-//! The JSON Schema of a record, made from the type that is written, so that the two cannot differ.
+//! The JSON Schema of a record, derived from its type, so that the two cannot differ.
 
 use schemars::{
     Schema,
@@ -20,11 +20,11 @@ pub(crate) fn schema() -> Schema {
     schema
 }
 
-/// JSON Schema (draft 2020-12) of what `viptrace check -o json` writes.
+/// JSON Schema (draft 2020-12) of the output of `viptrace check -o json`.
 pub(crate) fn check_schema() -> Schema {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<CheckReport>();
-    let about = "What `viptrace check -o json` (one object), `-o yaml` (one document) and `--save` write: one check of \
+    let about = "The output of `viptrace check -o json` (one object), `-o yaml` (one document) and `--save`: one check of \
         one node. Every property is always present; what was not observed is null or empty. The order of `findings` \
         is their rank.";
     schema.insert("title".into(), "viptrace check".into());
@@ -32,11 +32,11 @@ pub(crate) fn check_schema() -> Schema {
     schema
 }
 
-/// JSON Schema (draft 2020-12) of what `viptrace explain CLASS -o json` writes.
+/// JSON Schema (draft 2020-12) of the output of `viptrace explain CLASS -o json`.
 pub(crate) fn explain_schema() -> Schema {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<Explanation>();
-    let about = "What `viptrace explain CLASS -o json` writes: what is known of one class. `viptrace explain --all -o json` \
+    let about = "The output of `viptrace explain CLASS -o json`: one class of the knowledge base. `viptrace explain --all -o json` \
         writes an array of them. Every property is always present.";
     schema.insert("title".into(), "viptrace explain".into());
     schema.insert("description".into(), about.into());

@@ -1,4 +1,4 @@
-//! Where verdicts go: one of the tables, JSON lines or YAML documents, behind one type.
+//! The destination of verdicts: one of the tables, JSON lines or YAML documents, behind one type.
 
 use std::time::Instant;
 
@@ -14,8 +14,8 @@ use crate::{
     session::{Ending, Folded, Judged, Summary},
 };
 
-/// Takes verdicts and prints them. Nothing is written between calls: who runs the loop calls [`Report::tick`] after
-/// each batch and at [`Report::deadline`].
+/// Takes verdicts and prints them. Writes nothing between calls: the event loop calls [`Report::tick`] after each batch
+/// and at [`Report::deadline`].
 #[derive(Debug)]
 pub struct Report {
     printer: Printer,
@@ -68,7 +68,7 @@ impl Report {
         }
     }
 
-    /// Counts healthy flows that share a verdict. A record has each flow or none, so only tables show them.
+    /// Counts healthy flows that share a verdict. Records show each flow or none, so only tables show them.
     pub fn fold(&mut self, folded: &Folded, now: Instant) {
         match &mut self.sink {
             Sink::Live(table) => table.fold(folded),
@@ -77,7 +77,7 @@ impl Report {
         }
     }
 
-    /// Whether [`Report::status`] is of use.
+    /// Whether the sink uses [`Report::status`].
     pub const fn shows_status(&self) -> bool {
         matches!(self.sink, Sink::Live(_))
     }
@@ -98,7 +98,7 @@ impl Report {
         }
     }
 
-    /// Writes what is due and hands everything on to the reader. To be called after each batch.
+    /// Writes due output and flushes. To be called after each batch.
     pub fn tick(&mut self, now: Instant) -> Result<(), OutputError> {
         match &mut self.sink {
             Sink::Live(table) => table.tick(now, &mut self.printer),
@@ -107,17 +107,17 @@ impl Report {
         }
     }
 
-    /// Says something to the person without disturbing the table.
+    /// Prints a message without disturbing the table.
     pub fn note(&mut self, text: &str) -> Result<(), OutputError> {
-        self.talk(|printer| printer.note(text))
+        self.message(|printer| printer.note(text))
     }
 
-    /// As [`Report::note`], for what limits the verdicts.
+    /// As [`Report::note`], for limits of the verdicts.
     pub fn warn(&mut self, text: &str) -> Result<(), OutputError> {
-        self.talk(|printer| printer.warn(text))
+        self.message(|printer| printer.warn(text))
     }
 
-    fn talk(&mut self, say: impl FnOnce(&mut Printer)) -> Result<(), OutputError> {
+    fn message(&mut self, say: impl FnOnce(&mut Printer)) -> Result<(), OutputError> {
         if let Sink::Live(table) = &mut self.sink
             && self.printer.shares_screen()
         {
@@ -127,7 +127,7 @@ impl Report {
         Ok(())
     }
 
-    /// Ends the output with the summary: on standard output for tables, on standard error beside records.
+    /// Ends the output with the summary: on standard output for tables, on standard error next to records.
     pub fn finish(&mut self, summary: &Summary, ending: &Ending) -> Result<(), OutputError> {
         let text = |paint| summary::render(summary, ending, paint);
         match &mut self.sink {
@@ -143,8 +143,8 @@ impl Report {
             }
             Sink::Json | Sink::Yaml => {
                 self.printer.flush()?;
-                let text = text(self.printer.talk_paint());
-                self.printer.talk_block(&text);
+                let text = text(self.printer.message_paint());
+                self.printer.message_block(&text);
             }
         }
         self.printer.flush()

@@ -1,4 +1,4 @@
-//! The summary at the end of a trace: what was seen, what is broken, what to do, and what could not be seen.
+//! The summary at the end of a trace: the observed flows, the faults, the actions, and the gaps.
 
 use std::{cmp::Reverse, fmt::Write as _};
 
@@ -13,9 +13,9 @@ use crate::{
     text::{self, count, measured, safe},
 };
 
-/// Classes, Services and gaps that are listed; the rest is counted.
+/// The most classes, Services and gaps listed; the others are counted.
 const MAX_LINES: usize = 40;
-/// Pieces of evidence shown with a cause.
+/// The most pieces of evidence shown with a cause.
 const MAX_EVIDENCE: usize = 6;
 
 /// The text, each line ended. All names may be foreign; they are made safe here.
@@ -39,12 +39,12 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
     line(out, &format!("{} in {seconds:.1} s", count(counts.total(), "flow")));
     let unexplained = |unknown| format!("{} without an explanation", count(unknown, "flow"));
     let (style, text) = match (counts.faults, counts.unknown) {
-        (0, 0) if counts.total() == 0 => (Style::Unknown, "no Service traffic was seen".to_owned()),
+        (0, 0) if counts.total() == 0 => (Style::Unknown, "no Service traffic was observed".to_owned()),
         (0, 0) if ending.lost_events > 0 => {
-            (Style::Unknown, "no fault seen, but events were lost: not proof of health".to_owned())
+            (Style::Unknown, "no fault observed, but events were lost: not proof of health".to_owned())
         }
         (0, 0) => (Style::Good, "no fault".to_owned()),
-        (0, unknown) => (Style::Unknown, format!("no fault seen, {}", unexplained(unknown))),
+        (0, unknown) => (Style::Unknown, format!("no fault observed, {}", unexplained(unknown))),
         (faults, 0) => (Style::Fault, count(faults, "faulty flow")),
         (faults, unknown) => {
             (Style::Fault, format!("{}, {}", count(faults, "faulty flow"), unexplained(unknown)))
@@ -106,7 +106,7 @@ fn latency_table(out: &mut String, paint: Paint, mut latencies: Vec<Latency>) {
 }
 
 fn limits(out: &mut String, paint: Paint, ending: &Ending) {
-    heading(out, paint, "What could not be seen");
+    heading(out, paint, "Not observed");
     let mut lines = Vec::new();
     if ending.lost_events > 0 {
         let lost = count(ending.lost_events, "event");
@@ -116,7 +116,9 @@ fn limits(out: &mut String, paint: Paint, ending: &Ending) {
     }
     if ending.flows_evicted > 0 {
         let evicted = count(ending.flows_evicted, "flow");
-        lines.push(format!("{evicted} given up unjudged to keep within memory (a larger --max-flows helps)"));
+        lines.push(format!(
+            "{evicted} evicted without a verdict to limit memory (a larger --max-flows helps)"
+        ));
     }
     lines.extend(ending.gaps.iter().map(|gap| safe(gap).into_owned()));
     if lines.is_empty() {
@@ -154,7 +156,7 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
         line(out, &format!("and {hidden} more: -o wide shows all evidence"));
     }
     for unseen in verdict.unseen.iter().take(MAX_EVIDENCE) {
-        line(out, &format!("not seen: {}", safe(unseen)));
+        line(out, &format!("not observed: {}", safe(unseen)));
     }
     if let Some(action) = action(&verdict.mitigation) {
         line(out, &format!("{} {action}", paint.text(Style::Heading, "do:")));

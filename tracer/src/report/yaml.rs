@@ -1,4 +1,4 @@
-//! One YAML document a verdict, with the fields of the JSON record in their order.
+//! One YAML document for each verdict, with the fields of the JSON record in their order.
 
 use std::{fmt::Write as _, io};
 
@@ -12,7 +12,7 @@ pub(super) fn document(record: &impl Serialize) -> io::Result<String> {
     Ok(guard(&text))
 }
 
-/// Escapes what the serializer left as it was but a terminal must not see. `\uXXXX` is read back inside double
+/// Escapes characters that the serializer kept but a terminal must not receive. `\uXXXX` is restored inside double
 /// quotes; elsewhere it stays readable text.
 fn guard(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);

@@ -9,11 +9,11 @@ use hdrhistogram::Histogram;
 
 use crate::verdict::ServiceRef;
 
-/// Services with a histogram of their own; the rest share one.
+/// The most Services with their own histogram; the others share one.
 const MAX_SERVICES: usize = 1000;
-/// The longest connect that is told apart: a client gives up before.
+/// The longest measured connect: a client gives up earlier.
 const MAX_MICROSECONDS: u64 = 3_600_000_000;
-/// The name under which the Services beyond the limit are counted.
+/// The name of the histogram that the other Services share.
 const REST: &str = "(other Services)";
 
 /// Connect times of healthy flows, by Service.
@@ -43,7 +43,7 @@ impl Latencies {
         }
         let histogram = match self.0.entry(name) {
             Entry::Occupied(known) => known.into_mut(),
-            // These bounds are valid, so a histogram always comes.
+            // These bounds are valid, so a histogram is always created.
             Entry::Vacant(new) => match Histogram::new_with_bounds(1, MAX_MICROSECONDS, 2) {
                 Ok(histogram) => new.insert(histogram),
                 Err(_) => return,

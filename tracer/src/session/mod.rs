@@ -1,8 +1,8 @@
-//! From sightings to verdicts: the one path that a live trace, a sampling agent and a replay share.
+//! From sightings to verdicts: the one path that a live trace and a replay share.
 //!
-//! Owns the order of things: sightings are folded into flows, settled flows are joined with the cluster's history
-//! and the node's state, verdicts come out. Does no I/O and knows no clock but what it is told; who owns it reads
-//! the node when [`Pipeline::wants_node`] says so.
+//! Owns the order of steps: sightings are folded into flows, settled flows are joined with the cluster's history and
+//! the node's state, and judged. Does no I/O and reads no clock; the caller reads the node when
+//! [`Pipeline::wants_node`] returns true.
 
 mod latency;
 mod likes;
@@ -31,22 +31,22 @@ pub(crate) use likes::Folded;
 pub(crate) use summary::Cause;
 pub use summary::{Counts, Ending, Summary};
 
-/// Flows that wait for the node to be read; beyond it the oldest is judged with what is known.
+/// The most flows that wait for a read of the node; beyond it the oldest is judged with the known facts.
 const MAX_WAITING: usize = 16_384;
-/// What was told is remembered of so many flows that are not over and may be judged again.
+/// The most flows that are not over whose last verdict is remembered.
 const MAX_BEFORE: usize = 65_536;
 
-/// How much is made of a healthy flow.
+/// How healthy flows are reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
     /// Flows that are healthy for the same reasons share one verdict and are counted: see [`Folded`].
     Faults,
-    /// Every flow has a verdict of its own.
+    /// Every flow has its own verdict.
     #[default]
     All,
 }
 
-/// What stays the same for a whole trace.
+/// The constant settings of a trace.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub limits: Limits,
@@ -55,42 +55,42 @@ pub struct Settings {
     /// The namespace in which kube-proxy writes its rules.
     pub node_netns: Option<Netns>,
     pub missing_hooks: Vec<Hook>,
-    /// The kernel says why it drops packets (since 5.17).
+    /// The kernel gives a reason for drops (since 5.17).
     pub drop_reasons: bool,
     pub grace: Duration,
     pub detail: Detail,
 }
 
-/// A flow's verdict and what else a report wants of it.
+/// A flow's verdict, and further facts for a report.
 #[derive(Clone, Debug)]
 pub struct Judged {
     pub verdict: Verdict,
-    /// What was told of it before, which this replaces.
+    /// The key of its earlier verdict, which this one replaces.
     pub before: Option<Arc<Told>>,
     /// From the flow's beginning to its client's established socket.
     pub connect_time: Option<Duration>,
 }
 
-/// What came out at once.
+/// The results of one step.
 #[derive(Clone, Debug, Default)]
 pub struct Judgements {
     pub judged: Vec<Judged>,
-    /// Further healthy flows, like one that was among the judged ones here or before. None with [`Detail::All`].
+    /// Further healthy flows that share a verdict with a judged one. None with [`Detail::All`].
     pub folded: Vec<Folded>,
 }
 
-/// Flows in the making, and all that they are judged with.
+/// The flows of a trace, and everything that they are judged with.
 #[derive(Debug)]
 pub struct Pipeline {
     settings: Settings,
     flows: FlowTable,
     cluster: Cluster,
     node: Arc<Snapshot>,
-    /// When the reading of `node` began: it says nothing of what was decided later.
+    /// When the read of `node` began: it says nothing about later decisions.
     node_asked: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
-    /// By the flow's number, so that the oldest goes first where there are too many.
+    /// By the flow's number, so that the oldest is judged first if there are too many.
     before: BTreeMap<u64, Arc<Told>>,
     likes: Likes,
     lost: u64,
@@ -125,7 +125,7 @@ impl Pipeline {
         &mut self.cluster
     }
 
-    /// The hooks that turned out not to be there.
+    /// Sets the hooks that are not attached.
     pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
         self.settings.missing_hooks = missing;
         self.likes.clear();
@@ -139,7 +139,7 @@ impl Pipeline {
         self.flows.counters()
     }
 
-    /// Events that were lost so far, in the kernel or on the way.
+    /// The number of events lost so far, in the kernel or after it.
     pub fn lost_events(&self) -> u64 {
         self.lost
     }
@@ -150,9 +150,9 @@ impl Pipeline {
         }
     }
 
-    /// Of UDP entries without an answer, older than the trace perhaps, as the node lists them: those that lead to an
-    /// endpoint that is no more, and by which something was sent since: the stale ones of a sender that goes on (C8). They are to be observed as
-    /// sightings of [`Hook::EntryReread`].
+    /// Of the UDP entries without an answer in the node's list, which may be older than the trace: those that lead to a
+    /// former endpoint and whose sender has sent since, which are stale (C8). To be observed as sightings of
+    /// [`Hook::EntryReread`].
     pub fn stale_entries(&self, entries: &[ListedEntry]) -> Vec<ListedEntry> {
         let history = &self.cluster.history;
         let gone = |entry: &&ListedEntry| {
@@ -165,7 +165,7 @@ impl Pipeline {
                 Membership::NeverSeen { since } => Some(since),
                 membership => membership.unusable_since(),
             };
-            // One that nothing was sent by since only waits for its end.
+            // An entry whose sender has stopped only waits for its timeout.
             let is_used =
                 |since: Timestamp| entry.last_packet > Some(since.saturating_add(self.settings.grace));
             gone_since.is_some_and(is_used)
@@ -173,7 +173,7 @@ impl Pipeline {
         entries.iter().filter(gone).copied().collect()
     }
 
-    /// `count` events were lost between `from` and `to`: flows alive then carry it.
+    /// Reports that `count` events were lost between `from` and `to`: flows that were alive then carry the count.
     pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
         if count > 0 {
             self.lost = self.lost.saturating_add(count);
@@ -197,14 +197,14 @@ impl Pipeline {
         self.flows.take_rereads()
     }
 
-    /// The second half: judges what is settled.
+    /// The second half: judges settled flows.
     pub fn judge(&mut self, now: Timestamp) -> Judgements {
         let judged = self.judge_settled(now);
         self.out(judged)
     }
 
-    /// The trace is over: everything is handed out as it stands. What then still waits for the node is judged by a last
-    /// [`Self::node_read`].
+    /// Ends the trace: hands out all open flows as they are. A last [`Self::node_read`] judges the flows that then
+    /// still wait for the node.
     pub fn finish(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         self.flows.finish(now);
@@ -217,12 +217,12 @@ impl Pipeline {
         self.flows.last_rereads()
     }
 
-    /// When [`Self::advance`] has something to do again, without any sighting coming.
+    /// When [`Self::advance`] will have work again without a new sighting.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         self.flows.next_deadline()
     }
 
-    /// Whether flows wait for the node to be read.
+    /// Whether flows wait for a read of the node.
     pub fn wants_node(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -265,7 +265,7 @@ impl Pipeline {
         judged
     }
 
-    /// Counts the flow where one like it was found healthy, and all that was asked for that would be answered the same.
+    /// Counts the flow if a like one was found healthy and every query would be answered the same.
     fn fold(&mut self, flow: &Flow) -> bool {
         if self.settings.detail == Detail::All || flow.revision > 1 {
             return false;
@@ -283,8 +283,9 @@ impl Pipeline {
         true
     }
 
-    /// Whether what the node says can matter: a flow to a Service that got no endpoint and was not refused, or found the
-    /// conntrack table full; or one whose endpoint no slice lists, while rules of another writer may have chosen it.
+    /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
+    /// found the conntrack table full; or for one whose endpoint no slice lists, while rules of another writer may have
+    /// chosen it.
     fn asks_node(&self, flow: &Flow) -> bool {
         let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
         let address = || self.cluster.history.address(dst, protocol, at);
@@ -320,20 +321,20 @@ impl Pipeline {
                 self.likes.keep(flow, lasting, Arc::new(verdict.clone()), told, &self.cluster.history);
             }
         }
-        // More of the same is no news.
+        // An equal verdict is not reported again.
         if before.as_ref().is_some_and(|before| before.class == verdict.class) {
             return None;
         }
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
     }
 
-    /// How much may be kept of flows that are not in the table any more: no more of anything than the table holds, so that
-    /// one limit bounds the memory.
+    /// The limit for state of flows outside the table: no more than the table holds, so that one limit bounds the
+    /// memory.
     fn most(&self, limit: usize) -> usize {
         limit.min(self.settings.limits.max_flows)
     }
 
-    /// Keeps what was told of a flow that is not over.
+    /// Remembers the verdict of a flow that is not over.
     fn remember(&mut self, id: u64, told: Arc<Told>) {
         if self.before.len() >= self.most(MAX_BEFORE) {
             self.before.pop_first();

@@ -1,4 +1,4 @@
-//! What a trace came to: verdicts counted, connect times, and the causes in the order in which a person should look.
+//! The result of a trace: counts of verdicts, connect times, and the causes in the order in which to examine them.
 //!
 //! Counts the last verdict of each flow. The ranking is the triage order of the runbooks (K13): no endpoints, then
 //! kube-proxy not running, then rules, then conntrack, then the path; within a rank, the more frequent.
@@ -15,12 +15,12 @@ use crate::{
     verdict::{ServiceRef, Told, Verdict},
 };
 
-/// Causes kept apart, each with a verdict of a few KiB; more are counted by class only.
+/// The most causes kept apart, each with a verdict of a few KiB; others are counted only by class.
 const MAX_CAUSES: usize = 1000;
-/// Services counted apart.
+/// The most Services counted apart.
 const MAX_SERVICES: usize = 20_000;
 
-/// Flows by how they ended.
+/// Flows by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub ok: u64,
@@ -51,9 +51,9 @@ impl Counts {
 /// One cause of one Service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cause {
-    /// The verdict that shows it best: the surest, of these the first.
+    /// The most certain verdict; of equals the first.
     pub verdict: Verdict,
-    /// How many flows it explains.
+    /// The number of flows that it explains.
     pub flows: u64,
 }
 
@@ -67,7 +67,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Counts a flow. One that was judged before is taken back first.
+    /// Counts a flow. Its earlier verdict is subtracted first.
     pub fn add(&mut self, judged: &Judged) {
         let Judged { verdict, before, connect_time } = judged;
         if let Some(before) = before {
@@ -135,7 +135,7 @@ impl Summary {
         Counts::of(&self.classes)
     }
 
-    /// How many flows ended in each class.
+    /// The number of flows in each class.
     pub fn classes(&self) -> impl Iterator<Item = (Class, u64)> {
         self.classes.iter().map(|(class, count)| (*class, *count))
     }
@@ -163,7 +163,7 @@ impl Summary {
     }
 }
 
-/// Position in the triage order (K13). What passes by itself and what nothing explains come last.
+/// The position in the triage order (K13). Causes that resolve themselves and unexplained flows come last.
 fn rank(verdict: &Verdict) -> u8 {
     let order = match verdict.domain {
         Domain::NoEndpoints => 0,
@@ -181,26 +181,26 @@ fn rank(verdict: &Verdict) -> u8 {
     if order < 6 && verdict.severity <= Severity::Low { 6 } else { order }
 }
 
-/// How a trace ended, and what it could not see.
+/// The end of a trace and its gaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     /// When the trace was ready and when it ended.
     pub started: Timestamp,
     pub ended: Timestamp,
-    /// Flows that had no outcome yet.
+    /// Flows without an outcome so far.
     pub flows_open: u64,
-    /// Flows given up to keep within the memory limit; they have no verdict.
+    /// Flows evicted to keep within the memory limit; they have no verdict.
     pub flows_evicted: u64,
-    /// Events that the kernel could not hand over.
+    /// Events that the kernel could not deliver.
     pub lost_events: u64,
-    /// Time since the API server was last heard from, or the age of the object files; `None` without metadata.
+    /// Time since the API server last sent data, or the age of the object files; `None` without metadata.
     pub metadata_age: Option<Duration>,
-    /// What could not be observed: hooks that are missing, objects that may not be read, node facts.
+    /// Gaps: missing hooks, objects that may not be read, node facts.
     pub gaps: Vec<String>,
 }
 
 impl Ending {
-    /// Adds what the pipeline could not see to `gaps`.
+    /// Adds the pipeline's gaps to `gaps`.
     pub fn new(pipeline: &Pipeline, started: Timestamp, ended: Timestamp, mut gaps: Vec<String>) -> Self {
         let cluster = pipeline.cluster();
         let status = &cluster.status;

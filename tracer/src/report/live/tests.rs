@@ -1,4 +1,4 @@
-//! The live table on a terminal that is made up: what stays on the screen, and what scrolls off.
+//! The live table on a simulated terminal: the lines that stay on the screen, and those that scroll off.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
     verdict::Verdict,
 };
 
-/// As much of a terminal as the table uses; it wraps long lines and keeps what scrolls off.
+/// The part of a terminal that the table uses: wraps long lines and keeps the scrollback.
 struct Screen {
     columns: usize,
     visible: usize,
@@ -187,7 +187,7 @@ fn redraws_are_limited_and_an_idle_table_needs_no_timer() {
     assert_eq!(bench.report.deadline(), Some(bench.now + REDRAW_INTERVAL));
     assert!(bench.report.tick(bench.now).is_ok());
     assert_eq!(bench.out.take(), "");
-    // The same counters again are no reason to draw.
+    // Unchanged counters cause no redraw.
     bench.tick();
     bench.report.status(Status::default());
     assert_eq!(bench.report.deadline(), None);
@@ -279,7 +279,7 @@ fn what_a_person_reads_while_a_trace_runs_and_when_it_has_ended() {
             metadata_age: Some(Duration::from_secs(70)),
             remark: Some("Services and Pods are 70 s old: https://10.0.0.1:6443: no connection".into()),
         });
-        // The first look at the screen learns its size only.
+        // The first tick only learns the screen's size.
         bench.tick();
         snapshot(&format!("live_table_{columns}_columns"), &bench.tick());
         assert!(bench.report.finish(&summary, &Ending::default()).is_ok());
@@ -288,10 +288,10 @@ fn what_a_person_reads_while_a_trace_runs_and_when_it_has_ended() {
     }
 }
 
-/// The README's table: one flow of each cause, as they come out of recordings, and healthy ones.
+/// The README's table: one flow of each cause from recordings, and healthy ones.
 fn readme_trace() -> (String, Verdict) {
     let mut bench = Bench::new(View::Default, 100, 60);
-    // As a terminal copies it: lines that it breaks are whole.
+    // As a terminal copies it: broken lines are whole.
     bench.screen.columns = usize::MAX;
     let mut summary = Summary::default();
     let mut faults = Vec::new();
