@@ -1,4 +1,4 @@
-//! The command line as it is typed, and what it resolves to. Help texts come from here only.
+//! The command line: its arguments, their help texts, and the options that they resolve to.
 
 mod check;
 mod source;
@@ -73,7 +73,7 @@ pub enum Verb {
     Check(Box<CheckArgs>),
     /// Save everything that a check reads in a folder, for check --from on any machine
     Capture(CaptureArgs),
-    /// Explain a class of the verdicts: how it comes about, how it is recognised, what to do
+    /// Explain a class of the verdicts: its mechanism, how it is recognised, what to do
     Explain(ExplainArgs),
     /// Print the JSON Schema of the records that -o json and -o yaml write
     Schema(SchemaArgs),
@@ -89,7 +89,7 @@ pub struct Global {
     /// Print only errors on standard error; standard output stays as it is
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Report what is being done; twice for the libraries' messages as well
+    /// Report each step; twice to include the libraries' messages
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
     /// When to use colours
@@ -114,7 +114,7 @@ pub struct TraceArgs {
     /// Only flows of this Service, Pod or address: NAMESPACE/SERVICE, pod/NAMESPACE/NAME, IP, IP:PORT or [IPv6]:PORT
     #[arg(value_name = "TARGET")]
     target: Option<String>,
-    /// The namespace of TARGET, where TARGET is a bare name
+    /// The namespace of TARGET, if TARGET is a bare name
     #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
     namespace: Option<String>,
 
@@ -192,7 +192,7 @@ pub struct ReplayArgs {
     /// Only flows of this Service, Pod or address, as for `viptrace trace` [default: the recorded trace's target]
     #[arg(value_name = "TARGET")]
     target: Option<String>,
-    /// The namespace of TARGET, where TARGET is a bare name
+    /// The namespace of TARGET, if TARGET is a bare name
     #[arg(short, long, value_name = "NAMESPACE", requires = "target")]
     namespace: Option<String>,
 
@@ -200,7 +200,7 @@ pub struct ReplayArgs {
     shown: ShownArgs,
 }
 
-/// What `viptrace replay` is to do.
+/// The options of `viptrace replay`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplayOptions {
     pub file: PathBuf,
@@ -210,7 +210,7 @@ pub struct ReplayOptions {
 }
 
 impl ReplayArgs {
-    /// Turns what was typed into options; the error is one of usage.
+    /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<ReplayOptions, clap::Error> {
         let target = target("replay", self.target.as_deref(), self.namespace.as_deref())?;
         let view = self.shown.view();
@@ -231,11 +231,11 @@ fn target(verb: &str, text: Option<&str>, namespace: Option<&str>) -> Result<Opt
     })
 }
 
-/// Where a trace is recorded.
+/// Where to record a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordOptions {
     pub path: PathBuf,
-    /// An existing file is overwritten.
+    /// Whether to overwrite an existing file.
     pub force: bool,
 }
 
@@ -249,13 +249,13 @@ pub enum Hooks {
     Lean,
 }
 
-/// How kernel functions are reached.
+/// How programs attach to kernel functions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Attach {
     /// Each function by fentry where this kernel allows it, else by a kprobe
     #[default]
     Auto,
-    /// By fentry only: a function that it cannot reach is not watched
+    /// By fentry only: a function without fentry is not observed
     Fentry,
     /// By kprobes only
     Kprobe,
@@ -271,7 +271,7 @@ impl From<Attach> for Tiers {
     }
 }
 
-/// What `viptrace trace` is to do.
+/// The options of `viptrace trace`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceOptions {
     pub target: Option<Target>,
@@ -281,19 +281,19 @@ pub struct TraceOptions {
     pub ready_file: Option<PathBuf>,
     pub record: Option<RecordOptions>,
     pub cluster: ClusterSource,
-    /// This node's name in Kubernetes, as far as it can be known; the object list may show that there is no such node.
+    /// This node's name in Kubernetes, if known; the object list may show that there is no such node.
     pub node: Option<String>,
     pub grace: Duration,
     pub hooks: Hooks,
     pub attach: Attach,
     pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
-    /// Bytes, not yet rounded to what the kernel accepts.
+    /// In bytes, before rounding to a valid size.
     pub buffer_bytes: usize,
 }
 
 impl TraceArgs {
-    /// Turns what was typed into options; the error is one of usage.
+    /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<TraceOptions, clap::Error> {
         let target = target("trace", self.target.as_deref(), self.namespace.as_deref())?;
         let view = self.shown.view();

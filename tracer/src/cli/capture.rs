@@ -1,4 +1,4 @@
-//! `viptrace capture`: save in a folder what a check reads; and the look at node and API server that both share.
+//! `viptrace capture`: saves the input of a check in a folder. A check uses the same collection of node and API server.
 
 use std::{path::Path, time::Duration};
 
@@ -22,14 +22,14 @@ use crate::{
     text::count,
 };
 
-/// For one question to the API server: a person waits.
+/// The limit of one request to the API server, for which a person waits.
 const REQUEST: Duration = Duration::from_secs(20);
 
-/// Takes the capture and says what it lacks.
+/// Takes the capture and reports its gaps.
 pub(super) fn run(options: &CaptureOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
-    // Before the work, so that nobody waits for a refusal.
+    // Checked before the work, so that a refusal comes at once.
     folder::prepare(&options.folder).hint(|| "name a new or an empty folder".to_owned())?;
-    let capture = look(&options.cluster, options.node.clone(), &mut printer)?;
+    let capture = collect(&options.cluster, options.node.clone(), &mut printer)?;
     if capture.artifacts.is_empty() {
         return Err(anyhow::anyhow!("nothing could be read: there is nothing to save"))
             .hint(|| "run it as root on a node, with a kubeconfig".to_owned());
@@ -49,8 +49,8 @@ pub(super) fn run(options: &CaptureOptions, mut printer: Printer) -> anyhow::Res
     Ok(Outcome::Clean)
 }
 
-/// Looks at this node and at the cluster, at the same time.
-pub(super) fn look(
+/// Collects the facts of this node and of the cluster at the same time.
+pub(super) fn collect(
     cluster: &ClusterSource,
     node: Option<String>,
     printer: &mut Printer,
@@ -59,7 +59,7 @@ pub(super) fn look(
         .enable_all()
         .build()
         .context("cannot start the event loop")?;
-    printer.detail("looking at this node and at the cluster");
+    printer.detail("reading this node and the cluster");
     let collector = Collector::default();
     let capture = runtime.block_on(async {
         match cluster {
@@ -71,7 +71,7 @@ pub(super) fn look(
             ClusterSource::Api { kubeconfig, context } => {
                 let limits = Limits { request: REQUEST, ..Limits::default() };
                 let access = Access { kubeconfig: kubeconfig.clone(), context: context.clone(), limits };
-                // A kubeconfig that was asked for has to be one.
+                // An explicitly named kubeconfig must be valid.
                 if kubeconfig.is_some() || context.is_some() {
                     Lister::open(&access).await?;
                 }
@@ -92,7 +92,7 @@ pub(super) fn look(
             }
         }
     });
-    // A hanging read of the node is left behind, not waited for.
+    // A hanging read of the node is abandoned.
     runtime.shutdown_background();
     let mut capture = capture?;
     capture.node = node;
@@ -100,7 +100,7 @@ pub(super) fn look(
     Ok(capture)
 }
 
-/// The cluster's lists from a folder, everything else in it left aside.
+/// Reads the cluster's lists from a folder and ignores its other files.
 fn from_folder(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
     let read = folder::read(dir, None).hint(|| {
         "--cluster-from takes a folder with lists, as `kubectl get services -A -o json` writes them"
@@ -112,7 +112,7 @@ fn from_folder(dir: &Path, capture: &mut Capture) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the API server says.
+/// The API server's objects.
 async fn from_api(access: &Access, node: Option<&str>) -> Capture {
     let mut capture = Capture::default();
     let lister = match Lister::open(access).await {

@@ -1,5 +1,5 @@
-//! `viptrace check --kernel`: which hooks this kernel offers, how they would be attached, and what the absence of
-//! one costs. Without `--kernel` the node is audited, which [`audit`] owns.
+//! `viptrace check --kernel`: the hooks that this kernel offers, how they would be attached, and the cost of a missing
+//! one. Without `--kernel` the node is audited, which [`audit`] does.
 
 pub(super) mod audit;
 
@@ -20,7 +20,7 @@ use crate::{
     text::{count, safe},
 };
 
-/// Why no tracing is possible here at all, and what helps.
+/// Why tracing is impossible here, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tracing cannot run here: {what}")]
 pub(super) struct Obstacle {
@@ -40,11 +40,11 @@ impl Hint for Obstacle {
     }
 }
 
-/// The running kernel, inspected once: what it allows, and the hooks of one trace on it.
+/// The running kernel, inspected once: its features, and the hooks of one trace.
 #[derive(Debug)]
 pub(super) struct Kernel {
     environment: Environment,
-    /// The plan with this kernel's layout, or why none can be made.
+    /// The plan with this kernel's layout, or why there is none.
     plan: Result<(HookPlan, Layout), Obstacle>,
 }
 
@@ -61,7 +61,7 @@ impl Kernel {
         Self { environment, plan }
     }
 
-    /// Why no tracing is possible here at all.
+    /// Why tracing is impossible here.
     pub(super) fn obstacle(&self) -> Option<Obstacle> {
         let gaps = self.environment.gaps();
         if let Some(fatal) = gaps.iter().find(|gap| gap.severity == Severity::Fatal) {
@@ -73,13 +73,13 @@ impl Kernel {
         match &self.plan {
             Err(obstacle) => Some(obstacle.clone()),
             Ok((plan, _)) => plan.fatal().map(|(spec, reason)| Obstacle {
-                what: format!("{} cannot be watched: {reason}", spec.symbol),
+                what: format!("{} cannot be attached: {reason}", spec.symbol),
                 hint: None,
             }),
         }
     }
 
-    /// What this host lacks without making tracing impossible.
+    /// Missing features without which tracing is still possible.
     pub(super) fn degradations(&self) -> Vec<String> {
         let gaps = self.environment.gaps();
         gaps.iter().filter(|gap| gap.severity == Severity::Degraded).map(ToString::to_string).collect()
@@ -101,7 +101,7 @@ impl Kernel {
     }
 }
 
-/// One hook of the plan, as it is printed.
+/// One hook of the plan, as printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
     symbol: String,
@@ -128,8 +128,8 @@ impl From<&PlanLine> for Line {
     }
 }
 
-/// Prints the plan of the fullest trace, and tries it: the plan is made of what the kernel says of itself, and only
-/// an attempt shows what its policy refuses.
+/// Prints the plan of the fullest trace and tries it: the plan follows the kernel's own description, and only an
+/// attempt shows what its policy refuses.
 pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome> {
     let kernel = Kernel::inspect(Environment::inspect(), HookSet::Targeted, attach);
     let mut obstacle = kernel.obstacle();
@@ -156,8 +156,8 @@ pub(super) fn run(attach: Tiers, mut printer: Printer) -> anyhow::Result<Outcome
     Ok(if obstacle.is_some() { Outcome::Unable } else { Outcome::Clean })
 }
 
-/// Attaches the plan for a moment. Hooks that the kernel refuses become gaps of the plan; the answer is why nothing
-/// could be attached at all.
+/// Attaches the plan for a moment. Hooks that the kernel refuses become gaps of the plan. Returns the reason if nothing
+/// could be attached.
 fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<Obstacle> {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -247,24 +247,24 @@ mod tests {
                 attach: "kprobe",
                 state: State::Planned,
                 slower: Some("the module nf_conntrack has no BTF here".into()),
-                absence: "no flow is seen at all",
+                absence: "no flow is observed",
             },
             Line {
                 symbol: "tcp_send_reset".into(),
                 attach: "raw tracepoint",
                 state: State::Missing("no such tracepoint in this kernel's BTF".into()),
                 slower: None,
-                absence: "who sent a reset is not known",
+                absence: "the sender of a reset is unknown",
             },
         ];
         let text = render(Paint(false), "6.1.0", &lines, &[], &["kprobes are off".into()], None);
         assert!(
-            text.contains("__nf_conntrack_confirm  kprobe            ready     no flow is seen at all"),
+            text.contains("__nf_conntrack_confirm  kprobe            ready     no flow is observed"),
             "{text}"
         );
         assert!(text.contains("not by fentry: the module nf_conntrack has no BTF here"), "{text}");
         assert!(text.contains("note: kprobes are off"), "{text}");
-        assert!(text.contains("MISSING   who sent a reset is not known"), "{text}");
+        assert!(text.contains("MISSING   the sender of a reset is unknown"), "{text}");
         assert!(text.contains("because no such tracepoint"), "{text}");
         assert!(text.ends_with("tracing can run here, without 1 hook\n"), "{text}");
         let obstacle = Obstacle { what: "no BTF in /sys".into(), hint: Some("mount /sys".into()) };

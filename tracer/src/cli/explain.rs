@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// Columns of a page that does not go to a terminal.
+/// The width of a page that is not written to a terminal.
 const COLUMNS: usize = 80;
 /// Longer lines are hard to read.
 const MAX_COLUMNS: usize = 120;
@@ -45,7 +45,7 @@ enum Format {
     Json,
 }
 
-/// How many classes an error suggests.
+/// The number of classes that an error suggests.
 const NEAR: usize = 5;
 
 /// The class of this id, in any case.
@@ -61,7 +61,7 @@ fn class(id: &str) -> Result<Class, String> {
     })
 }
 
-/// The classes with this word in their title or of this domain; those with the most similar ids where there are none.
+/// The classes with this word in their title or domain, or else those with the most similar ids.
 fn near(word: &str) -> Vec<Class> {
     let has_word = |class: &Class| {
         word.len() > 3
@@ -78,7 +78,7 @@ fn near(word: &str) -> Vec<Class> {
     all
 }
 
-/// Prints what was asked for.
+/// Prints the requested page, list or record.
 pub(super) fn run(args: &ExplainArgs, mut printer: Printer) -> anyhow::Result<Outcome> {
     let paint = printer.paint();
     let columns = terminal_size::terminal_size_of(std::io::stdout())

@@ -1,4 +1,4 @@
-//! Hints: those that a verb adds to an error, and the one place where an error's hint is looked up.
+//! Hints: adds them to errors of a verb, and finds the hint of an error.
 
 use std::{error::Error, fmt};
 
@@ -28,12 +28,12 @@ fn hint_of<E: Hint + 'static>(error: &(dyn Error + 'static)) -> Option<String> {
     error.downcast_ref::<E>()?.hint()
 }
 
-/// What the user can do about this error: the hint nearest to its cause.
+/// The remedy for this error: the hint nearest to its cause.
 pub(super) fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().filter_map(|cause| KNOWN.iter().find_map(|hint| hint(cause))).last()
 }
 
-/// An error with a hint for where it has none of its own. It shows as the error itself.
+/// An error with a hint, for errors without their own. It displays as the error itself.
 #[derive(Debug)]
 struct Hinted {
     error: anyhow::Error,

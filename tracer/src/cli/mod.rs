@@ -1,7 +1,7 @@
-//! The command line: one file per verb, and here what they share: parsing, logging, errors and exit statuses.
+//! The command line: one file for each verb, and here the common parts: parsing, logging, errors and exit statuses.
 //!
 //! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays and checks) nothing broken in
-//! what could be read. A reader that goes away is not a failure.
+//! what could be read. A closed output is not a failure.
 
 pub mod args;
 mod capture;
@@ -28,16 +28,17 @@ use crate::{
     report::{OutputError, Printer, Verbosity},
 };
 
-/// How a verb ended that could do its work.
+/// The result of a verb that could do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing is broken, as far as could be seen.
+    /// No fault was found.
     Clean,
-    /// The verb ran, and its answer is that tracing cannot run here.
+    /// The verb ran, and its result is that tracing cannot run here.
     Unable,
     /// Faults were found.
     Faults,
-    /// Nothing is broken in what could be read, and a part of it could not: of a recording, or of what a check needs.
+    /// No fault was found in what could be read, but a part of the recording, or a fact that a check needs, could not
+    /// be read.
     Incomplete,
 }
 
@@ -121,7 +122,7 @@ fn is_closed_output(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(OutputError::Closed)))
 }
 
-/// The libraries' log lines, for who asked for them; `VIPTRACE_LOG` overrides (`kube=debug`).
+/// Writes the libraries' log lines if the user requested them; `VIPTRACE_LOG` overrides (`kube=debug`).
 fn log_to_stderr(verbosity: Verbosity) {
     let default = match verbosity {
         Verbosity::Quiet | Verbosity::Normal => "off",
@@ -132,7 +133,7 @@ fn log_to_stderr(verbosity: Verbosity) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     let subscriber =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    // A second call in one process (tests) keeps the first one's log.
+    // A second call in one process (tests) keeps the first log.
     let _ = subscriber.try_init();
 }
 

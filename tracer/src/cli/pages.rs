@@ -16,7 +16,7 @@ pub(super) fn run(args: &PagesArgs) -> anyhow::Result<Outcome> {
     let [man, completions] = ["man1", "completions"].map(|name| args.folder.join(name));
     for folder in [&man, &completions] {
         fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make the folder {}", folder.display()))
+            .with_context(|| format!("cannot create the folder {}", folder.display()))
             .hint(|| "name a folder that you may write to".to_owned())?;
     }
     let unwritable = |folder: &Path| format!("cannot write in {}", folder.display());

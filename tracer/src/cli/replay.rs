@@ -1,6 +1,6 @@
-//! `viptrace replay`: a recording, judged and printed as a live trace is.
+//! `viptrace replay`: judges and prints a recording as a live trace is.
 //!
-//! Owns what is said of a recording that is not whole. The verdicts are the pipeline's, the rows the report's.
+//! Owns the messages about an incomplete recording. The pipeline judges, and the report prints the rows.
 
 use std::{fs::File, path::Path};
 
@@ -19,7 +19,7 @@ use crate::{
     text::{count, safe},
 };
 
-/// Damages named one by one; the rest is counted.
+/// The most damages named; the others are counted.
 const NAMED: usize = 5;
 
 /// Plays the file to its end.
@@ -67,7 +67,7 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
     })
 }
 
-/// Opens the recording; what the replay is narrowed to is what the trace was narrowed to, unless said otherwise.
+/// Opens the recording. The replay has the trace's target, unless the user sets another.
 fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>)> {
     let path = &options.file;
     let file = File::open(path)
@@ -78,7 +78,7 @@ fn open(options: &ReplayOptions) -> anyhow::Result<(Player<File>, Option<Target>
         return Err(anyhow::anyhow!("cannot replay {}: it is not a regular file", path.display()))
             .hint(|| "store the recording in a file first".to_owned());
     }
-    // The header has to be read to know how much detail its target asks for.
+    // The header has the target, which determines the necessary detail.
     let player = opened(path, file, Detail::All)?;
     let recorded = player.header().target.as_deref().and_then(|target| Target::parse(target, None).ok());
     let target = options.target.clone().or(recorded);
@@ -107,16 +107,16 @@ fn describe(header: &Header, target: Option<&Target>) -> String {
     )
 }
 
-/// What to say where the recording holds less than is asked for.
+/// The warning if the recording covers less than the replay's target.
 fn narrowed(header: &Header, wanted: Option<&Target>) -> Option<String> {
     let recorded = header.target.as_deref()?;
     let wanted = wanted?.to_string();
     (wanted != recorded).then(|| {
-        format!("the recording holds only what concerns {}: flows of {wanted} may be missing", safe(recorded))
+        format!("the recording contains only flows of {}: flows of {wanted} may be missing", safe(recorded))
     })
 }
 
-/// What is missing of the recording, each in words.
+/// The missing parts of the recording, in words.
 fn lacks(player: &Player<File>, ended: bool) -> Vec<String> {
     let mut lacks = Vec::new();
     let (damages, found) = player.damage();
@@ -158,9 +158,9 @@ fn damage_text(damage: &Damage) -> String {
     let (what, skipped) = (kind.as_str(), count(*skipped, "byte"));
     match (kind, blocks) {
         (DamageKind::Truncated, _) => format!("at byte {offset}: {what} (the file has {skipped} of it)"),
-        (_, 0) => format!("at byte {offset}: {what} ({skipped} passed over)"),
+        (_, 0) => format!("at byte {offset}: {what} ({skipped} skipped)"),
         (_, blocks) => {
-            format!("at byte {offset}: {what} ({skipped} passed over, {} lost)", count(*blocks, "block"))
+            format!("at byte {offset}: {what} ({skipped} skipped, {} lost)", count(*blocks, "block"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a trace and a replay show of judgements: those that are meant by the target, counted and handed to the report.
+//! Shows the judgements of a trace or replay: filters them by target, counts them and passes them to the report.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The way from judgements to the report.
+/// Passes judgements to the report.
 #[derive(Debug)]
 pub(super) struct Show {
     pub(super) target: Option<Target>,
@@ -23,7 +23,7 @@ impl Show {
         Self { target, summary: Summary::default() }
     }
 
-    /// Shows what came out at `now`.
+    /// Shows the judgements of the time `now`.
     pub(super) fn show(
         &mut self,
         report: &mut Report,
@@ -40,7 +40,7 @@ impl Show {
             report.show(&judged, at)?;
         }
         for folded in &judgements.folded {
-            // Where flows are folded, a target is a Service: it is meant by all of them or by none.
+            // Flows are folded only if the target is a Service, so it matches all of them or none.
             if self.target.as_ref().is_some_and(|target| !target.matches(&folded.verdict)) {
                 continue;
             }
@@ -67,18 +67,18 @@ impl Show {
         Ok(if self.summary.counts().faults > 0 { Outcome::Faults } else { Outcome::Clean })
     }
 
-    /// Why nothing that is meant by the target was shown; `None` where something was, or all is meant.
+    /// Why nothing of the target was shown; `None` if something was shown, or without a target.
     pub(super) fn nothing_meant(&self, history: &History, now: Timestamp) -> Option<String> {
         let target = self.target.as_ref().filter(|_| self.summary.counts().total() == 0)?;
         let why = match target.check(history, now) {
             Err(error) => sentence(&*error),
-            Ok(()) => "no flow of it was seen".to_owned(),
+            Ok(()) => "no flow of it was observed".to_owned(),
         };
         Some(format!("nothing of {target} is in the recording: {why}"))
     }
 }
 
-/// Flows must be judged one by one where each is shown, or where the target is one end of some of them.
+/// Flows must be judged one by one if each is shown, or if the target is one end of some of them.
 pub(super) fn detail(view: View, target: Option<&Target>) -> Detail {
     match (view, target) {
         (View::All, _) | (_, Some(Target::Pod { .. } | Target::Address { .. })) => Detail::All,

@@ -1,4 +1,4 @@
-//! What a trace is narrowed to: a Service, a Pod or an address.
+//! The target of a trace: a Service, a Pod or an address.
 
 mod meaning;
 
@@ -37,8 +37,8 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Parses `NAMESPACE/SERVICE`, `service/NAMESPACE/NAME`, `pod/NAMESPACE/NAME`, `IP`, `IP:PORT` or `[IPv6]:PORT`. With
-    /// a `namespace` (`-n`) the names may stand alone: `SERVICE`, `service/NAME`, `pod/NAME`. The error is for the user.
+    /// Parses `NAMESPACE/SERVICE`, `service/NAMESPACE/NAME`, `pod/NAMESPACE/NAME`, `IP`, `IP:PORT` or `[IPv6]:PORT`.
+    /// With a `namespace` (`-n`) the names suffice: `SERVICE`, `service/NAME`, `pod/NAME`. The error is for the user.
     pub fn parse(text: &str, namespace: Option<&str>) -> Result<Self, String> {
         if let Some(address) = address(text)? {
             return Ok(address);
@@ -93,7 +93,7 @@ fn check(valid: bool, what: &str, name: &str) -> Result<(), String> {
     }
 }
 
-/// An address, if the text looks like one; an error, if it looks like one and is wrong.
+/// An address, if the text looks like one; an error if it is an invalid one.
 fn address(text: &str) -> Result<Option<Target>, String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(Some(Target::Address { ip, port: None }));
@@ -116,7 +116,7 @@ fn address(text: &str) -> Result<Option<Target>, String> {
     }
 }
 
-/// An RFC 1123 label, as namespaces and Services have.
+/// An RFC 1123 label, the form of namespaces and Services.
 fn is_label(name: &str) -> bool {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !name.is_empty()
@@ -126,7 +126,7 @@ fn is_label(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-/// An RFC 1123 subdomain, as Pods have.
+/// An RFC 1123 subdomain, the form of Pods.
 fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }

@@ -1,7 +1,7 @@
-//! `viptrace trace`: attach, watch, judge, print.
+//! `viptrace trace`: attaches, reads, judges and prints.
 //!
-//! Owns the event loop: what is waited for, in which order things are read, and how a trace ends. Time passes for the
-//! flows only until where the kernel's records have all been read (`reader.rs`).
+//! Owns the event loop: what it waits for, the order of reads, and the end of a trace. Time advances for the flows only
+//! up to the point to which all of the kernel's records have been read (`reader.rs`).
 
 mod node_poller;
 mod reader;
@@ -49,14 +49,14 @@ use node_poller::{EntryLister, NodePoller};
 use reader::Reader;
 use record::NewFile;
 
-/// Flows end one by one; those that settle within this time of each other are judged together.
+/// Flows end one by one. Those that settle within this time of each other are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
-/// Updates of the metadata absorbed at once.
+/// The most metadata updates applied at once.
 const BATCH_UPDATES: usize = 512;
-/// How often what is older than the look-back is forgotten.
+/// The interval at which versions older than the look-back are removed.
 const PRUNE: Duration = Duration::from_mins(1);
 
-/// Runs until the duration is over or Ctrl-C.
+/// Runs until the duration has passed or Ctrl-C.
 pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
     // One thread: the work between two batches is short, and an idle trace costs nothing.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -64,7 +64,7 @@ pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Ou
         .build()
         .context("cannot start the event loop")?;
     let outcome = runtime.block_on(trace(options, printer));
-    // A hanging read of the node is left behind, not waited for.
+    // A hanging read of the node is abandoned.
     runtime.shutdown_background();
     outcome
 }
@@ -99,9 +99,9 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
     };
     let mut trace = tokio::select! {
         trace = begin => trace?,
-        // Nothing was watched: neither "nothing broken" nor an empty summary would be true.
+        // Nothing was observed: neither "nothing broken" nor an empty summary would be true.
         () = stop.wanted() => {
-            return Err(anyhow::anyhow!("stopped before the metadata was complete: nothing was watched"))
+            return Err(anyhow::anyhow!("stopped before the metadata was complete: nothing was observed"))
                 .hint(|| "`kubectl get services -A` shows whether the API server answers".to_owned());
         }
     };
@@ -114,8 +114,8 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
     trace.finish(&mut report, &mut stop).await
 }
 
-/// Takes an earlier trace's ready file away: who waits for it would take it for this trace's. Only a regular file is
-/// one; a device or a pipe is left alone.
+/// Removes an earlier trace's ready file: a program that waits for it would take it for this trace's. Only a regular
+/// file is removed; a device or a pipe stays.
 fn forget_ready(path: &Path) -> anyhow::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) {
         fs::remove_file(path)
@@ -166,7 +166,7 @@ impl<'a> Trace<'a> {
         let gaps = kernel.degradations();
         let kernel_release = kernel.release().to_owned();
         let node_netns = match kernel.in_init_netns() {
-            // In another namespace than the node's, no decision can be told to be kube-proxy's by its place.
+            // Outside the node's network namespace, the namespace of a decision does not identify kube-proxy's.
             Some(false) => None,
             Some(true) | None => own_netns(),
         };
@@ -216,7 +216,7 @@ impl<'a> Trace<'a> {
         self.options.target.as_ref().map_or(Ok(()), |target| target.check(history, now()))
     }
 
-    /// What to say where no Node bears the name that this node is taken for: what is local to it cannot be told then.
+    /// The warning if no Node has this node's name: then local endpoints are unknown.
     fn unknown_node(&self) -> Option<String> {
         let history = &self.pipeline.pipeline().cluster().history;
         let name = self.options.node.as_deref()?;
@@ -228,7 +228,7 @@ impl<'a> Trace<'a> {
         })
     }
 
-    /// Attaches every hook and says that nothing is missed from now on.
+    /// Attaches every hook and reports that the trace observes everything from now on.
     fn attach(&mut self, options: &TraceOptions, report: &mut Report) -> anyhow::Result<()> {
         let targets = options
             .target
@@ -270,7 +270,7 @@ impl<'a> Trace<'a> {
         let hooks = tracer.attached().len();
         self.tracer = Some(tracer);
         let what = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
-        report.note(&format!("watching {what} with {hooks} hooks; Ctrl-C ends with a summary"))?;
+        report.note(&format!("tracing {what} with {hooks} hooks; Ctrl-C ends with a summary"))?;
         if let Some(path) = &options.ready_file {
             fs::write(path, format!("{}\n", self.started))
                 .with_context(|| format!("cannot write the ready file {}", path.display()))?;
@@ -278,7 +278,7 @@ impl<'a> Trace<'a> {
         Ok(())
     }
 
-    /// What a recording begins with.
+    /// The header of a recording.
     fn header(&self, clock_offset_ns: u64) -> Header {
         let settings = self.pipeline.pipeline().settings();
         let hooks = self.plan.lines().iter().map(|line| {
@@ -344,7 +344,7 @@ impl<'a> Trace<'a> {
         Ok(())
     }
 
-    /// Reads what the kernel has, lets time pass, prints.
+    /// Reads the kernel's records, advances the time, prints.
     fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
         let now = self.read()?;
         let entries = self.pipeline.pass(now);
@@ -371,7 +371,7 @@ impl<'a> Trace<'a> {
         self.reader.read(tracer, &mut self.pipeline)
     }
 
-    /// Reads on until all has been read that was begun by now.
+    /// Reads until every record that was begun by now has been read.
     async fn read_all(&mut self) -> anyhow::Result<Timestamp> {
         let wanted = now();
         loop {
@@ -383,7 +383,7 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// Takes in the old entries, or says once why there are none.
+    /// Takes the old entries, or reports once why they could not be listed.
     fn listed(&mut self, listed: io::Result<Vec<ListedEntry>>) {
         match listed {
             Ok(entries) => {
@@ -409,7 +409,7 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// Takes in an update of the metadata and those that wait behind it.
+    /// Applies an update of the metadata and the updates that wait behind it.
     async fn absorb(&mut self, update: Update) {
         self.pipeline.absorb(update);
         for _ in 1..BATCH_UPDATES {
@@ -419,7 +419,7 @@ impl<'a> Trace<'a> {
         }
         if let (Some(target), Some(tracer)) = (&self.options.target, &mut self.tracer) {
             let wanted = target.addresses(&self.pipeline.pipeline().cluster().history, now());
-            // An endpoint that left stays of interest: its old connections end now.
+            // The addresses of a removed endpoint stay in the filter: its old connections end now.
             let more: Vec<IpAddr> = wanted.into_iter().filter(|ip| !self.targets.contains(ip)).collect();
             if !more.is_empty() {
                 self.targets.extend(more);
@@ -434,14 +434,14 @@ impl<'a> Trace<'a> {
         self.show.show(report, judgements, self.pipeline.pipeline(), now)
     }
 
-    /// The next moment at which something is due without anything happening.
+    /// The next moment at which work is due without an event.
     fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
         let flows =
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         [flows, report.deadline(), self.lister.deadline(), end].into_iter().flatten().min()
     }
 
-    /// Judges what is still open, unless asked to stop once more while the node is read, detaches and prints the summary.
+    /// Judges the open flows, detaches and prints the summary. A second stop request ends the wait for the node.
     async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
         // What came last is still held back to be sorted, and its flows' entries are to be read again too.
         tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
@@ -463,7 +463,7 @@ impl<'a> Trace<'a> {
             let mut node = NodePoller::default();
             let (snapshot, asked) = tokio::select! {
                 answer = node.read(Request::Rules) => answer,
-                // Asked again to stop: what is known has to do.
+                // Stopped again: judges with the known facts.
                 () = stop.wanted() => (self.pipeline.pipeline().node().clone(), now()),
             };
             let now = now();
@@ -510,7 +510,7 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-/// Ctrl-C, or a polite kill.
+/// Ctrl-C, or SIGTERM.
 #[derive(Debug)]
 struct Stop {
     interrupt: Signal,

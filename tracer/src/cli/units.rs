@@ -1,4 +1,4 @@
-//! Durations and sizes as people type them.
+//! Parses durations and sizes.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from(total).map_err(|_| wrong())
 }
 
-/// A duration cut before each number that follows a unit: the library wants the largest unit first.
+/// A duration split before each number that follows a unit: the library requires the largest unit first.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

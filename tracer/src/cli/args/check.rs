@@ -1,4 +1,4 @@
-//! `check`, `capture`, `schema` and `pages` as they are typed, and what they resolve to.
+//! The arguments of `check`, `capture`, `schema` and `pages`, and the options that they resolve to.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ pub struct CheckArgs {
     pub attach: Attach,
 }
 
-/// What `viptrace check` is to do.
+/// The options of `viptrace check`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckOptions {
     /// Namespace and name.
@@ -72,14 +72,14 @@ pub struct CheckOptions {
     pub output: Output,
     pub compare: Option<PathBuf>,
     pub save: Option<PathBuf>,
-    /// A captured folder; without it this node is looked at.
+    /// A captured folder; without it, this node is checked.
     pub from: Option<PathBuf>,
     pub cluster: ClusterSource,
     pub node: Option<String>,
 }
 
 impl CheckArgs {
-    /// Turns what was typed into options; the error is one of usage.
+    /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<CheckOptions, clap::Error> {
         let usage = |why: String| {
             let mut command = Cli::command();
@@ -95,12 +95,12 @@ impl CheckArgs {
                 _ => return Err(usage(format!("{text:?} is not a Service: write NAMESPACE/SERVICE"))),
             },
             None if self.namespace.is_some() => {
-                return Err(usage("-n NAMESPACE goes with a Service: write NAMESPACE/SERVICE".to_owned()));
+                return Err(usage("-n NAMESPACE needs a Service: write NAMESPACE/SERVICE".to_owned()));
             }
             None => None,
         };
         let (cluster, node) = self.source.resolve();
-        // What the environment says is of this node, not of the folder's.
+        // The environment describes this node, not the folder's.
         let node = if self.from.is_some() { node } else { node.or_else(own_name) };
         Ok(CheckOptions {
             service,
@@ -124,7 +124,7 @@ pub struct CaptureArgs {
     source: SourceArgs,
 }
 
-/// What `viptrace capture` is to do.
+/// The options of `viptrace capture`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureOptions {
     pub folder: PathBuf,

@@ -1,4 +1,4 @@
-//! Where the cluster's objects come from, as it is typed; the same for every verb that reads them.
+//! The arguments for the source of the cluster's objects, which several verbs share.
 
 use std::{env, path::PathBuf};
 
@@ -29,7 +29,7 @@ pub(super) struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// The source, and the node's name where one was given.
+    /// The source, and the node's name if it was given.
     pub(super) fn resolve(self) -> (ClusterSource, Option<String>) {
         let cluster = match self.cluster_from {
             Some(folder) => ClusterSource::Folder(folder),

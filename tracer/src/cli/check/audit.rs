@@ -1,7 +1,7 @@
-//! `viptrace check`: look at the node and the API server, or at a folder, and say what is wrong.
+//! `viptrace check`: judges the node and the API server, or a folder.
 //!
-//! Owns the order of things and the exit status. A live check reads what `viptrace capture` would save, and the same
-//! way, so that a folder tells what its node told.
+//! Owns the order of steps and the exit status. A live check reads exactly what `viptrace capture` would save, so that
+//! a folder gives the same result as its node.
 
 use std::{fs, mem::ManuallyDrop, path::Path};
 
@@ -21,8 +21,8 @@ use crate::{
 /// Runs the check and prints it.
 pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
     let saved = options.compare.as_deref().map(read_saved).transpose()?;
-    let capture = look(options, &mut printer)?;
-    // The process ends with the check: to free every rule and object before would take longer than to print.
+    let capture = read(options, &mut printer)?;
+    // The process ends with the check. Freeing every rule and object first would take longer than printing.
     let facts = ManuallyDrop::new(Facts::read(&capture));
     let scope =
         Scope { service: options.service.as_ref().map(|(namespace, name)| Key::new(namespace, name)) };
@@ -54,7 +54,7 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
 fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
     match report.state {
         State::Broken => Ok(Outcome::Faults),
-        // Neither the cluster nor the node's rules.
+        // Neither the cluster nor the node's rules were read.
         State::Unknown if facts.history.is_none() && facts.node.proxy_rules.any() == Presence::Unknown => {
             Err(anyhow::anyhow!(
                 "neither the cluster's objects nor this node's rules could be read: nothing was checked"
@@ -69,9 +69,9 @@ fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
     }
 }
 
-fn look(options: &CheckOptions, printer: &mut Printer) -> anyhow::Result<Capture> {
+fn read(options: &CheckOptions, printer: &mut Printer) -> anyhow::Result<Capture> {
     let Some(dir) = &options.from else {
-        return capture::look(&options.cluster, options.node.clone(), printer);
+        return capture::collect(&options.cluster, options.node.clone(), printer);
     };
     let read = folder::read(dir, options.node.as_deref())
         .hint(|| "`viptrace capture DIR` makes such a folder on a node".to_owned())?;
@@ -89,13 +89,13 @@ fn read_saved(path: &Path) -> anyhow::Result<Saved> {
     parsed.hint(|| "`viptrace check --save FILE` on the other node makes one".to_owned())
 }
 
-/// A Service that is not there cannot be checked.
+/// Fails if the Service does not exist.
 fn require_service(facts: &Facts, scope: &Scope) -> anyhow::Result<()> {
     let Some(key) = &scope.service else { return Ok(()) };
     let history = facts.history.as_ref().filter(|history| history.knows(Kind::Service));
     let Some(history) = history else {
         let why = facts.why_missing(ArtifactKind::Services);
-        let why = why.map_or("there is no list of them".to_owned(), ToString::to_string);
+        let why = why.map_or("they were not listed".to_owned(), ToString::to_string);
         return Err(anyhow::anyhow!("cannot check {key}, because the Services are not known: {why}"))
             .hint(|| "give --kubeconfig FILE, or --cluster-from DIR with saved lists".to_owned());
     };
@@ -103,5 +103,5 @@ fn require_service(facts: &Facts, scope: &Scope) -> anyhow::Result<()> {
         return Ok(());
     }
     Err(anyhow::anyhow!("there is no Service {key} in this cluster"))
-        .hint(|| "`kubectl get services -A` lists what there is".to_owned())
+        .hint(|| "`kubectl get services -A` lists the Services".to_owned())
 }

@@ -1,6 +1,6 @@
-//! What a target means: to the kernel's filter a set of addresses, to a verdict a match.
+//! The meaning of a target: a set of addresses for the kernel's filter, a match for a verdict.
 //!
-//! Owns why a target cannot be traced, and what helps.
+//! Owns why a target cannot be traced, and the remedy.
 
 use std::net::IpAddr;
 
@@ -17,8 +17,8 @@ use crate::{
 };
 
 impl Target {
-    /// The addresses that concern it now, for the kernel's filter. It lets more through than is meant (an endpoint
-    /// serves other Services too); [`Self::matches`] decides.
+    /// The target's present addresses, for the kernel's filter. The filter passes more than the target (an endpoint
+    /// also serves other Services); [`Self::matches`] decides.
     pub fn addresses(&self, history: &History, now: Timestamp) -> Vec<IpAddr> {
         let mut addresses = match self {
             Self::Address { ip, .. } => vec![*ip],
@@ -49,7 +49,8 @@ impl Target {
         addresses
     }
 
-    /// Fails where nothing can come of it: there is no such object, or a Service without an address of its own (C27).
+    /// Fails if the target can have no flows: the object does not exist, or the Service has no address of its own
+    /// (C27).
     pub fn check(&self, history: &History, now: Timestamp) -> anyhow::Result<()> {
         let found = match self {
             Self::Address { .. } => true,
@@ -63,10 +64,10 @@ impl Target {
             return Ok(());
         }
         Err(anyhow::anyhow!("there is no {self} in this cluster"))
-            .hint(|| "`kubectl get services,pods -A` lists what there is".to_owned())
+            .hint(|| "`kubectl get services,pods -A` lists the existing ones".to_owned())
     }
 
-    /// Whether a verdict is about it.
+    /// Whether a verdict belongs to the target.
     pub fn matches(&self, verdict: &Verdict) -> bool {
         let flow = &verdict.flow;
         match self {
@@ -95,7 +96,7 @@ fn has_address(service: &Service, history: &History, now: Timestamp) -> anyhow::
     Err(anyhow::Error::msg(error)).hint(|| what_to_do(service, history, now))
 }
 
-/// Where a failure has to be looked for instead.
+/// The command that examines the failure in another place.
 fn what_to_do(service: &Service, history: &History, now: Timestamp) -> String {
     if let Some(name) = &service.external_name {
         let name = word(name);

@@ -1,6 +1,6 @@
-//! The node, read beside the event loop: one reading at a time, with pauses between them.
+//! Reads the node in parallel to the event loop: one read at a time, with pauses between them.
 //!
-//! Owns when the node is read and what a reading that fails leaves. Judges nothing.
+//! Owns when the node is read, and the result of a failed read. Judges nothing.
 
 use std::{
     io,
@@ -18,16 +18,16 @@ use crate::{
     time::Timestamp,
 };
 
-/// Between two readings of the node at least so long, and nine times as long as the last one took: listing the rules
-/// of a large cluster takes seconds, and a broken node is not to be burdened by its observer.
+/// The least pause between two reads of the node; a pause is also nine times as long as the last read: listing the
+/// rules of a large cluster takes seconds, and tracing must not burden a broken node.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 9;
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// Between two lists of conntrack entries: as long as an entry without an answer lives by default.
+/// The pause between two lists of conntrack entries: the default lifetime of an entry without an answer.
 const LIST_PAUSE: Duration = Duration::from_secs(30);
 
-/// Has the old UDP entries listed beside the event loop, at the beginning, now and then, and at the end.
+/// Lists the old UDP entries in parallel to the event loop: at the beginning, periodically, and at the end.
 #[derive(Debug, Default)]
 pub(super) struct EntryLister {
     asked: Option<oneshot::Receiver<io::Result<Vec<ListedEntry>>>>,
@@ -35,7 +35,7 @@ pub(super) struct EntryLister {
 }
 
 impl EntryLister {
-    /// Asks for a list where one is due and none under way.
+    /// Starts a list if one is due and none is under way.
     pub(super) fn want(&mut self) {
         if self.asked.is_none() && self.last.is_none_or(|last| last.elapsed() >= LIST_PAUSE) {
             self.start();
@@ -47,7 +47,7 @@ impl EntryLister {
         if self.asked.is_some() { None } else { self.last.map(|last| last + LIST_PAUSE) }
     }
 
-    /// A list, now.
+    /// Lists the entries now.
     pub(super) async fn read(&mut self) -> io::Result<Vec<ListedEntry>> {
         self.start();
         self.answer().await
@@ -62,16 +62,16 @@ impl EntryLister {
         self.last = Some(Instant::now());
     }
 
-    /// What was asked for; waits for ever where nothing was.
+    /// The requested list; waits for ever if there is no request.
     pub(super) async fn answer(&mut self) -> io::Result<Vec<ListedEntry>> {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;
         self.asked = None;
-        answer.unwrap_or_else(|_| Err(io::Error::other("the list of conntrack entries broke off")))
+        answer.unwrap_or_else(|_| Err(io::Error::other("the list of conntrack entries was interrupted")))
     }
 }
 
-/// Reads the node beside the event loop, one read at a time.
+/// Reads the node in parallel to the event loop, one read at a time.
 #[derive(Debug, Default)]
 pub(super) struct NodePoller {
     asked: Option<oneshot::Receiver<(Arc<Snapshot>, Timestamp)>>,
@@ -79,18 +79,18 @@ pub(super) struct NodePoller {
 }
 
 impl NodePoller {
-    /// Starts to read the node with its rules, unless a reading is under way.
+    /// Starts to read the node with its rules, unless a read is under way.
     pub(super) fn want(&mut self) {
         if self.asked.is_none() {
             let pause = self.last.map(|(begun, ended)| {
-                let pause = (ended.duration_since(begun) * PAUSE_FACTOR).clamp(PAUSE, PAUSE_MAX);
+                let pause = (ended.duration_since(begun) * PAUSE_FACTOR).clamp(PAUSE, MAX_PAUSE);
                 pause.saturating_sub(ended.elapsed())
             });
             self.start(Request::Rules, pause.unwrap_or_default());
         }
     }
 
-    /// Reads at once what is requested.
+    /// Reads at once.
     pub(super) async fn read(&mut self, request: Request) -> (Arc<Snapshot>, Timestamp) {
         self.start(request, Duration::ZERO);
         self.answer().await
@@ -102,9 +102,9 @@ impl NodePoller {
             tokio::time::sleep(pause).await;
             let begun = now();
             let capture = Collector::default().collect(request).await;
-            // Large rules take long to parse. Where the parser died, the node is unknown.
+            // Large rules take long to parse. If the parser panicked, the node is unknown.
             let snapshot = tokio::task::spawn_blocking(move || Snapshot::read(&capture)).await;
-            // The trace may be over.
+            // The trace may have ended.
             let _ = answer.send((Arc::new(snapshot.unwrap_or_default()), begun));
         });
         self.asked = Some(asked);
@@ -112,7 +112,7 @@ impl NodePoller {
         self.last = Some((at, at));
     }
 
-    /// The snapshot of the reading under way, and when that began; waits for ever where there is none.
+    /// The snapshot of the current read, and the time at which the read began; waits for ever if there is none.
     pub(super) async fn answer(&mut self) -> (Arc<Snapshot>, Timestamp) {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;
@@ -120,7 +120,7 @@ impl NodePoller {
         if let Some((_, ended)) = &mut self.last {
             *ended = Instant::now();
         }
-        // Where the reader died, the node is unknown.
+        // If the reader panicked, the node is unknown.
         answer.unwrap_or_else(|_| (Arc::default(), now()))
     }
 }

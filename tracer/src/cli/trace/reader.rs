@@ -1,7 +1,7 @@
-//! What waits in the kernel's ring buffer, read to its end, and the time until which all has been read.
+//! Reads the kernel's ring buffer to its end, and determines the time up to which all records have been read.
 //!
-//! Time passes for the flows only up to there, so that nobody is given up while an answer waits unread: a busy node
-//! may keep viptrace, or a program that has begun a record, from the CPU for longer than a flow waits.
+//! Time advances for the flows only up to that time, so that no flow times out while its answer waits to be read: a
+//! busy node may keep viptrace, or a program that has begun a record, from the CPU for longer than a flow waits.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use crate::{
     time::Timestamp,
 };
 
-/// Records read before the flows get their turn: bounds the memory between the two.
+/// The most records read before the flows are processed: bounds the memory between the two.
 const BATCH_RECORDS: usize = 8192;
-/// How far time may stay behind for a record that was begun and is not finished.
+/// How far time may lag behind for a record that was begun and is not finished.
 const HELD_UP: Duration = Duration::from_secs(1);
 
-/// The way of the records from the kernel to the flows.
+/// Passes the records from the kernel to the flows.
 #[derive(Debug)]
 pub(super) struct Reader {
     sightings: Vec<Sighting>,
-    /// What the sightings were, for the recording.
+    /// The records of the sightings, for the recording.
     records: Records,
-    /// When the last reading ended: what is lost was lost since.
+    /// The end of the last read: losses happened since.
     last: Timestamp,
     until: Until,
 }
@@ -37,13 +37,14 @@ impl Reader {
         Self { sightings: Vec::new(), records: Records::default(), last: started, until: Until(started) }
     }
 
-    /// Reads all that waits, and how much was lost meanwhile. Returns the time until which nothing more can come.
+    /// Reads all waiting records, and the count of losses meanwhile. Returns the time up to which all records have been
+    /// read.
     pub(super) fn read(&mut self, tracer: &mut Tracer, pipeline: &mut Recorded) -> anyhow::Result<Timestamp> {
         let before = tracer.counters();
         let (began, held_up) = read_to_end(&mut Waiting { reader: self, tracer, pipeline }, now);
         tracer.caught_up();
         let ended = now();
-        // A record is lost where the buffer is full of others: nothing was read, nothing was lost.
+        // Records are lost only when the buffer is full: if nothing was read, nothing was lost.
         if tracer.counters().records > before.records {
             let losses = tracer.losses().context("cannot read how many events were lost")?;
             let lost: u64 = losses.iter().map(|(_, count)| count).sum();
@@ -54,7 +55,7 @@ impl Reader {
         Ok(self.until.advance(began, held_up))
     }
 
-    /// Takes in old entries as if the kernel had told of them.
+    /// Takes old entries as if the kernel had reported them.
     pub(super) fn listed(
         &mut self,
         entries: &[ListedEntry],
@@ -72,15 +73,15 @@ impl Reader {
     }
 }
 
-/// A buffer whose records come out in the order in which room was made for them.
+/// A buffer whose records leave in the order of their reservation.
 trait Buffer {
-    /// Takes out all that is finished. Returns the time of the last record.
+    /// Takes out all finished records. Returns the time of the last record.
     fn drain(&mut self) -> Option<Timestamp>;
     /// Whether there is more: newer records, or one that is still being written.
     fn has_more(&self) -> bool;
 }
 
-/// What waits in the kernel's buffer, on its way to the flows.
+/// The records in the kernel's buffer, to be passed to the flows.
 struct Waiting<'a> {
     reader: &'a mut Reader,
     tracer: &'a mut Tracer,
@@ -111,8 +112,8 @@ impl Buffer for Waiting<'_> {
     }
 }
 
-/// Reads the buffer to its end. Returns when that began, and whether a record that is still being written holds up
-/// others from before.
+/// Reads the buffer to its end. Returns when the read began, and whether a record that is still being written holds up
+/// earlier ones.
 fn read_to_end(buffer: &mut impl Buffer, clock: impl Fn() -> Timestamp) -> (Timestamp, bool) {
     let began = clock();
     buffer.drain();
@@ -120,13 +121,13 @@ fn read_to_end(buffer: &mut impl Buffer, clock: impl Fn() -> Timestamp) -> (Time
     (began, held_up)
 }
 
-/// The time until which every record has been read. Never goes back.
+/// The time up to which every record has been read. Never decreases.
 #[derive(Clone, Copy, Debug)]
 struct Until(Timestamp);
 
 impl Until {
-    /// A reading that began at `began` found the end of the buffer, or was `held_up` by a record that is still being
-    /// written, before which others may stand.
+    /// A read that began at `began` reached the end of the buffer, or was `held_up` by a record that is still being
+    /// written, behind which others may wait.
     fn advance(&mut self, began: Timestamp, held_up: bool) -> Timestamp {
         let certain = if held_up { began.saturating_sub(HELD_UP) } else { began };
         self.0 = self.0.max(certain);
@@ -140,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Each draining takes a second and finds the next of these times, if any.
+    /// Each drain takes a second and finds the next of these times, if any.
     struct Slow<'a> {
         clock: &'a Cell<u64>,
         newest: Vec<Option<Timestamp>>,
@@ -162,7 +163,7 @@ mod tests {
         Timestamp::from_unix_ns(ms * 1_000_000)
     }
 
-    /// Read from the time 5,000 ms on.
+    /// Reads from the time 5,000 ms on.
     fn read(newest: &[Option<u64>], more: bool) -> (Timestamp, bool) {
         let clock = Cell::new(5_000);
         let newest = newest.iter().map(|ms| ms.map(at)).collect();

@@ -1,4 +1,4 @@
-//! `--record`: the recording's file, and what is said of it.
+//! `--record`: the recording's file, and the messages about it.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use crate::{
     text::count,
 };
 
-/// The recording's file before anything is in it.
+/// The recording's empty file.
 #[derive(Debug)]
 pub(super) struct NewFile<'a> {
     path: &'a Path,
@@ -25,7 +25,7 @@ impl<'a> NewFile<'a> {
         Ok(Recorder::begin(self.path, self.file, header)?)
     }
 
-    /// The trace cannot begin: an empty file that would be nobody's recording goes away.
+    /// Removes the empty file if the trace cannot start.
     pub(super) fn discard(self) {
         if self.file.metadata().is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
             let _ = fs::remove_file(self.path);
@@ -33,7 +33,7 @@ impl<'a> NewFile<'a> {
     }
 }
 
-/// Whether the recording may be created, before anything else is done.
+/// Checks before the start whether the recording may be created.
 pub(super) fn check(options: &RecordOptions) -> anyhow::Result<()> {
     if !options.force && fs::symlink_metadata(&options.path).is_ok() {
         return Err(CreateError::Exists { path: options.path.clone() }.into());
@@ -41,7 +41,7 @@ pub(super) fn check(options: &RecordOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What to say when the file takes no more.
+/// The warning when the file cannot be written.
 pub(super) fn failed(path: &Path, failure: &Failure) -> String {
     format!(
         "the recording {} ends at {}: {}; the trace goes on without it",
@@ -51,7 +51,7 @@ pub(super) fn failed(path: &Path, failure: &Failure) -> String {
     )
 }
 
-/// What to say at the end, and what the summary has to name as missing.
+/// The message at the end, and the gaps for the summary.
 pub(super) fn ended(path: &Path, finished: &Finished) -> (String, Vec<String>) {
     let Finished { bytes, records, dropped, failure } = finished;
     let path = path.display();
