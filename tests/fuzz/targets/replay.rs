@@ -29,7 +29,7 @@ const FRAME_MAGIC: &[u8] = b"\xf1VTBLK\r\n";
 const HEADER: u32 = 0;
 const ITEMS: u32 = 1;
 /// The limit of a file's payload in bytes, which bounds the repetitions.
-const PAYLOADS_MAX_BYTES: usize = 4 << 20;
+const MAX_PAYLOADS_BYTES: usize = 4 << 20;
 /// The sizes that the kernel half can write: from a header to as many words as a shape has bits.
 const RECORD_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
@@ -143,7 +143,7 @@ impl File {
 
     fn frame(&mut self, kind: u32, payload: &[u8]) {
         self.payloads_bytes += payload.len();
-        if self.payloads_bytes > PAYLOADS_MAX_BYTES {
+        if self.payloads_bytes > MAX_PAYLOADS_BYTES {
             return;
         }
         let compressed = zstd::bulk::compress(payload, 1).unwrap();

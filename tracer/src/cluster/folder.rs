@@ -32,10 +32,10 @@ use crate::{
 mod tests;
 
 /// Larger files are left out with a warning: parsing takes several times a file's size in memory.
-const FILE_MAX_BYTES: u64 = 1 << 30;
+const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// Warnings of one kind listed for a file, at most; the rest is counted.
-const WARNINGS_MAX: usize = 5;
+const MAX_WARNINGS: usize = 5;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
@@ -189,9 +189,9 @@ fn text_of(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     if !meta.is_file() {
         return Err("not a regular file".to_owned());
     }
-    if meta.len() > FILE_MAX_BYTES {
+    if meta.len() > MAX_FILE_BYTES {
         return Err(format!(
-            "{} bytes are more than {FILE_MAX_BYTES}: split it into several lists",
+            "{} bytes are more than {MAX_FILE_BYTES}: split it into several lists",
             meta.len()
         ));
     }
@@ -272,8 +272,8 @@ impl<'t> Reader<'t> {
                 Err(why) => bad.push(Warning::Line { name: name(), error: at(why) }),
             }
         }
-        let count = bad.len().saturating_sub(WARNINGS_MAX);
-        self.warnings.extend(bad.into_iter().take(WARNINGS_MAX));
+        let count = bad.len().saturating_sub(MAX_WARNINGS);
+        self.warnings.extend(bad.into_iter().take(MAX_WARNINGS));
         if count > 0 {
             self.warnings.push(Warning::MoreLines { name: name(), count });
         }
@@ -320,9 +320,9 @@ impl<'t> Reader<'t> {
             replay(&mut history, event, &mut clock, &mut odd);
         }
         let oddities = odd.len();
-        let first = odd.into_iter().take(WARNINGS_MAX);
+        let first = odd.into_iter().take(MAX_WARNINGS);
         self.warnings.extend(first.map(|oddity| Warning::Oddity { oddity }));
-        if let Some(count) = oddities.checked_sub(WARNINGS_MAX).filter(|count| *count > 0) {
+        if let Some(count) = oddities.checked_sub(MAX_WARNINGS).filter(|count| *count > 0) {
             self.warnings.push(Warning::MoreOddities { count });
         }
         Folder { history, taken: self.taken, warnings: self.warnings, oddities: oddities as u64 }

@@ -46,7 +46,7 @@ pub(crate) use saved::{SavedFacts, SavedObject};
 
 /// The most objects of one kind; further ones are refused and counted. Well above the largest supported cluster
 /// (150,000 Pods).
-const OBJECTS_MAX: usize = 500_000;
+const MAX_OBJECTS: usize = 500_000;
 
 /// The size of the history, and its losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -374,7 +374,7 @@ fn store<T: PartialEq>(
             (false, _) => Stored::Same,
         };
     }
-    if lines.len() >= OBJECTS_MAX {
+    if lines.len() >= MAX_OBJECTS {
         return Stored::Refused;
     }
     lines.insert(key.clone(), Timeline::new(created, from, Arc::clone(value)));

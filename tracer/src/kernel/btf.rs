@@ -28,10 +28,10 @@ use format::{
 use names::Names;
 
 /// The longest name a kernel symbol or type can have (`KSYM_NAME_LEN`, include/linux/kallsyms.h).
-const NAME_BYTES_MAX: usize = 512;
+const MAX_NAME_BYTES: usize = 512;
 
 /// How many types of one name are compared. Real kernels have a handful at most.
-const NAMESAKES_MAX: usize = 256;
+const MAX_NAMESAKES: usize = 256;
 
 /// An index over one BTF blob: vmlinux's, or a module's on top of it.
 #[derive(Debug)]
@@ -189,7 +189,7 @@ impl Btf {
                 continue;
             }
             count += 1;
-            if count > NAMESAKES_MAX {
+            if count > MAX_NAMESAKES {
                 return Err(LookupError::Malformed { id, why: "an absurd number of types share its name" });
             }
             let this = answer(id, &record);
@@ -251,7 +251,7 @@ impl Btf {
     /// The name at `offset`; none if it is empty, absurdly long or not there.
     fn string(&self, offset: u32) -> Option<&[u8]> {
         let rest = self.string_from(offset)?;
-        let length = rest.iter().take(NAME_BYTES_MAX + 1).position(|byte| *byte == 0)?;
+        let length = rest.iter().take(MAX_NAME_BYTES + 1).position(|byte| *byte == 0)?;
         rest.get(..length).filter(|name| !name.is_empty())
     }
 

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The most elements of one dump. Further elements count as oddities.
-const ELEMENTS_MAX: usize = 4_000_000;
+const MAX_ELEMENTS: usize = 4_000_000;
 
 /// Parses `create` and `add` lines.
 pub fn parse(text: &str) -> Ruleset {
@@ -41,7 +41,7 @@ pub fn parse(text: &str) -> Ruleset {
                     continue;
                 };
                 elements += 1;
-                match parse_element(&set.dimensions, element).filter(|_| elements <= ELEMENTS_MAX) {
+                match parse_element(&set.dimensions, element).filter(|_| elements <= MAX_ELEMENTS) {
                     // `nomatch` excludes an element from a larger one; kube-proxy does not use it.
                     Some(key) if words.next() != Some("nomatch") => set.insert(key.into(), None),
                     _ => ruleset.odd(|| format!("ipset: the element `{element}` is not understood")),

@@ -16,7 +16,7 @@ mod words;
 use words::Words;
 
 /// The most rules of one dump, ten times the largest table seen in use. Further rules count as oddities.
-const RULES_MAX: usize = 4_000_000;
+const MAX_RULES: usize = 4_000_000;
 
 /// Facts about a dump from another source; they override the dump's own header.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,7 +85,7 @@ impl Reader {
             self.table = Some(Table::new(self.writer, self.family, name));
         } else if let Some(declared) = line.strip_prefix(':') {
             self.declare(declared);
-        } else if self.rules >= RULES_MAX || !self.rule(line) {
+        } else if self.rules >= MAX_RULES || !self.rule(line) {
             ruleset.odd(|| {
                 format!("iptables: `{}` is not understood", line.chars().take(120).collect::<String>())
             });

@@ -9,7 +9,7 @@ use super::{Destination, VirtualServer};
 use crate::{net::Protocol, parse::ParseError};
 
 /// The most virtual and real servers of one list; further ones are skipped.
-const SERVERS_MAX: usize = 1_000_000;
+const MAX_SERVERS: usize = 1_000_000;
 
 /// Parses any of the three formats.
 pub fn parse(text: &str) -> Vec<VirtualServer> {
@@ -20,7 +20,7 @@ pub fn parse(text: &str) -> Vec<VirtualServer> {
     let hexadecimal = is_proc(text);
     let endpoint = |text: &str| endpoint(text, hexadecimal);
     for line in text.lines() {
-        if count >= SERVERS_MAX {
+        if count >= MAX_SERVERS {
             break;
         }
         let words = line.split_ascii_whitespace().collect::<Vec<_>>();

@@ -61,7 +61,7 @@ pub struct Ruleset {
 }
 
 /// The most oddities kept as text; further ones are only counted.
-const ODDITIES_MAX: usize = 16;
+const MAX_ODDITIES: usize = 16;
 
 impl Ruleset {
     /// Merges the result of another parser.
@@ -79,13 +79,13 @@ impl Ruleset {
             (_, None) => {}
         }
         self.skipped = self.skipped.saturating_add(other.skipped);
-        let room = ODDITIES_MAX.saturating_sub(self.oddities.len());
+        let room = MAX_ODDITIES.saturating_sub(self.oddities.len());
         self.oddities.extend(other.oddities.into_iter().take(room));
     }
 
     pub(crate) fn odd(&mut self, what: impl FnOnce() -> String) {
         self.skipped = self.skipped.saturating_add(1);
-        if self.oddities.len() < ODDITIES_MAX {
+        if self.oddities.len() < MAX_ODDITIES {
             self.oddities.push(what());
         }
     }

@@ -14,7 +14,7 @@ mod json;
 mod text;
 
 /// The most elements, chains and rules of one listing. Further ones count as oddities.
-const ITEMS_MAX: usize = 8_000_000;
+const MAX_ITEMS: usize = 8_000_000;
 
 /// Parses either format, or several listings one after the other; JSON is known by its first character.
 pub fn parse(listing: &str) -> Result<Ruleset, ParseError> {

@@ -20,10 +20,10 @@ use crate::net::Protocol;
 
 mod machine;
 
-use machine::{DEPTH_MAX, TRAIL_MAX};
+use machine::{MAX_DEPTH, MAX_TRAIL};
 
 /// The most rules evaluated for one packet. A walk that needs more ends and reports it.
-const STEPS_MAX: u32 = 2_000_000;
+const MAX_STEPS: u32 = 2_000_000;
 
 /// The origin of a connection, which determines the hooks that it passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,9 +92,9 @@ pub enum Unknown {
     Condition(Box<str>),
     #[error("the target {0} is not known here")]
     Target(Box<str>),
-    #[error("the chains before {0} call each other more than {DEPTH_MAX} deep")]
+    #[error("the chains before {0} call each other more than {MAX_DEPTH} deep")]
     TooDeep(Name),
-    #[error("more than {TRAIL_MAX} chains and maps lead to {0}")]
+    #[error("more than {MAX_TRAIL} chains and maps lead to {0}")]
     Endless(Name),
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{History, OBJECTS_MAX};
+use super::{History, MAX_OBJECTS};
 use crate::{
     cluster::{
         model::{EndpointSlice, Key, Kind, Node, Pod, Service},
@@ -93,7 +93,7 @@ fn save<T>(key: &Key, line: &Timeline<T>) -> Line<T> {
 /// False if there is no room, or if there is no version.
 fn restore<T>(lines: &mut std::collections::BTreeMap<Key, Timeline<T>>, line: Line<T>) -> bool {
     let Line { key, created, versions } = line;
-    if lines.len() >= OBJECTS_MAX && !lines.contains_key(&key) {
+    if lines.len() >= MAX_OBJECTS && !lines.contains_key(&key) {
         return false;
     }
     match Timeline::restore(created, versions) {

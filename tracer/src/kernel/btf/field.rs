@@ -14,7 +14,7 @@ use crate::kernel::btf::{
 const POINTER_BYTES: u64 = 8;
 
 /// How deep anonymous structs and unions may nest. `sk_buff` has three levels.
-const ANONYMOUS_DEPTH_MAX: u8 = 16;
+const MAX_ANONYMOUS_DEPTH: u8 = 16;
 
 /// Where a member lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl Walk<'_> {
                 if self.btf.is_called(called, name) {
                     return Ok(Some(member));
                 }
-            } else if depth < ANONYMOUS_DEPTH_MAX
+            } else if depth < MAX_ANONYMOUS_DEPTH
                 && let Some((inner, record)) = self.btf.resolve(type_id, self.budget)?
                 && record.is_aggregate()
                 && let Some(found) = self.find(inner, name, depth + 1)?

@@ -11,10 +11,10 @@ use crate::kernel::btf::{
 };
 
 /// No kernel function has nearly as many; it bounds what hostile BTF can make us allocate.
-const PARAMETERS_MAX: u32 = 64;
+const MAX_PARAMETERS: u32 = 64;
 
 /// How many types of types are spelt out, as in `const char *const *`.
-const SPELLING_STEPS_MAX: usize = 32;
+const MAX_SPELLING_STEPS: usize = 32;
 
 /// What a function takes and gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl Btf {
         if record.kind != KIND_FUNC_PROTO {
             return Err(LookupError::Malformed { id, why: "it should be a function's prototype" });
         }
-        if record.count > PARAMETERS_MAX {
+        if record.count > MAX_PARAMETERS {
             return Err(LookupError::Malformed { id, why: "it has an absurd number of parameters" });
         }
         let parameters = tail
@@ -148,7 +148,7 @@ impl Btf {
     fn spelling(&self, id: u32) -> Result<String, LookupError> {
         let (mut front, mut back) = (String::new(), String::new());
         let mut next = id;
-        for _ in 0..SPELLING_STEPS_MAX {
+        for _ in 0..MAX_SPELLING_STEPS {
             if next == 0 {
                 return Ok(joined(&front, "void", &back));
             }

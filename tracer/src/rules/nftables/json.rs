@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json_borrow::Value;
 
-use super::{ITEMS_MAX, expression, is_ours};
+use super::{MAX_ITEMS, expression, is_ours};
 use crate::{
     net::Family,
     parse::ParseError,
@@ -173,8 +173,8 @@ struct Object<'t> {
 impl Reader {
     fn item(&mut self, kind: &ItemKind, object: &Object<'_>) {
         self.items += 1;
-        if self.items > ITEMS_MAX {
-            self.ruleset.odd(|| format!("nftables: more than {ITEMS_MAX} objects"));
+        if self.items > MAX_ITEMS {
+            self.ruleset.odd(|| format!("nftables: more than {MAX_ITEMS} objects"));
             return;
         }
         match kind {

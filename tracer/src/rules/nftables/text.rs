@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use serde_json::Value;
 
-use super::{ITEMS_MAX, expression, hook, is_ours};
+use super::{MAX_ITEMS, expression, hook, is_ours};
 use crate::{
     net::Family,
     parse::ParseError,
@@ -165,7 +165,7 @@ impl<'a> Reader<'a> {
                     for element in parsed {
                         self.items += 1;
                         match element.and_then(|element| expression::element(&(&element).into())) {
-                            Some((key, verdict)) if self.items <= ITEMS_MAX => set.insert(key, verdict),
+                            Some((key, verdict)) if self.items <= MAX_ITEMS => set.insert(key, verdict),
                             _ => self
                                 .ruleset
                                 .odd(|| format!("nftables: an element of {name} is not understood")),
@@ -203,8 +203,8 @@ impl<'a> Reader<'a> {
                 Some(Token::Word("comment")) | None => {}
                 Some(_) => {
                     self.items += 1;
-                    if self.items > ITEMS_MAX {
-                        self.ruleset.odd(|| format!("nftables: more than {ITEMS_MAX} rules"));
+                    if self.items > MAX_ITEMS {
+                        self.ruleset.odd(|| format!("nftables: more than {MAX_ITEMS} rules"));
                         continue;
                     }
                     let mut rule = Rule::default();

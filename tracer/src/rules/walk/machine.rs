@@ -4,20 +4,20 @@ use std::{net::SocketAddr, rc::Rc};
 
 use super::{
     super::{Datum, Destination, HookPoint, Name, Rule, Step, Table, Verdict, Writer},
-    Branch, End, Entry, Fate, Link, Origin, Probe, STEPS_MAX, Sticky, Unknown, Walker, is_own,
+    Branch, End, Entry, Fate, Link, MAX_STEPS, Origin, Probe, Sticky, Unknown, Walker, is_own,
 };
-pub(super) use way::{DEPTH_MAX, TRAIL_MAX};
+pub(super) use way::{MAX_DEPTH, MAX_TRAIL};
 use way::{State, Way};
 
 mod conditions;
 mod way;
 
 /// The most branches followed for one packet: a Service has one for each endpoint.
-const WAYS_MAX: u32 = 65_536;
+const MAX_WAYS: u32 = 65_536;
 /// Branches with less weight are not followed.
 const WEIGHT_MIN: f64 = 1e-9;
 /// The most unknown conditions noted for one packet.
-const UNKNOWN_MAX: usize = 8;
+const MAX_UNKNOWN: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
@@ -54,8 +54,8 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
             walker,
             probe,
             fate: Fate::default(),
-            budget: STEPS_MAX,
-            room: WAYS_MAX,
+            budget: MAX_STEPS,
+            room: MAX_WAYS,
             key: Vec::with_capacity(4),
         }
     }
@@ -407,7 +407,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
     }
 
     fn note(&mut self, what: Unknown) {
-        if self.fate.unknown.len() < UNKNOWN_MAX && !self.fate.unknown.contains(&what) {
+        if self.fate.unknown.len() < MAX_UNKNOWN && !self.fate.unknown.contains(&what) {
             self.fate.unknown.push(what);
         }
     }

@@ -13,10 +13,10 @@ use crate::rules::{
 };
 
 /// Chains that call each other, at most, as in the kernel (16).
-pub(in crate::rules::walk) const DEPTH_MAX: usize = 16;
+pub(in crate::rules::walk) const MAX_DEPTH: usize = 16;
 /// Chains and maps on the way of one packet, at most. The kernel refuses chains that lead to themselves; a damaged list
 /// may have them.
-pub(in crate::rules::walk) const TRAIL_MAX: usize = 64;
+pub(in crate::rules::walk) const MAX_TRAIL: usize = 64;
 
 /// The packet on one of its ways.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ pub(super) struct Frame {
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     pub(super) state: State,
-    pub(super) frames: [Frame; DEPTH_MAX],
+    pub(super) frames: [Frame; MAX_DEPTH],
     pub(super) depth: usize,
     /// The next rule, and the step in it.
     pub(super) resume: Option<(usize, usize)>,
@@ -71,7 +71,7 @@ impl Way {
     pub(super) fn pass(&mut self, name: &Name, writer: Writer, depth: usize) -> bool {
         let before = self.state.trail.take();
         let length = before.as_ref().map_or(0, |link| link.length) + 1;
-        if length > TRAIL_MAX {
+        if length > MAX_TRAIL {
             self.state.trail = before;
             return false;
         }
