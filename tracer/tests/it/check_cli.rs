@@ -1,4 +1,5 @@
-//! `viptrace check --from` as a user types it: statuses, the first line, records and their schema, saving and comparing.
+//! `viptrace check --from` as a user types it: exit statuses, the first line, records and their schema, `--save` and
+//! `--compare`.
 use std::{
     fs,
     process::{Command, Output},
@@ -21,7 +22,7 @@ fn check(gathered: &Gathered, args: &[&str]) -> Output {
 }
 
 #[test]
-fn the_first_line_says_what_is_broken_and_the_status_too() {
+fn the_first_line_and_the_status_report_the_fault() {
     let lost = Gathered::new(&["incidents/unauthorized"]);
     let output = check(&lost, &[]);
     let said = text(&output.stdout);
@@ -34,7 +35,7 @@ fn the_first_line_says_what_is_broken_and_the_status_too() {
 }
 
 #[test]
-fn one_healthy_service_of_a_node_ends_with_0() {
+fn one_healthy_service_exits_with_0() {
     let node = Gathered::new(&["kube-proxy/worker-1/nftables"]);
     let output = check(&node, &["shop/cart"]);
     assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
@@ -121,17 +122,16 @@ fn what_another_dataplane_serves_is_not_taken_for_healthy() {
     node.write("node/kube-proxy.process.json", "{\"complete\": true}");
     node.write("node/ip-addr.json", "[{\"ifname\": \"cilium_host\"}, {\"ifname\": \"eth0\"}]");
     let output = check(&node, &["shop/cart"]);
-    let first =
-        "no fault found on worker-1, but what Cilium serves in kube-proxy's place could not be checked";
+    let first = "no fault found on worker-1, but the Services that Cilium serves instead of kube-proxy could not be checked";
     assert!(text(&output.stdout).starts_with(first), "{}", text(&output.stdout));
     assert_eq!(output.status.code(), Some(4));
-    // Beside kube-proxy, another CNI is no excuse.
+    // Next to kube-proxy, another CNI changes nothing.
     node.write("node/proxyMode.txt", "iptables");
     assert_eq!(check(&node, &["shop/cart"]).status.code(), Some(3));
 }
 
 #[test]
-fn the_record_is_what_its_schema_says() {
+fn the_record_matches_its_schema() {
     let schema = viptrace(&["schema", "check"]);
     let schema: Value = serde_json::from_slice(&schema.stdout).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
@@ -185,7 +185,7 @@ fn hostile_names_do_not_reach_the_terminal() {
 }
 
 #[test]
-fn a_folder_without_anything_known_is_an_error_with_a_hint() {
+fn a_folder_of_unknown_files_is_an_error_with_a_hint() {
     let empty = tempfile::tempdir().unwrap();
     fs::write(empty.path().join("README.md"), "# nothing").unwrap();
     let output = viptrace(&["check", "--from", &empty.path().display().to_string()]);

@@ -157,7 +157,7 @@ fn a_missing_kube_proxy_is_found_with_its_remaining_rules() {
     }
     let report = node.check();
     let gone = only(&report, Class::C1);
-    assert!(gone.against[0].content.contains("still stand"), "{gone:#?}");
+    assert!(gone.against[0].content.contains("still exist"), "{gone:#?}");
     let asked = gone.evidence.iter().find(|item| item.content.contains("do not answer")).unwrap();
     assert!(asked.content.contains("127.0.0.1:12345 (metrics), 127.0.0.1:10256 (health)"), "{asked:#?}");
     // If not all processes are visible, the check does not claim that kube-proxy is missing.
@@ -191,7 +191,7 @@ fn a_crashing_pod_and_an_incomplete_daemon_set_are_found() {
         .map(|finding| finding.root_cause.as_str())
         .collect();
     assert!(details.iter().any(|detail| detail.contains("CrashLoopBackOff after OOMKilled")), "{details:?}");
-    assert!(details.iter().any(|detail| detail.contains("1 of 2 kube-proxies are ready")), "{details:?}");
+    assert!(details.iter().any(|detail| detail.contains("1 of 2 kube-proxy Pods are ready")), "{details:?}");
 }
 
 #[test]

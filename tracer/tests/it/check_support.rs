@@ -1,4 +1,4 @@
-//! Captured folders for tests of `viptrace check`: real captures put together as a must-gather has them, and changed.
+//! Captured folders for tests of `viptrace check`: real captures in the form of a must-gather, and edited copies.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -21,13 +21,13 @@ pub(crate) fn fixtures() -> PathBuf {
 pub(crate) struct Gathered(tempfile::TempDir);
 
 impl Gathered {
-    /// The lists of the small cluster, and below `node/` the files of these captures; a later one's take the place of
-    /// an earlier one's, the cluster's among them.
+    /// The lists of the small cluster, and in `node/` the files of these captures. A later capture's files replace
+    /// an earlier one's, including the cluster's.
     pub(crate) fn new(captures: &[&str]) -> Self {
         Self::of("cluster", captures)
     }
 
-    /// The same with another cluster's lists.
+    /// With the lists of another cluster.
     pub(crate) fn of(cluster: &str, captures: &[&str]) -> Self {
         let gathered = Self(tempfile::tempdir().unwrap());
         for name in ["services", "endpointslices", "pods", "nodes", "daemonsets"] {
@@ -108,7 +108,7 @@ pub(crate) fn name(finding: &FindingRecord) -> String {
     }
 }
 
-/// The findings that are not mere notes, in the order of their names.
+/// The findings other than notes, in the order of their names.
 pub(crate) fn named(report: &CheckReport) -> Vec<String> {
     let mut names: Vec<String> =
         report.findings.iter().filter(|finding| finding.level != Level::Note).map(name).collect();
@@ -116,7 +116,7 @@ pub(crate) fn named(report: &CheckReport) -> Vec<String> {
     names
 }
 
-/// The faults alone.
+/// Only the faults.
 pub(crate) fn faults(report: &CheckReport) -> Vec<String> {
     report.findings.iter().filter(|finding| finding.level == Level::Fault).map(name).collect()
 }
@@ -129,7 +129,7 @@ pub(crate) fn only(report: &CheckReport, class: Class) -> &FindingRecord {
     found[0]
 }
 
-/// Whether some evidence for it says this.
+/// Whether any evidence for the finding contains this text.
 pub(crate) fn says(finding: &FindingRecord, text: &str) -> bool {
     finding.evidence.iter().any(|evidence| evidence.content.contains(text))
 }

@@ -1,4 +1,5 @@
-//! The knowledge base against the program: what is said to be reported is, and every class can be explained.
+//! The knowledge base and the program agree: the verbs report each class that they claim, and every class can be
+//! explained.
 use serde_json::Value;
 use viptrace::{
     class::Class,
@@ -12,9 +13,9 @@ fn each_class_is_reported_by_the_verbs_that_its_entry_names() {
     for class in Class::ALL {
         let seen = class.entry().seen;
         let by_trace = flows::gives().any(|given| given == *class);
-        assert_eq!(seen.by_trace(), by_trace, "{class}: a rule of judgement gives it: {by_trace}");
+        assert_eq!(seen.by_trace(), by_trace, "{class}: a rule returns it: {by_trace}");
         let by_check = triage::gives().any(|given| given == *class);
-        assert_eq!(seen.by_check(), by_check, "{class}: a check gives it: {by_check}");
+        assert_eq!(seen.by_check(), by_check, "{class}: a check returns it: {by_check}");
     }
 }
 
@@ -22,16 +23,16 @@ fn each_class_is_reported_by_the_verbs_that_its_entry_names() {
 fn schemas_list_the_ids() {
     let ids: Vec<Value> = Class::ALL.iter().map(|class| class.id().into()).collect();
     for record in ["verdict", "check", "explain"] {
-        let schema: Value = serde_json::from_str(&said(&format!("schema {record}"))).unwrap();
+        let schema: Value = serde_json::from_str(&output(&format!("schema {record}"))).unwrap();
         assert_eq!(schema["$defs"]["Class"]["enum"], Value::from(ids.clone()), "{record}");
     }
 }
 
 #[test]
 fn the_whole_base_is_exported_and_valid() {
-    let schema: Value = serde_json::from_str(&said("schema explain")).unwrap();
+    let schema: Value = serde_json::from_str(&output("schema explain")).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
-    let all: Vec<Value> = serde_json::from_str(&said("explain --all -o json")).unwrap();
+    let all: Vec<Value> = serde_json::from_str(&output("explain --all -o json")).unwrap();
     assert_eq!(all.len(), Class::ALL.len());
     for (class, record) in Class::ALL.iter().zip(&all) {
         let errors: Vec<_> = validator.iter_errors(record).map(|error| error.to_string()).collect();
@@ -39,15 +40,15 @@ fn the_whole_base_is_exported_and_valid() {
         assert_eq!(record["id"], class.id());
         assert!(record["page"].as_str().unwrap().contains("## What to do"), "{class}");
     }
-    let one: Value = serde_json::from_str(&said("explain c6 -o json")).unwrap();
+    let one: Value = serde_json::from_str(&output("explain c6 -o json")).unwrap();
     assert_eq!(one, all[Class::ALL.iter().position(|class| *class == Class::C6).unwrap()]);
 }
 
 #[test]
 fn pages_fit_the_terminal() {
     for class in Class::ALL {
-        let page = said(&format!("explain {class}"));
-        // A word that is longer than a line stands alone on it.
+        let page = output(&format!("explain {class}"));
+        // A word that is longer than a line has its own line.
         let wide = page.lines().find(|line| line.chars().count() > 80 && line.trim().contains(' '));
         assert_eq!(wide, None, "{class}");
         assert!(!page.contains("**") && !page.contains("<!--") && !page.contains("]("), "{class}: {page}");
@@ -67,7 +68,7 @@ fn explaining() {
 }
 
 /// Standard output of a command that succeeds.
-fn said(arguments: &str) -> String {
+fn output(arguments: &str) -> String {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_viptrace"))
         .args(arguments.split_whitespace())
         .output()

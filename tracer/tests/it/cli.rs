@@ -27,7 +27,7 @@ fn wrong_usage_exits_with_2_and_a_hint() {
         (&["check", "--kernel", "--from", "dump"], "cannot be used with"),
         (&["check", "cart"], "NAMESPACE/cart"),
         (&["check", "pod/shop/cart-1"], "is not a Service"),
-        (&["check", "-n", "shop"], "goes with a Service"),
+        (&["check", "-n", "shop"], "needs a Service"),
         (&["check", "--from", "dump", "--cluster-from", "dump"], "cannot be used with"),
         (&["capture"], "<DIR>"),
         (&["schema", "flow"], "verdict, check"),

@@ -1,8 +1,8 @@
-//! Whether the commands that viptrace prints can be typed: each `kubectl` is read as the real one reads it, each `viptrace`
-//! as this one does, and the options of other programs are looked up in a list from their manual pages.
+//! The commands that viptrace prints can be typed: each `kubectl` is parsed with kubectl's own flags, each `viptrace`
+//! with this one's, and the options of other programs are compared with a list from their manual pages.
 //!
-//! The commands come from the knowledge base (actions and pages), from the hints and help texts in the sources, and from
-//! the advice in the records of the captures and recordings of the test suite.
+//! The commands come from the knowledge base (actions and pages), from the hints and help texts in the sources, and
+//! from the advice in the records of the test suite's captures and recordings.
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -18,7 +18,7 @@ use viptrace::{class::Class, cli::args::Cli};
 
 use crate::{check_support::Gathered, recording_corpus, terminal_support::fixture};
 
-/// Options of other programs by their manual pages (Debian 13), as far as they are used; `list` and the like are nft's
+/// The options in use of other programs, from their manual pages (Debian 13). `list` and similar words are nft's
 /// verbs.
 const OPTIONS: [(&str, &[&str]); 7] = [
     (
@@ -52,7 +52,7 @@ const OPTIONS: [(&str, &[&str]); 7] = [
     ("iptables-legacy-save", &["-c", "-t"]),
 ];
 
-/// Words that no command has between its names.
+/// Words that never occur inside a command.
 const PROSE: [&str; 12] = ["of", "the", "this", "its", "a", "an", "to", "and", "or", "with", "that", "for"];
 
 /// Every text with advice.
@@ -63,7 +63,7 @@ static TEXTS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
         texts.extend(class.page().split('`').skip(1).step_by(2).map(ToOwned::to_owned));
     }
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut |literal| {
-        // Two words are a part of a command, which a test looks for.
+        // Two words are a part of a command that a test asserts.
         if literal.starts_with("kubectl ") && literal.split(' ').count() > 2 {
             texts.insert(literal.to_owned());
         }
@@ -80,7 +80,7 @@ static TEXTS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     texts
 });
 
-/// The string literals of the sources, without the breaks of their lines.
+/// The string literals of the sources, without line breaks.
 fn sources(folder: &Path, literal: &mut impl FnMut(&str)) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -130,7 +130,7 @@ pub(crate) fn captures() -> Vec<Gathered> {
     all
 }
 
-/// Shell words up to the end of the command or of its part of the sentence. `$(…)` is one word, and is read by itself.
+/// Shell words up to the end of the command in its sentence. `$(…)` is one word, which is parsed separately.
 fn words(text: &str) -> Vec<String> {
     let mut out = Vec::new();
     let mut rest = text.trim_start();
@@ -177,20 +177,20 @@ fn commands(text: &str, program: &str) -> Vec<Vec<String>> {
     begins.map(|(at, _)| words(text.get(at + program.len()..).unwrap_or_default())).collect()
 }
 
-/// What kubectl says of its own flags: whether each takes a value.
+/// kubectl's own flags, and whether each takes a value.
 struct Kubectl {
     global: BTreeMap<String, bool>,
     verbs: BTreeMap<String, Option<BTreeMap<String, bool>>>,
 }
 
 impl Kubectl {
-    /// `None` where it is not installed.
+    /// `None` if kubectl is not installed.
     fn new() -> Option<Self> {
         let options = Command::new("kubectl").arg("options").output().ok()?;
         Some(Self { global: flags(&String::from_utf8_lossy(&options.stdout)), verbs: BTreeMap::new() })
     }
 
-    /// The flags of a verb; `None` where there is no such verb.
+    /// The flags of a verb; `None` for an unknown verb.
     fn verb(&mut self, verb: &str) -> Option<&BTreeMap<String, bool>> {
         let help = || {
             let output = Command::new("kubectl").args(verb.split(' ')).arg("--help").output().ok()?;
@@ -201,7 +201,7 @@ impl Kubectl {
         self.verbs.entry(verb.to_owned()).or_insert_with(help).as_ref()
     }
 
-    /// What is wrong with the command.
+    /// Returns the error in the command.
     fn judge(&mut self, words: &[String]) -> Result<(), String> {
         let global = self.global.clone();
         let takes_value = |flags: &BTreeMap<String, bool>, flag: &str| flags.get(flag).copied();
@@ -270,7 +270,7 @@ fn every_kubectl_that_is_printed_can_be_typed() {
     let all: BTreeSet<Vec<String>> = TEXTS.iter().flat_map(|text| commands(text, "kubectl")).collect();
     assert!(all.len() > 60, "only {} commands were found", all.len());
     let Some(mut kubectl) = Kubectl::new() else {
-        // Not through `eprintln!`, which the test harness holds back when a test passes.
+        // Not with `eprintln!`, whose output the test harness hides when a test passes.
         let why = "kubectl is not installed; hint: apt-get install kubernetes-client, or cargo xtask test";
         writeln!(io::stderr(), "skipped: {} kubectl commands were not checked: {why}", all.len()).unwrap();
         return;
@@ -303,7 +303,7 @@ fn every_viptrace_that_is_printed_can_be_typed() {
 }
 
 #[test]
-fn what_cannot_be_typed_is_found() {
+fn commands_that_cannot_be_typed_are_found() {
     let Some(mut kubectl) = Kubectl::new() else { return };
     for (text, why) in [
         (

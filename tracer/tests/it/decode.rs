@@ -1,4 +1,4 @@
-//! Records as the kernel half writes them, and records that nobody wrote, through the decoder.
+//! The decoder's input: records in the form of the kernel half, and invalid records.
 
 #![expect(clippy::unreachable, reason = "tests")]
 
@@ -91,7 +91,7 @@ fn confirm() -> Vec<u8> {
 }
 
 #[test]
-fn a_confirmed_entry_tells_vip_endpoint_and_sender() {
+fn a_confirmed_entry_has_vip_endpoint_and_sender() {
     let sighting = decoder().decode(&confirm()).unwrap();
     assert_eq!(sighting.time, Timestamp::from_unix_ns(6_000));
     assert_eq!((sighting.cpu, sighting.hook, sighting.netns), (1, Hook::Confirm, Netns(4_026_531_840)));
@@ -104,7 +104,7 @@ fn a_confirmed_entry_tells_vip_endpoint_and_sender() {
     assert_eq!((task.pid, &*task.comm), (77, "kubelet"));
 }
 
-/// What the same record tells with another hook, detail and TCP state.
+/// The note of the same record with another hook, detail and TCP state.
 fn entry(hook: Hook, detail: u32, tcp_state: u32) -> EntryNote {
     let mut record = confirm();
     record[14] = hook as u8;
@@ -115,7 +115,7 @@ fn entry(hook: Hook, detail: u32, tcp_state: u32) -> EntryNote {
 }
 
 #[test]
-fn an_entry_tells_of_a_pick_up_and_of_who_deleted_it() {
+fn an_entry_records_a_pickup_and_its_deleter() {
     assert_eq!(entry(Hook::Confirm, 0, 1).is_midstream(), Some(false));
     assert_eq!(entry(Hook::Confirm, 0, 3).is_midstream(), Some(true));
     assert_eq!(entry(Hook::Confirm, 0, MISSING).is_midstream(), None);
@@ -138,11 +138,11 @@ fn reply(hook: Hook, kind: u8, packet: &[u8; PACKET_HEAD_BYTES]) -> Vec<u8> {
 const INVALID: &str = "SEQ is over upper bound %u (over the window of the receiver)";
 
 #[test]
-fn an_invalid_packet_tells_why() {
+fn an_invalid_packet_has_a_reason() {
     let mut record = reply(Hook::InvalidLog, 5, &[0; PACKET_HEAD_BYTES]);
     let mut why = [0; WHY_BYTES];
     why[..INVALID.len()].copy_from_slice(INVALID.as_bytes());
-    // What lies behind the NUL is another string.
+    // The bytes after the NUL belong to another string.
     why[WHY_BYTES - 1] = b'x';
     record.extend(why);
     let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
@@ -154,7 +154,7 @@ fn an_invalid_packet_tells_why() {
 }
 
 #[test]
-fn an_icmp_error_tells_its_type_its_code_and_its_sender() {
+fn an_icmp_error_has_its_type_code_and_sender() {
     let mut packet = [0_u8; PACKET_HEAD_BYTES];
     packet[0] = 0x45;
     packet[9] = 1;
@@ -168,7 +168,7 @@ fn an_icmp_error_tells_its_type_its_code_and_its_sender() {
 }
 
 #[test]
-fn an_icmpv6_error_tells_the_same_by_its_own_numbers() {
+fn an_icmpv6_error_has_the_same_in_its_own_numbers() {
     let mut packet = [0_u8; PACKET_HEAD_BYTES];
     packet[0] = 0x60;
     packet[6] = 58;
@@ -183,7 +183,7 @@ fn an_icmpv6_error_tells_the_same_by_its_own_numbers() {
         assert_eq!((fact.reason.as_deref(), fact.icmp_code), (Some(name), Some(code)));
         assert_eq!(fact.tuple.unwrap().src.ip(), addr("[fd00:244:2::35]:0").ip());
     }
-    // Behind an extension header it is not looked for.
+    // An error after an extension header is not decoded.
     packet[6] = 0;
     let record = reply(Hook::IcmpError6, 2, &packet);
     let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
@@ -191,7 +191,7 @@ fn an_icmpv6_error_tells_the_same_by_its_own_numbers() {
 }
 
 #[test]
-fn a_listed_entry_goes_through_a_record_of_its_own() {
+fn a_listed_entry_has_its_own_record() {
     let orig = Tuple::new(Protocol::UDP, addr("10.244.1.100:40000"), addr("10.96.0.10:53"));
     let reply = Tuple::new(Protocol::UDP, addr("10.244.1.53:53"), addr("10.244.1.100:40000"));
     let read_at = Timestamp::from_unix_secs(1_000);
@@ -206,7 +206,7 @@ fn a_listed_entry_goes_through_a_record_of_its_own() {
 }
 
 #[test]
-fn a_dropped_packet_tells_its_reason_its_addresses_and_the_full_table() {
+fn a_dropped_packet_has_its_reason_its_addresses_and_the_full_table() {
     let mut packet = [0_u8; PACKET_HEAD_BYTES];
     packet[0] = 0x45;
     packet[9] = 6;
@@ -249,7 +249,7 @@ fn a_client_socket_names_the_vip_as_its_peer() {
 }
 
 #[test]
-fn a_closed_socket_still_tells_its_port() {
+fn a_closed_socket_still_has_its_port() {
     let mut head = [0_u8; SOCK_HEAD_BYTES];
     head[0..4].copy_from_slice(&[10, 96, 10, 10]);
     head[4..8].copy_from_slice(&[10, 244, 1, 100]);
@@ -278,7 +278,7 @@ fn a_real_server_that_ipvs_chose() {
     record.extend([2_u16, 2].map(u16::to_ne_bytes).as_flattened());
     for ip in [[10, 244, 1, 100], [10, 96, 10, 10], [10, 244, 1, 11]] {
         record.extend(ip);
-        // What follows an IPv4 address in the kernel's union is anything.
+        // The bytes after an IPv4 address in the kernel's union are undefined.
         record.extend([0x5a; 12]);
     }
     record.extend([40_000_u16, 80, 8080].map(u16::to_be_bytes).as_flattened());
@@ -293,7 +293,7 @@ fn a_real_server_that_ipvs_chose() {
 }
 
 #[test]
-fn a_record_cut_short_or_of_no_kind_is_named_as_such() {
+fn a_short_record_or_an_unknown_kind_is_an_error() {
     let whole = confirm();
     assert_eq!(decoder().decode(&whole[..9]), Err(DecodeError::NoHeader { length: 9 }));
     assert_eq!(
@@ -313,13 +313,13 @@ fn a_layout_without_a_needed_field_reads_nothing() {
 
 proptest! {
     #[test]
-    fn a_listed_entry_is_read_as_it_was_written(
+    fn a_listed_entry_reads_back(
         (client, vip, endpoint) in any::<(SocketAddr, SocketAddr, SocketAddr)>(),
         (zone, status, protocol, netns) in any::<(u16, u32, u8, u32)>(),
         read_at in 10_000..4_000_000_000_u64,
         idle in proptest::option::of(0..9_000_u64),
     ) {
-        // One family, and no scope: a tuple has neither.
+        // One family and no scope: a tuple can have only these.
         let of_client = |end: SocketAddr| match (client, end) {
             (SocketAddr::V4(_), SocketAddr::V6(v6)) => {
                 let [.., a, b, c, d] = v6.ip().octets();
@@ -344,7 +344,7 @@ proptest! {
         prop_assert_eq!(fact.note.last_packet, last_packet);
     }
 
-    /// Whatever the bytes and wherever a hostile layout points, decoding ends in a sighting or an error.
+    /// For any bytes and any hostile layout, decoding returns a sighting or an error.
     #[test]
     fn no_record_and_no_layout_can_panic_the_decoder(
         mut record in proptest::collection::vec(any::<u8>(), 0..320),

@@ -1,4 +1,4 @@
-//! Every error that a user can cause, as it is read: what happened, and the hint.
+//! Every error that a user can cause, as printed: what happened, and the hint.
 
 use std::{fs, io, net::SocketAddr, time::Duration};
 
@@ -114,7 +114,7 @@ fn an_api_server_that_refuses() {
     with_a_fixed_port(|| assert_snapshot!(read));
 }
 
-/// What a trace says that waits for the lists.
+/// The output of a trace that waits for the lists.
 async fn waiting(terminal: &Terminal) -> String {
     let limits = Limits {
         request: Duration::from_millis(300),
@@ -124,10 +124,10 @@ async fn waiting(terminal: &Terminal) -> String {
     };
     let access = Access { kubeconfig: Some(terminal.path().join("config")), context: None, limits };
     let mut opened = Source::Watch(access).open(LOOK_BACK).await.unwrap();
-    said(&opened.cluster.sync(&mut opened.feed).await.unwrap_err())
+    printed(&opened.cluster.sync(&mut opened.feed).await.unwrap_err())
 }
 
-fn said(error: &(impl Hint + 'static)) -> String {
+fn printed(error: &(impl Hint + 'static)) -> String {
     let hint = error.hint().map(|hint| format!("hint: {hint}\n")).unwrap_or_default();
     format!("error: {}\n{hint}\n", sentence(error))
 }
@@ -201,7 +201,7 @@ fn checks_and_captures() {
     assert_snapshot!(read);
 }
 
-/// Hosts made up of files, each with one lack.
+/// Hosts made of files, each with one missing requirement.
 #[test]
 fn kernels() {
     let host = |files: &[(&str, &str)]| {
@@ -244,17 +244,17 @@ fn kernels() {
         read = [read, format!("# {what}\n"), lines.collect(), "\n".to_owned()].concat();
     }
     let denied = || io::Error::from_raw_os_error(13);
-    read += &said(&KernelError::Read { path: "/sys/kernel/btf/vmlinux".into(), error: denied() });
-    read += &said(&AttachError::NoObject);
-    read += &said(&AttachError::Program {
+    read += &printed(&KernelError::Read { path: "/sys/kernel/btf/vmlinux".into(), error: denied() });
+    read += &printed(&AttachError::NoObject);
+    read += &printed(&AttachError::Program {
         program: "confirm",
         symbol: "__nf_conntrack_confirm",
         error: "Permission denied".into(),
     });
-    read += &said(&AttachError::Map { name: "EVENTS" });
-    read += &said(&AttachError::Ring(denied()));
+    read += &printed(&AttachError::Map { name: "EVENTS" });
+    read += &printed(&AttachError::Ring(denied()));
     let path = || "/recordings/incident.viptrace".into();
-    read += &said(&CreateError::Create { path: path(), error: denied() });
-    read += &said(&CreateError::Begin { path: path(), error: io::Error::from_raw_os_error(28) });
+    read += &printed(&CreateError::Create { path: path(), error: denied() });
+    read += &printed(&CreateError::Begin { path: path(), error: io::Error::from_raw_os_error(28) });
     assert_snapshot!(read);
 }

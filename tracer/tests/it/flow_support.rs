@@ -1,4 +1,4 @@
-//! Sightings of whole connections as the kernels of the prototype gave them, and the world that they are judged in.
+//! Sightings of whole connections as kernels report them, and the world in which they are judged.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -23,7 +23,7 @@ pub(crate) const NODE: Netns = Netns(4_026_531_840);
 pub(crate) const CLIENT_NS: Netns = Netns(4_026_532_100);
 pub(crate) const SERVER_NS: Netns = Netns(4_026_532_200);
 
-/// The address of a script's entry, unless it says otherwise.
+/// The default address of a script's entry.
 pub(crate) const CT: u64 = 0xffff_8880_1000_0000;
 
 /// Milliseconds after the start of the test's day.
@@ -35,15 +35,15 @@ pub(crate) fn addr(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// One connection and what the hooks saw of it.
+/// One connection and the sightings of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) protocol: Protocol,
     pub(crate) client: SocketAddr,
     pub(crate) vip: SocketAddr,
-    /// `None`: nothing translates the address.
+    /// `None`: the address is not translated.
     pub(crate) endpoint: Option<SocketAddr>,
-    /// The source that the endpoint sees, where it is masqueraded.
+    /// The source that the endpoint sees, if it is masqueraded.
     pub(crate) masquerade: Option<SocketAddr>,
     pub(crate) ct: u64,
     pub(crate) out: Vec<Sighting>,
@@ -134,7 +134,7 @@ impl Script {
         self.entry_event(ms, Hook::EntryReread, Status::CONFIRMED | status)
     }
 
-    /// An entry older than the trace, as ctnetlink lists it.
+    /// An entry that is older than the trace, as ctnetlink lists it.
     pub(crate) fn listed(mut self, ms: u64, last_packet_ms: u64) -> Self {
         let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED) };
         let note = EntryNote { last_packet: Some(at(last_packet_ms)), ..EntryNote::default() };
@@ -143,21 +143,21 @@ impl Script {
         self
     }
 
-    /// The entry was made for a segment without SYN.
+    /// The entry was created for a segment without SYN.
     pub(crate) fn confirm_midstream(self, ms: u64) -> Self {
         let note = EntryNote { tcp_state: Some(3), ..EntryNote::default() };
         let ct = self.entry(0);
         self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
     }
 
-    /// Somebody deleted the entry through netlink.
+    /// A process deleted the entry through netlink.
     pub(crate) fn delete_by_hand(self, ms: u64) -> Self {
         let note = EntryNote { tcp_state: Some(3), deleted_by: Some(4242), ..EntryNote::default() };
         let ct = self.entry(Status::CONFIRMED | Status::SEEN_REPLY | Status::ASSURED);
         self.push(ms, Hook::Delete, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
     }
 
-    /// conntrack calls an answer of the endpoint invalid.
+    /// conntrack classifies an answer of the endpoint as invalid.
     pub(crate) fn invalid_answer(self, ms: u64, why: &str) -> Self {
         let mut packet = self.packet(self.reply(), 24, Some(self.entry(Status::CONFIRMED)));
         packet.original_direction = Some(false);
@@ -165,14 +165,14 @@ impl Script {
         self.push(ms, Hook::InvalidLog, NODE, Fact::Packet(packet))
     }
 
-    /// The client's stack gets an answer under this address, has no connection with it, and sends a RST there.
+    /// The client's stack receives an answer from this address, has no connection with it, and sends it a RST.
     pub(crate) fn client_has_no_socket(self, ms: u64, from: SocketAddr) -> Self {
         let mut packet = self.packet(Tuple::new(self.protocol, from, self.client), 24, None);
         packet.reason = Some("NO_SOCKET".into());
         self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
     }
 
-    /// The endpoint's stack gets a segment of a connection that it does not have.
+    /// The endpoint's stack receives a segment of a connection that it does not have.
     pub(crate) fn endpoint_has_no_connection(self, ms: u64) -> Self {
         let mut packet = self.packet(self.behind(), 24, None);
         packet.reason = Some("NO_SOCKET".into());
@@ -187,7 +187,7 @@ impl Script {
         self.push(ms, Hook::TcpPacket, NODE, Fact::Packet(packet))
     }
 
-    /// The node gives a SYN up that waited for its endpoint's link address: it tells by ICMP, then drops it.
+    /// The node gives up a SYN that waited for its endpoint's link address: it sends an ICMP error, then drops the SYN.
     pub(crate) fn neighbour_failed(self, ms: u64) -> Self {
         let tuple = Tuple::new(Protocol::ICMP, addr("10.244.1.1:0"), SocketAddr::new(self.client.ip(), 0));
         let mut packet = self.packet(tuple, 0, Some(self.entry(0)));
@@ -197,7 +197,7 @@ impl Script {
         self.push(ms, Hook::IcmpError, NODE, Fact::Packet(packet)).drop_syn(ms, "NEIGH_FAILED")
     }
 
-    /// A host tells of a packet to the endpoint by ICMP's or `ICMPv6`'s "unreachable".
+    /// A host answers a packet to the endpoint with "unreachable" of ICMP or `ICMPv6`.
     pub(crate) fn icmp_error(self, ms: u64, from: &str, code: u8) -> Self {
         let hook = if addr(from).is_ipv6() { Hook::IcmpError6 } else { Hook::IcmpError };
         let tuple = Tuple::new(Protocol::ICMP, addr(from), SocketAddr::new(self.client.ip(), 0));
@@ -208,7 +208,7 @@ impl Script {
         self.push(ms, hook, NODE, Fact::Packet(packet))
     }
 
-    /// A segment is dropped that conntrack has no entry for.
+    /// A segment without a conntrack entry is dropped.
     pub(crate) fn drop_invalid(self, ms: u64) -> Self {
         let mut packet = self.packet(self.reply(), 24, None);
         packet.reason = Some("NETFILTER_DROP".into());
@@ -239,12 +239,12 @@ impl Script {
         }
     }
 
-    /// The SYN as it stands behind NAT.
+    /// The SYN's tuple after NAT.
     pub(crate) fn behind(&self) -> Tuple {
         self.reply().reversed()
     }
 
-    /// A SYN is dropped on the node, its entry not confirmed.
+    /// A SYN is dropped on the node before its entry is confirmed.
     pub(crate) fn drop_syn(self, ms: u64, reason: &str) -> Self {
         let mut packet = self.packet(self.behind(), 2, Some(self.entry(0)));
         packet.reason = Some(reason.into());
@@ -263,7 +263,7 @@ impl Script {
         )
     }
 
-    /// A rule refuses the SYN with an ICMP error.
+    /// A rule rejects the SYN with an ICMP error.
     pub(crate) fn unreach(self, ms: u64, code: u8) -> Self {
         let mut packet = self.packet(self.behind(), 2, Some(self.entry(0)));
         packet.icmp_code = Some(code);
@@ -271,7 +271,7 @@ impl Script {
         self.push(ms, Hook::SendUnreach, NODE, Fact::Packet(packet)).drop_syn(ms, "NETFILTER_DROP")
     }
 
-    /// nftables mode drops the SYN before NAT: no decision was taken.
+    /// nftables mode drops the SYN before NAT: there is no decision.
     pub(crate) fn drop_before_nat(self, ms: u64) -> Self {
         let mut ct = self.entry(0);
         (ct.status, ct.reply) = (Status(0), self.orig().reversed());
@@ -280,7 +280,7 @@ impl Script {
         self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
     }
 
-    /// The client's stack resets the SYN-ACK that came straight from the endpoint.
+    /// The client's stack resets the SYN-ACK that came directly from the endpoint.
     pub(crate) fn client_resets_answer(self, ms: u64) -> Self {
         let tuple = Tuple::new(self.protocol, self.endpoint.unwrap(), self.client);
         let mut packet = self.packet(tuple, 0x12, None);
@@ -288,7 +288,7 @@ impl Script {
         self.push(ms, Hook::TcpSendReset, CLIENT_NS, Fact::Packet(packet))
     }
 
-    /// The endpoint's stack has no socket: as 6.12 shows it (tracepoint and function), in the endpoint's namespace.
+    /// The endpoint's stack has no socket: as 6.12 reports it (tracepoint and function), in the endpoint's namespace.
     pub(crate) fn no_socket(self, ms: u64) -> Self {
         let mut packet = self.packet(self.behind(), 2, None);
         packet.reason = Some("NO_SOCKET".into());
@@ -335,7 +335,7 @@ impl Script {
         )
     }
 
-    /// A second socket that the endpoint's stack made for the same handshake, let go before it was accepted.
+    /// A second socket that the endpoint's stack created for the same handshake and dropped before it was accepted.
     pub(crate) fn embryo_dropped(self, ms: u64) -> Self {
         let mut script = self.state(ms, true, TcpState::SynRecv, TcpState::Close);
         if let Some(Sighting { fact: Fact::Socket(socket), .. }) = script.out.last_mut() {
@@ -372,7 +372,7 @@ impl Script {
         self.established(ms).closed(ms + 20)
     }
 
-    /// vip-prototype section 4: confirm, RST without a socket, kill, RST at the client.
+    /// Confirm, RST without a socket, kill, RST at the client.
     pub(crate) fn refused(self, ms: u64) -> Self {
         self.confirm(ms)
             .no_socket(ms + 1)
@@ -413,8 +413,8 @@ pub(crate) fn fold(sightings: impl IntoIterator<Item = Sighting>, until_ms: u64)
     (flows, table)
 }
 
-/// The last word on each flow.
-pub(crate) fn last_words(flows: Vec<Flow>) -> Vec<Flow> {
+/// The last revision of each flow.
+pub(crate) fn last_revisions(flows: Vec<Flow>) -> Vec<Flow> {
     let mut by_id = std::collections::BTreeMap::new();
     for flow in flows {
         by_id.insert(flow.id, flow);
@@ -461,7 +461,7 @@ impl World {
         self.node.snapshot(&self.shop.cart)
     }
 
-    /// A flow that the trace has seen before.
+    /// Adds a flow that the trace observed before.
     pub(crate) fn note(&mut self, flow: &Flow) {
         let mut translations = std::mem::take(&mut self.translations);
         translations.note(flow, &self.context(&self.shop.history(), &self.snapshot()));
@@ -482,9 +482,9 @@ impl World {
         }
     }
 
-    /// The one verdict of a script's one flow.
+    /// The only verdict of a script's only flow.
     pub(crate) fn verdict(&self, script: Script, until_ms: u64) -> Verdict {
-        let flows = last_words(fold(script.out, until_ms).0);
+        let flows = last_revisions(fold(script.out, until_ms).0);
         let [flow] = flows.as_slice() else { panic!("one flow expected: {flows:#?}") };
         self.judge(flow).unwrap_or_else(|| panic!("a verdict expected for {flow:#?}"))
     }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use crate::flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, at, fold, last_words};
+use crate::flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, at, fold, last_revisions};
 use proptest::prelude::*;
 use viptrace::{
     flow::{Flow, FlowTable, IcmpMeaning, Limits, Outcome, ResetBy},
@@ -85,7 +85,7 @@ proptest! {
         let world = World::new();
         let mut script = to_cart().healthy(10_000);
         script.out.remove(missing);
-        for flow in last_words(fold(script.out, 60_000).0) {
+        for flow in last_revisions(fold(script.out, 60_000).0) {
             if let Some(verdict) = world.judge(&flow) {
                 prop_assert!(!verdict.is_fault(), "{verdict:#?}");
             }
@@ -244,7 +244,7 @@ fn the_same_five_tuple_again_is_another_flow() {
         .with_ct(0x9000)
         .refused(14_000)
         .refused(14_500);
-    let flows = last_words(fold(script.out, 60_000).0);
+    let flows = last_revisions(fold(script.out, 60_000).0);
     let outcomes: Vec<_> = flows.iter().map(Flow::outcome).collect();
     assert_eq!(outcomes, [Outcome::Closed, Outcome::Closed, Outcome::Refused, Outcome::Refused]);
 }
@@ -253,7 +253,7 @@ fn the_same_five_tuple_again_is_another_flow() {
 #[test]
 fn a_repeated_confirmation_is_one_flow() {
     let script = to_cart().confirm(9_970).healthy(10_000);
-    let flows = last_words(fold(script.out, 60_000).0);
+    let flows = last_revisions(fold(script.out, 60_000).0);
     let outcomes: Vec<_> = flows.iter().map(Flow::outcome).collect();
     assert_eq!(outcomes, [Outcome::Closed]);
 }
@@ -292,9 +292,9 @@ fn a_socket_that_is_accepted_late_belongs_to_the_flow() {
 fn a_refusal_again_from_the_same_port_is_another_flow_and_a_retransmit_is_not() {
     let script = Script::new(CLIENT, VIP, None);
     let again = script.clone().unreach(10_000, 3).unreach(10_300, 3);
-    assert_eq!(last_words(fold(again.out, 60_000).0).len(), 2);
+    assert_eq!(last_revisions(fold(again.out, 60_000).0).len(), 2);
     let repeated = script.unreach(10_000, 3).unreach(11_000, 3);
-    assert_eq!(last_words(fold(repeated.out, 60_000).0).len(), 1);
+    assert_eq!(last_revisions(fold(repeated.out, 60_000).0).len(), 1);
 }
 
 /// Observed on 6.1 and 6.12: the ICMP error arrives while the client's socket is busy and is ignored. The SYN is
@@ -309,7 +309,7 @@ fn an_ignored_refusal_belongs_to_the_same_attempt() {
         .connect_failed(11_023);
     let (flows, table) = fold(script.out, 20_000);
     assert_eq!(table.counters().seen, 1);
-    assert_eq!(last_words(flows).pop().unwrap().outcome(), Outcome::Rejected);
+    assert_eq!(last_revisions(flows).pop().unwrap().outcome(), Outcome::Rejected);
 }
 
 /// Observed on 6.12: the first SYN waits for a dead endpoint's address, the retransmitted one gets another endpoint and
@@ -325,7 +325,7 @@ fn a_packet_that_waited_belongs_to_its_own_connection() {
         .drop_syn(13_100, "NEIGH_FAILED");
     let (flows, table) = fold(served.out.into_iter().chain(waited.out), 20_000);
     assert_eq!(table.counters().seen, 1);
-    let flow = last_words(flows).pop().unwrap();
+    let flow = last_revisions(flows).pop().unwrap();
     assert_eq!(flow.outcome(), Outcome::Closed);
     assert_eq!(flow.decision(None).and_then(viptrace::flow::Decision::endpoint), Some(addr(EP)));
 }
@@ -338,7 +338,7 @@ fn an_error_about_a_waiting_packet_is_not_a_new_attempt() {
     let waited = Script::new(CLIENT, VIP, Some(EP)).with_ct(0xffff_8880_1000_2000).neighbour_failed(16_071);
     let (flows, table) = fold(failed.out.into_iter().chain(waited.out), 40_000);
     assert_eq!(table.counters().seen, 1);
-    assert_eq!(last_words(flows).pop().unwrap().outcome(), Outcome::Unreachable);
+    assert_eq!(last_revisions(flows).pop().unwrap().outcome(), Outcome::Unreachable);
 }
 
 /// The families number the same errors differently: 4 is about a port in one and about a length in the other.
@@ -351,7 +351,7 @@ fn an_icmp_errors_meaning_depends_on_its_family() {
         } else {
             script.confirm(10_000).icmp_error(10_001, from, code).connect_failed(10_002)
         };
-        let flow = last_words(fold(script.out, 60_000).0).remove(0);
+        let flow = last_revisions(fold(script.out, 60_000).0).remove(0);
         (flow.outcome(), flow.trouble.as_ref().unwrap().icmp_errors[0].meaning)
     };
     let (here, there) = ("10.244.1.7:0", "[fd00:244:2::7]:0");
@@ -368,7 +368,7 @@ fn an_icmp_errors_meaning_depends_on_its_family() {
 fn a_reused_entry_address_does_not_join_two_clients() {
     let mut script = to_cart().healthy(10_000);
     script.client = addr("10.244.1.101:40001");
-    let flows = last_words(fold(script.healthy(10_500).out, 60_000).0);
+    let flows = last_revisions(fold(script.healthy(10_500).out, 60_000).0);
     assert_eq!(flows.len(), 2);
     assert!(flows.iter().all(|flow| flow.outcome() == Outcome::Closed && flow.sightings == 5));
 }
@@ -376,7 +376,7 @@ fn a_reused_entry_address_does_not_join_two_clients() {
 #[test]
 fn a_missed_close_does_not_swallow_the_next_connection() {
     let script = to_cart().established(10_000).with_ct(0x9000).healthy(20_000);
-    let flows = last_words(fold(script.out, 60_000).0);
+    let flows = last_revisions(fold(script.out, 60_000).0);
     assert_eq!(flows.iter().map(Flow::outcome).collect::<Vec<_>>(), [Outcome::Established, Outcome::Closed]);
 }
 

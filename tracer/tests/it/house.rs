@@ -1,7 +1,7 @@
 //! The rooms of `tracer/src` and their order: a room uses only the rooms above it.
 //!
-//! Reads the paths that each source file names (`crate::…`, `super::…`) and names the file, the line and the arrow that
-//! point downwards. Imports between rooms cannot form a cycle while every arrow points up.
+//! Reads the paths in each source file (`crate::…`, `super::…`) and reports the file, line and arrow of each path that
+//! points downwards. While every arrow points up, imports between rooms cannot form a cycle.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The rooms, from the lowest to the highest. What a room is for stands in the first lines of its module.
+/// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
 const ROOMS: [&str; 21] = [
     "error",
     "parse",
@@ -35,15 +35,15 @@ const ROOMS: [&str; 21] = [
     "cli",
 ];
 
-/// A path that a file names, from the crate's root, and the line that it stands on.
+/// A path in a file, from the crate's root, and its line.
 #[derive(Debug, PartialEq, Eq)]
 struct Named {
     path: Vec<String>,
     line: usize,
 }
 
-/// The position of the room that holds this module; `None` for the crate's root and for the roots of split rooms, which
-/// only declare and re-export.
+/// The position of the room that contains this module; `None` for the crate's root and for the roots of split rooms,
+/// which only declare and re-export.
 fn room(path: &[String]) -> Option<usize> {
     ROOMS.iter().position(|room| {
         let names: Vec<&str> = room.split("::").collect();
@@ -51,7 +51,7 @@ fn room(path: &[String]) -> Option<usize> {
     })
 }
 
-/// Collects the paths that begin with `crate` or `super`, resolved from the module that they stand in.
+/// Collects the paths that begin with `crate` or `super`, resolved from their module.
 fn named(tokens: TokenStream, module: &[String], out: &mut Vec<Named>) {
     let trees: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
@@ -83,7 +83,7 @@ fn parent(module: &[String]) -> Vec<String> {
     module.split_last().map(|(_, parent)| parent.to_vec()).unwrap_or_default()
 }
 
-/// Reads `::name::{…}` behind the begin of a path. Answers where reading goes on.
+/// Reads `::name::{…}` after the beginning of a path. Returns the position after it.
 fn rest(
     trees: &[TokenTree],
     mut at: usize,
@@ -94,7 +94,7 @@ fn rest(
     let is_colon =
         |at: usize| matches!(trees.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == ':');
     if !is_colon(at) {
-        // `pub(super)` and `pub(crate)` name no path.
+        // `pub(super)` and `pub(crate)` contain no path.
         return at;
     }
     while is_colon(at) && is_colon(at + 1) {

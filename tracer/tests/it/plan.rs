@@ -1,4 +1,4 @@
-//! The hook plan on kernels made by hand: what is there, what is missing, and what that means.
+//! The hook plan for hand-made kernels: attached and missing hooks, and the consequences.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,14 +15,14 @@ use viptrace::{
     sighting::Hook,
 };
 
-/// A kernel that has everything, to take things from.
+/// A kernel that has everything. Tests remove parts of it.
 struct Kernel {
     symbols: HashSet<&'static str>,
     functions: HashMap<&'static str, Prototype>,
     tracepoints: HashMap<&'static str, Prototype>,
     modules: HashSet<&'static str>,
     kprobes: Result<(), String>,
-    /// Functions that fentry reaches.
+    /// The functions that fentry can attach to.
     fentry: HashMap<&'static str, FentryTarget>,
     preempts: bool,
 }

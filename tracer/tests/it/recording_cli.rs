@@ -84,7 +84,7 @@ fn a_target_without_records_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = recording(folder.path(), false, None);
     for (target, why) in [
-        ("shop/checkout", "no flow of it was seen"),
+        ("shop/checkout", "no flow of it was observed"),
         ("shop/db", "has no VIP"),
         ("shop/elsewhere", "there is no service/shop/elsewhere in this cluster"),
     ] {

@@ -1,5 +1,5 @@
-//! Folding healthy flows must change nothing but the cost: whatever happens on the network and in the cluster, the
-//! counts, causes, connect times and printed lines are those of judging every flow.
+//! Folding healthy flows must change nothing but the cost: for any events on the network and in the cluster, the
+//! counts, causes, connect times and printed lines equal those of judging every flow.
 
 use std::{
     io::{self, Write},
@@ -30,7 +30,7 @@ const ENDPOINTS: [&str; 3] = ["10.244.1.7:8080", "10.244.1.8:8080", "10.244.2.9:
 const RESOLVER: &str = "10.244.1.53:5353";
 const CLIENTS: [&str; 3] = ["10.244.1.100", "10.244.1.101", "192.0.2.7"];
 
-/// What an endpoint is; `None` where no slice lists it.
+/// The state of an endpoint; `None` if no slice lists it.
 type Listed = Option<Conditions>;
 
 fn service(name: &str, vip: &str, port: u16) -> Object {
@@ -190,11 +190,11 @@ enum Event {
         kind: u8,
     },
     Cart([Listed; 3]),
-    /// The Service changes in what no flow minds, or loses its port.
+    /// The Service changes in a field that affects no flow, or loses its port.
     Service {
         port: u16,
     },
-    /// Something of another Service.
+    /// A change of another Service.
     Elsewhere(Listed),
     Lost,
     Prune,
@@ -221,7 +221,7 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
     proptest::collection::vec((0..400_u64, event), 1..120)
 }
 
-/// What the hooks see of the `number`th flow, which begins at `ms`. Most flows are healthy.
+/// The sightings of the `number`th flow, which begins at `ms`. Most flows are healthy.
 fn flow(number: usize, ms: u64, client: usize, endpoint: usize, kind: u8) -> Vec<Sighting> {
     let client = format!("{}:{}", CLIENTS[client], 20_000 + number);
     let ct = 0xffff_8880_1000_0000 + number as u64 * 256;
@@ -316,14 +316,14 @@ fn of_many_healthy_flows_one_is_judged() {
 }
 
 #[test]
-fn an_endpoint_that_left_is_noticed_with_the_next_flow() {
+fn an_endpoint_that_left_is_reported_with_the_next_flow() {
     let mut trace = Trace::new(Detail::Faults);
     for number in 0..10_usize {
         let ms = 60_000 + number as u64 * 100;
         trace.until(ms, healthy(number, ms));
     }
     trace.change(62_000, cart([None, Some(READY), None]));
-    // Within the time that kube-proxy is given an answered connection is no fault, and each is looked at.
+    // Within the grace an answered connection is no fault, and each one is judged.
     trace.until(64_000, healthy(10, 63_000));
     let judged = trace.judged;
     trace.until(65_000, healthy(11, 64_000));
@@ -334,7 +334,7 @@ fn an_endpoint_that_left_is_noticed_with_the_next_flow() {
 }
 
 #[test]
-fn other_services_changes_do_not_make_flows_dearer() {
+fn other_services_changes_do_not_raise_the_cost() {
     let mut trace = Trace::new(Detail::Faults);
     for number in 0..100_usize {
         let ms = 60_000 + number as u64 * 100;

@@ -1,4 +1,4 @@
-//! A terminal for tests: commands typed in a folder of their own, and what a user reads of them.
+//! A terminal for tests: commands typed in a temporary folder, and their output.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
-/// A folder in which commands are typed, with nothing of the host's environment.
+/// A folder in which commands are typed, without the host's environment.
 pub(crate) struct Terminal {
     folder: tempfile::TempDir,
     environment: Vec<(String, String)>,
@@ -32,7 +32,7 @@ impl Terminal {
         fs::write(path, text).unwrap();
     }
 
-    /// Brings a committed file or folder here.
+    /// Copies a committed file or folder here.
     pub(crate) fn bring(&self, from: &str, name: &str) {
         copy(&fixture(from), &self.path().join(name));
     }
@@ -58,7 +58,7 @@ impl Terminal {
         command
     }
 
-    /// Types `viptrace ARGUMENTS`: standard output, then standard error, then the exit status where it is not 0.
+    /// Types `viptrace ARGUMENTS`: returns standard output, then standard error, then the exit status if it is not 0.
     pub(crate) fn run(&self, arguments: &str) -> String {
         let words: Vec<&str> = arguments.split_whitespace().collect();
         let output = self.command(&words).output().unwrap();
@@ -66,7 +66,7 @@ impl Terminal {
         self.transcript(arguments, &(text(&output.stdout) + &text(&output.stderr)), output.status.code())
     }
 
-    /// The same with standard output to this file.
+    /// Types the command with standard output redirected to this file.
     pub(crate) fn run_into(&self, arguments: &str, file: &str) -> String {
         let words: Vec<&str> = arguments.split_whitespace().collect();
         let out = fs::OpenOptions::new().write(true).open(file).unwrap();
@@ -85,7 +85,7 @@ impl Terminal {
         format!("$ viptrace {arguments}\n{read}{status}\n").replace(env!("CARGO_PKG_VERSION"), "[VERSION]")
     }
 
-    /// Several commands, one below the other.
+    /// The output of several commands, one after the other.
     pub(crate) fn session(&self, commands: &[&str]) -> String {
         commands.iter().map(|arguments| self.run(arguments)).collect()
     }

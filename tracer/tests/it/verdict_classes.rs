@@ -1,10 +1,10 @@
-//! Each class, from the sightings that a kernel gives for it to its verdict.
+//! Each class, from a kernel's sightings to its verdict.
 
 use std::sync::Arc;
 
 use crate::{
     cluster_support::{NOT_READY, READY, Shop, TERMINATING, endpoint, pod, service, slice},
-    flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, at, fold, last_words},
+    flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::Rules,
 };
 use viptrace::{
@@ -51,7 +51,7 @@ fn c6_a_stale_endpoint_of_a_dead_pod() {
     world.shop.leaves(EP, 20_000);
     let verdict = world.verdict(to_cart().dead_pod(140_000), 160_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C6, Domain::StaleEndpoints));
-    // The first SYN is not seen where nothing confirms it: its repeat after 1 s is.
+    // Without a confirmation the first SYN is not observed. Its retransmission after 1 s is.
     assert!(
         verdict.root_cause.contains("left the endpoints of shop/cart:http 2 min 1 s before"),
         "{}",
@@ -74,7 +74,7 @@ fn c6_stays_c6_when_another_pod_answers() {
 }
 
 #[test]
-fn c6_for_an_endpoint_that_no_slice_ever_listed_and_one_that_serves_no_more() {
+fn c6_for_an_endpoint_that_no_slice_listed_and_one_that_no_longer_serves() {
     let world = World::of(Shop::with_endpoints(&[OTHER]));
     let verdict = world.verdict(to_cart().refused(140_000), 160_000);
     assert_eq!(verdict.class, Class::C6);
@@ -118,7 +118,7 @@ fn c20_no_endpoints_with_the_reason() {
 }
 
 #[test]
-fn c20_is_still_said_where_the_refusal_cannot_be_seen() {
+fn c20_without_the_hook_of_the_refusal() {
     let mut world = World::of(Shop::with_endpoints(&[]));
     world.missing = vec![Hook::SendUnreach];
     let script = untranslated().drop_syn(10_000, "NETFILTER_DROP").connect_failed(10_001);
@@ -162,7 +162,7 @@ fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
 }
 
-/// Seen on a guest without a single rule: no conntrack hook is registered, so no entry and no decision exist.
+/// Observed on a guest without a single rule: no conntrack hook is registered, so there is no entry and no decision.
 #[test]
 fn c1_on_a_node_that_tracks_nothing() {
     let mut world = World::new();
@@ -172,7 +172,7 @@ fn c1_on_a_node_that_tracks_nothing() {
     let verdict = world.verdict(script.clone(), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C1, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|gap| gap.contains("no conntrack entry")), "{:?}", verdict.unseen);
-    // Without knowing that all rules are gone, the same flow proves nothing.
+    // If it is unknown whether all rules are gone, the same flow proves nothing.
     world.node.rules = Rules::Unread;
     assert_eq!(world.verdict(script, 70_000).class, Class::Unknown);
 }
@@ -195,7 +195,7 @@ fn c1_when_no_service_is_translated_any_more() {
 }
 
 #[test]
-fn an_untranslated_connection_in_another_namespace_is_none_of_ours() {
+fn an_untranslated_connection_in_another_namespace_is_ignored() {
     let world = World::new();
     // A Pod's own conntrack sees the VIP untranslated; the node translates it.
     let mut script = untranslated().confirm(10_000);
@@ -207,7 +207,7 @@ fn an_untranslated_connection_in_another_namespace_is_none_of_ours() {
 }
 
 #[test]
-fn in_ipvs_mode_an_unconfirmed_entry_says_nothing_of_the_choice() {
+fn in_ipvs_mode_an_unconfirmed_entry_does_not_show_the_choice() {
     let mut world = World::new();
     world.node.mode = Some(ProxyMode::Ipvs);
     let script = untranslated().drop_syn(60_000, "NEIGH_FAILED").connect_failed(63_000);
@@ -248,11 +248,11 @@ fn c16_the_table_is_full() {
 }
 
 #[test]
-fn a_connection_that_the_full_table_only_delayed_is_well() {
+fn a_connection_that_the_full_table_only_delayed_is_ok() {
     let script = to_cart().drop_table_full(10_000).retransmit(11_000, TcpState::SynSent).healthy(11_000);
     let verdict = World::new().verdict(script, 20_000);
     assert_eq!(verdict.class, Class::Ok);
-    assert!(verdict.against.iter().any(|e| e.content.contains("repeat its SYN")));
+    assert!(verdict.against.iter().any(|e| e.content.contains("retransmit its SYN")));
     assert!(verdict.evidence.iter().any(|e| e.content.contains("no conntrack entry")));
 }
 
@@ -261,13 +261,13 @@ fn c17_an_entry_that_lost_its_race() {
     let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
     let verdict = World::new().verdict(script, 50_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C17a, Domain::Conntrack));
-    // Resolved, it is nothing.
+    // A resolved clash is not a fault.
     let script = to_cart().udp().confirm(10_000).with_ct(9).confirm(10_000).clash(10_000);
     let verdict = World::new().verdict(script.clone(), 50_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::N10, Confidence::Medium));
     let verdict = World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::N10, Confidence::High));
-    // The other datagram was answered: this one was lost all the same.
+    // The other datagram was answered, but this one was lost.
     let script = to_cart().udp().confirm(10_000).clash(10_000).drop_syn(10_000, "NETFILTER_DROP");
     assert_eq!(World::new().verdict(script.delete(45_000, Status::SEEN_REPLY), 50_000).class, Class::C17a);
 }
@@ -287,9 +287,9 @@ fn c21_and_c22_local_policies_without_a_local_endpoint() {
     assert_eq!(world.verdict(dropped(Script::new(CLIENT, balanced, None)), 70_000).class, Class::C21);
 }
 
-/// Linux 5.10 tells of the drop and not why.
+/// Linux 5.10 reports the drop without its reason.
 #[test]
-fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
+fn a_drop_without_a_reason_is_the_local_policys_if_it_must_drop() {
     let nameless = || {
         let mut script = untranslated().drop_syn(60_000, "").drop_syn(61_000, "");
         let asked = script.orig();
@@ -307,7 +307,7 @@ fn a_drop_without_a_reason_is_a_local_policys_where_that_has_to_drop() {
     let verdict = world.verdict(nameless(), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C22, Confidence::Medium));
     assert!(verdict.unseen.iter().any(|what| what.contains("this kernel gives none")), "{verdict:#?}");
-    // With an endpoint here nothing has to be dropped, and nothing says that a rule did it.
+    // With a local endpoint the policy drops nothing, and no evidence names a rule.
     world.shop.ready(OTHER, 30_000);
     assert_ne!(world.verdict(nameless(), 70_000).class, Class::C22);
     world.shop.leaves(OTHER, 40_000);
@@ -326,15 +326,15 @@ fn c28_the_backend_refuses() {
 }
 
 #[test]
-fn c28_seen_from_the_client_alone() {
+fn c28_observed_only_at_the_client() {
     let script = to_cart().confirm(10_000).receive_reset(10_002, TcpState::SynSent).connect_failed(10_002);
     let verdict = World::new().verdict(script, 20_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C28, Confidence::Medium));
-    assert!(verdict.unseen.iter().any(|u| u.contains("who sent the RST")));
+    assert!(verdict.unseen.iter().any(|u| u.contains("the sender of the RST")));
 }
 
 #[test]
-fn c28_behind_a_masquerade() {
+fn c28_after_a_masquerade() {
     let mut script = to_cart();
     script.masquerade = Some(addr("10.244.1.1:52000"));
     assert_eq!(World::new().verdict(script.refused(10_000), 20_000).class, Class::C28);
@@ -352,7 +352,7 @@ fn c29_the_backend_is_silent_or_dead() {
 }
 
 #[test]
-fn c30_and_c31_behind_nat() {
+fn c30_and_c31_after_nat() {
     let script = to_cart().drop_syn(10_000, "NETFILTER_DROP").retransmit(11_000, TcpState::SynSent);
     assert_eq!(World::new().verdict(script, 20_000).class, Class::C30);
     assert_eq!(
@@ -364,7 +364,7 @@ fn c30_and_c31_behind_nat() {
 }
 
 #[test]
-fn n1_probes_however_they_end() {
+fn n1_probes_with_every_end() {
     let world = World::new();
     let probe = || Script::new("10.244.1.1:50000", EP, None);
     for script in [
@@ -381,9 +381,9 @@ fn n1_probes_however_they_end() {
         assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
         assert_eq!(verdict.service, None);
     }
-    let by_hand = last_words(fold(probe().confirm_by(10_000, 812, "curl").closed(10_010).out, 20_000).0);
+    let by_hand = last_revisions(fold(probe().confirm_by(10_000, 812, "curl").closed(10_010).out, 20_000).0);
     assert_eq!(world.judge(&by_hand[0]), None);
-    let another_pod = last_words(fold(Script::new(CLIENT, EP, None).healthy(10_000).out, 20_000).0);
+    let another_pod = last_revisions(fold(Script::new(CLIENT, EP, None).healthy(10_000).out, 20_000).0);
     assert_eq!(world.judge(&another_pod[0]), None);
 }
 
@@ -449,7 +449,7 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
         .retransmit(62_800, TcpState::Established)
         .retransmit(66_000, TcpState::Established);
     assert_eq!(world.verdict(silent, 80_000).class, Class::C7);
-    // The client loses patience after 4 s, within the Pod's grace.
+    // The client gives up after 4 s, within the Pod's grace.
     let impatient = to_cart()
         .established(10_000)
         .retransmit(30_200, TcpState::Established)
@@ -462,7 +462,7 @@ fn n9_and_c7_a_flow_older_than_its_endpoints_removal() {
 }
 
 #[test]
-fn nothing_lost_is_called_healthy() {
+fn flows_with_losses_are_never_healthy() {
     let world = World::new();
     let mut table = viptrace::flow::FlowTable::new(viptrace::flow::Limits::default());
     for sighting in to_cart().healthy(10_000).out {
@@ -478,7 +478,7 @@ fn nothing_lost_is_called_healthy() {
 }
 
 #[test]
-fn a_lean_trace_calls_a_quiet_flow_well_with_little_confidence() {
+fn a_lean_trace_judges_a_quiet_flow_ok_with_low_confidence() {
     let mut world = World::new();
     world.missing = vec![Hook::SockState, Hook::Delete];
     let verdict = world.verdict(to_cart().confirm(10_000), 20_000);
@@ -503,15 +503,15 @@ fn datagrams_with_and_without_an_answer() {
     );
     let one_way = World::new().verdict(script.delete(45_000, 0), 50_000);
     assert_eq!((one_way.class, one_way.confidence), (Class::N20, Confidence::Low));
-    assert!(one_way.root_cause.contains("no answer had come 35.0 s later"), "{}", one_way.root_cause);
+    assert!(one_way.root_cause.contains("there was no answer 35.0 s later"), "{}", one_way.root_cause);
 }
 
 #[test]
-fn a_flow_that_began_before_the_trace_is_not_explained_by_guessing() {
+fn a_flow_that_began_before_the_trace_is_not_explained() {
     let verdict = World::new()
         .verdict(to_cart().receive_reset(10_000, TcpState::SynSent).connect_failed(10_000), 20_000);
     assert_eq!((verdict.class, verdict.domain), (Class::Unknown, Domain::Unknown));
-    assert!(verdict.unseen.iter().any(|u| u.contains("what NAT decided")));
+    assert!(verdict.unseen.iter().any(|u| u.contains("NAT's decision")));
 }
 
 #[test]
@@ -532,7 +532,7 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
 }
 
 #[test]
-fn the_summary_ranks_as_a_person_would_look() {
+fn the_summary_ranks_causes() {
     let mut summary = Summary::default();
     let judged = |verdict: &Verdict, before: Option<&Verdict>| Judged {
         verdict: verdict.clone(),

@@ -2,7 +2,7 @@
 
 use crate::{
     cluster_support::Shop,
-    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_words},
+    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::Rules,
 };
 use viptrace::{
@@ -245,7 +245,7 @@ fn a_stray_packet_after_a_connections_end_breaks_nothing() {
 #[test]
 fn an_entry_that_ends_before_its_connection_is_not_its_end() {
     let script = to_cart().established(10_000).delete(20_000, Status::SEEN_REPLY | Status::ASSURED);
-    let flows = last_words(fold(script.out, 60_000).0);
+    let flows = last_revisions(fold(script.out, 60_000).0);
     assert_eq!(flows.iter().map(viptrace::flow::Flow::outcome).collect::<Vec<_>>(), [Outcome::Established]);
 }
 
@@ -329,7 +329,7 @@ fn c14_is_a_note_on_the_connection_that_had_to_wait() {
             .collect();
     script.out.extend(again);
     let world = world();
-    let flows = last_words(fold(script.out, 60_000).0);
+    let flows = last_revisions(fold(script.out, 60_000).0);
     let verdicts: Vec<_> = flows.iter().filter_map(|flow| world.judge(flow)).collect();
     let [before, after] = verdicts.as_slice() else { unreachable!("two flows expected: {flows:#?}") };
     assert_eq!((before.class, after.class), (Class::Ok, Class::Ok));
@@ -420,7 +420,7 @@ fn the_first_connection_of_a_client_has_a_template() {
 #[test]
 fn a_new_connection_after_a_missed_close_is_distinguished() {
     let script = by_ipvs(to_cart().established(10_000).with_ct(0x9000).healthy(20_000));
-    let flows = last_words(fold(script.out, 60_000).0);
+    let flows = last_revisions(fold(script.out, 60_000).0);
     let outcomes: Vec<_> = flows.iter().map(viptrace::flow::Flow::outcome).collect();
     assert_eq!(outcomes, [Outcome::Established, Outcome::Closed]);
     assert!(flows.iter().all(|flow| flow.trouble.is_none()));
@@ -445,5 +445,5 @@ fn a_socket_of_another_connection_is_not_joined_by_its_address() {
     let event = SocketEvent::State { old: TcpState::SynSent, new: TcpState::Established };
     let other = SocketFact { sk: 1, tuple, event, bytes_acked: 0, bytes_received: 0, task: None };
     script.out.push(seen(10_001, Hook::SockState, CLIENT_NS, Fact::Socket(other)));
-    assert_eq!(last_words(fold(script.out, 60_000).0).len(), 2);
+    assert_eq!(last_revisions(fold(script.out, 60_000).0).len(), 2);
 }

@@ -1,7 +1,7 @@
-//! Resets and their senders, datagrams without an answer, and what conntrack has to do with both.
+//! Resets by each sender, datagrams without an answer, and conntrack's part in both.
 
 use crate::{
-    flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_words},
+    flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::Rules,
 };
 use viptrace::{
@@ -21,14 +21,14 @@ fn says(verdict: &Verdict, what: &str) -> bool {
     verdict.evidence.iter().any(|evidence| evidence.content.contains(what))
 }
 
-fn speaks_against(verdict: &Verdict, what: &str) -> bool {
+fn contradicts(verdict: &Verdict, what: &str) -> bool {
     verdict.against.iter().any(|evidence| evidence.content.contains(what))
 }
 
 const OUT_OF_WINDOW: &str = "SEQ is over upper bound %u (over the window of the receiver)";
 
-/// An answer out of window, as 6.12 showed it: invalid on the node, a RST without a socket in the client's namespace,
-/// then the endpoint's RST to what the client goes on sending.
+/// An answer out of window, as 6.12 reports it: invalid on the node, a RST without a socket in the client's namespace,
+/// then the endpoint's RST to the client's next segments.
 fn out_of_window() -> Script {
     to_cart()
         .established(10_000)
@@ -57,15 +57,15 @@ fn c18_without_the_hook_on_invalid_packets_is_less_certain() {
         .receive_reset(13_001, TcpState::Established);
     let verdict = World::new().verdict(script, 30_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C18, Confidence::Medium));
-    assert!(speaks_against(&verdict, "C31"));
+    assert!(contradicts(&verdict, "C31"));
 }
 
 #[test]
 fn a_late_answer_to_a_closed_client_is_no_c18() {
-    // Translated, and to a port that has no socket any more: background noise (N16).
+    // Translated, and to a port whose socket is gone: background noise (N16).
     let script = to_cart().healthy(10_000).client_has_no_socket(10_500, addr(VIP));
     assert_eq!(World::new().verdict(script, 30_000).class, Class::Ok);
-    // Even untranslated: nobody was connected any more.
+    // Even if untranslated: the connection no longer existed.
     let script = to_cart().healthy(10_000).client_has_no_socket(10_500, addr(EP));
     assert_eq!(World::new().verdict(script, 30_000).class, Class::Ok);
 }
@@ -95,7 +95,7 @@ fn c18b_invalid_packets_are_dropped_and_the_connection_falls_silent() {
         .retransmit(15_000, TcpState::Established);
     let verdict = World::new().verdict(script.clone(), 40_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C18b, Domain::Conntrack));
-    // Dropped, and nothing broke: the drop is the cure for C18.
+    // Dropped, and nothing broke: the drop prevents C18.
     let script = to_cart().established(10_000).invalid_answer(12_000, OUT_OF_WINDOW).drop_invalid(12_000);
     let verdict = World::new().verdict(script.closed(13_000), 40_000);
     assert_eq!(verdict.class, Class::Ok);
@@ -105,7 +105,7 @@ fn c18b_invalid_packets_are_dropped_and_the_connection_falls_silent() {
 const OTHER: &str = "10.244.1.8:8080";
 
 #[test]
-fn c19_a_connection_that_is_picked_up_midway() {
+fn c19_a_mid_stream_pickup() {
     let mut world = World::new();
     world.shop.ready(OTHER, 0);
     let before = to_cart().established(10_000).delete_by_hand(12_000);
@@ -116,7 +116,7 @@ fn c19_a_connection_that_is_picked_up_midway() {
         .receive_reset(13_002, TcpState::Established)
         .state(13_002, false, TcpState::Established, TcpState::Close);
     let both: Vec<_> = before.out.iter().chain(&after.out).cloned().collect();
-    let flows = last_words(fold(both, 30_000).0);
+    let flows = last_revisions(fold(both, 30_000).0);
     let [flow] = flows.as_slice() else { panic!("one connection: {flows:#?}") };
     let verdict = world.judge(flow).unwrap();
     assert_eq!((verdict.class, verdict.domain), (Class::C19, Domain::Conntrack));
@@ -125,10 +125,10 @@ fn c19_a_connection_that_is_picked_up_midway() {
     let told = format!("led to {EP}; it was deleted through netlink (port 4242) 1.0 s before");
     assert!(says(&verdict, &told), "{verdict:#?}");
 
-    // The client is elsewhere: what its socket does is not seen, and the pick-up is a flow of its own.
+    // The client is on another node: its socket is not observed, and the pickup is a separate flow.
     let remote =
         |script: Script| script.out.into_iter().filter(|it| it.netns != crate::flow_support::CLIENT_NS);
-    let flows = last_words(fold(remote(before).chain(remote(after)), 30_000).0);
+    let flows = last_revisions(fold(remote(before).chain(remote(after)), 30_000).0);
     let verdicts: Vec<Verdict> = flows.iter().map(|flow| world.judge(flow).unwrap()).collect();
     let [first, second] = verdicts.as_slice() else { panic!("two flows: {verdicts:#?}") };
     assert_eq!(first.class, Class::Ok);
@@ -148,11 +148,11 @@ fn a_pick_up_by_the_same_endpoint_breaks_nothing() {
 #[test]
 fn a_reset_between_two_other_hosts_names_its_sender() {
     let script = to_cart().confirm(10_000).transit_reset(11_000, false, Status::SEEN_REPLY);
-    let flows = last_words(fold(script.clone().out, 30_000).0);
+    let flows = last_revisions(fold(script.clone().out, 30_000).0);
     assert_eq!(flows[0].outcome(), Outcome::Reset(ResetBy::Endpoint));
     let verdict = World::new().verdict(script, 30_000);
     assert!(says(&verdict, "a RST from the endpoint's side passed once"), "{verdict:#?}");
-    assert!(speaks_against(&verdict, "reset by the endpoint"));
+    assert!(contradicts(&verdict, "reset by the endpoint"));
 
     let by_client = to_cart().confirm(10_000).transit_reset(11_000, true, Status::SEEN_REPLY);
     assert_eq!(World::new().verdict(by_client, 30_000).class, Class::N4);
@@ -173,7 +173,7 @@ fn n5_an_idle_connection_is_given_up() {
 }
 
 #[test]
-fn a_refused_datagram_is_told_by_icmp_from_another_node() {
+fn an_icmp_error_from_another_node_refuses_a_datagram() {
     let script = to_cart().udp().confirm(10_000).icmp_error(10_010, "10.244.1.7:0", 3);
     let verdict = World::new().verdict(script, 50_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C28, Confidence::High));
@@ -181,17 +181,17 @@ fn a_refused_datagram_is_told_by_icmp_from_another_node() {
 }
 
 #[test]
-fn icmp_from_afar_says_why_a_connect_failed() {
+fn an_icmp_error_from_another_host_explains_a_failed_connect() {
     let script =
         |code| to_cart().confirm(10_000).icmp_error(10_010, "192.168.1.3:0", code).connect_failed(10_011);
     let verdict = World::new().verdict(script(1), 50_000);
     assert_eq!(verdict.class, Class::C29);
-    assert!(verdict.root_cause.contains("192.168.1.3 said so by ICMP"), "{}", verdict.root_cause);
+    assert!(verdict.root_cause.contains("192.168.1.3 reported it by ICMP"), "{}", verdict.root_cause);
     let verdict = World::new().verdict(script(13), 50_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C30, Domain::NetworkPolicy));
 }
 
-/// A table that has the entries of quiet datagram flows read again.
+/// A table that rereads the entries of quiet datagram flows.
 fn rereading() -> FlowTable {
     FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() })
 }
@@ -219,7 +219,7 @@ fn the_entry_of_a_quiet_datagram_flow_is_read_again_before_it_is_handed_out() {
 }
 
 #[test]
-fn an_entry_that_saw_no_reply_is_not_asked_again() {
+fn an_entry_without_a_reply_is_not_reread_twice() {
     let mut table = rereading();
     observe(&mut table, to_cart().udp().confirm(10_000).out);
     table.advance(at(15_100));
@@ -260,7 +260,7 @@ fn a_reread_that_yields_nothing_does_not_hold_the_flow_back() {
     let flows: Vec<_> = table.drain_settled().collect();
     let verdict = World::new().judge(&flows[0]).unwrap();
     assert_eq!(verdict.class, Class::N20);
-    assert!(verdict.unseen.iter().any(|unseen| unseen.contains("whether anybody answered")));
+    assert!(verdict.unseen.iter().any(|unseen| unseen.contains("whether there was an answer")));
 }
 
 #[test]
@@ -277,27 +277,27 @@ fn silence_is_a_fault_where_an_answer_is_due() {
     let unanswered = || to_cart().udp().confirm(10_000).reread(15_400, 0);
     assert_eq!(World::new().verdict(unanswered(), 50_000).class, Class::N20);
 
-    // The Service answered others.
+    // The Service answered other clients.
     let mut world = World::new();
     let answered =
-        last_words(fold(to_cart().udp().confirm(5_000).reread(6_000, Status::SEEN_REPLY).out, 7_000).0);
+        last_revisions(fold(to_cart().udp().confirm(5_000).reread(6_000, Status::SEEN_REPLY).out, 7_000).0);
     world.note(&answered[0]);
     let verdict = world.verdict(unanswered(), 50_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C29, Domain::NetworkPath));
     assert!(verdict.root_cause.contains("did not answer within 5.4 s"), "{}", verdict.root_cause);
 
-    // A resolver answers always.
+    // A resolver always answers.
     let mut world = World::new();
     let resolver = "10.96.0.53:53";
     world.shop.reached_by(Via::ClusterIp, resolver);
     let asked = || Script::new(CLIENT, resolver, Some(EP)).udp().confirm(10_000);
     assert_eq!(world.verdict(asked().reread(15_400, 0), 50_000).class, Class::C29);
-    // A moment after it was sent, nothing follows from silence.
+    // Right after it was sent, silence means nothing.
     assert_eq!(world.verdict(asked().reread(10_200, 0), 11_000).class, Class::N20);
 }
 
 #[test]
-fn sctp_is_told_by_its_entry() {
+fn sctp_is_judged_by_its_entry() {
     let association = || to_cart().sctp().confirm(10_000);
     let class = |script| World::new().verdict(script, 50_000).class;
     assert_eq!(class(association().reread(15_400, Status::SEEN_REPLY | Status::ASSURED)), Class::Ok);
@@ -328,22 +328,22 @@ fn c8_a_stale_udp_entry_that_its_sender_keeps_alive() {
     // The trace saw it begin, before the endpoint left.
     let verdict = world.verdict(to_cart().udp().confirm(10_000).listed(60_000, 58_000), 61_000);
     assert_eq!(verdict.class, Class::C8);
-    // Nothing was sent since: the entry only waits for its end.
+    // Nothing was sent since: the entry only waits for its timeout.
     let verdict = world.verdict(to_cart().udp().listed(30_000, 19_000), 31_000);
     assert_ne!(verdict.class, Class::C8);
-    // Made by the rules after the endpoint had left, it is they that are stale.
+    // The rules created it after the endpoint had left, so the rules are stale.
     let verdict = world.verdict(to_cart().udp().confirm(40_000).listed(60_000, 58_000), 61_000);
     assert_eq!(verdict.class, Class::C6);
 }
 
 #[test]
-fn c1_does_not_contradict_a_rule_that_stands() {
+fn c1_does_not_contradict_an_existing_rule() {
     let mut world = World::new();
     world.node.running = Some(false);
     let script = || Script::new(CLIENT, VIP, None).silent(60_000);
     let verdict = world.verdict(script(), 70_000);
     assert_eq!((verdict.class, verdict.confidence), (Class::C1, Confidence::Medium));
-    assert!(speaks_against(&verdict, "a rule translates 10.96.0.10:80 now"), "{verdict:#?}");
+    assert!(contradicts(&verdict, "a rule translates 10.96.0.10:80 now"), "{verdict:#?}");
     assert!(!verdict.root_cause.contains("lack"), "{}", verdict.root_cause);
     world.node.rules = Rules::Vip(Rule::Missing);
     assert_eq!(world.verdict(script(), 70_000).confidence, Confidence::High);
@@ -355,9 +355,9 @@ fn another_dataplane_makes_a_missing_translation_doubtful() {
     world.node.rules = Rules::Vip(Rule::Missing);
     world.node.mode = None;
     let served = Script::new("10.244.1.100:41000", VIP, None).healthy(55_000);
-    let flows = last_words(fold(served.out, 58_000).0);
+    let flows = last_revisions(fold(served.out, 58_000).0);
     world.note(&flows[0]);
     let verdict = world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
     assert_eq!(verdict.confidence, Confidence::Low);
-    assert!(speaks_against(&verdict, "something that netfilter does not see"), "{verdict:#?}");
+    assert!(contradicts(&verdict, "a program that netfilter does not see"), "{verdict:#?}");
 }

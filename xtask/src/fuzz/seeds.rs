@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::Target;
 
 /// Longer files are no seeds: they would be run a few times a second.
-const FILE_MAX_BYTES: u64 = 128 << 10;
+const MAX_FILE_BYTES: u64 = 128 << 10;
 
 /// Writes the seeds of a target into `folder`, in place of what is there. Returns how many there are.
 pub(super) fn write(target: &Target, tests: &Path, folder: &Path) -> Result<usize> {
@@ -213,13 +213,13 @@ fn put(pieces: &mut Vec<u8>, kind: u8, piece: &[u8]) {
 fn unframed(mut file: &[u8]) -> Option<Vec<u8>> {
     const FILE_MAGIC_BYTES: usize = 16;
     const FRAME_HEADER_BYTES: usize = 32;
-    const PAYLOAD_MAX_BYTES: usize = 16 << 20;
+    const MAX_PAYLOAD_BYTES: usize = 16 << 20;
     let mut pieces = Vec::new();
     file = file.get(FILE_MAGIC_BYTES..)?;
     while let Some((header, rest)) = file.split_at_checked(FRAME_HEADER_BYTES) {
         let (kind, compressed_bytes) = (word(header, 8)?, word(header, 16)?);
         let (compressed, rest) = rest.split_at_checked(compressed_bytes as usize)?;
-        let payload = zstd::bulk::decompress(compressed, PAYLOAD_MAX_BYTES).ok()?;
+        let payload = zstd::bulk::decompress(compressed, MAX_PAYLOAD_BYTES).ok()?;
         if kind == 0 {
             put(&mut pieces, HEADER, &payload);
         } else {
@@ -275,7 +275,7 @@ fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
 
 /// JSON without its spaces, of metrics those that are kube-proxy's own, of anything else the beginning.
 fn compact(path: &Path) -> Result<Vec<u8>> {
-    const TEXT_MAX_BYTES: usize = 16 << 10;
+    const MAX_TEXT_BYTES: usize = 16 << 10;
     let bytes = read(path)?;
     let is_json = path.extension().is_some_and(|extension| extension == "json");
     match serde_json::from_slice::<Value>(&bytes) {
@@ -290,7 +290,7 @@ fn compact(path: &Path) -> Result<Vec<u8>> {
         text.into_owned()
     };
     text.truncate(
-        (0..=TEXT_MAX_BYTES.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0),
+        (0..=MAX_TEXT_BYTES.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0),
     );
     Ok(text.into_bytes())
 }
@@ -317,7 +317,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
                 entry.metadata().with_context(|| format!("could not look at {}", entry.path().display()))?;
             if meta.is_dir() {
                 folders.push(entry.path());
-            } else if meta.len() <= FILE_MAX_BYTES {
+            } else if meta.len() <= MAX_FILE_BYTES {
                 found.push(entry.path());
             }
         }

@@ -61,7 +61,7 @@ pub(in crate::scenarios) fn endpoint(stage: &mut Stage) -> Result<()> {
     stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(server.address()));
     check_statement(stage, "the endpoint's socket sent a RST");
     check_statement(stage, "the client's socket received a RST");
-    check_statement(stage, "reset by the endpoint: look at the application there");
+    check_statement(stage, "reset by the endpoint: check the application there");
     Ok(())
 }
 

@@ -261,11 +261,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration_is_told() {
+    fn texts_without_a_configuration_are_refused() {
         assert!(Config::parse("kind: Deployment").unwrap_err().why.contains("Deployment"));
         assert!(Config::parse("").unwrap_err().why.contains("no kind"));
         assert!(Config::parse("a: [").unwrap_err().why.contains("not YAML"));
-        assert!(Config::parse("{\"kind\": \"ConfigMap\"}").unwrap_err().why.contains("holds no"));
+        assert!(Config::parse("{\"kind\": \"ConfigMap\"}").unwrap_err().why.contains("contains no"));
     }
 
     #[test]
