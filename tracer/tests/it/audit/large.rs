@@ -58,7 +58,10 @@ fn one_endpoint_among_many_is_named() {
         let chain = viptrace::diagnosis::audit::names::iptables_endpoint(key, port, gone);
         let lines = lines(&found);
         assert!(found.discrepancies.iter().all(|d| d.service.as_deref() == Some(name)), "{lines}");
-        assert!(found.discrepancies.iter().any(|d| *d.place == *chain && d.endpoint == Some(gone)), "{lines}");
+        assert!(
+            found.discrepancies.iter().any(|d| *d.place == *chain && d.endpoint == Some(gone)),
+            "{lines}"
+        );
     }
 }
 
