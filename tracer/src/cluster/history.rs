@@ -16,7 +16,7 @@ use std::{
 use crate::{
     cluster::{
         model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, Trimmed},
-        timeline::{At, Timeline, VERSIONS_MAX, horizon},
+        timeline::{At, MAX_VERSIONS, Timeline, horizon},
     },
     net::Protocol,
     text,
@@ -253,11 +253,11 @@ impl History {
     /// What the history could not keep, one sentence for each kind of loss.
     pub(crate) fn losses(&self) -> Vec<String> {
         let refused = format!(
-            "{} left out: the history keeps {OBJECTS_MAX} of each kind",
+            "{} left out: the history keeps {MAX_OBJECTS} of each kind",
             text::count(self.refused, "object")
         );
         let forgotten = format!(
-            "{} forgotten early: the history keeps {VERSIONS_MAX} of each object",
+            "{} forgotten early: the history keeps {MAX_VERSIONS} of each object",
             text::count(self.forgotten, "version")
         );
         [(self.refused, refused), (self.forgotten, forgotten)]

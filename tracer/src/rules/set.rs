@@ -107,7 +107,7 @@ impl Set {
         single.chain(self.ranges.iter().map(|(key, verdict)| (key, verdict.as_ref())))
     }
 
-    /// The element that holds this key, and the verdict that a map gives it.
+    /// The element with this key, and its verdict in a map.
     #[expect(clippy::option_option, reason = "an element of a set has no verdict")]
     pub fn find(&self, key: &[Datum]) -> Option<Option<&Verdict>> {
         if let Some(verdict) = self.elements.get(key) {
