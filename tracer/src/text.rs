@@ -79,7 +79,7 @@ pub fn word(name: &str) -> String {
     }
 }
 
-/// `1 endpoint`, `2 endpoints`, `3 entries`, `4 addresses`: the count and its noun, which the caller passes in the singular.
+/// `1 endpoint`, `2 endpoints`, `3 entries`, `4 addresses`: the count and its noun. The caller passes the singular.
 pub fn count(count: impl TryInto<u64>, noun: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
     match noun.strip_suffix('y') {

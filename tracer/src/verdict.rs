@@ -48,14 +48,14 @@ pub struct Verdict {
 
 /// The part of a verdict that is counted, which is kept for a flow that may be judged again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct VerdictKey {
     pub class: Class,
     pub service: Option<ServiceRef>,
 }
 
 impl Verdict {
-    pub fn told(&self) -> Told {
-        Told { class: self.class, service: self.service.clone() }
+    pub fn key(&self) -> VerdictKey {
+        VerdictKey { class: self.class, service: self.service.clone() }
     }
 
     /// Whether a person has to act: the flow failed for a reason that is not normal.

@@ -1,4 +1,4 @@
-//! The scenarios, one after the other, each on a mended node; and beside them those that need no node.
+//! Runs the scenarios one after the other, each on a repaired node, and in parallel those that need no node.
 
 use std::{
     thread,
@@ -16,8 +16,9 @@ use crate::{
     world::{Stage, Watch, World},
 };
 
-/// Runs those whose name holds `filter`, or one of several separated by commas (`=NAME` is just that one); or without a
-/// filter those of the kernel that `lab.share` names; of them the part that `lab.part` names. Returns whether all passed.
+/// Runs the scenarios whose name contains `filter`, or one of several names separated by commas (`=NAME` is exactly
+/// that one). Without a filter it runs those of the kernel that `lab.share` names, and of them the part that `lab.part`
+/// names. Returns whether all passed.
 pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     let is_chosen = |name: &str| {
         filter
@@ -30,7 +31,7 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         Some(kernel) => scenario.shares.of(kernel, scenario.variants),
         None => scenario.variants.to_vec(),
     };
-    // Mode after mode: the node's rules are changed as seldom as can be.
+    // One mode after the other, so that the node's rules change as seldom as possible.
     let mut chosen: Vec<(&Scenario, Variant)> = scenarios::ALL
         .iter()
         .flat_map(|scenario| variants(scenario).into_iter().map(move |variant| (scenario, variant)))
@@ -82,7 +83,7 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     Ok(all_passed)
 }
 
-/// One guest's part of what several guests share.
+/// The part of one guest, where several guests share the scenarios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     /// From 0.
@@ -91,7 +92,7 @@ struct Part {
 }
 
 impl Part {
-    /// As `lab.part` names it: `2/3` is the second of three; all there is without it.
+    /// Parses `lab.part`: `2/3` is the second of three. Without it the part is everything.
     fn named(text: Option<&str>) -> Result<Self> {
         let Some(text) = text else { return Ok(Self { number: 0, parts: 1 }) };
         let read = || {
@@ -102,13 +103,13 @@ impl Part {
         read().ok_or_else(|| anyhow!("lab.part={text} is not a part like 2/3"))
     }
 
-    /// Dealt like cards, so that each part has some of every mode and of what stands beside each other.
+    /// Deals the scenarios in turn, so that each part has some of every mode and of every neighbouring group.
     fn of<T>(self, all: Vec<T>) -> Vec<T> {
         all.into_iter().skip(self.number).step_by(self.parts).collect()
     }
 }
 
-/// Tells how a scenario ended; returns false if it failed.
+/// Prints the result of a scenario. Returns false if it failed.
 fn told(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool {
     let outcome = match played {
         Ok(()) => Outcome::Passed,

@@ -1,5 +1,5 @@
-//! Two traces side by side on the same traffic, one whose functions are reached by fentry, one by kprobes: they tell the
-//! same story of each flow, event by event.
+//! Two traces side by side on the same traffic, one attached by fentry, one by kprobes: both must report the same
+//! verdict and the same events for each flow.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,9 +29,9 @@ use crate::{
 const CHECK_LIMIT: Duration = Duration::from_secs(90);
 const RECORDS_LIMIT: Duration = Duration::from_secs(90);
 const TIERS: [&str; 2] = ["fentry", "kprobe"];
-/// How far two traces may be apart in when they say that an event was: one program runs after the other.
+/// The largest difference between the times of one event in two traces: one program runs after the other.
 const APART: Duration = Duration::from_millis(50);
-/// Between the third SYN retransmit and the moment at which a flow without an answer is told of (4 s).
+/// Between the third SYN retransmit and the time at which an unanswered flow is reported (4 s).
 const PATIENCE: Duration = Duration::from_millis(3_500);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
@@ -84,7 +84,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         let ended = tool.stop()?;
         ensure!(complete, "by {tier}, {records} of {flows} flows had a record: {}", ended.stderr);
         told.push(stories(&ended.records())?);
-        // By fentry alone, and the summary says so.
+        // Only by fentry, and the summary states it.
         unreached |= ended.stderr.contains("enter nf_ct_delete.part.0 in its place");
         let lines = ended.stderr.lines().filter(|line| events_left_out(line) > 0);
         owned_up.extend(lines.map(|line| format!("by {tier}: {}\n", line.trim())));
@@ -104,15 +104,15 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
             differing.push(format!("{flow} is told differently:\n{difference}"));
         }
     }
-    // A kernel that preempts or interrupts a program keeps events from it: each from a flow at most, and those alone that
-    // the traces own up to.
+    // A kernel that preempts or interrupts a program loses events: at most one for each flow, and only those that the
+    // traces report as lost.
     let left_out: usize = owned_up.iter().map(|line| events_left_out(line)).sum();
     ensure!(differing.len() <= left_out, "{}{}", differing.concat(), owned_up.concat());
     Ok(())
 }
 
-/// Fails unless the plan reaches every function in the way that was asked for; where the kernel cannot, the plan's own
-/// reason is what is skipped for.
+/// Fails unless the plan reaches every function in the requested way. If the kernel cannot, the scenario is skipped
+/// with the plan's own reason.
 fn reached_by(tier: &str) -> Result<()> {
     let checked = Invocation::start(&["check", "--kernel", "--attach", tier])?.end(CHECK_LIMIT)?;
     let line_of =
@@ -130,7 +130,7 @@ fn reached_by(tier: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many events at most a trace's summary says that the kernel kept from its programs.
+/// The most events that the kernel kept from the programs, as the trace's summary states it.
 fn events_left_out(summary: &str) -> usize {
     let counts = summary.split("up to ").skip(1).filter_map(|rest| rest.split_once(' '));
     let missed =
@@ -138,16 +138,16 @@ fn events_left_out(summary: &str) -> usize {
     missed.filter_map(|(count, _)| count.parse::<usize>().ok()).sum()
 }
 
-/// What was told of a flow.
+/// The report of one flow.
 #[derive(Debug)]
 struct Story {
     told: Timestamp,
     evidence: Vec<Piece>,
-    /// The record without its evidence and without times.
+    /// The record without its evidence and times.
     rest: Value,
 }
 
-/// A piece of evidence, without the durations in its text.
+/// One piece of evidence, without the durations in its text.
 #[derive(Debug)]
 struct Piece {
     time: Option<Timestamp>,
@@ -172,19 +172,19 @@ impl Story {
         })
     }
 
-    /// What it says of the time before one of two stories was told, less what two traces' clocks may be apart.
+    /// The evidence from before the first of the two reports, less the difference of the two traces' clocks.
     fn before(&self, told: Timestamp) -> impl Iterator<Item = &Piece> {
         let still_told = move |piece: &&Piece| piece.time.is_none_or(|time| time + APART < told);
         self.evidence.iter().filter(still_told)
     }
 }
 
-/// What two stories of a flow do not have in common. Events of the same moment may come in either order.
+/// The differences between two reports of a flow. Events of the same moment may come in either order.
 #[derive(Debug)]
 struct Difference {
-    /// Pieces of evidence of one alone, with its tier.
+    /// The evidence that only one trace has, with its tier.
     events: Vec<(&'static str, String)>,
-    /// Other fields that differ, with what both say.
+    /// Other fields that differ, with both values.
     fields: Vec<(String, [Value; 2])>,
 }
 
@@ -213,8 +213,8 @@ impl Difference {
         self.events.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether it is more than what a missing event explains: that may leave a flow unexplained, never make it another
-    /// class's or another Service's.
+    /// Whether a missing event cannot explain the difference: it may leave a flow unexplained, but never change its
+    /// class or its Service.
     fn is_contradiction(&self) -> bool {
         self.fields.iter().any(|(name, told)| match name.as_str() {
             "class" => !told.iter().any(|class| class == Class::Unknown.id()),
@@ -235,13 +235,13 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What was told of each flow.
+/// The report of each flow.
 fn stories(records: &[Record]) -> Result<BTreeMap<String, Story>> {
     let key = |record: &Record| format!("{} → {}", record.text("/flow/client"), record.text("/flow/vip"));
     records.iter().map(|record| Ok((key(record), Story::of(record)?))).collect()
 }
 
-/// The same without points in time and durations: the two traces stamp and wake at moments of their own.
+/// The text without points in time and durations: the two traces have their own timestamps and wake-ups.
 fn timeless(value: &Value) -> Value {
     match value {
         Value::Object(fields) => fields
@@ -255,7 +255,7 @@ fn timeless(value: &Value) -> Value {
     }
 }
 
-/// Replaces "1.2 ms" and the like by "… ms".
+/// Replaces "1.2 ms" and similar durations by "… ms".
 fn without_durations(text: &str) -> String {
     let words: Vec<&str> = text.split(' ').collect();
     let is_unit =

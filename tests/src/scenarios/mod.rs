@@ -1,5 +1,5 @@
-//! The scenarios, one file a fault. Each reads as a story: who serves, what breaks, what traffic goes, what the
-//! clients live to see, what verdict each flow must get. The judging itself is the stage's.
+//! The scenarios, one file for each fault. Each states the servers, the fault, the traffic, the clients' outcomes and
+//! the expected verdict of each flow. The stage compares.
 
 mod alone;
 mod api_away;
@@ -53,11 +53,11 @@ use crate::{
 pub struct Scenario {
     pub name: &'static str,
     pub story: fn(&mut Stage) -> Result<()>,
-    /// The cells of the matrix that it proves.
+    /// The cells of the matrix that it covers.
     pub covers: &'static [Covers],
     /// The modes and families that it runs in.
     pub variants: &'static [Variant],
-    /// The kernels that run it where nothing else is asked for.
+    /// The kernels that run it by default.
     pub shares: Shares,
 }
 
@@ -78,7 +78,7 @@ impl Scenario {
         Self { shares, ..self }
     }
 
-    /// The cells that it proves in this variant.
+    /// The cells that it covers in this variant.
     pub fn cells(&self, variant: Variant) -> Vec<Cell> {
         let cells = self.covers.iter().flat_map(|covers| covers.cells(variant.mode));
         let mut cells: Vec<Cell> = if self.variants.iter().any(|other| other.family == Family::V6) {
@@ -91,7 +91,7 @@ impl Scenario {
         cells
     }
 
-    /// Its name in this variant; that of the default says no more than it ever did.
+    /// Its name in this variant. The default variant adds nothing to the name.
     pub fn name_in(&self, variant: Variant) -> String {
         if variant == Variant::DEFAULT { self.name.to_owned() } else { format!("{}@{variant}", self.name) }
     }
@@ -204,7 +204,7 @@ pub const ALL: &[Scenario] = &[
     scenario("mixed-5000", mixed::story).covers(TCP4).on(WIDE).runs(NO_OLD_KERNEL),
 ];
 
-/// One that needs nothing of the node and mostly waits.
+/// A scenario that needs no node and mostly waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Beside {
     pub name: &'static str,
@@ -212,7 +212,7 @@ pub struct Beside {
     pub shares: Shares,
 }
 
-/// Those that run beside the others, to be told of at the end.
+/// The scenarios that run in parallel with the others. Their results are reported at the end.
 pub const BESIDE: &[Beside] =
     &[Beside { name: "exit-status-unanswered", story: exit_status::unanswered, shares: ONE_KERNEL }];
 

@@ -1,7 +1,7 @@
 //! The cluster from a folder: `kubectl get -o json` lists and watch streams, for air-gapped and post-incident use.
 //!
-//! Owns the recognition of files and the times that their objects are given. Must not ask an API server anything.
-//! What cannot be read is a warning that names the file; only a folder with nothing usable is an error.
+//! Owns the recognition of files and the times of their objects. Must not contact an API server. An unreadable file is
+//! a warning that names it. Only a folder without anything usable is an error.
 
 use std::{
     borrow::Cow,
@@ -34,7 +34,7 @@ mod tests;
 /// Larger files are left out with a warning: parsing takes several times a file's size in memory.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Warnings of one kind listed for a file, at most; the rest is counted.
+/// The most warnings of one kind for a file. The rest is counted.
 const MAX_WARNINGS: usize = 5;
 
 #[derive(Debug, thiserror::Error)]
@@ -52,18 +52,18 @@ impl Hint for FolderError {
     }
 }
 
-/// What a folder gave.
+/// The result of reading a folder.
 #[derive(Debug)]
 pub struct Folder {
     pub history: History,
-    /// When the files were written: the oldest file's modification time. `None` where the file system does not say.
+    /// When the files were written: the oldest file's modification time. `None` if the file system has none.
     pub taken: Option<Timestamp>,
     pub warnings: Vec<Warning>,
-    /// Parts of objects that were skipped, all of them counted.
+    /// The number of skipped parts of objects.
     pub oddities: u64,
 }
 
-/// A list, or a single object. Its items are read later, each as what it is.
+/// A list, or a single object. Its items are read later, each by its kind.
 #[derive(Deserialize)]
 struct Document<'t> {
     #[serde(borrow, default)]
@@ -88,7 +88,7 @@ impl Item<'_> {
     }
 }
 
-/// What could not be read or used.
+/// A file, or a part of it, that could not be read or used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     #[error("{name}: {why}")]
@@ -117,11 +117,11 @@ struct Event {
     object: Value,
 }
 
-/// What is known of a kind's lists.
+/// The state of a kind's lists.
 #[derive(Clone, Copy, Default)]
 struct Listed {
     seen: bool,
-    /// The list's resourceVersion, where it says one.
+    /// The list's resourceVersion, if it has one.
     version: Option<u64>,
 }
 
@@ -135,15 +135,15 @@ struct Reader<'t> {
     warnings: Vec<Warning>,
 }
 
-/// Reads the folder (not its subfolders). Versions older than the look-back before the newest change are kept: they
-/// were asked for.
+/// Reads the folder (not its subfolders). Keeps versions older than the look-back before the newest change: the caller
+/// requested them.
 pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, FolderError> {
     let unreadable = |source| FolderError::Unreadable { path: dir.to_owned(), source };
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(unreadable)? {
         files.push(entry.map_err(unreadable)?.path());
     }
-    // The order of a directory is chance; the result must not be.
+    // Directories have no order. The result must not depend on it.
     files.sort();
     let mut texts = Vec::new();
     let mut warnings = Vec::new();
@@ -169,7 +169,7 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
                 false
             })
         };
-        // The age of somebody else's file tells nothing about the objects.
+        // The age of an unrelated file does not date the objects.
         if is_ours && let Some(written) = written {
             reader.taken = Some(reader.taken.map_or(*written, |oldest| oldest.min(*written)));
         }
@@ -182,7 +182,7 @@ pub fn read(dir: &Path, look_back: std::time::Duration) -> Result<Folder, Folder
     Ok(reader.into_folder(History::new(look_back)))
 }
 
-/// A file's text, and when it was last written.
+/// A file's text, and the time of its last change.
 fn text_of(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     let mut file = File::open(path).map_err(|error| format!("cannot open it: {error}"))?;
     let meta = file.metadata().map_err(|error| format!("cannot examine it: {error}"))?;
@@ -200,7 +200,7 @@ fn text_of(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     Ok((text::of_bytes(bytes), meta.modified().ok().and_then(from_system_time)))
 }
 
-/// The history that lists and watch streams tell, each text with the name that warnings give it.
+/// The history from lists and watch streams. Each text comes with its name for warnings.
 pub fn from_texts<'t>(
     lists: impl IntoIterator<Item = (&'t str, &'t str)>,
     streams: impl IntoIterator<Item = (&'t str, &'t str)>,
@@ -225,8 +225,7 @@ pub fn from_texts<'t>(
 }
 
 impl<'t> Reader<'t> {
-    /// Takes a list or an object; answers whether it was of a kind that is followed. The error is that of a text that is
-    /// not JSON.
+    /// Takes a list or an object. Returns whether its kind is followed. A text that is not JSON is an error.
     fn take(&mut self, text: &'t str) -> serde_json::Result<bool> {
         let document: Document<'t> = match serde_json::from_str(text) {
             Ok(document) => document,
@@ -285,7 +284,7 @@ impl<'t> Reader<'t> {
         if events.iter().all(|event| event.version.is_some()) {
             events.sort_by_key(|event| event.version);
         }
-        // A list made after its stream was recorded: the stream is the older part of the history.
+        // The list is newer than its stream: the stream is the older part of the history.
         let listed = self.listed;
         let precedes_list = |event: &Event| {
             let list = listed.get(event.kind.index()).and_then(|listed| listed.version);
@@ -303,7 +302,7 @@ impl<'t> Reader<'t> {
             let from = trimmed.changed.unwrap_or(Timestamp::MIN);
             unlisted.remove(&(kind, trimmed.object.key().clone()));
             clock = clock.max(from);
-            // No clock to compare with: the objects' own times are all there is.
+            // There is no clock to compare with: the objects have only their own times.
             history.apply_listed(Timestamp::from_unix_ns(u64::MAX), trimmed);
         }
         for (kind, key) in unlisted {
@@ -345,8 +344,8 @@ fn event(line: &str) -> Result<Option<Event>, String> {
     Ok(Some(Event { kind, deleted, version, object }))
 }
 
-/// Applies one event. Its time is what the object says about its latest change; where it says nothing newer than the
-/// events before it (a deletion leaves no mark on a Service), it counts as having come right after them.
+/// Applies one event. Its time is the object's own record of its latest change. If that is not newer than the events
+/// before it (a deletion leaves no trace on a Service), the event counts as directly after them.
 fn replay(
     history: &mut History,
     event: Event,

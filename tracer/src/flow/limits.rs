@@ -1,33 +1,33 @@
-//! The bounds of a flow table, and what it counted.
+//! The limits of a flow table, and its counts.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Bounds on memory and waiting.
+/// Limits on memory and waiting times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
     /// Flows held at once, about 1 KiB each; at least 1. Half-open ones make room first.
     pub max_flows: usize,
-    /// How long sightings are held to be sorted by time.
+    /// How long sightings wait to be sorted by time.
     pub reorder: Duration,
-    /// How long a flow that is over waits for the other end's evidence.
+    /// How long an ended flow waits for the evidence of the other end.
     pub settle: Duration,
-    /// How long a TCP flow may go without a sign of an answer until it is handed out. SYN retransmits come after
-    /// 1 s and 3 s (after 1, 2, 3 s since Linux 6.5) and an unresolved neighbour fails after 3 s: 4 s see both.
+    /// How long a TCP flow without a sign of an answer waits until it is handed out. SYN retransmits come after 1 s and
+    /// 3 s (after 1, 2, 3 s since Linux 6.5), and an unresolved neighbour fails after 3 s: 4 s cover both.
     pub answer: Duration,
-    /// How long no hook may have observed a flow of datagrams until its entry is read again and it is handed out: after a
-    /// resolver's patience (resolv.conf(5)), before conntrack forgets one-way UDP (30 s).
+    /// How long a flow of datagrams is unobserved until its entry is read again and the flow is handed out: longer than
+    /// a resolver's timeout (resolv.conf(5)), shorter than conntrack's timeout of one-way UDP (30 s).
     pub silence: Duration,
     /// How long a flow that was handed out is kept for late evidence.
     pub linger: Duration,
-    /// The same for an unanswered one: the client repeats its SYN for about 130 s.
+    /// The same for an unanswered flow: the client retransmits its SYN for about 130 s.
     pub unanswered: Duration,
-    /// Which flows' entries are read again before they are handed out unanswered.
+    /// The flows whose entries are read again before they are handed out unanswered.
     #[serde(rename = "look")]
     pub reread: Reread,
-    /// How long such a flow waits for its entry; a busy program may read it late.
+    /// How long such a flow waits for its entry. A busy program may read it late.
     #[serde(rename = "look_wait")]
     pub reread_wait: Duration,
 }
@@ -36,13 +36,13 @@ pub struct Limits {
 /// observes an answer as such, only the entry records it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reread {
-    /// None: the kernel cannot be read, or it was when the recording was made.
+    /// None: the kernel cannot be read, or the recording already has the entries.
     #[default]
     Nothing,
-    /// Those that no socket event describes: UDP and SCTP.
+    /// Flows that no socket event describes: UDP and SCTP.
     Datagrams,
-    /// TCP connections too: sockets on other nodes are not observed here. Not for a trace without socket states, where
-    /// that would be every connection.
+    /// TCP connections too: sockets on other nodes are not observed here. Not for a trace without socket states,
+    /// because every connection would qualify.
     All,
 }
 
@@ -62,7 +62,8 @@ impl Default for Limits {
     }
 }
 
-/// Counts since the table was made, except `open`. `seen` is the sum of `settled`, `evicted`, `absorbed` and `open`.
+/// Counts since the start of the table, except `open`. `seen` is the sum of `settled`, `evicted`, `absorbed` and
+/// `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub sightings: u64,
@@ -70,18 +71,18 @@ pub struct Counters {
     pub seen: u64,
     /// Flows handed out at least once.
     pub settled: u64,
-    /// Flows that are held and not handed out yet.
+    /// Flows in the table that are not handed out yet.
     pub open: u64,
-    /// Flows forgotten before they could be handed out, for want of room.
+    /// Flows evicted before they could be handed out, because the table was full.
     pub evicted: u64,
-    /// Those of them that were half-open.
+    /// The evicted flows that were half-open.
     pub evicted_half_open: u64,
     /// Flows that turned out to be the other end of another.
     pub absorbed: u64,
-    /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows long gone.
+    /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows evicted long ago.
     pub unmatched: u64,
-    /// Times that the conntrack table was found full.
+    /// How often the conntrack table was full.
     pub table_full: u64,
-    /// Times that a full table made room by evicting an unassured entry (N7).
+    /// How often a full table evicted an unassured entry to make room (N7).
     pub table_full_freed: u64,
 }

@@ -1,7 +1,7 @@
-//! Flows without a sign of an answer: which conntrack entries are to be read again, and what they are by then.
+//! Flows without a sign of an answer: the conntrack entries to read again, and their later state.
 //!
-//! Owns the list of them and the folding of what was read; the caller has the kernel's memory read. No hook observes that
-//! a datagram was answered, but `IPS_SEEN_REPLY` in its conntrack entry records it.
+//! Owns the list of these entries and folds the results. The caller reads the kernel's memory. No hook observes the
+//! answer to a datagram, but `IPS_SEEN_REPLY` in its conntrack entry records it.
 
 use super::{Ended, FlowTable, Outcome, Reread, fold::Place, key::Key, slots::Queue};
 use crate::{
@@ -9,14 +9,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// Entries listed at once; flows beyond it wait and time out.
+/// The most entries in one list. Flows beyond it wait and time out.
 const MAX_REREADS: usize = 4096;
 
 impl FlowTable {
-    /// The entries to be read again, by their kernel addresses, to be taken after each [`advance`](Self::advance).
-    /// What they are is to be [observed](Self::observe) as sightings of
+    /// The entries to read again, by their kernel addresses. Take the list after each [`advance`](Self::advance), and
+    /// [observe](Self::observe) the entries as sightings of
     /// [`Hook::EntryReread`](crate::sighting::Hook::EntryReread) within
-    /// [`Limits::reread_wait`](super::Limits::reread_wait) of that.
+    /// [`Limits::reread_wait`](super::Limits::reread_wait).
     pub fn take_rereads(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.rereads)
     }
@@ -34,20 +34,20 @@ impl FlowTable {
         entries
     }
 
-    /// Whether the flow's entry is read again before the flow is handed out: then it waits for that.
+    /// Whether the flow waits for its entry to be read again before it is handed out.
     pub(super) fn wants_reread(&mut self, index: u32) -> bool {
         let Some(entry) = self.entry_to_reread(index) else { return false };
-        // Where nobody takes the list, as in a replay, the flows wait the same.
+        // If nobody takes the list, as in a replay, the flows wait all the same.
         if self.rereads.len() < MAX_REREADS {
             self.rereads.push(entry);
         }
-        // Nothing is read again before all that was seen is folded, however much that is: the wait begins then.
+        // The wait begins only when all sightings are folded, however many there are.
         self.slots.enqueue(index, Queue::Rereading, Timestamp::MAX);
         self.unread.push(index);
         true
     }
 
-    /// The list is about to be taken: from now on the flows wait for their entries.
+    /// Notes that the list is taken: from now on the flows wait for their entries.
     pub(super) fn begin_rereads(&mut self) {
         let deadline = self.clock.saturating_add(self.limits.reread_wait);
         for index in std::mem::take(&mut self.unread) {
@@ -72,7 +72,8 @@ impl FlowTable {
         (decision.confirmed.is_some() && decision.ct.id != 0).then_some(decision.ct.id)
     }
 
-    /// What an entry is by now. Another entry at the same address, and the entry of a flow that is gone, change nothing.
+    /// Folds the later state of an entry. Another entry at the same address, and the entry of an evicted flow, change
+    /// nothing.
     pub(super) fn fold_reread(&mut self, ct: Conntrack, note: EntryNote, place: Place) -> Option<u32> {
         if ct.id == 0 {
             return self.fold_listed(ct, note, place);
@@ -90,8 +91,8 @@ impl FlowTable {
         Some(index)
     }
 
-    /// An entry that was listed, not met: it may be older than the trace. Its flow is handed out (again), for whoever
-    /// had it listed wants to know.
+    /// Folds an entry from a listing, which may be older than the trace. Its flow is handed out (again), because the
+    /// caller requested the listing.
     fn fold_listed(&mut self, ct: Conntrack, note: EntryNote, place: Place) -> Option<u32> {
         let known = self.index.get(&Key::new(&ct.orig, place.netns)).copied().filter(|index| {
             self.slots.get(*index).is_some_and(|flow| {

@@ -1,8 +1,8 @@
 //! Reads kube-proxy's nftables table: what `nft -j list …` and `nft list …` print.
 //!
-//! Pure and tolerant: only the table `kube-proxy` is kept, and a statement or condition that is not known becomes a step
-//! that cannot be judged. A text that is no nft listing, or only the beginning of one, is an error. Rules that iptables wrote through
-//! `nf_tables` are listed by nft without their matches; they are read by [`crate::rules::iptables`].
+//! Pure and tolerant: only the table `kube-proxy` is kept, and an unknown statement or condition becomes a step that
+//! cannot be judged. A text that is not an nft listing, or only the beginning of one, is an error. nft lists the rules
+//! that iptables wrote through `nf_tables` without their matches; [`crate::rules::iptables`] reads those.
 
 use crate::{
     parse::ParseError,
@@ -16,7 +16,7 @@ mod text;
 /// The most elements, chains and rules of one listing. Further ones count as oddities.
 const MAX_ITEMS: usize = 8_000_000;
 
-/// Parses either format, or several listings one after the other; JSON is known by its first character.
+/// Parses either format, or several listings one after the other. JSON is recognised by its first character.
 pub fn parse(listing: &str) -> Result<Ruleset, ParseError> {
     let is_json = listing.trim_ascii_start().starts_with('{');
     let mut ruleset = if is_json { json::parse(listing)? } else { text::parse(listing)? };

@@ -22,7 +22,7 @@ use crate::{
     flow::{Flow, Outcome},
     net::Protocol,
     time::Timestamp,
-    verdict::{Told, Verdict},
+    verdict::{Verdict, VerdictKey},
 };
 
 /// Verdicts kept to fold by; when there are more, all are forgotten and made anew as flows come.
@@ -95,7 +95,7 @@ impl Key {
 #[derive(Debug)]
 struct Like {
     verdict: Arc<Verdict>,
-    told: Arc<Told>,
+    told: Arc<VerdictKey>,
     service: cluster::Key,
     is_cluster_ip: bool,
     /// Flows that began later are judged by the same versions of the same objects.
@@ -113,7 +113,7 @@ struct Like {
 /// What a folded flow's healthy like tells the pipeline.
 #[derive(Debug)]
 pub(super) struct Found<'a> {
-    pub(super) told: &'a Arc<Told>,
+    pub(super) told: &'a Arc<VerdictKey>,
     pub(super) is_cluster_ip: bool,
 }
 
@@ -158,7 +158,7 @@ impl Likes {
         flow: &Flow,
         Lasting { service, via }: Lasting,
         verdict: Arc<Verdict>,
-        told: Arc<Told>,
+        told: Arc<VerdictKey>,
         history: &History,
     ) {
         let Some(endpoint) = verdict.flow.endpoint else { return };

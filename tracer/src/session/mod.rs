@@ -22,7 +22,7 @@ use crate::{
     node::Snapshot,
     sighting::{Hook, ListedEntry, Sighting},
     time::Timestamp,
-    verdict::{Told, Verdict},
+    verdict::{Verdict, VerdictKey},
 };
 use likes::Likes;
 
@@ -66,7 +66,7 @@ pub struct Settings {
 pub struct Judged {
     pub verdict: Verdict,
     /// The key of its earlier verdict, which this one replaces.
-    pub before: Option<Arc<Told>>,
+    pub before: Option<Arc<VerdictKey>>,
     /// From the flow's beginning to its client's established socket.
     pub connect_time: Option<Duration>,
 }
@@ -91,7 +91,7 @@ pub struct Pipeline {
     translations: Translations,
     waiting: VecDeque<Flow>,
     /// By the flow's number, so that the oldest is judged first if there are too many.
-    before: BTreeMap<u64, Arc<Told>>,
+    before: BTreeMap<u64, Arc<VerdictKey>>,
     likes: Likes,
     lost: u64,
 }
@@ -189,9 +189,9 @@ impl Pipeline {
         self.judge(now)
     }
 
-    /// The first half of [`Self::advance`]: time has passed. Returns the conntrack entries to be read again, by their kernel
-    /// addresses, for flows that wait to be judged by what they are: observed as sightings of [`Hook::EntryReread`]. They should
-    /// be read before the second half, which may take its time.
+    /// The first half of [`Self::advance`]: time has passed. Returns the conntrack entries to be read again, by their
+    /// kernel addresses, for flows that wait to be judged by what they are: observed as sightings of
+    /// [`Hook::EntryReread`]. They should be read before the second half, which may take its time.
     pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
         self.flows.advance(now);
         self.flows.take_rereads()
@@ -313,7 +313,7 @@ impl Pipeline {
         let lasting =
             judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
         if lasting.is_some() || flow.ended.is_none() {
-            let told = Arc::new(verdict.told());
+            let told = Arc::new(verdict.key());
             if flow.ended.is_none() {
                 self.remember(flow.id, Arc::clone(&told));
             }
@@ -335,7 +335,7 @@ impl Pipeline {
     }
 
     /// Remembers the verdict of a flow that is not over.
-    fn remember(&mut self, id: u64, told: Arc<Told>) {
+    fn remember(&mut self, id: u64, told: Arc<VerdictKey>) {
         if self.before.len() >= self.most(MAX_BEFORE) {
             self.before.pop_first();
         }

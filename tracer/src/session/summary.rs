@@ -12,7 +12,7 @@ use super::{
 use crate::{
     class::{Class, Domain, Kind, Severity},
     time::Timestamp,
-    verdict::{ServiceRef, Told, Verdict},
+    verdict::{ServiceRef, Verdict, VerdictKey},
 };
 
 /// The most causes kept apart, each with a verdict of a few KiB; others are counted only by class.
@@ -110,7 +110,7 @@ impl Summary {
         }
     }
 
-    fn take_back(&mut self, told: &Told) {
+    fn take_back(&mut self, told: &VerdictKey) {
         let one_less = |classes: &mut BTreeMap<Class, u64>| {
             if let Some(count) = classes.get_mut(&told.class) {
                 *count = count.saturating_sub(1);

@@ -536,7 +536,7 @@ fn the_summary_ranks_causes() {
     let mut summary = Summary::default();
     let judged = |verdict: &Verdict, before: Option<&Verdict>| Judged {
         verdict: verdict.clone(),
-        before: before.map(|before| Arc::new(before.told())),
+        before: before.map(|before| Arc::new(before.key())),
         connect_time: None,
     };
     let refused = World::new().verdict(to_cart().refused(10_000), 20_000);

@@ -1,4 +1,5 @@
-//! What every text for people keeps to (docs/style.md): times have at most milliseconds, and one of a thing is not many.
+//! Checks rules of docs/style.md for every user-facing text: times have at most milliseconds, and nouns agree with
+//! their counts.
 
 use std::{collections::BTreeSet, fs};
 

@@ -9,7 +9,7 @@ use crate::{
     node::{
         Presence, ProxyMode,
         kube_proxy::{
-            log::{Log, Told, Trouble},
+            log::{Log, LoggedError, Trouble},
             servers::Servers,
         },
     },
@@ -149,7 +149,7 @@ fn ends(log: &Log, findings: &mut Vec<Finding>) {
     }
 }
 
-fn told_by(finding: Finding, told: &Told) -> Finding {
+fn told_by(finding: Finding, told: &LoggedError) -> Finding {
     finding.node(None, format!("kube-proxy's log, {}: {}", told.when(), told.text))
 }
 
@@ -204,7 +204,7 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
 /// C2: it cannot reach or read the API server, according to its log or to changes that it did not follow.
 fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     let unheard = unheard(facts);
-    let told: Vec<&Told> = facts
+    let told: Vec<&LoggedError> = facts
         .node
         .log
         .iter()

@@ -7,7 +7,7 @@ use super::{Facts, Finding, Level};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
     node::kube_proxy::{
-        log::{Told, Trouble},
+        log::{LoggedError, Trouble},
         metrics::{Metrics, SyncTimes},
     },
     verdict::EvidenceType,
@@ -42,7 +42,7 @@ fn waiting(times: &SyncTimes) -> bool {
 
 fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let failures = facts.node.metrics.as_ref().map(Metrics::failures).unwrap_or_default();
-    let told: Vec<&Told> = facts
+    let told: Vec<&LoggedError> = facts
         .node
         .log
         .iter()

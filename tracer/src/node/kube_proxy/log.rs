@@ -111,11 +111,11 @@ impl fmt::Display for Trouble {
 
 /// The occurrences of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct LoggedError {
     pub trouble: Trouble,
     pub count: u64,
-    /// klog's own time, `MMDD HH:MM:SS.mmm` (it has no year and no zone), or another time in its written form; empty if the
-    /// line has none.
+    /// klog's own time, `MMDD HH:MM:SS.mmm` (it has no year and no zone), or another time in its written form; empty if
+    /// the line has none.
     pub first: String,
     pub last: String,
     /// The latest line's message, cut.
@@ -126,7 +126,7 @@ pub struct Told {
     pub recovered: bool,
 }
 
-impl Told {
+impl LoggedError {
     /// `once, at 1120 23:29:18.128`, `31 times, first at …, last at …`.
     pub fn when(&self) -> String {
         let times = times(self.count);
@@ -142,7 +142,7 @@ impl Told {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     /// In the order of [`Trouble::ALL`].
-    pub told: Vec<Told>,
+    pub told: Vec<LoggedError>,
     /// Starts of the process within the log.
     pub starts: u64,
     /// Times of the first and last line that has one.
@@ -223,7 +223,7 @@ impl Log {
                 told.before_restart = false;
                 told.recovered = false;
             }
-            None => self.told.push(Told {
+            None => self.told.push(LoggedError {
                 trouble,
                 count: 1,
                 first: time.clone(),
@@ -235,7 +235,7 @@ impl Log {
         }
     }
 
-    pub fn of(&self, trouble: Trouble) -> Option<&Told> {
+    pub fn of(&self, trouble: Trouble) -> Option<&LoggedError> {
         self.told.iter().find(|told| told.trouble == trouble)
     }
 }

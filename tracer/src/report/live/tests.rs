@@ -218,7 +218,7 @@ fn a_revised_flow_replaces_its_line() {
     bench.show(&verdict);
     assert!(bench.tick().contains("unknown "));
     verdict.class = Class::Ok;
-    let before = Some(Arc::new(fixture::fault().told()));
+    let before = Some(Arc::new(fixture::fault().key()));
     assert!(bench.report.show(&Judged { before, ..judged(verdict) }, bench.now).is_ok());
     let text = bench.tick();
     let row = text.lines().find(|line| line.contains("shop/checkout"));
