@@ -3,6 +3,9 @@
 //! `cargo xtask bench replay` runs it. The traffic consists of a real kernel's records; see `recording_support`. Each
 //! replay has its own process: decompress, decode, flows, verdicts with healthy flows folded, as in the default view.
 //! The verdicts are not printed.
+//!
+//! `plain zstd` is the size, in bytes an event, of the same records compressed as the kernel wrote them, without the
+//! columns of `recording::records`.
 
 #![expect(clippy::panic, clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
@@ -96,11 +99,30 @@ fn make(path: &Path, events: usize) -> u64 {
     finished.bytes
 }
 
+/// The bytes of the same events without packing: each record after its length, in zstd frames as large and of the same
+/// level as a recording's blocks.
+fn plain_bytes(events: usize) -> u64 {
+    const BLOCK_RECORDS: usize = 16_384;
+    const LEVEL: i32 = 3;
+    let corpus = corpus("debian-6.12");
+    let mut traffic = Traffic::new(&corpus, 42, FLOWS_PER_SECOND).take(events).peekable();
+    let mut bytes = 0;
+    while traffic.peek().is_some() {
+        let mut block = Vec::new();
+        for record in traffic.by_ref().take(BLOCK_RECORDS) {
+            block.extend_from_slice(&u16::try_from(record.len()).unwrap().to_le_bytes());
+            block.extend_from_slice(&record);
+        }
+        bytes += zstd::bulk::compress(&block, LEVEL).unwrap().len() as u64;
+    }
+    bytes
+}
+
 fn compare(events: usize) {
     let folder = tempfile::tempdir().unwrap();
     println!(
-        "{:>10} {:>12} {:>9} {:>14} {:>12} {:>14} {:>12}",
-        "events", "bytes", "B/event", "events/CPU s", "CPU ns/event", "wall ns/event", "peak RSS"
+        "{:>10} {:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>12}",
+        "events", "bytes", "B/event", "plain zstd", "events/CPU s", "CPU ns/event", "wall ns/event", "peak RSS"
     );
     for times in [1, 4] {
         let path = folder.path().join(format!("{times}.viptrace"));
@@ -119,9 +141,11 @@ fn compare(events: usize) {
         runs.sort();
         let (on_cpu_ns, took_ns, seen, peak) = runs[runs.len() / 2].clone();
         assert_eq!(seen, (events * times) as u64);
+        let per_event = |bytes: u64| format!("{}.{:02}", bytes / seen, bytes % seen * 100 / seen);
         println!(
-            "{seen:>10} {bytes:>12} {:>9} {:>14} {:>12} {:>14} {peak:>12}",
-            format!("{}.{:02}", bytes / seen, bytes % seen * 100 / seen),
+            "{seen:>10} {bytes:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {peak:>12}",
+            per_event(bytes),
+            per_event(plain_bytes(events * times)),
             seen * 1_000_000_000 / on_cpu_ns,
             on_cpu_ns / seen,
             took_ns / seen
