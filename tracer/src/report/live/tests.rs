@@ -298,7 +298,6 @@ fn readme_trace() -> (String, Verdict) {
     for name in [
         "debian-6.12-c20-no-endpoints",
         "debian-6.12-c28-refused-same-node",
-        "debian-6.12-c29-silent-same-node",
         "debian-7.2-c6-stale-endpoint-gone",
         "debian-6.1-c16-conntrack-table-full",
     ] {
@@ -331,23 +330,22 @@ fn readme_trace() -> (String, Verdict) {
     (format!("{table}\n{cause}\n"), faults.remove(0).verdict)
 }
 
-/// The README shows what the program prints. `VIPTRACE_README=write` writes it there.
+/// The README and the page about records show what the program prints. `VIPTRACE_README=write` writes it there.
 #[test]
 fn the_readme_is_true() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
-    let readme = fs::read_to_string(path).unwrap();
     let (trace, verdict) = readme_trace();
     let record = serde_json::to_string_pretty(&verdict).unwrap() + "\n";
-    let mut printed = readme.clone();
-    for (name, text) in [("trace", trace), ("record", record)] {
-        let (before, rest) = printed.split_once(&format!("<!-- example: {name} -->\n")).unwrap();
+    for (page, name, text) in [("README.md", "trace", trace), ("docs/records.md", "record", record)] {
+        let path = format!("{}/../{page}", env!("CARGO_MANIFEST_DIR"));
+        let shown = fs::read_to_string(&path).unwrap();
+        let (before, rest) = shown.split_once(&format!("<!-- example: {name} -->\n")).unwrap();
         let (fence, rest) = rest.split_once('\n').unwrap();
         let (_, after) = rest.split_once("\n```\n").unwrap();
-        printed = format!("{before}<!-- example: {name} -->\n{fence}\n{text}```\n{after}");
-    }
-    if std::env::var_os("VIPTRACE_README").is_some_and(|what| what == "write") {
-        fs::write(path, &printed).unwrap();
-    } else {
-        assert_eq!(readme, printed, "VIPTRACE_README=write cargo test -p viptrace the_readme_is_true");
+        let printed = format!("{before}<!-- example: {name} -->\n{fence}\n{text}```\n{after}");
+        if std::env::var_os("VIPTRACE_README").is_some_and(|what| what == "write") {
+            fs::write(path, &printed).unwrap();
+        } else {
+            assert_eq!(shown, printed, "VIPTRACE_README=write cargo test -p viptrace the_readme_is_true");
+        }
     }
 }
