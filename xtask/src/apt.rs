@@ -1,6 +1,6 @@
-//! Debian packages: what the build and the guests need, which of it is missing, and installing exactly that.
+//! The Debian packages that the build and the guests need: finds those that are missing and installs only these.
 //!
-//! When nothing is missing, apt is not called. Kernels are not installed; `kernels` downloads and unpacks them.
+//! If nothing is missing, it does not call apt. It does not install kernels: `kernels` downloads and unpacks them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,9 +14,9 @@ use crate::printer::Outcome;
 /// To link Rust programs, and to build bpf-linker against Debian's LLVM.
 pub(crate) const BUILD: &[&str] =
     &["gcc", "libc6-dev", "llvm-22-dev", "libpolly-22-dev", "zlib1g-dev", "libzstd-dev", "libxml2-dev"];
-/// To build for the BPF target where rustup has no nightly with rust-src.
+/// To build for the BPF target if rustup has no nightly with rust-src.
 pub(crate) const BPF_COMPILER: &[&str] = &["rustc-web", "rust-web-src"];
-/// To start guests, and what goes into their image. `xz-utils` unpacks Debian's kernel modules.
+/// To start guests and to fill their image. `xz-utils` unpacks Debian's kernel modules.
 pub(crate) const GUEST: &[&str] = &[
     "qemu-system-x86",
     "xz-utils",
@@ -29,9 +29,9 @@ pub(crate) const GUEST: &[&str] = &[
     "ipset",
     "ipvsadm",
 ];
-/// To test on the host that the commands which viptrace prints can be typed. Other packages have `kubectl` as well.
+/// To test on the host that the commands that viptrace prints are valid. Other packages have `kubectl` as well.
 pub(crate) const HOST_TESTS: &[&str] = &["kubernetes-client"];
-/// To build libFuzzer, which comes as source, and to link it.
+/// To build libFuzzer from source and to link it.
 pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.
 pub(crate) const BENCH: &[&str] = &["tcpdump", "bpftrace"];
@@ -51,7 +51,7 @@ pub(crate) fn ensure(packages: &[&str]) -> Result<Outcome> {
     refresh()?;
     Call::new("install packages", "apt-get")
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // Another apt at work (unattended upgrades, on a fresh machine) is waited for, in seconds.
+        // Wait for another apt (unattended upgrades on a fresh machine); the unit is seconds.
         .args(["--option", "DPkg::Lock::Timeout=120"])
         .args(["install", "-y", "--no-install-recommends"])
         .args(&missing)
@@ -65,9 +65,9 @@ fn refresh() -> Result<()> {
     Lists::own().refresh()
 }
 
-/// The mirror of Debian's archive that this machine's own sources name: another suite is looked for there.
+/// The mirror of Debian's archive in this machine's own sources. Other suites are fetched from it.
 pub(crate) fn mirror() -> Result<String> {
-    let text = Call::new("ask apt for this machine's sources", "apt-get")
+    let text = Call::new("list this machine's apt sources", "apt-get")
         .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"])
         .hint("check the addresses in /etc/apt/sources.list")
         .read()?;
@@ -76,7 +76,7 @@ pub(crate) fn mirror() -> Result<String> {
     )
 }
 
-/// The first that is no mere archive of updates.
+/// The first source that is not only an archive of updates.
 fn mirror_of(targets: &str) -> Option<String> {
     targets.lines().find_map(|line| match line.split_whitespace().collect::<Vec<_>>().as_slice() {
         [uri, release, "main"] if !release.contains("-security") && !release.contains("-updates") => {
@@ -86,10 +86,10 @@ fn mirror_of(targets: &str) -> Option<String> {
     })
 }
 
-/// Signs every suite of Debian's; of the package debian-archive-keyring, which every Debian has.
+/// The keys of every Debian suite, from the package debian-archive-keyring, which every Debian has.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Package lists: this machine's, or those of one suite in a folder of their own.
+/// Package lists: this machine's, or those of one suite in a separate folder.
 #[derive(Debug)]
 pub(crate) struct Lists {
     options: Vec<String>,
@@ -102,7 +102,7 @@ impl Lists {
         Self { options: Vec::new(), hint }
     }
 
-    /// Of this suite of a mirror's, kept below `folder`.
+    /// The lists of one suite of a mirror, kept below `folder`.
     pub(crate) fn of(mirror: &str, suite: &str, folder: &Path) -> Result<Self> {
         let folder = folder.join(suite);
         let write = || {
@@ -119,24 +119,24 @@ impl Lists {
             at("Dir::State::Lists", "lists"),
             at("Dir::Cache", "cache"),
             "APT::Sandbox::User=root".to_owned(),
-            // A suite that is not there is an error, not a warning.
+            // A missing suite is an error, not a warning.
             "APT::Update::Error-Mode=any".to_owned(),
-            // Neither translations nor icons of programs.
+            // No translations and no icons.
             "Acquire::Languages=none".to_owned(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
-            // A release that is not maintained any more stays signed, with a date that passes.
+            // The signature of a release that is no longer maintained expires.
             "Acquire::Check-Valid-Until=false".to_owned(),
         ];
         let options = settings.into_iter().flat_map(|setting| ["--option".to_owned(), setting]).collect();
         Ok(Self { options, hint: "check the network" })
     }
 
-    /// What makes apt-get and apt-cache use them.
+    /// The options with which apt-get and apt-cache use these lists.
     pub(crate) fn options(&self) -> &[String] {
         &self.options
     }
 
-    /// Fetches them anew.
+    /// Fetches the lists again.
     pub(crate) fn refresh(&self) -> Result<()> {
         Call::new("fetch Debian's package lists", "apt-get")
             .args(&self.options)
@@ -147,7 +147,7 @@ impl Lists {
     }
 }
 
-/// Whether this process may call apt-get to install or update.
+/// Whether this process may install or update packages.
 pub(crate) fn is_root() -> bool {
     effective_uid(&read_or_empty("/proc/self/status")) == Some(0)
 }
@@ -158,21 +158,21 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
         .args(packages)
         .hint(by_hand(&format!("apt-get install -y --no-install-recommends {}", packages.join(" "))))
         .output()?;
-    // It ends with 1 when any of them is unknown; what it printed is right either way.
+    // dpkg-query exits with 1 if any package is unknown; its output is right in both cases.
     let installed = installed(&String::from_utf8_lossy(&output.stdout));
     Ok(packages.iter().copied().filter(|package| !installed.contains(*package)).collect())
 }
 
-/// Reads `dpkg-query`'s lines "package status", where "ii" is "wanted, and installed".
+/// Reads the lines "package status" of `dpkg-query`; "ii" means wanted and installed.
 fn installed(text: &str) -> BTreeSet<String> {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.filter(|(_, status)| status.trim() == "ii").map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Why packages cannot be installed here, if so.
+/// The reason why packages cannot be installed here, if there is one.
 fn cannot_install(os_release: &str, status: &str) -> Option<&'static str> {
     if !is_debian(os_release) {
-        return Some("this is not Debian, where they could be installed from");
+        return Some("this system is not Debian, so they cannot be installed");
     }
     (effective_uid(status) != Some(0)).then_some("installing them needs root")
 }
@@ -185,7 +185,7 @@ fn install_hint(missing: &[&str]) -> String {
     let mut hint = String::from("check the network, the disk and /etc/apt/sources.list");
     if missing.iter().any(|package| BPF_COMPILER.contains(package)) {
         hint.push_str(
-            "; rustc-web comes from bookworm-security, and is not needed at all after: \
+            "; rustc-web comes from bookworm-security, and is not needed after: \
              rustup toolchain install nightly --component rust-src",
         );
     } else if missing.iter().any(|package| package.contains("-22-dev")) {
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_wanted_and_installed_counts() {
+    fn only_installed_packages_count() {
         let text = "gcc ii \nlibc6-dev ii \nkmod rc \nnftables un \nconntrack iU \n";
         assert_eq!(installed(text).into_iter().collect::<Vec<_>>(), ["gcc", "libc6-dev"]);
     }
@@ -228,9 +228,9 @@ mod tests {
         let folder = here.path().join("sid");
         let source = fs::read_to_string(folder.join("sources.list")).unwrap();
         assert!(source.starts_with("deb [signed-by=/") && source.ends_with(" sid main\n"), "{source}");
-        let says = |text: String| lists.options().contains(&text);
-        assert!(says(format!("Dir::State::Lists={}", folder.join("lists").display())));
-        assert!(says("Dir::Etc::SourceParts=-".to_owned()));
+        let has = |text: String| lists.options().contains(&text);
+        assert!(has(format!("Dir::State::Lists={}", folder.join("lists").display())));
+        assert!(has("Dir::Etc::SourceParts=-".to_owned()));
         assert!(Lists::own().options().is_empty());
     }
 
@@ -239,11 +239,11 @@ mod tests {
         let text = "http://a.invalid/debian-security/ bookworm-security main\nhttp://b.invalid/debian/ bookworm-updates main\n\
                     http://b.invalid/debian/ bookworm contrib\nhttp://b.invalid/debian/ bookworm main\n";
         assert_eq!(mirror_of(text).as_deref(), Some("http://b.invalid/debian"));
-        assert_eq!(mirror_of("odd\n\n"), None);
+        assert_eq!(mirror_of("malformed\n\n"), None);
     }
 
     #[test]
-    fn debian_and_its_kin_are_known() {
+    fn debian_and_its_derivatives_are_recognised() {
         assert!(is_debian("PRETTY_NAME=\"Debian GNU/Linux 12\"\nID=debian\n"));
         assert!(is_debian("ID=ubuntu\nID_LIKE=\"debian\"\n"));
         assert!(!is_debian("ID=fedora\nNAME=debian\n"));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_install_is_told_why() {
+    fn the_obstacle_to_an_installation_is_named() {
         let (root, user) = ("Uid:\t0\t0\t0\t0\n", "Uid:\t1000\t1000\t1000\t1000\n");
         assert_eq!(cannot_install("ID=debian\n", root), None);
         assert_eq!(cannot_install("ID=debian\n", user), Some("installing them needs root"));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_say_where_the_compiler_comes_from() {
+    fn hints_name_the_source_of_the_compiler() {
         assert!(install_hint(&["rustc-web"]).contains("rustup toolchain install nightly"));
         assert!(!install_hint(&["gcc"]).contains("rustup"));
     }

@@ -1,8 +1,8 @@
-//! `cargo xtask bench kernel`: what tracing costs a Service, in guest instructions, viptrace beside its peers; `bench audit`:
-//! what the audit of a node's rules costs on the host.
+//! `cargo xtask bench kernel` measures the cost of tracing for a Service, in guest instructions, for viptrace and its
+//! peers. `bench audit` measures the cost of the audit of a node's rules on the host.
 //!
-//! The guest measures and sends metrics; this file runs it on a virtual clock that counts instructions and prints
-//! medians, ranges and ratios. A ratio is one round's value with the tool over the same round's without.
+//! The guest measures and sends metrics. This file runs it on a virtual clock that counts instructions, and prints
+//! medians, ranges and ratios. A ratio divides one round's value with the tool by the same round's value without it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,37 +21,37 @@ use crate::setup;
 use crate::test::parameter;
 use crate::vm::{self, Console, Ending, Guest};
 
-/// Counting instructions takes one processor and several times as long.
+/// A guest whose instructions are counted has one processor and takes several times as long.
 const LIMIT: Duration = Duration::from_hours(2);
 const SILENCE: Duration = Duration::from_mins(20);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum What {
-    /// Cost on connections and on bulk transfer, with viptrace and its peers attached in turn
+    /// Cost for connections and for bulk transfer, with viptrace and each peer attached in turn
     Kernel(Options),
     /// Speed, size and memory of recordings, replayed on this machine
     Replay(replay::Options),
-    /// Cost of the audit of a node's rules, as a part and as a whole check; writes a plot
+    /// Cost of the audit of a node's rules, alone and in a whole check; writes a plot
     Audit,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// How often each tool is measured
+    /// Number of measurements of each tool
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// The guest's kernel; may be given more than once
     #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse, default_value = kernels::DEFAULT)]
     kernels: Vec<&'static Series>,
-    /// How kube-proxy programmed the node: iptables, iptables-legacy, nftables or ipvs; may be given more than once
+    /// kube-proxy's mode on the node: iptables, iptables-legacy, nftables or ipvs; may be given more than once
     #[arg(long = "mode", value_name = "MODE", value_parser = parameter, default_value = "iptables")]
     modes: Vec<String>,
-    /// Only tools whose name contains this, or one of several separated by commas
+    /// Only tools whose name contains FILTER, or one of several filters separated by commas
     #[arg(long, value_name = "FILTER", value_parser = parameter)]
     tool: Option<String>,
 }
 
-/// Measures and prints. False when the guest says that something was not measured.
+/// Measures and prints. Returns false if the guest reports that something was not measured.
 pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
     let place = Place::find()?;
     let options = match what {
@@ -131,14 +131,14 @@ fn measure(
     }
 }
 
-/// On the host: it prints its own table.
+/// Runs the audit's benchmark on the host; the benchmark prints its own table.
 fn audit(place: &Place) -> Result<bool> {
     let call = cargo("measure the audit").args(["bench", "--locked", "-p", "viptrace", "--bench", "audit"]);
     call.directory(&place.repository).stream()?;
     Ok(true)
 }
 
-/// What one tool came to in one measure.
+/// The values of one tool in one measure.
 #[derive(Debug, Default)]
 struct Measured {
     /// By round.

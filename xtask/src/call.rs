@@ -1,6 +1,6 @@
-//! Starting another program, with an error that says what was tried, how it ended and what to do.
+//! Starts another program. An error states the attempt, how the program ended, and what to do.
 //!
-//! Only short-lived programs are run here; the guest has its own file, `vm`.
+//! Runs only short-lived programs; `vm` runs the guest.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -13,10 +13,10 @@ use anyhow::Result;
 
 use crate::printer::indented;
 
-/// How many of a failed program's last lines an error repeats.
+/// The number of a failed program's last lines that an error repeats.
 const TAIL_LINES: usize = 12;
 
-/// Why a program's work is missing.
+/// The failure of a program.
 #[derive(Debug)]
 pub(crate) struct Failure {
     what: String,
@@ -78,19 +78,19 @@ impl Call {
         self
     }
 
-    /// What the reader of an error should do; a command that can be typed, where there is one.
+    /// The advice in an error: a command that can be typed, if there is one.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The command as a shell would take it.
+    /// The command as a shell reads it.
     pub(crate) fn command_line(&self) -> String {
         let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
         words.map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
     }
 
-    /// Runs to the end with the program's output on our stderr, and fails unless it succeeded.
+    /// Runs the program with its output on our stderr. Fails unless the program succeeds.
     pub(crate) fn stream(mut self) -> Result<()> {
         let status = self.command.stdout(Stdio::from(io::stderr())).status();
         match status {
@@ -100,14 +100,14 @@ impl Call {
         }
     }
 
-    /// Runs to the end with all its output in a file.
+    /// Runs the program with all its output in a file.
     pub(crate) fn logged(mut self, file: &File) -> Result<ExitStatus> {
         let copies = file.try_clone().and_then(|out| Ok((out, file.try_clone()?)));
         let (out, err) = copies.map_err(|error| self.not_started(&error))?;
         self.command.stdout(out).stderr(err).status().map_err(|error| self.not_started(&error))
     }
 
-    /// Runs to the end quietly and returns what it wrote to stdout; an error repeats the last lines it wrote.
+    /// Runs the program silently and returns its stdout. An error repeats its last lines.
     pub(crate) fn read(mut self) -> Result<String> {
         let output = match self.command.output() {
             Ok(output) => output,
@@ -121,7 +121,7 @@ impl Call {
         Err(self.failure(&format!("{}{tail}", ended(output.status))))
     }
 
-    /// Runs to the end quietly and returns all of it, whatever the exit status was.
+    /// Runs the program silently and returns its whole output, whatever its exit status.
     pub(crate) fn output(mut self) -> Result<Output> {
         match self.command.output() {
             Ok(output) => Ok(output),
@@ -129,7 +129,7 @@ impl Call {
         }
     }
 
-    /// Runs to the end, handing each line of stdout to `line` as it comes; stderr goes to ours.
+    /// Runs the program and passes each line of its stdout to `line` as it arrives. Its stderr goes to ours.
     pub(crate) fn lines(mut self, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
         let mut child = match self.command.stdout(Stdio::piped()).spawn() {
             Ok(child) => child,
@@ -163,8 +163,8 @@ impl Call {
 
 fn ended(status: ExitStatus) -> String {
     match status.code() {
-        Some(code) => format!("ended with status {code}"),
-        None => format!("was stopped ({status})"),
+        Some(code) => format!("exited with status {code}"),
+        None => format!("was killed ({status})"),
     }
 }
 
@@ -184,18 +184,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_names_the_command_its_last_words_and_the_way_out() {
+    fn a_failure_has_the_command_its_last_lines_and_a_hint() {
         let call =
             Call::new("make tea", "sh").args(["-c", "echo no water >&2; exit 3"]).hint("fill the kettle");
         let message = call.read().unwrap_err().to_string();
         assert_eq!(
             message,
-            "could not make tea: `sh -c 'echo no water >&2; exit 3'` ended with status 3\n    no water\nhint: fill the kettle"
+            "could not make tea: `sh -c 'echo no water >&2; exit 3'` exited with status 3\n    no water\nhint: fill the kettle"
         );
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn a_missing_program_is_named() {
         let message = Call::new("go", "/nonexistent/tool").read().unwrap_err().to_string();
         assert!(message.starts_with("could not go: `/nonexistent/tool` could not be started"), "{message}");
     }

@@ -1,8 +1,8 @@
 //! Writes initramfs archives: the "newc" format of the kernel's Documentation/driver-api/early-userspace/buffer-format.rst.
 //!
-//! Archives are left uncompressed: under emulation the kernel unpacks them several times slower than it copies them.
-//! The kernel takes archives one after the other in one file, and later ones win, which is how a large part that rarely
-//! changes and a small one that often does are joined.
+//! Archives are not compressed: under emulation the kernel needs several times longer to unpack than to copy them.
+//! The kernel accepts several archives in one file, and a later one overrides an earlier one. An image joins a large
+//! part that rarely changes to a small one that often changes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -28,10 +28,10 @@ enum Node {
     Character { major: u32, minor: u32 },
 }
 
-/// The contents of an archive, by path without a leading slash. Parent folders are added by themselves.
+/// The contents of an archive, by path without a leading slash. Parent folders are added automatically.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
-    // Ordered, so that a folder comes before what it holds and equal inputs give equal bytes.
+    // Ordered, so that a folder precedes its contents and equal inputs give equal bytes.
     nodes: BTreeMap<String, Node>,
 }
 
@@ -53,7 +53,7 @@ impl Archive {
         self.insert(path, Node::Text { bytes: bytes.into(), mode });
     }
 
-    /// A copy of a file of the host, read when the archive is written.
+    /// A copy of a host file, read when the archive is written.
     pub(crate) fn file(&mut self, path: &str, source: &Path, mode: u32) {
         self.insert(path, Node::File { source: source.to_owned(), mode });
     }
@@ -66,7 +66,7 @@ impl Archive {
         self.nodes.contains_key(path.trim_start_matches('/'))
     }
 
-    /// The files of the host that the archive will hold.
+    /// The host files that the archive contains.
     pub(crate) fn sources(&self) -> impl Iterator<Item = &Path> {
         self.nodes.values().filter_map(|node| match node {
             Node::File { source, .. } => Some(source.as_path()),
@@ -82,7 +82,7 @@ impl Archive {
         self.nodes.insert(path.to_owned(), node);
     }
 
-    /// Writes the archive, ended by its trailer and padded to 4 bytes, so that another can follow.
+    /// Writes the archive with its trailer, padded to 4 bytes so that another archive can follow.
     pub(crate) fn write(&self, output: &mut impl Write) -> Result<()> {
         let mut writer = Writer { output, inode: 0 };
         for (path, node) in &self.nodes {
@@ -113,13 +113,13 @@ struct Writer<'a, W> {
 impl<W: Write> Writer<'_, W> {
     fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), data: &[u8]) -> Result<()> {
         let Ok(size) = u32::try_from(data.len()) else {
-            bail!("{} bytes are more than the format can hold", data.len());
+            bail!("{} bytes exceed the format's limit", data.len());
         };
         self.inode += 1;
         let links = if mode & DIRECTORY == DIRECTORY { 2 } else { 1 };
         let name_size = path.len() as u32 + 1;
         // inode, mode, uid, gid, links, time, size, device, device number, length of the name, check.
-        // Times are zero: an image depends on its contents alone.
+        // Times are zero, so that an image depends on its contents alone.
         let fields = [self.inode, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1, name_size, 0];
         let mut header = String::from(MAGIC);
         for field in fields {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn an_archive_reads_back() {
         let here = tempfile::tempdir().unwrap();
         let source = here.path().join("tool");
         fs::write(&source, "binary").unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_given_by_name_keeps_what_came_before() {
+    fn an_explicit_folder_keeps_its_files() {
         let mut archive = Archive::new();
         archive.text("run/file", "x", 0o600);
         archive.directory("run");

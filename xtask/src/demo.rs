@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: boots a guest that breaks a Service in each way known and shows what viptrace says, live.
+//! `cargo xtask demo`: boots a guest that breaks a Service in each known way, and shows viptrace's verdicts live.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) struct Options {
     kernel: &'static Series,
 }
 
-/// Shows the demo. False when an expected verdict did not come.
+/// Runs the demo. Returns false if an expected verdict is missing.
 pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let place = Place::find()?;
     let series = options.kernel;
@@ -48,12 +48,12 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let took = seconds(run.took);
     match run.ending {
         Ending::Done(0) => {
-            printer.say(&format!("==> demo: every expected verdict came ({took})"));
+            printer.say(&format!("==> demo: viptrace reported every expected verdict ({took})"));
             Ok(true)
         }
         Ending::Done(exit) => {
             printer.say(&format!(
-                "==> demo: an expected verdict did not come (exit status {exit}, {took}); logs: {}",
+                "==> demo: an expected verdict is missing (exit status {exit}, {took}); logs: {}",
                 guest.output.display()
             ));
             Ok(false)
@@ -61,7 +61,7 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
         Ending::Died(_) | Ending::Stopped(_) => {
             let tail = run.last_words();
             bail!(
-                "the demo's guest failed after {took}: {}; the last lines of its console:{tail}\nhint: type it again; \
+                "the demo's guest failed after {took}: {}; the last lines of its console:{tail}\nhint: run it again; \
                  the whole console is in {}",
                 run.ending,
                 guest.output.join("console.log").display()

@@ -1,5 +1,5 @@
-//! Free space, asked for before anything is downloaded or built, since a disk that fills up half-way ends in errors
-//! that name everything but the disk.
+//! Checks the free disk space before a download or a build. A disk that fills up half-way causes errors that do not
+//! name the disk.
 
 use std::fs;
 use std::path::Path;
@@ -8,24 +8,24 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::call::Call;
 
-/// What a first run takes, in bytes: build output about 4 GB, packages 1 GB, kernels and images 0.5 GB.
+/// The space for a first run, in bytes: build output about 4 GB, packages 1 GB, kernels and images 0.5 GB.
 pub(crate) const COLD_BYTES: u64 = 6_000_000_000;
-/// What a run takes that finds everything in place, in bytes.
+/// The space for a run that finds everything in place, in bytes.
 pub(crate) const WARM_BYTES: u64 = 1_000_000_000;
 
-/// Fails unless the file system of `directory` (made if it is missing) has `needed_bytes` free. Returns what is free.
+/// Returns the free bytes on the file system of `directory`, which is created if it is missing. Fails if fewer than
+/// `needed_bytes` are free.
 pub(crate) fn require(directory: &Path, needed_bytes: u64) -> Result<u64> {
     fs::create_dir_all(directory).with_context(|| format!("could not create {}", directory.display()))?;
-    let text = Call::new("ask for free disk space", "df")
+    let text = Call::new("read the free disk space", "df")
         .args(["--block-size=1", "--output=avail"])
         .arg(directory)
         .read()?;
-    let free =
-        available(&text).with_context(|| format!("could not understand what `df` printed: {text:?}"))?;
+    let free = available(&text).with_context(|| format!("could not parse the output of `df`: {text:?}"))?;
     if free < needed_bytes {
         bail!(
-            "the disk of {} has {} free, but {} are needed\nhint: free some space, or put the target folder elsewhere: \
-             CARGO_TARGET_DIR=/some/where cargo xtask setup",
+            "the disk of {} has {} free, but this run needs {}\nhint: free some space, or use another target folder: \
+             CARGO_TARGET_DIR=FOLDER cargo xtask setup",
             directory.display(),
             gigabytes(free),
             gigabytes(needed_bytes)
@@ -61,6 +61,6 @@ mod tests {
         let here = tempfile::tempdir().unwrap();
         assert!(require(here.path(), 0).is_ok());
         let message = require(here.path(), u64::MAX).unwrap_err().to_string();
-        assert!(message.contains(" free, but 18446744073.7 GB are needed\nhint: "), "{message}");
+        assert!(message.contains(" free, but this run needs 18446744073.7 GB\nhint: "), "{message}");
     }
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask dist`: what a package holds, below the target folder: the stripped binary, its man pages and shell
-//! completions, the licence, and a checksum of each file.
+//! `cargo xtask dist`: writes the contents of a package below the target folder: the stripped binary, its man pages and
+//! shell completions, the licence, and a checksum of each file.
 //!
-//! The pages are printed by the binary itself, so that they are of its version and this crate need not be built with it.
+//! The binary itself prints the pages, so that they match its version and this crate need not link it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,7 @@ pub(crate) fn run(printer: &Printer) -> Result<()> {
         cargo("build viptrace")
             .args(["build", "--release", "--locked", "-p", "viptrace"])
             .directory(&place.repository)
-            .hint(
-                "the compiler's message above has the reason; `cargo xtask setup` installs a missing BPF toolchain",
-            )
+            .hint("read the compiler's message above; `cargo xtask setup` installs a missing BPF toolchain")
             .stream()?;
         Ok(Outcome::Done("built viptrace".into()))
     })?;
@@ -43,18 +41,19 @@ fn fill(place: &Place, folder: &Path) -> Result<usize> {
         fs::remove_dir_all(folder).with_context(|| format!("could not remove {}", folder.display()))?;
     }
     let binary = folder.join("viptrace");
-    fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("could not create {}", folder.display()))?;
     fs::copy(place.release("viptrace"), &binary).context("could not copy the binary")?;
     fs::copy(place.repository.join("LICENSE"), folder.join("LICENSE"))
         .context("could not copy the licence")?;
     Call::new("write the man pages and completions", &binary).arg("pages").arg(folder).read()?;
     let files = files(folder, folder)?;
-    let sums = Call::new("sum the files", "sha256sum").arg("--").args(&files).directory(folder).read()?;
+    let sums =
+        Call::new("compute the checksums", "sha256sum").arg("--").args(&files).directory(folder).read()?;
     fs::write(folder.join(CHECKSUMS), sums).context("could not write the checksums")?;
     Ok(files.len() + 1)
 }
 
-/// The files below `folder` by their paths in `root`, in their order.
+/// The files below `folder` by their paths in `root`, sorted.
 fn files(root: &Path, folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("could not read {}", folder.display()))? {
@@ -75,9 +74,9 @@ mod tests {
 
     use super::*;
 
-    /// With a program in the release folder that only writes pages.
+    /// The program in the release folder only writes pages.
     #[test]
-    fn a_package_holds_the_binary_what_it_writes_and_sums_that_are_right() {
+    fn a_package_holds_the_binary_its_pages_and_correct_checksums() {
         let target = tempfile::tempdir().unwrap();
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned();
         let place = Place { repository, target: target.path().to_owned() };
@@ -92,8 +91,10 @@ mod tests {
         assert_eq!(fill(&place, &folder).unwrap(), 4);
         let found = files(&folder, &folder).unwrap();
         assert_eq!(found, ["LICENSE", CHECKSUMS, "man1/a.1", "viptrace"].map(PathBuf::from));
-        let sums =
-            Call::new("check the sums", "sha256sum").args(["--check", CHECKSUMS]).directory(&folder).read();
+        let sums = Call::new("verify the checksums", "sha256sum")
+            .args(["--check", CHECKSUMS])
+            .directory(&folder)
+            .read();
         assert_eq!(
             sums.unwrap().lines().collect::<Vec<_>>(),
             ["LICENSE: OK", "man1/a.1: OK", "viptrace: OK"]

@@ -1,6 +1,6 @@
 //! The machine lines that a guest writes to its second serial port, one JSON object a line.
 //!
-//! This file knows their shape and nothing of where they come from.
+//! This file owns their format and does not read the port.
 
 use std::collections::BTreeMap;
 
@@ -26,24 +26,24 @@ pub(crate) enum Event {
     Matrix {
         cells: Vec<Cell>,
     },
-    /// The guest is about to power off; 0 means that all went well.
+    /// The guest is about to power off; 0 means success.
     Done {
         exit: i64,
     },
 }
 
-/// How a file's bytes are written in a machine line.
+/// The encoding of a file's bytes in a machine line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Encoding {
     #[default]
     Text,
-    /// Two digits a byte.
+    /// Two digits for each byte.
     Hex,
 }
 
 impl Encoding {
-    /// The file's bytes; `None` where these are no hexadecimal digits.
+    /// The file's bytes; `None` if `data` is not hexadecimal.
     pub(crate) fn decode(self, data: &str) -> Option<Vec<u8>> {
         let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
         match self {
@@ -60,7 +60,7 @@ impl Encoding {
     }
 }
 
-/// How one scenario went.
+/// The result of one scenario.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
@@ -69,7 +69,7 @@ pub(crate) struct Scenario {
     pub(crate) detail: String,
     #[serde(default)]
     pub(crate) seconds: f64,
-    /// What it proves.
+    /// The cells of the matrix that it covers.
     #[serde(default)]
     pub(crate) cells: Vec<Cell>,
 }
@@ -103,7 +103,7 @@ impl Metric {
     }
 }
 
-/// Reads one line; empty lines are nothing. The error says what is wrong with the line.
+/// Parses one line; an empty line is `None`. The error states what is wrong with the line.
 pub(crate) fn parse(line: &str) -> Result<Option<Event>, String> {
     let line = line.trim();
     if line.is_empty() {
@@ -111,7 +111,7 @@ pub(crate) fn parse(line: &str) -> Result<Option<Event>, String> {
     }
     serde_json::from_str(line).map(Some).map_err(|error| {
         let start: String = line.chars().take(120).collect();
-        format!("machine line not understood ({error}): {start}")
+        format!("cannot parse a machine line ({error}): {start}")
     })
 }
 
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error_and_short() {
+    fn an_invalid_line_is_a_short_error() {
         for line in ["{", "{\"event\":\"dance\"}", "null", "[]", "{\"event\":\"done\"}", "\u{0}\u{fffd}"] {
             assert!(parse(line).is_err(), "{line}");
         }

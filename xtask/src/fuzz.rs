@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: every reader of the tracer against inputs that libFuzzer makes up, for some minutes each.
+//! `cargo xtask fuzz`: feeds inputs from libFuzzer to every parser of the tracer, for some minutes each.
 //!
-//! The targets are those of `tests/fuzz`; this file builds them, runs them one after the other and says what came of it.
-//! All that is found stays below `target/fuzz`: `seeds` (made anew each time), `corpus` (grows from run to run),
-//! `crashes` and one log for each target.
+//! The targets are in `tests/fuzz`. This file builds them, runs them one after the other and prints the results. Files
+//! stay below `target/fuzz`: `seeds` (rewritten by each run), `corpus` (grows from run to run), `crashes`, and one log
+//! for each target.
 
 mod seeds;
 
@@ -31,11 +31,11 @@ struct Target {
     allocation_mib: u64,
 }
 
-/// The largest allocation of a reader whose inputs are this short.
+/// The largest allocation of a parser whose inputs are short.
 const SMALL_MIB: u64 = 16;
-/// What rules may take at once: the ways of one packet through them, 65,536 of some 450 bytes, in a list that doubles.
+/// The largest allocation for rules: the paths of one packet, 65,536 of some 450 bytes, in a list that doubles.
 const RULES_MIB: u64 = 64;
-/// What a recording may take at once: an item put together from its pieces, 64 MiB, in a list that doubles as it grows.
+/// The largest allocation for a recording: an item joined from its pieces, 64 MiB, in a list that doubles as it grows.
 const RECORDING_MIB: u64 = 128;
 
 const TARGETS: &[Target] = &[
@@ -51,13 +51,13 @@ const TARGETS: &[Target] = &[
     Target { name: "texts", max_bytes: 16 << 10, allocation_mib: SMALL_MIB },
 ];
 
-/// All memory of a target, in MiB: a quarter of it is what the sanitizer holds back to find uses after a release.
+/// All memory of a target, in MiB. The sanitizer holds back a quarter of it to find uses after free.
 const MEMORY_MIB: u64 = 1536;
-/// The longest that one input may take, in seconds, with a sanitizer and on a machine with other work.
+/// The longest time for one input, in seconds, with a sanitizer on a busy machine.
 const INPUT_SECONDS: u64 = 20;
-/// What the targets are compiled for: a sanitizer needs it named.
+/// The compilation target: a sanitizer needs an explicit one.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
-/// Rust's statics look to the sanitizer as if they were defined twice.
+/// The sanitizer takes Rust's statics for double definitions.
 const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "detect_odr_violation=0");
 
 #[derive(Debug, Args)]
@@ -65,12 +65,12 @@ pub(crate) struct Options {
     /// Only these targets
     #[arg(value_name = "TARGET", value_parser = PossibleValuesParser::new(TARGETS.iter().map(|target| target.name)))]
     targets: Vec<String>,
-    /// For how long each target runs
+    /// Running time of each target, in minutes
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
 }
 
-/// Fuzzes. False when an input was found that a target cannot take.
+/// Fuzzes. Returns false if a target fails on an input.
 pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let place = Place::find()?;
     let chosen = |target: &&Target| {
@@ -102,14 +102,14 @@ fn build(place: &Place, target: &Target) -> Result<Outcome> {
     .args(["fuzz", "build", "--fuzz-dir", "tests/fuzz", "--target", TRIPLE, target.name])
     .directory(&place.repository)
     .env("CARGO_TARGET_DIR", folder(place))
-    // Sanitizers are a nightly compiler's; the stable one has them too, and this lets it.
+    // Sanitizers are unstable; this enables them in a stable compiler.
     .env("RUSTC_BOOTSTRAP", "1")
-    .hint("the compiler's message above says why")
+    .hint("read the compiler's message above")
     .stream()?;
     Ok(Outcome::Done(String::new()))
 }
 
-/// Runs one target and says what came of it.
+/// Runs one target and prints its result.
 fn fuzz(printer: &Printer, place: &Place, target: &Target, minutes: u64) -> Result<Verdict> {
     let name = target.name;
     let folder = folder(place);
@@ -147,16 +147,16 @@ fn fuzz(printer: &Printer, place: &Place, target: &Target, minutes: u64) -> Resu
     Ok(Verdict::Failed)
 }
 
-/// What is said below the line of a target that failed.
+/// The lines below the result of a failed target.
 fn crash(end: &End, binary: &Path, log: &Path) -> String {
-    let reason = end.reason.as_deref().unwrap_or("it ended before its time");
+    let reason = end.reason.as_deref().unwrap_or("it ended before its time was over");
     let mut lines = vec![reason.to_owned()];
     match &end.input {
         Some(input) => {
             lines.push(format!("input: {input}"));
             lines.push(format!("to reproduce: {}={} {} {input}", SANITIZER.0, SANITIZER.1, binary.display()));
         }
-        None => lines.push(format!("its last words are in {}", log.display())),
+        None => lines.push(format!("its last lines are in {}", log.display())),
     }
     indented(lines.iter().map(String::as_str))
 }
@@ -165,20 +165,20 @@ fn folder(place: &Place) -> PathBuf {
     place.target.join("fuzz")
 }
 
-/// What libFuzzer said of a run.
+/// libFuzzer's report of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct End {
     runs: u64,
     runs_a_second: u64,
-    /// Edges of the program that some input took.
+    /// Edges of the program that the inputs covered.
     coverage: u64,
-    /// Edges told apart by how often they were taken, and the like.
+    /// libFuzzer's features: edges by how often they were covered, and the like.
     features: u64,
     corpus: u64,
     peak_mib: u64,
-    /// The first thing that went wrong.
+    /// The first error.
     reason: Option<String>,
-    /// The file with the input that did it.
+    /// The file with the input that caused it.
     input: Option<String>,
 }
 
@@ -209,7 +209,7 @@ impl End {
         end
     }
 
-    /// Whether it ran its time and said so.
+    /// Whether the run reached its end without an error.
     fn is_whole(&self) -> bool {
         self.runs > 0 && self.peak_mib > 0 && self.reason.is_none()
     }
@@ -250,8 +250,8 @@ mod tests {
                    artifact_prefix='x/'; Test unit written to x/crash-1\nstat::peak_rss_mb: 34\n";
         let end = End::read(log);
         assert!(!end.is_whole());
-        let said = crash(&end, Path::new("bin/t"), Path::new("t.log"));
-        assert!(said.contains("src/time.rs:7:5") && said.contains("bin/t x/crash-1"), "{said}");
+        let text = crash(&end, Path::new("bin/t"), Path::new("t.log"));
+        assert!(text.contains("src/time.rs:7:5") && text.contains("bin/t x/crash-1"), "{text}");
         assert!(!End::read("").is_whole());
     }
 

@@ -1,4 +1,4 @@
-//! Runs cargo's checks on the host and counts them: each named check is one test, `cargo test` is as many as it ran.
+//! Runs cargo's checks on the host and counts them: each named check is one test, and so is each test of `cargo test`.
 
 use anyhow::Result;
 
@@ -21,7 +21,7 @@ const CHECKS: &[Check] = &[
         needs: "clippy",
         arguments: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
     },
-    // As if it were for the host: clippy has no compiler for BPF. It has no unwinding there either.
+    // Clippy checks it for the host, since it has no compiler for BPF. BPF has no unwinding, hence the panic strategy.
     Check {
         name: "lints of the eBPF programs",
         needs: "clippy",
@@ -47,10 +47,9 @@ const CHECKS: &[Check] = &[
 pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
     for check in CHECKS {
-        let present = cargo("ask cargo for a subcommand").args([check.needs, "--version"]).output()?;
+        let present = cargo("find a cargo subcommand").args([check.needs, "--version"]).output()?;
         if !present.status.success() {
-            printer
-                .data(&format!("skipped  host  {}: this cargo has no `cargo {}`", check.name, check.needs));
+            printer.data(&format!("skipped  host  {}: `cargo {}` is not installed", check.name, check.needs));
             tally.count(Verdict::Skipped);
             continue;
         }
@@ -69,7 +68,7 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     Ok(tally)
 }
 
-/// `cargo test` of the whole workspace, its output shown as talk.
+/// `cargo test` of the whole workspace, with its output on stderr.
 pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
     let call = cargo("run the host's tests");
@@ -85,8 +84,8 @@ pub(crate) fn cargo_test(place: &Place, printer: &Printer) -> Result<Tally> {
         }
     })?;
     if !status.success() && tally.failed == 0 {
-        // It did not compile, or a test binary died before it could count.
-        printer.failed(&format!("host  cargo test ended with {status} and counted no failure"));
+        // The tests did not compile, or a test binary died before it printed its counts.
+        printer.failed(&format!("host  cargo test exited with {status} and counted no failure"));
         tally.failed += 1;
     }
     printer.data(&format!("{}  host  cargo test: {}", verb(tally), tally.line()));
@@ -102,7 +101,7 @@ fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
-/// Reads "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; …". Ignored tests are skipped ones.
+/// Reads "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; …". Ignored tests count as skipped.
 fn parse(line: &str) -> Option<Tally> {
     let counts = line.trim().strip_prefix("test result: ")?.split_once(". ")?.1;
     let count = |name: &str| {

@@ -1,13 +1,13 @@
-//! The guest's image: an initramfs that is the whole guest, put together from parts that are rebuilt only when their
-//! inputs change.
+//! The guest's image: an initramfs with the whole guest, joined from parts. A part is rebuilt only when its inputs
+//! change.
 //!
 //! | part | holds | changes with |
 //! |---|---|---|
 //! | base | tools, libraries, kernel modules | the host's packages, the kernel |
-//! | bench | the tools that the benchmark compares with | the host's packages |
+//! | bench | the peers that the benchmark measures | the host's packages |
 //! | work | viptrace, the lab (as /init), the fixtures | every build |
 //!
-//! The parts are archives one after the other in one file, which the kernel takes.
+//! The parts are archives, one after the other in one file, which the kernel accepts.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
@@ -24,10 +24,10 @@ use crate::place::Place;
 use crate::printer::Outcome;
 use crate::stamp::Stamp;
 
-/// Changed whenever the way of building changes, so that old parts are not taken for new ones.
+/// Change this with the build steps, so that parts from the old steps are rebuilt.
 const RECIPE: &str = "recipe 1";
 
-/// Programs of the host that a node has. Where there are several places, distributions differ.
+/// Host programs that a node has. Several paths mean that distributions differ.
 const TOOLS: &[&[&str]] = &[
     &["/usr/bin/busybox", "/bin/busybox"],
     &["/usr/bin/ip", "/bin/ip", "/sbin/ip"],
@@ -41,10 +41,10 @@ const TOOLS: &[&[&str]] = &[
 ];
 /// Programs that only the benchmark runs.
 const BENCH_TOOLS: &[&[&str]] = &[&["/usr/bin/tcpdump", "/usr/sbin/tcpdump"], &["/usr/bin/bpftrace"]];
-/// kmod is one program that goes by its name. The kernel loads modules through /sbin/modprobe.
+/// kmod acts by the name with which it is called. The kernel loads modules with /sbin/modprobe.
 const KMOD_NAMES: &[&str] = &["depmod", "insmod", "lsmod", "modinfo", "modprobe", "rmmod"];
 
-/// Files of the guest's /etc. tcpdump gives up root for the user `tcpdump`, which therefore has to exist.
+/// Files of the guest's /etc. tcpdump changes from root to the user `tcpdump`, which must exist.
 const ETC: &[(&str, &str)] = &[
     ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\ntcpdump:x:100:100::/:/bin/false\n"),
     ("etc/group", "root:x:0:\ntcpdump:x:100:\n"),
@@ -52,7 +52,7 @@ const ETC: &[(&str, &str)] = &[
     ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\nprotocols: files\nservices: files\n"),
 ];
 
-/// /init of a guest that is only looked at, for `cargo xtask shell`: it needs nothing that is built here.
+/// /init of the guest of `cargo xtask shell`; it needs nothing that is built here.
 const SHELL_INIT: &str = "#!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -71,17 +71,17 @@ setsid -c sh
 sync
 poweroff -f
 ";
-/// Where `SHELL_INIT` is, for the kernel's `rdinit=`.
+/// The path of `SHELL_INIT`, for the kernel's `rdinit=`.
 pub(crate) const SHELL_INIT_PATH: &str = "/usr/lib/shell-init";
 
-/// What an image is for.
+/// The purpose of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flavour {
     Lab,
     Bench,
 }
 
-/// Makes the image for this kernel, or finds it fresh. The binaries have to be built before.
+/// Makes the image for this kernel unless it is fresh. The binaries must be built already.
 pub(crate) fn ensure(place: &Place, kernel: &Kernel, flavour: Flavour) -> Result<(PathBuf, Outcome)> {
     let directory = place.guest().join("images").join(kernel.series);
     fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;
@@ -100,7 +100,7 @@ pub(crate) fn ensure(place: &Place, kernel: &Kernel, flavour: Flavour) -> Result
         stamp.file(part)?;
     }
     if stamp.is_fresh(&image) {
-        return Ok((image, Outcome::Skipped("nothing in it has changed".into())));
+        return Ok((image, Outcome::Skipped("no part has changed".into())));
     }
     let bytes = write_whole(&image, |output| {
         for part in &parts {
@@ -127,7 +127,7 @@ fn base(directory: &Path, kernel: &Kernel) -> Result<PathBuf> {
             for verb in ["", "-save", "-restore"] {
                 archive.symlink(&format!("usr/sbin/{family}{backend}{verb}"), program);
                 if backend == "-nft" {
-                    // Debian's default, and what kube-proxy's image chooses on an empty node.
+                    // Debian's default, and the choice of kube-proxy's image on an empty node.
                     archive.symlink(&format!("usr/sbin/{family}{verb}"), program);
                 }
             }
@@ -160,7 +160,7 @@ fn bench(directory: &Path) -> Result<PathBuf> {
     write_if_stale(&archive, &directory.join("bench.part"))
 }
 
-/// What changes with every build: the binaries under test and the fixtures.
+/// The part that changes with every build: the binaries under test and the fixtures.
 fn work(place: &Place, directory: &Path) -> Result<PathBuf> {
     let mut archive = Archive::new();
     let binaries = ["viptrace", "viptrace-lab"].map(|name| place.release(name));
@@ -205,7 +205,7 @@ fn skeleton(archive: &mut Archive) {
     archive.text(SHELL_INIT_PATH, SHELL_INIT, 0o755);
 }
 
-/// The programs at their own place, and all libraries they need.
+/// The programs at their paths on the host, and all libraries that they need.
 fn programs(archive: &mut Archive, paths: &[PathBuf]) -> Result<()> {
     for path in paths {
         archive.file(&libraries::place(path)?, path, 0o755);
@@ -220,10 +220,10 @@ fn shared_libraries(archive: &mut Archive, paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// busybox under each of its names that no other program has.
+/// Links busybox under each of its names that no other program has.
 fn applets(archive: &mut Archive) -> Result<()> {
     let busybox = find(TOOLS[0])?;
-    let list = Call::new("list what busybox can do", &busybox).arg("--list").read()?;
+    let list = Call::new("list busybox's commands", &busybox).arg("--list").read()?;
     for name in list.split_whitespace() {
         let taken =
             ["usr/bin", "usr/sbin"].iter().any(|folder| archive.contains(&format!("{folder}/{name}")));
@@ -234,7 +234,7 @@ fn applets(archive: &mut Archive) -> Result<()> {
     Ok(())
 }
 
-/// The plug-ins of iptables: `xtables/` below the folder of its library.
+/// The plug-ins of iptables: `xtables/` in the folder of its library.
 fn xtables_extensions(tools: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let libraries = libraries::of(tools)?;
     let folders = libraries.iter().filter_map(|library| {
@@ -244,11 +244,11 @@ fn xtables_extensions(tools: &[PathBuf]) -> Result<Vec<PathBuf>> {
             .starts_with("libxtables.so")
             .then_some(library.parent()?.join("xtables"))
     });
-    // The library may be listed below /lib while the plug-ins are only below /usr/lib.
+    // `ldd` may list the library below /lib while the plug-ins are only below /usr/lib.
     let merged =
         |folder: PathBuf| [Path::new("/usr").join(folder.strip_prefix("/").unwrap_or(&folder)), folder];
     let Some(folder) = folders.flat_map(merged).find(|folder| folder.is_dir()) else {
-        bail!("the plug-ins of iptables were not found\nhint: type: apt-get install --reinstall iptables");
+        bail!("the plug-ins of iptables are missing\nhint: type: apt-get install --reinstall iptables");
     };
     modules::files_below(&folder)
 }
@@ -278,7 +278,7 @@ fn write_archive(archive: &Archive, part: &Path) -> Result<()> {
     write_whole(part, |output| archive.write(output)).map(drop)
 }
 
-/// Writes a file beside its place and moves it there when it is complete. Returns its size in bytes.
+/// Writes a file beside `path` and renames it to `path` when it is complete. Returns its size in bytes.
 fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<u64> {
     let draft = path.with_added_extension("draft");
     let attempt = || {

@@ -1,8 +1,7 @@
 //! Guest kernels: Debian's cloud kernels, downloaded as packages and unpacked below the target folder, never installed.
 //!
-//! Which kernels there are, and from which of Debian's suites, is the table `SERIES`. Package lists of suites that are
-//! not this machine's are kept below the target folder too: the machine's own apt never learns of them. What goes into
-//! the image from a kernel is `modules`'s matter.
+//! The table `SERIES` lists the kernels and their Debian suites. The package lists of suites that this machine does not
+//! use are below the target folder too, apart from the machine's own apt. `modules` chooses the modules for the image.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,17 +16,17 @@ use crate::printer::Outcome;
 /// One kernel series that the guests can run.
 #[derive(Debug)]
 pub(crate) struct Series {
-    /// What is typed after `--kernel`.
+    /// The value of `--kernel`.
     pub(crate) name: &'static str,
     /// The package that depends on the newest build of the series.
     metapackage: &'static str,
-    /// How the names of the builds begin.
+    /// The prefix of the builds' package names.
     build_prefix: &'static str,
-    /// Where else than in this machine's own sources to look, in this order.
+    /// The suites to search, in this order. If there are none, this machine's own sources.
     suites: &'static [&'static str],
 }
 
-/// Debian 12's own kernel, the one that its security archive offers beside it, Debian 11's, and the newest.
+/// Debian 11's kernel, Debian 12's own, the newer one in Debian 12's security archive, and the newest of all.
 pub(crate) const SERIES: &[Series] = &[
     Series {
         name: "5.10",
@@ -55,24 +54,24 @@ pub(crate) const SERIES: &[Series] = &[
     },
 ];
 
-/// The series that the demo and the benchmark use where none is given.
+/// The default series of the demo and the benchmark.
 pub(crate) const DEFAULT: &str = "6.12";
 
-/// Packages that newer Debian kernels split off from the image, by how their names begin.
+/// The name prefixes of the packages that newer Debian kernels split off from the image.
 const SPLIT_OFF: &[&str] = &["linux-base-", "linux-modules-", "linux-binary-"];
 
-/// A kernel that is unpacked and can be started.
+/// An unpacked kernel that can be started.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel {
     pub(crate) series: &'static str,
     /// As `uname -r` prints it.
     pub(crate) release: String,
     pub(crate) image: PathBuf,
-    /// The folder that has `kernel/`, `modules.order` and so on.
+    /// The folder with `kernel/`, `modules.order` and so on.
     pub(crate) modules: PathBuf,
 }
 
-/// Reads what was typed after `--kernel`.
+/// Parses the value of `--kernel`.
 pub(crate) fn parse(name: &str) -> Result<&'static Series, String> {
     let names = || SERIES.iter().map(|series| series.name).collect::<Vec<_>>().join(", ");
     SERIES.iter().find(|series| series.name == name).ok_or_else(|| format!("known kernels are {}", names()))
@@ -86,24 +85,25 @@ impl Kernel {
     }
 
     fn unpacked(directory: &Path, series: &Series) -> Option<Self> {
-        // Written last, so that a download that was cut off is not taken for a kernel.
+        // Written last, so that an interrupted download does not count as a kernel.
         let release = fs::read_to_string(directory.join("release")).ok()?.trim().to_owned();
         let modules = modules_folder(directory)?.join(&release);
-        // Beside its modules since Debian 14, where installing it copies it to /boot.
+        // Since Debian 14 the image is beside its modules, and the installation copies it to /boot.
         let places = [directory.join("boot").join(format!("vmlinuz-{release}")), modules.join("vmlinuz")];
         let image = places.into_iter().find(|path| path.is_file())?;
         modules.is_dir().then_some(Self { series: series.name, release, image, modules })
     }
 }
 
-/// Downloads and unpacks the newest build of the series, unless one is there.
+/// Downloads and unpacks the newest build of the series, unless one is unpacked already.
 pub(crate) fn ensure(place: &Place, series: &Series) -> Result<Outcome> {
     let directory = directory(place, series);
     if let Some(kernel) = Kernel::unpacked(&directory, series) {
         return Ok(Outcome::Skipped(format!("{} is unpacked", kernel.release)));
     }
     if directory.exists() {
-        fs::remove_dir_all(&directory).with_context(|| format!("could not clear {}", directory.display()))?;
+        fs::remove_dir_all(&directory)
+            .with_context(|| format!("could not remove {}", directory.display()))?;
     }
     fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;
     let packages = match series.suites {
@@ -115,7 +115,7 @@ pub(crate) fn ensure(place: &Place, series: &Series) -> Result<Outcome> {
     let record = directory.join("release");
     fs::write(&record, &release).with_context(|| format!("could not write {}", record.display()))?;
     Kernel::unpacked(&directory, series)
-        .with_context(|| format!("{} hold no bootable kernel", packages.join(" and ")))?;
+        .with_context(|| format!("no bootable kernel in {}", packages.join(" and ")))?;
     Ok(Outcome::Done(format!("unpacked {release}")))
 }
 
@@ -123,10 +123,10 @@ fn directory(place: &Place, series: &Series) -> PathBuf {
     place.guest().join("kernels").join(series.name)
 }
 
-/// Downloads from the sources that this machine has.
+/// Downloads from this machine's own sources.
 fn fetch_from_own(series: &Series, directory: &Path) -> Result<Vec<String>> {
     let lists = Lists::own();
-    // Package lists older than the archive name files that are gone: fetch them and try once more.
+    // Outdated package lists name files that the archive has removed: refresh the lists and retry once.
     match fetch(&lists, series, directory) {
         Err(error) if !apt::is_root() => {
             Err(error.context("the package lists may be too old\nhint: as root, type: apt-get update"))
@@ -160,8 +160,8 @@ fn fetch_from_suites(
         }
     }
     bail!(
-        "kernel {} cannot be had: none of Debian's suites that had it gives it today\n{}\nhint: check the network; if \
-         a suite is gone or has moved on, name another in xtask/src/kernels.rs; --kernel chooses among the others",
+        "kernel {} cannot be downloaded: none of its Debian suites has it\n{}\nhint: check the network; if a suite was \
+         removed or has a newer kernel, change xtask/src/kernels.rs; `--kernel` selects other kernels",
         series.name,
         tried.join("\n")
     )
@@ -178,7 +178,7 @@ fn resolve(lists: &Lists, series: &Series) -> Result<Vec<String>> {
     let wanted = |name: &String| name.starts_with(series.build_prefix);
     let Some(image) = depends(lists, series.metapackage)?.into_iter().find(wanted) else {
         bail!(
-            "`apt-cache depends {}` names no {}*, so kernel {} cannot be fetched{}",
+            "`apt-cache depends {}` lists no {}*, so kernel {} cannot be downloaded{}",
             series.metapackage,
             series.build_prefix,
             series.name,
@@ -194,7 +194,7 @@ const OWN_HINT: &str =
     "\nhint: on Debian 12 with bookworm-security in /etc/apt/sources.list, type: apt-get update";
 
 fn depends(lists: &Lists, package: &str) -> Result<Vec<String>> {
-    let text = Call::new("look a kernel package up", "apt-cache")
+    let text = Call::new("look up a kernel package", "apt-cache")
         .args(lists.options())
         .args(["depends", "--important", package])
         .read()?;
@@ -210,7 +210,7 @@ fn parse_depends(text: &str) -> Vec<String> {
 fn download(lists: &Lists, packages: &[String], directory: &Path) -> Result<()> {
     Call::new("download kernel packages", "apt-get")
         .args(lists.options())
-        // Without its sandbox user, who often may not write below the target folder.
+        // apt's sandbox user often may not write below the target folder.
         .args(["--option", "APT::Sandbox::User=root", "download"])
         .args(packages)
         .directory(directory)
@@ -234,7 +234,7 @@ fn unpack(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The release is the name of the folder of its modules.
+/// The release, which is the name of the modules' folder.
 fn release(directory: &Path) -> Result<String> {
     let modules =
         modules_folder(directory).with_context(|| format!("no lib/modules below {}", directory.display()))?;
@@ -242,7 +242,7 @@ fn release(directory: &Path) -> Result<String> {
     name.with_context(|| format!("no release in {}", modules.display()))
 }
 
-/// /lib/modules, or /usr/lib/modules since Debian merged the two.
+/// `lib/modules`, or `usr/lib/modules` since Debian merged them.
 fn modules_folder(directory: &Path) -> Option<PathBuf> {
     ["lib/modules", "usr/lib/modules"].map(|path| directory.join(path)).into_iter().find(|path| path.is_dir())
 }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_tell_the_series_apart() {
+    fn a_prefix_matches_one_series() {
         let of = |name: &str| SERIES.iter().filter(|series| name.starts_with(series.build_prefix)).count();
         assert_eq!(of("linux-image-6.1.0-56-cloud-amd64"), 1);
         assert_eq!(of("linux-image-6.12.117+deb12-cloud-amd64"), 1);
@@ -276,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn only_known_kernels_are_taken() {
+    fn only_known_kernels_are_accepted() {
         assert_eq!(parse("6.12").unwrap().name, "6.12");
         assert_eq!(parse("6").unwrap_err(), "known kernels are 5.10, 6.1, 6.12, 7.2");
         assert!(parse(DEFAULT).is_ok());
     }
 
     #[test]
-    fn a_download_that_was_cut_off_is_no_kernel() {
+    fn an_interrupted_download_is_not_a_kernel() {
         let here = tempfile::tempdir().unwrap();
         let series = &SERIES[0];
         let put = |path: &str| {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_may_lie_beside_its_modules() {
+    fn a_kernel_may_be_beside_its_modules() {
         let here = tempfile::tempdir().unwrap();
         let modules = here.path().join("usr/lib/modules/7.2.1-cloud");
         fs::create_dir_all(&modules).unwrap();

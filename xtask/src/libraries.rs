@@ -1,6 +1,6 @@
-//! Which shared libraries a program needs, and where a file of the host goes in the image.
+//! The shared libraries that a program needs, and the path of a host file in the image.
 //!
-//! The image has a merged /usr whatever the host has, so every path has exactly one place.
+//! The image always has a merged /usr, so that every file has exactly one path.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::call::Call;
 
-/// The shared libraries of all `programs`, each once, the dynamic loader among them.
+/// The shared libraries of all `programs`, each once, with the dynamic loader.
 pub(crate) fn of(programs: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let output = Call::new("list shared libraries", "ldd").env("LC_ALL", "C").args(programs).output()?;
-    // Its exit status is 1 as soon as one program is static, so only the text tells.
+    // ldd exits with 1 if any program is static, so only its output is reliable.
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
@@ -25,7 +25,7 @@ fn parse(text: &str) -> Result<Vec<PathBuf>> {
                 )
             }
             Some((_, path)) => path,
-            // The loader has no arrow; the kernel's own vdso has no path.
+            // The loader has no arrow; the kernel's vdso has no path.
             None if line.starts_with('/') && !line.ends_with(':') => line,
             None => continue,
         };
@@ -38,7 +38,7 @@ fn parse(text: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Where a file of the host goes, without the leading slash: `/bin/ip` and `/usr/bin/ip` are both `usr/bin/ip`.
+/// The path of a host file in the image, without the leading slash: `/bin/ip` and `/usr/bin/ip` are both `usr/bin/ip`.
 pub(crate) fn place(path: &Path) -> Result<String> {
     let text = path.to_str().with_context(|| format!("{} is not text", path.display()))?;
     let text = text.trim_start_matches('/');
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_missing_is_an_error() {
+    fn a_missing_library_is_an_error() {
         let error = parse("\tlibgone.so.1 => not found\n").unwrap_err().to_string();
         assert!(error.contains("libgone.so.1"), "{error}");
     }

@@ -1,7 +1,7 @@
 //! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell, packages.
 //!
-//! This file owns the command line and the exit status (0 done, 1 failed; clap's own 2 for usage). What a verb does
-//! lives in its own file; nothing here starts a program.
+//! This file owns the command line and the exit status (0 success, 1 failure, 2 wrong usage, from clap). Each verb has
+//! its own file; this one must not start a program.
 
 mod apt;
 mod bench;
@@ -46,20 +46,20 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Install and build all that the other verbs need; a second run does nothing
+    /// Install and build everything that the other verbs need; a second run does nothing
     Setup,
-    /// Formatting, lints, the host's tests, and every scenario in a guest of each kernel
+    /// Check formatting and lints, run the host's tests, and run the scenarios in a guest of each kernel
     Test(test::Options),
-    /// Break a Service in every way known and show what viptrace says about it
+    /// Break a Service in every known way and show viptrace's verdicts
     Demo(demo::Options),
-    /// Measure what tracing costs
+    /// Measure the cost of tracing, replay and audit
     #[command(subcommand)]
     Bench(bench::What),
-    /// Give every reader the inputs that a fuzzer makes up
+    /// Feed a fuzzer's inputs to every parser
     Fuzz(fuzz::Options),
-    /// A shell in a guest, for looking around
+    /// Open a shell in a guest
     Shell(shell::Options),
-    /// Fill target/dist with what a package holds: binary, man pages, completions, licence, checksums
+    /// Fill target/dist with the contents of a package: binary, man pages, completions, licence, checksums
     Dist,
 }
 

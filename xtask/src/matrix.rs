@@ -1,7 +1,7 @@
-//! The matrix: mode × Service kind × family × protocol × kernel, from what the scenarios of each guest say they prove.
+//! The matrix: mode × Service kind × family × protocol × kernel, from the cells that each guest's scenarios report.
 //!
-//! Which cells there are is the lab's to say. A cell that nothing covers is shown as such and counts as failed: an empty
-//! table must not look like a good one.
+//! The lab lists the cells. A cell that no scenario covers is shown as such and counts as failed: an empty table must
+//! not look like a good one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::event::{Scenario, Verdict};
 
-/// One row of the table, in the lab's words.
+/// One row of the table, as the lab names it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub(crate) struct Cell {
     pub(crate) mode: String,
@@ -18,28 +18,28 @@ pub(crate) struct Cell {
     pub(crate) protocol: String,
 }
 
-/// How one cell went on one kernel.
+/// The result of one cell on one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     Passed,
     Failed,
-    /// With the kernel's missing feature.
+    /// The text is the feature that the kernel lacks.
     Skipped(String),
 }
 
-/// What the guests said so far.
+/// The guests' results so far.
 #[derive(Debug, Default)]
 pub(crate) struct Matrix {
-    /// In the order in which the lab lists them.
+    /// In the lab's order.
     rows: Vec<Cell>,
     states: BTreeMap<(&'static str, Cell), State>,
 }
 
-/// What stands in a cell that no scenario covers.
+/// The text of a cell that no scenario covers.
 const NOT_COVERED: &str = "not covered";
 
 impl Matrix {
-    /// The lab's list of all cells.
+    /// Adds the lab's list of all cells.
     pub(crate) fn list(&mut self, cells: &[Cell]) {
         for cell in cells {
             if !self.rows.contains(cell) {
@@ -48,7 +48,7 @@ impl Matrix {
         }
     }
 
-    /// A scenario ended on this kernel.
+    /// Adds the result of a scenario on this kernel.
     pub(crate) fn count(&mut self, series: &'static str, scenario: &Scenario) {
         self.list(&scenario.cells);
         for cell in &scenario.cells {
@@ -58,21 +58,21 @@ impl Matrix {
                 Verdict::Skipped => State::Skipped(scenario.detail.trim().to_owned()),
             };
             let known = self.states.entry((series, cell.clone())).or_insert_with(|| state.clone());
-            // One failure spoils a cell; what one scenario skips another may have proved.
+            // One failure fails the cell; a pass overrides a skip.
             if state == State::Failed || (state == State::Passed && *known != State::Failed) {
                 *known = state;
             }
         }
     }
 
-    /// How many cells of these kernels nothing covers; all of a matrix without rows.
+    /// The number of cells of these kernels that no scenario covers; 1 for a matrix without rows.
     pub(crate) fn uncovered(&self, kernels: &[&'static str]) -> u64 {
         let cells = kernels.iter().flat_map(|series| self.rows.iter().map(|row| (*series, row.clone())));
         let missing = cells.filter(|key| !self.states.contains_key(key)).count() as u64;
         if self.rows.is_empty() { 1 } else { missing }
     }
 
-    /// The table in Markdown, with the reasons of what was skipped below it.
+    /// The table in Markdown, and below it the reasons for skipped cells.
     pub(crate) fn table(&self, kernels: &[&'static str]) -> Vec<String> {
         let reasons: BTreeSet<&str> = self
             .states
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_spoils_its_cell_and_a_skip_does_not() {
+    fn a_failure_fails_its_cell_and_a_skip_does_not() {
         let mut matrix = Matrix::default();
         matrix.count("6.1", &scenario(Verdict::Passed, "", "TCP"));
         matrix.count("6.1", &scenario(Verdict::Failed, "why", "TCP"));
@@ -162,9 +162,9 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_covers_is_counted() {
+    fn uncovered_cells_are_counted() {
         let mut matrix = Matrix::default();
-        assert_eq!(matrix.uncovered(&["6.1"]), 1, "a matrix of nothing is not good");
+        assert_eq!(matrix.uncovered(&["6.1"]), 1, "an empty matrix is not good");
         matrix.list(&[cell("TCP"), cell("SCTP"), cell("TCP")]);
         assert_eq!(matrix.uncovered(&["6.1", "6.12"]), 4);
         matrix.count("6.1", &scenario(Verdict::Passed, "", "TCP"));

@@ -1,6 +1,6 @@
-//! Which kernel modules go into the image: those of the network, with all that they depend on, uncompressed.
+//! The kernel modules in the image: the network's modules and all their dependencies, uncompressed.
 //!
-//! Uncompressed, because kmod in a guest under emulation would spend seconds on xz; `depmod` is run again for what is left.
+//! They are uncompressed because kmod would spend seconds on xz under emulation. `depmod` runs again on the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ use crate::call::Call;
 use crate::cpio::Archive;
 use crate::kernels::Kernel;
 
-/// Modules taken, by how their path below the release's folder begins. What they depend on comes along.
+/// Path prefixes, below the release's folder, of the modules to take. Their dependencies are added.
 const WANTED: &[&str] = &[
     "kernel/net/802/",
     "kernel/net/8021q/",
@@ -28,7 +28,7 @@ const WANTED: &[&str] = &[
     "kernel/net/sctp/",
     "kernel/net/unix/",
     "kernel/net/xfrm/",
-    // crc32c is a soft dependency of nf_conntrack, which depmod's list does not have.
+    // nf_conntrack has a soft dependency on crc32c, which depmod's list does not contain.
     "kernel/lib/",
     "kernel/crypto/crc",
     "kernel/arch/x86/crypto/crc",
@@ -41,15 +41,14 @@ const WANTED: &[&str] = &[
     "kernel/drivers/net/vxlan",
 ];
 
-/// Files that `depmod` reads beside the modules, and modprobe needs to know what is built in.
+/// Files that `depmod` reads beside the modules, and from which modprobe knows the built-in ones.
 const LISTS: &[&str] = &["modules.order", "modules.builtin", "modules.builtin.modinfo"];
 
-/// Adds the modules of `kernel` to the archive, using `scratch` (cleared first) as a work folder. Returns how many.
-///
-/// The archive reads the files when it is written, so `scratch` has to stay until then.
+/// Adds the modules of `kernel` to the archive and returns their number. `scratch` is a work folder, which is cleared
+/// first and must stay until the archive is written, since the archive reads the files only then.
 pub(crate) fn add(archive: &mut Archive, kernel: &Kernel, scratch: &Path) -> Result<usize> {
     if scratch.exists() {
-        fs::remove_dir_all(scratch).with_context(|| format!("could not clear {}", scratch.display()))?;
+        fs::remove_dir_all(scratch).with_context(|| format!("could not remove {}", scratch.display()))?;
     }
     let inside = format!("lib/modules/{}", kernel.release);
     let stage = scratch.join(&inside);
@@ -66,7 +65,7 @@ pub(crate) fn add(archive: &mut Archive, kernel: &Kernel, scratch: &Path) -> Res
         match Path::new(path).extension().and_then(|kind| kind.to_str()) {
             Some("ko") => {}
             Some("xz") => compressed.push(copy),
-            _ => bail!("module {path} is compressed in a way that is not known here (only xz is)"),
+            _ => bail!("module {path} has an unknown compression (only xz is supported)"),
         }
     }
     if !compressed.is_empty() {
@@ -87,7 +86,7 @@ pub(crate) fn add(archive: &mut Archive, kernel: &Kernel, scratch: &Path) -> Res
     Ok(chosen.len())
 }
 
-/// What each module needs, from `depmod` run over the kernel as Debian ships it.
+/// The dependencies of each module, from `depmod` on the kernel as Debian ships it.
 fn dependencies(kernel: &Kernel) -> Result<BTreeMap<String, Vec<String>>> {
     let root = kernel.modules.ancestors().nth(3).context("the module folder has no root")?;
     Call::new("index kernel modules", "depmod").arg("-b").arg(root).arg(&kernel.release).read()?;
@@ -96,7 +95,7 @@ fn dependencies(kernel: &Kernel) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(parse_dependencies(&text))
 }
 
-/// Reads modules.dep (modules.dep(5)): "path: path path …".
+/// Parses modules.dep (modules.dep(5)): "path: path path …".
 fn parse_dependencies(text: &str) -> BTreeMap<String, Vec<String>> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     lines
@@ -104,7 +103,7 @@ fn parse_dependencies(text: &str) -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-/// The modules whose path begins with one of `prefixes`, and all that they need.
+/// The modules whose path begins with one of `prefixes`, and all their dependencies.
 fn closure(dependencies: &BTreeMap<String, Vec<String>>, prefixes: &[&str]) -> BTreeSet<String> {
     let wanted = |path: &&String| prefixes.iter().any(|prefix| path.starts_with(prefix));
     let mut open: Vec<&String> = dependencies.keys().filter(wanted).collect();
@@ -127,7 +126,7 @@ fn copy_file(from: &Path, to: &Path) -> Result<()> {
     copy().map(drop).with_context(|| format!("could not copy {} to {}", from.display(), to.display()))
 }
 
-/// All files below a folder, in order.
+/// All files below a folder, sorted.
 pub(crate) fn files_below(directory: &Path) -> Result<Vec<std::path::PathBuf>> {
     let mut found = Vec::new();
     let mut open = vec![directory.to_owned()];
@@ -152,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dependencies_come_along_and_cycles_end() {
+    fn dependencies_are_added_and_cycles_end() {
         let text = "kernel/net/a.ko: kernel/lib/b.ko.xz kernel/x/c.ko\nkernel/x/c.ko: kernel/x/d.ko\nkernel/x/d.ko: kernel/x/c.ko\n\
             kernel/lib/b.ko.xz:\nkernel/y/e.ko:\n";
         let chosen = closure(&parse_dependencies(text), &["kernel/net/"]);

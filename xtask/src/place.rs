@@ -1,6 +1,6 @@
-//! Where things are: the repository, the target folder and what is kept below it.
+//! The paths of the repository, of the target folder and of the files below it.
 //!
-//! Asks cargo, so that `CARGO_TARGET_DIR` and `build.target-dir` are respected. Creates nothing.
+//! `cargo metadata` supplies them, so that `CARGO_TARGET_DIR` and `build.target-dir` are respected. Creates nothing.
 
 use std::env;
 use std::ffi::OsString;
@@ -32,7 +32,7 @@ impl Place {
             .arg(manifest)
             .read()?;
         let metadata: Metadata =
-            serde_json::from_str(&text).context("could not understand what `cargo metadata` printed")?;
+            serde_json::from_str(&text).context("could not parse the output of `cargo metadata`")?;
         Ok(Self { repository: metadata.workspace_root, target: metadata.target_directory })
     }
 
@@ -41,7 +41,7 @@ impl Place {
         self.target.join("release").join(name)
     }
 
-    /// Tools built for the build itself (bpf-linker).
+    /// The folder of the tools for the build and for fuzzing (bpf-linker, cargo-fuzz).
     pub(crate) fn toolchain(&self) -> PathBuf {
         self.target.join("toolchain")
     }
@@ -50,22 +50,22 @@ impl Place {
         self.target.join("guest")
     }
 
-    /// Where the files that a guest of this kernel sent are kept.
-    pub(crate) fn guest_output(&self, kernel: &str) -> PathBuf {
-        self.guest().join("out").join(kernel)
+    /// The folder of the logs and files of this guest.
+    pub(crate) fn guest_output(&self, guest: &str) -> PathBuf {
+        self.guest().join("out").join(guest)
     }
 }
 
-/// A call of the cargo that started us, else of the one on the path.
+/// A call of the cargo that started this process, or else of the one on the path.
 ///
-/// What `cargo run` told us about our own package is not handed on: build scripts that watch those variables (ring's
-/// does) would run again, with all that depends on them, whenever `cargo xtask` and a plain `cargo build` take turns.
+/// It does not pass on `cargo run`'s variables about this package: build scripts that watch them (as ring's does) would
+/// run again, with all crates that depend on them, whenever `cargo xtask` and a plain `cargo build` alternate.
 pub(crate) fn cargo(what: impl Into<String>) -> Call {
     let program = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     apart(Call::new(what, program))
 }
 
-/// A call of something that calls cargo in turn: what `cargo run` told us about our own package is not handed on.
+/// A call of a program that calls cargo, without `cargo run`'s variables about this package.
 pub(crate) fn apart(call: Call) -> Call {
     let ours =
         env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_of_package(name));
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_said_of_our_package_is_held_back() {
+    fn only_the_variables_of_this_package_are_removed() {
         assert!(is_of_package("CARGO_PKG_NAME") && is_of_package("CARGO_MANIFEST_DIR"));
         assert!(
             !is_of_package("CARGO_TARGET_DIR") && !is_of_package("CARGO_HOME") && !is_of_package("CARGO")

@@ -1,6 +1,6 @@
-//! Who prints what: talk (steps, errors) goes to stderr, data (results, the guest's console, tables) to stdout.
+//! Prints messages (steps, errors) to stderr and data (results, the guest's console, tables) to stdout.
 //!
-//! Nothing else in this package writes to the terminal. A closed pipe is not an error worth a message.
+//! Nothing else in this package writes to the terminal. A closed pipe is not reported.
 
 use std::io::{self, Write as _};
 use std::sync::{Mutex, PoisonError};
@@ -8,63 +8,63 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Work was done; the text says what, and may be empty.
+    /// The step did work; the text describes it and may be empty.
     Done(String),
-    /// Nothing needed doing; the text says why.
+    /// The step had nothing to do; the text gives the reason.
     Skipped(String),
 }
 
-/// The most lines of a failure that are repeated at the end of a run.
+/// The largest number of a failure's lines that the end of a run repeats.
 const REPEATED_LINES: usize = 40;
 
 /// The only writer to stdout and stderr.
 #[derive(Debug)]
 pub(crate) struct Printer {
     data: io::Stdout,
-    talk: io::Stderr,
+    messages: io::Stderr,
     quiet: bool,
     failures: Mutex<Vec<String>>,
 }
 
 impl Printer {
     pub(crate) fn new() -> Self {
-        Self { data: io::stdout(), talk: io::stderr(), quiet: false, failures: Mutex::default() }
+        Self { data: io::stdout(), messages: io::stderr(), quiet: false, failures: Mutex::default() }
     }
 
-    /// One that prints nothing.
+    /// A printer that prints nothing.
     #[cfg(test)]
     pub(crate) fn quiet() -> Self {
         Self { quiet: true, ..Self::new() }
     }
 
-    /// One line of talk.
+    /// Prints one line to stderr.
     pub(crate) fn say(&self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(self.talk.lock(), "{text}");
+            let _ = writeln!(self.messages.lock(), "{text}");
         }
     }
 
-    /// One line of data.
+    /// Prints one line of data.
     pub(crate) fn data(&self, text: &str) {
         self.raw(format!("{text}\n").as_bytes());
     }
 
-    /// One line of data about something that failed, kept to be repeated by `failures`.
+    /// Prints one line about a failure, which `failures` repeats.
     pub(crate) fn failed(&self, what: &str) {
         self.data(&format!("failed   {what}"));
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(what.to_owned());
     }
 
-    /// What failed, again: with guests side by side, each failure is a thousand lines above the end.
+    /// Repeats the failures: with several guests at a time, a failure is a thousand lines above the end.
     pub(crate) fn failures(&self) {
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         if failures.is_empty() {
             return;
         }
-        self.data("what failed:");
+        self.data("failures:");
         for failure in failures.iter() {
             for line in beginning(failure) {
                 self.data(&format!("    {line}"));
@@ -72,7 +72,7 @@ impl Printer {
         }
     }
 
-    /// Bytes of data as they are, with no line ending added.
+    /// Prints bytes of data unchanged, without a line ending.
     pub(crate) fn raw(&self, bytes: &[u8]) {
         if self.quiet {
             return;
@@ -82,12 +82,12 @@ impl Printer {
         let _ = stdout.flush();
     }
 
-    /// An error with all its causes, and no backtrace.
+    /// Prints an error with all its causes, without a backtrace.
     pub(crate) fn error(&self, error: &anyhow::Error) {
         self.say(&format!("error: {error:#}"));
     }
 
-    /// Runs one step: says what it is about, then what came of it and how long it took.
+    /// Runs one step: prints its name, then its outcome and its duration.
     pub(crate) fn step(&self, name: &str, work: impl FnOnce() -> Result<Outcome>) -> Result<()> {
         self.say(&format!("==> {name}"));
         let started = Instant::now();
@@ -106,20 +106,20 @@ impl Printer {
     }
 }
 
-/// A failure's first lines, and how many more there are.
+/// A failure's first lines, and the number of the other ones.
 fn beginning(failure: &str) -> Vec<String> {
     let mut lines: Vec<String> = failure.lines().take(REPEATED_LINES).map(str::to_owned).collect();
     let more = failure.lines().count() - lines.len();
-    lines.extend((more > 0).then(|| format!("    … and {more} lines more, above")));
+    lines.extend((more > 0).then(|| format!("    … and {more} more lines above")));
     lines
 }
 
-/// Lines to be put under a message, each on its own line and indented.
+/// Indented lines to append to a message, each after a line ending.
 pub(crate) fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
     lines.into_iter().fold(String::new(), |text, line| text + "\n    " + line)
 }
 
-/// A duration as people read it: tenths of a second below a minute, minutes and seconds above.
+/// A duration for a reader: with tenths of a second below a minute, in minutes and seconds above.
 pub(crate) fn seconds(duration: Duration) -> String {
     let whole = duration.as_secs();
     if whole < 60 {
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(beginning("6.1  c6 (2.3 s): one\n    two"), ["6.1  c6 (2.3 s): one", "    two"]);
         let long = vec!["line"; REPEATED_LINES + 2].join("\n");
         assert_eq!(beginning(&long).len(), REPEATED_LINES + 1);
-        assert_eq!(beginning(&long).last().map(String::as_str), Some("    … and 2 lines more, above"));
+        assert_eq!(beginning(&long).last().map(String::as_str), Some("    … and 2 more lines above"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! `cargo xtask bench replay`: how fast recordings are replayed, how large they are, and how much memory that takes.
+//! `cargo xtask bench replay`: measures the speed, size and memory of recordings in a replay.
 //!
-//! The benchmark itself is `tracer/benches/replay.rs`; this file runs it and says how.
+//! The benchmark is `tracer/benches/replay.rs`; this file runs it and prints its results and the command.
 
 use anyhow::Result;
 use clap::Args;
@@ -22,7 +22,7 @@ pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let text = cargo("measure recordings")
         .args(["bench", "--locked", "-p", "viptrace", "--bench", "replay", "--", events.as_str()])
         .directory(&place.repository)
-        .hint("the compiler's message above says why; for a missing BPF toolchain type: cargo xtask setup")
+        .hint("read the compiler's message above; for a missing BPF toolchain, type: cargo xtask setup")
         .read()?;
     for line in text.lines() {
         printer.data(line);

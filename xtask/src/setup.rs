@@ -1,4 +1,4 @@
-//! The steps that make a bare Debian ready, in order. Each is skipped when its work is already there.
+//! The steps that prepare a bare Debian, in order. A step is skipped if its result is already there.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::place::Place;
 use crate::printer::{Outcome, Printer};
 use crate::toolchain;
 
-/// All that `test`, `demo` and `shell` need; `bench` adds its own packages.
+/// Prepares everything for `test`, `demo` and `shell`; `bench` adds its own packages.
 pub(crate) fn everything(printer: &Printer) -> Result<()> {
     let place = Place::find()?;
     tools(printer, &place, &[apt::GUEST])?;
@@ -24,7 +24,7 @@ pub(crate) fn everything(printer: &Printer) -> Result<()> {
     Ok(())
 }
 
-/// Disk space, packages (those to build with, and the given ones) and bpf-linker.
+/// Checks the disk space, and installs the packages (those of the build and the given ones) and bpf-linker.
 pub(crate) fn tools(printer: &Printer, place: &Place, packages: &[&[&str]]) -> Result<()> {
     printer.step("disk space", || {
         let warm = place.toolchain().is_dir() && place.release("viptrace").is_file();

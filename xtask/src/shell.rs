@@ -1,4 +1,4 @@
-//! `cargo xtask shell`: a guest with a shell on this terminal, for looking around.
+//! `cargo xtask shell`: runs a guest with a shell on this terminal.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     kernel: &'static Series,
 }
 
-/// Runs the shell until its user leaves it. False when QEMU failed.
+/// Runs the shell until its user leaves it. Returns false if QEMU failed.
 pub(crate) fn run(printer: &Printer, options: &Options) -> Result<bool> {
     let place = Place::find()?;
     setup::tools(printer, &place, &[apt::GUEST])?;

@@ -1,6 +1,6 @@
-//! Whether something built from files is still fresh: a stamp lists every input with its size and time of change.
+//! Decides whether a product built from files is fresh: a stamp lists every input with its size and modification time.
 //!
-//! The stamp is kept as text beside the product, so that `diff` shows why a rebuild happened.
+//! The stamp is a text file beside the product, so that `diff` shows the reason for a rebuild.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,7 +16,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// `recipe` names the way of building and is changed whenever the way changes.
+    /// `recipe` identifies the build steps; change it whenever they change.
     pub(crate) fn new(recipe: &str) -> Self {
         Self { text: format!("{recipe}\n") }
     }
@@ -29,7 +29,8 @@ impl Stamp {
     /// Adds a file by path, size in bytes and modification time in nanoseconds.
     pub(crate) fn file(&mut self, path: &Path) -> Result<()> {
         let described = fs::metadata(path).and_then(|data| Ok((data.len(), data.modified()?)));
-        let (size, modified) = described.with_context(|| format!("could not look at {}", path.display()))?;
+        let (size, modified) =
+            described.with_context(|| format!("could not read the metadata of {}", path.display()))?;
         let since = modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         let _ = writeln!(self.text, "{} {size} {since}", path.display());
         Ok(())

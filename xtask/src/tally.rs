@@ -1,4 +1,4 @@
-//! Counting what passed, failed and was skipped, and the last line that says so.
+//! Counts the passed, failed and skipped tests, and formats the last line of a run.
 
 use crate::event::Verdict;
 
@@ -25,12 +25,12 @@ impl Tally {
         self.skipped += other.skipped;
     }
 
-    /// Something ran and nothing failed.
+    /// Whether at least one test passed and none failed.
     pub(crate) fn is_good(self) -> bool {
         self.failed == 0 && self.passed > 0
     }
 
-    /// The line that ends a test run.
+    /// The last line of a test run.
     pub(crate) fn line(self) -> String {
         let Self { passed, failed, skipped } = self;
         if skipped == 0 {
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn the_last_line_has_a_fixed_form() {
         let mut tally = Tally::default();
-        assert!(!tally.is_good(), "a run of nothing is not good");
+        assert!(!tally.is_good(), "an empty run is not good");
         tally.count(Verdict::Passed);
         assert_eq!(tally.line(), "1 passed, 0 failed");
         assert!(tally.is_good());

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: set-up, checks, the host's tests, then the scenarios in a guest of each kernel, a few guests at a time.
+//! `cargo xtask test`: set-up, checks, the host's tests, then the scenarios in guests of each kernel, some in parallel.
 //!
-//! `--matrix` runs every scenario on every kernel and prints the table of what they prove (`matrix`).
-//! The last line of stdout is the tally; whatever went wrong before it is counted in it.
+//! `--matrix` runs every scenario on every kernel and prints the table of the cells that they cover (`matrix`).
+//! The last line of stdout is the tally, which counts every failure before it.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -24,11 +24,11 @@ use crate::setup;
 use crate::tally::Tally;
 use crate::vm::{self, Console, Ending, Guest, Run};
 
-/// The longest a guest may take for all its scenarios.
+/// The longest time for all scenarios of a guest.
 const LIMIT: Duration = Duration::from_mins(25);
-/// The same for a part of the whole matrix.
+/// The longest time for a part of the whole matrix.
 const MATRIX_LIMIT: Duration = Duration::from_mins(90);
-/// The longest it may say nothing: the mixed run of 5,000 connections under emulation on a busy machine.
+/// The longest silence of a guest: the mixed run of 5,000 connections under emulation on a busy machine.
 const SILENCE: Duration = Duration::from_mins(5);
 
 #[derive(Debug, Args)]
@@ -36,30 +36,30 @@ pub(crate) struct Options {
     /// Only guests of this kernel; may be given more than once
     #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse)]
     kernels: Vec<&'static Series>,
-    /// Only scenarios whose name contains this, or one of several separated by commas (`=NAME` for just that one), and no
-    /// tests on the host
+    /// Only scenarios whose name contains FILTER, or one of several filters separated by commas (`=NAME` selects one
+    /// exactly), and no tests on the host
     #[arg(long, value_name = "FILTER", value_parser = parameter, conflicts_with = "host_only")]
     scenario: Option<String>,
-    /// Let viptrace trace without this kernel hook, to see which scenarios need it; may be given more than once
+    /// Trace without this kernel hook, to show which scenarios need it; may be given more than once
     #[arg(long = "without-hook", value_name = "HOOK", value_parser = parameter, conflicts_with = "host_only")]
     without_hooks: Vec<String>,
     /// Keep each scenario's recording among the guest's files
     #[arg(long, conflicts_with = "host_only")]
     keep_recordings: bool,
-    /// No guests
+    /// Only the checks and the tests on the host
     #[arg(long, conflicts_with = "kernels")]
     host_only: bool,
-    /// Every scenario on every kernel, and the table of modes, Service kinds, families and protocols that they prove; a
-    /// cell that none covers is a failure
+    /// Every scenario on every kernel, and the table of the modes, Service kinds, families and protocols that they
+    /// cover; an uncovered cell is a failure
     #[arg(long, conflicts_with_all = ["host_only", "kernels", "scenario", "without_hooks"])]
     matrix: bool,
 }
 
-/// How many guests run at the same time: each has two processors and waits for conditions half of its time.
+/// The number of guests that run at the same time. A guest has two processors and waits half of its time.
 const GUESTS: usize = 4;
 
-/// How many guests of each kernel run the whole matrix, and how many run the kernel's share where nothing else is asked
-/// for. The lab knows what each kernel's share is (`tests/src/scenarios/share.rs`).
+/// The number of guests of each kernel for the whole matrix, and for the kernel's share, which is the default. The lab
+/// defines each kernel's share (`tests/src/scenarios/share.rs`).
 const MATRIX_GUESTS: usize = 4;
 const SHARE_GUESTS: &[(&str, usize)] = &[("6.12", 2)];
 
@@ -72,7 +72,7 @@ struct Part {
 }
 
 impl Part {
-    /// How a guest that runs it is called.
+    /// The name of the guest that runs this part.
     fn of(self, series: &Series) -> String {
         match self.parts {
             1 => series.name.to_owned(),
@@ -82,12 +82,12 @@ impl Part {
 }
 
 impl Options {
-    /// Whether a kernel runs its share, as nothing else was asked for.
+    /// Whether each kernel runs its share, which is the default.
     fn shared(&self) -> bool {
         !self.matrix && self.kernels.is_empty() && self.scenario.is_none()
     }
 
-    /// The parts in which this kernel's scenarios are run, each by a guest of its own.
+    /// The parts of this kernel's scenarios. Each part has its own guest.
     fn parts(&self, series: &Series) -> Vec<Part> {
         let share =
             SHARE_GUESTS.iter().find(|(name, _)| *name == series.name).map_or(1, |(_, guests)| *guests);
@@ -100,7 +100,7 @@ impl Options {
     }
 }
 
-/// Runs all that was asked for. False when something failed or nothing ran.
+/// Runs the requested tests. Returns false if a test failed or none ran.
 pub(crate) fn run(printer: &Printer, options: &Options) -> bool {
     let mut tally = Tally::default();
     if let Err(error) = run_all(printer, options, &mut tally) {
@@ -173,14 +173,14 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
             .with_context(|| format!("could not write {}", path.display()))?;
         let uncovered = matrix.uncovered(&names);
         if uncovered > 0 {
-            printer.failed(&format!("matrix: {uncovered} cells are not covered"));
+            printer.failed(&format!("matrix: no scenario covers {uncovered} cells"));
         }
         tally.failed += uncovered;
     }
     Ok(())
 }
 
-/// Runs the guests, as many at a time as this machine should have.
+/// Runs the guests, at most `GUESTS` at a time.
 fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) -> Result<Tally> {
     let (queue, shared) = (Mutex::new(queue), Mutex::new(matrix));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -202,7 +202,7 @@ fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) ->
     })
 }
 
-/// What the guest's command line tells the lab.
+/// The lab's parameters on the guest's kernel command line.
 fn parameters(options: &Options, series: &Series, part: Part) -> Vec<String> {
     let mut parameters = vec!["lab.mode=test".to_owned()];
     parameters.extend(options.scenario.as_ref().map(|filter| format!("lab.filter={filter}")));
@@ -219,7 +219,7 @@ fn parameters(options: &Options, series: &Series, part: Part) -> Vec<String> {
     parameters
 }
 
-/// Runs one guest, prints a line for each of its scenarios, and one more if the guest itself failed.
+/// Runs one guest and prints a line for each of its scenarios and for each failure of the guest itself.
 fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> Result<Tally> {
     let series = guest.kernel.series;
     let name = &guest.name;
@@ -251,14 +251,14 @@ fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> R
     Ok(tally)
 }
 
-/// What is wrong with a run beyond its scenarios. Empty when the scenarios tell all.
+/// The failures of a run other than failed scenarios.
 fn problems(run: &Run, tally: Tally) -> Vec<String> {
     let mut problems = run.unread.clone();
     match &run.ending {
         Ending::Done(0) if tally == Tally::default() => problems.push("no scenario ran".to_owned()),
         Ending::Done(0) => {}
         Ending::Done(exit) if tally.failed == 0 => {
-            problems.push(format!("it ended with exit status {exit} and reported no failed scenario"));
+            problems.push(format!("it exited with status {exit} and reported no failed scenario"));
         }
         Ending::Done(_) => {}
         Ending::Died(_) | Ending::Stopped(_) => {
@@ -269,7 +269,7 @@ fn problems(run: &Run, tally: Tally) -> Vec<String> {
     problems
 }
 
-/// What is said of a scenario after its verdict.
+/// The line of a scenario after its result.
 fn scenario_line(guest: &str, scenario: &Scenario) -> String {
     let Scenario { name, result: _, detail, seconds, cells: _ } = scenario;
     let mut lines = detail.lines();
@@ -278,14 +278,13 @@ fn scenario_line(guest: &str, scenario: &Scenario) -> String {
     format!("{guest}  {name} ({seconds:.1} s){detail}")
 }
 
-/// A value that can stand on the kernel's command line.
+/// Parses a value for the kernel's command line.
 pub(crate) fn parameter(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/@=".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         Ok(text.to_owned())
     } else {
-        Err("may hold letters, digits and -_.,:/@= only, since it goes on the kernel's command line"
-            .to_owned())
+        Err("only letters, digits and -_.,:/@= are allowed on the kernel's command line".to_owned())
     }
 }
 
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn scenarios_read_in_one_line() {
+    fn a_scenario_has_one_line() {
         let scenario = Scenario {
             name: "c6".into(),
             result: Verdict::Failed,
@@ -314,21 +313,21 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_says_nothing_is_a_failure() {
+    fn a_guest_without_results_is_a_failure() {
         let (none, good) = (Tally::default(), Tally { passed: 3, ..Tally::default() });
         let bad = Tally { failed: 1, ..good };
         assert!(problems(&after(Ending::Done(0), &[]), good).is_empty());
         assert_eq!(problems(&after(Ending::Done(0), &[]), none), ["no scenario ran"]);
         assert_eq!(problems(&after(Ending::Done(1), &[]), good).len(), 1);
-        assert!(problems(&after(Ending::Done(1), &[]), bad).is_empty(), "told by the scenario already");
-        assert_eq!(problems(&after(Ending::Done(0), &["odd"]), good), ["odd"]);
+        assert!(problems(&after(Ending::Done(1), &[]), bad).is_empty(), "the failed scenario counts already");
+        assert_eq!(problems(&after(Ending::Done(0), &["unreadable"]), good), ["unreadable"]);
         let died = problems(&after(Ending::Died("gone".into()), &[]), good);
         assert_eq!(died.len(), 1);
         assert!(died[0].contains("gone") && died[0].ends_with("last words"), "{died:?}");
     }
 
     #[test]
-    fn the_lab_is_told_what_to_run_and_what_to_leave_out() {
+    fn the_lab_receives_the_scenarios_and_the_hooks_to_leave_out() {
         let mut options = Options {
             kernels: Vec::new(),
             scenario: None,
@@ -353,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_runs_its_share_unless_something_is_asked_for() {
+    fn a_kernel_runs_its_share_by_default() {
         let series = |name: &str| kernels::parse(name).unwrap();
         let mut options = Options {
             kernels: Vec::new(),

@@ -1,7 +1,7 @@
-//! The tools that build BPF and the fuzz targets, and the build of the binaries that go into the guests.
+//! The tools that build BPF and the fuzz targets, and the build of the guests' binaries.
 //!
-//! The BPF object itself is built by the tracer's build script, which looks for the same two things as this file:
-//! `bpf-linker` below the target folder, and a compiler that may use unstable features with core's source beside it.
+//! The tracer's build script builds the BPF object. It needs the same two things as this file: `bpf-linker` below the
+//! target folder, and a compiler with unstable features and core's source.
 
 use std::fs;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::disk;
 use crate::place::{Place, cargo};
 use crate::printer::Outcome;
 
-/// bpf-linker reads the bitcode of rustc, so its LLVM must be at least as new: 22 serves rustc 1.95 to 1.97.
+/// bpf-linker reads rustc's bitcode, so its LLVM must be at least as new: LLVM 22 is right for rustc 1.95 to 1.97.
 const BPF_LINKER_VERSION: &str = "0.13.0";
-/// Builds the fuzz targets, by any compiler from 1.95 on.
+/// Builds the fuzz targets with any compiler from 1.95 on.
 const CARGO_FUZZ_VERSION: &str = "0.13.2";
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 
-/// The packages to build with, here. rustup's nightly with rust-src takes the place of Debian's compiler.
+/// The packages that a build needs here. rustup's nightly with rust-src replaces Debian's compiler.
 pub(crate) fn packages() -> Vec<&'static str> {
     let mut packages = apt::BUILD.to_vec();
     if !has_nightly_with_source() {
@@ -30,7 +30,7 @@ pub(crate) fn packages() -> Vec<&'static str> {
 }
 
 fn has_nightly_with_source() -> bool {
-    let sysroot = Call::new("ask rustup for a nightly toolchain", "rustup")
+    let sysroot = Call::new("find a nightly toolchain of rustup", "rustup")
         .args(["run", "nightly", "rustc", "--print", "sysroot"])
         .read();
     sysroot.is_ok_and(|path| Path::new(path.trim()).join("lib/rustlib/src/rust/library/Cargo.lock").is_file())
@@ -44,7 +44,7 @@ pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("{version} is built")));
     }
     disk::require(&place.target, disk::COLD_BYTES)?;
-    // Its own target folder, so that it neither waits for nor crowds the project's; not kept.
+    // A separate target folder avoids the lock of the project's. It is removed after the build.
     let build = root.join("build");
     cargo("build bpf-linker")
         .args(["install", "bpf-linker", "--version", BPF_LINKER_VERSION, "--locked", "--force"])
@@ -53,7 +53,7 @@ pub(crate) fn ensure_bpf_linker(place: &Place) -> Result<Outcome> {
         .arg("--target-dir")
         .arg(&build)
         .env("LLVM_PREFIX", LLVM_PREFIX)
-        // The linker's own speed does not matter, that of its build does.
+        // The build must be fast; the linker need not be.
         .env("CARGO_PROFILE_RELEASE_LTO", "false")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .hint("check that crates.io can be reached and that the disk is not full, then try again")
@@ -88,7 +88,7 @@ fn remove(build: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a program says of itself, where it is there and of this version.
+/// The output of `--version`, if the program exists and has the wanted version.
 fn version(binary: &Path, wanted: &str) -> Option<String> {
     if !binary.is_file() {
         return None;
@@ -98,12 +98,12 @@ fn version(binary: &Path, wanted: &str) -> Option<String> {
     text.ends_with(wanted).then(|| text.to_owned())
 }
 
-/// The binaries that go into the guests, in the release profile.
+/// Builds the guests' binaries in the release profile.
 pub(crate) fn build_binaries(place: &Place) -> Result<Outcome> {
     cargo("build viptrace and the lab")
         .args(["build", "--release", "--locked", "-p", "viptrace", "-p", "viptrace-lab"])
         .directory(&place.repository)
-        .hint("the compiler's message above says why; for a missing BPF toolchain type: cargo xtask setup")
+        .hint("read the compiler's message above; for a missing BPF toolchain, type: cargo xtask setup")
         .stream()?;
     Ok(Outcome::Done("built viptrace and viptrace-lab".into()))
 }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_linker_that_does_not_answer_is_built_anew() {
+    fn a_broken_linker_has_no_version() {
         for path in ["/nonexistent/bpf-linker", "/bin/false", "/bin/true"] {
             assert_eq!(version(Path::new(path), BPF_LINKER_VERSION), None);
         }

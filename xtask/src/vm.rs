@@ -1,7 +1,7 @@
-//! Running a guest: QEMU under plain emulation, its console on the first serial port, its machine lines on the second.
+//! Runs a guest: QEMU with plain emulation, the console on the first serial port, machine lines on the second.
 //!
-//! Hardware virtualisation is never asked for, so that a run means the same on every machine. What the lines mean is
-//! `event`'s matter; what is in the image is `image`'s.
+//! It never uses hardware virtualisation, so that runs on all machines are comparable. `event` parses the lines;
+//! `image` makes the image.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,64 +20,64 @@ use crate::printer::{Printer, indented, seconds};
 use crate::watch::{MachineLines, Watch};
 
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
-/// How often the machine lines are looked at.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long a guest may take to power off after it said that it was done.
+/// The interval at which the machine lines are read.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The longest time from a guest's `done` line until it powers off.
 const POWER_OFF: Duration = Duration::from_mins(1);
 
-/// How often a guest is started that does not get as far as its init.
+/// The number of attempts to start a guest that does not reach its init.
 const BOOTS: usize = 3;
-/// How long it may say nothing on its way there: a boot takes 4 to 20 s, on a busy machine a minute.
+/// The longest silence before its init: a boot takes 4 to 20 s, or a minute on a busy machine.
 const BOOT: Duration = Duration::from_mins(2);
 
-/// How the guest's console is shown.
+/// The display of the guest's console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Console {
     /// Line by line, after a prefix.
     Prefixed(String),
-    /// As it comes, for a person who watches.
+    /// Unchanged, for a person at the terminal.
     Raw,
 }
 
 /// A guest to be run.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
-    /// What messages call it.
+    /// Its name in messages.
     pub(crate) name: String,
     pub(crate) kernel: Kernel,
     pub(crate) image: PathBuf,
-    /// The emulator: `QEMU`, but for tests.
+    /// The emulator: `QEMU`, except in tests.
     pub(crate) emulator: PathBuf,
     /// The kernel parameters that the lab reads: `lab.mode=test` and so on.
     pub(crate) parameters: Vec<String>,
-    /// Time is counted in instructions, on one processor, the same in each run. Slower.
+    /// Whether the guest's clock counts instructions, on one processor, equally in each run. This is slower.
     pub(crate) counted: bool,
     pub(crate) console: Console,
-    /// The longest that the whole run may take.
+    /// The longest time of the whole run.
     pub(crate) limit: Duration,
-    /// The longest that neither port may write anything.
+    /// The longest time without output on both ports.
     pub(crate) silence: Duration,
-    /// Where logs and the files that the guest sends are kept.
+    /// The folder for logs and for the files that the guest sends.
     pub(crate) output: PathBuf,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The guest said that it was done, with this exit status.
+    /// The guest reported that it was done, with this exit status.
     Done(i64),
-    /// It went down without saying so; the text says how.
+    /// The guest ended without that report; the text says how.
     Died(String),
-    /// It had to be stopped; the text says why.
+    /// This program stopped it; the text gives the reason.
     Stopped(String),
 }
 
-/// What a run left.
+/// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) ending: Ending,
     pub(crate) metrics: Vec<Metric>,
-    /// What was wrong with machine lines that could not be used; each hides something that the guest said.
+    /// An error for each machine line that could not be used; each may hide a result.
     pub(crate) unread: Vec<String>,
     pub(crate) console_tail: Vec<String>,
     pub(crate) took: Duration,
@@ -85,7 +85,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The end of the console, to be put under a message.
+    /// The last lines of the console, to append to a message.
     pub(crate) fn last_words(&self) -> String {
         indented(self.console_tail.iter().map(String::as_str))
     }
@@ -93,7 +93,7 @@ impl Run {
 
 #[cfg(test)]
 impl Run {
-    /// A run that ended this way, for tests of what is made of it.
+    /// A run with this end.
     pub(crate) fn for_test(ending: Ending, unread: &[&str], console: &[&str]) -> Self {
         let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
         Self {
@@ -107,24 +107,22 @@ impl Run {
     }
 }
 
-/// Runs the guest to its end, handing over each event as it comes. A guest that did not get as far as its init is
-/// started again: under emulation a boot is lost now and then to a timer that the host delayed.
+/// Runs the guest to its end and passes on each event as it arrives. It restarts a guest that did not reach its init:
+/// under emulation, a boot fails now and then because the host delayed a timer.
 pub(crate) fn run(printer: &Printer, guest: &Guest, mut on_event: impl FnMut(&Event)) -> Result<Run> {
     let mut run = run_once(printer, guest, &mut on_event)?;
     for _ in 1..BOOTS {
         if run.reached_init {
             break;
         }
-        printer.say(&format!(
-            "    guest {} did not reach its init ({}); starting it again",
-            guest.name, run.ending
-        ));
+        printer
+            .say(&format!("    guest {} did not reach its init ({}); restarting it", guest.name, run.ending));
         run = run_once(printer, guest, &mut on_event)?;
     }
     Ok(run)
 }
 
-/// How long the guest may say nothing.
+/// The longest silence of the guest in this phase.
 fn silence_of(guest: &Guest, reached_init: bool) -> Duration {
     // A guest whose instructions are counted is many times slower.
     if reached_init || guest.counted { guest.silence } else { guest.silence.min(BOOT) }
@@ -139,11 +137,11 @@ pub(crate) fn arguments(guest: &Guest, serial: [OsString; 2]) -> Vec<OsString> {
     if guest.counted {
         add(&["-smp", "1", "-m", "3072M", "-icount", "shift=0,sleep=off"]);
         add(&["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
-        // The same addresses in each run, so that the same instructions are run.
+        // The same addresses in each run lead to the same instructions.
         command_line.push("nokaslr");
     } else {
         add(&["-smp", "2", "-m", "2048M"]);
-        // Against what an emulated processor does not do; every entry into the kernel is slower with them.
+        // An emulated processor does not need the mitigations, and they slow every entry into the kernel.
         command_line.push("mitigations=off");
     }
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-net", "none"]);
@@ -170,7 +168,7 @@ impl Drop for Running {
 fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event)) -> Result<Run> {
     let output = &guest.output;
     if output.exists() {
-        fs::remove_dir_all(output).with_context(|| format!("could not clear {}", output.display()))?;
+        fs::remove_dir_all(output).with_context(|| format!("could not remove {}", output.display()))?;
     }
     fs::create_dir_all(output).with_context(|| format!("could not create {}", output.display()))?;
     let machine_log = output.join("machine.log");
@@ -179,9 +177,9 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
         |path: &Path| File::create(path).with_context(|| format!("could not create {}", path.display()));
     create(&machine_log)?;
     let started = Instant::now();
-    // Relative to the folder below, since a comma in a path would end QEMU's option.
+    // Relative to the working folder, since a comma in a path would end QEMU's option.
     let serial = [OsString::from("stdio"), OsString::from("file:machine.log")];
-    // With `setpriv`, the guest is killed with this process, however that ends: a CI's time limit leaves no guest behind.
+    // With `setpriv`, the kernel kills the guest when this process ends in any way, such as at a CI's time limit.
     let mut child = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--"])
         .arg(&guest.emulator)
@@ -193,7 +191,7 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
         .spawn()
         .with_context(|| {
             let emulator = guest.emulator.display();
-            format!("could not start `setpriv --pdeathsig KILL -- {emulator}` (setpriv is of the package util-linux)")
+            format!("could not start `setpriv --pdeathsig KILL -- {emulator}` (the package util-linux has setpriv)")
         })?;
     let stdout = child.stdout.take().context("QEMU has no stdout")?;
     let mut qemu = Running(child);
@@ -202,7 +200,7 @@ fn run_once(printer: &Printer, guest: &Guest, on_event: &mut impl FnMut(&Event))
     let mut watch = Watch::new(printer, guest, MachineLines::open(&machine_log)?);
 
     let ending = loop {
-        let received = chunks.recv_timeout(LOOK);
+        let received = chunks.recv_timeout(POLL_INTERVAL);
         if let Ok(chunk) = &received {
             let _ = std::io::Write::write_all(&mut console_log, chunk);
             watch.console(chunk);
@@ -297,8 +295,8 @@ mod tests {
     /// Runs a shell script in QEMU's place, in a folder below `here`.
     fn run_script(here: &Path, script: &str, silence: Duration) -> (Run, Vec<Event>) {
         let emulator = here.join("qemu");
-        // Written by a child: were the file open for writing here while another test starts a program, that program
-        // would hold it open and "text file busy" would be the answer.
+        // A child writes it: if the file were open for writing here while another test starts a program, that program
+        // would hold it open, and its start would fail with "text file busy".
         Call::new("write a script", "sh")
             .args([
                 "-c",
@@ -336,7 +334,7 @@ echo '{"event":"done","exit":3}' >>machine.log"#;
     }
 
     #[test]
-    fn a_guest_that_never_gets_to_init_is_started_three_times() {
+    fn a_guest_that_never_reaches_init_is_started_three_times() {
         let here = tempfile::tempdir().unwrap();
         let script = "echo '[    0.5] Kernel panic - not syncing: timer'; echo 'no such device' >&2; exit 1";
         let (run, _) = run_script(here.path(), script, Duration::from_mins(1));

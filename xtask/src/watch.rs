@@ -1,7 +1,7 @@
-//! Following a guest's two serial ports: showing its console, keeping its end, reading its machine lines and saving the
-//! files that it sends.
+//! Follows a guest's two serial ports: shows the console, keeps its last lines, reads the machine lines and saves the
+//! files that the guest sends.
 //!
-//! Nothing here knows of QEMU or of limits; that is `vm`.
+//! `vm` owns QEMU and the limits; this file must not use them.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -15,9 +15,9 @@ use crate::event::{self, Event, Metric};
 use crate::printer::Printer;
 use crate::vm::{Console, Ending, Guest, Run};
 
-/// How many of the console's last lines a failure repeats.
+/// The number of the console's last lines that a failure repeats.
 const TAIL_LINES: usize = 15;
-/// How the kernel's own last message begins; a trace longer than the tail follows it.
+/// The beginning of the kernel's last message; a trace longer than the tail follows it.
 const PANIC: &str = "Kernel panic - not syncing";
 
 /// Follows both ports of a guest.
@@ -85,16 +85,16 @@ impl<'a> Watch<'a> {
         self.tail.push(line);
     }
 
-    /// How a guest went down that did not say that it was done.
+    /// Describes the end of a guest that did not report that it was done.
     pub(crate) fn death(&self, status: ExitStatus) -> String {
         let panic = self.panic.as_ref().map_or(String::new(), |line| format!(" after `{line}`"));
-        format!("it went down{panic} without saying that it was done; QEMU ended with {status}")
+        format!("it ended{panic} without a report that it was done; QEMU ended with {status}")
     }
 
     pub(crate) fn machine(&mut self, on_event: &mut impl FnMut(&Event)) -> Result<()> {
         let (lines, bytes) = self.lines.read()?;
         if bytes > 0 {
-            // A file that is handed over is one line, and may take minutes on a serial line.
+            // A file is one machine line, which may take minutes on a serial port.
             self.last_sign = Instant::now();
         }
         for line in lines {
@@ -118,7 +118,7 @@ impl<'a> Watch<'a> {
             Event::Done { exit } => self.done = Some((exit, Instant::now())),
             Event::File { name, data, encoding } => {
                 let Some(data) = encoding.decode(&data) else {
-                    self.unread.push(format!("the file {name} came in digits that are none"));
+                    self.unread.push(format!("the file {name} is not hexadecimal"));
                     return Ok(());
                 };
                 let path = self.guest.output.join("files").join(plain_name(&name));
@@ -139,7 +139,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// The lines of a file that is being written.
+/// Reads the lines of a growing file.
 pub(crate) struct MachineLines {
     file: File,
     partial: Vec<u8>,
@@ -151,7 +151,7 @@ impl MachineLines {
         Ok(Self { file, partial: Vec::new() })
     }
 
-    /// The lines that were ended since the last call, and how many bytes came since then.
+    /// The lines completed since the last call, and the number of bytes read in this call.
     fn read(&mut self) -> Result<(Vec<String>, usize)> {
         let bytes =
             self.file.read_to_end(&mut self.partial).context("could not read the guest's machine lines")?;
@@ -170,7 +170,7 @@ impl MachineLines {
     }
 }
 
-/// Whether a console line is the kernel's: "[    1.234567] …". All else comes from init or what it started.
+/// Whether a console line is the kernel's: "[    1.234567] …". Other lines come from init or its children.
 fn is_from_kernel(line: &str) -> bool {
     let Some((stamp, _)) = line.trim_start().strip_prefix('[').and_then(|rest| rest.split_once(']')) else {
         return false;
@@ -178,7 +178,7 @@ fn is_from_kernel(line: &str) -> bool {
     stamp.contains('.') && stamp.trim().chars().all(|c| c.is_ascii_digit() || c == '.')
 }
 
-/// A name from the guest as the name of a file in one folder, whatever it holds.
+/// Turns any name from the guest into the name of a file in one folder.
 fn plain_name(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let name: String = name.chars().take(120).map(plain).collect();
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_lines_are_told_from_inits() {
+    fn kernel_lines_are_recognised() {
         assert!(is_from_kernel("[    0.543210] Kernel panic - not syncing: VFS"));
         assert!(!is_from_kernel("[ok] network up"));
         assert!(!is_from_kernel("hello"));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_read_as_they_are_ended() {
+    fn only_complete_lines_are_read() {
         let here = tempfile::tempdir().unwrap();
         let path = here.path().join("log");
         fs::write(&path, "").unwrap();

@@ -1,7 +1,7 @@
-//! The inputs that fuzzing begins with, made of what the tests' folder holds: captures, objects, records, recordings.
+//! The inputs with which fuzzing begins, made of the captures, objects, records and recordings in the tests' folder.
 //!
-//! Owns how each target wants its input; the targets themselves say it in their first lines. Nothing here has to be
-//! right for a target to be sound: a bad seed only costs time.
+//! Owns the input format of each target; the first lines of each target describe it. A bad seed only costs time and
+//! never makes a target unsound.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,14 +12,14 @@ use serde_json::Value;
 
 use super::Target;
 
-/// Longer files are no seeds: they would be run a few times a second.
+/// Longer files are not seeds: a target would run them only a few times a second.
 const MAX_FILE_BYTES: u64 = 128 << 10;
 
-/// Writes the seeds of a target into `folder`, in place of what is there. Returns how many there are.
+/// Replaces the contents of `folder` with the seeds of a target. Returns their number.
 pub(super) fn write(target: &Target, tests: &Path, folder: &Path) -> Result<usize> {
     let &Target { name: target, max_bytes, .. } = target;
     let mut seeds = of(target, tests)?;
-    // libFuzzer would cut what is longer.
+    // libFuzzer would truncate longer seeds.
     seeds.retain(|seed| seed.len() as u64 <= max_bytes);
     if seeds.is_empty() {
         bail!("there are no seeds for the fuzz target {target} below {}", tests.display());
@@ -66,7 +66,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
     Ok(list.into_iter().collect())
 }
 
-/// Captured files of a name, and the format that they are in.
+/// The names of captured files, each with its format.
 const RULES: [(&str, u8); 7] = [
     ("iptables-save.txt", 0),
     ("ip6tables-save.txt", 0),
@@ -87,7 +87,7 @@ fn rules(files: &[PathBuf]) -> Result<Vec<Vec<u8>>> {
     Ok(seeds)
 }
 
-/// Every file of a node by itself, and each node whole: its rules and settings with the cluster's objects.
+/// Every file of a node alone, and each whole node: its rules and settings with the cluster's objects.
 fn check(files: &[PathBuf], tests: &Path) -> Result<Vec<Vec<u8>>> {
     let part = |path: &Path| -> Result<Vec<u8>> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -110,7 +110,7 @@ fn check(files: &[PathBuf], tests: &Path) -> Result<Vec<Vec<u8>>> {
         let rules = RULES.iter().map(|(name, _)| *name).filter(|name| !name.ends_with("list.txt"));
         for name in rules.chain(["proxyMode.txt", "config.yaml", "sysctl.txt", "ip-addr.json"]) {
             let path = node.join(mode).join(name);
-            // The same rules stand in one listing only, the shorter one.
+            // Of two listings of the same rules, only the shorter one.
             let other = mode != "nftables" && name.starts_with("nft-") || name == "nft-ruleset.json";
             if path.is_file() && !other {
                 whole.extend(part(&path)?);
@@ -173,15 +173,16 @@ const FINISH: u8 = 5;
 const NODE: u8 = 7;
 const OBJECT: u8 = 8;
 
-/// What a record of the corpus has to have added to be in Unix time, in nanoseconds: see the target's header.
+/// The offset from a corpus record's time to Unix time, in nanoseconds: see the target's header.
 const CLOCK_OFFSET_NS: u64 = 1_796_083_200_000_000_000;
 
-/// Recordings taken to pieces, and records of the corpus with a reading of the node before them.
+/// Recordings split into pieces, and the corpus's records after a snapshot of the node.
 fn replay(files: &[PathBuf], corpus: &Path) -> Result<Vec<Vec<u8>>> {
     let mut seeds = Vec::new();
     for (detail, path) in [0, 1].into_iter().cycle().zip(with_ending(files, ".viptrace")) {
         let bytes = read(path)?;
-        let pieces = unframed(&bytes).with_context(|| format!("could not take {} apart", path.display()))?;
+        let pieces =
+            unframed(&bytes).with_context(|| format!("could not split {} into pieces", path.display()))?;
         seeds.push([&[detail], pieces.as_slice()].concat());
     }
     let reading = read(corpus.join("node-reading.json"))?;
@@ -191,7 +192,7 @@ fn replay(files: &[PathBuf], corpus: &Path) -> Result<Vec<Vec<u8>>> {
         for record in records(&corpus.join("debian-6.12.records"))? {
             put(&mut pieces, RECORD, &record);
         }
-        // A time long after all of them: flows are judged; then the end of the trace.
+        // A time long after all records, so that flows get a verdict; then the end of the trace.
         let late = (CLOCK_OFFSET_NS + 3_600_000_000_000).to_le_bytes();
         for kind in [ADVANCE, FINISH] {
             put(&mut pieces, ITEM, &[&[kind], late.as_slice()].concat());
@@ -209,7 +210,7 @@ fn put(pieces: &mut Vec<u8>, kind: u8, piece: &[u8]) {
     pieces.extend(piece);
 }
 
-/// The pieces of a whole recording. `None` where it is none.
+/// The pieces of a whole recording. `None` if `file` is not a recording.
 fn unframed(mut file: &[u8]) -> Option<Vec<u8>> {
     const FILE_MAGIC_BYTES: usize = 16;
     const FRAME_HEADER_BYTES: usize = 32;
@@ -225,7 +226,7 @@ fn unframed(mut file: &[u8]) -> Option<Vec<u8>> {
         } else {
             let (mut items, packed) = payload.get(4..)?.split_at_checked(word(&payload, 0)? as usize)?;
             while let Some(item) = item(&mut items) {
-                // Most of the cluster says nothing that the rest does not, and takes its time.
+                // Most of the cluster's objects add time and no coverage.
                 let names = |name: &str| item.windows(name.len()).any(|bytes| bytes == name.as_bytes());
                 if item.first() != Some(&OBJECT) || ["cart", "checkout", "worker-1"].into_iter().any(names) {
                     put(&mut pieces, ITEM, &item);
@@ -273,7 +274,7 @@ fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("could not read {}", path.display()))
 }
 
-/// JSON without its spaces, of metrics those that are kube-proxy's own, of anything else the beginning.
+/// JSON without its spaces, kube-proxy's own metrics, and the beginning of any other file.
 fn compact(path: &Path) -> Result<Vec<u8>> {
     const MAX_TEXT_BYTES: usize = 16 << 10;
     let bytes = read(path)?;
@@ -295,7 +296,7 @@ fn compact(path: &Path) -> Result<Vec<u8>> {
     Ok(text.into_bytes())
 }
 
-/// Whether a folder of this name holds it.
+/// Whether the path has a folder of this name.
 fn is_of(path: &Path, folder: &str) -> bool {
     path.components().any(|part| part.as_os_str() == folder)
 }
@@ -304,7 +305,7 @@ fn with_ending<'a>(files: &'a [PathBuf], ending: &'a str) -> impl Iterator<Item 
     files.iter().filter(move |path| path.to_string_lossy().ends_with(ending))
 }
 
-/// All files below a folder that are not too long, in the order of their names.
+/// All files below a folder that are not too long, sorted by name.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -313,8 +314,9 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
             fs::read_dir(&folder).with_context(|| format!("could not list {}", folder.display()))?;
         for entry in entries {
             let entry = entry.with_context(|| format!("could not list {}", folder.display()))?;
-            let meta =
-                entry.metadata().with_context(|| format!("could not look at {}", entry.path().display()))?;
+            let meta = entry
+                .metadata()
+                .with_context(|| format!("could not read the metadata of {}", entry.path().display()))?;
             if meta.is_dir() {
                 folders.push(entry.path());
             } else if meta.len() <= MAX_FILE_BYTES {
@@ -326,7 +328,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Answers of the kernel over netlink that no fixture has: of IPVS and of conntrack's counters.
+/// Netlink replies of the kernel that no fixture has: from IPVS and from conntrack's counters.
 mod netlink {
     /// See `tests/fuzz/targets/netlink.rs`.
     const FAMILY: u16 = 0x1f;
@@ -408,7 +410,7 @@ mod made {
     pub(super) const SAVED_CHECK: &str = r#"{"node":"worker-2","state":"broken","findings":[{"class":"C20","level":"fault","root_cause":"no_endpoints","service":{"namespace":"shop","name":"checkout"}},{"class":"C16","level":"warning","root_cause":"conntrack"}],"facts":{"kube-proxy mode":"ipvs","sysctl: net.ipv4.ip_forward":"0","rules: shop/cart:http 10.96.10.10:80/TCP":"refused"}}
 "#;
     pub(super) const MANIFEST: &str = r#"{"kind":"viptrace-capture","format":1,"viptrace":"0.1.0","taken":"2026-11-20T23:25:05.5Z","taken_ns":1795217105500000000,"node":"worker-1","files":[{"name":"sysctl.txt","source":"/proc/sys","bytes":25}],"gaps":[{"name":"ipset-save.txt","why":"not installed"}]}"#;
-    /// What only a live capture has.
+    /// The files that only a live capture has.
     pub(super) const CHECK_TEXTS: &str = "=== proxyMode.txt\niptables\n=== nf_conntrack.stat.txt\nentries drop insert_failed early_drop\n0f 1 2 3\n\
          === nf_conntrack.stat.later.txt\nentries drop insert_failed early_drop\n0f 2 2 3\n\
          === netstat.txt\nTcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 0 7\n\
@@ -426,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_target_has_seeds_and_they_are_written_anew() {
+    fn every_target_has_seeds_that_replace_older_ones() {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
         let here = tempfile::tempdir().unwrap();
         for target in super::super::TARGETS {
@@ -442,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_is_taken_to_pieces() {
+    fn a_recording_is_split_into_pieces() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../tests/fixtures/recordings/debian-6.12-healthy-tcp.viptrace");
         let pieces = unframed(&fs::read(path).unwrap()).unwrap();
