@@ -50,7 +50,7 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         let all = scenarios::ALL.iter().map(|scenario| scenario.name);
         let names: Vec<&str> = all.chain(scenarios::BESIDE.iter().map(|scenario| scenario.name)).collect();
         bail!(
-            "no scenario's name holds {filter:?}, or none is kernel {kernel:?}'s; there are {}",
+            "no scenario's name contains {filter:?}, or kernel {kernel:?} runs none; the scenarios are {}",
             names.join(", ")
         );
     }
@@ -73,12 +73,12 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
         let name = scenario.name_in(variant);
         let started = Instant::now();
         let played = Stage::set(world, watch, variant).and_then(|stage| stage.play(&name, scenario.story));
-        all_passed &= told(&name, &scenario.cells(variant), started.elapsed(), played);
+        all_passed &= report(&name, &scenario.cells(variant), started.elapsed(), played);
     }
     for (name, story) in waiting {
         let (played, took) =
             story.join().unwrap_or_else(|_| (Err(anyhow!("its thread panicked")), Duration::ZERO));
-        all_passed &= told(name, &[], took, played);
+        all_passed &= report(name, &[], took, played);
     }
     Ok(all_passed)
 }
@@ -110,7 +110,7 @@ impl Part {
 }
 
 /// Prints the result of a scenario. Returns false if it failed.
-fn told(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool {
+fn report(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool {
     let outcome = match played {
         Ok(()) => Outcome::Passed,
         Err(error) => match error.downcast::<Skip>() {
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_are_the_whole_and_nothing_twice() {
+    fn each_scenario_is_in_exactly_one_part() {
         let all: Vec<u32> = (0..11).collect();
         let part = |text| Part::named(Some(text)).unwrap().of(all.clone());
         let mut dealt: Vec<u32> = ["1/3", "2/3", "3/3"].into_iter().flat_map(part).collect();

@@ -74,7 +74,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     all_ended(&silent, &Outcome::ConnectTimedOut)?;
     let flows = served.len() + refused.len() + without.len() + silent.len();
 
-    let (mut told, mut owned_up, mut unreached) = (Vec::new(), Vec::new(), false);
+    let (mut traces, mut losses, mut unreached) = (Vec::new(), Vec::new(), false);
     for (tool, tier) in tools.into_iter().zip(TIERS) {
         let mut records = 0;
         let complete = tool.wait_for(RECORDS_LIMIT, |line| {
@@ -82,32 +82,32 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
             records >= flows
         });
         let ended = tool.stop()?;
-        ensure!(complete, "by {tier}, {records} of {flows} flows had a record: {}", ended.stderr);
-        told.push(stories(&ended.records())?);
+        ensure!(complete, "by {tier}, {records} of {flows} flows have a record: {}", ended.stderr);
+        traces.push(reports(&ended.records())?);
         // Only by fentry, and the summary states it.
         unreached |= ended.stderr.contains("enter nf_ct_delete.part.0 in its place");
         let lines = ended.stderr.lines().filter(|line| events_left_out(line) > 0);
-        owned_up.extend(lines.map(|line| format!("by {tier}: {}\n", line.trim())));
+        losses.extend(lines.map(|line| format!("by {tier}: {}\n", line.trim())));
     }
-    let [by_fentry, by_kprobe] = told.as_slice() else { bail!("there are not two traces") };
-    ensure!(by_fentry.len() == flows, "{} flows were told of, of {flows}", by_fentry.len());
-    ensure!(by_kprobe.len() == flows, "by kprobe, {} flows were told of, of {flows}", by_kprobe.len());
+    let [by_fentry, by_kprobe] = traces.as_slice() else { bail!("there are not two traces") };
+    ensure!(by_fentry.len() == flows, "by fentry, {} of {flows} flows have a record", by_fentry.len());
+    ensure!(by_kprobe.len() == flows, "by kprobe, {} of {flows} flows have a record", by_kprobe.len());
     let mut differing = Vec::new();
-    for (flow, story) in by_fentry {
+    for (flow, report) in by_fentry {
         let other = by_kprobe.get(flow).with_context(|| format!("by kprobe, {flow} has no record"))?;
-        let mut difference = Difference::between(story, other);
+        let mut difference = Difference::between(report, other);
         if unreached {
             difference.events.retain(|(tier, event)| *tier != "kprobe" || !event.contains("(nf_ct_delete)"));
         }
-        ensure!(!difference.is_contradiction(), "{flow} is explained differently:\n{difference}");
+        ensure!(!difference.is_contradiction(), "the two verdicts on {flow} differ:\n{difference}");
         if !difference.is_none() {
-            differing.push(format!("{flow} is told differently:\n{difference}"));
+            differing.push(format!("the two reports of {flow} differ:\n{difference}"));
         }
     }
     // A kernel that preempts or interrupts a program loses events: at most one for each flow, and only those that the
     // traces report as lost.
-    let left_out: usize = owned_up.iter().map(|line| events_left_out(line)).sum();
-    ensure!(differing.len() <= left_out, "{}{}", differing.concat(), owned_up.concat());
+    let left_out: usize = losses.iter().map(|line| events_left_out(line)).sum();
+    ensure!(differing.len() <= left_out, "{}{}", differing.concat(), losses.concat());
     Ok(())
 }
 
@@ -123,7 +123,7 @@ fn reached_by(tier: &str) -> Result<()> {
         let reason = checked.stdout.get(number + 1).map_or("", String::as_str);
         return Err(Skip(reason.trim().trim_start_matches("because ").to_owned()).into());
     }
-    ensure!(line.contains(tier), "{tier} was asked for: {line}");
+    ensure!(line.contains(tier), "the plan does not use {tier}: {line}");
     let drop = line_of("early_drop").and_then(|number| checked.stdout.get(number)).map_or("", String::as_str);
     let way = if tier == "fentry" { "fexit" } else { "kprobe+kretprobe" };
     ensure!(drop.contains(way), "early_drop is not reached by {way}: {drop}");
@@ -140,8 +140,8 @@ fn events_left_out(summary: &str) -> usize {
 
 /// The report of one flow.
 #[derive(Debug)]
-struct Story {
-    told: Timestamp,
+struct FlowReport {
+    reported: Timestamp,
     evidence: Vec<Piece>,
     /// The record without its evidence and times.
     rest: Value,
@@ -154,11 +154,11 @@ struct Piece {
     content: String,
 }
 
-impl Story {
+impl FlowReport {
     fn of(record: &Record) -> Result<Self> {
-        let time = |text: &str| text.parse::<Timestamp>().with_context(|| format!("{text:?} is no time"));
+        let time = |text: &str| text.parse::<Timestamp>().with_context(|| format!("{text:?} is not a time"));
         let mut rest = timeless(record.value());
-        rest.as_object_mut().context("a record is no object")?.remove("evidence");
+        rest.as_object_mut().context("a record is not an object")?.remove("evidence");
         let piece = |item: &Value| {
             let time = item["time"].as_str().map(time).transpose()?;
             let content = without_durations(item["content"].as_str().unwrap_or_default());
@@ -166,16 +166,16 @@ impl Story {
         };
         let evidence = record.value()["evidence"].as_array().into_iter().flatten();
         Ok(Self {
-            told: time(record.text("/time"))?,
+            reported: time(record.text("/time"))?,
             evidence: evidence.map(piece).collect::<Result<_>>()?,
             rest,
         })
     }
 
     /// The evidence from before the first of the two reports, less the difference of the two traces' clocks.
-    fn before(&self, told: Timestamp) -> impl Iterator<Item = &Piece> {
-        let still_told = move |piece: &&Piece| piece.time.is_none_or(|time| time + APART < told);
-        self.evidence.iter().filter(still_told)
+    fn before(&self, reported: Timestamp) -> impl Iterator<Item = &Piece> {
+        let is_before = move |piece: &&Piece| piece.time.is_none_or(|time| time + APART < reported);
+        self.evidence.iter().filter(is_before)
     }
 }
 
@@ -189,11 +189,11 @@ struct Difference {
 }
 
 impl Difference {
-    fn between(by_fentry: &Story, by_kprobe: &Story) -> Self {
-        let told = by_fentry.told.min(by_kprobe.told);
-        let mut theirs: Vec<&Piece> = by_kprobe.before(told).collect();
+    fn between(by_fentry: &FlowReport, by_kprobe: &FlowReport) -> Self {
+        let reported = by_fentry.reported.min(by_kprobe.reported);
+        let mut theirs: Vec<&Piece> = by_kprobe.before(reported).collect();
         let mut events = Vec::new();
-        for ours in by_fentry.before(told) {
+        for ours in by_fentry.before(reported) {
             match theirs.iter().position(|theirs| theirs.content == ours.content) {
                 Some(at) => {
                     theirs.remove(at);
@@ -216,8 +216,8 @@ impl Difference {
     /// Whether a missing event cannot explain the difference: it may leave a flow unexplained, but never change its
     /// class or its Service.
     fn is_contradiction(&self) -> bool {
-        self.fields.iter().any(|(name, told)| match name.as_str() {
-            "class" => !told.iter().any(|class| class == Class::Unknown.id()),
+        self.fields.iter().any(|(name, values)| match name.as_str() {
+            "class" => !values.iter().any(|class| class == Class::Unknown.id()),
             name => name == "service",
         })
     }
@@ -236,9 +236,9 @@ impl fmt::Display for Difference {
 }
 
 /// The report of each flow.
-fn stories(records: &[Record]) -> Result<BTreeMap<String, Story>> {
+fn reports(records: &[Record]) -> Result<BTreeMap<String, FlowReport>> {
     let key = |record: &Record| format!("{} → {}", record.text("/flow/client"), record.text("/flow/vip"));
-    records.iter().map(|record| Ok((key(record), Story::of(record)?))).collect()
+    records.iter().map(|record| Ok((key(record), FlowReport::of(record)?))).collect()
 }
 
 /// The text without points in time and durations: the two traces have their own timestamps and wake-ups.
@@ -274,37 +274,37 @@ mod tests {
 
     use super::*;
 
-    fn story(class: &str, events: &[(&str, &str)]) -> Story {
+    fn report(class: &str, events: &[(&str, &str)]) -> FlowReport {
         let evidence = events.iter().map(|(seconds, content)| {
             json!({"type": "kernel", "time": format!("2026-01-01T00:00:{seconds}Z"), "content": content})
         });
         let record =
             json!({"time": "2026-01-01T00:00:05Z", "class": class, "evidence": evidence.collect::<Vec<_>>()});
-        Story::of(&Record::parse(&record.to_string()).unwrap()).unwrap()
+        FlowReport::of(&Record::parse(&record.to_string()).unwrap()).unwrap()
     }
 
     #[test]
-    fn events_that_one_trace_alone_tells_are_counted_whatever_their_order() {
-        let whole = story("C28", &[("01", "a"), ("02", "b"), ("02", "b")]);
-        let events = |other: &Story| Difference::between(&whole, other).events;
-        assert_eq!(events(&story("C28", &[("02", "b"), ("01", "a"), ("02", "b")])), []);
+    fn events_of_one_trace_alone_are_counted_in_any_order() {
+        let whole = report("C28", &[("01", "a"), ("02", "b"), ("02", "b")]);
+        let events = |other: &FlowReport| Difference::between(&whole, other).events;
+        assert_eq!(events(&report("C28", &[("02", "b"), ("01", "a"), ("02", "b")])), []);
         let one = vec![("fentry", "b".to_owned())];
-        assert_eq!(events(&story("C28", &[("02", "b"), ("01", "a")])), one);
+        assert_eq!(events(&report("C28", &[("02", "b"), ("01", "a")])), one);
         let both = vec![("fentry", "b".to_owned()), ("kprobe", "c".to_owned())];
-        assert_eq!(events(&story("C28", &[("01", "a"), ("02", "b"), ("03", "c")])), both);
+        assert_eq!(events(&report("C28", &[("01", "a"), ("02", "b"), ("03", "c")])), both);
     }
 
     #[test]
-    fn what_happened_after_the_first_of_them_told_is_not_compared() {
-        let late = story("ok", &[("01", "a"), ("04.99", "b")]);
-        assert!(Difference::between(&late, &story("ok", &[("01", "a")])).is_none());
-        let early = story("ok", &[("01", "a"), ("04.9", "b")]);
-        assert!(!Difference::between(&early, &story("ok", &[("01", "a")])).is_none());
+    fn events_after_the_first_report_are_not_compared() {
+        let late = report("ok", &[("01", "a"), ("04.99", "b")]);
+        assert!(Difference::between(&late, &report("ok", &[("01", "a")])).is_none());
+        let early = report("ok", &[("01", "a"), ("04.9", "b")]);
+        assert!(!Difference::between(&early, &report("ok", &[("01", "a")])).is_none());
     }
 
     #[test]
-    fn a_field_that_differs_is_named_with_what_both_say() {
-        let (whole, mut doubted) = (story("C28", &[("01", "a")]), story("C28", &[("01", "a")]));
+    fn a_differing_field_is_named_with_both_values() {
+        let (whole, mut doubted) = (report("C28", &[("01", "a")]), report("C28", &[("01", "a")]));
         assert!(Difference::between(&whole, &doubted).is_none());
         doubted.rest["confidence"] = json!("low");
         let difference = Difference::between(&whole, &doubted);
@@ -313,19 +313,19 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_event_never_makes_a_flow_another_classs() {
+    fn a_missing_event_never_changes_the_class() {
         let contradict = |ours, theirs| {
-            Difference::between(&story(ours, &[("01", "a")]), &story(theirs, &[])).is_contradiction()
+            Difference::between(&report(ours, &[("01", "a")]), &report(theirs, &[])).is_contradiction()
         };
         assert!(contradict("C28", "ok") && contradict("ok", "C28"));
         assert!(!contradict("C28", "unknown") && !contradict("C28", "C28"));
-        let (whole, mut other) = (story("ok", &[("01", "a")]), story("ok", &[]));
+        let (whole, mut other) = (report("ok", &[("01", "a")]), report("ok", &[]));
         other.rest["service"] = json!({"name": "api"});
         assert!(Difference::between(&whole, &other).is_contradiction());
     }
 
     #[test]
-    fn what_the_summary_owns_up_to_is_counted() {
+    fn the_missed_events_of_the_summary_are_counted() {
         let missed =
             |events| format!("x: up to {events} missed because its programs were already running (y)\n");
         let summary = missed("2 events") + &missed("1 event") + "up to 5 s\n";

@@ -123,7 +123,7 @@ const FROM_OUTSIDE4: &[Covers] = &[Covers {
     protocols: &[Protocol::Tcp],
 }];
 
-/// All of them, in the order in which they run.
+/// All scenarios, in the order in which they run.
 pub const ALL: &[Scenario] = &[
     scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
     scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cell_of_the_matrix_is_some_scenario_s() {
+    fn a_scenario_covers_every_cell_of_the_matrix() {
         let declared: Vec<Cell> = ALL
             .iter()
             .flat_map(|scenario| scenario.variants.iter().flat_map(|variant| scenario.cells(*variant)))

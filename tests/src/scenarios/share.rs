@@ -1,21 +1,21 @@
-//! On which kernels a scenario runs where nothing else is asked for, so that a run takes minutes.
+//! The kernels on which a scenario runs by default, so that a run takes minutes.
 //!
-//! Every scenario runs on one kernel, in the first of its variants; on another the verdicts that the dataplane gives rise
-//! to, and every mode and family; on the others what they do otherwise than the kernels between them.
+//! Every scenario runs on one kernel, in its first variant. A second kernel runs the scenarios whose verdicts depend on
+//! the dataplane, and every mode and family. The oldest and the newest kernel run the scenarios in which they differ.
 
 use crate::dataplane::Variant;
 
 /// Which of a scenario's variants run on a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
-    /// The first that it names.
+    /// The first of its variants.
     First,
-    /// iptables mode over IPv4, if it names that.
+    /// iptables mode over IPv4, if it is a variant.
     Default,
     All,
 }
 
-/// A kernel's series, and what it runs.
+/// A kernel's series, and the variants that it runs.
 type Share = (&'static str, Which);
 
 /// The kernels that run a scenario.
@@ -28,22 +28,22 @@ const OLDEST: Share = ("5.10", Which::First);
 const IPTABLES_6_1: Share = ("6.1", Which::Default);
 const MODES_6_1: Share = ("6.1", Which::All);
 
-/// As every scenario does.
+/// Every scenario runs on this kernel.
 pub(super) const ONE_KERNEL: Shares = Shares(&[WHOLE]);
-/// What the dataplane gives rise to.
+/// For verdicts that depend on the dataplane.
 pub(super) const TWO_KERNELS: Shares = Shares(&[WHOLE, IPTABLES_6_1]);
-/// What kernels that preempt programs do otherwise.
+/// For kernels that preempt eBPF programs.
 pub(super) const NEWER_KERNELS: Shares = Shares(&[WHOLE, NEWEST]);
-/// The same, and what the dataplane gives rise to.
+/// For kernels that preempt eBPF programs, and for verdicts that depend on the dataplane.
 pub(super) const NO_OLD_KERNEL: Shares = Shares(&[WHOLE, NEWEST, IPTABLES_6_1]);
-/// What the oldest and the newest kernel do otherwise.
+/// For scenarios in which the oldest and the newest kernel differ.
 pub(super) const ENDS: Shares = Shares(&[WHOLE, NEWEST, OLDEST]);
 pub(super) const EVERY_KERNEL: Shares = Shares(&[WHOLE, NEWEST, OLDEST, IPTABLES_6_1]);
-/// Also what each mode and family does otherwise.
+/// For scenarios that also differ between modes and families.
 pub(super) const EVERY_KERNEL_AND_MODE: Shares = Shares(&[WHOLE, NEWEST, OLDEST, MODES_6_1]);
 
 impl Shares {
-    /// Those of the variants that this kernel runs.
+    /// The variants that this kernel runs.
     pub fn of(self, kernel: &str, variants: &'static [Variant]) -> Vec<Variant> {
         let which = self.0.iter().find(|(series, _)| *series == kernel).map(|(_, which)| *which);
         let is_run = |(number, variant): &(usize, &Variant)| match which {
