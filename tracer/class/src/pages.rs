@@ -135,12 +135,12 @@ fn every_page_has_its_sections_and_no_dead_link() {
 fn index() -> String {
     let mut out = String::new();
     for domain in Domain::ALL {
-        let rows: String = paged()
-            .filter(|class| class.entry().domains.first() == Some(domain))
-            .map(|class| format!("| [{class}]({class}.md) | {} |\n", class.title()))
-            .collect();
-        if !rows.is_empty() {
-            let _ = write!(out, "\n### {domain}\n\n| class | title |\n|---|---|\n{rows}");
+        let mut classes = paged().filter(|class| class.entry().domains.first() == Some(domain)).peekable();
+        if classes.peek().is_some() {
+            let _ = write!(out, "\n### {domain}\n\n| class | title |\n|---|---|\n");
+        }
+        for class in classes {
+            let _ = writeln!(out, "| [{class}]({class}.md) | {} |", class.title());
         }
     }
     out
