@@ -1,6 +1,6 @@
 //! Loads the eBPF object with this kernel's numbers and attaches the programs of a plan's hooks.
 //!
-//! Which hooks and which way is the plan's to say. What the kernel then refuses is a gap, unless it is essential.
+//! The plan decides which hooks are attached and how. A hook that the kernel refuses is a gap, unless it is essential.
 
 use std::{
     collections::HashSet,
@@ -31,19 +31,19 @@ static OBJECT: &[u8] = &[];
 
 /// The target of the debug lines that programs write.
 pub(super) const MESSAGES: &str = "viptrace::bpf";
-/// Room for those that wait to be read, bytes.
+/// Bytes of the buffer for debug lines that are not read yet.
 const MESSAGES_BYTES: u32 = 128 << 10;
 
-/// What a trace wants of the kernel.
+/// What a trace requests from the kernel.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Bytes of the ring buffer; rounded up to a power of two of at least a page.
     pub buffer_bytes: u32,
-    /// Addresses that narrow the trace; `None` lets everything through.
+    /// Only events that concern these addresses are reported; `None` reports all events.
     pub targets: Option<Vec<IpAddr>>,
 }
 
-/// Why tracing could not begin.
+/// Why tracing could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     #[error("this viptrace was built without its eBPF object")]
@@ -68,24 +68,24 @@ impl Hint for AttachError {
     }
 }
 
-/// A hook that was planned and then could not be attached.
+/// A hook that was planned but could not be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachGap {
     pub spec_index: usize,
     pub reason: String,
 }
 
-/// The loaded object and what of the plan is attached. Dropping it detaches every hook.
+/// The loaded object and the attached hooks of the plan. Dropping it detaches every hook.
 pub(super) struct Attached {
-    /// Owns the programs and their links, but for those of fentry.
+    /// Owns the programs and their links, except those of fentry.
     pub(super) ebpf: Ebpf,
     pub(super) fentry: Vec<Link>,
     /// The attached programs, by hook.
     pub(super) programs: Vec<(Hook, OwnedFd)>,
     pub(super) hooks: Vec<Hook>,
-    /// Hooks that were planned and that the kernel then refused.
+    /// Planned hooks that the kernel refused.
     pub(super) gaps: Vec<AttachGap>,
-    /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
+    /// Functions planned for fentry that the kernel let only kprobes reach, each with the reason.
     pub(super) fallbacks: Vec<AttachGap>,
 }
 
@@ -125,7 +125,7 @@ impl Attached {
         spec: &HookSpec,
         loader: &mut LazyLoader,
     ) -> Result<(), AttachError> {
-        // Where there is such a part, the function itself leads to it.
+        // Where the part exists, calls of the function itself reach it too.
         if let Attach::Entry { kprobe, split_part: Some(part), .. } = spec.attach
             && plan.may_use_kprobes()
             && self.attach_programs(spec.hook, &[kprobe], part).is_ok()
@@ -164,7 +164,7 @@ impl Attached {
             _ => return Err(format!("{} has no fentry program", spec.symbol)),
         };
         let loader = loader.get(&self.ebpf)?;
-        // All or none: they count on each other.
+        // All or none: the copies rely on each other.
         let links: Vec<Link> = names
             .iter()
             .map(|name| loader.attach(name, place, target))
@@ -178,7 +178,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Attaches programs of a hook at `symbol`: the hook's own, or a part of it.
+    /// Attaches programs of a hook at `symbol`: the hook's own function, or a part of it.
     fn attach_programs(
         &mut self,
         hook: Hook,
@@ -191,7 +191,7 @@ impl Attached {
             let loaded = self.ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
             match loaded {
                 Program::KProbe(kprobe) => {
-                    // It may have been loaded to be attached elsewhere, where the kernel refused it.
+                    // It may already be loaded, for an attachment that the kernel refused.
                     if kprobe.fd().is_err() {
                         kprobe.load().map_err(|error| refused(&error))?;
                     }
@@ -199,7 +199,8 @@ impl Attached {
                 }
                 Program::RawTracePoint(on_demand) if matches!(hook.spec().attach, Attach::OnDemand(_)) => {
                     on_demand.load().map_err(|error| refused(&error))?;
-                    // No entry lies at this address: nothing is reported, and a kernel that cannot do it says so.
+                    // No entry lies at this address, so the run reports nothing; a kernel that cannot run it returns an
+                    // error.
                     on_demand.test_run(RawTracePointRunOptions::new()).map_err(|error| refused(&error))?;
                 }
                 Program::RawTracePoint(tracepoint) => {
@@ -225,7 +226,7 @@ impl Attached {
     }
 }
 
-/// Loads fentry programs; made for the first of them. The text is why it could not be.
+/// Loads fentry programs; created for the first of them. The text is the reason why it could not be created.
 #[derive(Default)]
 struct LazyLoader(Option<Result<Loader, String>>);
 
@@ -250,7 +251,7 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
         ])
         .collect();
     let wanted = layout.wanted_reasons();
-    // Where nobody reads what programs have to say, the verifier removes it and its buffer is a page.
+    // Where the programs' debug lines are not read, the verifier removes them and their buffer is one page.
     let (level, messages_bytes) =
         if reads_messages() { (Level::Debug as u8, MESSAGES_BYTES) } else { (0, 1) };
     let mut loader = EbpfLoader::new();
@@ -266,7 +267,7 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
     loader.load(OBJECT)
 }
 
-/// Whether somebody reads the debug lines of programs (`-vv`).
+/// Whether the programs' debug lines are read (`-vv`).
 pub(super) fn reads_messages() -> bool {
     tracing::enabled!(target: MESSAGES, tracing::Level::DEBUG)
 }
@@ -280,7 +281,7 @@ fn copies(hook: Hook, preempts_programs: bool) -> u32 {
     Copies::attached(copies, preempts_programs).len() as u32
 }
 
-/// Logs how long an attached program is, as the kernel runs it, and how much of it the verifier walked through.
+/// Logs the length of an attached program, as the kernel runs it, and of the part that the verifier walked through.
 fn report_attached(symbol: &str, program: &str, fd: BorrowedFd<'_>) {
     let size = fentry::size(fd).unwrap_or_default();
     debug!(symbol, program, instructions = size.instructions, verified = size.verified, "attached");
@@ -294,7 +295,7 @@ pub(super) fn set_targets(ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<(), Att
     let wanted: HashSet<[u8; 16]> = targets.iter().map(key).collect();
     let present: Vec<[u8; 16]> = set.keys().filter_map(Result::ok).collect();
     for address in wanted.iter().filter(|address| !present.contains(address)) {
-        // A set that is full leaves the rest out; `check` and the summary name what was not seen.
+        // A full set leaves the remaining addresses out; `check` and the summary name what was not observed.
         let _ = set.insert(address, 1, 0);
     }
     for address in present.iter().filter(|address| !wanted.contains(*address)) {

@@ -1,11 +1,11 @@
-//! The kernel's own description of its types (BTF): where a field lies, what an enum's name is worth, which
-//! argument of a function is which.
+//! The kernel's own description of its types (BTF): the offset of a field, the value of an enumerator, the position of
+//! a function's argument.
 //!
-//! Pure: it reads byte slices and never opens a file. Whatever the bytes are, reading them neither panics nor
-//! loops nor allocates more than a small multiple of their length. Nothing is guessed: a name with several
-//! definitions is answered only where all of them give the same answer.
+//! Pure: it reads byte slices and never opens a file. Whatever the bytes are, it neither panics nor loops, and
+//! allocates at most a small multiple of their length. Nothing is guessed: a name with several definitions is resolved
+//! only if all of them give the same answer.
 //!
-//! One pass notes where each type starts and what it is called; all else is read when asked for.
+//! One pass records where each type starts and its name; everything else is read on demand.
 
 mod error;
 mod field;
@@ -38,13 +38,13 @@ const MAX_NAMESAKES: usize = 256;
 pub struct Btf {
     bytes: Vec<u8>,
     strings: Range<usize>,
-    /// Where in `bytes` each type's record starts, counted from the first id of this blob.
+    /// The offset in `bytes` of each type's record, counted from the first id of this blob.
     offsets: Vec<u32>,
     names: Names,
     base: Option<Arc<Self>>,
     /// The id of the first type described here: 1, or where the base ends. Id 0 is `void`.
     first_id: u32,
-    /// What a string's offset has to have subtracted to be one into `strings`: the length of the base's.
+    /// Subtracted from a string's offset, this gives its offset in `strings`: the length of the base's strings.
     first_string: u32,
 }
 
@@ -56,8 +56,8 @@ impl Btf {
 
     /// Reads a module's BTF (`/sys/kernel/btf/MODULE`), which continues the ids and strings of vmlinux's.
     ///
-    /// A module's BTF means something only on top of the very vmlinux that it was built with; on another it is
-    /// refused where that shows, and nonsense where it does not.
+    /// A module's BTF is valid only on top of the exact vmlinux that it was built with. On another one it is refused
+    /// where the mismatch shows, and gives wrong answers where it does not.
     pub fn parse_split(base: &Arc<Self>, bytes: impl Into<Vec<u8>>) -> Result<Self, BtfError> {
         Self::index(bytes.into(), Some(Arc::clone(base)))
     }
@@ -75,7 +75,7 @@ impl Btf {
         }
         let (first_id, first_string) =
             base.as_ref().map_or((1, 0), |base| (base.end_id(), base.end_string()));
-        // Reserving for the shortest records never has to move the lists; pages that stay unused cost nothing.
+        // Room for the shortest records, so that the lists never move; unused pages cost nothing.
         let most = sections.types.len() / RECORD_BYTES;
         let mut btf = Self {
             bytes,
@@ -129,8 +129,8 @@ impl Btf {
 
     /// The value of one enumerator, e.g. `SKB_DROP_REASON_NO_SOCKET` of `skb_drop_reason`.
     ///
-    /// Each kernel numbers its own. A 64-bit unsigned value beyond `i64` shows as negative. Kernels before 6.0 do
-    /// not record which enums are signed: there, -1 shows as `4_294_967_295`.
+    /// Each kernel numbers its own. A 64-bit unsigned value beyond `i64` is returned as negative. Kernels before 6.0 do
+    /// not record which enums are signed: there, -1 is returned as `4_294_967_295`.
     pub fn enum_value(&self, enumeration: &str, variant: &str) -> Result<i64, LookupError> {
         self.agree("enum", enumeration, Record::is_enum, |id, _| {
             self.enumerators(id)?.find(|(name, _)| *name == Some(variant.as_bytes())).map_or_else(
@@ -173,7 +173,7 @@ impl Btf {
         }))
     }
 
-    /// The answer that all types of this name and nature give.
+    /// The answer that all types of this name and kind agree on.
     fn agree<T: PartialEq>(
         &self,
         what: &'static str,
@@ -202,7 +202,7 @@ impl Btf {
         agreed.unwrap_or_else(|| Err(LookupError::NotFound { what, name: name.to_owned() }))
     }
 
-    /// The ids of everything that has this name, the module's own before the base's.
+    /// The ids of all types with this name, the module's own before the base's.
     fn named(&self, name: &str) -> Box<dyn Iterator<Item = u32> + '_> {
         let hash = names::hash(name.as_bytes());
         let wanted = name.as_bytes().to_vec();
@@ -216,7 +216,7 @@ impl Btf {
         }
     }
 
-    /// A type's record and what follows it.
+    /// A type's record and the bytes that follow it.
     fn record(&self, id: u32) -> Result<(Record, &[u8]), LookupError> {
         let missing = || LookupError::Malformed { id, why: "it is referred to but not there" };
         let Some(number) = id.checked_sub(self.first_id) else {
@@ -248,7 +248,7 @@ impl Btf {
         }
     }
 
-    /// The name at `offset`; none if it is empty, absurdly long or not there.
+    /// The name at `offset`; none if it is empty, too long or missing.
     fn string(&self, offset: u32) -> Option<&[u8]> {
         let rest = self.string_from(offset)?;
         let length = rest.iter().take(MAX_NAME_BYTES + 1).position(|byte| *byte == 0)?;
@@ -262,8 +262,8 @@ impl Btf {
     }
 }
 
-/// How many steps one question may take. The largest struct or enum of a kernel has a few thousand parts;
-/// hostile BTF can make the parts of parts grow without end.
+/// The most steps of one query. The largest struct or enum of a kernel has a few thousand parts; hostile BTF can nest
+/// parts without end.
 #[derive(Debug)]
 struct Budget(u32);
 

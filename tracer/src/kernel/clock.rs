@@ -1,10 +1,10 @@
-//! The distance between the kernel's monotonic clock and the wall's.
+//! The offset between the kernel's monotonic clock and the wall clock.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Nanoseconds to add to `CLOCK_MONOTONIC` to get Unix time, as of now.
 ///
-/// Read as wall, monotonic, wall, so that being interrupted in between costs at most half that interval.
+/// Read as wall, monotonic, wall, so that an interruption in between costs at most half that interval.
 pub(super) fn monotonic_to_unix_ns() -> u64 {
     let before = unix_ns();
     let monotonic = monotonic_ns();
@@ -22,7 +22,7 @@ pub(crate) fn unix_ns() -> u64 {
 fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     #[expect(unsafe_code, reason = "std has no access to the raw value of CLOCK_MONOTONIC")]
-    // SAFETY: `time` is valid for writes for the whole call; the clock id is one that every Linux has.
+    // SAFETY: `time` is valid for writes for the whole call; every Linux has this clock id.
     let rc = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     if rc != 0 {
         return 0;

@@ -1,7 +1,7 @@
-//! Records into sightings: the one place that reads what the kernel half copied.
+//! Turns records into sightings: the one place that reads what the kernel half copied.
 //!
-//! Pure over byte slices and a [`Layout`], so that tests, fuzzing and recordings use the same code as a live
-//! kernel. A record that can't be read is counted, never guessed at.
+//! Pure over byte slices and a [`Layout`], so that tests, fuzzing and recordings use the same code as a live kernel. A
+//! record that cannot be read is counted and never guessed at.
 
 mod mask;
 
@@ -41,7 +41,7 @@ const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 /// `enum ip_conntrack_info`: values of `IP_CT_IS_REPLY` (3) and above travel against the original direction.
 const IP_CT_IS_REPLY: u32 = 3;
-/// Distinct task names kept; beyond it the memory starts afresh.
+/// The most distinct task names kept. One more clears the cache.
 const MAX_COMMS: usize = 1024;
 
 /// Why a record could not be read.
@@ -66,9 +66,9 @@ pub enum DecodeError {
 pub struct Decoder {
     fields: Fields,
     layout: Arc<Layout>,
-    /// Nanoseconds from the kernel's monotonic clock to the Unix epoch's.
+    /// Nanoseconds to add to the kernel's monotonic time to get Unix time.
     clock_offset_ns: u64,
-    /// By the name's two words.
+    /// Task names, by their bytes as two words.
     comms: HashMap<(u64, u64), Arc<str>, RandomState>,
 }
 
@@ -140,12 +140,12 @@ impl Fields {
 }
 
 impl Decoder {
-    /// A decoder for one kernel; `clock_offset_ns` is what turns its monotonic time into Unix time.
+    /// A decoder for one kernel; `clock_offset_ns` converts its monotonic time to Unix time.
     pub fn new(layout: Arc<Layout>, clock_offset_ns: u64) -> Self {
         Self { fields: Fields::new(&layout), layout, clock_offset_ns, comms: HashMap::default() }
     }
 
-    /// One record into a sighting.
+    /// Decodes one record.
     pub fn decode(&mut self, record: &[u8]) -> Result<Sighting, DecodeError> {
         let mut rest = record;
         let time_ns = rest.try_get_u64_ne().map_err(|_| DecodeError::NoHeader { length: record.len() })?;
@@ -177,7 +177,7 @@ impl Decoder {
         Ok(Sighting { time, cpu, hook, netns, fact })
     }
 
-    /// Reads the record of an entry that was listed, not met, with the record's bytes.
+    /// Reads the record of an entry from a listing, and returns it with the record's bytes.
     pub fn listed(
         &mut self,
         entry: &ListedEntry,
@@ -211,7 +211,7 @@ impl Decoder {
         Ok(ConntrackFact { ct, task: self.task(pid, comm), note })
     }
 
-    /// A packet record with the reason in words behind it.
+    /// A packet record, followed by the reason in words.
     fn invalid(&mut self, hook: Hook, rest: &[u8]) -> Result<PacketFact, DecodeError> {
         let (packet, why) = rest
             .len()
@@ -402,8 +402,8 @@ fn tuple_at(bytes: &[u8], fields: &TupleFields) -> Option<Tuple> {
     ))
 }
 
-/// Addresses, ports and TCP flags of a packet from its network header on. Fragments after the first and IPv6
-/// extension headers have no ports here, so the packet has no tuple.
+/// Addresses, ports and TCP flags of a packet, from its network header on. Fragments after the first and packets with
+/// IPv6 extension headers have no ports here, and thus no tuple.
 fn packet_tuple(packet: &[u8]) -> Option<(Tuple, u8)> {
     let (src, dst, protocol, transport): (IpAddr, IpAddr, u8, &[u8]) = match packet.first()? >> 4 {
         4 => {
@@ -469,5 +469,5 @@ const fn icmp_type(hook: Hook, kind: u8) -> &'static str {
     }
 }
 
-/// The flags are the second byte of the bit field behind the acknowledgement number.
+/// The flags are the second byte of the bit field after the acknowledgement number.
 const TCP_FLAGS: usize = offset_of!(TcpHdr, ack_seq) + 5;

@@ -1,5 +1,5 @@
-//! Entries that ctnetlink listed, encoded as records: so a recording holds them, and a replay reads them as the live trace
-//! did.
+//! Encodes entries that ctnetlink listed as records, so that a recording holds them and a replay reads them as the live
+//! trace did.
 
 use std::mem::offset_of;
 
@@ -14,8 +14,8 @@ use crate::{
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
-/// The record of a listed entry: without an address, with the seconds since its last packet as its detail. `None` where
-/// the layout lacks a field.
+/// The record of a listed entry: without an address, and with the seconds since its last packet as its detail. `None`
+/// if the layout lacks a field.
 pub(super) fn record(
     entry: &ListedEntry,
     netns: Netns,

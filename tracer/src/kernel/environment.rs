@@ -1,8 +1,7 @@
-//! What this host lets a tracer do: privileges, kernel features, modules and symbols, and what to do about what is
-//! missing.
+//! What this host lets a tracer do (privileges, kernel features, modules and symbols), and how to fix what is missing.
 //!
-//! It only reads files below a root that tests replace by a made-up tree. It loads and attaches nothing: which
-//! hooks that leaves is the plan's to say. Nothing is decided by the kernel's version.
+//! It only reads files below a root that tests replace by a made-up tree. It loads and attaches nothing: the plan
+//! decides which hooks remain. Nothing depends on the kernel's version.
 
 mod gaps;
 mod preemption;
@@ -33,12 +32,12 @@ pub enum Capability {
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Whether the capability is held itself.
+    /// Whether the process has the capability itself.
     pub fn has(self, capability: Capability) -> bool {
         self.0 >> (capability as u8) & 1 == 1
     }
 
-    /// Whether BPF programs and maps may be loaded: `CAP_BPF`, or before it was split off (5.8) `CAP_SYS_ADMIN`.
+    /// Whether BPF programs and maps may be loaded: `CAP_BPF`, or `CAP_SYS_ADMIN`, which included it before 5.8.
     pub fn may_load_bpf(self) -> bool {
         self.has(Capability::Bpf) || self.has(Capability::SysAdmin)
     }
@@ -49,12 +48,12 @@ impl Capabilities {
     }
 }
 
-/// A file that is needed, and whether it can be had.
+/// Whether a required file can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     Readable,
     Absent,
-    /// It is there, or may be, but reading it was denied or failed.
+    /// It exists, or may exist, but reading it was denied or failed.
     Unreadable(io::ErrorKind),
 }
 
@@ -78,11 +77,11 @@ pub enum Module {
     Absent,
 }
 
-/// What this host is found to allow. Fields are facts; [`Environment::gaps`] says what follows.
+/// What this host allows. Fields are facts; [`Environment::gaps`] gives the consequences.
 #[derive(Clone, Debug)]
 pub struct Environment {
     root: PathBuf,
-    /// As `uname -r` prints it; empty if /proc is not readable. For people: nothing is decided by it.
+    /// As `uname -r` prints it; empty if /proc is not readable. For display only: nothing depends on it.
     pub kernel_release: String,
     /// `/sys/kernel/btf/vmlinux`.
     pub vmlinux_btf: Presence,
@@ -129,8 +128,8 @@ impl Environment {
 
     /// Whether the module is in the kernel, under either spelling of its name.
     ///
-    /// Built-in code without parameters leaves no trace in `/sys/module`: a feature that such a module provides is
-    /// better judged by its symbols.
+    /// Built-in code without parameters leaves no trace in `/sys/module`: a feature of such a module is better judged
+    /// by its symbols.
     pub fn module(&self, name: &str) -> Module {
         let name = name.replace('-', "_");
         // Loaded modules have this file, built-in ones do not.
@@ -153,15 +152,15 @@ impl Environment {
         read_line(&self.root.join("proc/sys").join(path))
     }
 
-    /// Where the BTF of a module, or `vmlinux`, is read.
+    /// Where the BTF of a module, or of `vmlinux`, is read.
     pub fn btf_path(&self, name: &str) -> PathBuf {
         self.root.join("sys/kernel/btf").join(name.replace('-', "_"))
     }
 
-    /// Those of `wanted` that the kernel has as symbols of exactly this name.
+    /// The names in `wanted` that the kernel has as symbols of exactly this name.
     ///
     /// `NAME.isra.0`, `NAME.constprop.0` and the like are other functions, with other arguments, and do not count.
-    /// Addresses are not looked at, so this works under `kptr_restrict`.
+    /// Addresses are not read, so this works under `kptr_restrict`.
     ///
     /// # Errors
     ///
@@ -193,7 +192,7 @@ fn read_line(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Opens the file, as permissions alone do not say whether policy lets it be read.
+/// Opens the file: permissions alone do not show whether policy allows reading it.
 fn presence(path: &Path) -> Presence {
     match File::open(path) {
         Ok(_) => Presence::Readable,
@@ -202,7 +201,7 @@ fn presence(path: &Path) -> Presence {
     }
 }
 
-/// The file lists all levels, with the one in force in brackets.
+/// The file lists all levels, with the active one in brackets.
 fn lockdown(line: Option<&str>) -> Lockdown {
     let in_force = line.and_then(|line| line.split_once('[')).and_then(|(_, rest)| rest.split_once(']'));
     match in_force {
@@ -213,7 +212,7 @@ fn lockdown(line: Option<&str>) -> Lockdown {
     }
 }
 
-/// Those that `/proc/self/status`, here at `status`, gives as effective.
+/// The effective capabilities in `/proc/self/status`, here at `status`.
 pub(crate) fn capabilities(status: &Path) -> Option<Capabilities> {
     let status = fs::read_to_string(status).ok()?;
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;

@@ -1,12 +1,12 @@
 //! fentry and fexit programs on functions of vmlinux and of modules.
 //!
 //! aya loads them for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels: there
-//! the program has to be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since
-//! 5.11). This file does that and nothing else: maps, globals and all other programs stay aya's, the instructions come
-//! from the same object, with aya's maps put in by aya-obj. Which function and which program is the plan's to say.
+//! the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
+//! This file does only that: maps, globals and all other programs stay aya's, and the instructions come from the same
+//! object, into which aya-obj puts aya's maps. The plan decides which program goes to which function.
 //!
-//! The unsafe code is `bpf(2)` itself and what it hands back: four commands, each with attributes of a type made for it,
-//! every pointer in them to a slice or a struct that is alive in the calling function.
+//! The unsafe code is `bpf(2)` itself and its results: four commands, each with attributes of its own type. Every
+//! pointer in them leads to a slice or a struct that is alive in the calling function.
 
 #![expect(
     unsafe_code,
@@ -46,7 +46,7 @@ pub(super) enum FentryError {
     Object(String),
     #[error("the eBPF object has no program {0}")]
     NoProgram(&'static str),
-    #[error("the kernel does not say which BTF is the module {module}'s: {error}")]
+    #[error("cannot find the BTF of the module {module}: {error}")]
     Modules { module: &'static str, error: io::Error },
     #[error("the kernel lists no BTF of the module {0}")]
     NoModule(&'static str),
@@ -63,17 +63,19 @@ pub(super) struct Link {
     _link: OwnedFd,
 }
 
-/// How often the kernel did not run this program because it ran on that CPU already (`recursion_misses`, since 5.12).
+/// How often the kernel skipped this program because it was already running on that CPU (`recursion_misses`, since
+/// 5.12).
 pub(super) fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
     info(program).map(|info| info.recursion_misses)
 }
 
-/// How large a loaded program is, in instructions.
+/// The size of a loaded program, in instructions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Size {
-    /// What the verifier left of it, for the kernel to run.
+    /// The instructions that the verifier left for the kernel to run.
     pub(super) instructions: u32,
-    /// What the verifier walked through, a loop's as often as it goes round; 0 before 5.16, which does not count it.
+    /// The instructions that the verifier walked through, a loop's once per iteration; 0 before 5.16, which does not
+    /// count them.
     pub(super) verified: u32,
 }
 
@@ -84,14 +86,14 @@ pub(super) fn size(program: BorrowedFd<'_>) -> io::Result<Size> {
 }
 
 fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
-    // SAFETY: it is made of numbers and arrays of numbers, for all of which zeroes are values.
+    // SAFETY: it consists of numbers and arrays of numbers, for which zeroes are valid values.
     let mut info: bpf_prog_info = unsafe { std::mem::zeroed() };
     let mut attributes = InfoAttributes {
         bpf_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
         info_len: size_of::<bpf_prog_info>() as u32,
         info: (&raw mut info).expose_provenance() as u64,
     };
-    // SAFETY: `info` outlives the call and has the length that it is told; with all its pointers and lengths zero the
+    // SAFETY: `info` outlives the call and has the length that is passed; with all its pointers and lengths zero the
     // kernel writes to nothing else.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) }?;
     Ok(info)
@@ -101,7 +103,7 @@ fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
 #[derive(Debug)]
 pub(super) struct Loader {
     object: Object,
-    /// The BTF of modules by their names, once they were listed.
+    /// The BTF of modules by name, once they are listed.
     modules: Option<HashMap<String, OwnedFd>>,
 }
 
@@ -143,7 +145,7 @@ impl Loader {
         let request =
             Request { name, place, instructions: &function.instructions, license: &program.license, module };
         let loaded = request.load(target.function, &mut []).or_else(|_| {
-            // Once more, for the verifier's reasons.
+            // A second attempt, for the verifier's reasons.
             let mut log = vec![0; LOG_BYTES];
             request.load(target.function, &mut log).map_err(|error| {
                 let log = last_line(&log).map(|line| format!(" ({line})")).unwrap_or_default();
@@ -165,7 +167,7 @@ impl Loader {
     }
 }
 
-/// The map's own handle, of the kinds of map that the object has.
+/// The map's own handle, for the kinds of map in the object.
 fn data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)
@@ -180,7 +182,7 @@ fn data(map: &Map) -> Option<&MapData> {
     }
 }
 
-/// Enough for the end of what the verifier says.
+/// Enough for the end of the verifier's log.
 const LOG_BYTES: usize = 1 << 20;
 
 fn last_line(log: &[u8]) -> Option<String> {
@@ -211,10 +213,10 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Loads it for the function with this BTF id. What the verifier says goes into `log`, unless it is empty.
+    /// Loads it for the function with this BTF id. The verifier's output goes into `log`, unless that is empty.
     fn load(&self, function: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
         let mut prog_name = [0; 16];
-        // One byte less: the kernel wants the end marked.
+        // One byte less: the kernel requires a NUL byte at the end.
         for (to, from) in prog_name.iter_mut().take(15).zip(self.name.bytes()) {
             *to = from;
         }
@@ -248,7 +250,7 @@ impl Request<'_> {
 fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
     let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
     let mut attributes = RawTracepointAttributes { name: 0, prog_fd, reserved: 0 };
-    // SAFETY: no pointer is handed over.
+    // SAFETY: no pointer is passed.
     unsafe { new_fd(BPF_RAW_TRACEPOINT_OPEN, &mut attributes) }
 }
 
@@ -258,7 +260,7 @@ fn modules() -> io::Result<HashMap<String, OwnedFd>> {
     let mut id = 0;
     loop {
         let mut next = IdAttributes { id, next_id: 0, open_flags: 0 };
-        // SAFETY: no pointer is handed over.
+        // SAFETY: no pointer is passed.
         match unsafe { bpf(BPF_BTF_GET_NEXT_ID, &mut next) } {
             Ok(_) if next.next_id > id => id = next.next_id,
             Ok(_) => return Ok(modules),
@@ -266,10 +268,10 @@ fn modules() -> io::Result<HashMap<String, OwnedFd>> {
             Err(error) => return Err(error),
         }
         let mut by_id = IdAttributes { id, next_id: 0, open_flags: 0 };
-        // SAFETY: no pointer is handed over.
+        // SAFETY: no pointer is passed.
         let fd = match unsafe { new_fd(BPF_BTF_GET_FD_BY_ID, &mut by_id) } {
             Ok(fd) => fd,
-            // It went away between the two calls.
+            // It was unloaded between the two calls.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
             Err(error) => return Err(error),
         };
@@ -279,7 +281,7 @@ fn modules() -> io::Result<HashMap<String, OwnedFd>> {
     }
 }
 
-/// The name of the kernel's own BTF; none if a program brought it.
+/// The name of the kernel's own BTF; none if a program loaded it.
 fn module_name(btf: &OwnedFd) -> io::Result<Option<String>> {
     let mut name = [0_u8; MODULE_NAME_BYTES];
     let mut info = BtfInfo {
@@ -292,7 +294,7 @@ fn module_name(btf: &OwnedFd) -> io::Result<Option<String>> {
         info_len: size_of::<BtfInfo>() as u32,
         info: (&raw mut info).expose_provenance() as u64,
     };
-    // SAFETY: `info` and `name` outlive the call and have the lengths that it is told; it writes to both.
+    // SAFETY: `info` and `name` outlive the call and have the lengths that are passed; the kernel writes to both.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) }?;
     if info.kernel_btf == 0 {
         return Ok(None);
@@ -301,16 +303,16 @@ fn module_name(btf: &OwnedFd) -> io::Result<Option<String>> {
     Ok(name.into_string().ok())
 }
 
-/// `bpf(2)` with attributes of one of the types below, for a command that answers with a new descriptor.
+/// `bpf(2)` with attributes of one of the types below, for a command that returns a new descriptor.
 ///
 /// # Safety
 ///
-/// As for [`bpf`]; the command has to be one that returns a file descriptor.
+/// As for [`bpf`]; the command must be one that returns a file descriptor.
 unsafe fn new_fd<A: Attributes>(command: c_long, attributes: &mut A) -> io::Result<OwnedFd> {
     // SAFETY: promised by the caller.
     let fd = unsafe { bpf(command, attributes) }?;
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made it and nobody else knows it.
+    // SAFETY: the kernel has just created it and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -318,15 +320,15 @@ unsafe fn new_fd<A: Attributes>(command: c_long, attributes: &mut A) -> io::Resu
 ///
 /// # Safety
 ///
-/// Whatever `attributes` points to has to be valid for the length it states, for as long as the call lasts.
+/// Every pointer in `attributes` must be valid for the length it states, for as long as the call lasts.
 unsafe fn bpf<A: Attributes>(command: c_long, attributes: &mut A) -> io::Result<c_long> {
     // SAFETY: the attributes are valid for reads and writes of their size; the rest is promised by the caller.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<A>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 
-/// A part of `union bpf_attr`: plain numbers without padding, and no longer than the kernel's. A kernel takes a shorter
-/// one for its own with zeroes behind it.
+/// A part of `union bpf_attr`: plain numbers without padding, and no longer than the kernel's. A kernel extends a
+/// shorter one with zeroes.
 trait Attributes {}
 
 /// The part of `union bpf_attr` for `BPF_PROG_LOAD`, up to the last field that is used.
@@ -378,7 +380,7 @@ struct InfoAttributes {
     info: u64,
 }
 
-/// `struct bpf_btf_info`; its last three fields are there since 5.11, as module BTF is.
+/// `struct bpf_btf_info`; its last three fields exist since 5.11, as module BTF does.
 #[derive(Default)]
 #[repr(C)]
 struct BtfInfo {

@@ -1,7 +1,7 @@
 //! Where this kernel keeps the fields that viptrace reads, resolved from BTF once at start-up.
 //!
-//! One table names every field by the kernel's own words. A field that is not there becomes a named gap in the
-//! hook plan, never a guess, but for a module without BTF (`WITHOUT_BTF`). Nothing here depends on a kernel version.
+//! One table names every field in the kernel's own words. A missing field becomes a named gap in the hook plan, never a
+//! guess, except in a module without BTF (`WITHOUT_BTF`). Nothing here depends on a kernel version.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,7 @@ pub struct FieldSpec {
     pub name: &'static str,
     pub structure: &'static str,
     pub path: &'static str,
-    /// Accepted sizes in bytes; another size would be read wrongly and counts as missing.
+    /// Accepted sizes in bytes; another size would be misread and counts as missing.
     pub sizes: &'static [u32],
     /// Whether the kernel half has a global of this name.
     pub global: bool,
@@ -97,8 +97,8 @@ pub const FIELDS: &[FieldSpec] = &[
     in_module("ip_vs", "OFF_NETNS_IPVS_NET", "netns_ipvs", "net", &[8]),
 ];
 
-/// The one place where offsets are assumed: a module without BTF (before 5.11 none has any). They are the same in every
-/// kernel whose BTF was read, 6.1 to 7.2, and read right on 5.10. Where the module has BTF they are not used.
+/// The only place where offsets are assumed: a module without BTF (before 5.11 no module has any). They are the same in
+/// every kernel whose BTF was read, 6.1 to 7.2, and correct on 5.10. Where the module has BTF they are not used.
 const WITHOUT_BTF: &[(&str, u32)] = &[
     ("OFF_IPVS_PARAM_IPVS", 0),
     ("OFF_IPVS_PARAM_CADDR", 8),
@@ -109,8 +109,8 @@ const WITHOUT_BTF: &[(&str, u32)] = &[
     ("OFF_IPVS_PARAM_AF", 30),
 ];
 
-/// The drop reasons that are reported whatever the packet, by the kernel's names without their prefix.
-/// All of them lie on failure paths; the noisy ones (`NOT_SPECIFIED`, `QUEUE_PURGE`, TCP's own) are left out.
+/// The drop reasons that are reported for every packet, by the kernel's names without their prefix. All of them lie on
+/// failure paths; the noisy ones (`NOT_SPECIFIED`, `QUEUE_PURGE`, TCP's own) are left out.
 pub const WANTED_REASONS: &[&str] = &[
     "NETFILTER_DROP",
     "NO_SOCKET",
@@ -137,7 +137,7 @@ pub struct Layout {
     reset_reasons: HashMap<u32, Arc<str>>,
 }
 
-/// A field that this kernel does not have, or not as expected.
+/// A field that this kernel lacks, or has in an unexpected form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldGap {
     pub field: FieldSpec,
@@ -145,7 +145,7 @@ pub struct FieldGap {
 }
 
 impl Layout {
-    /// Resolves vmlinux's fields of [`FIELDS`] and the reason names; what is missing is a gap, not an error.
+    /// Resolves vmlinux's fields of [`FIELDS`] and the reason names; a missing one is a gap, not an error.
     pub fn resolve(btf: &Btf) -> Self {
         let mut layout = Self::default();
         for spec in FIELDS.iter().filter(|spec| spec.module.is_none()) {
@@ -156,7 +156,7 @@ impl Layout {
         layout
     }
 
-    /// Resolves the fields of a module that is in the kernel, from its own BTF where it carries any.
+    /// Resolves the fields of a module that is in the kernel, from its own BTF if it has any.
     pub fn resolve_module(&mut self, module: &str, btf: Option<&Btf>) {
         for spec in FIELDS.iter().filter(|spec| spec.module == Some(module)) {
             match (btf, WITHOUT_BTF.iter().find(|(name, _)| *name == spec.name)) {
@@ -185,7 +185,7 @@ impl Layout {
         }
     }
 
-    /// A layout with these offsets: for tests and for recordings, which carry theirs.
+    /// A layout with these offsets, for tests and for recordings, which have their own.
     pub fn from_parts(
         offsets: impl IntoIterator<Item = (&'static str, u32)>,
         drop_reasons: impl IntoIterator<Item = (u32, Arc<str>)>,

@@ -1,4 +1,4 @@
-//! What programs have to say for themselves, as debug lines: the reader of aya-log's buffer.
+//! The programs' debug lines: the reader of aya-log's buffer.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
@@ -12,7 +12,7 @@ use tracing::debug;
 
 use super::attach::{AttachError, MESSAGES};
 
-/// A task that reads them as they come, on the runtime that is entered; dropping it ends it.
+/// A task on the current runtime that reads lines as they arrive; dropping it ends the task.
 #[derive(Debug)]
 pub(super) struct Messages {
     _task: JoinSet<()>,
@@ -22,9 +22,9 @@ impl Messages {
     pub(super) fn read(ebpf: &mut Ebpf) -> Result<Self, AttachError> {
         let logger = EbpfLogger::init_with_logger(ebpf, DebugLines)
             .map_err(|_| AttachError::Map { name: map::MESSAGES })?;
-        #[expect(unsafe_code, reason = "tokio asks for a promise about the file descriptor")]
-        // SAFETY: the logger owns its ring buffer's descriptor, returns the same one as long as it lives, and the AsyncFd
-        // owns the logger.
+        #[expect(unsafe_code, reason = "tokio requires a promise about the file descriptor")]
+        // SAFETY: the logger owns its ring buffer's descriptor, returns the same one as long as it lives, and the
+        // AsyncFd owns the logger.
         let mut logger = unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }
             .map_err(|error| AttachError::Ring(error.into()))?;
         let mut task = JoinSet::new();
@@ -38,7 +38,7 @@ impl Messages {
     }
 }
 
-/// Passes a program's lines on, with the name of its hook in place of the number that they begin with.
+/// Forwards a program's lines, with the name of its hook in place of the leading number.
 #[derive(Debug)]
 struct DebugLines;
 

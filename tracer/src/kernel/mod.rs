@@ -1,8 +1,9 @@
-//! The kernel's side of a trace: what this kernel offers, the hooks attached to it, records made sightings.
+//! The kernel's side of a trace: what this kernel offers, the hooks attached to it, and records turned into sightings.
 //!
-//! The only room that speaks BPF. What there is to know about each hook is `tracer_ebpf`'s table. `btf` reads the kernel's
-//! own description of itself, `environment` says what this host allows, `layout` and `plan` decide from them (`running` asks
-//! for them), `attach` and `fentry` attach, `tracer` reads records and `messages` what programs log, `decode` makes sightings.
+//! The only module that uses BPF. All facts about each hook are in `tracer_ebpf`'s table. `btf` reads the kernel's own
+//! description of itself, `environment` reports what this host allows, `layout` and `plan` decide from both (through
+//! `running`), `attach` and `fentry` attach, `tracer` reads records, `messages` reads what programs log, and `decode`
+//! makes sightings.
 
 pub mod attach;
 pub mod btf;

@@ -1,13 +1,13 @@
-//! The hook plan: what this kernel offers, hook by hook, before anything is attached.
+//! The hook plan: what this kernel offers for each hook, before anything is attached.
 //!
-//! Decided from symbols, BTF signatures and fields, never from a version. What is missing is a named gap with its cost,
-//! which `viptrace check --kernel` prints and verdicts respect.
+//! It follows from symbols, BTF signatures and fields, never from a version. A missing hook is a named gap with its
+//! cost, which `viptrace check --kernel` prints and verdicts respect.
 
 use tracer_ebpf::{Attach, Hook, HookSpec, IPVS, Need};
 
 use super::{btf::Prototype, layout::Layout};
 
-/// What the plan asks of a kernel: the answers come from BTF and kallsyms, or from a test.
+/// The facts about a kernel that the plan needs. They come from BTF and kallsyms, or from a test.
 pub trait KernelFacts {
     /// Whether a function of exactly this name can be probed.
     fn has_symbol(&self, name: &str) -> bool;
@@ -23,34 +23,34 @@ pub trait KernelFacts {
     fn has_module(&self, name: &str) -> bool;
     /// Whether kprobes exist and may be used.
     fn kprobes(&self) -> Result<(), String>;
-    /// Whether IPVS tracks its connections in conntrack (`net.ipv4.vs.conntrack`); `None` where it does not say.
+    /// Whether IPVS tracks its connections in conntrack (`net.ipv4.vs.conntrack`); `None` if that is unknown.
     fn ipvs_conntrack(&self) -> Option<bool> {
         None
     }
-    /// Whether a program that fentry or a tracepoint runs may be preempted: the kernel then skips it for what else
-    /// happens on its CPU.
+    /// Whether a program that fentry or a tracepoint runs may be preempted: the kernel then skips it for other events
+    /// on its CPU.
     fn preempts_programs(&self) -> bool {
         false
     }
-    /// Where fentry and fexit find a function, or why they cannot be used for it.
+    /// Where fentry and fexit find a function, or the reason why they cannot be used for it.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
-        Err(format!("nothing is known of fentry on {name}"))
+        Err(format!("whether fentry reaches {name} is unknown"))
     }
 }
 
-/// A function as fentry and fexit name it.
+/// A function as fentry and fexit identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FentryTarget {
-    /// The module whose BTF describes it; vmlinux's where there is none.
+    /// The module whose BTF describes it; `None` for vmlinux.
     pub module: Option<&'static str>,
     /// Its id in that BTF.
     pub function: u32,
 }
 
-/// How functions are to be reached.
+/// How functions are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tiers {
-    /// Each by fentry where that is possible, else by kprobe.
+    /// Each by fentry where possible, otherwise by kprobe.
     #[default]
     Auto,
     /// By fentry only.
@@ -63,21 +63,21 @@ pub enum Tiers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tier {
     Fentry(FentryTarget),
-    /// And why not by fentry.
+    /// With the reason why not by fentry.
     Kprobe(String),
-    /// What is no function has one way only.
+    /// A tracepoint or a program on demand has only one way.
     Fixed,
 }
 
-/// Which hooks a trace asks for.
+/// The hooks that a trace requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HookSet {
-    /// Failures and `__nf_conntrack_confirm`: what an agent keeps running.
+    /// Failures and `__nf_conntrack_confirm`: for an agent that always runs.
     Lean,
-    /// Socket states and the end of entries besides.
+    /// Also socket states and the end of entries.
     #[default]
     Full,
-    /// Every decision as it is taken, for a trace of one target.
+    /// Also every decision as it is taken, for a trace of one target.
     Targeted,
 }
 
@@ -91,16 +91,16 @@ impl HookSet {
     }
 }
 
-/// What becomes of one hook.
+/// The state of one hook in the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     Planned,
-    /// This kernel does not need it (another hook sees the same), or this trace did not ask for it.
+    /// This kernel does not need it (another hook observes the same), or this trace did not request it.
     NotNeeded(String),
     Missing(String),
 }
 
-/// One hook and what becomes of it.
+/// One hook and its state.
 #[derive(Clone, Debug)]
 pub struct PlanLine {
     pub spec: &'static HookSpec,
@@ -121,7 +121,7 @@ pub struct HookPlan {
     lines: Vec<PlanLine>,
     tiers: Tiers,
     preempts_programs: bool,
-    /// Parts of hooks' functions that only a kprobe could reach, where there may be none.
+    /// Parts of hooks' functions that only a kprobe could reach, where kprobes may not be used.
     out_of_reach: Vec<(Hook, &'static str)>,
     kfree_reason: Option<usize>,
     send_reset_reason: Option<usize>,
@@ -132,11 +132,11 @@ impl HookPlan {
         Self::with_tiers(set, Tiers::Auto, layout, kernel)
     }
 
-    /// The same with functions reached as `tiers` says.
+    /// The same, with functions reached as `tiers` allows.
     pub fn with_tiers(set: HookSet, tiers: Tiers, layout: &Layout, kernel: &impl KernelFacts) -> Self {
         let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
-        // Variadic: nothing but BTF tells where the format is, which was argument 2 before 5.14.
+        // Variadic: only BTF shows the position of the format, which was argument 2 before 5.14.
         let format_is_third = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt") == Some(3);
         let mut lines: Vec<PlanLine> = Hook::ALL
             .iter()
@@ -152,7 +152,7 @@ impl HookPlan {
             && line.state == State::Planned
         {
             line.state = State::Missing(
-                "this kernel's BTF does not say that `fmt` is argument 3, and it was another before 5.14"
+                "this kernel's BTF does not show that `fmt` is argument 3; before 5.14 it was another one"
                     .to_owned(),
             );
         }
@@ -193,21 +193,21 @@ impl HookPlan {
         self.lines.get(index).map(|line| &line.tier)
     }
 
-    /// A hook that was planned turned out to be refused by the kernel.
+    /// The kernel refused a planned hook.
     pub fn refuse(&mut self, index: usize, reason: String) {
         if let Some(line) = self.lines.get_mut(index) {
             line.state = State::Missing(reason);
         }
     }
 
-    /// A function that fentry was planned for could be reached by a kprobe only.
+    /// Only a kprobe could reach a function that was planned for fentry.
     pub fn fall_back(&mut self, index: usize, reason: String) {
         if let Some(line) = self.lines.get_mut(index) {
             line.tier = Tier::Kprobe(reason);
         }
     }
 
-    /// Leaves a hook out because the user says so.
+    /// Leaves a hook out at the user's request.
     pub fn leave_out(&mut self, hook: Hook) {
         for line in self.lines.iter_mut().filter(|line| line.spec.hook == hook) {
             line.state = State::Missing("left out by --without-hook".to_owned());
@@ -218,7 +218,7 @@ impl HookPlan {
         spec.need == Need::Essential
     }
 
-    /// The hooks that are missing, each with its reason: what verdicts must not rely on.
+    /// The missing hooks, each with its reason: verdicts must not rely on them.
     pub fn gaps(&self) -> impl Iterator<Item = (&'static HookSpec, &str)> {
         self.lines.iter().filter_map(|line| match &line.state {
             State::Missing(reason) => Some((line.spec, reason.as_str())),
@@ -226,34 +226,35 @@ impl HookPlan {
         })
     }
 
-    /// What a hook that is there does not tell on this kernel, and what that costs.
+    /// What planned hooks cannot report on this kernel, and what that costs.
     pub fn limits(&self) -> Vec<String> {
         let planned = |hook| self.planned().any(|(_, spec)| spec.hook == hook);
         let mut limits = Vec::new();
         if self.kfree_reason.is_none() && planned(Hook::KfreeSkb) {
             limits.push(
                 "kfree_skb gives no reason on this kernel (it does since 5.17): which rule or fault dropped a packet \
-                 cannot be told, and drops of established connections are not seen"
+                 is unknown, and drops of established connections are not observed"
                     .to_owned(),
             );
         }
         if self.send_reset_reason.is_none() && planned(Hook::TcpSendReset) {
             limits.push(
-                "tcp_send_reset gives no reason on this kernel (it does since 6.10): who sent a RST is seen, why is not"
+                "tcp_send_reset gives no reason on this kernel (it does since 6.10): the sender of a RST is known, its \
+                 reason is not"
                     .to_owned(),
             );
         }
         for (hook, part) in self.out_of_reach.iter().filter(|(hook, _)| planned(*hook)) {
             limits.push(format!(
-                "{}: callers in its own module enter {part} in its place on this kernel, which only a kprobe reaches: \
-                 what they do is not seen",
+                "{}: on this kernel, callers in its own module enter {part} instead, which only a kprobe reaches: \
+                 their calls are not observed",
                 hook.symbol()
             ));
         }
         limits
     }
 
-    /// Why tracing cannot run at all: an essential hook that is missing.
+    /// The missing essential hook without which tracing cannot run at all.
     pub fn fatal(&self) -> Option<(&'static HookSpec, &str)> {
         self.gaps().find(|(spec, _)| spec.need == Need::Essential)
     }
@@ -277,19 +278,20 @@ fn position(prototype: Option<&Prototype>, name: &str) -> Option<usize> {
 fn tier(spec: &HookSpec, tiers: Tiers, kernel: &impl KernelFacts) -> Tier {
     let is_alone = match spec.attach {
         Attach::Entry { fentry: None, .. } => {
-            return Tier::Kprobe("fentry takes no function whose number of arguments varies".to_owned());
+            return Tier::Kprobe("fentry refuses functions with a variable number of arguments".to_owned());
         }
         Attach::Entry { fentry: Some(copies), .. } => copies.programs.len() == 1,
-        // An exit has its function's arguments by fexit alone: a kprobe and a kretprobe lose each other where a task moves.
+        // Only fexit gives an exit its function's arguments: a kprobe and a kretprobe lose each other when a task
+        // moves.
         Attach::Return { .. } => false,
         Attach::RawTracepoint(_) | Attach::OnDemand(_) => return Tier::Fixed,
     };
     if tiers == Tiers::Kprobe {
-        return Tier::Kprobe("kprobes were asked for".to_owned());
+        return Tier::Kprobe("kprobes were requested".to_owned());
     }
     if tiers == Tiers::Auto && is_alone && kernel.preempts_programs() && kernel.kprobes().is_ok() {
         return Tier::Kprobe(
-            "this kernel preempts what fentry runs; a kprobe's program it does not".to_owned(),
+            "this kernel preempts the programs of fentry, but not those of kprobes".to_owned(),
         );
     }
     kernel.fentry(spec.symbol).map_or_else(Tier::Kprobe, Tier::Fentry)
@@ -316,16 +318,16 @@ fn state(
     if spec.module == Some(IPVS) && !kernel.has_module(IPVS) && !kernel.has_symbol(spec.symbol) {
         return State::NotNeeded("the module ip_vs is not loaded: there is no virtual server".to_owned());
     }
-    // The confirmed entry's reply tuple has the same, and masquerading besides.
+    // The confirmed entry's reply tuple has the same information, and masquerading as well.
     if spec.hook == Hook::IpVsConnNew && set != HookSet::Targeted && kernel.ipvs_conntrack() == Some(true) {
         return State::NotNeeded(
-            "IPVS tracks in conntrack here: the confirmed entry names the endpoint".to_owned(),
+            "IPVS tracks its connections in conntrack: the confirmed entry names the endpoint".to_owned(),
         );
     }
     // From 6.10 the tracepoint has a reason, and with it reports RSTs without a full socket (kernel commit
     // "tcp: rstreason: let it work finally in tcp_send_reset()").
     if matches!(spec.hook, Hook::TcpV4SendReset | Hook::TcpV6SendReset) && send_reset_reports_all {
-        return State::NotNeeded("tcp:tcp_send_reset tells of these RSTs on this kernel".to_owned());
+        return State::NotNeeded("tcp:tcp_send_reset reports these RSTs on this kernel".to_owned());
     }
     let fields = spec.fields.iter().copied().flatten();
     let missing: Vec<&str> = fields.filter(|field| !layout.has(field)).copied().collect();
@@ -338,7 +340,7 @@ fn state(
             Some(prototype) => Some(prototype),
             None => return State::Missing(format!("this kernel has no tracepoint {symbol}")),
         },
-        // Whether the kernel can run a program on demand shows when it is asked to.
+        // Only an attempt shows whether the kernel can run a program on demand.
         Attach::OnDemand(_) => None,
         Attach::Entry { .. } | Attach::Return { .. } => {
             if let Tier::Kprobe(why) = tier {
@@ -350,7 +352,7 @@ fn state(
                 }
             }
             if !kernel.has_symbol(symbol) {
-                // Most clusters have one family: what the other's rules would need is no gap as long as none stands.
+                // Most clusters have one family: the other one's hooks are no gap as long as it has no rules.
                 if spec.module == Some("nf_reject_ipv6") && !kernel.has_module("nf_reject_ipv6") {
                     return State::NotNeeded(
                         "the module nf_reject_ipv6 is not loaded: no rule refuses IPv6 on this node"
@@ -369,7 +371,7 @@ fn state(
     };
     if let Some(prototype) = prototype {
         for (name, expected) in spec.arguments {
-            // A tracepoint's parameters may have other names, or none, but never another order up to here.
+            // A tracepoint's parameters may have other names, or none, but the order up to here never changes.
             if let Some(found) = prototype.position(name)
                 && found != *expected
             {

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::error::Hint;
 
-/// The largest BTF that is read, bytes: six times that of a distribution's kernel.
+/// The most bytes of BTF that are read: six times the size of a distribution kernel's BTF.
 const MAX_BTF_BYTES: u64 = 64 << 20;
 
 /// Why the running kernel cannot be described.
@@ -42,7 +42,7 @@ impl Hint for KernelError {
     }
 }
 
-/// The running kernel. Module BTF and symbols are read when first asked for, and once.
+/// The running kernel. Module BTF and symbols are read on first use, and only once.
 #[derive(Debug)]
 pub struct RunningKernel {
     environment: Environment,
@@ -52,7 +52,7 @@ pub struct RunningKernel {
 }
 
 impl RunningKernel {
-    /// Reads vmlinux BTF, without which nothing can be decided.
+    /// Reads vmlinux BTF, which every decision needs.
     pub fn open(environment: Environment) -> Result<Self, KernelError> {
         let path = environment.btf_path("vmlinux");
         let bytes = read_bounded(&path).map_err(|error| KernelError::Read { path: path.clone(), error })?;
@@ -82,7 +82,7 @@ impl RunningKernel {
         let btf = read_bounded(&path).ok().and_then(|bytes| match Btf::parse_split(&self.vmlinux, bytes) {
             Ok(btf) => Some(Arc::new(btf)),
             Err(error) => {
-                tracing::warn!("{} is left out: {error}", path.display());
+                tracing::warn!("skipping {}: {error}", path.display());
                 None
             }
         });
@@ -118,14 +118,14 @@ impl RunningKernel {
 }
 
 impl KernelFacts for RunningKernel {
-    /// A function that BTF describes has a symbol. Where BTF is silent (a kernel before 5.11 gives modules none)
-    /// kallsyms decides; asking it first would cost a few hundred million instructions.
+    /// A function that BTF describes has a symbol. Without BTF (a kernel before 5.11 has none for modules) kallsyms
+    /// decides; reading it first would cost a few hundred million instructions.
     fn has_symbol(&self, name: &str) -> bool {
         if self.function(name).is_some() {
             return true;
         }
         let module = module_of(name);
-        // BTF is silent about a loaded module's functions only where the module carries none.
+        // BTF lacks the functions of a loaded module only if the module has none.
         let may_be_there = match module {
             Some(module) => {
                 self.environment.module(module) == Module::Loaded && self.module(module).is_none()
@@ -159,7 +159,7 @@ impl KernelFacts for RunningKernel {
         self.environment.preempts_programs
     }
 
-    /// Static functions can share a name, and may have been changed by the compiler: BTF describes neither.
+    /// Static functions can share a name, and the compiler may have changed them: BTF describes neither.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         let module = module_of(name);
         let Some(module) = module.filter(|module| self.environment.module(module) != Module::BuiltIn) else {
@@ -167,13 +167,15 @@ impl KernelFacts for RunningKernel {
             return Ok(FentryTarget { module: None, function });
         };
         let Some(btf) = self.module(module) else {
-            return Err(format!("the module {module} has no BTF here (modules have it since 5.11)"));
+            return Err(format!(
+                "the module {module} has no BTF on this kernel (modules have it since 5.11)"
+            ));
         };
         let function = btf.function_id(name).map_err(|error| error.to_string())?;
-        // BPF_BTF_GET_FD_BY_ID asks for it (kernel/bpf/syscall.c), and nothing else names a module's BTF.
+        // BPF_BTF_GET_FD_BY_ID requires it (kernel/bpf/syscall.c), and nothing else names a module's BTF.
         if self.environment.capabilities.is_some_and(|held| !held.has(Capability::SysAdmin)) {
             return Err(format!(
-                "fentry in a module needs CAP_SYS_ADMIN, to get at the BTF of {module}; kprobes do not"
+                "fentry in a module needs CAP_SYS_ADMIN, to open the BTF of {module}; kprobes do not"
             ));
         }
         Ok(FentryTarget { module: Some(module), function })
@@ -194,7 +196,7 @@ impl KernelFacts for RunningKernel {
     }
 }
 
-/// The module that brings the function of a hook, where it usually is one.
+/// The module that usually provides the function of a hook.
 fn module_of(name: &str) -> Option<&'static str> {
     Hook::from_symbol(name).and_then(|hook| hook.spec().module)
 }

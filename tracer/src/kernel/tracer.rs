@@ -1,6 +1,6 @@
 //! The live kernel: reads the records of attached programs and counts the lost ones.
 //!
-//! Owns the ring buffer and what is asked of programs while they run; `attach` gets them there.
+//! Owns the ring buffer and the requests to programs while they run; `attach` loads and attaches them.
 
 use std::{
     fmt, io,
@@ -34,7 +34,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// How long the reader lets records gather after the first one. The kernel wakes it once a batch, not once a record.
+/// How long the reader lets records gather after the first one. The kernel wakes it once per batch, not once per
+/// record.
 const BATCH: Duration = Duration::from_millis(50);
 
 /// An attached tracer. Dropping it detaches every hook.
@@ -50,11 +51,11 @@ pub(crate) struct Tracer {
     _messages: Option<Messages>,
 }
 
-/// What the reader did, since it began.
+/// The reader's counts since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
     pub records: u64,
-    /// Records from before the last hook was attached: half a picture, so left out.
+    /// Records from before the last hook was attached: an incomplete picture, so they are left out.
     pub before_armed: u64,
     /// Records that could not be decoded; counted as lost.
     pub undecodable: u64,
@@ -75,13 +76,13 @@ impl Tracer {
             RingBuf::try_from(map(map::EVENTS)?).map_err(|_| AttachError::Map { name: map::EVENTS })?;
         let lost =
             PerCpuArray::try_from(map(map::LOST)?).map_err(|_| AttachError::Map { name: map::LOST })?;
-        #[expect(unsafe_code, reason = "tokio asks for a promise about the file descriptor")]
+        #[expect(unsafe_code, reason = "tokio requires a promise about the file descriptor")]
         // SAFETY: the ring buffer owns its descriptor, returns the same one as long as it lives, and the AsyncFd
         // owns the ring buffer.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
             .map_err(|error| AttachError::Ring(error.into()))?;
         let messages = attach::reads_messages().then(|| Messages::read(&mut attached.ebpf)).transpose()?;
-        // Hooks attach one after the other; what was seen before the last of them is half a picture.
+        // Hooks attach one after the other; observations from before the last of them are incomplete.
         let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
         let clock_offset_ns = clock::monotonic_to_unix_ns();
         Ok(Self {
@@ -97,12 +98,12 @@ impl Tracer {
         })
     }
 
-    /// Hooks that were planned and that the kernel then refused.
+    /// Planned hooks that the kernel refused.
     pub(crate) fn gaps(&self) -> &[AttachGap] {
         &self.attached.gaps
     }
 
-    /// Functions that fentry was planned for and that the kernel let only kprobes reach, with its reason.
+    /// Functions planned for fentry that the kernel let only kprobes reach, each with the reason.
     pub(crate) fn fallbacks(&self) -> &[AttachGap] {
         &self.attached.fallbacks
     }
@@ -133,8 +134,9 @@ impl Tracer {
         Ok(())
     }
 
-    /// Reads what is there, at most `limit` records. The order is that of the ring buffer: CPUs may differ by the
-    /// time between taking the time and reserving the room. `keep` is shown each record that becomes a sighting.
+    /// Reads the available records, at most `limit`, in the order of the ring buffer. Records of different CPUs may be
+    /// out of order by the time between reading the clock and reserving the room. `keep` receives each record that
+    /// becomes a sighting.
     pub(crate) fn drain(
         &mut self,
         limit: usize,
@@ -155,7 +157,7 @@ impl Tracer {
                 Ok(_) => self.counters.before_armed += 1,
                 Err(error) => {
                     self.counters.undecodable += 1;
-                    // Once is enough to know; the count goes on.
+                    // One message is enough; the count continues.
                     if self.counters.undecodable == 1 {
                         warn!("a record from the kernel could not be read, and is counted as lost: {error}");
                     }
@@ -165,7 +167,7 @@ impl Tracer {
         read
     }
 
-    /// Whether the buffer holds records that [`Self::drain`] did not give: newer ones, or one that is still being
+    /// Whether the buffer holds records that [`Self::drain`] did not return: newer ones, or one that is still being
     /// written and holds up those behind it (`ringbuf_map_poll`, kernel/bpf/ringbuf.c, counts both).
     pub(crate) fn has_more(&self) -> bool {
         let mut asked = libc::pollfd { fd: self.ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -175,7 +177,7 @@ impl Tracer {
         ready > 0
     }
 
-    /// Old entries as if the kernel had reported them: sightings, and the records to keep.
+    /// Adds listed entries as if the kernel had reported them: the sightings to `into`, the records to `keep`.
     pub(crate) fn listed(
         &mut self,
         entries: &[ListedEntry],
@@ -191,8 +193,8 @@ impl Tracer {
         }
     }
 
-    /// To be called once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for
-    /// new records.
+    /// Call it once [`Self::drain`] returned less than its limit: the next [`Self::readable`] then waits for new
+    /// records.
     pub(crate) fn caught_up(&mut self) {
         // The kernel notifies again for the next record, because the reader has reached the producer.
         if let Some(Ok(mut guard)) = futures::FutureExt::now_or_never(self.ring.readable_mut()) {
@@ -203,7 +205,7 @@ impl Tracer {
     /// Records lost in the kernel since the last call, by hook.
     pub(crate) fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
         let mut losses = Vec::new();
-        // Read after every batch, and hardly ever another number than before.
+        // Read after every batch, and rarely changed.
         let any: u64 = self.lost.get(&(LOST_ANY as u32), 0)?.iter().sum();
         if any == self.lost_before[LOST_ANY] {
             return Ok(losses);
@@ -221,9 +223,9 @@ impl Tracer {
         Ok(losses)
     }
 
-    /// Has these conntrack entries read again, by their kernel addresses: what they are by now comes as sightings of
-    /// [`Hook::EntryReread`]. An address where another entry lies by now yields that one. Returns how many could not be
-    /// read.
+    /// Reads these conntrack entries again, by their kernel addresses: their current state arrives as sightings of
+    /// [`Hook::EntryReread`]. If an address now holds another entry, that one is reported. Returns how many could not
+    /// be read.
     pub(crate) fn reread(&mut self, entries: &[u64]) -> usize {
         let Attach::OnDemand(name) = Hook::EntryReread.spec().attach else { return entries.len() };
         if entries.is_empty() || !self.attached.hooks.contains(&Hook::EntryReread) {
@@ -244,8 +246,8 @@ impl Tracer {
         failed
     }
 
-    /// How many events at most the kernel skipped all of a hook's programs for, because they were running on that CPU
-    /// already. Counted since 5.12 for fentry and later for the others.
+    /// The most events for which the kernel skipped all of a hook's programs, because they were already running on that
+    /// CPU. Counted since 5.12 for fentry and later for the others.
     pub(crate) fn skipped_events(&self, hook: Hook) -> u64 {
         let skipped = |program: &OwnedFd| fentry::missed_runs(program.as_fd()).unwrap_or_default();
         let programs = self.attached.programs.iter().filter(|(of, _)| *of == hook);

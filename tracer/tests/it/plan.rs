@@ -230,7 +230,7 @@ fn a_function_is_reached_by_fentry_where_the_kernel_describes_it() {
     assert_eq!(tier(&plan, Hook::Confirm), Tier::Fentry(CONFIRM));
     assert_eq!(tier(&plan, Hook::Delete), Tier::Kprobe("the module has no BTF here".to_owned()));
     assert_eq!([Hook::KfreeSkb, Hook::EntryReread].map(|hook| tier(&plan, hook)), [Tier::Fixed, Tier::Fixed]);
-    let why = "fentry takes no function whose number of arguments varies";
+    let why = "fentry refuses functions with a variable number of arguments";
     assert_eq!(tier(&plan, Hook::InvalidLog), Tier::Kprobe(why.to_owned()));
     assert_eq!(plan.gaps().count(), 0);
     let attach = |hook| plan.lines().iter().find(|line| line.spec.hook == hook).unwrap().attach();

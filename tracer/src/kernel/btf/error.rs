@@ -1,11 +1,11 @@
-//! What can be wrong with BTF bytes, and what can go wrong with a question put to them.
+//! The errors of BTF bytes, and of queries on them.
 
 use thiserror::Error;
 
 /// Why bytes are not BTF that this reader can use. Offsets are in bytes from the start of the input.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BtfError {
-    /// Something reaches beyond what holds it: the input, or its section.
+    /// Something extends beyond its container: the input, or its section.
     #[error("BTF {what} at offset {offset} needs {need} bytes, but only {have} are there")]
     Truncated { what: &'static str, offset: usize, need: usize, have: usize },
     #[error("BTF written in the other byte order: read it on a machine like the one it comes from")]
@@ -45,7 +45,7 @@ pub enum LookupError {
     IndexOutside { root: String, member: String, path: String, index: u32, length: u32 },
     #[error("`{path}` is not a member path: names joined by dots, each with an optional [index]")]
     BadPath { path: String },
-    /// A type refers to one that is not there, or to itself, or is absurdly large. Such BTF is damaged or hostile.
+    /// A type refers to one that is missing, or to itself, or is absurdly large. Such BTF is damaged or hostile.
     #[error("the kernel's BTF contradicts itself at type {id}: {why}")]
     Malformed { id: u32, why: &'static str },
 }

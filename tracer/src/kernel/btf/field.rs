@@ -1,4 +1,4 @@
-//! Where a member lies in a struct: paths through nested, anonymous and repeated members.
+//! The offset of a member in a struct: paths through nested, anonymous and repeated members.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,7 @@ use crate::kernel::btf::{
     },
 };
 
-/// viptrace runs only where pointers have 64 bits; BTF does not say.
+/// viptrace runs only where pointers have 64 bits; BTF does not record their size.
 const POINTER_BYTES: u64 = 8;
 
 /// How deep anonymous structs and unions may nest. `sk_buff` has three levels.
@@ -66,7 +66,7 @@ impl Btf {
         }
     }
 
-    /// What typedefs and qualifiers stand for: its id and record; none for `void`.
+    /// The type behind typedefs and qualifiers: its id and record; none for `void`.
     pub(super) fn resolve(&self, id: u32, budget: &mut Budget) -> Result<Option<(u32, Record)>, LookupError> {
         let mut id = id;
         while id != 0 {
@@ -169,7 +169,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Looks for `name` in the struct or union `id`, and in its anonymous members.
+    /// Searches for `name` in the struct or union `id`, and in its anonymous members.
     fn find(&mut self, id: u32, name: &[u8], depth: u8) -> Result<Option<Member>, LookupError> {
         let (record, tail) = self.btf.record(id)?;
         for entry in tail.chunks_exact(MEMBER_BYTES) {
@@ -200,7 +200,7 @@ impl Walk<'_> {
         let Some((type_id, length)) = self.btf.array(at.type_id, self.budget)? else {
             return Err(LookupError::NoAggregate { root, member, path });
         };
-        // A length of 0 is a flexible array: how long it is, only the kernel knows.
+        // A length of 0 is a flexible array, whose length only the kernel knows.
         if length != 0 && index >= length {
             return Err(LookupError::IndexOutside { root, member, path, index, length });
         }

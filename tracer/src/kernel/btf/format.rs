@@ -54,7 +54,7 @@ pub(super) struct Sections {
     pub(super) strings: Range<usize>,
 }
 
-/// Reads the header. A longer header than ours is accepted, as the format demands.
+/// Reads the header. A longer header than ours is accepted, as the format requires.
 pub(super) fn sections(bytes: &[u8]) -> Result<Sections, BtfError> {
     if u32::try_from(bytes.len()).is_err() {
         return Err(BtfError::TooLarge { bytes: bytes.len() });

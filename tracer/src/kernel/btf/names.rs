@@ -1,7 +1,7 @@
-//! The index by name: a chained hash table over type ids. Knows nothing of types but their number.
+//! The index by name: a chained hash table over type ids. Knows only the number of types.
 //!
-//! Built in the one pass over all types, so it has to cost little per type: the hash eats eight bytes a step
-//! and finds the end of the name on the way.
+//! Built in the one pass over all types, so it must cost little per type: the hash reads eight bytes per step and finds
+//! the end of the name on the way.
 
 /// Chains of type ids by the hash of their name. Ids count from 0 within one BTF, base or split.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ impl Names {
         Self { heads: vec![0; heads], next: Vec::with_capacity(capacity) }
     }
 
-    /// Appends the next type; `hash` is that of its name, none if nobody looks it up.
+    /// Appends the next type; `hash` is that of its name, none if the name is never looked up.
     pub(super) fn push(&mut self, hash: Option<u32>) {
         let number = self.next.len() as u32 + 1;
         let mask = self.heads.len() - 1;

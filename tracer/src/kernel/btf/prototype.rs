@@ -1,4 +1,4 @@
-//! What a function or a tracepoint is called with.
+//! The parameters of a function or a tracepoint.
 
 use crate::kernel::btf::{
     Btf, Budget,
@@ -10,13 +10,13 @@ use crate::kernel::btf::{
     },
 };
 
-/// No kernel function has nearly as many; it bounds what hostile BTF can make us allocate.
+/// No kernel function has nearly as many; it bounds the allocations for hostile BTF.
 const MAX_PARAMETERS: u32 = 64;
 
-/// How many types of types are spelt out, as in `const char *const *`.
+/// How many nested types are spelt out, as in `const char *const *`.
 const MAX_SPELLING_STEPS: usize = 32;
 
-/// What a function takes and gives.
+/// The parameters and the return type of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prototype {
     /// In the order of the call; the index is the argument's number, from 0.
@@ -51,9 +51,9 @@ impl Prototype {
 }
 
 impl Btf {
-    /// The prototype of a function. Several functions of one name are one answer if they are alike.
+    /// The prototype of a function. Several functions of one name give one answer if they are alike.
     ///
-    /// That the function is described does not mean that it can be probed: its symbol decides that.
+    /// A function that is described cannot always be probed: its symbol decides that.
     pub fn function(&self, name: &str) -> Result<Prototype, LookupError> {
         self.agree(
             "function",
@@ -63,8 +63,8 @@ impl Btf {
         )
     }
 
-    /// The id of a function in the kernel's BTF, for programs that attach by it. Several functions of one name are no
-    /// answer: static functions may share one, and which of them an id means nobody could say.
+    /// The id of a function in the kernel's BTF, for programs that attach by it. Several functions of one name give no
+    /// answer: static functions may share a name, and an id would mean only one of them.
     pub fn function_id(&self, name: &str) -> Result<u32, LookupError> {
         self.agree("function", name, |record| record.kind == KIND_FUNC, |id, _| Ok(id))
     }
@@ -76,7 +76,7 @@ impl Btf {
             .ok_or_else(|| LookupError::NotFound { what: "parameter", name: format!("{function}({name})") })
     }
 
-    /// What a raw tracepoint hands to a program, without the leading `void *__data`.
+    /// What a raw tracepoint passes to a program, without the leading `void *__data`.
     ///
     /// The arguments come from the typedef `btf_trace_NAME` (`include/trace/bpf_probe.h`): a pointer to a function,
     /// and C keeps no names for the parameters of such a type. They are taken from `__traceiter_NAME`, which
@@ -168,7 +168,7 @@ impl Btf {
                         _ => "",
                     };
                     next = record.size_or_type;
-                    // What qualifies a pointer stands behind its star, what qualifies its target in front.
+                    // A pointer's own qualifiers follow its star, those of its target come first.
                     if next != 0 && self.record(next)?.0.kind == KIND_PTR {
                         back.insert_str(0, qualifier);
                     } else {

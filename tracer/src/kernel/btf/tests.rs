@@ -1,4 +1,4 @@
-//! The reader against BTF that is written here, damaged here, and that of the running kernel.
+//! The reader against BTF that is written here, BTF that is damaged here, and the running kernel's BTF.
 use std::{env, fmt::Write as _, fs, path::Path, sync::Arc};
 
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use super::{
     writer::Writer,
 };
 
-/// A kernel in small: the shapes that the real structs have.
+/// A kernel in miniature: the shapes of the real structs.
 fn kernel() -> Writer {
     let mut w = Writer::new();
     let (u8_, u16_, u32_) = (w.int("unsigned char", 1), w.int("unsigned short", 2), w.int("unsigned int", 4));
@@ -114,7 +114,7 @@ fn what_is_not_there_is_said_by_name() {
         assert!(btf.member("nf_conn", path).is_err(), "{path}");
     }
     assert!(btf.enum_value("skb_drop_reason", "SKB_DROP_REASON_NO_SOCKET").is_err());
-    assert!(btf.function("sk_buff").is_err(), "a struct is no function");
+    assert!(btf.function("sk_buff").is_err(), "a struct is not a function");
     assert!(btf.raw_tracepoint("absent").unwrap_err().to_string().contains("no tracepoint `absent`"));
 }
 
@@ -130,7 +130,7 @@ fn enumerators_have_the_sign_and_the_width_that_the_kernel_records() {
 fn a_tracepoint_takes_its_names_from_the_function_that_calls_its_probes() {
     let btf = btf();
     let traced = btf.raw_tracepoint("kfree_skb").unwrap();
-    assert_eq!(traced.position("skb"), Some(0), "the verifier's suffix is no part of a name");
+    assert_eq!(traced.position("skb"), Some(0), "the verifier's suffix is not part of a name");
     assert_eq!(traced.position("reason"), Some(1));
     assert_eq!(traced.parameters[0].type_name, "const struct sk_buff *");
     // Another function's names are not borrowed.
@@ -226,7 +226,7 @@ fn types_that_lead_to_themselves_end_in_an_error() {
     }
 }
 
-/// All questions at once, for BTF of which nothing is known.
+/// All queries at once, for arbitrary BTF.
 fn ask_everything(btf: &Btf) -> String {
     let mut answers = String::new();
     for name in ["nf_conn", "sk_buff", "net", "possible_net_t", "nf_conntrack_tuple", "absent", ""] {
@@ -247,7 +247,7 @@ fn ask_everything(btf: &Btf) -> String {
     answers
 }
 
-/// Reads and asks, whatever comes. Returning is the property.
+/// Reads and queries arbitrary bytes. Returning is the property.
 fn survive(bytes: &[u8]) {
     if let Ok(btf) = Btf::parse(bytes) {
         ask_everything(&btf);
@@ -262,7 +262,7 @@ fn name() -> impl Strategy<Value = String> {
     "[a-z_][a-z0-9_]{0,20}"
 }
 
-/// What fuzzing begins with; `VIPTRACE_BLESS=1` writes it anew.
+/// The seeds of fuzzing; `VIPTRACE_BLESS=1` writes them again.
 #[test]
 fn the_corpus_has_this_small_kernel() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/corpus/small-kernel.btf");

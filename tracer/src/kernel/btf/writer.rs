@@ -5,7 +5,7 @@ use super::format::{
     KIND_TYPEDEF, KIND_UNION,
 };
 
-/// A BTF blob being written. Each method that adds a type gives its id.
+/// A BTF blob being written. Each method that adds a type returns its id.
 #[derive(Debug)]
 pub(super) struct Writer {
     types: Vec<u8>,

@@ -1,8 +1,8 @@
-//! Which bytes of a record are read: all others can be zeros, and the sighting is the same.
+//! Which bytes of a record are read: all others can be zero without changing the sighting.
 //!
-//! Owns nothing but that set, which follows from the same offsets as the decoder's. The copies of kernel structures in
-//! a record hold much besides the fields that are read: pointers of hash lists, hashes, timers. A recording is smaller
-//! without them, and holds no kernel addresses but those that tell one object from another.
+//! Owns only that set, which follows from the same offsets as the decoder's. The copies of kernel structures in a
+//! record hold much more than the fields that are read: pointers of hash lists, hashes, timers. A recording is smaller
+//! without them, and holds only the kernel addresses that distinguish objects.
 
 use std::{mem::offset_of, ops::Range};
 
@@ -62,7 +62,7 @@ impl Mask {
         Self { entry, socket_v4, socket_v6, family: fields.sock.map(|sock| sock.family) }
     }
 
-    /// Puts zeros where nothing is read. A record that is of no known kind, or too short for its kind, stays as it is.
+    /// Zeroes the bytes that are not read. A record of an unknown kind, or too short for its kind, is not changed.
     pub fn apply(&self, record: &mut [u8]) {
         let place = |at: usize, bytes: usize| at..at + bytes;
         match record.get(KIND).and_then(|kind| Kind::from_number(*kind)) {
@@ -79,7 +79,7 @@ impl Mask {
             Some(Kind::Socket) => {
                 let head = place(offset_of!(SocketRecord, sock_head), SOCK_HEAD_BYTES);
                 let family = record.get(head.clone()).and_then(|head| u16_at(head, self.family?));
-                // Of any other family no addresses are read.
+                // Other families have no addresses to read.
                 let mask = if family == Some(AF_INET6) { &self.socket_v6 } else { &self.socket_v4 };
                 clear(record, head, mask);
             }

@@ -13,7 +13,7 @@ pub enum Severity {
     Fatal,
 }
 
-/// Something that tracing wants and this host does not give.
+/// Something that tracing needs and this host does not provide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gap {
     pub severity: Severity,
@@ -21,7 +21,7 @@ pub struct Gap {
     pub what: String,
     /// What it is needed for.
     pub why: &'static str,
-    /// What a person can do.
+    /// How to fix it.
     pub remedy: &'static str,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Gap {
 }
 
 impl Environment {
-    /// All that is missing, the fatal first.
+    /// All gaps, the fatal ones first.
     pub fn gaps(&self) -> Vec<Gap> {
         let mut gaps: Vec<Gap> = [
             self.btf_gap(),
@@ -84,7 +84,7 @@ impl Environment {
                 return Some(Gap {
                     severity: Severity::Degraded,
                     what: "capabilities cannot be read from /proc/self/status".to_owned(),
-                    why: "whether BPF programs may be loaded shows only when it is tried",
+                    why: "only an attempt shows whether BPF programs may be loaded",
                     remedy: "mount /proc",
                 });
             }
@@ -93,9 +93,9 @@ impl Environment {
             severity: Severity::Fatal,
             what,
             why: if self.unprivileged_bpf_disabled == Some(0) {
-                "programs that trace the kernel are not among those that anyone may load"
+                "unprivileged processes may not load programs that trace the kernel"
             } else {
-                "the kernel lets nobody else load BPF programs"
+                "the kernel refuses BPF programs of unprivileged processes"
             },
             remedy: "run as root, or in a Pod add BPF and PERFMON (SYS_ADMIN before Linux 5.8) to its capabilities",
         })
@@ -113,8 +113,8 @@ impl Environment {
     fn kprobe_gap(&self) -> Option<Gap> {
         self.kprobe_type.is_none().then(|| Gap {
             severity: Severity::Degraded,
-            what: "kprobes are not offered (/sys/bus/event_source/devices/kprobe/type)".to_owned(),
-            why: "functions in modules, such as conntrack's, are reached by them alone",
+            what: "kprobes are not available (/sys/bus/event_source/devices/kprobe/type)".to_owned(),
+            why: "only kprobes reach functions in modules, such as conntrack's",
             remedy: "use a kernel with CONFIG_KPROBE_EVENTS=y; in a container, mount the node's /sys",
         })
     }
@@ -125,7 +125,7 @@ impl Environment {
         Some(Gap {
             severity: Severity::Degraded,
             what: format!("kernel.perf_event_paranoid is {paranoid}"),
-            why: "some distributions' kernels may then deny kprobes to whoever has only CAP_PERFMON",
+            why: "some distributions' kernels may then deny kprobes to processes that have only CAP_PERFMON",
             remedy: "add SYS_ADMIN, or set kernel.perf_event_paranoid to 2",
         })
     }

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A host on which all is as it should be.
+/// A host on which everything is in order.
 fn host() -> TempDir {
     let root = TempDir::new().unwrap();
     for (path, content) in [
@@ -70,7 +70,7 @@ fn each_lack_is_named_with_its_weight() {
         // Everything but CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN.
         ("proc/self/status", "CapEff:\t0000013fffdfffff\n", Severity::Fatal, "CAP_PERFMON"),
         ("proc/self/status", "CapEff:\t0000013fffdfffff\n", Severity::Fatal, "CAP_BPF"),
-        // CAP_BPF and CAP_PERFMON alone are enough, but for what a distribution adds.
+        // CAP_BPF and CAP_PERFMON alone are enough, except where a distribution demands more.
         ("proc/self/status", "CapEff:\t000000c000000000\n", Severity::Degraded, "perf_event_paranoid"),
         ("proc/self/status", "garbage", Severity::Degraded, "capabilities cannot be read"),
         ("sys/bus/event_source/devices/kprobe/type", "", Severity::Degraded, "kprobes"),
@@ -147,7 +147,7 @@ fn programs_are_preempted_unless_the_kernel_says_that_they_are_not() {
     assert!(preempts(&root));
     put(&root, "proc/cmdline", "preempt=none quiet\n");
     assert!(!preempts(&root));
-    // The choice is only in a kernel that was built to have it.
+    // Only a kernel that was built with the choice has it.
     for (version, expected) in [
         ("#1 SMP Debian 5.10.223-1", false),
         ("#1 SMP PREEMPT Debian 7.2", true),
