@@ -1,8 +1,8 @@
-//! What a CPU remembers from one program to the next: calls of a function that have not returned, and a moment that
-//! explains the drop which follows.
+//! What a CPU remembers from one program to the next: calls of a function that have not returned, and an event that
+//! explains the drop that follows.
 //!
-//! A return value is joined to its arguments by CPU and nesting depth, never by pid: the functions run in softirq on top
-//! of any task. The task is a check only, for a call that moved to another CPU.
+//! A return value is joined to its arguments by CPU and nesting depth, never by pid: the functions run in softirq on
+//! top of any task. The task is a check only, for a call that moved to another CPU.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
@@ -55,7 +55,7 @@ pub(crate) fn begin(calls: &Map, argument: u64) {
     }
 }
 
-/// The argument of the call that ends; `None` where its beginning is not known.
+/// The argument of the call that ends; `None` if its beginning is not known.
 #[inline(always)]
 pub(crate) fn end(calls: &Map, hook: Hook) -> Option<u64> {
     let calls = calls.get_ptr_mut(0)?;
@@ -74,7 +74,7 @@ pub(crate) fn end(calls: &Map, hook: Hook) -> Option<u64> {
         let call = (*calls).open[index & (DEPTHS - 1)];
         if call.pid_tgid != bpf_get_current_pid_tgid() {
             messages::moved(hook);
-            // It left this CPU's stack behind: begin again.
+            // A call that moved away left its entry on this CPU's stack: start over.
             (*calls).depth = 0;
             return None;
         }
@@ -82,18 +82,18 @@ pub(crate) fn end(calls: &Map, hook: Hook) -> Option<u64> {
     }
 }
 
-/// Notes that what happens now on this CPU explains the drop which follows.
+/// Notes that the current event on this CPU explains the drop that follows.
 #[inline(always)]
 pub(crate) fn note(calls: &Map) {
     let Some(calls) = calls.get_ptr_mut(0) else { return };
-    // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs. The helpers
-    // only read the clock and the current task.
+    // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs. The
+    // helpers only read the clock and the current task.
     unsafe {
         (*calls).noted = Call { argument_or_time: bpf_ktime_get_ns(), pid_tgid: bpf_get_current_pid_tgid() };
     }
 }
 
-/// Whether the last note on this CPU, if it was not taken yet, is this task's and no older than `within_ns`.
+/// Whether the last note on this CPU, unless it was taken already, is this task's and no older than `within_ns`.
 #[inline(always)]
 pub(crate) fn take_note(calls: &Map, within_ns: u64) -> bool {
     let Some(calls) = calls.get_ptr_mut(0) else { return false };

@@ -20,7 +20,7 @@ at_entry!(resolve_clash, resolve_clash_fentry, on_resolve_clash);
 at_entry!(kill_acct, kill_acct_fentry, on_kill_acct);
 at_entry!(delete, delete_fentry, on_delete);
 
-/// What a record of a conntrack entry says beside the entry.
+/// What a record of a conntrack entry has besides the entry.
 struct Note {
     ctinfo: u32,
     detail: u32,
@@ -62,13 +62,13 @@ pub(crate) fn confirm_fentry_3(ctx: FEntryContext) -> i32 {
     0
 }
 
-/// `union nf_inet_addr`, behind which an end's port is (`struct nf_conntrack_man`).
+/// The size of `union nf_inet_addr`, which the port follows (`struct nf_conntrack_man`).
 const TUPLE_ADDRESS_BYTES: u64 = 16;
 
-/// Whether no copy has reported `ct`, which comes with its three bits of state.
+/// Whether no copy has reported `ct`, whose low three bits are its state.
 #[inline(always)]
 fn is_first(ct: u64) -> bool {
-    // The next entry at this address is of another flow.
+    // The next entry at this address belongs to another flow.
     copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), ct, || {
         let port = u64::from(globals::OFF_CT_ORIG_SRC.load()) + TUPLE_ADDRESS_BYTES;
         output::read::<u16>((ct & !7).wrapping_add(port)).unwrap_or_default().into()
@@ -113,16 +113,16 @@ fn on_kill_acct(ctx: &impl Entry) {
     report(ctx, Hook::KillAcct, ct, &Note::of(ctinfo, 0));
 }
 
-/// `nf_ct_delete(ct, portid, report)`; the port id is not 0 where a person or a controller deleted the entry.
+/// `nf_ct_delete(ct, portid, report)`; the port id is not 0 if a person or a controller deleted the entry.
 #[inline(always)]
 fn on_delete(ctx: &impl Entry) {
     let (ct, portid) = (ctx.argument(0), ctx.argument(1) as u32);
     report(ctx, Hook::Delete, ct, &Note { with_tcp_state: true, ..Note::of(CTINFO_NONE, portid) });
 }
 
-/// Never attached: run by user space with the address of an entry whose confirmation was reported, to read what became
-/// of it. The memory may belong to another entry by now, which its tuples show. A tracepoint's type, because those can
-/// be run on demand since 5.10.
+/// Never attached: user space runs it with the address of an entry whose confirmation was reported, to read its current
+/// state. The memory may belong to another entry by now, which its tuples show. It has a tracepoint's type, because
+/// those can be run on demand since 5.10.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn reread(ctx: RawTracePointContext) -> i32 {
     report(&ctx, Hook::EntryReread, ctx.arg(0), &Note::of(CTINFO_NONE, 0));
@@ -154,8 +154,8 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
     let record = entry.as_mut_ptr();
-    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is submitted
-    // or discarded. Every field is written before it is submitted.
+    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
+    // submitted or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).ct_head, ct) {
             messages::unreadable(hook);
@@ -183,7 +183,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     output::submit(entry);
 }
 
-/// The calls of `early_drop`. What is noted is one that freed nothing: its packet is dropped next.
+/// The calls of `early_drop`. A call that freed nothing is noted: its packet is dropped next.
 #[map]
 static EARLY_DROPS: calls::Map = calls::map();
 
@@ -230,10 +230,10 @@ fn table_full(net: u64, freed: u32) {
     output::submit(entry);
 }
 
-/// Longest time from a failed `early_drop` to the drop of its packet, with a debugger's patience.
+/// Longest time from a failed `early_drop` to the drop of its packet, long enough for a debugger.
 const FAILED_DROP_NS: u64 = 100_000_000;
 
-/// Whether the packet being dropped on this CPU is the one that found the table full; true once a failure.
+/// Whether the packet being dropped on this CPU is the one that found the table full; true once per failure.
 #[inline(always)]
 pub(crate) fn take_table_full() -> bool {
     calls::take_note(&EARLY_DROPS, FAILED_DROP_NS)

@@ -1,14 +1,14 @@
 //! Copies of one program on one hook, so that an event is not lost while one of them is busy.
 //!
-//! The kernel does not run a program on a CPU that is running it already (`prog->active`): not for what an interrupt
-//! does in its middle, and, where programs can be preempted (fentry with a preemptible kernel; tracepoints too since
-//! they are guarded by SRCU), not for any task of that CPU until the first one goes on. A copy has a count of its
-//! own and runs then. Usually all run, one after the other: the later ones find what the first one left.
+//! The kernel does not run a program on a CPU that is already running it (`prog->active`): not for an interrupt in its
+//! middle, and, where programs can be preempted (fentry with a preemptible kernel; also tracepoints since SRCU guards
+//! them), not for any task of that CPU until the first one continues. A copy has its own count and runs then. Usually
+//! all copies run, one after the other: the later ones find what the first one left.
 
 use aya_ebpf::{macros::map, maps::PerCpuArray};
 use tracer_ebpf::{HOOK_SLOTS, Hook};
 
-/// The event that was reported last, and how many of the copies have met it; a key of 0 for none.
+/// The last reported event, and how many of the copies have met it; a key of 0 for none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Reported {
@@ -19,10 +19,10 @@ struct Reported {
 #[map]
 static REPORTED: PerCpuArray<Reported> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
 
-/// Whether this program, one of `copies` on the hook in whatever order, is to report the event. `object`, the address
-/// of what it happens to, tells it from others on this CPU at that moment, `ports` from what happens to the object that
-/// is there next: a program that is left out, or moves to another CPU between two of them, leaves its key behind.
-/// At worst an event is reported twice.
+/// Whether this program, one of `copies` on the hook in any order, must report the event. `object`, the address of the
+/// event's object, distinguishes the event from others on this CPU at that moment. `ports` distinguishes it from events
+/// of the next object at the same address: a program that is skipped, or moves to another CPU between two copies,
+/// leaves its key behind. At worst an event is reported twice.
 #[inline(always)]
 pub(crate) fn is_first(hook: Hook, copies: u32, object: u64, ports: impl FnOnce() -> u32) -> bool {
     if copies == 1 {
@@ -30,8 +30,9 @@ pub(crate) fn is_first(hook: Hook, copies: u32, object: u64, ports: impl FnOnce(
     }
     let key = object ^ u64::from(ports()) << 32;
     let Some(last) = REPORTED.get_ptr_mut(hook as u32) else { return true };
-    // SAFETY: a slot of a map's array: valid and aligned for as long as the program runs. A program that interrupts this
-    // one may write between load and store; the kernel allows that, and the outcome is one of the two described above.
+    // SAFETY: a slot of a map's array: valid and aligned for as long as the program runs. A program that interrupts
+    // this one may write between load and store; the kernel allows that, and the outcome is one of the two described
+    // above.
     let Reported { key: reported, met } = unsafe { *last };
     let is_reported = reported == key;
     let met = if is_reported { met + 1 } else { 1 };

@@ -1,4 +1,4 @@
-//! Packets that the kernel drops: which of them a Service may have paid for, and what was known of them before.
+//! Packets that the kernel drops: those that may concern a Service, and what was known about them before.
 
 use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use tracer_ebpf::{
@@ -7,9 +7,9 @@ use tracer_ebpf::{
 
 use crate::{conntrack, globals, ipvs, output, packet::Packet};
 
-/// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. Reported are the
-/// reasons that concern a Service, and any packet whose conntrack entry was new and never confirmed: that
-/// entry holds the decision that came to nothing.
+/// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. It reports the reasons that
+/// concern a Service, and any packet whose conntrack entry was new and never confirmed: that entry holds the decision
+/// that had no effect.
 #[raw_tracepoint(tracepoint = "kfree_skb")]
 pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let skb = ctx.arg::<u64>(0);
@@ -26,8 +26,8 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let never_confirmed = is_new && !confirmed;
     let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
     let expired = confirmed && by_rules && ipvs::take_expired();
-    // Where the kernel gives no reasons, the next packet that goes without an entry is taken for the one that got none:
-    // `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.
+    // Where the kernel gives no reasons, the next packet that is freed without an entry is taken for the one that got
+    // none: `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.
     let table_full = ct == 0 && by_rules && conntrack::take_table_full();
     if !wanted && !never_confirmed && !expired && !table_full {
         return 0;

@@ -9,7 +9,7 @@ use aya_ebpf::{
 
 /// The context of a program that runs at a function's entry.
 pub(crate) trait Entry: EbpfContext {
-    /// Argument `n` as it is passed in its register, 0 where the platform passes none in registers.
+    /// Argument `n` as passed in its register, 0 on a platform that passes none in registers.
     fn argument(&self, n: usize) -> u64;
 }
 
@@ -23,9 +23,10 @@ impl Entry for ProbeContext {
 impl Entry for FEntryContext {
     #[inline(always)]
     fn argument(&self, n: usize) -> u64 {
-        // Whole: the verifier takes no narrower load of a pointer, and the compiler would narrow one of a scalar.
-        // SAFETY: the context is the function's arguments, a u64 each. The verifier refuses a program that reads one that
-        // the function does not have.
+        // The whole word: the verifier accepts no narrower load of a pointer, and the compiler would narrow one of a
+        // scalar.
+        // SAFETY: the context is the function's arguments, a u64 each. The verifier refuses a program that reads one
+        // that the function does not have.
         unsafe { self.as_ptr().cast::<u64>().add(n).read_volatile() }
     }
 }

@@ -1,8 +1,8 @@
 //! A targeted trace's filter, decided in the kernel: which addresses concern it.
 //!
-//! Exact Service and endpoint matching is the program's business; here an address set keeps the traffic of
-//! everybody else out of the ring buffer. It is decided before a record is reserved: a discarded record that
-//! wakes nobody would silence the notification of the next one.
+//! User space matches Services and endpoints exactly; here an address set keeps all other traffic out of the ring
+//! buffer. The filter runs before a record is reserved: a discarded record without a wake-up would suppress the
+//! notification of the next one.
 
 use aya_ebpf::{macros::map, maps::HashMap};
 use tracer_ebpf::MISSING;
@@ -75,7 +75,7 @@ pub(crate) fn wants_packet(network: u64) -> bool {
     }
 }
 
-/// Whether an address that is held apart from any structure is a target.
+/// Whether an address outside any kernel structure is a target.
 #[inline(always)]
 pub(crate) fn wants_address(address: &Address, family: u16) -> bool {
     let mut key = *address;

@@ -1,7 +1,7 @@
-//! This kernel's numbers, written by the program into frozen `.rodata` before the object is loaded.
+//! This kernel's numbers, which user space writes into frozen `.rodata` before it loads the object.
 //!
-//! The verifier then sees constants: a guard on [`MISSING`] prunes the code behind it, so a kernel without a
-//! field never has to accept a read of it. One scalar a field; their names are what the program overrides.
+//! The verifier then sees constants: a guard on [`MISSING`] prunes the code behind it, so a kernel without a field
+//! never has to accept a read of it. One scalar per field; user space overrides them by name.
 
 use aya_ebpf::Global;
 use tracer_ebpf::MISSING;
@@ -90,7 +90,7 @@ offsets! {
 #[unsafe(no_mangle)]
 pub(crate) static WANTED_REASONS: Global<[u64; 4]> = Global::new([0; 4]);
 
-/// Not 0: only flows with an address in `TARGETS` are reported.
+/// Not 0 if only flows with an address in `TARGETS` are reported.
 #[unsafe(no_mangle)]
 pub(crate) static TARGETED: Global<u32> = Global::new(0);
 

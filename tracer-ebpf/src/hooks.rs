@@ -1,4 +1,4 @@
-//! What there is to know about a hook. The table of them all, one row each, is in `hooks/table.rs`.
+//! The facts about a hook. The table of all hooks, one row each, is in `hooks/table.rs`.
 //!
 //! Constant data for both halves: the programs name a hook in their records; user space plans, attaches, decodes and
 //! reports by the row. Nothing here decides anything.
@@ -16,18 +16,18 @@ pub struct HookSpec {
     pub symbol: &'static str,
     pub attach: Attach,
     pub need: Need,
-    /// The module that brings the function, where it usually is one.
+    /// The module that usually provides the function.
     pub module: Option<&'static str>,
     /// Parameters by name and position that the programs rely on, checked against BTF where it has the function.
     pub arguments: &'static [(&'static str, usize)],
-    /// Fields of the kernel's structures, by the names of their offsets, without which the records could not be told
-    /// apart.
+    /// Fields of the kernel's structures, by the names of their offsets, without which the records could not be
+    /// distinguished.
     pub fields: &'static [&'static [&'static str]],
     /// What the programs report.
     pub records: &'static [Kind],
     /// What the hook's absence costs, in words for an operator.
     pub absence: &'static str,
-    /// What is not observed where the kernel skips the programs for an event, in the plural; `None` where most runs
+    /// The events that are not observed where the kernel skips the programs, in the plural; `None` where most runs
     /// report nothing, so that a skipped one means little.
     pub skipped: Option<&'static str>,
 }
@@ -40,8 +40,8 @@ pub enum Attach {
         kprobe: &'static str,
         /// `None` for a function with a variable number of arguments, which fentry refuses.
         fentry: Option<Copies>,
-        /// The part of the function that is entered in its place where the compiler split it: callers in the same module
-        /// then make the function's first test themselves. Its arguments are the function's. Only a kprobe reaches it.
+        /// The part of the function that is entered instead where the compiler split it: callers in the same module
+        /// then make the function's first test themselves. It has the function's arguments. Only a kprobe reaches it.
         split_part: Option<&'static str>,
     },
     /// At a function's return with its arguments: by fexit, else by a kprobe and a kretprobe joined by CPU and nesting
@@ -92,7 +92,7 @@ impl Attach {
         }
     }
 
-    /// In a word, where the cheaper way is taken or where it is not.
+    /// In a word, for the cheaper way or for the other one.
     pub const fn as_str(self, is_by_fentry: bool) -> &'static str {
         match (self, is_by_fentry) {
             (Self::Entry { .. }, true) => "fentry",
@@ -118,7 +118,7 @@ pub enum Need {
     Targeted,
 }
 
-/// The module without which there is no virtual server, and nothing to observe of one.
+/// Without this module there is no virtual server, and nothing to observe.
 pub const IPVS: &str = "ip_vs";
 
 impl Hook {
@@ -137,17 +137,17 @@ impl Hook {
         self.spec().symbol
     }
 
-    /// Whether a rule of netfilter's refuses with an ICMP error here, of either family.
+    /// Whether a netfilter rule rejects with an ICMP error here, in either family.
     pub const fn is_unreach(self) -> bool {
         matches!(self, Self::SendUnreach | Self::SendUnreach6)
     }
 
-    /// Whether NAT passes on an ICMP error here, of either family.
+    /// Whether NAT forwards an ICMP error here, in either family.
     pub const fn is_icmp_error(self) -> bool {
         matches!(self, Self::IcmpError | Self::IcmpError6)
     }
 
-    /// Whether a rule of netfilter's refuses with a RST of its own here, of either family.
+    /// Whether a netfilter rule rejects with a RST of its own here, in either family.
     pub const fn is_forged_reset(self) -> bool {
         matches!(self, Self::NfSendReset | Self::NfSendReset6)
     }
@@ -155,7 +155,7 @@ impl Hook {
 
 /// Room for every hook's number in per-hook arrays.
 pub const HOOK_SLOTS: usize = 32;
-/// The slot of the count of lost records that counts those of every hook.
+/// The slot of the sum of lost records over all hooks.
 pub const LOST_ANY: usize = HOOK_SLOTS - 1;
 
 /// Every number is below [`LOST_ANY`], or this does not build.

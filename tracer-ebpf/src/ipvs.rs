@@ -1,8 +1,8 @@
-//! IPVS: the real server that it chooses, that it finds none, and entries that it gives up.
+//! IPVS: the real server that it chooses, its failure to find one, and entries that it gives up.
 //!
 //! A healthy connection needs none of this where IPVS tracks its connections (`vs/conntrack`): the confirmed conntrack
-//! entry's reply tuple names the real server. Nothing here reads `struct ip_vs_conn`, which moved in 7.2: what is
-//! chosen are arguments of `ip_vs_conn_new`, and an entry that is given up is told by the packet dropped with it.
+//! entry's reply tuple names the real server. Nothing here reads `struct ip_vs_conn`, which moved in 7.2: the choice is
+//! in the arguments of `ip_vs_conn_new`, and an entry that IPVS gives up shows in the packet dropped with it.
 
 use aya_ebpf::{
     macros::{fexit, kprobe, kretprobe, map},
@@ -70,7 +70,7 @@ fn on_ipvs_leave(ctx: &impl Entry) {
     packet::report(Hook::IpVsLeave, ctx.argument(1), REASON_NONE, 0);
 }
 
-/// The calls of `ip_vs_schedule`. What is noted is the last `ip_vs_conn_expire_now`.
+/// The calls of `ip_vs_schedule`. The note is of the last `ip_vs_conn_expire_now`.
 #[map]
 static IPVS_CALLS: calls::Map = calls::map();
 
@@ -103,15 +103,15 @@ pub(crate) fn ipvs_schedule_fexit(ctx: FExitContext) -> i32 {
     0
 }
 
-/// `ip_vs_conn_expire_now(cp)`. It is noted only: where IPVS goes on with another real server nothing is lost. Where
-/// the packet belongs to an old conntrack entry IPVS drops it at once, and the drop tells of the entry.
+/// `ip_vs_conn_expire_now(cp)`. It is only noted: if IPVS continues with another real server, nothing is lost. If the
+/// packet belongs to an old conntrack entry, IPVS drops it at once, and the drop reports the entry.
 #[inline(always)]
 fn on_ipvs_conn_expire(_ctx: &impl Entry) {
     calls::note(&IPVS_CALLS);
 }
 
 /// Longest time from an entry's expiry to the drop of its packet: `ip_vs_in_hook` returns `NF_DROP` next. An emulated
-/// machine may stand still in between.
+/// machine may stall in between.
 const DROPPED_WITHIN_NS: u64 = 20_000_000;
 
 /// Whether the packet being dropped on this CPU is the one whose IPVS entry was just given up.
@@ -131,7 +131,7 @@ fn address_behind(base: u64, offset: u32) -> Option<[u8; 16]> {
     output::read(field::<u64>(base, offset)?)
 }
 
-/// The namespace of the connection, 0 where this kernel does not tell where to look.
+/// The namespace of the connection, 0 if this kernel's offset of it is unknown.
 #[inline(always)]
 fn netns(param: u64) -> u32 {
     let net = globals::OFF_NETNS_IPVS_NET.load();

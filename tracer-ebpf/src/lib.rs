@@ -2,8 +2,8 @@
 //!
 //! The kernel half copies, user space decodes: a record carries the first bytes of `struct nf_conn`,
 //! `struct sock_common` or the packet's network header exactly as the kernel holds them, and user space
-//! reads their fields at the offsets that this kernel's BTF gives. So the in-kernel path stays a handful
-//! of helper calls, needs no knowledge of families, and a recording keeps what the kernel really held.
+//! reads their fields at the offsets from this kernel's BTF. So the in-kernel path stays a handful of helper calls,
+//! needs no knowledge of families, and a recording keeps the bytes that the kernel really held.
 //!
 //! Every record has a fixed size and a size assertion; nothing here allocates or loops.
 
@@ -27,13 +27,13 @@ pub const WHY_BYTES: usize = 64;
 /// Length of `task_struct.comm`.
 pub const COMM_BYTES: usize = 16;
 
-/// What every record begins with.
+/// The beginning of every record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Header {
     /// `CLOCK_MONOTONIC`, nanoseconds (`bpf_ktime_get_ns`).
     pub time_ns: u64,
-    /// Inode number of the network namespace, 0 where the hook could not tell.
+    /// Inode number of the network namespace, 0 if the hook could not read it.
     pub netns: u32,
     pub cpu: u16,
     /// A [`Hook`]'s number.
@@ -119,7 +119,8 @@ pub struct PacketRecord {
     /// `enum ip_conntrack_info` of the packet, or [`CTINFO_NONE`].
     pub ctinfo: u32,
     /// For [`Hook::KfreeSkb`] the drop reason, for the RST hooks the reset reason, by this kernel's numbers;
-    /// for [`Hook::SendUnreach`] and [`Hook::SendUnreach6`] the code of their family's ICMP. [`REASON_NONE`] where the kernel gives none.
+    /// for [`Hook::SendUnreach`] and [`Hook::SendUnreach6`] the code of their family's ICMP. [`REASON_NONE`] where the
+    /// kernel gives none.
     pub reason: u32,
     /// `enum nf_inet_hooks` for the reject hooks, otherwise 0.
     pub nf_hook: u32,
@@ -180,12 +181,12 @@ pub struct TableFullRecord {
 #[repr(C)]
 pub struct IpvsRecord {
     pub header: Header,
-    /// `IP_VS_CONN_F_*`; of the destination the flags are added later (`ip_vs_bind_dest`).
+    /// `IP_VS_CONN_F_*`; the destination's flags are added later (`ip_vs_bind_dest`).
     pub flags: u32,
     /// `AF_INET` or `AF_INET6`: of client and virtual address, and of the real server (a tunnel's may differ).
     pub family: u16,
     pub dest_family: u16,
-    /// Addresses as the kernel holds them (IPv4 in the first four bytes, what follows is meaningless).
+    /// Addresses as the kernel holds them (IPv4 in the first four bytes, the rest is meaningless).
     pub client: [u8; 16],
     pub virtual_address: [u8; 16],
     pub destination: [u8; 16],
@@ -205,7 +206,8 @@ pub const FLAG_TABLE_FULL: u32 = 1;
 /// The value of an offset or argument position that this kernel does not have.
 pub const MISSING: u32 = u32::MAX;
 
-/// `IP_CT_NEW`: the packet is the first of its entry, original direction (`include/uapi/linux/netfilter/nf_conntrack_common.h`).
+/// `IP_CT_NEW`: the packet is the first of its entry, original direction
+/// (`include/uapi/linux/netfilter/nf_conntrack_common.h`).
 pub const IP_CT_NEW: u32 = 2;
 /// `IPS_CONFIRMED`: the entry is in the table.
 pub const IPS_CONFIRMED: u32 = 1 << 3;
@@ -224,7 +226,7 @@ const _: () = {
 pub mod map {
     /// Ring buffer of records.
     pub const EVENTS: &str = "EVENTS";
-    /// Per-CPU array: records lost for want of room, one slot a [`super::Hook`].
+    /// Per-CPU array: records lost for lack of room, one slot per [`super::Hook`].
     pub const LOST: &str = "LOST";
     /// Hash set of addresses (16 bytes, IPv4 in its first four) that a targeted trace lets through.
     pub const TARGETS: &str = "TARGETS";

@@ -1,10 +1,11 @@
-//! What viptrace runs in the kernel: one short program a hook, each a copy into the ring buffer.
+//! What viptrace runs in the kernel: one short program per hook, each a copy into the ring buffer.
 //!
-//! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of
-//! state; every other program sits on a path that only failures take. One file a subsystem (`conntrack`, `packet`, `ipvs`,
-//! `tcp`, `drops`); what they share is `globals` (this kernel's offsets), `entry` (kprobe or fentry), `filter` (a trace's
-//! target), `output` (records and the count of lost ones), `calls` (what a CPU remembers between two programs) and `copies`
-//! (events that come while a program is busy). What a healthy run never meets is logged (`messages`).
+//! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of state;
+//! every other program sits on a path that only failures take. One file per subsystem (`conntrack`, `packet`, `ipvs`,
+//! `tcp`, `drops`); they share `globals` (this kernel's offsets), `entry` (kprobe or fentry), `filter` (a trace's
+//! target), `output` (records and the count of lost ones), `calls` (what a CPU remembers between two programs) and
+//! `copies` (events that arrive while a program is busy). Conditions that a healthy run never meets are logged
+//! (`messages`).
 
 #![no_std]
 #![no_main]
@@ -30,11 +31,11 @@ mod tcp;
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
-    // The verifier proves that no path leads here; the language asks for the function all the same.
+    // The verifier proves that no path leads here; the language requires the function all the same.
     loop {}
 }
 
-/// Helpers such as `bpf_probe_read_kernel` are open to GPL-compatible objects only.
+/// Helpers such as `bpf_probe_read_kernel` are available to GPL-compatible objects only.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

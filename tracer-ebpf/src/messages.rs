@@ -1,8 +1,8 @@
-//! What a healthy run never meets, in words for a developer (`-vv`): aya-log's debug lines.
+//! Conditions that a healthy run never meets, in words for a developer (`-vv`): aya-log's debug lines.
 //!
-//! Their level is read-only data. Where nobody reads them it is 0, and the verifier removes them. Each is a function of its
-//! own, so that the programs stay as short as they are, and begins with the hook's number, by which user space names it:
-//! a table of names would need pointers in the object's data, which cannot be loaded.
+//! Their level is read-only data. Where they are not read it is 0, and the verifier removes them. Each is a function of
+//! its own, so that the programs stay short, and begins with the hook's number, by which user space names it: a table
+//! of names would need pointers in the object's data, which cannot be loaded.
 
 use aya_log_ebpf::debug;
 use tracer_ebpf::Hook;

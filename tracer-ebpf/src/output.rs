@@ -1,4 +1,4 @@
-//! Records on their way out: reserve, fill, submit, and a count for each one that found no room.
+//! Records on their way out: reserve, fill, submit, and a count for each record without room.
 
 use core::ptr;
 
@@ -13,11 +13,11 @@ use tracer_ebpf::{HOOK_SLOTS, Header, Hook, Kind, LOST_ANY, MISSING, REASON_NONE
 
 use crate::{globals, messages};
 
-/// Resized by the program before load; a power of two and a multiple of the page size.
+/// Resized by user space before load; a power of two and a multiple of the page size.
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Records lost for want of room, a slot a hook and one for all.
+/// Records lost for lack of room: one slot per hook and one for all.
 #[map]
 static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
 
@@ -36,9 +36,9 @@ pub(crate) fn reserve<T: 'static>(hook: Hook) -> Option<RingBufEntry<T>> {
 fn count_lost(hook: Hook) {
     for slot in [LOST_ANY as u32, hook as u32] {
         let Some(lost) = LOST.get_ptr_mut(slot) else { continue };
-        // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs. Nothing
-        // that counts the same hook comes between load and store; what an interrupt adds to the sum in between is lost
-        // from the sum only, which is then still not the old one.
+        // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs.
+        // Nothing that counts the same hook comes between load and store; what an interrupt adds to the sum in between
+        // is lost from the sum only, which is then still not the old one.
         let before = unsafe { *lost };
         // SAFETY: as above.
         unsafe { *lost = before + 1 };
@@ -50,14 +50,14 @@ fn count_lost(hook: Hook) {
 
 #[inline(always)]
 pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
-    // The kernel wakes the reader only if it had caught up, so a reader that dawdles on purpose gets batches.
+    // The kernel wakes the reader only if it had caught up, so a reader that waits on purpose gets batches.
     entry.submit(0);
 }
 
 #[inline(always)]
 pub(crate) fn discard<T>(entry: RingBufEntry<T>) {
-    // Woken for nothing, which is rare (unreadable memory only): with BPF_RB_NO_WAKEUP the next record would
-    // wake nobody either, because the kernel notifies only for the record that the reader has reached.
+    // A wake-up for nothing, which is rare (unreadable memory only): with BPF_RB_NO_WAKEUP the next record would not
+    // wake the reader either, because the kernel notifies only for the record that the reader has reached.
     entry.discard(0);
 }
 
@@ -78,7 +78,8 @@ pub(crate) fn header(hook: Hook, kind: Kind, netns: u32) -> Header {
 #[inline(always)]
 pub(crate) fn read<T: Scalar>(address: u64) -> Option<T> {
     let mut value = core::mem::MaybeUninit::<T>::uninit();
-    // SAFETY: the helper writes `size_of::<T>()` bytes to `value`, which has them, and checks the address that it reads.
+    // SAFETY: the helper writes `size_of::<T>()` bytes to `value`, which has them, and checks the address that it
+    // reads.
     let rc = unsafe {
         bpf_probe_read_kernel(
             value.as_mut_ptr().cast(),
@@ -94,7 +95,7 @@ pub(crate) fn read<T: Scalar>(address: u64) -> Option<T> {
 ///
 /// # Safety
 ///
-/// Any bytes have to be a value of the type.
+/// Any bytes must be a value of the type.
 pub(crate) unsafe trait Scalar: Copy {}
 
 // SAFETY: any bytes are a number.
@@ -116,12 +117,12 @@ pub(crate) fn tracepoint_argument(ctx: &RawTracePointContext, position: u32) -> 
     read(ctx.as_ptr() as u64 + u64::from(position) * 8).unwrap_or(REASON_NONE)
 }
 
-/// Copies `N` bytes from the kernel into a record; the kernel zeroes them where the address is bad, and the answer is
+/// Copies `N` bytes from the kernel into a record. If the address is bad, the kernel zeroes them and the result is
 /// false.
 ///
 /// # Safety
 ///
-/// `to` has to be valid for a write of `N` bytes, which may be uninitialised before.
+/// `to` must be valid for a write of `N` bytes, which may be uninitialised before.
 #[inline(always)]
 pub(crate) unsafe fn copy<const N: usize>(to: *mut [u8; N], address: u64) -> bool {
     // SAFETY: the helper writes `N` bytes to `to`, as the caller promises it may, and checks the address that it reads.

@@ -1,4 +1,4 @@
-//! Packets: how they are reported, and those that a rule rejects, conntrack calls invalid or an ICMP error is about.
+//! Packets: their records, and those that a rule rejects, conntrack calls invalid or an ICMP error is about.
 
 use core::mem::MaybeUninit;
 
@@ -32,14 +32,14 @@ fn on_send_unreach(ctx: &impl Entry) {
 /// `nf_send_unreach6(net, skb_in, code, hooknum)`.
 #[inline(always)]
 fn on_send_unreach6(ctx: &impl Entry) {
-    // An `unsigned char`: what else the register holds is undefined.
+    // An `unsigned char`: the rest of the register is undefined.
     let code = ctx.argument(2) as u32 & 0xff;
     report(Hook::SendUnreach6, ctx.argument(1), code, ctx.argument(3) as u32);
 }
 
 /// `nf_send_reset(net, sk, oldskb, hook)` since 5.11, `nf_send_reset(net, oldskb, hook)` before (kernel commit
-/// "netfilter: use actual socket sk for REJECT action"), where no module has BTF that tells them apart. The values do: no
-/// packet lies at the number of a netfilter hook.
+/// "netfilter: use actual socket sk for REJECT action"), where no module has BTF that distinguishes them. The values
+/// do: no packet lies at an address as low as the number of a netfilter hook.
 #[kprobe]
 pub(crate) fn nf_send_reset(ctx: ProbeContext) -> u32 {
     reset_by_values(&ctx, Hook::NfSendReset);
@@ -61,7 +61,7 @@ fn reset_by_values(ctx: &ProbeContext, hook: Hook) {
     report(hook, skb, REASON_NONE, nf_hook as u32);
 }
 
-/// The same by fentry, where BTF vouches for the order.
+/// The same by fentry, where BTF confirms the order.
 #[fentry]
 pub(crate) fn nf_send_reset_fentry(ctx: FEntryContext) -> i32 {
     report(Hook::NfSendReset, ctx.argument(2), REASON_NONE, ctx.argument(3) as u32);
@@ -105,8 +105,8 @@ fn on_tcp_packet(ctx: &impl Entry) {
 }
 
 /// `nf_ct_l4proto_log_invalid(skb, ct, state, fmt, …)`. Since 5.18 the message of a packet outside its window comes as
-/// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`). The
-/// plan leaves kernels out where `fmt` is another argument (before 5.14).
+/// `"%pV"` with a `struct va_format` behind it, whose first member is the format (`nf_tcp_log_invalid`). The plan
+/// excludes kernels where `fmt` is another argument (before 5.14).
 ///
 /// A kprobe only: the verifier refuses fentry on a function with a variable number of arguments.
 #[kprobe]
@@ -123,8 +123,9 @@ pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
     let Some(packet) = Packet::concerned(skb, ct | ctinfo) else { return 0 };
     let Some(mut entry) = output::reserve::<InvalidRecord>(Hook::InvalidLog) else { return 0 };
     let record = entry.as_mut_ptr();
-    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is submitted.
-    // Both its fields are written: the first as it may be uninitialised, the second by the kernel, with zeros if need be.
+    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
+    // submitted. Both its fields are written: the first as it may be uninitialised, the second by the kernel, with
+    // zeros if need be.
     unsafe {
         let head = &mut *(&raw mut (*record).packet).cast::<MaybeUninit<PacketRecord>>();
         packet.fill(head, (Hook::InvalidLog, Kind::Invalid), REASON_NONE, 0, 0);
@@ -149,7 +150,7 @@ pub(crate) fn report(hook: Hook, skb: u64, reason: u32, nf_hook: u32) {
 pub(crate) struct Packet {
     skb: u64,
     nfct: u64,
-    /// Address of its network header, 0 where it can't be told.
+    /// Address of its network header, 0 if it is unknown.
     network: u64,
 }
 
@@ -178,7 +179,7 @@ impl Packet {
     ) {
         let ct = self.nfct & !7;
         let record = record.as_mut_ptr();
-        // SAFETY: the reference vouches for the record's memory; its fields are written without being read.
+        // SAFETY: the reference guarantees the record's memory; its fields are written without being read.
         unsafe {
             if ct == 0 {
                 (*record).ct_head = [0; _];

@@ -21,7 +21,7 @@ const CLOSE: u8 = 7;
 const LISTEN: u8 = 10;
 const NEW_SYN_RECV: u8 = 12;
 
-/// Tracepoint `sock:inet_sock_set_state(sk, oldstate, newstate)`. Reported are the changes that are an outcome:
+/// Tracepoint `sock:inet_sock_set_state(sk, oldstate, newstate)`. It reports the changes that are an outcome:
 /// established, failed to connect, closed.
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub(crate) fn sock_state(ctx: RawTracePointContext) -> i32 {
@@ -49,10 +49,10 @@ fn on_sock_state(ctx: &RawTracePointContext) {
         CLOSE => old != LISTEN && old != CLOSE,
         _ => false,
     };
-    // SCTP and MPTCP sockets come here too, with other states and without a peer.
+    // SCTP and MPTCP sockets also arrive here, with other states and without a peer.
     let sk = ctx.arg::<u64>(0);
     let is_first = || {
-        // A socket's address leaves room for a state in its lowest bits. The next socket there has other ports.
+        // A socket's address leaves its lowest bits free for a state. The next socket there has other ports.
         copies::is_first(Hook::SockState, globals::SOCK_STATE_COPIES.load(), sk | u64::from(new), || {
             let port = |offset: u32| u32::from(at_end::<u16>(true, sk, offset));
             port(globals::OFF_INET_SPORT.load()) << 16 | port(globals::SK_DPORT.load())
@@ -140,7 +140,7 @@ fn is_tcp(sk: u64) -> bool {
     }
 }
 
-/// A listener has no peer, and a half-open or lingering socket is no full one: the packet says more.
+/// A listener has no peer, and a half-open or lingering socket is not a full one: the packet has more facts.
 #[inline(always)]
 fn names_no_peer(state: u8) -> bool {
     matches!(state, LISTEN | TIME_WAIT | NEW_SYN_RECV)
@@ -168,8 +168,8 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     }
     let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };
     let record = entry.as_mut_ptr();
-    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is submitted
-    // or discarded. Every field is written before it is submitted.
+    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
+    // submitted or discarded. Every field is written before it is submitted.
     unsafe {
         if !output::copy(&raw mut (*record).sock_head, sk) {
             messages::unreadable(hook);

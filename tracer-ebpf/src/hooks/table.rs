@@ -1,7 +1,7 @@
-//! The hooks: one row each, with every fact about a hook but its program and what its records mean.
+//! The hooks: one row each, with every fact about a hook except its program and the meaning of its records.
 //!
-//! To add one, add its row here, its program in the file of its subsystem, what its records are in user space's decoder,
-//! and what that does to a flow where sightings are folded.
+//! To add one, add its row here, its program in the file of its subsystem, the meaning of its records in user space's
+//! decoder, and their effect on a flow where sightings are folded.
 
 use super::{Attach, Copies, HookSpec, IPVS, Need};
 use crate::Kind;
@@ -58,7 +58,7 @@ hooks! {
         need: Need::Essential, module: Some("nf_conntrack"),
         arguments: &[("skb", 0)], fields: &[SKB_ENTRY, ENTRY],
         records: &[Kind::Conntrack],
-        absence: "no NAT decision is seen: which endpoint a flow got, or that it got none, stays unknown",
+        absence: "no NAT decision is observed: which endpoint a flow got, or that it got none, is unknown",
         skipped: Some("NAT decisions"),
     }
 
@@ -69,7 +69,7 @@ hooks! {
         need: Need::Failure, module: None,
         arguments: &[("skb", 0)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "dropped packets are not seen: rule drops, a full table and dead next hops look like silence",
+        absence: "dropped packets are not observed: rule drops, a full table and dead next hops look like silence",
         skipped: None,
     }
 
@@ -80,7 +80,7 @@ hooks! {
         need: Need::Failure, module: Some("nf_reject_ipv4"),
         arguments: &[("skb_in", 0), ("code", 1), ("hook", 2)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "a REJECT can't be told from a DROP: a Service without endpoints is not named (C20)",
+        absence: "a REJECT looks like a DROP: a Service without endpoints is not named (C20)",
         skipped: Some("rejected packets"),
     }
 
@@ -102,7 +102,7 @@ hooks! {
         need: Need::Failure, module: Some("nf_reject_ipv6"),
         arguments: &[("skb_in", 1), ("code", 2), ("hooknum", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "over IPv6 a REJECT can't be told from a DROP: a Service without endpoints is not named (C20)",
+        absence: "over IPv6 a REJECT looks like a DROP: a Service without endpoints is not named (C20)",
         skipped: Some("rejected packets"),
     }
 
@@ -117,7 +117,7 @@ hooks! {
         skipped: Some("rejected packets"),
     }
 
-    /// `early_drop(net, hash)`: the table is full, an unassured entry is sought to make room.
+    /// `early_drop(net, hash)`: the table is full, and the kernel looks for an unassured entry to evict.
     EarlyDrop = 5 {
         symbol: "early_drop",
         attach: Attach::Return {
@@ -128,7 +128,7 @@ hooks! {
         need: Need::Failure, module: Some("nf_conntrack"),
         arguments: &[("net", 0)], fields: &[&["OFF_NET_INUM"]],
         records: &[Kind::TableFull],
-        absence: "a full conntrack table is not seen (C16): its victims look like rule drops",
+        absence: "a full conntrack table is not observed (C16): its victims look like rule drops",
         skipped: None,
     }
 
@@ -139,7 +139,7 @@ hooks! {
         need: Need::Failure, module: Some("nf_conntrack"),
         arguments: &[("skb", 0)], fields: &[SKB_ENTRY, ENTRY],
         records: &[Kind::Conntrack],
-        absence: "two packets racing for one conntrack entry are not seen (C17)",
+        absence: "two packets racing for one conntrack entry are not observed (C17)",
         skipped: Some("clashes of conntrack entries"),
     }
 
@@ -150,7 +150,7 @@ hooks! {
         need: Need::Failure, module: Some("nf_conntrack"),
         arguments: &[("ct", 0)], fields: &[ENTRY],
         records: &[Kind::Conntrack],
-        absence: "a refused connection is seen only where its client or its backend runs on this node (C28)",
+        absence: "a refused connection is observed only if its client or its backend runs on this node (C28)",
         skipped: Some("conntrack entries ended by a RST"),
     }
 
@@ -161,7 +161,7 @@ hooks! {
         need: Need::Failure, module: None,
         arguments: &[("sk", 0)], fields: &[SOCKET],
         records: &[Kind::Socket],
-        absence: "whether a RST reached the client is not seen",
+        absence: "whether a RST reached the client is not observed",
         skipped: Some("received RSTs"),
     }
 
@@ -172,7 +172,7 @@ hooks! {
         need: Need::Failure, module: None,
         arguments: &[("sk", 0), ("skb", 1)], fields: &[SOCKET],
         records: &[Kind::Socket, Kind::Packet],
-        absence: "who sent a RST is not seen",
+        absence: "the sender of a RST is not observed",
         skipped: Some("sent RSTs"),
     }
 
@@ -183,7 +183,7 @@ hooks! {
         need: Need::Failure, module: None,
         arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "a RST from a port without a listener is seen only at the client (C28)",
+        absence: "a RST from a port without a listener is observed only at the client (C28)",
         skipped: None,
     }
 
@@ -194,7 +194,7 @@ hooks! {
         need: Need::Failure, module: None,
         arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "over IPv6 a RST from a port without a listener is seen only at the client (C28)",
+        absence: "over IPv6 a RST from a port without a listener is observed only at the client (C28)",
         skipped: None,
     }
 
@@ -217,12 +217,12 @@ hooks! {
         need: Need::Full, module: None,
         arguments: &[("sk", 0), ("oldstate", 1), ("newstate", 2)], fields: &[SOCKET],
         records: &[Kind::Socket],
-        absence: "that a connection was established and closed is not seen: a healthy flow is one of which nothing bad was seen",
+        absence: "established and closed connections are not observed: a flow without a fault counts as healthy",
         skipped: Some("established or closed connections"),
     }
 
-    /// `nf_ct_delete(ct, portid, report)`: an entry times out or is deleted by hand. Debian's 5.10 and 7.2.12+deb14 have
-    /// `nf_ct_delete.part.0`, by which the table's own cleaning, and a flush, pass `nf_ct_delete`.
+    /// `nf_ct_delete(ct, portid, report)`: an entry times out or is deleted by hand. Debian's 5.10 and 7.2.12+deb14
+    /// have `nf_ct_delete.part.0`, which the table's own cleaning, and a flush, enter instead of `nf_ct_delete`.
     Delete = 4 {
         symbol: "nf_ct_delete",
         attach: Attach::Entry {
@@ -233,7 +233,7 @@ hooks! {
         need: Need::Full, module: Some("nf_conntrack"),
         arguments: &[("ct", 0)], fields: &[ENTRY],
         records: &[Kind::Conntrack],
-        absence: "the end of a flow whose sockets are elsewhere is not seen",
+        absence: "the end of a flow whose sockets are on other hosts is not observed",
         skipped: Some("ended conntrack entries"),
     }
 
@@ -244,7 +244,7 @@ hooks! {
         need: Need::Failure, module: Some("nf_conntrack"),
         arguments: &[("skb", 0), ("ct", 1)], fields: &[SKB_ENTRY, ENTRY],
         records: &[Kind::Invalid],
-        absence: "why conntrack calls a packet invalid is not seen (C18, C18b)",
+        absence: "why conntrack calls a packet invalid is not observed (C18, C18b)",
         skipped: None,
     }
 
@@ -255,7 +255,7 @@ hooks! {
         need: Need::Failure, module: Some("nf_nat"),
         arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "an ICMP error from another node looks like silence: a refused datagram, a host that cannot be reached",
+        absence: "an ICMP error from another node looks like silence: a refused datagram, an unreachable host",
         skipped: Some("ICMP errors"),
     }
 
@@ -266,18 +266,18 @@ hooks! {
         need: Need::Failure, module: Some("nf_nat"),
         arguments: &[("skb", 0), ("ct", 1), ("hooknum", 3)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "over IPv6 an ICMP error from another node looks like silence: a refused datagram, a host that cannot be reached",
+        absence: "over IPv6 an ICMP error of another node looks like silence: a refused datagram, an unreachable host",
         skipped: Some("ICMP errors"),
     }
 
-    /// No event of the kernel's: user space has a conntrack entry read again (`BPF_PROG_TEST_RUN`).
+    /// Not an event of the kernel: user space reads a conntrack entry again (`BPF_PROG_TEST_RUN`).
     EntryReread = 25 {
         symbol: "bpf_prog_test_run",
         attach: Attach::OnDemand("reread"),
         need: Need::Failure, module: None,
         arguments: &[], fields: &[ENTRY],
         records: &[Kind::Conntrack],
-        absence: "whether a datagram was answered is not known before its entry ends",
+        absence: "whether a datagram was answered is unknown until its entry ends",
         skipped: None,
     }
 
@@ -288,7 +288,7 @@ hooks! {
         need: Need::Targeted, module: Some("nf_conntrack"),
         arguments: &[("skb", 1), ("dataoff", 2)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "a RST between two other hosts is not seen while it passes",
+        absence: "a RST between two other hosts is not observed when it passes",
         skipped: None,
     }
 
@@ -299,23 +299,23 @@ hooks! {
         need: Need::Targeted, module: Some("nf_nat"),
         arguments: &[("ct", 0), ("maniptype", 2)], fields: &[ENTRY],
         records: &[Kind::Conntrack],
-        absence: "decisions are seen only once their packet leaves the node",
+        absence: "decisions are observed only once their packet leaves the node",
         skipped: None,
     }
 
-    /// `ip_vs_leave(svc, skb, …)`: there is no real server, the packet is refused with ICMP port unreachable.
+    /// `ip_vs_leave(svc, skb, …)`: there is no real server; IPVS rejects the packet with ICMP port unreachable.
     IpVsLeave = 19 {
         symbol: "ip_vs_leave",
         attach: Attach::entry("ipvs_leave", &["ipvs_leave_fentry"]),
         need: Need::Failure, module: Some(IPVS),
         arguments: &[("svc", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "that IPVS has no real server for a Service is seen as a drop only (C12, C20 in ipvs mode)",
+        absence: "a Service without a real server in IPVS is observed only as a drop (C12, C20 in ipvs mode)",
         skipped: None,
     }
 
-    /// `ip_vs_conn_expire_now(cp)` and then a drop: IPVS gave its entry up and dropped the packet that it still had an
-    /// old conntrack entry for. The record is made at the drop.
+    /// `ip_vs_conn_expire_now(cp)` and then a drop: IPVS gave up its entry and dropped the packet, for which an old
+    /// conntrack entry remained. The record is made at the drop.
     IpVsConnExpire = 20 {
         symbol: "ip_vs_conn_expire_now",
         attach: Attach::entry("ipvs_conn_expire", &["ipvs_conn_expire_fentry"]),
@@ -341,7 +341,7 @@ hooks! {
             "OFF_IPVS_PARAM_AF",
         ]],
         records: &[Kind::Ipvs],
-        absence: "where IPVS does not track in conntrack (vs/conntrack=0), which endpoint a flow got stays unknown",
+        absence: "if IPVS does not track in conntrack (vs/conntrack=0), which endpoint a flow got is unknown",
         skipped: None,
     }
 
@@ -356,7 +356,7 @@ hooks! {
         need: Need::Targeted, module: Some(IPVS),
         arguments: &[("svc", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
-        absence: "that IPVS could not make an entry for a packet (memory, overload defence) looks like a rule's drop",
+        absence: "a packet for which IPVS could not make an entry (memory, overload defence) looks like a rule's drop",
         skipped: None,
     }
 }
