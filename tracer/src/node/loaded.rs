@@ -1,8 +1,8 @@
 //! Which parts of the kernel are there.
 //!
-//! Owns the evidence for each part whose listing command or netlink request would load it where it is absent: nfnetlink,
-//! generic netlink and the tools themselves ask for the module. Whoever runs such a command asks here first. A listing of
-//! an absent part would be empty and prove nothing.
+//! Owns the evidence for each part whose listing command or netlink request would load it where it is absent:
+//! nfnetlink, generic netlink and the tools themselves request the module. Check here before running such a command. A
+//! listing of an absent part would be empty and prove nothing.
 
 use std::{
     fs::{self, File},

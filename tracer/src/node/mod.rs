@@ -36,7 +36,7 @@ pub use snapshot::{Rule, Snapshot};
 
 use crate::time::Timestamp;
 
-/// The wall clock; what is read is stamped with it.
+/// The wall clock, which stamps everything that is read.
 pub fn now() -> Timestamp {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix_ns(u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX))
@@ -54,6 +54,6 @@ pub struct Observed<T> {
 pub struct Limits {
     /// From the start of the read to its end, whatever the other side does meanwhile.
     pub time: std::time::Duration,
-    /// Bytes kept; what comes after them is not read.
+    /// Bytes kept; the bytes after them are not read.
     pub bytes: usize,
 }

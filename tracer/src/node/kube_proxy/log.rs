@@ -344,7 +344,7 @@ fn api_trouble(message: &str) -> Option<Trouble> {
         // `watch of *v1.Service ended with: an error on the server…`, or an old resource version: both normal.
         Trouble::WatchCut
     } else if any(&["not found"]) {
-        // The Node that it is told to run on does not exist (yet): an affair of its name, not of the connection.
+        // The Node in its configuration does not exist (yet): this concerns its name, not the connection.
         return None;
     } else {
         Trouble::ApiOther
@@ -354,7 +354,7 @@ fn api_trouble(message: &str) -> Option<Trouble> {
 /// The time and the rest of a line. Continuation lines have no time.
 fn split(line: &str) -> (Option<&str>, &str) {
     let line = line.trim_end();
-    // klog: `E1120 23:29:18.128799   28197 server.go:1051] message`, at the start or behind what a runtime puts there.
+    // klog: `E1120 23:29:18.128799   28197 server.go:1051] message`, at the start or after a runtime's prefix.
     for (at, letter) in line.char_indices().take(120) {
         if matches!(letter, 'I' | 'W' | 'E' | 'F')
             && (at == 0 || line.as_bytes().get(at - 1).is_some_and(|byte| b" \t\"".contains(byte)))
@@ -393,7 +393,7 @@ fn after(message: &str, before: &str) -> Option<String> {
 }
 
 fn cut(message: &str) -> String {
-    // Behind klog's header, which tells a person nothing.
+    // Keeps the text after klog's header.
     let message =
         message.split_once("] ").filter(|(header, _)| header.len() < 90).map_or(message, |(_, rest)| rest);
     if message.len() <= MAX_TEXT_BYTES {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-/// Samples kept, at most.
+/// The most samples kept.
 const MAX_SAMPLES: usize = 100_000;
 /// Of a version.
 const MAX_VERSION_BYTES: usize = 80;
@@ -21,18 +21,18 @@ pub struct Sample {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics(BTreeMap<String, Vec<Sample>>);
 
-/// When rules were asked for and written, in seconds since the epoch. 0 means never.
+/// When rules were requested and written, in seconds since the epoch. 0 means never.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyncTimes {
-    /// `IPv4`, `IPv6`; empty where the release does not tell the families apart.
+    /// `IPv4`, `IPv6`; empty where the release does not separate the families.
     pub family: String,
     pub last_queued: f64,
     pub last_synced: f64,
 }
 
 impl Metrics {
-    /// Parses the exposition text. Names other than kube-proxy's, the build's and the process's are passed over, and so
-    /// are lines of another shape.
+    /// Parses the exposition text. Names other than kube-proxy's, the build's and the process's are skipped, and so are
+    /// lines of another form.
     pub fn parse(text: &str) -> Self {
         let mut found = BTreeMap::<String, Vec<Sample>>::new();
         let mut count = 0;
@@ -62,7 +62,7 @@ impl Metrics {
         self.0.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// All samples of the name added up; `None` where there is none.
+    /// The sum of all samples of the name; `None` if there is none.
     pub fn sum(&self, name: &str) -> Option<f64> {
         let samples = self.0.get(name)?;
         Some(samples.iter().map(|sample| sample.value).sum())
@@ -96,7 +96,7 @@ impl Metrics {
             .collect()
     }
 
-    /// How often a batch of rules was rejected, by what the counters are called.
+    /// How often a batch of rules was rejected, by the names of the counters.
     pub fn failures(&self) -> Vec<(&'static str, f64)> {
         [
             "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
@@ -162,7 +162,7 @@ fn sample(line: &str) -> Option<(&str, Sample)> {
     Some((name, Sample { labels, value }))
 }
 
-/// Reads `name="value",…}` and returns what comes behind. Values escape `\\`, `\"` and `\n`.
+/// Reads `name="value",…}` and returns the rest. Values escape `\\`, `\"` and `\n`.
 fn read_labels<'t>(mut text: &'t str, labels: &mut BTreeMap<String, String>) -> Option<&'t str> {
     loop {
         text = text.trim_start_matches([',', ' ']);

@@ -1,7 +1,7 @@
 //! kube-proxy as a process of this node: whether it runs, and the flags that it was started with.
 //!
-//! Owns what is kept of the process list: kube-proxy's own line and no other. A program that contains kube-proxy (k3s)
-//! is named without its command line, where tokens may stand.
+//! Owns the part of the process list that is kept: kube-proxy's own line and no other. A program that contains
+//! kube-proxy (k3s) is named without its command line, which may contain tokens.
 
 use std::{fs, io, path::Path};
 
@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{node::procfs, parse::ParseError};
 
-/// Bytes of a command line that are read.
+/// The most bytes of a command line that are read.
 const MAX_CMDLINE_BYTES: usize = 64 << 10;
-/// Processes among which kube-proxy is sought.
+/// The most processes that are searched for kube-proxy.
 const MAX_PROCESSES: usize = 1 << 20;
 const KUBE_PROXY: &str = "kube-proxy";
 /// Programs that distributions build kube-proxy into.
 const EMBEDDING: [&str; 5] = ["k3s", "k3s-server", "k3s-agent", "kubelite", "rke2"];
 
-/// What the process list says about kube-proxy.
+/// The process list's facts about kube-proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessList {
     /// Whether every process of the node was visible, so that absence is known.
     pub complete: bool,
-    /// The program that runs it; `None` where none was found.
+    /// The program that runs kube-proxy; `None` if none was found.
     #[serde(default)]
     pub program: Option<String>,
     /// Its arguments, where the program is kube-proxy itself.
@@ -31,7 +31,7 @@ pub struct ProcessList {
     /// Its process id, where the program is kube-proxy itself.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// CPUs of the node, as the kernel's possible ones are not.
+    /// The node's online CPUs, not the CPUs that the kernel could have.
     #[serde(default)]
     pub cpus: Option<u32>,
 }
@@ -65,7 +65,7 @@ impl ProcessList {
         Ok(list)
     }
 
-    /// Parses what [`Self::to_text`] writes. Anything else is no process list.
+    /// Parses what [`Self::to_text`] writes. Anything else is not a process list.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         Ok(serde_json::from_str(text)?)
     }
@@ -74,7 +74,7 @@ impl ProcessList {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whether kube-proxy runs; `None` where that cannot be told.
+    /// Whether kube-proxy runs; `None` if that is unknown.
     pub fn runs(&self) -> Option<bool> {
         if self.program.is_some() { Some(true) } else { self.complete.then_some(false) }
     }
