@@ -37,7 +37,7 @@ impl FlowTable {
     /// Whether the flow waits for its entry to be read again before it is handed out.
     pub(super) fn wants_reread(&mut self, index: u32) -> bool {
         let Some(entry) = self.entry_to_reread(index) else { return false };
-        // If nobody takes the list, as in a replay, the flows wait all the same.
+        // If the list is not taken, as in a replay, the flows wait all the same.
         if self.rereads.len() < MAX_REREADS {
             self.rereads.push(entry);
         }

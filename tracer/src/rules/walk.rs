@@ -64,7 +64,7 @@ pub struct Probe<'a> {
     pub hairpin: bool,
 }
 
-/// What becomes of the packet.
+/// The fate of the packet.
 #[derive(Clone, Debug, Default)]
 pub struct Fate {
     /// The weights add up to 1.
