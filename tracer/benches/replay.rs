@@ -122,7 +122,14 @@ fn compare(events: usize) {
     let folder = tempfile::tempdir().unwrap();
     println!(
         "{:>10} {:>12} {:>9} {:>11} {:>14} {:>12} {:>14} {:>12}",
-        "events", "bytes", "B/event", "plain zstd", "events/CPU s", "CPU ns/event", "wall ns/event", "peak RSS"
+        "events",
+        "bytes",
+        "B/event",
+        "plain zstd",
+        "events/CPU s",
+        "CPU ns/event",
+        "wall ns/event",
+        "peak RSS"
     );
     for times in [1, 4] {
         let path = folder.path().join(format!("{times}.viptrace"));

@@ -102,9 +102,9 @@ pub struct Ipvs {
     /// The real server that it chose last.
     pub chosen: Option<Chosen>,
     /// It searched for a real server and created no entry: there is none, or the entry could not be created.
-    pub unscheduled: Mark,
+    pub unscheduled: Occurrences,
     /// It released its entry and dropped the current packet, which still belonged to the old conntrack entry.
-    pub expired: Mark,
+    pub expired: Occurrences,
     /// The last such packet was a SYN: the client reused a port.
     pub reused: bool,
     /// The conntrack entry of such a packet. Its end is not the end of this flow.
@@ -141,13 +141,13 @@ pub struct PickedUp {
 
 /// The count of an event with its first and last time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mark {
+pub struct Occurrences {
     pub count: u32,
     pub first: Timestamp,
     pub last: Timestamp,
 }
 
-impl Mark {
+impl Occurrences {
     pub(super) fn hit(&mut self, time: Timestamp) {
         if self.count == 0 || time < self.first {
             self.first = time;
@@ -184,11 +184,11 @@ impl SocketEnd {
         self.sk != 0
     }
 
-    pub fn syn_retransmits(&self) -> Mark {
+    pub fn syn_retransmits(&self) -> Occurrences {
         self.trouble.as_ref().map(|trouble| trouble.syn_retransmits).unwrap_or_default()
     }
 
-    pub fn retransmits(&self) -> Mark {
+    pub fn retransmits(&self) -> Occurrences {
         self.trouble.as_ref().map(|trouble| trouble.retransmits).unwrap_or_default()
     }
 
@@ -212,9 +212,9 @@ pub struct Closed {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndTrouble {
     /// SYN or SYN-ACK.
-    pub syn_retransmits: Mark,
+    pub syn_retransmits: Occurrences,
     /// Data or FIN.
-    pub retransmits: Mark,
+    pub retransmits: Occurrences,
     /// Consecutive data retransmits whose interval about doubled: exponential backoff, which an answer ends.
     pub backoff: u32,
     pub(super) last_gap: Duration,
@@ -263,9 +263,9 @@ pub struct Trouble {
     /// `nf_ct_kill_acct`: a RST answered the SYN, or the entry was reopened.
     pub killed: Option<Ended>,
     /// `nf_ct_resolve_clash`.
-    pub clashes: Mark,
+    pub clashes: Occurrences,
     /// Dropped because no conntrack entry could be created.
-    pub table_full: Mark,
+    pub table_full: Occurrences,
     /// Packets that conntrack classified as invalid, by reason and direction; at most four kinds.
     pub invalid: Vec<Invalid>,
     /// ICMP errors about its packets; at most four kinds.
@@ -285,7 +285,7 @@ pub struct Invalid {
     /// Whether the packet came from the endpoint.
     pub reply: bool,
     pub netns: Netns,
-    pub mark: Mark,
+    pub occurrences: Occurrences,
 }
 
 /// An ICMP error about one of the flow's packets, as NAT forwarded it.
@@ -299,7 +299,7 @@ pub struct IcmpError {
     pub from: Option<IpAddr>,
     /// Whether it is about a packet to the endpoint; otherwise it is about an answer.
     pub about_request: bool,
-    pub mark: Mark,
+    pub occurrences: Occurrences,
 }
 
 /// The meaning of an ICMP error in either family's types and codes (RFC 792, RFC 1812, RFC 4443).
@@ -341,7 +341,7 @@ pub struct TransitReset {
     pub netns: Netns,
     /// Whether it answered a SYN: nothing came from the other side before.
     pub to_syn: bool,
-    pub mark: Mark,
+    pub occurrences: Occurrences,
 }
 
 /// The end of a conntrack entry.
@@ -371,7 +371,7 @@ pub struct Dropped {
     pub unconfirmed: bool,
     /// Whether it was the first packet of a connection (a SYN, or any datagram).
     pub opening: bool,
-    pub mark: Mark,
+    pub occurrences: Occurrences,
 }
 
 impl Dropped {
@@ -388,7 +388,7 @@ pub struct Refusal {
     pub netns: Netns,
     /// `enum nf_inet_hooks`: 1 local in, 2 forward, 3 local out.
     pub nf_hook: Option<u8>,
-    pub mark: Mark,
+    pub occurrences: Occurrences,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -411,7 +411,7 @@ pub struct StackReset {
     /// Whether the packet that it answers came from the endpoint's own address: an answer that was not translated back
     /// to the address that the client connected to.
     pub untranslated: bool,
-    pub mark: Mark,
+    pub occurrences: Occurrences,
 }
 
 impl Flow {

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use super::{
-    Closed, Decision, Dropped, End, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Mark, Refusal, RefusalKind,
-    ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
+    Closed, Decision, Dropped, End, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Occurrences, Refusal,
+    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
     evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS},
 };
 use crate::{
@@ -179,9 +179,14 @@ impl Flow {
     }
 
     fn fold_refusal(&mut self, kind: RefusalKind, stage: Stage, packet: &PacketFact, place: Place) {
-        let refusal =
-            Refusal { kind, stage, netns: place.netns, nf_hook: packet.nf_hook, mark: Mark::default() };
-        self.trouble_mut().refusal.get_or_insert(refusal).mark.hit(place.time);
+        let refusal = Refusal {
+            kind,
+            stage,
+            netns: place.netns,
+            nf_hook: packet.nf_hook,
+            occurrences: Occurrences::default(),
+        };
+        self.trouble_mut().refusal.get_or_insert(refusal).occurrences.hit(place.time);
     }
 
     fn fold_stack_reset(&mut self, by: End, to_syn: bool, packet: &PacketFact, place: Place) {
@@ -199,11 +204,11 @@ impl Flow {
             known.by == by && known.to_syn == to_syn && known.untranslated == untranslated
         };
         if let Some(known) = resets.iter_mut().find(same) {
-            known.mark.hit(place.time);
+            known.occurrences.hit(place.time);
             known.reason = known.reason.take().or(reason);
         } else if resets.len() < MAX_STACK_RESETS {
-            let mark = Mark::once(place.time);
-            resets.push(StackReset { by, netns: place.netns, reason, to_syn, untranslated, mark });
+            let occurrences = Occurrences::once(place.time);
+            resets.push(StackReset { by, netns: place.netns, reason, to_syn, untranslated, occurrences });
         }
     }
 
@@ -214,10 +219,10 @@ impl Flow {
             known.reply == reply && known.why == packet.reason && known.netns == place.netns
         };
         if let Some(known) = invalid.iter_mut().find(same) {
-            known.mark.hit(place.time);
+            known.occurrences.hit(place.time);
         } else if invalid.len() < MAX_INVALID {
-            let mark = Mark::once(place.time);
-            invalid.push(Invalid { why: packet.reason.clone(), reply, netns: place.netns, mark });
+            let occurrences = Occurrences::once(place.time);
+            invalid.push(Invalid { why: packet.reason.clone(), reply, netns: place.netns, occurrences });
         }
     }
 
@@ -233,10 +238,17 @@ impl Flow {
             known.kind == kind && known.code == packet.icmp_code && known.about_request == about_request
         };
         if let Some(known) = errors.iter_mut().find(same) {
-            known.mark.hit(place.time);
+            known.occurrences.hit(place.time);
         } else if errors.len() < MAX_ICMP_ERRORS {
-            let mark = Mark::once(place.time);
-            errors.push(IcmpError { kind, code: packet.icmp_code, meaning, from, about_request, mark });
+            let occurrences = Occurrences::once(place.time);
+            errors.push(IcmpError {
+                kind,
+                code: packet.icmp_code,
+                meaning,
+                from,
+                about_request,
+                occurrences,
+            });
         }
     }
 
@@ -246,9 +258,14 @@ impl Flow {
         let to_syn = !original && packet.ct.is_some_and(|ct| !ct.status.has(Status::SEEN_REPLY));
         let resets = &mut self.trouble_mut().transit_resets;
         if let Some(known) = resets.iter_mut().find(|known| known.by == by) {
-            known.mark.hit(place.time);
+            known.occurrences.hit(place.time);
         } else if resets.len() < 2 {
-            resets.push(TransitReset { by, netns: place.netns, to_syn, mark: Mark::once(place.time) });
+            resets.push(TransitReset {
+                by,
+                netns: place.netns,
+                to_syn,
+                occurrences: Occurrences::once(place.time),
+            });
         }
     }
 
@@ -262,7 +279,7 @@ impl Flow {
                 && known.netns == place.netns
         };
         if let Some(known) = drops.iter_mut().find(same) {
-            known.mark.hit(place.time);
+            known.occurrences.hit(place.time);
             known.unconfirmed |= unconfirmed;
         } else if drops.len() < MAX_DROPS {
             drops.push(Dropped {
@@ -271,7 +288,7 @@ impl Flow {
                 netns: place.netns,
                 unconfirmed,
                 opening,
-                mark: Mark::once(place.time),
+                occurrences: Occurrences::once(place.time),
             });
         }
     }

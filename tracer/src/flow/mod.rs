@@ -17,8 +17,8 @@ mod slots;
 mod table;
 
 pub(crate) use evidence::{
-    Chosen, Closed, Dropped, End, Ended, IcmpError, Invalid, Ipvs, Mark, PickedUp, Refusal, RefusalKind,
-    ResetEvent, SocketEnd, StackReset, Stage, TransitReset, Trouble,
+    Chosen, Closed, Dropped, End, Ended, IcmpError, Invalid, Ipvs, Occurrences, PickedUp, Refusal,
+    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset, Trouble,
 };
 pub use evidence::{Decision, Flow, IcmpMeaning};
 pub(crate) use limits::Counters;

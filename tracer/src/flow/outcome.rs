@@ -200,7 +200,8 @@ impl Flow {
             return None;
         }
         let resets = &self.trouble.as_ref()?.transit_resets;
-        let first = resets.iter().filter(|reset| !reset.to_syn).min_by_key(|reset| reset.mark.first)?;
+        let first =
+            resets.iter().filter(|reset| !reset.to_syn).min_by_key(|reset| reset.occurrences.first)?;
         Some(if first.by == End::Client { ResetBy::Client } else { ResetBy::Endpoint })
     }
 
@@ -214,16 +215,19 @@ impl Flow {
                     drop.opening
                         && !NOISE.iter().any(|reason| drop.is(reason))
                         && drop.stage != super::Stage::Reply
-                        && stands(drop.mark.last)
+                        && stands(drop.occurrences.last)
                 })
             };
-            if trouble.refusal.is_some_and(|refusal| stands(refusal.mark.last)) {
+            if trouble.refusal.is_some_and(|refusal| stands(refusal.occurrences.last)) {
                 return Outcome::Rejected;
             }
-            if trouble.stack_resets.iter().any(|reset| reset.by != End::Client && stands(reset.mark.last))
+            if trouble
+                .stack_resets
+                .iter()
+                .any(|reset| reset.by != End::Client && stands(reset.occurrences.last))
                 || on_the_way().any(|drop| drop.is("NO_SOCKET"))
                 || trouble.killed.is_some_and(|ended| stands(ended.time))
-                || trouble.transit_resets.iter().any(|reset| reset.to_syn && stands(reset.mark.last))
+                || trouble.transit_resets.iter().any(|reset| reset.to_syn && stands(reset.occurrences.last))
                 || self.client.reset_received().is_some()
             {
                 return Outcome::Refused;

@@ -31,8 +31,8 @@ pub(crate) use gap::Gap;
 pub use gap::Reason;
 pub(crate) use kube_proxy::Health;
 pub use kube_proxy::ProxyMode;
-pub(crate) use snapshot::{Presence, Ruling};
-pub use snapshot::{Rule, Snapshot};
+pub(crate) use snapshot::{Presence, WriterEffect};
+pub use snapshot::{RuleEffect, Snapshot};
 
 use crate::time::Timestamp;
 

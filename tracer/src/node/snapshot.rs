@@ -12,8 +12,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
-pub use effects::Rule;
-pub(crate) use effects::Ruling;
+pub use effects::RuleEffect;
+pub(crate) use effects::WriterEffect;
 pub(crate) use rules::{Listing, Listings, Presence, ProxyRules};
 
 use super::{

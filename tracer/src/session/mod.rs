@@ -4,8 +4,8 @@
 //! the node's state, and judged. Does no I/O and reads no clock; the caller reads the node when
 //! [`Pipeline::wants_node`] returns true.
 
+mod healthy_folds;
 mod latency;
-mod likes;
 mod summary;
 
 use std::{
@@ -24,10 +24,10 @@ use crate::{
     time::Timestamp,
     verdict::{Verdict, VerdictKey},
 };
-use likes::Likes;
+use healthy_folds::HealthyFolds;
 
+pub(crate) use healthy_folds::Folded;
 pub use latency::Latency;
-pub(crate) use likes::Folded;
 pub(crate) use summary::Cause;
 pub use summary::{Counts, Ending, Summary};
 
@@ -92,7 +92,7 @@ pub struct Pipeline {
     waiting: VecDeque<Flow>,
     /// By the flow's number, so that the oldest is judged first if there are too many.
     before: BTreeMap<u64, Arc<VerdictKey>>,
-    likes: Likes,
+    healthy: HealthyFolds,
     lost: u64,
 }
 
@@ -107,7 +107,7 @@ impl Pipeline {
             translations: Translations::new(),
             waiting: VecDeque::new(),
             before: BTreeMap::new(),
-            likes: Likes::default(),
+            healthy: HealthyFolds::default(),
             lost: 0,
         }
     }
@@ -128,7 +128,7 @@ impl Pipeline {
     /// Sets the hooks that are not attached.
     pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
         self.settings.missing_hooks = missing;
-        self.likes.clear();
+        self.healthy.clear();
     }
 
     pub fn node(&self) -> &Arc<Snapshot> {
@@ -231,7 +231,7 @@ impl Pipeline {
     pub fn node_read(&mut self, snapshot: Arc<Snapshot>, asked: Timestamp, now: Timestamp) -> Judgements {
         self.node = snapshot;
         self.node_asked = Some(asked);
-        self.likes.clear();
+        self.healthy.clear();
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= asked);
         self.waiting = waiting;
@@ -240,7 +240,7 @@ impl Pipeline {
     }
 
     fn out(&mut self, judged: Vec<Judged>) -> Judgements {
-        Judgements { judged, folded: self.likes.take() }
+        Judgements { judged, folded: self.healthy.take() }
     }
 
     fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
@@ -272,7 +272,7 @@ impl Pipeline {
         }
         let Some(decision) = flow.decision(self.settings.node_netns) else { return false };
         let Some(endpoint) = decision.endpoint() else { return false };
-        let Some(found) = self.likes.fold(flow, endpoint, &self.cluster.history) else { return false };
+        let Some(found) = self.healthy.fold(flow, endpoint, &self.cluster.history) else { return false };
         if found.is_cluster_ip {
             self.translations.translated(flow.orig.dst, decision.time);
         }
@@ -318,7 +318,7 @@ impl Pipeline {
                 self.remember(flow.id, Arc::clone(&told));
             }
             if let Some(lasting) = lasting {
-                self.likes.keep(flow, lasting, Arc::new(verdict.clone()), told, &self.cluster.history);
+                self.healthy.keep(flow, lasting, Arc::new(verdict.clone()), told, &self.cluster.history);
             }
         }
         // An equal verdict is not reported again.

@@ -9,7 +9,7 @@ use viptrace::{
     cluster::model::Service,
     net::{Family, Protocol},
     node::{
-        ProxyMode, Rule, Snapshot,
+        ProxyMode, RuleEffect, Snapshot,
         capture::{Capture, Kind},
     },
 };
@@ -25,7 +25,7 @@ pub(crate) enum Rules {
     /// Rules of another Service stand; those of the VIP's family were not read.
     OtherFamily,
     /// kube-proxy's rules stand, and do this with the VIPs.
-    Vip(Rule),
+    Vip(RuleEffect),
     /// They send connections to this address to the endpoint, and name no VIP.
     At(&'static str),
     /// The lists themselves.
@@ -59,7 +59,7 @@ impl Node {
             mode: Some(ProxyMode::Iptables),
             running: Some(true),
             interface: None,
-            rules: Rules::Vip(Rule::Forwards),
+            rules: Rules::Vip(RuleEffect::Forwards),
             own: vec![addr("10.244.1.1:0").ip(), addr("192.168.1.2:0").ip()],
             conntrack: (1000, 131_072),
             sysctls: "",
@@ -110,7 +110,7 @@ impl Node {
     }
 
     fn lists(&self, vips: &[(SocketAddr, Protocol)]) -> Vec<(Kind, String)> {
-        let other = (addr(OTHER.0), Protocol::TCP, addr(OTHER.1), Rule::Forwards);
+        let other = (addr(OTHER.0), Protocol::TCP, addr(OTHER.1), RuleEffect::Forwards);
         match &self.rules {
             Rules::Unread => Vec::new(),
             Rules::Nothing => vec![
@@ -123,7 +123,7 @@ impl Node {
             Rules::At(address) => list(
                 self.mode,
                 Family::Ipv4,
-                &[other, (addr(address), Protocol::TCP, addr(EP), Rule::Forwards)],
+                &[other, (addr(address), Protocol::TCP, addr(EP), RuleEffect::Forwards)],
             ),
             Rules::Vip(rule) => {
                 let of = |family| {
@@ -158,7 +158,7 @@ fn vips(service: &Service) -> Vec<(SocketAddr, Protocol)> {
     of_port.collect()
 }
 
-type Entry = (SocketAddr, Protocol, SocketAddr, Rule);
+type Entry = (SocketAddr, Protocol, SocketAddr, RuleEffect);
 
 /// What kube-proxy writes in this mode for these VIPs.
 fn list(mode: Option<ProxyMode>, family: Family, entries: &[Entry]) -> Vec<(Kind, String)> {
@@ -196,17 +196,17 @@ pub(crate) fn iptables(chain: &str, entries: &[Entry]) -> String {
         let protocol = name(*protocol);
         let to_vip = format!("-d {} -p {protocol} -m {protocol} --dport {}", vip.ip(), vip.port());
         match rule {
-            Rule::Forwards => write!(
+            RuleEffect::Forwards => write!(
                 nat,
                 ":{chain} - [0:0]\n:{end} - [0:0]\n-A KUBE-SERVICES {to_vip} -j {chain}\n-A {chain} -j {end}\n\
                  -A {end} -p {protocol} -m {protocol} -j DNAT --to-destination {endpoint}\n"
             ),
-            Rule::Refuses => writeln!(
+            RuleEffect::Refuses => writeln!(
                 filter,
                 "-A KUBE-EXTERNAL-SERVICES {to_vip} -j REJECT --reject-with icmp-port-unreachable"
             ),
-            Rule::Drops => writeln!(filter, "-A KUBE-EXTERNAL-SERVICES {to_vip} -j DROP"),
-            Rule::Missing => Ok(()),
+            RuleEffect::Drops => writeln!(filter, "-A KUBE-EXTERNAL-SERVICES {to_vip} -j DROP"),
+            RuleEffect::Missing => Ok(()),
         }
         .unwrap();
     }
@@ -224,16 +224,16 @@ pub(crate) fn nftables(family: Family, entries: &[Entry]) -> String {
         let (protocol, key) =
             (name(*protocol), format!("{} . {} . {}", vip.ip(), name(*protocol), vip.port()));
         match rule {
-            Rule::Forwards => {
+            RuleEffect::Forwards => {
                 let chain =
                     format!("service-242WI43H-{}-{}", vip.ip().to_string().replace(':', "-"), vip.port());
                 forwarded.push(format!("{key} : goto {chain}"));
                 write!(chains, "\tchain {chain} {{\n\t\tmeta l4proto {protocol} dnat to {endpoint}\n\t}}\n")
                     .unwrap();
             }
-            Rule::Refuses => refused.push(format!("{key} : goto reject-chain")),
-            Rule::Drops => refused.push(format!("{key} : drop")),
-            Rule::Missing => {}
+            RuleEffect::Refuses => refused.push(format!("{key} : goto reject-chain")),
+            RuleEffect::Drops => refused.push(format!("{key} : drop")),
+            RuleEffect::Missing => {}
         }
     }
     let map = |name: &str, elements: &[String]| {
@@ -262,10 +262,10 @@ fn ipvs(entries: &[Entry]) -> String {
     let mut text = String::new();
     for (vip, protocol, endpoint, rule) in entries {
         let option = if *protocol == Protocol::UDP { "-u" } else { "-t" };
-        if *rule != Rule::Missing {
+        if *rule != RuleEffect::Missing {
             writeln!(text, "-A {option} {vip} -s rr").unwrap();
         }
-        if *rule == Rule::Forwards {
+        if *rule == RuleEffect::Forwards {
             writeln!(text, "-a {option} {vip} -r {endpoint} -m -w 1").unwrap();
         }
     }

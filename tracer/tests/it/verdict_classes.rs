@@ -13,7 +13,7 @@ use viptrace::{
         Via,
         model::{Object, Pod, TrafficPolicy},
     },
-    node::{ProxyMode, Rule},
+    node::{ProxyMode, RuleEffect},
     session::{Counts, Judged, Summary},
     sighting::{Fact, Hook, Status, TcpState},
     verdict::Verdict,
@@ -140,13 +140,13 @@ fn c4_and_c5_when_the_rules_refuse_although_there_are_endpoints() {
 #[test]
 fn c5_one_service_without_its_rule() {
     let mut world = World::new();
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     let verdict = world.verdict(untranslated().silent(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C5, Domain::IptablesSync));
     assert_eq!(verdict.confidence, Confidence::High);
     let early = world.verdict(untranslated().silent(4_000), 70_000);
     assert_eq!((early.class, early.severity), (Class::C5, Severity::Low));
-    world.node.rules = Rules::Vip(Rule::Forwards);
+    world.node.rules = Rules::Vip(RuleEffect::Forwards);
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5b);
 }
 
@@ -157,7 +157,7 @@ fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
     let verdict = world.verdict(untranslated().silent(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C1, Domain::PodCrash));
     assert_eq!(verdict.severity, Severity::Critical);
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     world.node.running = Some(false);
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
 }
@@ -301,7 +301,7 @@ fn a_drop_without_a_reason_is_the_local_policys_if_it_must_drop() {
         script
     };
     let mut world = World::new();
-    world.node.rules = Rules::Vip(Rule::Drops);
+    world.node.rules = Rules::Vip(RuleEffect::Drops);
     world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
     world.shop.serves_elsewhere();
     let verdict = world.verdict(nameless(), 70_000);

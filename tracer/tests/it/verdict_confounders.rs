@@ -8,7 +8,7 @@ use crate::{
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::Via,
-    node::{ProxyMode, Rule},
+    node::{ProxyMode, RuleEffect},
 };
 
 /// A node port of shop/cart on the other node.
@@ -17,7 +17,7 @@ const OTHER: &str = "10.244.1.8:8080";
 
 #[test]
 fn a_node_port_of_another_node_is_translated_there() {
-    for rule in [Rule::Forwards, Rule::Missing] {
+    for rule in [RuleEffect::Forwards, RuleEffect::Missing] {
         let mut world = World::new();
         world.shop.reached_by(Via::NodePort, NODE_PORT);
         world.node.rules = Rules::Vip(rule);
@@ -33,7 +33,7 @@ fn a_node_port_of_another_node_is_translated_there() {
     let own = "192.168.1.2:30080";
     let mut world = World::new();
     world.shop.reached_by(Via::NodePort, own);
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     assert_eq!(world.verdict(Script::new(CLIENT, own, None).silent(60_000), 70_000).class, Class::C5);
 }
 
@@ -41,7 +41,7 @@ fn a_node_port_of_another_node_is_translated_there() {
 fn a_drop_before_translation_is_not_a_missing_rule() {
     // KUBE-FW and KUBE-PROXY-FIREWALL do this with a source outside loadBalancerSourceRanges (C23).
     let vip = "203.0.113.7:80";
-    for rules in [Rules::Vip(Rule::Forwards), Rules::Vip(Rule::Drops), Rules::Unread] {
+    for rules in [Rules::Vip(RuleEffect::Forwards), Rules::Vip(RuleEffect::Drops), Rules::Unread] {
         let mut world = World::new();
         world.shop.reached_by(Via::LoadBalancerIp, vip);
         world.node.rules = rules;
@@ -55,7 +55,7 @@ fn a_drop_before_translation_is_not_a_missing_rule() {
     }
     // A firewall's drop of a packet that no rule translates does not hide the missing rule.
     let mut world = World::new();
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     let script = Script::new(CLIENT, VIP, None).drop_syn(60_000, "NETFILTER_DROP").connect_failed(61_000);
     assert_eq!(world.verdict(script, 70_000).class, Class::C5);
 }

@@ -10,7 +10,7 @@ use viptrace::{
     cluster::{Kind, Via, model::TrafficPolicy},
     flow::{Outcome, ResetBy},
     net::{Netns, Protocol, Tuple},
-    node::{ProxyMode, Rule},
+    node::{ProxyMode, RuleEffect},
     sighting::{
         Conntrack, Fact, Hook, IpvsFact, IpvsFlags, PacketFact, Sighting, SocketEvent, SocketFact, Status,
         TcpState,
@@ -112,7 +112,7 @@ fn statements(evidence: &[viptrace::verdict::Evidence]) -> String {
 
 #[test]
 fn a_healthy_connection_needs_no_hook_of_ipvs() {
-    for (mode, rules) in [(Some(ProxyMode::Ipvs), Rules::Vip(Rule::Forwards)), (None, Rules::Unread)] {
+    for (mode, rules) in [(Some(ProxyMode::Ipvs), Rules::Vip(RuleEffect::Forwards)), (None, Rules::Unread)] {
         let mut world = world();
         (world.node.mode, world.node.rules) = (mode, rules);
         world.missing = vec![
@@ -160,7 +160,7 @@ fn a_null_binding_that_was_never_confirmed_proves_nothing() {
 #[test]
 fn c20_and_c12_by_what_the_api_has() {
     let mut world = world();
-    world.node.rules = Rules::Vip(Rule::Refuses);
+    world.node.rules = Rules::Vip(RuleEffect::Refuses);
     let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::IptablesSync));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, None));

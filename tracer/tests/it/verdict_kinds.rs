@@ -9,7 +9,7 @@ use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::{Via, model::TrafficPolicy},
     net::{Cidr, Family, Protocol},
-    node::{ProxyMode, Rule, capture::Kind},
+    node::{ProxyMode, RuleEffect, capture::Kind},
     sighting::TcpState,
     verdict::Verdict,
 };
@@ -29,13 +29,13 @@ const MOVED: &str = "10.244.1.8:8080";
 
 /// The rules of one backend of iptables, which send VIP to the endpoint.
 fn saved(kind: Kind, endpoint: &str) -> (Kind, String) {
-    let entry = (addr(VIP), Protocol::TCP, addr(endpoint), Rule::Forwards);
+    let entry = (addr(VIP), Protocol::TCP, addr(endpoint), RuleEffect::Forwards);
     (kind, iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &[entry]))
 }
 
 /// The same of nftables mode.
 fn ruleset(endpoint: &str) -> (Kind, String) {
-    let entry = (addr(VIP), Protocol::TCP, addr(endpoint), Rule::Forwards);
+    let entry = (addr(VIP), Protocol::TCP, addr(endpoint), RuleEffect::Forwards);
     (Kind::NftRuleset, nftables(Family::Ipv4, &[entry]))
 }
 
@@ -100,7 +100,7 @@ fn a_local_policys_drop_names_its_chain() {
         world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
         world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
         world.shop.serves_elsewhere();
-        world.node.rules = Rules::Vip(Rule::Drops);
+        world.node.rules = Rules::Vip(RuleEffect::Drops);
         let script = Script::new(CLIENT, address, None)
             .drop_syn(60_000, "NETFILTER_DROP")
             .retransmit(61_000, TcpState::SynSent)
@@ -115,7 +115,7 @@ fn a_local_policys_drop_names_its_chain() {
 #[test]
 fn a_refusal_names_the_chain_that_refuses() {
     let mut world = World::of(Shop::with_endpoints(&[]));
-    (world.node.mode, world.node.rules) = (Some(ProxyMode::Nftables), Rules::Vip(Rule::Refuses));
+    (world.node.mode, world.node.rules) = (Some(ProxyMode::Nftables), Rules::Vip(RuleEffect::Refuses));
     let verdict =
         world.verdict(Script::new(CLIENT, VIP, None).unreach(60_000, 3).connect_failed(60_001), 70_000);
     assert_eq!(verdict.class, Class::C20);
@@ -171,7 +171,7 @@ fn an_address_that_node_port_addresses_leave_out() {
     assert_eq!((verdict.class, verdict.domain), (Class::C26, Domain::ServiceConfig));
     assert!(verdict.mitigation.immediate.contains("192.0.2.9:30080"), "{}", verdict.mitigation.immediate);
     // No address serves it: the rule is missing.
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     assert_ne!(world.verdict(refused, 70_000).class, Class::C26);
 }
 
@@ -225,7 +225,7 @@ fn ipv6_is_judged_as_ipv4() {
     assert_eq!(world.verdict(script(Some(endpoint)).healthy(60_000), 70_000).class, Class::Ok);
     assert_eq!(world.verdict(script(Some(endpoint)).refused(60_000), 70_000).class, Class::C28);
     assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C29);
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     assert_eq!(world.verdict(script(None).silent(60_000), 70_000).class, Class::C5);
     world.shop.leaves(endpoint, 20_000);
     assert_eq!(world.verdict(script(Some(endpoint)).silent(60_000), 70_000).class, Class::C6);

@@ -8,7 +8,7 @@ use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::Via,
     flow::{FlowTable, Limits, Outcome, Reread, ResetBy},
-    node::Rule,
+    node::RuleEffect,
     sighting::{Sighting, Status, TcpState},
     verdict::Verdict,
 };
@@ -345,14 +345,14 @@ fn c1_does_not_contradict_an_existing_rule() {
     assert_eq!((verdict.class, verdict.confidence), (Class::C1, Confidence::Medium));
     assert!(contradicts(&verdict, "a rule translates 10.96.0.10:80 now"), "{verdict:#?}");
     assert!(!verdict.root_cause.contains("lack"), "{}", verdict.root_cause);
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     assert_eq!(world.verdict(script(), 70_000).confidence, Confidence::High);
 }
 
 #[test]
 fn another_dataplane_makes_a_missing_translation_doubtful() {
     let mut world = World::new();
-    world.node.rules = Rules::Vip(Rule::Missing);
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
     world.node.mode = None;
     let served = Script::new("10.244.1.100:41000", VIP, None).healthy(55_000);
     let flows = last_revisions(fold(served.out, 58_000).0);

@@ -44,7 +44,7 @@ pub struct Context {
     /// Conntrack treats packets out of the window as valid (`nf_conntrack_tcp_be_liberal`), so kube-proxy writes no
     /// rule against invalid packets.
     pub tcp_be_liberal: Option<bool>,
-    pub sync: Sync,
+    pub sync: SyncStatus,
 }
 
 impl Context {
@@ -57,14 +57,14 @@ impl Context {
             masquerade_all: false,
             node_port_addresses: Vec::new(),
             tcp_be_liberal: None,
-            sync: Sync::default(),
+            sync: SyncStatus::default(),
         }
     }
 }
 
 /// kube-proxy's own times of its work, and the grace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sync {
+pub struct SyncStatus {
     /// `sync_proxy_rules_last_queued_timestamp_seconds`.
     pub last_queued: Option<Timestamp>,
     /// `sync_proxy_rules_last_timestamp_seconds`.
@@ -73,7 +73,7 @@ pub struct Sync {
     pub grace: Duration,
 }
 
-impl Default for Sync {
+impl Default for SyncStatus {
     /// Without kube-proxy's times. The grace is the catalogue's least, 5 s.
     fn default() -> Self {
         Self { last_queued: None, last_synced: None, grace: Duration::from_secs(5) }

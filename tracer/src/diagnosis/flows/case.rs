@@ -8,7 +8,7 @@ use super::{Context, Finding};
 use crate::{
     cluster::{EndpointState, Membership, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
-    node::{ProxyMode, Rule},
+    node::{ProxyMode, RuleEffect},
     sighting::{Hook, Status},
     text::count,
     time::Timestamp,
@@ -181,12 +181,12 @@ impl Finding {
     /// Adds the chain, map or virtual server that has this effect on the destination address, with its writer, if rules
     /// were read. Rules that were read after NAT's decision are evidence for the present state, not for the state at
     /// the decision.
-    pub(super) fn with_ruling(self, case: &Case<'_>, rule: Rule) -> Self {
+    pub(super) fn with_effect(self, case: &Case<'_>, rule: RuleEffect) -> Self {
         let verb = match rule {
-            Rule::Forwards => "forwards",
-            Rule::Refuses => "refuses",
-            Rule::Drops => "drops",
-            Rule::Missing => return self,
+            RuleEffect::Forwards => "forwards",
+            RuleEffect::Refuses => "refuses",
+            RuleEffect::Drops => "drops",
+            RuleEffect::Missing => return self,
         };
         let asked = case.vip.addr;
         let rulings = case.ctx.node.rulings(asked, case.vip.port.protocol, case.flow.orig.src.ip());

@@ -49,7 +49,7 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
 pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
     let clash = trouble.clashes;
-    let lost = trouble.drops.iter().any(|drop| drop.unconfirmed && drop.mark.last >= clash.first);
+    let lost = trouble.drops.iter().any(|drop| drop.unconfirmed && drop.occurrences.last >= clash.first);
     // The other of two datagrams of one socket may have been answered, but this one was lost.
     let datagrams = !case.flow.is_tcp();
     if !clash.is_seen() || !lost || !(datagrams || case.failed()) {

@@ -5,7 +5,7 @@ use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence, Severity},
     cluster::Membership,
-    node::{ProxyMode, Rule, Ruling},
+    node::{ProxyMode, RuleEffect, WriterEffect},
     verdict::EvidenceType,
 };
 
@@ -25,9 +25,9 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let rulings = case.ctx.node.rulings(case.vip.addr, case.vip.port.protocol, case.flow.orig.src.ip());
-    let sends = |ruling: &&Ruling| ruling.endpoints.contains(&endpoint);
+    let sends = |ruling: &&WriterEffect| ruling.endpoints.contains(&endpoint);
     let leftover = rulings.iter().find(sends)?;
-    let kept: Vec<&Ruling> = rulings.iter().filter(|ruling| ruling.writer != leftover.writer).collect();
+    let kept: Vec<&WriterEffect> = rulings.iter().filter(|ruling| ruling.writer != leftover.writer).collect();
     let mode = case.ctx.node.mode;
     if kept.is_empty() || kept.iter().any(sends) || is_certainly_kept(mode, leftover, &kept) {
         return None;
@@ -61,10 +61,10 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     );
     for ruling in kept {
         let verb = match ruling.rule {
-            Rule::Forwards => "sends it to endpoints, and not to this one",
-            Rule::Refuses => "refuses it",
-            Rule::Drops => "drops it",
-            Rule::Missing => "does not name it",
+            RuleEffect::Forwards => "sends it to endpoints, and not to this one",
+            RuleEffect::Refuses => "refuses it",
+            RuleEffect::Drops => "drops it",
+            RuleEffect::Missing => "does not name it",
         };
         finding = finding.node(case.ctx.node.read_at(), format!("{}: {verb}", ruling.writer));
     }
@@ -79,7 +79,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// Whether this is kube-proxy's present writer: then its rules are old, which is another class.
-fn is_certainly_kept(mode: Option<ProxyMode>, candidate: &Ruling, others: &[&Ruling]) -> bool {
+fn is_certainly_kept(mode: Option<ProxyMode>, candidate: &WriterEffect, others: &[&WriterEffect]) -> bool {
     let Some(mode) = mode else { return true };
     mode.writes(candidate.writer) && !others.iter().any(|other| mode.writes(other.writer))
 }

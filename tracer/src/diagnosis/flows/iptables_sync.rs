@@ -7,7 +7,7 @@ use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Usable, Via},
     flow::{Outcome, RefusalKind, Stage},
-    node::{Presence, Rule, interfaces::Dataplane},
+    node::{Presence, RuleEffect, interfaces::Dataplane},
     sighting::Hook,
     verdict::EvidenceType,
 };
@@ -44,7 +44,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         .confidence(Confidence::Medium)
         .api(Some(usable.since), case.usable_evidence())
         .unobserved("kube-proxy's log and its sync metrics")
-        .with_ruling(case, Rule::Refuses),
+        .with_effect(case, RuleEffect::Refuses),
     )
 }
 
@@ -92,13 +92,15 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         return Some(lowered(case, no_proxy(case, usable, rule, elsewhere)));
     }
     let dropped = case.rule_drop().is_some();
-    if dropped && (rule.is_some_and(|rule| rule != Rule::Missing) || case.vip.via == Via::LoadBalancerIp) {
+    if dropped
+        && (rule.is_some_and(|rule| rule != RuleEffect::Missing) || case.vip.via == Via::LoadBalancerIp)
+    {
         return None;
     }
-    if rule == Some(Rule::Forwards) {
+    if rule == Some(RuleEffect::Forwards) {
         return Some(before_the_rule(case));
     }
-    let confidence = if rule == Some(Rule::Missing) { Confidence::High } else { Confidence::Medium };
+    let confidence = if rule == Some(RuleEffect::Missing) { Confidence::High } else { Confidence::Medium };
     let mut finding = Finding::new(
         Class::C5,
         format!("no rule on this node translates {}, although it has {}", case.name(), case.usable_count()),
@@ -107,8 +109,8 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     .api(Some(usable.since), case.usable_evidence())
     .related(&[Class::C4]);
     finding = match rule {
-        Some(Rule::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.vip.addr)),
-        Some(Rule::Refuses | Rule::Drops) => finding.against(
+        Some(RuleEffect::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.vip.addr)),
+        Some(RuleEffect::Refuses | RuleEffect::Drops) => finding.against(
             EvidenceType::Node,
             node.read_at(),
             format!("a rule for {} existed when the node was read: it refuses or drops", case.vip.addr),
@@ -149,11 +151,11 @@ fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
     .fill("DATAPLANE", dataplane.as_str())
 }
 
-fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<Rule>, elsewhere: bool) -> Finding {
+fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere: bool) -> Finding {
     let running = case.ctx.node.running;
     // If one family is known to have no rules while the other was not read, this proves nothing for IPv6.
     let rules = if case.vip.addr.is_ipv4() { case.ctx.node.proxy_rules.any() } else { Presence::Unknown };
-    let stands = rule == Some(Rule::Forwards) && rules != Presence::Absent;
+    let stands = rule == Some(RuleEffect::Forwards) && rules != Presence::Absent;
     let detail = match (running, rules) {
         (_, Presence::Absent) => "this node has no rules of kube-proxy",
         (Some(false), _) if stands => {

@@ -125,8 +125,8 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
     let expired = ipvs.filter(|ipvs| ipvs.expired.is_seen() && !ipvs.reused).map(|ipvs| ipvs.expired);
     let dropped = case.trouble().and_then(|trouble| trouble.drops.iter().find(|drop| in_hook(drop)));
     let dropped = dropped.filter(|_| case.is_ipvs());
-    let reset = reset_by_node(case).map(|reset| reset.mark);
-    let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.mark))?.first;
+    let reset = reset_by_node(case).map(|reset| reset.occurrences);
+    let first = expired.or(reset).or_else(|| dropped.map(|drop| drop.occurrences))?.first;
     let gone_since = case.ctx.cluster.membership(&case.vip, endpoint, first).unusable_since();
     // A drop alone can have any cause, and the node also resets after an idle entry ended. Only a packet that is
     // dropped with its entry proves a removed server.
@@ -195,7 +195,7 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let trouble = case.trouble()?;
-    let time = reset.mark.first;
+    let time = reset.occurrences.first;
     let ended = case.flow.deleted.map(|ended| ended.time).filter(|ended| *ended <= time);
     let established = case.flow.client.established.or(case.flow.server.established);
     let known_to_end = trouble.picked_up.is_some() || ended.is_some();

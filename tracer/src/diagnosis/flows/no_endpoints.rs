@@ -4,7 +4,7 @@ use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
     flow::{RefusalKind, Stage},
-    node::Rule,
+    node::RuleEffect,
 };
 
 /// Mechanism: kube-proxy writes a rule that rejects (ICMP port unreachable) for a Service port without usable
@@ -56,5 +56,5 @@ fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
         Some(reason) => finding = finding.api(None, reason.to_string()),
         None => finding = finding.unobserved("the reason for the missing endpoints"),
     }
-    finding.with_ruling(case, Rule::Refuses)
+    finding.with_effect(case, RuleEffect::Refuses)
 }

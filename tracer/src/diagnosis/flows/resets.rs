@@ -43,7 +43,7 @@ fn client_lived(flow: &Flow, at: Timestamp) -> Option<bool> {
 /// Against: an answer on another path than the request is not translated either (C31).
 pub(super) fn after_invalid(case: &Case<'_>) -> Option<Finding> {
     let reset = untranslated_answer(case)?;
-    let lived = client_lived(case.flow, reset.mark.first);
+    let lived = client_lived(case.flow, reset.occurrences.first);
     let began = case.flow.client.established.is_some() || case.flow.partial || !case.flow.client.is_seen();
     if lived == Some(false) || !began {
         return None;
@@ -96,7 +96,7 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
                 "{} answered the client directly, not through {}: the client's stack refused the answer {}",
                 case.endpoint_name(),
                 case.flow.orig.dst,
-                times(reset.mark.count)
+                times(reset.occurrences.count)
             ),
         )
         .confidence(Confidence::High)
@@ -183,11 +183,10 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
 /// Against: drops of invalid packets alone break nothing: they prevent C18.
 pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
-    let invalid = trouble.invalid.iter().min_by_key(|invalid| invalid.mark.first)?;
-    let dropped = trouble
-        .drops
-        .iter()
-        .find(|drop| drop.is("NETFILTER_DROP") && !drop.opening && drop.mark.last >= invalid.mark.first)?;
+    let invalid = trouble.invalid.iter().min_by_key(|invalid| invalid.occurrences.first)?;
+    let dropped = trouble.drops.iter().find(|drop| {
+        drop.is("NETFILTER_DROP") && !drop.opening && drop.occurrences.last >= invalid.occurrences.first
+    })?;
     if !matches!(case.outcome, Outcome::Silent | Outcome::Stalled | Outcome::Reset(_)) {
         return None;
     }
@@ -198,7 +197,7 @@ pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
             format!(
                 "packets of the connection to {} were dropped {} as invalid{why}, and it broke",
                 case.name(),
-                times(dropped.mark.count)
+                times(dropped.occurrences.count)
             ),
         )
         .confidence(Confidence::Medium)

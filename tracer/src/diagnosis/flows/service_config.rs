@@ -8,7 +8,7 @@ use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Key, Via},
     flow::{Decision, Flow, Outcome},
-    node::Rule,
+    node::RuleEffect,
     time::Timestamp,
 };
 
@@ -148,7 +148,7 @@ pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
     if drop.is_none() {
         finding = finding.unobserved("the rule's drop: the packets may have been lost elsewhere");
     }
-    Some(finding.with_ruling(case, Rule::Drops))
+    Some(finding.with_effect(case, RuleEffect::Drops))
 }
 
 /// C26.
@@ -161,7 +161,7 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let node = case.ctx.node;
-    let missing = node.rule(asked, case.vip.port.protocol) == Some(Rule::Missing);
+    let missing = node.rule(asked, case.vip.port.protocol) == Some(RuleEffect::Missing);
     if !missing || node.is_own_address(asked.ip()) != Some(true) {
         return None;
     }
@@ -217,5 +217,5 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     if local.is_none() {
         finding = finding.unobserved("the endpoints on this node: its name is unknown");
     }
-    Some(finding.with_ruling(case, Rule::Drops))
+    Some(finding.with_effect(case, RuleEffect::Drops))
 }

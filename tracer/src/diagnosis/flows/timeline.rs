@@ -2,7 +2,7 @@
 
 use super::text::{count, length, times};
 use crate::{
-    flow::{Decision, End, Flow, IcmpMeaning, Ipvs, Mark, RefusalKind, SocketEnd, Stage},
+    flow::{Decision, End, Flow, IcmpMeaning, Ipvs, Occurrences, RefusalKind, SocketEnd, Stage},
     sighting::{Status, TcpState},
     time::Timestamp,
     verdict::{Evidence, EvidenceType},
@@ -34,10 +34,10 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             let reason = drop.reason.as_deref().unwrap_or("no reason given by this kernel");
             let entry = if drop.unconfirmed { ", before its entry was confirmed" } else { "" };
             say(
-                drop.mark.first,
+                drop.occurrences.first,
                 format!(
                     "dropped {} {}{entry}: {reason}, in netns {}",
-                    repeated(drop.mark),
+                    repeated(drop.occurrences),
                     on_the_way(drop.stage),
                     drop.netns.0
                 ),
@@ -47,10 +47,10 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             && refusal.kind == RefusalKind::NoDestination
         {
             say(
-                refusal.mark.first,
+                refusal.occurrences.first,
                 format!(
                     "IPVS found no real server {} and refused with ICMP port unreachable (ip_vs_leave), in netns {}",
-                    repeated(refusal.mark),
+                    repeated(refusal.occurrences),
                     refusal.netns.0
                 ),
             );
@@ -67,10 +67,10 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 _ => "",
             };
             say(
-                refusal.mark.first,
+                refusal.occurrences.first,
                 format!(
                     "a rule refused it {} with {how}{hook}, {}, in netns {}",
-                    times(refusal.mark.count),
+                    times(refusal.occurrences.count),
                     on_the_way(refusal.stage),
                     refusal.netns.0
                 ),
@@ -87,7 +87,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
             let from = if reset.untranslated { " that came from the endpoint's own address" } else { "" };
             say(
-                reset.mark.first,
+                reset.occurrences.first,
                 format!("{by} answered {what}{from} with a RST{reason}, in netns {}", reset.netns.0),
             );
         }
@@ -95,10 +95,10 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             let by = if reset.by == End::Client { "the client's" } else { "the endpoint's" };
             let what = if reset.to_syn { ", in answer to the SYN" } else { "" };
             say(
-                reset.mark.first,
+                reset.occurrences.first,
                 format!(
                     "a RST from {by} side passed {}{what}, in netns {}",
-                    repeated(reset.mark),
+                    repeated(reset.occurrences),
                     reset.netns.0
                 ),
             );
@@ -107,10 +107,10 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             let which = if invalid.reply { "an answer of the endpoint" } else { "a packet of the client" };
             let why = invalid.why.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
             say(
-                invalid.mark.first,
+                invalid.occurrences.first,
                 format!(
                     "conntrack called {which} invalid {}{why}, in netns {}",
-                    repeated(invalid.mark),
+                    repeated(invalid.occurrences),
                     invalid.netns.0
                 ),
             );
@@ -125,7 +125,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             } else {
                 error.kind.to_string()
             };
-            say(error.mark.first, format!("ICMP {kind}{from}, about {about}"));
+            say(error.occurrences.first, format!("ICMP {kind}{from}, about {about}"));
         }
         if let Some(picked_up) = trouble.picked_up {
             let to = picked_up
@@ -265,11 +265,11 @@ fn ending(who: &str, end: &SocketEnd, from: TcpState) -> String {
     )
 }
 
-fn repeated(mark: Mark) -> String {
-    if mark.count > 1 {
-        format!("{} within {}", times(mark.count), length(mark.last.since(mark.first)))
+fn repeated(occurrences: Occurrences) -> String {
+    if occurrences.count > 1 {
+        format!("{} within {}", times(occurrences.count), length(occurrences.last.since(occurrences.first)))
     } else {
-        times(mark.count)
+        times(occurrences.count)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     class::{Action, Class, Confidence, Domain, Severity, action},
     cluster::Key,
     diagnosis::{
-        audit::{self, Aspect, Context, Discrepancy, Expected, Kind, Sync, SyncState},
+        audit::{self, Aspect, Context, Discrepancy, Expected, Kind, SyncState, SyncStatus},
         finding::rules_of_endpoint,
     },
     net::{Cidr, Family},
@@ -80,7 +80,7 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
 }
 
 /// The latest queued update and the oldest write of both families; the grace of the catalogue, section 3.
-fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
+fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> SyncStatus {
     let moment = |seconds: f64| {
         Duration::try_from_secs_f64(seconds)
             .ok()
@@ -91,10 +91,10 @@ fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> Sync {
     let skew = facts.node.proxy_clock.and_then(moment).map_or(Duration::ZERO, |clock| at.since(clock));
     let waits = times.iter().any(|times| times.last_queued > times.last_synced);
     let queued = times.iter().map(|times| times.last_queued).reduce(f64::max).and_then(moment);
-    let mut sync = Sync {
+    let mut sync = SyncStatus {
         last_queued: queued.map(|queued| if waits { queued.saturating_add(skew) } else { queued }),
         last_synced: times.iter().map(|times| times.last_synced).reduce(f64::min).and_then(moment),
-        ..Sync::default()
+        ..SyncStatus::default()
     };
     let period = facts.node.config.as_ref().and_then(|config| config.min_sync_period).unwrap_or_default();
     let p99 = facts

@@ -16,7 +16,7 @@ const MAX_ADDRESSES: usize = 64;
 
 /// The effect of kube-proxy's rules on a new connection to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rule {
+pub enum RuleEffect {
     Missing,
     Drops,
     Refuses,
@@ -25,9 +25,9 @@ pub enum Rule {
 
 /// The effect of one writer's rules on a new connection to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ruling {
+pub struct WriterEffect {
     pub writer: Writer,
-    pub rule: Rule,
+    pub rule: RuleEffect,
     /// The chain, map or virtual server that decides; `None` if none does.
     pub chain: Option<Arc<str>>,
     /// The destinations of connections.
@@ -37,7 +37,7 @@ pub struct Ruling {
 /// The effect of the rules on new connections to an address, with details.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VipRule {
-    pub rule: Rule,
+    pub rule: RuleEffect,
     /// The chain, map or server that decides; `None` if none does.
     pub chain: Option<Name>,
     /// The destinations, with the share of each, 0 to 1.
@@ -93,16 +93,16 @@ impl Snapshot {
         best
     }
 
-    pub fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<Rule> {
+    pub fn rule(&self, addr: SocketAddr, protocol: Protocol) -> Option<RuleEffect> {
         self.vip_rule(addr, protocol).map(|found| found.rule)
     }
 
     /// The effect of each writer with rules of kube-proxy in this family, including leftovers of another mode or
     /// backend, on a connection from `source`. Empty if no rules were read.
-    pub fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<Ruling> {
+    pub fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<WriterEffect> {
         let ruling = |writer: Writer, rules: &Ruleset| {
             let found = from_source(rules, addr, protocol, source);
-            Ruling {
+            WriterEffect {
                 writer,
                 rule: found.rule,
                 chain: found.chain,
@@ -122,7 +122,7 @@ impl Snapshot {
             let outside = sources::nowhere(Family::of(**ip), &[]);
             !ip.is_loopback()
                 && from_source(&self.rules, SocketAddr::new(**ip, port), protocol, outside).rule
-                    != Rule::Missing
+                    != RuleEffect::Missing
         };
         self.rules.addresses.as_ref()?.iter().take(MAX_ADDRESSES).find(served).copied()
     }
@@ -150,13 +150,13 @@ fn read_as(fate: &Fate) -> VipRule {
     let endpoints = fate.endpoints();
     let ends = |end: End| fate.branches.iter().any(|branch| branch.end == end);
     let rule = if !endpoints.is_empty() {
-        Rule::Forwards
+        RuleEffect::Forwards
     } else if ends(End::Refused) {
-        Rule::Refuses
+        RuleEffect::Refuses
     } else if ends(End::Dropped) {
-        Rule::Drops
+        RuleEffect::Drops
     } else {
-        Rule::Missing
+        RuleEffect::Missing
     };
     let writer = fate.branches.iter().find_map(|branch| branch.writer);
     VipRule { rule, chain: fate.chain().cloned(), endpoints, writer }

@@ -19,7 +19,7 @@ fn read(texts: &[(Kind, &str)]) -> Snapshot {
     Snapshot::read(&capture(texts))
 }
 
-fn rule(snapshot: &Snapshot, vip: &str, protocol: Protocol) -> Option<Rule> {
+fn rule(snapshot: &Snapshot, vip: &str, protocol: Protocol) -> Option<RuleEffect> {
     snapshot.rule(vip.parse().unwrap(), protocol)
 }
 
@@ -27,7 +27,7 @@ fn rule(snapshot: &Snapshot, vip: &str, protocol: Protocol) -> Option<Rule> {
 fn a_vip_leads_to_its_endpoints() {
     let snapshot = read(&[(Kind::IptablesSave, SAVED)]);
     let found = snapshot.vip_rule("10.96.10.10:80".parse().unwrap(), Protocol::TCP).unwrap();
-    assert_eq!(found.rule, Rule::Forwards);
+    assert_eq!(found.rule, RuleEffect::Forwards);
     assert_eq!(found.chain.as_deref(), Some("KUBE-SVC-I5LIAMPLWKMBJ54B"));
     let endpoints = ["10.244.1.11:8080", "10.244.1.12:8080", "10.244.2.13:8080"].map(|e| e.parse().unwrap());
     assert_eq!(found.endpoints.iter().map(|(endpoint, _)| *endpoint).collect::<Vec<_>>(), endpoints);
@@ -37,9 +37,9 @@ fn a_vip_leads_to_its_endpoints() {
 #[test]
 fn protocol_port_and_address_all_count() {
     let snapshot = read(&[(Kind::IptablesSave, SAVED)]);
-    assert_eq!(rule(&snapshot, "10.96.10.10:80", Protocol::UDP), Some(Rule::Missing));
-    assert_eq!(rule(&snapshot, "10.96.10.10:81", Protocol::TCP), Some(Rule::Missing));
-    assert_eq!(rule(&snapshot, "10.96.10.11:80", Protocol::TCP), Some(Rule::Missing));
+    assert_eq!(rule(&snapshot, "10.96.10.10:80", Protocol::UDP), Some(RuleEffect::Missing));
+    assert_eq!(rule(&snapshot, "10.96.10.10:81", Protocol::TCP), Some(RuleEffect::Missing));
+    assert_eq!(rule(&snapshot, "10.96.10.11:80", Protocol::TCP), Some(RuleEffect::Missing));
     // Nothing of IPv6 was read.
     assert_eq!(rule(&snapshot, "[2001:db8::1]:80", Protocol::TCP), None);
 }
@@ -47,8 +47,8 @@ fn protocol_port_and_address_all_count() {
 #[test]
 fn a_service_without_endpoints_is_refused_and_a_local_one_dropped() {
     let snapshot = read(&[(Kind::IptablesSave, SAVED)]);
-    assert_eq!(rule(&snapshot, "10.96.10.20:80", Protocol::TCP), Some(Rule::Refuses));
-    assert_eq!(rule(&snapshot, "10.96.10.60:6379", Protocol::TCP), Some(Rule::Drops));
+    assert_eq!(rule(&snapshot, "10.96.10.20:80", Protocol::TCP), Some(RuleEffect::Refuses));
+    assert_eq!(rule(&snapshot, "10.96.10.60:6379", Protocol::TCP), Some(RuleEffect::Drops));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn absence_counts_where_what_the_mode_writes_was_read() {
     let vip = "10.96.10.10:80";
     let mode = |mode| (Kind::ProxyMode, mode);
     let iptables = read(&[mode("iptables"), (Kind::IptablesSave, SAVED)]);
-    assert_eq!(rule(&iptables, vip, Protocol::TCP), Some(Rule::Forwards));
+    assert_eq!(rule(&iptables, vip, Protocol::TCP), Some(RuleEffect::Forwards));
     assert_eq!(iptables.proxy_rules, ProxyRules { v4: Presence::Present, v6: Presence::Unknown });
     let empty = (Kind::IptablesSave, "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n");
     assert_eq!(read(&[mode("iptables"), empty]).proxy_rules.any(), Presence::Absent);

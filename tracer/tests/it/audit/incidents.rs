@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use viptrace::{
     cluster::folder,
-    diagnosis::audit::{Aspect, Kind, Sync, SyncState},
+    diagnosis::audit::{Aspect, Kind, SyncState, SyncStatus},
     node::ProxyMode,
     rules::Writer,
     time::Timestamp,
@@ -28,7 +28,8 @@ fn a_stale_endpoint_after_the_api_server_was_lost() {
     let mut context = context("worker-1", ProxyMode::Iptables);
     // kube-proxy's last sync in the capture's metrics was before the endpoint left.
     let worked = Timestamp::from_unix_secs(1_795_213_600 - 3600 * 24);
-    context.sync = Sync { last_queued: Some(worked), last_synced: Some(worked), ..Sync::default() };
+    context.sync =
+        SyncStatus { last_queued: Some(worked), last_synced: Some(worked), ..SyncStatus::default() };
     let audit = audit_of(&history, &rules, &context);
     assert_eq!(audit.discrepancies.len(), 1, "{}", lines(&audit));
     let found = &audit.discrepancies[0];
@@ -59,12 +60,12 @@ fn a_young_change_is_in_flight() {
         &read("kube-proxy/worker-1/iptables/iptables-save.txt")
             .replace("10.244.1.12:8080", "10.244.1.99:8080"),
     );
-    let sync_of = |after: u64, sync: Sync| {
+    let sync_of = |after: u64, sync: SyncStatus| {
         let mut context = context("worker-1", ProxyMode::Iptables);
         let probe = audit_of(&history, &rules, &context);
         let since = probe.discrepancies.iter().find(|d| d.aspect == Aspect::Endpoint).unwrap().since.unwrap();
         context.at = since.saturating_add(Duration::from_secs(after));
-        context.sync = Sync {
+        context.sync = SyncStatus {
             last_queued: sync
                 .last_queued
                 .map(|offset| since.saturating_add(Duration::from_nanos(offset.as_unix_ns()))),
@@ -78,13 +79,22 @@ fn a_young_change_is_in_flight() {
             audit.discrepancies.iter().find(|d| d.kind == Kind::Missing && d.aspect == Aspect::Endpoint);
         found.unwrap().sync
     };
-    let none = Sync::default();
+    let none = SyncStatus::default();
     assert_eq!(sync_of(2, none), SyncState::InFlight);
     assert_eq!(sync_of(60, none), SyncState::Unknown);
     let at = |secs| Some(Timestamp::from_unix_secs(secs));
-    assert_eq!(sync_of(60, Sync { last_queued: at(1), last_synced: at(0), ..none }), SyncState::Failing);
-    assert_eq!(sync_of(60, Sync { last_queued: at(58), last_synced: at(30), ..none }), SyncState::InFlight);
-    assert_eq!(sync_of(60, Sync { last_queued: at(1), last_synced: at(2), ..none }), SyncState::Overwritten);
+    assert_eq!(
+        sync_of(60, SyncStatus { last_queued: at(1), last_synced: at(0), ..none }),
+        SyncState::Failing
+    );
+    assert_eq!(
+        sync_of(60, SyncStatus { last_queued: at(58), last_synced: at(30), ..none }),
+        SyncState::InFlight
+    );
+    assert_eq!(
+        sync_of(60, SyncStatus { last_queued: at(1), last_synced: at(2), ..none }),
+        SyncState::Overwritten
+    );
 }
 
 /// Rules of both backends, and of a mode that is no longer used.

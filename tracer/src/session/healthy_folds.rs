@@ -93,7 +93,7 @@ impl Key {
 }
 
 #[derive(Debug)]
-struct Like {
+struct Template {
     verdict: Arc<Verdict>,
     told: Arc<VerdictKey>,
     service: cluster::Key,
@@ -119,15 +119,15 @@ pub(super) struct Found<'a> {
 
 /// The healthy flows to fold by, and those folded since they were last taken.
 #[derive(Debug, Default)]
-pub(super) struct Likes {
-    known: HashMap<Key, Like, RandomState>,
+pub(super) struct HealthyFolds {
+    known: HashMap<Key, Template, RandomState>,
     /// Those that have something to hand out.
     counted: Vec<Key>,
     /// Of those that are known no more.
     parted: Vec<Folded>,
 }
 
-impl Likes {
+impl HealthyFolds {
     /// Counts the flow if its like is known; it must be handed out for the first time.
     pub(super) fn fold(&mut self, flow: &Flow, endpoint: SocketAddr, history: &History) -> Option<Found<'_>> {
         if self.known.is_empty() || !diagnosis::is_plain(flow) {
@@ -178,7 +178,7 @@ impl Likes {
             one_address: true,
             one_pod: true,
         };
-        let like = Like {
+        let like = Template {
             verdict,
             told,
             service,
@@ -197,7 +197,7 @@ impl Likes {
     /// Forgets all verdicts, not the counts.
     pub(super) fn clear(&mut self) {
         for key in std::mem::take(&mut self.counted) {
-            self.parted.extend(self.known.get_mut(&key).and_then(Like::take));
+            self.parted.extend(self.known.get_mut(&key).and_then(Template::take));
         }
         self.known.clear();
     }
@@ -206,7 +206,7 @@ impl Likes {
     pub(super) fn take(&mut self) -> Vec<Folded> {
         let mut taken = std::mem::take(&mut self.parted);
         for key in self.counted.drain(..) {
-            taken.extend(self.known.get_mut(&key).and_then(Like::take));
+            taken.extend(self.known.get_mut(&key).and_then(Template::take));
         }
         taken
     }
@@ -221,7 +221,7 @@ impl Likes {
     }
 }
 
-impl Like {
+impl Template {
     /// Whether the history still gives the answers that the verdict was reached with.
     fn holds(&mut self, history: &History) -> bool {
         let now = history.generation();
