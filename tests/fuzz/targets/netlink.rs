@@ -33,7 +33,7 @@ fn servers(input: &[u8]) {
     let Some((&length, datagrams)) = input.split_first_chunk() else { return };
     let (services, destinations) =
         datagrams.split_at_checked(u16::from_le_bytes(length).into()).unwrap_or((datagrams, &[]));
-    let text = ipvs::told(FAMILY, services, destinations);
+    let text = ipvs::to_text(FAMILY, services, destinations);
     let (servers, real) = (lines(&text, "-A "), lines(&text, "-a "));
     assert_eq!(servers + real, text.lines().count());
     assert!(servers <= services.len() / ATTRIBUTE_BYTES);
@@ -46,7 +46,7 @@ fn lines(text: &str, beginning: &str) -> usize {
 }
 
 fn counters(datagram: &[u8]) {
-    let counters = conntrack::told_by_ctnetlink(datagram, 7);
+    let counters = conntrack::parse_ctnetlink(datagram, 7);
     assert!(counters.to_text().lines().count() <= 1 + datagram.len() / HEADER_BYTES);
     assert_eq!(Counters::parse(&counters.to_text()), Some(counters));
 }

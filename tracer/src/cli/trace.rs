@@ -347,7 +347,7 @@ impl<'a> Trace<'a> {
     /// Reads the kernel's records, advances the time, prints.
     fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
         let now = self.read()?;
-        let entries = self.pipeline.pass(now);
+        let entries = self.pipeline.advance_clock(now);
         self.reread(&entries);
         let judged = self.pipeline.judge(now);
         self.show(report, judged, now)?;

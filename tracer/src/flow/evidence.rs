@@ -461,13 +461,13 @@ impl Flow {
         let here = |decision: &&Decision| {
             netns.is_none_or(|netns| decision.netns == netns || decision.netns == Netns::default())
         };
-        let asked = |decision: &&Decision| decision.ct.orig == self.orig;
+        let same_tuple = |decision: &&Decision| decision.ct.orig == self.orig;
         self.decisions
             .iter()
             .filter(here)
-            .filter(asked)
+            .filter(same_tuple)
             .find(|decision| decision.endpoint().is_some())
-            .or_else(|| self.decisions.iter().filter(here).find(asked))
+            .or_else(|| self.decisions.iter().filter(here).find(same_tuple))
     }
 
     /// The chosen endpoint in this namespace; with `None`, in any.

@@ -165,7 +165,7 @@ impl Flow {
                 return Stage::After;
             }
         }
-        let picked_up = self.trouble.as_ref().and_then(|trouble| trouble.picked_up).map(|anew| anew.ct);
+        let picked_up = self.trouble.as_ref().and_then(|trouble| trouble.picked_up).map(|entry| entry.ct);
         for ct in self.decisions.iter().map(|decision| decision.ct).chain(picked_up) {
             let reply = ct.reply;
             if tuple.src == reply.src && tuple.dst == reply.dst {

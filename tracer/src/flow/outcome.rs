@@ -232,16 +232,16 @@ impl Flow {
             {
                 return Outcome::Refused;
             }
-            let told = |meaning| {
+            let reported = |meaning| {
                 trouble.icmp_errors.iter().any(|error| error.about_request && error.meaning == meaning)
             };
-            if !self.is_tcp() && told(IcmpMeaning::NothingListens) {
+            if !self.is_tcp() && reported(IcmpMeaning::NothingListens) {
                 return Outcome::Refused;
             }
             if on_the_way().any(|drop| NO_WAY.iter().any(|reason| drop.is(reason))) {
                 return Outcome::Unreachable;
             }
-            if told(IcmpMeaning::NoWay) || told(IcmpMeaning::Prohibited) {
+            if reported(IcmpMeaning::NoWay) || reported(IcmpMeaning::Prohibited) {
                 return Outcome::Unreachable;
             }
             if (trouble.table_full.is_seen() && stands(trouble.table_full.last))

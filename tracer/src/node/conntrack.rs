@@ -9,8 +9,8 @@ use crate::node::procfs;
 
 mod statistics;
 
+pub use statistics::parse_ctnetlink;
 pub(crate) use statistics::read;
-pub use statistics::told_by_ctnetlink;
 
 /// The most CPUs of one table.
 const MAX_CPUS: usize = 8192;

@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(1));
     }
 
-    /// What fuzzing begins with; `VIPTRACE_BLESS=1` writes it anew.
+    /// The seed of the fuzz target; `VIPTRACE_BLESS=1` writes it again.
     #[test]
     fn the_corpus_has_such_a_dump() {
         let path =

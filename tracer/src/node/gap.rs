@@ -6,7 +6,7 @@ use std::{fmt, io, path::Path, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::sentence, node::capture::Kind, parse::ParseError};
+use crate::{error::sentence, node::capture::kind::Kind, parse::ParseError};
 
 /// A missing or unusable text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::node::sysctl::Sysctls;
 
 pub(super) use kernel::saved;
-pub use kernel::told;
+pub use kernel::to_text;
 
 /// IPVS's settings on the node (`net.ipv4.vs`); `None` if unread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -61,7 +61,8 @@ pub(super) struct Lost {
 pub struct NodeReading {
     #[serde(rename = "facts")]
     pub snapshot: Arc<Snapshot>,
-    pub asked: Timestamp,
+    #[serde(rename = "asked")]
+    pub began: Timestamp,
     pub now: Timestamp,
 }
 
@@ -346,16 +347,16 @@ mod tests {
             prop::option::of((any::<u64>(), any::<u64>())),
             vec(any::<String>(), 0..3),
         );
-        (time(), time(), state).prop_map(|(asked, now, (version, conntrack, gaps))| {
+        (time(), time(), state).prop_map(|(began, now, (version, conntrack, gaps))| {
             let gap = |text| Gap { kind: capture::Kind::ProxyMode, reason: Reason::Quoted { text } };
             let snapshot = Snapshot {
                 version,
                 conntrack_use: conntrack
-                    .map(|(count, max)| Observed { time: asked, value: ConntrackUse { count, max } }),
+                    .map(|(count, max)| Observed { time: began, value: ConntrackUse { count, max } }),
                 gaps: gaps.into_iter().map(gap).collect(),
                 ..Snapshot::default()
             };
-            NodeReading { snapshot: snapshot.into(), asked, now }
+            NodeReading { snapshot: snapshot.into(), began, now }
         })
     }
 

@@ -167,7 +167,7 @@ impl<R: Read + Seek> Player<R> {
                 return judged(self.pipeline.finish(now), now);
             }
             Item::Node(reading) => {
-                let judgements = self.pipeline.node_read(reading.snapshot, reading.asked, reading.now);
+                let judgements = self.pipeline.node_read(reading.snapshot, reading.began, reading.now);
                 return judged(judgements, reading.now);
             }
             Item::Update(update) => self.pipeline.cluster_mut().absorb(update),

@@ -44,8 +44,8 @@ impl Recorded {
 
     /// Records everything from here on. Nothing may have been observed before.
     pub fn begin(&mut self, mut recorder: Recorder) {
-        let (asked, now) = self.node_read;
-        let reading = NodeReading { snapshot: Arc::clone(self.pipeline.node()), asked, now };
+        let (began, now) = self.node_read;
+        let reading = NodeReading { snapshot: Arc::clone(self.pipeline.node()), began, now };
         recorder.start(self.pipeline.cluster(), reading);
         self.recorder = Some(recorder);
     }
@@ -93,16 +93,16 @@ impl Recorded {
     }
 
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
-        let _not_read_again = self.pass(now);
+        let _not_read_again = self.advance_clock(now);
         self.judge(now)
     }
 
-    /// As [`Pipeline::pass`]. The entries that are read arrive as records.
-    pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
+    /// As [`Pipeline::advance_clock`]. The entries that are read arrive as records.
+    pub fn advance_clock(&mut self, now: Timestamp) -> Vec<u64> {
         if let Some(recorder) = &mut self.recorder {
             recorder.advance(now);
         }
-        self.pipeline.pass(now)
+        self.pipeline.advance_clock(now)
     }
 
     /// As [`Pipeline::judge`].
@@ -110,12 +110,12 @@ impl Recorded {
         self.pipeline.judge(now)
     }
 
-    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, asked: Timestamp, now: Timestamp) -> Judgements {
-        self.node_read = (asked, now);
+    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) -> Judgements {
+        self.node_read = (began, now);
         if let Some(recorder) = &mut self.recorder {
-            recorder.node_read(Arc::clone(&snapshot), asked, now);
+            recorder.node_read(Arc::clone(&snapshot), began, now);
         }
-        self.pipeline.node_read(snapshot, asked, now)
+        self.pipeline.node_read(snapshot, began, now)
     }
 
     pub fn finish(&mut self, now: Timestamp) -> Judgements {

@@ -197,8 +197,8 @@ impl Recorder {
         self.item(Item::Update(update));
     }
 
-    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, asked: Timestamp, now: Timestamp) {
-        self.item(Item::Node(Box::new(NodeReading { snapshot, asked, now })));
+    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) {
+        self.item(Item::Node(Box::new(NodeReading { snapshot, began, now })));
     }
 
     pub fn advance(&mut self, now: Timestamp) {

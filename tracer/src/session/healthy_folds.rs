@@ -1,10 +1,9 @@
-//! Healthy flows that are alike: judged once, counted from then on.
+//! Healthy flows that share one verdict: the first is judged, the others are counted.
 //!
-//! Owns what makes two flows alike and until when that holds. A flow is folded only where the whole judgement, made
-//! for an earlier flow to the same address that got the same endpoint, would be made again word for word: nothing
-//! spoke against either flow ([`diagnosis::is_plain`]), the reasons do not depend on the moment
-//! ([`diagnosis::Judgement::lasting`]), and the history gives the same answers about both flows' times, because what
-//! they concern has not changed since before either began.
+//! Owns the conditions for a shared verdict and how long they hold. A flow is folded only if judging it would repeat the
+//! judgement of an earlier flow to the same address and endpoint word for word: nothing speaks against either flow
+//! ([`diagnosis::is_plain`]), the reasons do not depend on the moment ([`diagnosis::Judgement::lasting`]), and the
+//! objects concerned have not changed since before either flow began.
 
 use std::{
     collections::HashMap,
@@ -25,20 +24,20 @@ use crate::{
     verdict::{Verdict, VerdictKey},
 };
 
-/// Verdicts kept to fold by; when there are more, all are forgotten and made anew as flows come.
-const MAX_LIKES: usize = 4096;
+/// The most verdicts kept for folding; beyond it all are dropped, and new flows are judged again.
+const MAX_TEMPLATES: usize = 4096;
 
-/// Healthy flows that were not worth a verdict of their own.
+/// Healthy flows that share an earlier verdict.
 #[derive(Clone, Debug)]
 pub struct Folded {
-    /// The verdict on one that was handed out as [`Judged`](super::Judged): on these it is the same, up to the client,
-    /// the times and what follows from them.
+    /// The verdict on a flow that was returned as [`Judged`](super::Judged). Theirs differs in the client, the times and
+    /// the facts that follow from these.
     pub verdict: Arc<Verdict>,
-    /// How many flows; at least one.
+    /// The number of flows; at least one.
     pub count: u64,
-    /// Of those of which it is known, in no particular order.
+    /// Of the flows whose connect time is known, in no particular order.
     pub connect_times: Vec<Duration>,
-    /// The latest time that any of their verdicts would bear.
+    /// The latest time that one of their verdicts would have.
     pub last: Timestamp,
     pub clients: Clients,
 }
@@ -55,10 +54,10 @@ pub struct Clients {
     pub one_pod: bool,
 }
 
-/// What flows must have alike.
+/// The facts that flows with one verdict share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
-    asked: SocketAddr,
+    dst: SocketAddr,
     endpoint: SocketAddr,
     protocol: Protocol,
     answered: bool,
@@ -67,9 +66,9 @@ struct Key {
 impl Hash for Key {
     /// Few words for the keyed hash: this runs for every healthy flow.
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let ports = u64::from(self.asked.port()) << 16 | u64::from(self.endpoint.port());
+        let ports = u64::from(self.dst.port()) << 16 | u64::from(self.endpoint.port());
         state.write_u64(ports << 16 | u64::from(self.protocol.0) << 1 | u64::from(self.answered));
-        for ip in [self.asked.ip(), self.endpoint.ip()] {
+        for ip in [self.dst.ip(), self.endpoint.ip()] {
             match ip {
                 IpAddr::V4(ip) => state.write_u64(u64::from(ip.to_bits())),
                 IpAddr::V6(ip) => {
@@ -84,7 +83,7 @@ impl Hash for Key {
 impl Key {
     fn new(flow: &Flow, endpoint: SocketAddr) -> Self {
         Self {
-            asked: flow.orig.dst,
+            dst: flow.orig.dst,
             endpoint,
             protocol: flow.orig.protocol,
             answered: flow.outcome() != Outcome::Pending,
@@ -95,7 +94,7 @@ impl Key {
 #[derive(Debug)]
 struct Template {
     verdict: Arc<Verdict>,
-    told: Arc<VerdictKey>,
+    verdict_key: Arc<VerdictKey>,
     service: cluster::Key,
     is_cluster_ip: bool,
     /// Flows that began later are judged by the same versions of the same objects.
@@ -110,55 +109,55 @@ struct Template {
     last: Timestamp,
 }
 
-/// What a folded flow's healthy like tells the pipeline.
+/// The facts about a folded flow that the pipeline needs.
 #[derive(Debug)]
 pub(super) struct Found<'a> {
-    pub(super) told: &'a Arc<VerdictKey>,
+    pub(super) verdict_key: &'a Arc<VerdictKey>,
     pub(super) is_cluster_ip: bool,
 }
 
-/// The healthy flows to fold by, and those folded since they were last taken.
+/// The verdicts that flows can share, and the flows folded since they were last taken.
 #[derive(Debug, Default)]
 pub(super) struct HealthyFolds {
     known: HashMap<Key, Template, RandomState>,
-    /// Those that have something to hand out.
+    /// The templates with a count to report.
     counted: Vec<Key>,
-    /// Of those that are known no more.
-    parted: Vec<Folded>,
+    /// The counts of dropped templates.
+    retired: Vec<Folded>,
 }
 
 impl HealthyFolds {
-    /// Counts the flow if its like is known; it must be handed out for the first time.
+    /// Counts the flow if a template for it is known. The flow must not have been judged before.
     pub(super) fn fold(&mut self, flow: &Flow, endpoint: SocketAddr, history: &History) -> Option<Found<'_>> {
         if self.known.is_empty() || !diagnosis::is_plain(flow) {
             return None;
         }
         let key = Key::new(flow, endpoint);
         if !self.known.get_mut(&key)?.holds(history) {
-            self.part(&key);
+            self.retire(&key);
             return None;
         }
-        let like = self.known.get_mut(&key)?;
-        if flow.first_seen <= like.since {
+        let template = self.known.get_mut(&key)?;
+        if flow.first_seen <= template.since {
             return None;
         }
-        if like.count == 0 {
+        if template.count == 0 {
             self.counted.push(key);
         }
-        like.count += 1;
-        like.last = like.last.max(diagnosis::verdict_time(flow));
-        like.connect_times.extend(flow.connect_time());
-        like.note_client(flow, history);
-        Some(Found { told: &like.told, is_cluster_ip: like.is_cluster_ip })
+        template.count += 1;
+        template.last = template.last.max(diagnosis::verdict_time(flow));
+        template.connect_times.extend(flow.connect_time());
+        template.note_client(flow, history);
+        Some(Found { verdict_key: &template.verdict_key, is_cluster_ip: template.is_cluster_ip })
     }
 
-    /// Keeps the verdict for the flows to come, if the history has not changed since the flow began.
+    /// Keeps the verdict for later flows, if the history has not changed since the flow began.
     pub(super) fn keep(
         &mut self,
         flow: &Flow,
         Lasting { service, via }: Lasting,
         verdict: Arc<Verdict>,
-        told: Arc<VerdictKey>,
+        verdict_key: Arc<VerdictKey>,
         history: &History,
     ) {
         let Some(endpoint) = verdict.flow.endpoint else { return };
@@ -168,8 +167,8 @@ impl HealthyFolds {
         }
         let key = Key::new(flow, endpoint);
         if self.known.contains_key(&key) {
-            self.part(&key);
-        } else if self.known.len() >= MAX_LIKES {
+            self.retire(&key);
+        } else if self.known.len() >= MAX_TEMPLATES {
             self.clear();
         }
         let clients = Clients {
@@ -178,9 +177,9 @@ impl HealthyFolds {
             one_address: true,
             one_pod: true,
         };
-        let like = Template {
+        let template = Template {
             verdict,
-            told,
+            verdict_key,
             service,
             is_cluster_ip: via == Via::ClusterIp,
             since: settled.since,
@@ -191,38 +190,38 @@ impl HealthyFolds {
             connect_times: Vec::new(),
             last: Timestamp::MIN,
         };
-        self.known.insert(key, like);
+        self.known.insert(key, template);
     }
 
-    /// Forgets all verdicts, not the counts.
+    /// Drops all verdicts and keeps the counts.
     pub(super) fn clear(&mut self) {
         for key in std::mem::take(&mut self.counted) {
-            self.parted.extend(self.known.get_mut(&key).and_then(Template::take));
+            self.retired.extend(self.known.get_mut(&key).and_then(Template::take));
         }
         self.known.clear();
     }
 
-    /// What was counted since the last time.
+    /// The flows counted since the last call.
     pub(super) fn take(&mut self) -> Vec<Folded> {
-        let mut taken = std::mem::take(&mut self.parted);
+        let mut taken = std::mem::take(&mut self.retired);
         for key in self.counted.drain(..) {
             taken.extend(self.known.get_mut(&key).and_then(Template::take));
         }
         taken
     }
 
-    fn part(&mut self, key: &Key) {
-        if let Some(mut like) = self.known.remove(key)
-            && let Some(folded) = like.take()
+    fn retire(&mut self, key: &Key) {
+        if let Some(mut template) = self.known.remove(key)
+            && let Some(folded) = template.take()
         {
-            self.parted.push(folded);
+            self.retired.push(folded);
             self.counted.retain(|counted| counted != key);
         }
     }
 }
 
 impl Template {
-    /// Whether the history still gives the answers that the verdict was reached with.
+    /// Whether the history still returns the facts that the verdict rests on.
     fn holds(&mut self, history: &History) -> bool {
         let now = history.generation();
         if self.checked != now {

@@ -87,7 +87,7 @@ pub struct Pipeline {
     cluster: Cluster,
     node: Arc<Snapshot>,
     /// When the read of `node` began: it says nothing about later decisions.
-    node_asked: Option<Timestamp>,
+    node_read_began: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
     /// By the flow's number, so that the oldest is judged first if there are too many.
@@ -103,7 +103,7 @@ impl Pipeline {
             settings,
             cluster,
             node: Arc::default(),
-            node_asked: None,
+            node_read_began: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
             before: BTreeMap::new(),
@@ -150,9 +150,8 @@ impl Pipeline {
         }
     }
 
-    /// Of the UDP entries without an answer in the node's list, which may be older than the trace: those that lead to a
-    /// former endpoint and whose sender has sent since, which are stale (C8). To be observed as sightings of
-    /// [`Hook::EntryReread`].
+    /// The stale ones (C8) of the node's unanswered UDP entries, which can be older than the trace: they lead to a former
+    /// endpoint, and their sender has sent since. The caller observes them as sightings of [`Hook::EntryReread`].
     pub fn stale_entries(&self, entries: &[ListedEntry]) -> Vec<ListedEntry> {
         let history = &self.cluster.history;
         let gone = |entry: &&ListedEntry| {
@@ -181,18 +180,18 @@ impl Pipeline {
         }
     }
 
-    /// Time has passed and all that was seen until `now` has been observed: judges what is settled. Flows whose cause
-    /// the node's rules or counters tell wait for a look at the node that is younger than they are
-    /// ([`Self::wants_node`]): older rules say nothing of their decision.
+    /// Judges the flows that are settled at `now`, by which time every earlier event has been observed. A flow whose
+    /// cause is in the node's rules or counters waits for a read of the node that began after the flow
+    /// ([`Self::wants_node`]): older rules say nothing about its decision.
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
-        let _not_read_again = self.pass(now);
+        let _not_read_again = self.advance_clock(now);
         self.judge(now)
     }
 
-    /// The first half of [`Self::advance`]: time has passed. Returns the conntrack entries to be read again, by their
-    /// kernel addresses, for flows that wait to be judged by what they are: observed as sightings of
-    /// [`Hook::EntryReread`]. They should be read before the second half, which may take its time.
-    pub fn pass(&mut self, now: Timestamp) -> Vec<u64> {
+    /// The first half of [`Self::advance`]. Returns the kernel addresses of the conntrack entries to be read again, for
+    /// flows whose verdict depends on them; the caller observes them as sightings of [`Hook::EntryReread`] before the
+    /// second half, which can take long.
+    pub fn advance_clock(&mut self, now: Timestamp) -> Vec<u64> {
         self.flows.advance(now);
         self.flows.take_rereads()
     }
@@ -200,24 +199,24 @@ impl Pipeline {
     /// The second half: judges settled flows.
     pub fn judge(&mut self, now: Timestamp) -> Judgements {
         let judged = self.judge_settled(now);
-        self.out(judged)
+        self.collect(judged)
     }
 
-    /// Ends the trace: hands out all open flows as they are. A last [`Self::node_read`] judges the flows that then
-    /// still wait for the node.
+    /// Ends the trace: judges all open flows as they are. A last [`Self::node_read`] judges the flows that still wait
+    /// for the node.
     pub fn finish(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         self.flows.finish(now);
         let judged = self.judge_settled(now);
-        self.out(judged)
+        self.collect(judged)
     }
 
-    /// The entries of all that is still open, as [`Self::pass`] returns them, before [`Self::finish`].
+    /// The entries of all open flows, as [`Self::advance_clock`] returns them, before [`Self::finish`].
     pub fn last_rereads(&mut self) -> Vec<u64> {
         self.flows.last_rereads()
     }
 
-    /// When [`Self::advance`] will have work again without a new sighting.
+    /// When [`Self::advance`] has work again without a new sighting.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         self.flows.next_deadline()
     }
@@ -227,19 +226,19 @@ impl Pipeline {
         !self.waiting.is_empty()
     }
 
-    /// The node was read, beginning at `asked`: judges the flows that waited for it.
-    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, asked: Timestamp, now: Timestamp) -> Judgements {
+    /// Takes a snapshot whose reading began at `began`, and judges the flows that waited for it.
+    pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) -> Judgements {
         self.node = snapshot;
-        self.node_asked = Some(asked);
+        self.node_read_began = Some(began);
         self.healthy.clear();
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= asked);
+            std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= began);
         self.waiting = waiting;
         let judged = ready.iter().filter_map(|flow| self.judge_flow(flow, now)).collect();
-        self.out(judged)
+        self.collect(judged)
     }
 
-    fn out(&mut self, judged: Vec<Judged>) -> Judgements {
+    fn collect(&mut self, judged: Vec<Judged>) -> Judgements {
         Judgements { judged, folded: self.healthy.take() }
     }
 
@@ -250,12 +249,12 @@ impl Pipeline {
                 continue;
             }
             self.note(&flow, now);
-            let fresh = self.node_asked.is_some_and(|asked| asked >= flow.first_seen);
-            if fresh || !self.asks_node(&flow) {
+            let fresh = self.node_read_began.is_some_and(|began| began >= flow.first_seen);
+            if fresh || !self.depends_on_node(&flow) {
                 judged.extend(self.judge_flow(&flow, now));
                 continue;
             }
-            if self.waiting.len() >= self.most(MAX_WAITING)
+            if self.waiting.len() >= self.bounded(MAX_WAITING)
                 && let Some(oldest) = self.waiting.pop_front()
             {
                 judged.extend(self.judge_flow(&oldest, now));
@@ -265,7 +264,7 @@ impl Pipeline {
         judged
     }
 
-    /// Counts the flow if a like one was found healthy and every query would be answered the same.
+    /// Counts the flow if it shares the verdict of an earlier healthy one.
     fn fold(&mut self, flow: &Flow) -> bool {
         if self.settings.detail == Detail::All || flow.revision > 1 {
             return false;
@@ -277,8 +276,8 @@ impl Pipeline {
             self.translations.translated(flow.orig.dst, decision.time);
         }
         if flow.ended.is_none() {
-            let told = Arc::clone(found.told);
-            self.remember(flow.id, told);
+            let key = Arc::clone(found.verdict_key);
+            self.remember(flow.id, key);
         }
         true
     }
@@ -286,7 +285,7 @@ impl Pipeline {
     /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
     /// found the conntrack table full; or for one whose endpoint no slice lists, while rules of another writer may have
     /// chosen it.
-    fn asks_node(&self, flow: &Flow) -> bool {
+    fn depends_on_node(&self, flow: &Flow) -> bool {
         let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
         let address = || self.cluster.history.address(dst, protocol, at);
         if let Some(endpoint) = flow.endpoint(self.settings.node_netns) {
@@ -313,12 +312,12 @@ impl Pipeline {
         let lasting =
             judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
         if lasting.is_some() || flow.ended.is_none() {
-            let told = Arc::new(verdict.key());
+            let key = Arc::new(verdict.key());
             if flow.ended.is_none() {
-                self.remember(flow.id, Arc::clone(&told));
+                self.remember(flow.id, Arc::clone(&key));
             }
             if let Some(lasting) = lasting {
-                self.healthy.keep(flow, lasting, Arc::new(verdict.clone()), told, &self.cluster.history);
+                self.healthy.keep(flow, lasting, Arc::new(verdict.clone()), key, &self.cluster.history);
             }
         }
         // An equal verdict is not reported again.
@@ -330,16 +329,16 @@ impl Pipeline {
 
     /// The limit for state of flows outside the table: no more than the table holds, so that one limit bounds the
     /// memory.
-    fn most(&self, limit: usize) -> usize {
+    fn bounded(&self, limit: usize) -> usize {
         limit.min(self.settings.limits.max_flows)
     }
 
     /// Remembers the verdict of a flow that is not over.
-    fn remember(&mut self, id: u64, told: Arc<VerdictKey>) {
-        if self.before.len() >= self.most(MAX_BEFORE) {
+    fn remember(&mut self, id: u64, key: Arc<VerdictKey>) {
+        if self.before.len() >= self.bounded(MAX_BEFORE) {
             self.before.pop_first();
         }
-        self.before.insert(id, told);
+        self.before.insert(id, key);
     }
 
     fn context(&self, now: Timestamp) -> Context<'_> {

@@ -396,7 +396,7 @@ fn a_reading_of_the_first_version_is_read() {
     assert_eq!((expected.rules.skipped, expected.gaps.as_slice()), (0, [].as_slice()));
 
     let read = &kept.snapshot;
-    assert_eq!((kept.asked, kept.now, read.read_at()), (at, at, Some(at)));
+    assert_eq!((kept.began, kept.now, read.read_at()), (at, at, Some(at)));
     assert_eq!(
         (read.mode, read.version.as_deref(), read.other_dataplane),
         (Some(ProxyMode::Iptables), Some("v1.30.5"), Some(Dataplane::Cilium))

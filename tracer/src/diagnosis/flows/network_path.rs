@@ -39,14 +39,14 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         .trouble()
         .and_then(|trouble| trouble.drops.iter().find(|drop| drop.stage != crate::flow::Stage::Reply))
         .and_then(|drop| drop.reason.clone());
-    let told =
+    let reported =
         case.trouble().and_then(|trouble| trouble.icmp_errors.iter().find(|error| error.about_request));
     let what = match (case.outcome, dropped.as_deref()) {
         (Outcome::Pending, _) => {
             format!("did not answer within {}", length(unanswered.unwrap_or_default()))
         }
-        (Outcome::Unreachable, None) if told.is_some() => {
-            let who = told.and_then(|error| error.from).map_or("a host".to_owned(), |ip| ip.to_string());
+        (Outcome::Unreachable, None) if reported.is_some() => {
+            let who = reported.and_then(|error| error.from).map_or("a host".to_owned(), |ip| ip.to_string());
             format!("cannot be reached: {who} reported it by ICMP")
         }
         (Outcome::Unreachable, Some(reason)) => {
@@ -89,12 +89,13 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
 /// For: the ICMP error and its sender. Against: that rule is unknown here.
 pub(super) fn prohibited_there(case: &Case<'_>) -> Option<Finding> {
     let errors = &case.trouble()?.icmp_errors;
-    let told = errors.iter().find(|error| error.about_request && error.meaning == IcmpMeaning::Prohibited)?;
+    let reported =
+        errors.iter().find(|error| error.about_request && error.meaning == IcmpMeaning::Prohibited)?;
     if case.outcome != Outcome::Unreachable {
         return None;
     }
-    let who = told.from.map_or_else(|| "a host on the way".to_owned(), |ip| ip.to_string());
-    let node = told.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));
+    let who = reported.from.map_or_else(|| "a host on the way".to_owned(), |ip| ip.to_string());
+    let node = reported.from.and_then(|ip| case.ctx.cluster.node_by_ip(ip, case.decided));
     let who = node.map_or_else(|| who.clone(), |node| format!("node {} ({who})", node.key));
     Some(
         Finding::new(

@@ -62,10 +62,10 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
             "its rules still exist: connections to unchanged Services still work",
         );
     }
-    if let Some(told) = facts.node.log.as_ref().and_then(|log| {
-        log.told.iter().filter(|told| !told.before_restart).max_by(|a, b| a.last.cmp(&b.last))
+    if let Some(error) = facts.node.log.as_ref().and_then(|log| {
+        log.errors.iter().filter(|error| !error.before_restart).max_by(|a, b| a.last.cmp(&b.last))
     }) {
-        finding = finding.node(None, format!("its log, at {}: {}", told.last, told.text));
+        finding = finding.node(None, format!("its log, at {}: {}", error.last, error.text));
     }
     findings.push(finding);
 }
@@ -137,31 +137,31 @@ fn ends(log: &Log, findings: &mut Vec<Finding>) {
         (Trouble::ConfigRejected, Class::C9, "kube-proxy rejects its configuration and exits"),
         (Trouble::Ended, Class::C1, "kube-proxy exits with an error"),
     ] {
-        let Some(told) = log.of(trouble).filter(|told| !told.before_restart) else { continue };
+        let Some(error) = log.of(trouble).filter(|error| !error.before_restart) else { continue };
         // The IPVS error ends the process with the same message and has its own finding.
         if trouble == Trouble::Ended && log.of(Trouble::IpvsUnusable).is_some() {
             continue;
         }
         findings.push(
-            told_by(Finding::new(class, detail).severity(Severity::Critical), told)
+            logged_by(Finding::new(class, detail).severity(Severity::Critical), error)
                 .now(&[action::READ_LAST_WORDS]),
         );
     }
 }
 
-fn told_by(finding: Finding, told: &LoggedError) -> Finding {
-    finding.node(None, format!("kube-proxy's log, {}: {}", told.when(), told.text))
+fn logged_by(finding: Finding, error: &LoggedError) -> Finding {
+    finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text))
 }
 
 /// C11.
 fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
-    let Some(told) = log.of(Trouble::IpvsUnusable).filter(|told| !told.before_restart) else { return };
-    let mut finding = told_by(
+    let Some(error) = log.of(Trouble::IpvsUnusable).filter(|error| !error.before_restart) else { return };
+    let mut finding = logged_by(
         Finding::new(
             Class::C11,
             "kube-proxy is in ipvs mode and this kernel has no IPVS: it exits; there is no fallback",
         ),
-        told,
+        error,
     );
     for module in missing_ipvs_modules(facts) {
         finding = finding.node(None, format!("module {module} is neither loaded nor built in"));
@@ -184,16 +184,16 @@ pub(super) fn missing_ipvs_modules(facts: &Facts) -> Vec<String> {
 
 /// C8: entries that it could not delete.
 fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
-    let Some(told) = log.of(Trouble::ConntrackCleanup).filter(|told| !told.before_restart) else { return };
+    let Some(error) = log.of(Trouble::ConntrackCleanup).filter(|error| !error.before_restart) else { return };
     findings.push(
-        told_by(
+        logged_by(
             Finding::new(
                 Class::C8,
                 "kube-proxy could not clean up conntrack: UDP flows may still use endpoints that are gone",
             )
             .severity(Severity::Medium)
             .step(Step::Conntrack),
-            told,
+            error,
         )
         .level(Level::Warning)
         .confidence(Confidence::Medium)
@@ -204,23 +204,23 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
 /// C2: it cannot reach or read the API server, according to its log or to changes that it did not follow.
 fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     let unheard = unheard(facts);
-    let told: Vec<&LoggedError> = facts
+    let errors: Vec<&LoggedError> = facts
         .node
         .log
         .iter()
-        .flat_map(|log| &log.told)
-        .filter(|told| told.trouble.is_api() && !told.before_restart && !told.recovered)
+        .flat_map(|log| &log.errors)
+        .filter(|error| error.trouble.is_api() && !error.before_restart && !error.recovered)
         .collect();
     let cut = facts
         .node
         .log
         .as_ref()
         .and_then(|log| log.of(Trouble::WatchCut))
-        .filter(|told| !told.before_restart && !told.recovered);
-    let Some(detail) = told
+        .filter(|error| !error.before_restart && !error.recovered);
+    let Some(detail) = errors
         .iter()
-        .max_by_key(|told| told.count)
-        .map(|told| told.trouble.to_string())
+        .max_by_key(|error| error.count)
+        .map(|error| error.trouble.to_string())
         .or_else(|| unheard.as_ref().map(|_| "it has not received changes of the API".to_owned()))
     else {
         return;
@@ -233,11 +233,11 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
     let frozen = if never { "it has never written its rules" } else { "its rules no longer change" };
     let mut finding = Finding::new(Class::C2, format!("kube-proxy has lost the API: {detail}; {frozen}"))
         .severity(severity);
-    for told in &told {
-        finding = told_by(finding, told);
+    for error in &errors {
+        finding = logged_by(finding, error);
     }
     if let Some(cut) = cut {
-        finding = told_by(finding, cut);
+        finding = logged_by(finding, cut);
     }
     if let Some((content, since)) = &unheard {
         finding = finding.api(*since, content.clone()).since(*since);
@@ -249,7 +249,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
         );
     }
     // Each of the two alone has another explanation: old lines of a log, a change that does not affect the rules.
-    let sure = unheard.is_some() && (cut.is_some() || !told.is_empty()) || never;
+    let sure = unheard.is_some() && (cut.is_some() || !errors.is_empty()) || never;
     if !sure {
         finding = finding.confidence(Confidence::Medium);
         if unheard.is_some() {
@@ -267,7 +267,7 @@ fn api(facts: &Facts, findings: &mut Vec<Finding>) {
             "/healthz answers 200; it also does so when the API is lost",
         );
     }
-    let trouble = told.iter().max_by_key(|told| told.count).map(|told| told.trouble);
+    let trouble = errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
     findings.push(match trouble.and_then(cure) {
         Some(action) => finding.now(&[action]),
         None => finding,

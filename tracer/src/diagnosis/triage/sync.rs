@@ -42,12 +42,12 @@ fn waiting(times: &SyncTimes) -> bool {
 
 fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let failures = facts.node.metrics.as_ref().map(Metrics::failures).unwrap_or_default();
-    let told: Vec<&LoggedError> = facts
+    let errors: Vec<&LoggedError> = facts
         .node
         .log
         .iter()
-        .flat_map(|log| &log.told)
-        .filter(|told| told.trouble.is_sync() && !told.before_restart)
+        .flat_map(|log| &log.errors)
+        .filter(|error| error.trouble.is_sync() && !error.before_restart)
         .collect();
     let pending: Vec<&SyncTimes> = times.iter().filter(|times| waiting(times)).collect();
     let age = |times: &SyncTimes| facts.now().map(|now| now - times.last_queued);
@@ -55,17 +55,17 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let unhealthy = facts.node.healthz.as_ref().is_some_and(|health| !health.is_healthy());
     let stuck = !pending.is_empty() && (oldest > IN_FLIGHT_SECS || unhealthy);
     // Without metrics only the log is known, which does not show whether a later sync succeeded.
-    let blind = times.is_empty() && !told.is_empty();
-    if !stuck && told.is_empty() && failures.is_empty() {
+    let blind = times.is_empty() && !errors.is_empty();
+    if !stuck && errors.is_empty() && failures.is_empty() {
         if !pending.is_empty() {
             findings.push(in_flight(&pending, oldest));
         }
         return;
     }
-    if !stuck && !pending.is_empty() && oldest <= IN_FLIGHT_SECS && told.is_empty() && failures.is_empty() {
+    if !stuck && !pending.is_empty() && oldest <= IN_FLIGHT_SECS && errors.is_empty() && failures.is_empty() {
         return;
     }
-    let cause = told.iter().max_by_key(|told| told.count).map(|told| told.trouble);
+    let cause = errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
     let detail = match (stuck, blind) {
         (true, _) => format!(
             "kube-proxy cannot write its rules: a change has been waiting for {oldest:.0} s{}",
@@ -93,8 +93,8 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     for (name, count) in &failures {
         finding = finding.node(None, format!("{name} is {count:.0}"));
     }
-    for told in &told {
-        finding = finding.node(None, format!("kube-proxy's log, {}: {}", told.when(), told.text));
+    for error in &errors {
+        finding = finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text));
     }
     finding = match (stuck, blind) {
         (true, _) => finding,

@@ -4,7 +4,7 @@
 //! text and their recognition; each text's reader interprets it.
 
 pub mod folder;
-mod kind;
+pub(super) mod kind;
 mod manifest;
 mod recognise;
 

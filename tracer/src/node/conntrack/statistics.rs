@@ -60,7 +60,7 @@ fn from_ctnetlink(root: &Path, limits: Limits) -> io::Result<Counters> {
 }
 
 /// The counters in a datagram of ctnetlink, with the number of `entries`; includes rows before damage.
-pub fn told_by_ctnetlink(datagram: &[u8], entries: u64) -> Counters {
+pub fn parse_ctnetlink(datagram: &[u8], entries: u64) -> Counters {
     let mut rows = Vec::new();
     let _ = parse(datagram, entries, &mut rows);
     Counters { columns: names(), rows }
@@ -106,7 +106,7 @@ mod tests {
     fn what_ctnetlink_tells_reads_as_the_file_does() {
         let dump = [cpu(0), cpu(100), netlink::message(NLMSG_DONE, 2, &[0; 4])].concat();
         assert!(parse(&dump, 7, &mut Vec::new()).unwrap());
-        let counters = told_by_ctnetlink(&dump, 7);
+        let counters = parse_ctnetlink(&dump, 7);
         assert_eq!(counters.entries(), Some(7));
         assert_eq!(counters.rows.len(), 2);
         let summed = ["drop", "insert_failed", "early_drop", "invalid"].map(|name| {

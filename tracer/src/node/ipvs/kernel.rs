@@ -83,7 +83,7 @@ pub(in crate::node) fn saved(root: &Path, limits: Limits) -> io::Result<String> 
 
 /// The output of `ipvsadm -Sn` for the virtual servers in a kernel's datagram, each with the real servers in another;
 /// `family` is IPVS's id. Includes the servers before damage.
-pub fn told(family: u16, services: &[u8], destinations: &[u8]) -> String {
+pub fn to_text(family: u16, services: &[u8], destinations: &[u8]) -> String {
     let mut found = Vec::new();
     let _ = read_services(services, family, &mut found);
     let mut text = String::new();
@@ -329,7 +329,7 @@ mod tests {
         assert!(read_services(&ended, FAMILY, &mut Vec::new()).unwrap());
         let one = |server: &VirtualServer| {
             let dump = services_dump(std::slice::from_ref(server));
-            told(FAMILY, &dump, &destinations_dump(server))
+            to_text(FAMILY, &dump, &destinations_dump(server))
         };
         rules::ipvs::parse(&servers.iter().map(one).collect::<String>())
     }
@@ -351,7 +351,7 @@ mod tests {
             persistent: Some(10_800),
             destinations: Vec::new(),
         };
-        let text = told(FAMILY, &services_dump(&[server]), &[]);
+        let text = to_text(FAMILY, &services_dump(&[server]), &[]);
         assert_eq!(text, "-A -t 10.96.0.1:443 -s none -p 10800\n");
     }
 
@@ -414,7 +414,7 @@ mod tests {
                 dump[at] = byte;
             }
             let real: Vec<u8> = servers.iter().flat_map(destinations_dump).collect();
-            let (damaged, sound) = (told(FAMILY, &dump, &real), told(FAMILY, &whole, &real));
+            let (damaged, sound) = (to_text(FAMILY, &dump, &real), to_text(FAMILY, &whole, &real));
             prop_assert!(rules::ipvs::parse(&damaged).len() <= servers.len());
             prop_assert_eq!(rules::ipvs::parse(&sound).len(), servers.len());
         }

@@ -142,7 +142,7 @@ impl LoggedError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     /// In the order of [`Trouble::ALL`].
-    pub told: Vec<LoggedError>,
+    pub errors: Vec<LoggedError>,
     /// Starts of the process within the log.
     pub starts: u64,
     /// Times of the first and last line that has one.
@@ -173,22 +173,22 @@ impl Log {
             }
             log.take(time, message);
         }
-        log.told.sort_by_key(|told| told.trouble);
+        log.errors.sort_by_key(|error| error.trouble);
         log
     }
 
     fn take(&mut self, time: Option<&str>, message: &str) {
         if message.contains("\"Version info\"") || message.contains("msg\":\"Version info\"") {
             self.starts += 1;
-            self.told.iter_mut().for_each(|told| told.before_restart = true);
+            self.errors.iter_mut().for_each(|error| error.before_restart = true);
             self.version = after(message, "version=\"").or_else(|| after(message, "\"version\":\""));
         }
         if message.contains("Caches populated for *v1.") || message.contains("Caches are synced for ") {
             let api = self
-                .told
+                .errors
                 .iter_mut()
-                .filter(|told| told.trouble.is_api() || told.trouble == Trouble::WatchCut);
-            api.for_each(|told| told.recovered = true);
+                .filter(|error| error.trouble.is_api() || error.trouble == Trouble::WatchCut);
+            api.for_each(|error| error.recovered = true);
         }
         if message.contains("until Services and Endpoints have been received") {
             self.waiting_for_informers = true;
@@ -215,15 +215,15 @@ impl Log {
         let Some(trouble) = classify(message) else { return };
         let time = to_the_millisecond(time.unwrap_or_default());
         let text = cut(message);
-        match self.told.iter_mut().find(|told| told.trouble == trouble) {
-            Some(told) => {
-                told.count += 1;
-                told.last = time;
-                told.text = text;
-                told.before_restart = false;
-                told.recovered = false;
+        match self.errors.iter_mut().find(|error| error.trouble == trouble) {
+            Some(error) => {
+                error.count += 1;
+                error.last = time;
+                error.text = text;
+                error.before_restart = false;
+                error.recovered = false;
             }
-            None => self.told.push(LoggedError {
+            None => self.errors.push(LoggedError {
                 trouble,
                 count: 1,
                 first: time.clone(),
@@ -236,7 +236,7 @@ impl Log {
     }
 
     pub fn of(&self, trouble: Trouble) -> Option<&LoggedError> {
-        self.told.iter().find(|told| told.trouble == trouble)
+        self.errors.iter().find(|error| error.trouble == trouble)
     }
 }
 

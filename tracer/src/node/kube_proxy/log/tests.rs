@@ -10,13 +10,13 @@ fn an_error_is_counted_with_its_times() {
          E1120 23:29:18.128799   28197 server.go:1051] \"Failed to retrieve node info\" err=\"Unauthorized\"\n\
          W1120 23:29:53.208601   28197 reflector.go:547] x: failed to list *v1.EndpointSlice: Unauthorized\n",
     );
-    let told = log.of(Trouble::ApiUnauthorized).unwrap();
+    let error = log.of(Trouble::ApiUnauthorized).unwrap();
     assert_eq!(
-        (told.count, told.first.as_str(), told.last.as_str()),
+        (error.count, error.first.as_str(), error.last.as_str()),
         (2, "1120 23:29:18.128", "1120 23:29:53.208")
     );
-    assert_eq!(told.text, "x: failed to list *v1.EndpointSlice: Unauthorized");
-    assert_eq!((log.starts, log.version.as_deref(), told.before_restart), (1, Some("v1.30.5"), false));
+    assert_eq!(error.text, "x: failed to list *v1.EndpointSlice: Unauthorized");
+    assert_eq!((log.starts, log.version.as_deref(), error.before_restart), (1, Some("v1.30.5"), false));
 }
 
 #[test]
@@ -120,7 +120,7 @@ proptest! {
         let log = Log::parse(&text);
         for trouble in Trouble::ALL {
             let expected = lines.iter().filter(|(written, _)| *written == trouble).count() as u64;
-            prop_assert_eq!(log.of(trouble).map_or(0, |told| told.count), expected);
+            prop_assert_eq!(log.of(trouble).map_or(0, |error| error.count), expected);
         }
     }
 
