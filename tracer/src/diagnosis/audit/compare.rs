@@ -33,7 +33,7 @@ use found::{Fault, Found};
 const SHARE_TOLERANCE: f64 = 0.01;
 /// The most threads that share the Service ports. The limit leaves the node's other processors free for its traffic.
 const MAX_THREADS: usize = 4;
-/// The fewest Service ports that are worth the start of a thread.
+/// The fewest Service ports of one thread: fewer are not worth the thread's start.
 const MIN_PORTS: usize = 64;
 /// The most edges of source ranges tried for one frontend.
 const MAX_EDGES: usize = 64;
@@ -57,7 +57,7 @@ pub(super) struct Comparison<'a> {
     found: Found,
 }
 
-/// Compares the whole of one family.
+/// Compares all rules of one family.
 pub(super) fn compare(
     expected: &Expected,
     rules: &Ruleset,

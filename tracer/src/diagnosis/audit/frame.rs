@@ -1,7 +1,7 @@
 //! The frame of kube-proxy's rules: the jumps from netfilter's hooks to its chains, and the few rules that belong to no
 //! Service.
 //!
-//! A missing jump is one fault, not one for each Service behind it; [`Frame`] records which questions it has answered.
+//! A missing jump is one fault, not one for each Service behind it; [`Frame`] records it once.
 
 use super::{Aspect, Audit, Context, Discrepancy, Expected, Kind, SyncState};
 use crate::{
@@ -15,12 +15,12 @@ use crate::{
     },
 };
 
-/// Questions that need no answer for each Service.
+/// Faults of the frame, which need no check for each Service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frame {
     /// Connections from these origins do not reach the translating rules.
     pub(super) blocked: Vec<Origin>,
-    /// Connections from there do not get to the rules that refuse and drop.
+    /// Connections from these origins do not reach the rules that refuse and drop.
     pub(super) unfiltered: Vec<Origin>,
     pub(super) no_masquerade: bool,
 }
@@ -31,7 +31,7 @@ enum Loss {
     Translation(&'static [Origin]),
     Refusal(&'static [Origin]),
     Masquerade,
-    /// Only with a policy or rule of another program.
+    /// No effect, unless another program has a policy or rule that drops packets.
     Nothing,
 }
 

@@ -10,8 +10,8 @@ use crate::{
     rules::{Ruleset, Writer},
 };
 
-/// The writer of kube-proxy's mode among those that have rules. Of two iptables backends it is the one that names more
-/// of the existing Services: the other's rules are no longer maintained.
+/// The writer of kube-proxy's mode among those that have rules. Of two iptables backends, the one that names more
+/// of the existing Services: kube-proxy no longer maintains the other's rules.
 pub(super) fn writer_of(
     expected: &Expected,
     rules: &Ruleset,

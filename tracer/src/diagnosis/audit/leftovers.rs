@@ -12,7 +12,7 @@ use crate::{
 /// The most chains listed as harmless; further ones are only counted in a gap.
 const MAX_HARMLESS: usize = 4096;
 
-/// Rules of another writer than that of kube-proxy's mode (C3, C10).
+/// Rules of a writer that does not belong to kube-proxy's mode (C3, C10).
 pub(super) fn other_writers(
     expected: &Expected,
     rules: &Ruleset,
@@ -153,7 +153,7 @@ fn of_frontend(
     }
 }
 
-/// Addresses that the rules treat as a Service's without one: connections to them are refused.
+/// Addresses that the rules treat as a Service's but no Service has: connections to them are refused.
 fn surplus_addresses(
     expected: &Expected,
     rules: &Ruleset,

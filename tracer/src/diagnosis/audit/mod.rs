@@ -1,10 +1,11 @@
-//! The audit of a node's rules, without traffic: what kube-proxy should have written there, against what is there.
+//! The audit of a node's rules, without traffic: compares the rules on the node with those that kube-proxy should have
+//! written.
 //!
-//! [`Expected`] is what kube-proxy makes of the Services and `EndpointSlices` at one time on one node. [`audit`] sends
-//! new connections to each frontend through the rules that were read ([`crate::rules`]) and compares where they
-//! go, so that it holds for every mode and every version of kube-proxy; then it looks for what nobody asked for. Pure:
-//! no I/O, and no clock but the time it is given. It names what differs and what kube-proxy's own times say of it; the
-//! cause is for the triage.
+//! [`Expected`] has the rules that kube-proxy should write for the Services and `EndpointSlices` of one time on one
+//! node. [`audit`] sends new connections to each frontend through the rules that were read ([`crate::rules`]) and
+//! compares their destinations, so it works for every mode and every version of kube-proxy. It then searches for rules
+//! that no Service needs. It reports each difference and its state by kube-proxy's own times; the triage finds the
+//! cause. Pure: no I/O, and no clock but the time that the caller passes.
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -62,7 +63,7 @@ impl Context {
     }
 }
 
-/// kube-proxy's own times of its work, and the grace.
+/// kube-proxy's own times of its last sync and of the last queued update, and the grace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncStatus {
     /// `sync_proxy_rules_last_queued_timestamp_seconds`.
@@ -74,7 +75,7 @@ pub struct SyncStatus {
 }
 
 impl Default for SyncStatus {
-    /// Without kube-proxy's times. The grace is the catalogue's least, 5 s.
+    /// Without kube-proxy's times. The grace is the catalogue's minimum, 5 s.
     fn default() -> Self {
         Self { last_queued: None, last_synced: None, grace: Duration::from_secs(5) }
     }
@@ -89,8 +90,8 @@ pub enum SyncState {
     Failing,
     /// kube-proxy has neither queued nor written anything since the change: it does not receive changes (C2).
     Unheard,
-    /// kube-proxy has written its rules since the change, and they differ from what it writes: another program changed
-    /// them (C5e), or they are only partly updated.
+    /// kube-proxy has written its rules since the change, and they differ from the expected ones: another program
+    /// changed them (C5e), or they are only partly updated.
     Overwritten,
     /// kube-proxy's times, or the time of the change, are unknown.
     Unknown,
@@ -118,9 +119,9 @@ impl fmt::Display for SyncState {
 pub enum Kind {
     /// It should exist and does not.
     Missing,
-    /// It was right once.
+    /// It was correct at an earlier time.
     Stale,
-    /// It has no reason to exist.
+    /// It exists and should not.
     Surplus,
     /// It exists, but in a wrong form.
     Wrong,
@@ -246,7 +247,7 @@ pub struct Checked {
     pub rules: usize,
 }
 
-/// Compares the rules with the expected ones.
+/// Compares the rules on the node with the expected ones.
 pub fn audit(expected: &Expected, rules: &Ruleset, context: &Context) -> Audit {
     let mut audit = Audit::default();
     audit.checked.rules = rules.size();

@@ -16,11 +16,11 @@ use crate::{
 pub struct Endpoints {
     /// For the policy `Cluster`.
     pub cluster: Arc<[SocketAddr]>,
-    /// The same without topology hints, if they changed it: a kube-proxy without support for hints sends there.
+    /// The same without topology hints, if hints change it: a kube-proxy without support for hints uses these.
     pub unhinted: Option<Arc<[SocketAddr]>>,
     /// For the policy `Local`.
     pub local: Arc<[SocketAddr]>,
-    /// There is a usable endpoint on some node: without one connections are refused, otherwise dropped.
+    /// Whether any node has a usable endpoint. If none has, connections are refused, otherwise dropped.
     pub any: bool,
     /// The endpoints on this node, usable or not.
     pub here: Arc<[SocketAddr]>,
@@ -60,8 +60,8 @@ pub(super) fn endpoints(
         all.iter().filter(keep).map(|endpoint| endpoint.addr).collect()
     };
     found.here = addresses(&|endpoint| endpoint.here);
-    // What comes from outside needs the cluster's endpoints even under the policy `Local`: Pods and the node itself may
-    // use them.
+    // An externally accessible port needs the cluster's endpoints even under the policy `Local`: Pods and the node
+    // itself may use them.
     if !internal_local || external {
         let ready = addresses(&|endpoint| endpoint.ready);
         found.cluster = if ready.is_empty() { addresses(&|endpoint| endpoint.drains) } else { ready };
@@ -107,7 +107,7 @@ fn listed(
                 zones: endpoint.for_zones.clone(),
                 nodes: endpoint.for_nodes.clone(),
             };
-            // An endpoint that is listed twice serves as long as one of the two slices states it.
+            // An endpoint that two slices list serves if either slice reports it as serving.
             match found.get(&addr) {
                 Some(known) if (known.ready, known.drains) >= (read.ready, read.drains) => {}
                 _ => {
@@ -119,7 +119,7 @@ fn listed(
     found.into_values().collect()
 }
 
-/// The ready endpoints that are meant for this node or its zone. `None` if hints are not followed.
+/// The ready endpoints whose hints name this node or its zone. `None` if kube-proxy does not follow the hints.
 fn hinted(all: &[Endpoint], node: &str, zone: Option<&str>) -> Option<Arc<[SocketAddr]>> {
     let ready: Vec<&Endpoint> = all.iter().filter(|endpoint| endpoint.ready).collect();
     let hints: Vec<Hints<'_>> =

@@ -52,7 +52,7 @@ impl Found {
         }
     }
 
-    /// Adds what was found of other Service ports.
+    /// Adds the faults of other Service ports.
     pub(super) fn absorb(&mut self, other: Self) {
         let before = self.faults.len();
         self.faults.extend(other.faults);

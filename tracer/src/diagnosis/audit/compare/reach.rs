@@ -1,4 +1,4 @@
-//! The destination of a connection: which endpoints with which share, refused, or dropped.
+//! The destination of a connection: endpoints with their shares, refused, or dropped.
 
 use super::{Comparison, Fault, SHARE_TOLERANCE, Tried};
 use crate::{

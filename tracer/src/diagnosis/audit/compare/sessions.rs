@@ -140,7 +140,7 @@ impl Comparison<'_> {
                 Some(_) => {}
             }
         }
-        // Clients that are sent to an endpoint that receives no new ones (C24).
+        // Returning clients are sent to an endpoint that receives no new clients (C24).
         for sticky in &fate.sticky {
             let served = fate.branches.iter().any(|branch| branch.end == sticky.end);
             if let End::Endpoint(endpoint) = sticky.end
