@@ -1,4 +1,4 @@
-//! Step 3: compares each rule with what kube-proxy should have written (K6), and makes findings.
+//! Step 3: compares the rules with those that kube-proxy should have written (K6), and makes findings.
 //!
 //! Owns the meaning of a difference in the context of the other findings: its cause, its reach and the actions. The
 //! audit finds the differences.
@@ -26,7 +26,7 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Services of one cause told one by one, at most; more are one finding about the node.
+/// The most Services of one cause that get a finding each. If there are more, the node gets one finding.
 const MAX_SERVICES: usize = 8;
 /// The most differences quoted as evidence of one finding; the others are counted.
 const MAX_QUOTED: usize = 6;
@@ -200,7 +200,7 @@ fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings:
             findings.extend(services.iter().map(|(service, found)| one(class, mode, service, found)));
         }
     }
-    // A cause that was only suspected is one when the rules show its effect.
+    // If the rules show the effect of a suspected cause, the cause is certain.
     let stale = named.iter().any(|(class, found)| {
         found.sync == SyncState::Unheard || *class == Class::C6 && found.sync != SyncState::InFlight
     });

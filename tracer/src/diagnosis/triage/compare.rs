@@ -1,6 +1,6 @@
 //! Compares a check with a saved one of another node (K12).
 //!
-//! Owns what is compared: the facts by name, and the findings by class and Service.
+//! Owns the compared values: the facts by name, and the findings by class and Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub struct Difference {
     pub there: Option<String>,
 }
 
-/// The fields that are read of a saved check. Other fields are ignored.
+/// The fields that viptrace reads from a saved check. It ignores other fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Saved {
     #[serde(default)]

@@ -10,10 +10,10 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// A table this full will drop soon. In percent of the limit.
+/// In percent of the limit. A table this full will soon drop packets.
 const NEARLY_FULL_PERCENT: u64 = 90;
 const FILLING_PERCENT: u64 = 75;
-/// The average number of entries for a bucket above which chains are too long (`chaintoolong`, from 5.15).
+/// The average number of entries per bucket above which chains are too long (`chaintoolong`, from 5.15).
 const MAX_CHAIN: u64 = 16;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {

@@ -40,7 +40,7 @@ pub struct Facts {
     warnings: Vec<Warning>,
 }
 
-/// An unchecked part of the node without which it cannot be called healthy.
+/// An unchecked part of the node. viptrace reports a node as healthy only if all of these parts were checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uncovered {
     Services,
@@ -197,7 +197,7 @@ impl Facts {
             Uncovered::Services => whole(ObjectKind::Service, Kind::Services),
             Uncovered::Endpoints => whole(ObjectKind::EndpointSlice, Kind::EndpointSlices),
             Uncovered::Dataplane(_) => self.node.served_elsewhere().is_none(),
-            // Another dataplane's Services are not in them.
+            // These rules do not contain another dataplane's Services.
             Uncovered::Rules if self.node.served_elsewhere().is_some() => true,
             Uncovered::Rules => {
                 let families = self.families();
@@ -208,7 +208,7 @@ impl Facts {
         }
     }
 
-    /// The parts that must be checked before a node may be called healthy, and were not.
+    /// The unchecked parts that a healthy node requires.
     pub fn uncovered(&self) -> Vec<Uncovered> {
         let dataplane = self.node.served_elsewhere().map(Uncovered::Dataplane);
         [Uncovered::Services, Uncovered::Endpoints, Uncovered::Rules]

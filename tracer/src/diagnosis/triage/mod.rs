@@ -124,7 +124,7 @@ impl Check {
     }
 }
 
-/// Judges the facts. Their digest, which follows every Service through the rules, is for the caller to add.
+/// Judges the facts. The caller adds their digest, which follows every Service through the rules.
 pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
     let mut found = Found::default();
     for check in &CHECKS {

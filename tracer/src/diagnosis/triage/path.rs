@@ -27,7 +27,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     ipvs(facts, sysctls, findings);
 }
 
-/// C32: without forwarding no Pod reaches an endpoint, except a process of its own node.
+/// C32: without forwarding a Pod reaches only endpoints that are processes of its own node.
 fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     let families = |v6: bool| {
         facts.history.as_ref().is_some_and(|history| {
@@ -80,7 +80,7 @@ fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Inte
     interfaces.iter().filter(is_bridge).filter(|interface| interface.addresses.iter().any(holds)).collect()
 }
 
-/// C31.
+/// C31: the `bridge-nf-call` settings and hairpin mode of the Pods' bridges.
 fn bridges(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     let Some(interfaces) = &facts.node.interfaces else { return };
     let bridges = pod_bridges(facts, interfaces);

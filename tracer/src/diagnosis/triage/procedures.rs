@@ -125,7 +125,7 @@ struct Book<'a> {
 }
 
 impl Book<'_> {
-    /// A step that the findings decide.
+    /// A step whose result comes from the findings.
     fn step(&self, check: &'static str, could: bool, is_its: impl Fn(&Finding) -> bool) -> Check {
         let mut found: Vec<&Finding> =
             self.findings.iter().filter(|finding| finding.level != Level::Note && is_its(finding)).collect();

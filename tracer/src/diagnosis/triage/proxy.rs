@@ -153,7 +153,7 @@ fn logged_by(finding: Finding, error: &LoggedError) -> Finding {
     finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text))
 }
 
-/// C11.
+/// C11: IPVS cannot be used.
 fn ipvs(facts: &Facts, log: &Log, findings: &mut Vec<Finding>) {
     let Some(error) = log.of(Trouble::IpvsUnusable).filter(|error| !error.before_restart) else { return };
     let mut finding = logged_by(

@@ -18,7 +18,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     ipvs_device(facts, findings);
 }
 
-/// C3.
+/// C3: rules of both iptables backends.
 fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
     let nft = facts.node.service_chains(|writer| writer == Writer::IptablesNft);
     let legacy = facts.node.service_chains(|writer| writer == Writer::IptablesLegacy);

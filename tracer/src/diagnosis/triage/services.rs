@@ -18,7 +18,7 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// The latest state is judged.
+/// The time of the judged state: the latest.
 const AT: Timestamp = Timestamp::MAX;
 
 pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
@@ -43,7 +43,7 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
     node_port_addresses(facts, history, scope, findings);
 }
 
-/// Whether kube-proxy serves it; the error is the reason why not.
+/// Whether kube-proxy serves the Service; the error is the reason if it does not.
 fn proxied(service: &Service) -> Result<(), (Class, &'static str)> {
     if service.proxy_name.is_some() {
         return Err((
@@ -196,8 +196,8 @@ fn no_local_endpoint(
     } else {
         ("externalTrafficPolicy", format!("connections from outside to {node}"))
     };
-    // IPVS serves them from other nodes' endpoints: from outside the answers come from an address that the client did
-    // not connect to (kubernetes/kubernetes#97081); inside the cluster the policy is only ignored
+    // IPVS forwards them to endpoints on other nodes. A client outside the cluster receives answers from an address
+    // that it did not connect to (kubernetes/kubernetes#97081); inside the cluster IPVS only ignores the policy
     // (kubernetes/kubernetes#106497).
     let fate = match (mode, class) {
         (Some(ProxyMode::Ipvs), Class::C22) => "go to other nodes nevertheless",

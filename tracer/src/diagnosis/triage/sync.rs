@@ -13,15 +13,15 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// An update that waits longer than this has failed at least once: kube-proxy tries a sync each `minSyncPeriod` (1 s),
-/// which takes seconds on large tables. In seconds.
+/// In seconds. An update that waits longer than this has failed at least once: kube-proxy tries a sync each
+/// `minSyncPeriod` (1 s), and a sync of large tables takes seconds.
 const IN_FLIGHT_SECS: f64 = 15.0;
-/// If 99 of 100 changes take up to longer than this, rollouts suffer. Seconds.
+/// In seconds. If the 99th percentile of changes takes longer than this, rollouts suffer.
 const SLOW_PROGRAMMING_SECS: f64 = 10.0;
 const SLOW_SYNC_SECS: f64 = 5.0;
 /// With fewer observations a percentile means nothing.
 const MIN_OBSERVATIONS: f64 = 20.0;
-/// Waiting longer than this for the first lists is more than a normal start. Seconds.
+/// In seconds. A normal start does not wait longer than this for the first lists.
 const START_SECS: f64 = 60.0;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
@@ -180,7 +180,7 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
     );
 }
 
-/// It has not written its rules since it started.
+/// kube-proxy has not written its rules since it started.
 fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let never = !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0);
     if !never || findings.iter().any(|finding| finding.class == Class::C2) {
