@@ -172,7 +172,7 @@ impl Finding {
         self
     }
 
-    /// What could not be observed and would have shown more.
+    /// A fact that could not be observed and would have shown more.
     pub(crate) fn unobserved(mut self, what: impl Into<String>) -> Self {
         self.unobserved.push(what.into());
         self
@@ -293,7 +293,7 @@ fn usual(actions: &[Action]) -> Vec<Action> {
     actions.iter().filter(|action| action.when.is_empty()).copied().collect()
 }
 
-/// `Timestamp::MIN` is not a time to print.
+/// `None` for `Timestamp::MIN`, which is never printed.
 fn known(time: Option<Timestamp>) -> Option<Timestamp> {
     time.filter(|time| *time > Timestamp::MIN)
 }
