@@ -38,7 +38,7 @@ use crate::{
 
 /// The bytes of a log file that are kept, from its end.
 const MAX_LOG_BYTES: u64 = 16 << 20;
-/// The least time between the two reads of the counters.
+/// The minimum time between the two reads of the counters.
 const BETWEEN: Duration = Duration::from_secs(1);
 
 /// A request.

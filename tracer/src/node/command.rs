@@ -1,6 +1,6 @@
 //! Runs a read-only command of the node with a limit on time and output.
 //!
-//! Never through a shell, never with input, and only commands that list: the callers name them as constants.
+//! Uses no shell, gives no input, and runs only commands that list; the callers name them as constants.
 
 use std::{
     ffi::OsString,

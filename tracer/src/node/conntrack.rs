@@ -111,12 +111,12 @@ const NAMESPACES_HEAD: &str = "# netns entries process";
 const MAX_PROCESSES: usize = 100_000;
 const MAX_NAMESPACES: usize = 4096;
 
-/// The namespaces of the processes below `root` (`/proc`) with a conntrack table. Blocks shortly.
+/// The namespaces of the processes below `root` (`/proc`) with a conntrack table. Blocks briefly.
 pub fn namespaces(root: &Path) -> io::Result<Vec<Namespace>> {
     let mut found = BTreeMap::<u64, Namespace>::new();
     for entry in fs::read_dir(root)?.flatten().take(MAX_PROCESSES) {
         let folder = entry.path();
-        // Only processes have it.
+        // Only the folders of processes have this file.
         let Ok(meta) = fs::metadata(folder.join("ns/net")) else { continue };
         if found.contains_key(&meta.ino()) || found.len() >= MAX_NAMESPACES {
             continue;
@@ -129,7 +129,7 @@ pub fn namespaces(root: &Path) -> io::Result<Vec<Namespace>> {
     Ok(found.into_values().collect())
 }
 
-/// One line a namespace.
+/// One line per namespace.
 pub fn namespaces_to_text(namespaces: &[Namespace]) -> String {
     let mut text = format!("{NAMESPACES_HEAD}\n");
     for Namespace { netns, entries, process } in namespaces {

@@ -47,7 +47,7 @@ pub fn unanswered_datagrams(root: &Path, limits: Limits) -> io::Result<Vec<Liste
     Part::Ctnetlink.require(root).map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
     let timeout = udp_timeout(&root.join("proc"));
     let mut entries = Vec::new();
-    // A part of the entries is better than none.
+    // An incomplete list is better than none.
     let _whole = netlink::ask(NETLINK_NETFILTER, &request(), limits, |datagram| {
         parse(datagram, now(), timeout, &mut entries)
     })?;
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(1));
     }
 
-    /// The seed of the fuzz target; `VIPTRACE_BLESS=1` writes it again.
+    /// The fuzzer's seed is up to date; `VIPTRACE_BLESS=1` rewrites it.
     #[test]
     fn the_corpus_has_such_a_dump() {
         let path =

@@ -38,7 +38,7 @@ pub async fn get(addr: SocketAddr, path: &str, limits: Limits) -> Result<Respons
     }
 }
 
-/// The answer, of which at most one byte more than the limit is read.
+/// Reads the answer, at most one byte more than the limit.
 async fn exchange(addr: SocketAddr, path: &str, max_bytes: usize) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(addr).await?;
     let request =

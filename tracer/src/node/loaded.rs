@@ -1,4 +1,4 @@
-//! Which parts of the kernel are there.
+//! The parts of the kernel that are present.
 //!
 //! Owns the evidence for each part whose listing command or netlink request would load it where it is absent:
 //! nfnetlink, generic netlink and the tools themselves request the module. Check here before running such a command. A
@@ -60,13 +60,13 @@ impl Part {
         }
     }
 
-    /// The reason why it cannot be read, where it is absent.
+    /// The reason why it cannot be read, if it is absent.
     pub(super) fn require(self, root: &Path) -> Result<(), Reason> {
         if self.is_in(root) { Ok(()) } else { Err(Reason::NotInKernel { part: self.name().to_owned() }) }
     }
 }
 
-/// Whether the module is loaded or built in. `symbol` is a function of it that no other module has: where the list of
+/// Whether the module is loaded or built in. `symbol` is a function of it that no other module has: if the list of
 /// built-in modules is not installed, the kernel's symbols decide.
 fn has_module(root: &Path, module: &str, symbol: &str) -> bool {
     if root.join("sys/module").join(module).exists() {
@@ -78,7 +78,7 @@ fn has_module(root: &Path, module: &str, symbol: &str) -> bool {
         return list.contains(&format!("/{module}.ko"));
     }
     let Ok(symbols) = File::open(root.join("proc/kallsyms")) else { return false };
-    // A symbol of a module has the module's name behind it.
+    // After a loadable module's symbol the line has the module's name: only built-in symbols match.
     let end = format!(" {symbol}");
     BufReader::new(symbols).lines().map_while(Result::ok).any(|line| line.ends_with(&end))
 }

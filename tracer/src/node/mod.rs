@@ -1,9 +1,9 @@
-//! The node that viptrace runs on: one collector, the texts that it captures, and the snapshot that is parsed of them.
+//! The node that viptrace runs on: one collector, the texts that it captures, and the snapshot parsed from them.
 //!
-//! A trace and a check read the node through the same code; a trace requests less. Everything is read on demand, beside
-//! the flow of events and never in it. Every reader has a limit on time and bytes, and a reader that fails leaves a gap
-//! with its reason, not an error. Nothing is changed on the node: no module is loaded, no table created. The parsers are
-//! pure and take any input. What the snapshot means is for `diagnosis`.
+//! A trace and a check read the node through the same code; a trace requests less. Reads happen on demand and
+//! never on the event path. Every reader has a limit on time and bytes, and a reader that fails leaves a gap with its
+//! reason, not an error. viptrace changes nothing on the node: it loads no module and creates no table. The parsers are
+//! pure and take any input. `diagnosis` interprets the snapshot.
 
 pub mod capture;
 pub(crate) mod collector;
@@ -42,17 +42,17 @@ pub fn now() -> Timestamp {
     Timestamp::from_unix_ns(u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// A fact and when it was read.
+/// A fact and the time at which it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed<T> {
     pub time: Timestamp,
     pub value: T,
 }
 
-/// What one reader may cost.
+/// The limits of one reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// From the start of the read to its end, whatever the other side does meanwhile.
+    /// From the start of the read to its end, whether the other side stalls or keeps sending.
     pub time: std::time::Duration,
     /// Bytes kept; the bytes after them are not read.
     pub bytes: usize,

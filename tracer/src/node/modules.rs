@@ -1,10 +1,10 @@
-//! Kernel modules: what `/proc/modules` or `lsmod` lists, and what is built into the kernel (K7).
+//! Kernel modules: the list of `/proc/modules` or `lsmod`, and the modules built into the kernel (K7).
 //!
 //! Owns the texts. A module that is not listed may be built in: only with both lists is its absence known.
 
 use std::collections::BTreeSet;
 
-/// The most names kept; a kernel has some thousands.
+/// The most names kept; a kernel has a few thousand.
 const MAX_MODULES: usize = 100_000;
 
 /// Modules by the kernel's names: with `_`, never `-`.
@@ -18,7 +18,7 @@ pub struct Modules {
 impl Modules {
     /// Parses `/proc/modules` (`nf_nat 65536 2 nft_chain_nat,xt_MASQUERADE, Live 0x0`) or `lsmod`
     /// (`nf_nat  65536  2 nft_chain_nat,xt_MASQUERADE`). A line `kernel/net/…/nf_nat.ko` of `modules.builtin`, which a
-    /// capture puts behind, counts as built in.
+    /// capture appends, counts as built in.
     pub fn parse(text: &str) -> Self {
         let mut found = Self::default();
         for line in text.lines().take(MAX_MODULES) {

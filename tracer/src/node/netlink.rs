@@ -25,8 +25,8 @@ pub(super) const DUMP: u16 = 0x0301;
 pub(super) const NESTED: u16 = 0x8000;
 const TYPE_MASK: u16 = 0x3fff;
 
-/// Sends the request and passes on each answer's datagram until the last one, or until a bound is met. Returns whether
-/// all was read.
+/// Sends the request and passes each datagram of the answer to `read`, until the last one or until a bound is exceeded.
+/// Returns whether the answer is complete.
 pub(super) fn ask(
     protocol: isize,
     request: &[u8],
@@ -49,14 +49,14 @@ pub(super) fn ask(
     }
 }
 
-/// Passes on the type and body of each message of a datagram; returns whether the dump ends with it.
+/// Passes the type and body of each message of a datagram to `each`; returns whether the dump ends with it.
 ///
 /// # Errors
 ///
 /// The kernel answered with an error, or a message is truncated.
 pub(super) fn messages(mut rest: &[u8], mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {
     while let Some(length) = u32_ne(rest, 0) {
-        // A length below a header's would loop for ever.
+        // A length below the header's size would cause an endless loop.
         let length = (length as usize).max(HEADER_BYTES);
         let (Some(kind), Some(body)) = (u16_ne(rest, 4), rest.get(HEADER_BYTES..length)) else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a netlink message is truncated"));

@@ -10,7 +10,7 @@ use std::{
 
 use crate::text;
 
-/// No file read here is longer on a healthy node: a route table with 100,000 routes stays below.
+/// No file read here is longer on a healthy node: even a table of 100,000 routes is shorter.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
 /// Reads a text file, up to the limit. Invalid UTF-8 is replaced.

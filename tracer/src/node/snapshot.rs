@@ -1,6 +1,6 @@
 //! The node's state at one moment: a parsed capture.
 //!
-//! One answer each to the queries of a trace and a check: kube-proxy's mode, version and health, whether its rules are
+//! The same answers for a trace and a check: kube-proxy's mode, version and health, whether its rules are
 //! in the kernel, and their effect on an address. An unread fact is "unknown", never "no". Owns the origin of each
 //! part, and names the texts that cannot be parsed. Judges nothing.
 
@@ -36,7 +36,7 @@ pub struct ConntrackUse {
     pub max: u64,
 }
 
-/// The node. An empty part was not read, or not understood; `gaps` has the reason.
+/// The node. An empty part was not read or could not be parsed; `gaps` has the reason.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// kube-proxy's mode: from its own report, or else from its log, its configuration or its rules.

@@ -51,7 +51,7 @@ impl Sysctls {
         Self(found)
     }
 
-    /// As [`Self::parse`] reads it.
+    /// The text form that [`Self::parse`] reads.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for (path, value) in &self.0 {
@@ -69,7 +69,7 @@ impl Sysctls {
         text
     }
 
-    /// Reads what Services depend on below `root` (`/proc`). Blocks shortly.
+    /// Reads the settings that Services depend on below `root` (`/proc`). Blocks briefly.
     pub fn read(root: &Path) -> io::Result<Self> {
         let sys = root.join("sys");
         let mut found = Self::default();
@@ -92,7 +92,7 @@ impl Sysctls {
         Ok(found)
     }
 
-    /// Reads only what a trace needs below `root` (`/proc`). Blocks shortly.
+    /// Reads only the settings that a trace needs below `root` (`/proc`). Blocks briefly.
     pub fn read_few(root: &Path) -> io::Result<Self> {
         let sys = root.join("sys");
         let mut found = Self::default();

@@ -152,7 +152,7 @@ fn walk(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
         let entry = entry?;
         let kind = entry.file_type()?;
         if kind.is_dir() && depth < MAX_DEPTH {
-            // A folder that may not be read affects only itself.
+            // An unreadable folder does not affect the others.
             let _ = walk(&entry.path(), depth + 1, found);
         } else if kind.is_file() && found.len() <= MAX_FILES {
             found.push(entry.path());

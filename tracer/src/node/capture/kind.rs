@@ -55,7 +55,7 @@ kinds! {
     IpvsList: "ipvsadm-list.txt", "the IPVS table", "ipvsadm -Ln";
     IpsetSave: "ipset-save.txt", "the IP sets", "ipset save";
     Interfaces: "ip-addr.json", "the node's interfaces and bridges", "ip -d -j addr";
-    /// One address a line, of all interfaces, without loopback.
+    /// One address per line, of all interfaces, without loopback.
     Addresses: "addresses.txt", "the node's own addresses", "";
     Sysctls: "sysctl.txt", "the node's sysctls", "sysctl -a";
     Modules: "modules.txt", "the kernel modules", "cat /proc/modules";
@@ -86,7 +86,7 @@ kinds! {
     Events: "events.json", "the Events", "kubectl -n kube-system get events -o json";
     /// A list of objects of several kinds, or a single object.
     Objects: "objects.json", "the cluster's objects", "";
-    /// A watch stream, one event a line.
+    /// A watch stream, one event per line.
     Watch: "objects.watch.jsonl", "the cluster's objects", "";
 }
 

@@ -6,7 +6,7 @@ use crate::node::gap::{Gap, Reason};
 
 /// Its file name.
 pub(crate) const MANIFEST: &str = "viptrace-capture.json";
-/// The version of its form.
+/// The version of its format.
 const FORMAT: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

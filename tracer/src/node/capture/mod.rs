@@ -1,6 +1,6 @@
 //! A node and its cluster as texts: the output of commands, files, kube-proxy's ports and the API server.
 //!
-//! A snapshot is made only of these, so that a live node and its captured folder give the same one. Owns the kinds of
+//! A snapshot has no other source, so a live node and its captured folder give the same one. Owns the kinds of
 //! text and their recognition; each text's reader interprets it.
 
 pub mod folder;

@@ -1,4 +1,4 @@
-//! A node made of files, commands and ports: the texts that are read, and those that must not be.
+//! A node of simulated files, commands and ports: the texts that the collector reads, and those that it must not read.
 use std::{
     collections::BTreeSet,
     fs,
@@ -87,7 +87,7 @@ async fn closed() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
-/// kube-proxy's servers in one: answers by path.
+/// Both of kube-proxy's servers at one port: the path determines the answer.
 async fn kube_proxy() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -233,7 +233,7 @@ async fn kube_proxy_is_found_by_its_file_or_its_flags() {
     node.write("proc/8/cmdline", &format!("kube-proxy\0{flags}"));
     let snapshot = Snapshot::read(&collector.collect(Request::State).await);
     assert_eq!((snapshot.version.as_deref(), snapshot.reported_mode.is_some()), (Some("v1.30.5"), true));
-    // As it sees the file, inside of its container.
+    // As kube-proxy sees the file, inside its container.
     node.write("proc/8/cmdline", "kube-proxy\0--config=/etc/p.conf\0");
     let config = format!("kind: KubeProxyConfiguration\nmode: ipvs\nmetricsBindAddress: {addr}\n");
     node.write("proc/8/root/etc/p.conf", &config);

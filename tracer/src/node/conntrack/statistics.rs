@@ -31,7 +31,7 @@ const COLUMNS: [(&str, u16); 10] = [
     ("chaintoolong", 15),
 ];
 
-/// The table in the form of `/proc/net/stat/nf_conntrack`, and its place below `root`. Blocks shortly.
+/// The table in the form of `/proc/net/stat/nf_conntrack`, and its place below `root`. Blocks briefly.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::node::netlink::{NLMSG_DONE, attribute};
 
-    /// One CPU's message: each column has its place's number and more.
+    /// One CPU's message: the value of each column is its attribute's number plus `more`.
     fn cpu(more: u32) -> Vec<u8> {
         let mut body = vec![0; FAMILY_BYTES];
         for (_, kind) in COLUMNS {

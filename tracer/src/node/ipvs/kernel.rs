@@ -1,4 +1,5 @@
-//! Reads IPVS's servers over generic netlink and writes them like `ipvsadm -Sn`, which need not be installed.
+//! Reads IPVS's servers over generic netlink and writes them in the format of `ipvsadm -Sn`; the
+//! command need not be installed.
 //!
 //! Attributes and commands: `include/uapi/linux/ip_vs.h`. The family's id is requested first, because it is assigned
 //! when the module is loaded. Virtual servers by firewall mark are skipped: kube-proxy creates none.
@@ -51,12 +52,12 @@ struct Service {
     persistent: Option<u32>,
 }
 
-/// The virtual and real servers of this network namespace. Blocks shortly.
+/// The virtual and real servers of this network namespace. Blocks briefly.
 ///
 /// # Errors
 ///
-/// IPVS is not in this kernel (resolving its family would load the module), a right is missing (`CAP_NET_ADMIN`), or
-/// there are more servers than the limits allow: a partial list would make rules look missing.
+/// IPVS is not in this kernel (resolving its family would load the module), `CAP_NET_ADMIN` is missing, or there
+/// are more servers than the limits allow: a partial list would make rules look missing.
 pub(in crate::node) fn saved(root: &Path, limits: Limits) -> io::Result<String> {
     Part::Ipvs.require(root).map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
     let begun = Instant::now();

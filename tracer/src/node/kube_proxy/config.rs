@@ -61,7 +61,7 @@ impl Config {
         }
     }
 
-    /// The settings in the flags, if kube-proxy was started without `--config`: with it, it ignores nearly all others.
+    /// The settings in the flags, if kube-proxy was started without `--config`, which overrides nearly all others.
     pub fn from_flags(process: &ProcessList) -> Option<Self> {
         if process.arguments.is_empty() || process.flag("config").is_some() {
             return None;

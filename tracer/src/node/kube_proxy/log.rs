@@ -150,7 +150,7 @@ pub struct Log {
     pub last: Option<String>,
     /// The last line about the informers reports that they are still waiting.
     pub waiting_for_informers: bool,
-    /// `Using iptables Proxier`: the mode of the last start, in its spelling.
+    /// `Using iptables Proxier`: the mode of the last start, in the log's spelling.
     pub proxier: Option<String>,
     /// The node's addresses from the last start.
     pub node_ips: Vec<IpAddr>,
@@ -240,7 +240,8 @@ impl Log {
     }
 }
 
-/// Texts of the sources of kube-proxy 1.2x to 1.36 and client-go, and the releases' issues that the catalogue names.
+/// The texts come from the sources of kube-proxy 1.2x to 1.36 and client-go, and from the releases' issues that the
+/// catalogue names.
 fn classify(message: &str) -> Option<Trouble> {
     let has = |text: &str| message.contains(text);
     let any = |texts: &[&str]| texts.iter().any(|text| message.contains(text));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// The most samples kept.
 const MAX_SAMPLES: usize = 100_000;
-/// Of a version.
+/// The most bytes of a version.
 const MAX_VERSION_BYTES: usize = 80;
 
 /// One sample.

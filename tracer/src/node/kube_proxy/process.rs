@@ -25,10 +25,10 @@ pub struct ProcessList {
     /// The program that runs kube-proxy; `None` if none was found.
     #[serde(default)]
     pub program: Option<String>,
-    /// Its arguments, where the program is kube-proxy itself.
+    /// Its arguments, if the program is kube-proxy itself.
     #[serde(default)]
     pub arguments: Vec<String>,
-    /// Its process id, where the program is kube-proxy itself.
+    /// Its process id, if the program is kube-proxy itself.
     #[serde(default)]
     pub pid: Option<u32>,
     /// The node's online CPUs, not the CPUs that the kernel could have.
@@ -37,7 +37,7 @@ pub struct ProcessList {
 }
 
 impl ProcessList {
-    /// Reads `/proc` at `root`. Blocks shortly.
+    /// Reads `/proc` at `root`. Blocks briefly.
     pub fn read(root: &Path) -> io::Result<Self> {
         let cpus = procfs::read_text(&root.join("cpuinfo")).ok().and_then(|text| {
             u32::try_from(text.lines().filter(|line| line.starts_with("processor")).count()).ok()

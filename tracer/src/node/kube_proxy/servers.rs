@@ -1,4 +1,4 @@
-//! Where kube-proxy's own servers are asked from its node: as its configuration binds them, else at their defaults.
+//! The addresses of kube-proxy's own servers for requests from its node: from its configuration, or the defaults.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use crate::node::procfs;
 const METRICS_PORT: u16 = 10249;
 const HEALTH_PORT: u16 = 10256;
 
-/// The addresses of both.
+/// The addresses of both servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Servers {
     /// `/proxyMode` and `/metrics`.
@@ -29,7 +29,7 @@ impl Default for Servers {
 }
 
 impl Servers {
-    /// As this configuration binds them (`metricsBindAddress`, `healthzBindAddress`).
+    /// The addresses that this configuration binds (`metricsBindAddress`, `healthzBindAddress`).
     pub(crate) fn of(config: &Config) -> Self {
         Self {
             metrics: address(config.metrics_bind_address.as_deref(), METRICS_PORT),
@@ -38,7 +38,7 @@ impl Servers {
     }
 }
 
-/// The path that kube-proxy was started with, and the file's text as kube-proxy sees it, inside of its container.
+/// The path that kube-proxy was started with, and the file's text as kube-proxy sees it, inside its container.
 pub(crate) fn config_file<'a>(
     process: &'a ProcessList,
     root: &Path,
@@ -48,7 +48,7 @@ pub(crate) fn config_file<'a>(
     Some((path, procfs::read_text(&inside).or_else(|_| procfs::read_text(Path::new(path)))))
 }
 
-/// Where a server that binds to `text` is asked from this node.
+/// The address for requests from this node to a server that binds to `text`.
 fn address(text: Option<&str>, default_port: u16) -> SocketAddr {
     let local = SocketAddr::from((Ipv4Addr::LOCALHOST, default_port));
     let Some(text) = text else { return local };

@@ -145,7 +145,7 @@ fn from_source(rules: &Ruleset, addr: SocketAddr, protocol: Protocol, source: Ip
     read_as(&Walker::new(rules, family).walk(&probe))
 }
 
-/// The answer for a fate.
+/// The effect of the rules, from a packet's fate.
 fn read_as(fate: &Fate) -> VipRule {
     let endpoints = fate.endpoints();
     let ends = |end: End| fate.branches.iter().any(|branch| branch.end == end);

@@ -22,7 +22,7 @@ pub enum Listing {
 }
 
 impl Listing {
-    /// Whether a rule that is missing in it is missing in the kernel.
+    /// Whether a rule missing from this list is missing from the kernel.
     const fn is_conclusive(self) -> bool {
         matches!(self, Self::Read | Self::NotInKernel)
     }
@@ -81,7 +81,7 @@ impl ProxyRules {
         }
     }
 
-    /// In either family. Many nodes have no IPv6: if it is unknown, IPv4 alone decides, but not the other way round.
+    /// In either family. Many nodes have no IPv6: IPv4 alone can show absence, IPv6 alone cannot.
     pub const fn any(self) -> Presence {
         match (self.v4, self.v6) {
             (Presence::Present, _) | (_, Presence::Present) => Presence::Present,
@@ -230,7 +230,7 @@ impl Snapshot {
     }
 }
 
-/// Chains that kube-proxy makes for Services in iptables mode. In IPVS mode there are none of them.
+/// Chains that kube-proxy creates for Services in iptables mode. IPVS mode has none of them.
 fn service_chains(rules: &Ruleset) -> usize {
     count_service_chains(rules, |_| true)
 }

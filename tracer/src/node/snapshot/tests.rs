@@ -1,4 +1,4 @@
-//! The facts in texts of a node, and the facts that they leave unknown.
+//! The facts in a node's texts, and the facts that the texts leave unknown.
 use super::*;
 use crate::{
     net::{Family, Protocol},
@@ -40,7 +40,7 @@ fn protocol_port_and_address_all_count() {
     assert_eq!(rule(&snapshot, "10.96.10.10:80", Protocol::UDP), Some(RuleEffect::Missing));
     assert_eq!(rule(&snapshot, "10.96.10.10:81", Protocol::TCP), Some(RuleEffect::Missing));
     assert_eq!(rule(&snapshot, "10.96.10.11:80", Protocol::TCP), Some(RuleEffect::Missing));
-    // Nothing of IPv6 was read.
+    // No IPv6 list was read.
     assert_eq!(rule(&snapshot, "[2001:db8::1]:80", Protocol::TCP), None);
 }
 
@@ -68,7 +68,7 @@ fn absence_counts_where_what_the_mode_writes_was_read() {
     assert_eq!(iptables.proxy_rules, ProxyRules { v4: Presence::Present, v6: Presence::Unknown });
     let empty = (Kind::IptablesSave, "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n");
     assert_eq!(read(&[mode("iptables"), empty]).proxy_rules.any(), Presence::Absent);
-    // Without the mode every list has to be empty.
+    // If the mode is unknown, every list must be empty.
     assert_eq!(read(&[empty]).proxy_rules.any(), Presence::Unknown);
     assert_eq!(rule(&read(&[empty]), vip, Protocol::TCP), None);
     let all = read(&[empty, (Kind::NftRuleset, "table ip nat\n"), (Kind::IpvsSave, "")]);
