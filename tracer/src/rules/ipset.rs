@@ -55,7 +55,7 @@ pub fn parse(text: &str) -> Ruleset {
     ruleset
 }
 
-/// As [`parse`], of a text that has to be a list.
+/// As [`parse`], but a text that is not a list is an error.
 pub fn parse_whole(text: &str) -> Result<Ruleset, ParseError> {
     match text.split_ascii_whitespace().next() {
         Some(word) if word != "create" && word != "add" => {

@@ -44,7 +44,7 @@ pub fn parse(text: &str, hint: Hint) -> Ruleset {
     ruleset
 }
 
-/// As [`parse`], of a dump that has to be whole: half of one would call rules missing.
+/// As [`parse`], but a truncated dump or another text is an error: half of a dump would make rules look missing.
 pub fn parse_whole(text: &str, hint: Hint) -> Result<Ruleset, ParseError> {
     let begun = text.lines().filter(|line| line.starts_with('*')).count();
     let ended = text.lines().filter(|line| line.trim_end() == "COMMIT").count();
@@ -57,7 +57,7 @@ pub fn parse_whole(text: &str, hint: Hint) -> Result<Ruleset, ParseError> {
     Ok(parse(text, hint))
 }
 
-/// By the first address in a rule.
+/// The family of the first address in a rule.
 fn guess_family(text: &str) -> Family {
     let addresses = text
         .lines()

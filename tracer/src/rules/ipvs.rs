@@ -72,7 +72,7 @@ pub fn parse(text: &str) -> Vec<VirtualServer> {
     servers
 }
 
-/// As [`parse`], of a text that has to be a list.
+/// As [`parse`], but a text that is not a list is an error.
 pub fn parse_whole(text: &str) -> Result<Vec<VirtualServer>, ParseError> {
     let begins = |word: &str| matches!(word, "-A" | "-a" | "IP" | "TCP" | "UDP" | "SCTP" | "FWM");
     match text.split_ascii_whitespace().next() {

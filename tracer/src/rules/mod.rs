@@ -1,9 +1,9 @@
-//! The effect of a node's rules on Services, whatever wrote them: iptables of either backend, nftables, IPVS.
+//! The effect of a node's rules on Services, for every writer: iptables of either backend, nftables, IPVS.
 //!
 //! The parsers ([`iptables`], [`nftables`], [`ipvs`], [`ipset`]) convert every format into one form, [`Ruleset`], and
-//! [`walk`] sends a packet through it as netfilter would. The questions "what is the destination of a new connection to
-//! this address" and "what is wrong" therefore have one answer for all modes and all versions of kube-proxy. Pure: no
-//! I/O, no clock, and no knowledge of what the rules should be.
+//! [`walk`] sends a packet through it as netfilter would. The destination of a new connection and the faults of the
+//! rules are therefore found in the same way for all modes and all versions of kube-proxy. Pure: no I/O, no clock, and
+//! no knowledge of the expected rules.
 
 use std::{
     collections::BTreeSet,
@@ -182,7 +182,7 @@ impl Writer {
         }
     }
 
-    /// The command that lists what this backend of iptables has; of another writer, what iptables has by its plain name.
+    /// The command that lists the rules of this iptables backend; for another writer, the command with the plain name.
     pub const fn save_command(self, family: Family) -> &'static str {
         match (self, family) {
             (Self::IptablesNft, Family::Ipv4) => "iptables-nft-save",

@@ -1,4 +1,4 @@
-//! Reads kube-proxy's nftables table: what `nft -j list …` and `nft list …` print.
+//! Parses kube-proxy's nftables table in the output of `nft -j list …` and `nft list …`.
 //!
 //! Pure and tolerant: only the table `kube-proxy` is kept, and an unknown statement or condition becomes a step that
 //! cannot be judged. A text that is not an nft listing, or only the beginning of one, is an error. nft lists the rules

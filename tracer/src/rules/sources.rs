@@ -1,4 +1,4 @@
-//! Which traffic kube-proxy's rules treat as that of the cluster's own Pods.
+//! The traffic that kube-proxy's rules treat as coming from the cluster's own Pods.
 //!
 //! kube-proxy masquerades other traffic to a `ClusterIP` (`--cluster-cidr`, `--detect-local-mode`). The rules of every
 //! Service contain the setting. A single rule that differs from all others is ignored.

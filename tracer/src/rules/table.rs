@@ -79,7 +79,7 @@ impl Table {
         }
     }
 
-    /// Indexes long chains. To be called when the table is complete, and again after every change.
+    /// Indexes long chains. Call it when the table is complete, and again after every change.
     pub fn seal(&mut self) {
         for chain in &mut self.chains {
             chain.index = index::Index::of(&chain.rules);
@@ -170,7 +170,7 @@ pub enum Step {
         sides: Box<[Side]>,
         negated: bool,
     },
-    /// This list sent the source on before, at most this many seconds ago.
+    /// The list contains the source, which was added at most this many seconds ago.
     Sticky {
         list: Name,
         seconds: Option<u32>,

@@ -69,15 +69,15 @@ pub struct Probe<'a> {
 pub struct Fate {
     /// The weights add up to 1.
     pub branches: Vec<Branch>,
-    /// Where clients that were served before are sent.
+    /// The destinations of clients that an endpoint has served before.
     pub sticky: Vec<Sticky>,
     /// Conditions and targets that could not be judged on the way.
     pub unknown: Vec<Unknown>,
-    /// The walk was given up: it took too many steps.
+    /// The walk ended early: it took too many steps.
     pub cut: bool,
 }
 
-/// What could not be judged on a packet's way.
+/// A condition, target or limit because of which a packet's way could not be judged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
     #[error("the set {0} is missing")]

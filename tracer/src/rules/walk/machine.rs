@@ -150,7 +150,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         }
     }
 
-    /// Whether another way may branch off; otherwise the walk is given up.
+    /// Whether another way may branch off; otherwise the walk ends early.
     fn branches_off(&mut self) -> bool {
         if self.room == 0 {
             self.budget = 0;
@@ -400,7 +400,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         }
     }
 
-    /// Stops a packet that passes more chains and maps than possible.
+    /// Stops a packet that passes more than `MAX_TRAIL` chains and maps.
     fn endless(&mut self, name: &Name) -> Stop {
         self.note(Unknown::Endless(name.clone()));
         Stop::Pass
@@ -413,7 +413,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
     }
 }
 
-/// Remembers a rule that would mark the packet if only its source were another one.
+/// Records a rule that would mark the packet if the packet had another source.
 fn own_mark(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &mut State) {
     let Step::Source { ranges, negated: false } = condition else { return };
     let [range] = ranges.as_ref() else { return };

@@ -12,10 +12,10 @@ use crate::rules::{
     walk::{Link, Trail},
 };
 
-/// Chains that call each other, at most, as in the kernel (16).
+/// The greatest depth of nested chains, the same as the kernel's (16).
 pub(in crate::rules::walk) const MAX_DEPTH: usize = 16;
-/// Chains and maps on the way of one packet, at most. The kernel refuses chains that lead to themselves; a damaged list
-/// may have them.
+/// The most chains and maps on the way of one packet. The kernel refuses chains that form a loop; a damaged list may
+/// contain them.
 pub(in crate::rules::walk) const MAX_TRAIL: usize = 64;
 
 /// The packet on one of its ways.
