@@ -1,4 +1,4 @@
-//! C28: the endpoint is current and refuses.
+//! C28: the endpoint is current and refuses the connection.
 
 use super::{Case, Finding};
 use crate::{

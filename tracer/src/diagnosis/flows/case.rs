@@ -75,7 +75,7 @@ impl<'a> Case<'a> {
     }
 
     /// A rule's drop, before or after NAT. On a kernel without drop reasons, a drop counts as a rule's if kube-proxy's
-    /// rules have to drop: the policy is Local, and no endpoint is on this node.
+    /// rules must drop the packet: the policy is Local, and no endpoint is on this node.
     pub(super) fn rule_drop(&self) -> Option<&'a Dropped> {
         let mut drops = self.trouble()?.drops.iter().filter(|drop| drop.stage != Stage::Reply);
         drops.clone().find(|drop| drop.is("NETFILTER_DROP")).or_else(|| {
@@ -97,8 +97,8 @@ impl<'a> Case<'a> {
             })
     }
 
-    /// Whether IPVS decides: by the sightings of this flow, or else by the node's mode. A decision with the DNAT bit is
-    /// not IPVS's, whatever the mode.
+    /// Whether IPVS decides, from the sightings of this flow, or else from the node's mode. A decision with the DNAT
+    /// bit is never IPVS's, whatever the mode.
     pub(super) fn is_ipvs(&self) -> bool {
         self.flow.met_ipvs()
             || (self.ctx.node.mode == Some(ProxyMode::Ipvs)
@@ -179,7 +179,7 @@ impl<'a> Case<'a> {
 
 impl Finding {
     /// Adds the chain, map or virtual server that has this effect on the destination address, with its writer, if rules
-    /// were read. Rules that were read after NAT's decision are evidence for the present state, not for the state at
+    /// were read. Rules that were read after NAT's decision are evidence for the current state, not for the state at
     /// the decision.
     pub(super) fn with_effect(self, case: &Case<'_>, rule: RuleEffect) -> Self {
         let verb = match rule {

@@ -67,7 +67,7 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
 
 /// N10.
 /// Mechanism: the first two datagrams of one socket raced. The kernel gave the loser the winner's entry, or its own
-/// entry for the answer only (`nf_ct_resolve_clash`). Both were sent on.
+/// entry for the answer only (`nf_ct_resolve_clash`). It forwarded both datagrams.
 /// For: the race, and no drop after it.
 pub(super) fn clash_resolved(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;

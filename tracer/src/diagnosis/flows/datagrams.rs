@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Ports whose protocols answer every request: DNS, Kerberos, NTP, SNMP, HTTP/3, RADIUS, STUN, SIP.
 const ANSWERING_PORTS: [u16; 9] = [53, 88, 123, 161, 443, 853, 1812, 3478, 5060];
 
-/// How long an expected answer did not arrive. An association is always accepted or refused. A datagram's answer is
+/// The time without an expected answer. A server always accepts or refuses an association. A datagram's answer is
 /// expected if this Service answered others, or if its port's protocol always answers.
 pub(super) fn unanswered_for(case: &Case<'_>) -> Option<Duration> {
     if case.flow.is_tcp() || case.outcome != Outcome::Pending {

@@ -12,7 +12,7 @@ use crate::{
 /// C3, C10.
 /// Mechanism: kube-proxy writes through one backend in one mode. Rules that it, or an older one, wrote through another
 /// backend or mode remain and translate first or in addition, often to endpoints that no longer exist.
-/// For: NAT chose an endpoint that no slice lists, kube-proxy's present rules do not send to it, and those of the other
+/// For: NAT chose an endpoint that no slice lists, kube-proxy's current rules do not send to it, and those of the other
 /// writer do. Against: the rules were read after NAT's decision.
 pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
@@ -78,7 +78,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     Some(finding.unobserved("which rules translated this very connection: they were read after it"))
 }
 
-/// Whether this is kube-proxy's present writer: then its rules are old, which is another class.
+/// Whether this is kube-proxy's current writer: then its rules are stale, which is another class.
 fn is_certainly_kept(mode: Option<ProxyMode>, candidate: &WriterEffect, others: &[&WriterEffect]) -> bool {
     let Some(mode) = mode else { return true };
     mode.writes(candidate.writer) && !others.iter().any(|other| mode.writes(other.writer))

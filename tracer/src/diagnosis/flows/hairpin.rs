@@ -12,7 +12,7 @@ use crate::{
 /// its incoming port (hairpin mode).
 /// For: the endpoint is the client, and nothing answered. The reply tuple shows which of the two is missing, unless the
 /// packet ended before its source was decided: a bridge without hairpin mode drops it there.
-/// Against: a Pod that does not listen looks the same here as one that is not reached.
+/// Against: a Pod that does not listen and a Pod that the packet does not reach look the same here.
 pub(super) fn itself(case: &Case<'_>) -> Finding {
     let entry = case.decision.map(|decision| decision.ct);
     let masqueraded = entry.is_some_and(|ct| ct.masqueraded());

@@ -54,10 +54,10 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
 /// For: the reply tuple still names the VIP, in the namespace of kube-proxy's rules, while the API has endpoints. Or no
 /// entry at all on a node without any rule of kube-proxy: the kernel tracks connections only if a rule needs it
 /// (`nf_ct_netns_get` is called for rules), so a node without kube-proxy's rules shows no decision. The class: C1 if
-/// kube-proxy or all of its rules are missing, or if no Service is translated; C5b if the rule exists by now; otherwise
+/// kube-proxy or all of its rules are missing, or if no Service is translated; C5b if the rule now exists; otherwise
 /// C5.
-/// Against: an answer, which shows that another program serves the address. Two cases are no fault of this node's rules
-/// and are excluded: a node port at another node's address; a packet that a rule dropped before its translation
+/// Against: an answer, which shows that another program serves the address. Two cases are not faults of this node's
+/// rules and are excluded: a node port at another node's address; a packet that a rule dropped before its translation
 /// although a translating rule exists (source ranges, C23, or a firewall).
 pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     let node = case.ctx.node;
@@ -120,7 +120,7 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     Some(lowered(case, finding))
 }
 
-/// Other connections were answered without a translation here: a missing rule need not be the reason.
+/// Other connections were answered without a translation here, so a missing rule may not be the reason.
 fn lowered(case: &Case<'_>, mut finding: Finding) -> Finding {
     if case.ctx.translations.served_elsewhere(case.decided) {
         finding.confidence = Confidence::Low;

@@ -186,8 +186,8 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
 /// together with the conntrack entry. A packet without SYN is not scheduled: it reaches the node's own stack, which has
 /// the VIP on kube-ipvs0 and answers with a RST (`NO_SOCKET`).
 /// For: an established connection, then a RST to one of its packets by the node's own stack, at the VIP.
-/// Against: a deleted entry (`ipvsadm -C`, a restart with `--cleanup`) and a connection that moved here from another
-/// node look the same.
+/// Against: a deleted entry (`ipvsadm -C`, a restart with `--cleanup`) or a connection that moved here from another
+/// node looks the same.
 pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
     let reset = reset_by_node(case)?;
     // A connection observed from its beginning that IPVS never handled has lost no entry.
@@ -240,7 +240,7 @@ pub(super) fn entry_expired(case: &Case<'_>) -> Option<Finding> {
 /// Mechanism: a Local policy without a local endpoint does not drop here: IPVS sends to an endpoint on another node
 /// without masquerading. Its reply goes directly to the client, from an address that the client did not connect to.
 /// For: an external address, a Local policy, an endpoint on another node, an unmasqueraded source outside this node,
-/// and no answer. Against: the client's end was not observed: the answer may have been missed.
+/// and no answer. Against: the client's end was not observed, so an answer may have been missed.
 pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
     let decision = case.decision?;
     let unanswered = matches!(case.outcome, Outcome::Stalled | Outcome::Abandoned | Outcome::Pending);
@@ -281,7 +281,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// C14, a note and not a fault: the client had a delay of a second (a SYN), or lost one datagram.
+/// C14, a note and not a fault: the client was delayed by a second (a SYN), or lost one datagram.
 /// Mechanism: the client reuses a port whose old connection IPVS still has in `TIME_WAIT` or CLOSE. With
 /// `conn_reuse_mode=1` it chooses again; the SYN belongs to the old conntrack entry, so it is dropped with that entry,
 /// and the next one succeeds.
@@ -312,7 +312,7 @@ pub(super) fn is_untracked(case: &Case<'_>) -> bool {
     case.decision.is_none() && untracked && case.is_ipvs()
 }
 
-/// The node's own stack answered a connection's packet with a RST, in place of the VIP, and broke the connection: a
+/// The node's own stack, in place of the VIP, answered a connection's packet with a RST and broke the connection. A
 /// stray packet after a connection's end has the same result.
 fn reset_by_node<'a>(case: &Case<'a>) -> Option<&'a StackReset> {
     let here = |netns| case.ctx.node_netns.is_none_or(|node| node == netns);

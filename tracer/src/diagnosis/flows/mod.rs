@@ -57,7 +57,7 @@ pub struct Context<'a> {
     pub drop_reasons: bool,
     /// Facts about this node's rules from other flows.
     pub translations: &'a Translations,
-    /// The grace: how long kube-proxy may take to write a change.
+    /// The grace: the time that kube-proxy may take to write a change.
     pub grace: Duration,
     /// Seconds since the API server last sent data; `None` without metadata.
     pub metadata_age: Option<f64>,
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Context<'_> {
     }
 }
 
-/// A rule of judgement, and every class that it can return.
+/// A rule of the diagnosis, and every class that it can return.
 struct FlowRule {
     judge: fn(&Case<'_>) -> Option<Finding>,
     gives: &'static [Class],
@@ -125,7 +125,7 @@ const RULES: [FlowRule; 30] = [
     rule(normal::judge, &[Class::Ok, Class::N4, Class::N5, Class::N8, Class::N17, Class::N20]),
 ];
 
-/// The classes of a flow to an address that is no Service port, and of an unexplained one.
+/// The classes of a flow to an address that is not a Service port, and of an unexplained flow.
 const WITHOUT_RULES: [Class; 5] = [Class::C5c, Class::C6, Class::C27, Class::N1, Class::Unknown];
 
 /// Every class that a verdict on a flow can have.
@@ -169,7 +169,7 @@ pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
     judge_lasting(flow, ctx).map(|judgement| judgement.verdict)
 }
 
-/// As [`judge`], and whether other flows can share the verdict.
+/// Like [`judge`]; also returns whether other flows can share the verdict.
 pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     let alone = |verdict| Some(Judgement { verdict, lasting: None });
     let vip = match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) {
@@ -199,7 +199,7 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     Some(Judgement { verdict: record::of(&case, finding), lasting })
 }
 
-/// The flow broke and no rule explains it: the verdict has the evidence, and names the missing observations.
+/// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.
 fn unexplained(case: &Case<'_>) -> Finding {
     let what = match case.outcome {
         Outcome::Refused => "the connection was refused",

@@ -15,7 +15,7 @@ use crate::{
 /// Mechanism: NAT worked and the SYN left; no answer arrived. On this node the Pod is gone, paused or filtered; on
 /// another node the tunnel, a security group or the node fails.
 /// For: retransmitted SYNs, or an unresolved neighbour, to a listed endpoint.
-/// Against: one client's view: a connection from the same client directly to the Pod's address decides.
+/// Against: this is one client's view. A connection from the same client directly to the Pod's address settles it.
 pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let unanswered = unanswered_for(case);

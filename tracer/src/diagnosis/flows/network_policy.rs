@@ -1,4 +1,4 @@
-//! C30: a rule that is not kube-proxy's stopped the packet.
+//! C30: a rule of a program other than kube-proxy stopped the packet.
 
 use super::{Case, Finding};
 use crate::{
@@ -31,7 +31,7 @@ pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     Some(finding(format!("a rule {place} that is not kube-proxy's refuses {}", case.name())))
 }
 
-/// Mechanism: a policy drops the packet after kube-proxy chose an endpoint that is current.
+/// Mechanism: a policy drops the packet after kube-proxy chose a current endpoint.
 /// For: `NETFILTER_DROP` after NAT. Against: an INVALID packet dropped by KUBE-FORWARD looks the same (C18b).
 pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
     let drop = case.rule_drop()?;

@@ -10,7 +10,7 @@ use crate::{
 /// Mechanism: kube-proxy writes a rule that rejects (ICMP port unreachable) for a Service port without usable
 /// endpoints. This is not kube-proxy's fault: the API has none.
 /// For: the rejection, before any endpoint was chosen; no usable endpoint in the API at that moment.
-/// Against: nothing, if both were observed. A Service scaled to zero on purpose is intended (N19).
+/// Against: nothing, if both were observed. If the Service was scaled to zero on purpose, this is N19.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
     if refusal.stage != Stage::Before

@@ -25,10 +25,10 @@ const KUBELETS: [&str; 8] =
 const SOFTIRQ: [&str; 5] = ["swapper", "ksoftirqd", "kworker", "rcu_", "idle"];
 
 /// N1.
-/// Mechanism: the kubelet connects to the Pod from its node, and closes in any way: a reset or a refusal is the probe's
-/// result, not the dataplane's.
-/// For: from an address of this node, directly to a Pod's probe port, by the kubelet.
-/// Against: a port number alone is no proof: another program on the node may connect to it.
+/// Mechanism: the kubelet connects to the Pod from its node, and may close the connection in any way: a reset or a
+/// refusal is the probe's result, not the dataplane's.
+/// For: the kubelet connects from an address of this node directly to a Pod's probe port.
+/// Against: a port number alone proves nothing: another program on the node may connect to it.
 pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     let decision = flow.decision(ctx.node_netns);
     if decision.and_then(Decision::endpoint).is_some() || !flow.is_tcp() {
@@ -88,7 +88,7 @@ fn sender(task: Option<&Task>) -> Option<&Task> {
     task.filter(|task| task.pid != 0 && !SOFTIRQ.iter().any(|thread| task.comm.starts_with(thread)))
 }
 
-/// Healthy, or broken by one of its ends. `None` if the flow failed and nothing here explains it.
+/// The flow is healthy, or one of its ends broke it. `None` if the flow failed and nothing here explains it.
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
     let finding = match case.outcome {
         Outcome::Pending if !case.flow.is_tcp() => datagrams::sent(case),

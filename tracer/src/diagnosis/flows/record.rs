@@ -39,7 +39,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     build(case.flow, case.ctx, case.decision, Some(service), reference, finding)
 }
 
-/// For a Service without the destination port: the Service, with the port's number.
+/// The verdict on a flow to a port that the Service does not have: it names the Service with the port's number.
 pub(super) fn without_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: &Key) -> Verdict {
     let service = service_ref(service, flow.orig.dst.port().to_string());
     not_to_a_port(flow, ctx, finding, Some(service))

@@ -177,8 +177,8 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
 }
 
 /// C18b (kubernetes/kubernetes#94861).
-/// Mechanism: conntrack classifies legitimate packets as invalid, because it saw only one direction (asymmetric routes,
-/// anycast, several uplinks) or lost track of a window, and a rule drops invalid packets (KUBE-FORWARD).
+/// Mechanism: conntrack classifies legitimate packets as invalid, because it observed only one direction (asymmetric
+/// routes, anycast, several uplinks) or lost track of a window, and a rule drops invalid packets (KUBE-FORWARD).
 /// For: invalid packets, and rules' drops of packets without an entry, in a connection that then fell silent.
 /// Against: drops of invalid packets alone break nothing: they prevent C18.
 pub(super) fn dropped_as_invalid(case: &Case<'_>) -> Option<Finding> {
@@ -209,7 +209,7 @@ fn invalid_answer(flow: &Flow) -> Option<&Invalid> {
     flow.trouble.as_ref()?.invalid.iter().find(|invalid| invalid.reply)
 }
 
-/// The unknown part of a reset's arrival at its other end.
+/// The gap in the record if no hook observed that the RST arrived at its receiver.
 pub(super) fn arrival(case: &Case<'_>) -> Option<String> {
     let flow = case.flow;
     let (receiver, end) = match case.outcome {

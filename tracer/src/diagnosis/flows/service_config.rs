@@ -15,7 +15,7 @@ use crate::{
 /// C5c.
 /// Mechanism: kube-proxy translates only the ports that the Service lists. In iptables mode the packet leaves
 /// untranslated and nothing answers, nftables and ipvs refuse it.
-/// For: the address is a Service's, the port is none of its ports, and the connection failed.
+/// For: the address belongs to a Service, the Service does not have the port, and the connection failed.
 pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Option<Finding> {
     let translated = flow.decision(ctx.node_netns).and_then(Decision::endpoint);
     if flow.outcome().is_success() || flow.outcome() == Outcome::Pending || translated.is_some() {
@@ -96,7 +96,7 @@ pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
 }
 
 /// C5d.
-/// Mechanism: the label `service.kubernetes.io/service-proxy-name` tells kube-proxy to leave the Service alone.
+/// Mechanism: the label `service.kubernetes.io/service-proxy-name` makes kube-proxy ignore the Service.
 /// For: the label, and no translation. Against: nothing here; the other proxy may be at fault.
 pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
     let proxy = case.vip.service.proxy_name.as_ref()?;

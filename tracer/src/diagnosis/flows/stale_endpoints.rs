@@ -14,8 +14,8 @@ use crate::{
 const OLD_METADATA_SECS: f64 = 30.0;
 
 /// C6; within the grace C5.
-/// Mechanism: kube-proxy's rules still name an endpoint that the API removed: it lost the API (C2), its sync fails
-/// (C4), or it does not run (C1). The present holder of the address answers, or no host does.
+/// Mechanism: kube-proxy's rules still name an endpoint that the API removed: it lost its connection to the API server
+/// (C2), its sync fails (C4), or it does not run (C1). The address's current owner answers, or no host does.
 /// For: NAT chose it for a new connection, after its removal and the grace.
 /// Against: an answer (the Pod still runs, or another Pod has its address); a terminating endpoint that serves is not
 /// stale (N8); a flow older than the removal is a drain (N9, C7).
@@ -52,7 +52,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
                 true,
             )
         }
-        // The slices are known since their last change: an endpoint that they do not list may have left then, or
+        // The slices are known from their last change on: an endpoint that they do not list may have left then, or
         // before.
         Membership::NeverSeen { since } if *since > Timestamp::MIN => (
             format!(
@@ -129,7 +129,7 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
 
 /// C8 (kubernetes/kubernetes#112604, #127318).
 /// Mechanism: a UDP sender without answers refreshes its conntrack entry with each datagram, and the entry still leads
-/// to an endpoint that has left since. Rules are evaluated only for new entries, so no rule helps, not even the REJECT
+/// to an endpoint that has since left. Rules are evaluated only for new entries, so no rule helps, not even the REJECT
 /// of a Service without endpoints; kube-proxy should have deleted the entry.
 /// For: the entry without an answer, listed or reread after the endpoint had left, and a datagram since.
 /// Against: an entry created after the removal comes from the rules (C6).

@@ -1,4 +1,4 @@
-//! The kernel's observed actions on a flow, in words, in the order of time.
+//! The kernel's observed actions on a flow, in words and in chronological order.
 
 use super::text::{count, length, times};
 use crate::{

@@ -1,7 +1,7 @@
 //! The Services that this node recently translated, and those that it did not: one Service without a rule has its own
 //! fault, several at once indicate kube-proxy.
 //!
-//! Owns a bounded memory across flows. The trace notes each flow here before it judges it.
+//! Owns a bounded memory across flows. The trace records each flow here before it judges the flow.
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The most Service addresses kept; beyond it all old ones are removed at once.
+/// The maximum number of Service addresses kept; beyond it all old ones are removed at once.
 const MAX_SERVICES: usize = 4096;
 /// The length of "recently": two of kube-proxy's sync periods (30 s).
 const RECENTLY: Duration = Duration::from_mins(1);
@@ -33,7 +33,7 @@ impl Translations {
         Self::default()
     }
 
-    /// Notes NAT's decision for this flow, if it was meant for a cluster IP.
+    /// Records NAT's decision for this flow, if the client connected to a cluster IP.
     pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
         let Some(decision) = flow.decision(ctx.node_netns) else {
             // If IPVS does not track in conntrack, only its own choice shows the decision.
@@ -106,7 +106,7 @@ impl Translations {
             && self.last_translated.is_none_or(|time| time < lately)
     }
 
-    /// Whether other Services were not translated around `at` either, and none was.
+    /// Whether this node's rules translated no Service around `at`, and left a Service other than `vip` untranslated.
     pub(super) fn other_services_untranslated(&self, vip: SocketAddr, at: Timestamp) -> bool {
         let lately = at.saturating_sub(RECENTLY);
         self.last_translated.is_none_or(|time| time < lately)
