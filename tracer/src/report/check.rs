@@ -1,7 +1,8 @@
 //! Prints a check as text or as one record.
 //!
-//! The first line states whether something is broken, and what; then the findings in their order, each with its
-//! evidence and the command to run; then what could not be checked. All foreign text is made safe for a terminal.
+//! The first line states whether something is broken, and names it. The findings follow in their order, each with its
+//! evidence and the command to run, and then the facts that could not be checked. All text from elsewhere is made safe
+//! for a terminal.
 
 use std::{fmt::Write as _, io};
 
@@ -16,7 +17,7 @@ use crate::{
     text::{count, is_unsafe, safe},
 };
 
-/// The most differences in a table; the others are counted.
+/// The maximum number of differences in a table; the others are counted.
 const MAX_DIFFERENCES: usize = 40;
 
 /// One JSON object in one line.

@@ -7,7 +7,7 @@ use crate::report::{
     row::Row,
 };
 
-/// A terminal narrower than this is laid out as if it were this wide.
+/// On a narrower terminal the layout is this wide.
 const MIN_WIDTH: usize = 40;
 /// From this width on there are columns for both ends.
 const WITH_ENDS: usize = 70;
@@ -15,7 +15,7 @@ const WITH_ENDS: usize = 70;
 const WITH_MILLISECONDS: usize = 100;
 /// From this width on the VIP has a column.
 const WITH_VIP: usize = 140;
-/// Lines of a cause in a table that is updated in place; the scrollback has all of it.
+/// Lines of a cause in a table that is updated in place; the scrollback has all of them.
 const MAX_CAUSE_LINES: usize = 2;
 /// The indentation of lines below a row.
 const INDENT: usize = 4;
@@ -77,7 +77,7 @@ impl Field {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Columns {
     list: Vec<Column>,
-    /// Blanks between columns.
+    /// Spaces between columns.
     gap: usize,
     /// The terminal's width, to which cells are shortened; without it cells may overflow.
     width: Option<usize>,
@@ -107,7 +107,7 @@ impl Columns {
         Self { list: columns, gap: 2, width: None }
     }
 
-    /// For a terminal of this many columns. The cause stands below, since no column is wide enough for it.
+    /// For a terminal of this many columns. The cause is printed below, since no column is wide enough for it.
     pub(super) fn bounded(width: usize) -> Self {
         use Field::{Client, Endpoint, Service, Time, Verdict, Vip};
         let width = width.max(MIN_WIDTH);

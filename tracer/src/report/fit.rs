@@ -59,7 +59,7 @@ pub(super) fn wrap(text: &str, columns: usize) -> String {
     out
 }
 
-/// Appends the text and blanks up to `columns`.
+/// Appends the text and pads it with spaces to `columns`.
 pub(super) fn push_padded(out: &mut String, text: &str, columns: usize) {
     out.push_str(text);
     out.extend(std::iter::repeat_n(' ', columns.saturating_sub(width(text))));

@@ -63,7 +63,7 @@ pub(super) fn ok(port: u16) -> Verdict {
     verdict
 }
 
-/// A verdict as it comes out of a session, for the first time.
+/// A verdict as a session first returns it.
 pub(super) fn judged(verdict: Verdict) -> Judged {
     Judged { verdict, before: None, connect_time: None }
 }
@@ -95,7 +95,7 @@ pub(super) fn printer() -> (Printer, Shared, Shared) {
     (Printer::to(Box::new(out.clone()), Box::new(err.clone()), Verbosity::Normal), out, err)
 }
 
-/// Compares what a person reads with the committed text.
+/// Compares the printed text with the committed text.
 pub(super) fn snapshot(name: &str, text: &str) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/snapshots");
     insta::with_settings!({ snapshot_path => folder, prepend_module_to_snapshot => false, omit_expression => true }, {

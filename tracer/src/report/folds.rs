@@ -12,7 +12,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The most folds; healthy flows beyond them share one line.
+/// The maximum number of folds; healthy flows beyond them share one line.
 const MAX_FOLDS: usize = 1024;
 
 /// The lines, by Service port and endpoint.

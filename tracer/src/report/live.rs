@@ -27,11 +27,11 @@ use crate::{
     text::{self, safe},
 };
 
-/// The least time between two redraws.
+/// The minimum time between two redraws.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
-/// The most lines written above the region in one redraw; more are too fast to be read.
+/// The maximum number of lines written above the region in one redraw; more are too fast to read.
 const MAX_SCROLLED: usize = 1000;
-/// The most lines of the region.
+/// The maximum number of lines of the region.
 const MAX_LINES: usize = 24;
 /// The size of a terminal that reports none.
 const DEFAULT_SIZE: Size = Size { columns: 80, lines: 24 };

@@ -14,7 +14,7 @@ use crate::report::{
 };
 use crate::session::{Folded, Judged};
 
-/// The least time between two lines of the same fold.
+/// The minimum time between two lines of the same fold.
 const FOLD_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl LogTable {
         printer.flush()
     }
 
-    /// Writes every fold whose present count has not been written.
+    /// Writes every fold whose current count has not been written.
     pub(super) fn write_folds(&mut self, printer: &mut Printer) -> Result<(), OutputError> {
         self.next_folds = None;
         for row in self.folds.take_changed() {

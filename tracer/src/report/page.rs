@@ -6,7 +6,7 @@
 
 use crate::report::{Paint, fit::width, printer::Style};
 
-/// The text, with each line ended and at most `columns` wide, unless a word is longer.
+/// The text, with a line end after each line. A line is at most `columns` wide unless a word is longer.
 pub(crate) fn text(markdown: &str, columns: usize, paint: Paint) -> String {
     let mut out = String::new();
     let mut block: Option<Block> = None;
@@ -93,7 +93,7 @@ impl Block {
     }
 }
 
-/// The least width for text, however deep its list and narrow the terminal.
+/// The minimum width of text, however deep its list and however narrow the terminal.
 const MIN_ROOM: usize = 20;
 
 /// A part of a text.
@@ -161,7 +161,7 @@ fn broken(command: &str, room: usize) -> Vec<String> {
     for unit in units {
         let Some(line) = lines.last_mut() else { continue };
         let is_empty = line.trim_start().is_empty();
-        // A blank before it, and a blank and a backslash after it.
+        // A space before it, and a space and a backslash after it.
         if !is_empty && width(line) + width(&unit) + 3 > room {
             line.push_str(" \\");
             lines.push(format!("{NEXT}{unit}"));

@@ -1,5 +1,5 @@
-//! Decides what is suppressed, what is data (standard output) and what is a message (standard error), and in which
-//! colours.
+//! Separates data (standard output) from messages (standard error), and decides which messages are suppressed and which
+//! colours are used.
 //!
 //! Colour only repeats the words, so that everything is legible without it.
 

@@ -98,7 +98,7 @@ impl Report {
         }
     }
 
-    /// Writes due output and flushes. To be called after each batch.
+    /// Writes due output and flushes. Call it after each batch.
     pub fn tick(&mut self, now: Instant) -> Result<(), OutputError> {
         match &mut self.sink {
             Sink::Live(table) => table.tick(now, &mut self.printer),
@@ -112,7 +112,7 @@ impl Report {
         self.message(|printer| printer.note(text))
     }
 
-    /// As [`Report::note`], for limits of the verdicts.
+    /// Like [`Report::note`], for limits of the verdicts.
     pub fn warn(&mut self, text: &str) -> Result<(), OutputError> {
         self.message(|printer| printer.warn(text))
     }

@@ -13,12 +13,13 @@ use crate::{
     text::{self, count, measured, safe},
 };
 
-/// The most classes, Services and gaps listed; the others are counted.
+/// The maximum number of classes, Services and gaps listed; the others are counted.
 const MAX_LINES: usize = 40;
-/// The most pieces of evidence shown with a cause.
+/// The maximum number of pieces of evidence shown with a cause.
 const MAX_EVIDENCE: usize = 6;
 
-/// The text, each line ended. All names may be foreign; they are made safe here.
+/// The text, with a line end after each line. Any name may come from a peer or an API object: this function makes them
+/// safe.
 pub(super) fn render(summary: &Summary, ending: &Ending, paint: Paint) -> String {
     let mut out = String::new();
     overview(&mut out, paint, summary.counts(), ending);

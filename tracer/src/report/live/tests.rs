@@ -291,7 +291,7 @@ fn what_a_person_reads_while_a_trace_runs_and_when_it_has_ended() {
 /// The README's table: one flow of each cause from recordings, and healthy ones.
 fn readme_trace() -> (String, Verdict) {
     let mut bench = Bench::new(View::Default, 100, 60);
-    // As a terminal copies it: broken lines are whole.
+    // As a terminal copies it: a wrapped line is one line.
     bench.screen.columns = usize::MAX;
     let mut summary = Summary::default();
     let mut faults = Vec::new();
