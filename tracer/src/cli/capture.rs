@@ -22,7 +22,7 @@ use crate::{
     text::count,
 };
 
-/// The limit of one request to the API server, for which a person waits.
+/// The limit of one request to the API server. A person waits for the answer.
 const REQUEST: Duration = Duration::from_secs(20);
 
 /// Takes the capture and reports its gaps.

@@ -49,7 +49,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Decides the hooks of `set` on this host.
+    /// Decides how the hooks of `set` attach on this host.
     pub(super) fn inspect(environment: Environment, set: HookSet, tiers: Tiers) -> Self {
         let plan = match RunningKernel::open(environment.clone()) {
             Ok(running) => {

@@ -33,7 +33,7 @@ pub(super) fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().filter_map(|cause| KNOWN.iter().find_map(|hint| hint(cause))).last()
 }
 
-/// An error with a hint, for errors without their own. It displays as the error itself.
+/// An error with a hint, for errors without their own. Its text is that of the error.
 #[derive(Debug)]
 struct Hinted {
     error: anyhow::Error,

@@ -1,4 +1,4 @@
-//! `viptrace replay`: judges and prints a recording as a live trace is.
+//! `viptrace replay`: judges a recording and prints it like a live trace.
 //!
 //! Owns the messages about an incomplete recording. The pipeline judges, and the report prints the rows.
 
@@ -19,7 +19,7 @@ use crate::{
     text::{count, safe},
 };
 
-/// The most damages named; the others are counted.
+/// The maximum number of damaged parts named; the others are counted.
 const NAMED: usize = 5;
 
 /// Plays the file to its end.

@@ -1,7 +1,7 @@
 //! `viptrace trace`: attaches, reads, judges and prints.
 //!
-//! Owns the event loop: what it waits for, the order of reads, and the end of a trace. Time advances for the flows only
-//! up to the point to which all of the kernel's records have been read (`reader.rs`).
+//! Owns the event loop: its events, the order of reads, and the end of a trace. Time advances for the flows only up to
+//! the point to which all of the kernel's records have been read (`reader.rs`).
 
 mod node_poller;
 mod reader;
@@ -51,12 +51,12 @@ use record::NewFile;
 
 /// Flows end one by one. Those that settle within this time of each other are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
-/// The most metadata updates applied at once.
+/// The maximum number of metadata updates applied at once.
 const BATCH_UPDATES: usize = 512;
 /// The interval at which versions older than the look-back are removed.
 const PRUNE: Duration = Duration::from_mins(1);
 
-/// Runs until the duration has passed or Ctrl-C.
+/// Runs until the duration has passed, or until Ctrl-C.
 pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
     // One thread: the work between two batches is short, and an idle trace costs nothing.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -114,7 +114,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
     trace.finish(&mut report, &mut stop).await
 }
 
-/// Removes an earlier trace's ready file: a program that waits for it would take it for this trace's. Only a regular
+/// Removes an earlier trace's ready file: a program that waits for it would mistake it for this trace's. Only a regular
 /// file is removed; a device or a pipe stays.
 fn forget_ready(path: &Path) -> anyhow::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) {
@@ -205,7 +205,7 @@ impl<'a> Trace<'a> {
         })
     }
 
-    /// Waits for the metadata to be complete.
+    /// Waits until the metadata is complete.
     async fn sync(&mut self) -> anyhow::Result<()> {
         self.pipeline.cluster_before().sync(&mut self.feed).await?;
         let history = &self.pipeline.pipeline().cluster().history;
@@ -365,13 +365,13 @@ impl<'a> Trace<'a> {
         Ok(())
     }
 
-    /// Reads all that waits in the ring buffer. Returns the time until which nothing more can come.
+    /// Reads all records in the ring buffer. Returns the time up to which all records have been read.
     fn read(&mut self) -> anyhow::Result<Timestamp> {
         let Some(tracer) = self.tracer.as_mut() else { return Ok(now()) };
         self.reader.read(tracer, &mut self.pipeline)
     }
 
-    /// Reads until every record that was begun by now has been read.
+    /// Reads every record that was begun before this call.
     async fn read_all(&mut self) -> anyhow::Result<Timestamp> {
         let wanted = now();
         loop {
@@ -402,7 +402,7 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// Has the entries of flows without a sign of an answer read again; what they are comes through the ring buffer.
+    /// Rereads the entries of flows without a sign of an answer. The results arrive through the ring buffer.
     fn reread(&mut self, entries: &[u64]) {
         if let Some(tracer) = self.tracer.as_mut() {
             tracer.reread(entries);
@@ -443,7 +443,7 @@ impl<'a> Trace<'a> {
 
     /// Judges the open flows, detaches and prints the summary. A second stop request ends the wait for the node.
     async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
-        // What came last is still held back to be sorted, and its flows' entries are to be read again too.
+        // The last sightings are still held back to be sorted, and the entries of their flows must be reread too.
         tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
         let last = self.read_all().await?;
         let judged = self.pipeline.advance(last);
@@ -463,7 +463,7 @@ impl<'a> Trace<'a> {
             let mut node = NodePoller::default();
             let (snapshot, asked) = tokio::select! {
                 answer = node.read(Request::Rules) => answer,
-                // Stopped again: judges with the known facts.
+                // A second stop request: judges with the known facts.
                 () = stop.wanted() => (self.pipeline.pipeline().node().clone(), now()),
             };
             let now = now();
@@ -487,8 +487,8 @@ fn now() -> Timestamp {
     Timestamp::from_unix_ns(kernel::unix_ns())
 }
 
-/// In a lean trace no socket event shows that a connection was answered: to read each of their entries again would cost
-/// more than such events do.
+/// In a lean trace no socket event shows that a connection was answered. Rereading every connection's entry would cost
+/// more than such events.
 fn reread(options: &TraceOptions) -> Reread {
     if options.hooks == Hooks::Lean || options.without_hooks.contains(&Hook::SockState) {
         Reread::Datagrams

@@ -37,7 +37,7 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// As [`duration`], above zero.
+/// Like [`duration`], but greater than zero.
 pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("the duration must be greater than zero".into()),

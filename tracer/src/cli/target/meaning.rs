@@ -1,6 +1,6 @@
 //! The meaning of a target: a set of addresses for the kernel's filter, a match for a verdict.
 //!
-//! Owns why a target cannot be traced, and the remedy.
+//! Owns the reasons why a target cannot be traced, and the remedies.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Target {
-    /// The target's present addresses, for the kernel's filter. The filter passes more than the target (an endpoint
+    /// The target's current addresses, for the kernel's filter. The filter passes more than the target (an endpoint
     /// also serves other Services); [`Self::matches`] decides.
     pub fn addresses(&self, history: &History, now: Timestamp) -> Vec<IpAddr> {
         let mut addresses = match self {
@@ -134,7 +134,7 @@ mod tests {
     /// 2026-11-20T23:28:00Z, before the fixture's watch begins.
     const BEFORE: Timestamp = Timestamp::from_unix_secs(1_795_217_280);
 
-    /// What is said of a target in the fixture cluster, and the hint.
+    /// The error for a target in the fixture cluster, and its hint.
     fn said(target: &str) -> Option<(String, String)> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/cluster");
         let history = folder::read(&folder, Duration::from_hours(1)).unwrap().history;

@@ -18,8 +18,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// The least pause between two reads of the node; a pause is also nine times as long as the last read: listing the
-/// rules of a large cluster takes seconds, and tracing must not burden a broken node.
+/// The minimum pause between two reads of the node. A pause is nine times as long as the last read, from this minimum
+/// to [`MAX_PAUSE`]: listing the rules of a large cluster takes seconds, and tracing must not burden a broken node.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 9;
 const MAX_PAUSE: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ pub(super) struct EntryLister {
 }
 
 impl EntryLister {
-    /// Starts a list if one is due and none is under way.
+    /// Starts a list if one is due and none is in progress.
     pub(super) fn want(&mut self) {
         if self.asked.is_none() && self.last.is_none_or(|last| last.elapsed() >= LIST_PAUSE) {
             self.start();
@@ -62,7 +62,7 @@ impl EntryLister {
         self.last = Some(Instant::now());
     }
 
-    /// The requested list; waits for ever if there is no request.
+    /// The requested list; waits forever if there is no request.
     pub(super) async fn answer(&mut self) -> io::Result<Vec<ListedEntry>> {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;
@@ -79,7 +79,7 @@ pub(super) struct NodePoller {
 }
 
 impl NodePoller {
-    /// Starts to read the node with its rules, unless a read is under way.
+    /// Starts to read the node with its rules, unless a read is in progress.
     pub(super) fn want(&mut self) {
         if self.asked.is_none() {
             let pause = self.last.map(|(begun, ended)| {
@@ -112,7 +112,7 @@ impl NodePoller {
         self.last = Some((at, at));
     }
 
-    /// The snapshot of the current read, and the time at which the read began; waits for ever if there is none.
+    /// The snapshot of the current read, and the time at which the read began; waits forever if there is none.
     pub(super) async fn answer(&mut self) -> (Arc<Snapshot>, Timestamp) {
         let Some(asked) = &mut self.asked else { return std::future::pending().await };
         let answer = asked.await;

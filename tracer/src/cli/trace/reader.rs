@@ -16,7 +16,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The most records read before the flows are processed: bounds the memory between the two.
+/// The maximum number of records read before the flows are processed: bounds the memory between the two.
 const BATCH_RECORDS: usize = 8192;
 /// How far time may lag behind for a record that was begun and is not finished.
 const HELD_UP: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ pub(super) struct Reader {
     sightings: Vec<Sighting>,
     /// The records of the sightings, for the recording.
     records: Records,
-    /// The end of the last read: losses happened since.
+    /// The end of the last read: any new losses happened since then.
     last: Timestamp,
     until: Until,
 }
@@ -37,8 +37,8 @@ impl Reader {
         Self { sightings: Vec::new(), records: Records::default(), last: started, until: Until(started) }
     }
 
-    /// Reads all waiting records, and the count of losses meanwhile. Returns the time up to which all records have been
-    /// read.
+    /// Reads all waiting records, and the number of records lost meanwhile. Returns the time up to which all records
+    /// have been read.
     pub(super) fn read(&mut self, tracer: &mut Tracer, pipeline: &mut Recorded) -> anyhow::Result<Timestamp> {
         let before = tracer.counters();
         let (began, held_up) = read_to_end(&mut Waiting { reader: self, tracer, pipeline }, now);

@@ -1,4 +1,4 @@
-//! Events that the kernel skipped the programs for: they left no record that could be counted as lost.
+//! Events for which the kernel skipped the programs. They left no record that could be counted as lost.
 
 use crate::{kernel::tracer::Tracer, sighting::Hook};
 
