@@ -16,7 +16,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// NAT decisions kept for one flow: the node's, and those of the namespaces before and after it.
+/// NAT decisions kept for one flow: those of the node's namespace, and of the namespaces before and after it.
 pub(super) const MAX_DECISIONS: usize = 4;
 /// Kinds of drops kept for one flow.
 pub(super) const MAX_DROPS: usize = 8;
@@ -101,7 +101,7 @@ impl Decision {
 pub struct Ipvs {
     /// The real server that it chose last.
     pub chosen: Option<Chosen>,
-    /// It searched for a real server and created no entry: there is none, or the entry could not be created.
+    /// It searched for a real server and created no entry: there is no real server, or the entry could not be created.
     pub unscheduled: Occurrences,
     /// It released its entry and dropped the current packet, which still belonged to the old conntrack entry.
     pub expired: Occurrences,
@@ -277,7 +277,7 @@ pub struct Trouble {
 }
 
 /// A packet that conntrack cannot assign to a connection (`nf_ct_l4proto_log_invalid`): it is not translated, and
-/// continues with its present addresses unless a rule drops it.
+/// continues with its current addresses unless a rule drops it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Invalid {
     /// The format of the kernel's message; `None` if it could not be read.

@@ -27,7 +27,7 @@ pub(super) struct Place {
 }
 
 impl Flow {
-    /// Notes a sighting of any kind.
+    /// Records a sighting of any kind.
     pub(super) fn touch(&mut self, time: Timestamp) {
         self.sightings = self.sightings.saturating_add(1);
         self.first_seen = self.first_seen.min(time);
@@ -318,7 +318,7 @@ impl Flow {
             end.netns = place.netns;
         }
         if end.task.is_none() && matches!(socket.event, SocketEvent::State { .. }) {
-            // Only on the way down does the hook run in the socket's task; in softirq it runs in any task.
+            // The hook runs in the socket's task only on the way down; in softirq it runs in any task.
             end.task.clone_from(&socket.task);
         }
         end.bytes_acked = end.bytes_acked.max(socket.bytes_acked);
@@ -359,7 +359,7 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
                 if gap == Duration::ZERO {
                     return;
                 }
-                // The timer doubles. For losses far apart the measure does not hold.
+                // The timer doubles. The measure does not apply to losses far apart.
                 let last = trouble.last_gap;
                 let grew = last > Duration::ZERO && gap > last + last / 2 && gap < last.saturating_mul(3);
                 trouble.backoff = if grew { trouble.backoff.saturating_add(1) } else { 0 };

@@ -37,7 +37,7 @@ impl FlowTable {
                             && !over
                             && place.time.since(confirmed) < LATE
                     }
-                    // A retransmit passed what dropped the first packet.
+                    // The first packet was dropped, and a retransmit passed.
                     None => !over,
                 },
                 None if flow.decisions.is_empty() => {

@@ -17,8 +17,8 @@ pub struct Limits {
     /// How long a TCP flow without a sign of an answer waits until it is handed out. SYN retransmits come after 1 s and
     /// 3 s (after 1, 2, 3 s since Linux 6.5), and an unresolved neighbour fails after 3 s: 4 s cover both.
     pub answer: Duration,
-    /// How long a flow of datagrams is unobserved until its entry is read again and the flow is handed out: longer than
-    /// a resolver's timeout (resolv.conf(5)), shorter than conntrack's timeout of one-way UDP (30 s).
+    /// How long a datagram flow stays unobserved before its entry is reread and the flow is handed out: longer than a
+    /// resolver's timeout (resolv.conf(5)), shorter than conntrack's timeout of one-way UDP (30 s).
     pub silence: Duration,
     /// How long a flow that was handed out is kept for late evidence.
     pub linger: Duration,
@@ -33,7 +33,7 @@ pub struct Limits {
 }
 
 /// The flows whose conntrack entries are read again before they are handed out without a sign of an answer: no hook
-/// observes an answer as such, only the entry records it.
+/// observes the answer itself, only the entry records it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reread {
     /// None: the kernel cannot be read, or the recording already has the entries.

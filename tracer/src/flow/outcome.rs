@@ -81,11 +81,11 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// A SYN without an answer for this long was retransmitted at least once (RFC 6298).
 const SYN_WAIT: Duration = Duration::from_secs(3);
 
-/// An association's four-way handshake has ended by then, or was refused.
+/// Within this time an association's four-way handshake ends, or the server refuses it.
 const HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// Doublings of the interval between data retransmits after which an end counts as receiving nothing: four retransmits,
-/// about 3 s from the first (initial timeout 200 ms).
+/// After this many doublings of the interval between data retransmits, an end counts as receiving nothing: four
+/// retransmits, about 3 s from the first (initial timeout 200 ms).
 const SILENT_BACKOFF: u32 = 2;
 
 impl Flow {
@@ -112,8 +112,8 @@ impl Flow {
             })
     }
 
-    /// Whether an entry with this status saw an answer that accepts. An SCTP ABORT, which refuses an association, is a
-    /// packet from the other side too. The association is established once the entry is assured, which
+    /// Whether an entry with this status records an accepting answer. An SCTP ABORT, which refuses an association, is
+    /// also a packet from the other side. The association is established once the entry is assured, which
     /// `nf_conntrack_sctp_packet` sets with the COOKIE ACK.
     fn status_tells_answer(&self, status: Status) -> bool {
         if self.orig.protocol == Protocol::SCTP {
@@ -123,8 +123,8 @@ impl Flow {
         }
     }
 
-    /// What is known of the answer to a flow without socket events: its entry shows it, at its end or when it is read
-    /// again.
+    /// Whether a flow without socket events was answered, as far as known: its entry shows it when the entry ends or is
+    /// reread.
     pub fn answer(&self) -> Answer {
         if self.was_answered() {
             return Answer::Seen;
@@ -207,7 +207,7 @@ impl Flow {
 
     fn opening_outcome(&self) -> Outcome {
         if let Some(trouble) = &self.trouble {
-            // A later confirmed entry means that a retransmit passed what stopped the first packet.
+            // A later confirmed entry means that the first packet was stopped and a retransmit passed.
             let passed = self.decisions.iter().filter_map(|decision| decision.confirmed).max();
             let stands = |last| passed.is_none_or(|passed| last >= passed);
             let on_the_way = || {

@@ -8,8 +8,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use crate::{sighting::Sighting, time::Timestamp};
 
-/// The most sightings held, whatever their times: a bound on memory (about 2 MiB) that a busy node's 30 ms do not
-/// reach.
+/// The maximum number of sightings held, whatever their times: a bound on memory (about 2 MiB) that 30 ms of a busy
+/// node do not reach.
 const CAPACITY: usize = 8192;
 
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The most entries in one list. Flows beyond it wait and time out.
+/// The maximum number of entries in one list. Further flows wait and time out.
 const MAX_REREADS: usize = 4096;
 
 impl FlowTable {
@@ -47,7 +47,7 @@ impl FlowTable {
         true
     }
 
-    /// Notes that the list is taken: from now on the flows wait for their entries.
+    /// Records that the caller took the list: from now on the flows wait for their entries.
     pub(super) fn begin_rereads(&mut self) {
         let deadline = self.clock.saturating_add(self.limits.reread_wait);
         for index in std::mem::take(&mut self.unread) {

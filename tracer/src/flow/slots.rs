@@ -13,7 +13,7 @@ pub(super) enum Queue {
     Opening,
     /// Datagrams (and SCTP), whose end no socket reports: waiting for silence.
     Datagram,
-    /// Waiting for what its entry says by now.
+    /// Waiting for its conntrack entry to be reread.
     Rereading,
     /// Answered and open; no deadline, ordered by activity.
     Live,
@@ -101,7 +101,7 @@ impl Slots {
         Some(flow)
     }
 
-    /// Removes the flow where it is.
+    /// Removes the flow and frees its slot.
     pub(super) fn clear(&mut self, index: u32) {
         if self.get(index).is_none() {
             return;
@@ -123,7 +123,7 @@ impl Slots {
         self.link(index);
     }
 
-    /// The index of every flow, in no order of time.
+    /// The index of every flow, not in order of time.
     pub(super) fn indices(&self) -> impl Iterator<Item = u32> + use<> {
         let all = self.all.len() as u32;
         0..all

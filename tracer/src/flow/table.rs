@@ -87,7 +87,7 @@ impl FlowTable {
         }
     }
 
-    /// Advances the time: no sighting from before `now` less the reorder window is still to arrive.
+    /// Advances the time. No sighting from before `now` minus the reorder window may arrive after this call.
     pub fn advance(&mut self, now: Timestamp) {
         self.reorder.advance(now);
         while let Some(mut next) = self.reorder.pop() {
@@ -119,7 +119,7 @@ impl FlowTable {
         self.settled.pop_front()
     }
 
-    /// Ends the trace: hands out all open flows as they are, in the order of their beginning.
+    /// Ends the trace: hands out all open flows as they are, in the order in which they began.
     pub fn finish(&mut self, now: Timestamp) {
         while let Some(mut next) = self.reorder.pop_any() {
             self.fold(&mut next);
@@ -188,7 +188,7 @@ impl FlowTable {
         };
         match index {
             Some(index) => self.place(index),
-            // A reread entry that no flow waits for concerns no flow.
+            // A reread entry for which no flow waits belongs to no flow.
             None => self.counters.unmatched += u64::from(place.hook != Hook::EntryReread),
         }
     }
@@ -357,8 +357,8 @@ impl FlowTable {
         }
     }
 
-    /// `other` was observed at addresses that turn out to be those of `index`: it is part of it if it had just begun
-    /// without its own entry, otherwise an older flow.
+    /// `other` was observed at addresses that turn out to be those of `index`: `other` is part of that flow if it had
+    /// just begun without its own entry, otherwise it is an older flow.
     pub(super) fn absorb(&mut self, other: u32, index: u32, time: Timestamp) {
         let fresh = self.slots.get(other).is_some_and(|flow| {
             flow.decisions.is_empty()
