@@ -11,7 +11,7 @@ use crate::{
     text::safe,
 };
 
-/// The most characters of a server's message.
+/// The maximum number of characters of a server's message.
 const MAX_MESSAGE: usize = 300;
 
 /// Why a request failed: `HTTP 403 Forbidden: …`, `no connection: …`.

@@ -31,10 +31,10 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// Larger files are left out with a warning: parsing takes several times a file's size in memory.
+/// Larger files are skipped with a warning: parsing takes several times a file's size in memory.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// The most warnings of one kind for a file. The rest is counted.
+/// The maximum number of warnings of one kind for a file. The rest is counted.
 const MAX_WARNINGS: usize = 5;
 
 #[derive(Debug, thiserror::Error)]

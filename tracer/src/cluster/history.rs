@@ -44,8 +44,8 @@ pub(crate) use reason::NoEndpointsReason;
 pub(crate) use saved::Line;
 pub(crate) use saved::{SavedFacts, SavedObject};
 
-/// The most objects of one kind; further ones are refused and counted. Well above the largest supported cluster
-/// (150,000 Pods).
+/// The maximum number of objects of one kind; further ones are refused and counted. Well above the largest supported
+/// cluster (150,000 Pods).
 const MAX_OBJECTS: usize = 500_000;
 
 /// The size of the history, and its losses.
@@ -88,7 +88,7 @@ impl History {
         Self { look_back, ..Self::default() }
     }
 
-    /// States that all objects of this kind have been added: only then is a missing object known not to exist.
+    /// States that all objects of this kind have been added: only then does a missing object certainly not exist.
     pub fn mark_known(&mut self, kind: Kind) {
         if let Some(known) = self.known.get_mut(kind.index()) {
             *known = true;
@@ -196,7 +196,7 @@ impl History {
     }
 
     /// Removes versions that were superseded more than the look-back before `now`. Always keeps the newest version of
-    /// an object that exists. Visits everything: call it about once a minute, not for each change.
+    /// an object that exists. It visits every version: call it about once a minute, not for each change.
     pub fn prune(&mut self, now: Timestamp) {
         let horizon = horizon(now, self.look_back);
         let mut dropped = 0;
@@ -290,8 +290,8 @@ impl History {
         holder.map(|(pod, _)| pod)
     }
 
-    /// The Pod that last gave up this address before `at`, and when: the Pod that a stale rule still means (C6), or the
-    /// previous owner of an address that another Pod has now.
+    /// The Pod that last gave up this address before `at`, and when: the Pod that a stale rule was written for (C6), or
+    /// the previous owner of an address that another Pod has now.
     pub fn last_pod_by_ip(&self, ip: IpAddr, at: Timestamp) -> Option<(&Arc<Pod>, Timestamp)> {
         let ip = ip.to_canonical();
         let lines = self.pod_ips.get(&ip)?.iter().filter_map(|key| self.pods.get(key));

@@ -1,4 +1,4 @@
-//! The reports of Kubernetes with their times: the history of Services, `EndpointSlices`, Pods and Nodes.
+//! Reports from Kubernetes with their times: the history of Services, `EndpointSlices`, Pods and Nodes.
 //!
 //! The trace loop owns a [`Cluster`] and feeds it from a [`Feed`]. [`history`] is pure and answers the queries of the
 //! diagnosis; [`watch`] and [`folder`] do the I/O that fills it; [`trim`] converts API objects to small structs.
@@ -27,8 +27,8 @@ pub use status::{Origin, Status};
 pub(crate) use watch::AccessError;
 pub use watch::{Access, Event, Limits, Update};
 
-/// The default time that versions are kept: the longest look-back to a cause (an upgrade, catalogue section 3) plus a
-/// margin.
+/// The default time for which versions are kept: the longest look-back to a cause (an upgrade, catalogue section 3)
+/// plus a margin.
 pub const LOOK_BACK: Duration = Duration::from_mins(75);
 
 /// The source of the cluster's objects.
@@ -90,7 +90,7 @@ impl Hint for SyncError {
     }
 }
 
-/// The cluster's objects, and how fresh and complete they are.
+/// The cluster's objects, and their freshness and completeness.
 #[derive(Debug)]
 pub struct Cluster {
     pub history: History,
@@ -106,7 +106,7 @@ pub struct Feed(Option<watch::Watcher>);
 pub struct Opened {
     pub cluster: Cluster,
     pub feed: Feed,
-    /// What could not be read of a folder.
+    /// The parts of a folder that could not be read.
     pub warnings: Vec<folder::Warning>,
 }
 
@@ -139,7 +139,7 @@ impl Source {
 }
 
 impl Feed {
-    /// The next update; waits for ever if there are none. Cancel-safe, as `select!` requires.
+    /// The next update; waits forever if there are none. Cancel-safe, as `select!` requires.
     pub async fn next(&mut self) -> Update {
         if let Some(watcher) = &mut self.0
             && let Some(update) = watcher.next().await

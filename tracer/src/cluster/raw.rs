@@ -17,11 +17,11 @@ use crate::cluster::{
 
 /// The page size of a list, in objects.
 const PAGE: u32 = 500;
-/// The most pages of one list: 500,000 objects.
+/// The maximum number of pages of one list: 500,000 objects.
 const MAX_PAGES: usize = 1000;
-/// The most lines of a log.
+/// The maximum number of lines of a log.
 const LOG_LINES: u32 = 5000;
-/// The most bytes of a log.
+/// The maximum size of a log, in bytes.
 const LOG_BYTES: u32 = 16 << 20;
 
 /// A request.

@@ -1,4 +1,4 @@
-//! How fresh and how complete the metadata is, for each kind.
+//! The freshness and completeness of the metadata, for each kind.
 //!
 //! Owns the meaning of "metadata is N s old". Has no clock: the caller passes the time. Must not connect to a server.
 
@@ -12,7 +12,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The most oddities kept as text; all are counted.
+/// The maximum number of oddities kept as text; all are counted.
 const MAX_ODDITIES: usize = 20;
 
 /// The source of the metadata.
@@ -130,7 +130,7 @@ impl Status {
         }
     }
 
-    /// The present gaps in words, with one line for the kinds that share a reason.
+    /// The current gaps in words, with one line for the kinds that share a reason.
     pub fn gaps(&self, now: Timestamp) -> Vec<String> {
         let Origin::ApiServer(server) = &self.origin else { return Vec::new() };
         let mut gaps: Vec<(Gap, &str, Vec<&'static str>)> = Vec::new();

@@ -6,7 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::time::Timestamp;
 
-/// The most versions of one object; the oldest ones are removed and counted. Bounds the memory of an object that flaps.
+/// The maximum number of versions of one object; the oldest ones are removed and counted. Bounds the memory of an
+/// object that flaps.
 pub(super) const MAX_VERSIONS: usize = 256;
 
 #[derive(Clone, Debug)]

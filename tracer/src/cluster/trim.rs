@@ -32,7 +32,7 @@ mod tests;
 /// The longest name that the API accepts (DNS subdomain, RFC 1123), in bytes.
 const MAX_NAME_BYTES: usize = 253;
 
-/// The most endpoints and ports of one slice: the API server's limits (`maxEndpoints` and `maxPorts` of
+/// The maximum number of endpoints and ports of one slice: the API server's limits (`maxEndpoints` and `maxPorts` of
 /// `pkg/apis/discovery/validation`).
 const MAX_SLICE_ENDPOINTS: usize = 1000;
 const MAX_SLICE_PORTS: usize = 20_000;

@@ -29,7 +29,7 @@ use crate::{
 
 mod follow;
 
-/// The most updates in the queue to the owner of the history; then the watches wait.
+/// The maximum number of updates in the queue to the owner of the history; beyond it the watches wait.
 const QUEUE: usize = 4096;
 
 /// How to reach the API server.
@@ -120,7 +120,7 @@ pub struct Update {
 pub enum Event {
     /// Found by a list: this version may be old.
     Listed(Trimmed),
-    /// Happened now, as far as known. Includes deletions that a new list shows after a gap: they happened during the
+    /// It happened now, as far as known. Includes deletions that a new list shows after a gap: they happened during the
     /// gap.
     Changed(Change),
     /// The list is complete.

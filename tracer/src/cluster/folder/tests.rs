@@ -1,4 +1,4 @@
-//! Folders as people make them, and as they should not be.
+//! Folders as people make them, and malformed ones.
 use std::time::Duration;
 
 use tempfile::TempDir;

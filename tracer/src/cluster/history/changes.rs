@@ -74,7 +74,7 @@ impl History {
         self.changes.pods
     }
 
-    /// The slice is about to change, and with it the endpoints of its present Service.
+    /// The slice is about to change, and with it the endpoints of its current Service.
     pub(super) fn slice_changes(&mut self, slice: &Key) {
         let service =
             self.slices.get(slice).and_then(Timeline::newest).and_then(|slice| slice.service.clone());

@@ -30,7 +30,7 @@ pub struct EndpointState {
 /// Whether an address and port was an endpoint of a Service port at a moment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Membership {
-    /// In this condition since this time or longer.
+    /// It has been in this condition since this time or longer.
     Member { state: EndpointState, since: Timestamp },
     /// It was an endpoint and left at `at`; `last` is its last state.
     Left { at: Timestamp, last: EndpointState },
@@ -78,11 +78,11 @@ pub struct Usable {
     /// If there are endpoints: at least one has existed since this time or longer. Otherwise: the time of the last
     /// change of the slices.
     pub since: Timestamp,
-    /// None is ready: these serve while they terminate (N8).
+    /// No endpoint is ready: these serve while they terminate (N8).
     pub terminating: bool,
 }
 
-/// The most endpoints whose age is determined; the oldest age counts.
+/// The maximum number of endpoints whose age is determined; the oldest age counts.
 const MAX_AGED: usize = 32;
 
 /// A period in which one slice listed the endpoint in one state.
@@ -130,7 +130,7 @@ impl History {
         let now = |s: &&Stretch<'_>| s.from <= at && s.to.is_none_or(|to| to > at);
         // An endpoint that is listed twice serves as long as one of the two slices states it.
         if let Some(current) = stretches.iter().filter(now).max_by_key(|s| rank(s.endpoint.conditions)) {
-            // A state that is only assumed from a later version proves no membership, unless there is no other.
+            // A state that is only assumed from a later version proves no membership, unless it is the only state.
             let proven = |s: &Stretch<'_>| if s.known_from <= at { s.known_from } else { s.from };
             let same =
                 |s: &&Stretch<'_>| s.from <= at && s.endpoint.conditions == current.endpoint.conditions;

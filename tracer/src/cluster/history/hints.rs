@@ -1,4 +1,4 @@
-//! Topology hints: the ready endpoints of a Service that are meant for a node or its zone.
+//! Topology hints: the ready endpoints of a Service that hints assign to a node or its zone.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,7 +13,7 @@ pub(crate) struct Hints<'a> {
 }
 
 /// Whether kube-proxy of this node sends to each of these ready endpoints. `None` if it does not follow the hints and
-/// uses all endpoints: one has no hint, or none is meant for this node (`CategorizeEndpoints` in
+/// uses all endpoints: one has no hint, or no hint names this node or its zone (`CategorizeEndpoints` in
 /// `pkg/proxy/topology.go`).
 pub(crate) fn meant_for(ready: &[Hints<'_>], node: &str, zone: Option<&str>) -> Option<Vec<bool>> {
     let chosen = |here: &str, names: for<'a> fn(&Hints<'a>) -> &'a [Arc<str>]| {

@@ -10,7 +10,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The most names in a reason; the others are counted.
+/// The maximum number of names in a reason; the others are counted.
 const MAX_NAMED: usize = 5;
 
 /// Why there is no usable endpoint.
@@ -22,7 +22,7 @@ pub enum NoEndpointsReason {
     PortName { wanted: String, target: TargetPort, offered: Vec<String> },
     /// The Service has no selector and no slice with endpoints.
     NoSelector,
-    /// Pods match, none is ready.
+    /// Pods match, but none is ready.
     PodsNotReady { pods: Vec<UnreadyPod>, more: usize },
     /// Pods match and are ready, but no slice lists them: the `EndpointSlice` controller is behind or down.
     NotInSlices { pods: Vec<Key>, more: usize },

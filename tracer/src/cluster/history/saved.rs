@@ -75,7 +75,7 @@ impl History {
         self.refused += u64::from(!taken);
     }
 
-    /// To be called after the objects: restores the other facts and rebuilds the indexes.
+    /// Restores the other facts and rebuilds the indexes. Call it after the objects.
     pub fn restore_facts(&mut self, facts: SavedFacts) {
         self.look_back = std::time::Duration::from_secs(facts.look_back);
         self.known = facts.known;

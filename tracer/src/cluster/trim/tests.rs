@@ -19,7 +19,7 @@ fn service_of(spec: Value, status: Value) -> (Arc<Service>, Vec<Oddity>) {
     }
 }
 
-/// A slice of these endpoints, and its oddities.
+/// A slice with these endpoints, and its oddities.
 fn slice_of(endpoints: &Value) -> (Arc<EndpointSlice>, Vec<Oddity>) {
     let slice =
         json!({"metadata": {"name": "s"}, "addressType": "IPv4", "ports": null, "endpoints": endpoints});

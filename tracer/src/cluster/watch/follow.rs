@@ -86,7 +86,7 @@ pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: 
             Err(End::Again) if lasted => continue,
             Err(End::Again) => None,
             Err(End::Gone) => {
-                // The server answers and the next step is clear: changes of the meantime must not wait for a back-off.
+                // The server answers and the next step is clear: changes made meanwhile must not wait for a back-off.
                 follower.version = None;
                 failures = 0;
                 None
@@ -110,7 +110,8 @@ pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: 
     }
 }
 
-/// Doubles with each failure up to the limit, with up to a quarter of jitter, so that many nodes do not return at once.
+/// Doubles with each failure up to the limit, with up to a quarter of jitter, so that many nodes do not reconnect at
+/// once.
 fn backoff(limits: Limits, failures: u32) -> Duration {
     let factor = 2_u32.saturating_pow(failures);
     let pause = limits.retry.saturating_mul(factor).min(limits.retry_max);
