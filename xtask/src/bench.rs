@@ -51,7 +51,7 @@ pub(crate) struct Options {
     tool: Option<String>,
 }
 
-/// Measures and prints. Returns false if the guest reports that something was not measured.
+/// Measures and prints. Returns false if the guest reports a missing measurement.
 pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
     let place = Place::find()?;
     let options = match what {

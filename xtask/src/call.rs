@@ -1,4 +1,4 @@
-//! Starts another program. An error states the attempt, how the program ended, and what to do.
+//! Starts another program. An error states the attempt, how the program ended, and the remedy.
 //!
 //! Runs only short-lived programs; `vm` runs the guest.
 
@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use crate::printer::indented;
 
-/// The number of a failed program's last lines that an error repeats.
+/// How many of a failed program's last lines an error repeats.
 const TAIL_LINES: usize = 12;
 
 /// The failure of a program.

@@ -39,7 +39,7 @@ fn available(text: &str) -> Option<u64> {
     text.lines().nth(1)?.trim().parse().ok()
 }
 
-/// A size as people read it, in decimal gigabytes with one digit after the point.
+/// A size in decimal gigabytes with one digit after the point.
 pub(crate) fn gigabytes(bytes: u64) -> String {
     let tenths = bytes / 100_000_000;
     format!("{}.{} GB", tenths / 10, tenths % 10)

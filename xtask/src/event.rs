@@ -103,7 +103,7 @@ impl Metric {
     }
 }
 
-/// Parses one line; an empty line is `None`. The error states what is wrong with the line.
+/// Parses one line; an empty line is `None`. The error describes the fault in the line.
 pub(crate) fn parse(line: &str) -> Result<Option<Event>, String> {
     let line = line.trim();
     if line.is_empty() {

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: feeds inputs from libFuzzer to every parser of the tracer, for some minutes each.
+//! `cargo xtask fuzz`: feeds inputs from libFuzzer to every parser of the tracer, for a few minutes each.
 //!
 //! The targets are in `tests/fuzz`. This file builds them, runs them one after the other and prints the results. Files
 //! stay below `target/fuzz`: `seeds` (rewritten by each run), `corpus` (grows from run to run), `crashes`, and one log
@@ -27,7 +27,7 @@ struct Target {
     name: &'static str,
     /// The longest input, in bytes.
     max_bytes: u64,
-    /// The largest single allocation that an input may lead to, in MiB.
+    /// The largest single allocation that an input may cause, in MiB.
     allocation_mib: u64,
 }
 
@@ -57,7 +57,7 @@ const MEMORY_MIB: u64 = 1536;
 const INPUT_SECONDS: u64 = 20;
 /// The compilation target: a sanitizer needs an explicit one.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
-/// The sanitizer takes Rust's statics for double definitions.
+/// The sanitizer mistakes Rust's statics for double definitions.
 const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "detect_odr_violation=0");
 
 #[derive(Debug, Args)]

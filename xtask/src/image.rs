@@ -41,7 +41,7 @@ const TOOLS: &[&[&str]] = &[
 ];
 /// Programs that only the benchmark runs.
 const BENCH_TOOLS: &[&[&str]] = &[&["/usr/bin/tcpdump", "/usr/sbin/tcpdump"], &["/usr/bin/bpftrace"]];
-/// kmod acts by the name with which it is called. The kernel loads modules with /sbin/modprobe.
+/// kmod's function depends on the name by which it is called. The kernel loads modules with /sbin/modprobe.
 const KMOD_NAMES: &[&str] = &["depmod", "insmod", "lsmod", "modinfo", "modprobe", "rmmod"];
 
 /// Files of the guest's /etc. tcpdump changes from root to the user `tcpdump`, which must exist.

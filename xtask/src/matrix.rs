@@ -1,7 +1,7 @@
 //! The matrix: mode × Service kind × family × protocol × kernel, from the cells that each guest's scenarios report.
 //!
-//! The lab lists the cells. A cell that no scenario covers is shown as such and counts as failed: an empty table must
-//! not look like a good one.
+//! The lab lists the cells. A cell that no scenario covers appears in the table and counts as failed: an empty table
+//! must not pass for a good one.
 
 use std::collections::{BTreeMap, BTreeSet};
 

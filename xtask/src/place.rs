@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-/// A call of the cargo that started this process, or else of the one on the path.
+/// A command that runs the cargo that started this process, or else the one on the path.
 ///
 /// It does not pass on `cargo run`'s variables about this package: build scripts that watch them (as ring's does) would
 /// run again, with all crates that depend on them, whenever `cargo xtask` and a plain `cargo build` alternate.
@@ -65,7 +65,7 @@ pub(crate) fn cargo(what: impl Into<String>) -> Call {
     apart(Call::new(what, program))
 }
 
-/// A call of a program that calls cargo, without `cargo run`'s variables about this package.
+/// A command that runs a program that calls cargo, without `cargo run`'s variables about this package.
 pub(crate) fn apart(call: Call) -> Call {
     let ours =
         env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_of_package(name));

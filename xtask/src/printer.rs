@@ -17,7 +17,7 @@ pub(crate) enum Outcome {
     Skipped(String),
 }
 
-/// The largest number of a failure's lines that the end of a run repeats.
+/// The maximum number of a failure's lines that the end of a run repeats.
 const REPEATED_LINES: usize = 40;
 
 /// The only writer to stdout and stderr.

@@ -66,7 +66,7 @@ pub(crate) struct Guest {
 pub(crate) enum Ending {
     /// The guest reported that it was done, with this exit status.
     Done(i64),
-    /// The guest ended without that report; the text says how.
+    /// The guest ended without that report; the text states how.
     Died(String),
     /// This program stopped it; the text gives the reason.
     Stopped(String),

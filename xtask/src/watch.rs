@@ -15,7 +15,7 @@ use crate::event::{self, Event, Metric};
 use crate::printer::Printer;
 use crate::vm::{Console, Ending, Guest, Run};
 
-/// The number of the console's last lines that a failure repeats.
+/// How many of the console's last lines a failure repeats.
 const TAIL_LINES: usize = 15;
 /// The beginning of the kernel's last message; a trace longer than the tail follows it.
 const PANIC: &str = "Kernel panic - not syncing";

@@ -1,4 +1,4 @@
-//! The inputs with which fuzzing begins, made of the captures, objects, records and recordings in the tests' folder.
+//! The inputs with which fuzzing begins, made from the captures, objects, records and recordings in the tests' folder.
 //!
 //! Owns the input format of each target; the first lines of each target describe it. A bad seed only costs time and
 //! never makes a target unsound.
