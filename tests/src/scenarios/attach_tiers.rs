@@ -130,7 +130,7 @@ fn reached_by(tier: &str) -> Result<()> {
     Ok(())
 }
 
-/// The most events that the kernel kept from the programs, as the trace's summary states it.
+/// The maximum number of events for which the kernel skipped the programs, as the trace's summary states it.
 fn events_left_out(summary: &str) -> usize {
     let counts = summary.split("up to ").skip(1).filter_map(|rest| rest.split_once(' '));
     let missed =
@@ -172,7 +172,7 @@ impl FlowReport {
         })
     }
 
-    /// The evidence from before the first of the two reports, less the difference of the two traces' clocks.
+    /// The evidence from before the first of the two reports, minus the difference between the two traces' clocks.
     fn before(&self, reported: Timestamp) -> impl Iterator<Item = &Piece> {
         let is_before = move |piece: &&Piece| piece.time.is_none_or(|time| time + APART < reported);
         self.evidence.iter().filter(is_before)
@@ -213,8 +213,8 @@ impl Difference {
         self.events.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether a missing event cannot explain the difference: it may leave a flow unexplained, but never change its
-    /// class or its Service.
+    /// Whether no missing event can explain the difference: it may leave a flow unexplained, but never change its class
+    /// or its Service.
     fn is_contradiction(&self) -> bool {
         self.fields.iter().any(|(name, values)| match name.as_str() {
             "class" => !values.iter().any(|class| class == Class::Unknown.id()),

@@ -45,7 +45,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     interrupted(stage, &trace)
 }
 
-/// No server listens at the kubeconfig's address. Needs nothing of the node, and takes a minute.
+/// No server listens at the kubeconfig's address. Uses nothing of the node, and takes a minute.
 pub(super) fn unanswered() -> Result<()> {
     // A port that was free a moment ago.
     let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?;

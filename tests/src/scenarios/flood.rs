@@ -27,10 +27,10 @@ const WAVES: usize = 10;
 const WAVE: usize = 2_000;
 const FLOOD: usize = WAVES * WAVE;
 const MAX_FLOWS: usize = 2_000;
-/// The growth of a wave whose flows were kept, at 1 KiB each, less the memory that it may find free.
+/// The growth of a wave whose flows were kept, at 1 KiB each, minus the free memory that it may find.
 const KEPT_KIB: u64 = (WAVE as u64) / 4 * 3;
-/// So many waves may grow by that much without keeping a flow: short-lived data, mostly verdicts judged together after
-/// a read of the node, takes up to 13 MiB, twice that on a machine that stalls meanwhile, and grows in steps.
+/// This many waves may grow by that much without keeping a flow: short-lived data, mostly verdicts judged together
+/// after a read of the node, takes up to 13 MiB, twice that on a machine that stalls meanwhile, and grows in steps.
 const MAX_STEPS: usize = (WAVES - 1) / 3 * 2;
 /// The growth since the first wave, which fills the table: twice the size of all other waves' flows.
 const GROWTH_LIMIT_KIB: u64 = 2 * (FLOOD - WAVE) as u64;

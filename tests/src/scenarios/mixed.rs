@@ -1,5 +1,5 @@
-//! 5,000 connections of every kind at once. The verdicts must match exactly what the generator caused, with nothing
-//! lost and nothing unexplained.
+//! 5,000 connections of every kind at once. The verdicts must match the generated traffic exactly. Nothing may be lost
+//! or unexplained.
 
 use std::{
     net::SocketAddr,

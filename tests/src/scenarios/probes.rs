@@ -1,4 +1,4 @@
-//! N1: kubelet's probes from the node itself to a Pod's probe port, whatever their end: closed without a reset, reset
+//! N1: kubelet's probes from the node itself to a Pod's probe port, however they end: closed without a reset, reset
 //! because the server sends first, refused because nothing listens.
 
 use std::net::SocketAddr;

@@ -24,7 +24,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// viptrace is killed before it can end its file. A replay judges what was written and reports the missing end.
+/// viptrace is killed before it can end its file. A replay judges the written part and reports the missing end.
 pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     stage.watch()?;
@@ -68,7 +68,7 @@ pub(super) fn cut_off(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The file system is full: the trace continues and reports it once, and the replay ends where the file does.
+/// The file system is full: the trace continues and reports it once, and the replay ends at the end of the file.
 pub(super) fn disk_full(stage: &mut Stage) -> Result<()> {
     let serving = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
     let folder = "/run/small";

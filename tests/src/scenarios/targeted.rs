@@ -1,5 +1,5 @@
 //! A trace of one Service, one Pod or one address: its flows have verdicts, other flows are not recorded, and the trace
-//! sees every decision of the target when it is taken.
+//! observes every decision of the target when NAT takes it.
 
 use std::net::SocketAddr;
 

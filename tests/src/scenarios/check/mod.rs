@@ -87,7 +87,7 @@ pub(super) fn check_from(folder: &Path) -> Result<Checked> {
     Checked::of(Invocation::start(&["check", "-o", "json", "--from", &folder])?.end(LIMIT)?)
 }
 
-/// Captures the present state of the node.
+/// Captures the current state of the node.
 pub(super) fn capture(stage: &Stage, folder: &Path) -> Result<Ended> {
     let (folder, kubeconfig) = (folder.display().to_string(), stage.kubeconfig()?.display().to_string());
     Invocation::start(&["capture", &folder, "--node", NODE, "--kubeconfig", &kubeconfig])?.end(LIMIT)

@@ -1,4 +1,4 @@
-//! A check of a capture reports what a check of the node reports, for a healthy and for a broken node.
+//! A check of a capture and a check of the node report the same, for a healthy and for a broken node.
 
 use std::{fs, path::Path, time::Duration};
 

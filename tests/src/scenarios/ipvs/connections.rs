@@ -147,7 +147,7 @@ pub(in super::super) fn port_reused(stage: &mut Stage) -> Result<()> {
 pub(in super::super) fn affinity(stage: &mut Stage) -> Result<()> {
     let here = stage.serve("shop/payments-1", 9090, server::EXCHANGE)?;
     let there = stage.serve("shop/payments-2", 9090, server::EXCHANGE)?;
-    // A targeted trace sees every decision when it is taken, including the template's.
+    // A targeted trace observes every decision when IPVS takes it, including the template's.
     stage.watch_with(&["shop/payments"])?;
     let from = stage.place("shop/client-1")?;
     let payments = stage.vip("shop/payments", "grpc")?;

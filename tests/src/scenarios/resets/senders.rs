@@ -66,7 +66,7 @@ pub(in crate::scenarios) fn endpoint(stage: &mut Stage) -> Result<()> {
 }
 
 /// A client on another node uses this node's port, and the endpoint is on another node too: neither socket is here, and
-/// the trace of the Service sees the RST pass.
+/// the trace of the Service observes that the RST passes.
 pub(in crate::scenarios) fn transit(stage: &mut Stage) -> Result<()> {
     let resets = server::Script::ResetOnRequest { request: client::REQUEST };
     let server = stage.serve("shop/frontend-1", 8443, resets)?;
