@@ -85,7 +85,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         ensure!(complete, "by {tier}, {records} of {flows} flows have a record: {}", ended.stderr);
         traces.push(reports(&ended.records())?);
         // Only by fentry, and the summary states it.
-        unreached |= ended.stderr.contains("enter nf_ct_delete.part.0 in its place");
+        unreached |= ended.stderr.contains("enter nf_ct_delete.part.0 instead");
         let lines = ended.stderr.lines().filter(|line| events_left_out(line) > 0);
         losses.extend(lines.map(|line| format!("by {tier}: {}\n", line.trim())));
     }
