@@ -175,7 +175,7 @@ impl Reading {
 
     fn take_file(&mut self, kind: Kind, path: &Path) {
         self.take(kind, |_| {
-            let text = procfs::read_text(path).map_err(|error| Reason::of_file(path, &error))?;
+            let text = text_of(path)?;
             Ok((path.display().to_string(), text))
         });
     }
@@ -187,7 +187,7 @@ impl Reading {
         });
         let path = self.root("proc/net/netstat");
         self.take(netstat, |_| {
-            let text = procfs::read_text(&path).map_err(|error| Reason::of_file(&path, &error))?;
+            let text = text_of(&path)?;
             Ok((format!("{}{when}", path.display()), text))
         });
     }
@@ -216,7 +216,7 @@ impl Reading {
         let (proc, sys) = (self.root("proc"), self.root("sys"));
         self.take(Kind::Addresses, |_| {
             let trie = proc.join("net/fib_trie");
-            let text = procfs::read_text(&trie).map_err(|error| Reason::of_file(&trie, &error))?;
+            let text = text_of(&trie)?;
             // Without IPv6 this file does not exist.
             let inet6 = procfs::read_text(&proc.join("net/if_inet6")).unwrap_or_default();
             let lines =
@@ -233,7 +233,7 @@ impl Reading {
         if request != Request::Check {
             self.take(Kind::Interfaces, |_| {
                 let devices = proc.join("net/dev");
-                let text = procfs::read_text(&devices).map_err(|error| Reason::of_file(&devices, &error))?;
+                let text = text_of(&devices)?;
                 Ok((devices.display().to_string(), interfaces::names_to_text(&text)))
             });
             return;
@@ -260,7 +260,7 @@ impl Reading {
         });
         let modules = proc.join("modules");
         self.take(Kind::Modules, |reading| {
-            let text = procfs::read_text(&modules).map_err(|error| Reason::of_file(&modules, &error))?;
+            let text = text_of(&modules)?;
             Ok((modules.display().to_string(), text + &reading.built_in().unwrap_or_default()))
         });
         self.logs();
@@ -361,6 +361,11 @@ fn pod_logs(pods: &Path) -> Vec<PathBuf> {
     }
     files.sort();
     files.into_iter().map(|(.., path)| path).collect()
+}
+
+/// The text of a file, or the reason for its absence.
+fn text_of(path: &Path) -> Result<String, Reason> {
+    procfs::read_text(path).map_err(|error| Reason::of_file(path, &error))
 }
 
 /// The end of a file.

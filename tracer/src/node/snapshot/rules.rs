@@ -9,6 +9,10 @@ use crate::{
     rules::{Ruleset, Writer, ipset, iptables, ipvs, nftables, walk::Walker},
 };
 
+/// The kinds of each list of rules, in the order of [`Listings`].
+const LISTS: [&[Kind]; 5] =
+    [&Kind::IPTABLES, &Kind::IP6TABLES, &Kind::NFTABLES, &Kind::IPVS, &[Kind::IpsetSave]];
+
 /// Whether a list of rules was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listing {
@@ -99,17 +103,12 @@ impl Reader<'_> {
         self.snapshot.rules.servers = Kind::IPVS.iter().find_map(|kind| self.parse(*kind, ipvs::parse_whole));
         let sets = self.parse(Kind::IpsetSave, ipset::parse_whole);
         self.snapshot.rules.absorb(sets.unwrap_or_default());
-        self.snapshot.listings = Listings {
-            iptables_v4: self.listing(&Kind::IPTABLES, false),
-            iptables_v6: self.listing(&Kind::IP6TABLES, false),
-            nftables: self.listing(&Kind::NFTABLES, true),
-            ipvs: self.listing(&Kind::IPVS, true),
-            ipset: self.listing(&[Kind::IpsetSave], true),
-        };
-        let kinds = [&Kind::IPTABLES[..], &Kind::IP6TABLES, &Kind::NFTABLES, &Kind::IPVS, &[Kind::IpsetSave]]
-            .concat();
-        let times =
-            kinds.into_iter().filter(|kind| self.capture.get(*kind).is_some()).map(|kind| self.time(kind));
+        let [v4, v6, nftables, ipvs, ipset] = LISTS;
+        let [iptables_v4, iptables_v6] = [v4, v6].map(|kinds| self.listing(kinds, false));
+        let [nftables, ipvs, ipset] = [nftables, ipvs, ipset].map(|kinds| self.listing(kinds, true));
+        self.snapshot.listings = Listings { iptables_v4, iptables_v6, nftables, ipvs, ipset };
+        let kinds = LISTS.into_iter().flatten().filter(|kind| self.capture.get(**kind).is_some());
+        let times = kinds.map(|kind| self.time(*kind));
         self.snapshot.rules_time = times.min();
     }
 
@@ -188,18 +187,13 @@ impl Snapshot {
 
     /// Whether a list of rules exists but cannot be parsed in any form.
     pub fn has_damaged_rules(&self) -> bool {
-        let lists = [
-            (&Kind::IPTABLES[..], self.listings.iptables_v4),
-            (&Kind::IP6TABLES, self.listings.iptables_v6),
-            (&Kind::NFTABLES, self.listings.nftables),
-            (&Kind::IPVS, self.listings.ipvs),
-            (&[Kind::IpsetSave], self.listings.ipset),
-        ];
+        let Listings { iptables_v4, iptables_v6, nftables, ipvs, ipset } = self.listings;
+        let listings = [iptables_v4, iptables_v6, nftables, ipvs, ipset];
         let damaged = |kinds: &[Kind]| {
             let unparsable = |gap: &Gap| matches!(gap.reason, Reason::Unparsable { .. });
             self.gaps.iter().any(|gap| kinds.contains(&gap.kind) && unparsable(gap))
         };
-        lists.into_iter().any(|(kinds, listing)| listing == Listing::Failed && damaged(kinds))
+        LISTS.into_iter().zip(listings).any(|(kinds, listing)| listing == Listing::Failed && damaged(kinds))
     }
 
     /// The Service chains in this backend of iptables.
