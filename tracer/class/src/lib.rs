@@ -34,6 +34,16 @@ macro_rules! page {
     };
 }
 
+/// The name of that page.
+macro_rules! page_name {
+    ($class:ident in $of:ident) => {
+        stringify!($of)
+    };
+    ($class:ident) => {
+        stringify!($class)
+    };
+}
+
 /// Declares [`Class`] in its order, and the file of each entry.
 macro_rules! classes {
     ($($file:ident { $($(#[$attribute:meta])* $class:ident $(in $of:ident)?,)* })*) => {
@@ -61,6 +71,13 @@ macro_rules! classes {
             pub const fn page(self) -> &'static str {
                 match self {
                     $($(Self::$class => page!($class $(in $of)?),)*)*
+                }
+            }
+
+            /// The name of its page in `docs/classes`: its id, or that of the class that it is a variant of.
+            const fn page_name(self) -> &'static str {
+                match self {
+                    $($(Self::$class => page_name!($class $(in $of)?),)*)*
                 }
             }
         }
@@ -102,6 +119,11 @@ classes! {
 impl Class {
     /// Every class, in its order.
     pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// The classes that have a page of their own.
+    pub fn with_pages() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|class| class.page_name() == class.id())
+    }
 
     /// The spelling in records.
     pub const fn id(self) -> &'static str {

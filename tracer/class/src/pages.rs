@@ -16,11 +16,6 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/classes")
 }
 
-/// The classes that have a page of their own.
-fn paged() -> impl Iterator<Item = Class> {
-    Class::ALL.iter().copied().filter(|class| *class != Class::C17a)
-}
-
 /// An item of a list, wrapped.
 fn item(out: &mut String, indent: usize, text: &str) {
     let mut line = format!("{}-", " ".repeat(indent));
@@ -44,22 +39,17 @@ fn actions(out: &mut String, label: &str, actions: &[Action]) {
     item(out, 0, &format!("**{label}:**"));
     for action in actions {
         let when = if action.when.is_empty() { String::new() } else { format!("when {}: ", action.when) };
-        let safety = match action.safety {
-            Safety::ReadOnly => "read-only",
-            Safety::Disruptive => "disruptive",
-            Safety::Dangerous => "dangerous",
-        };
-        item(out, 2, &format!("[{safety}] {when}{}", action.marked()));
+        item(out, 2, &format!("[{}] {when}{}", action.safety, action.marked()));
     }
 }
 
-/// What stands below the heading.
+/// The generated block below the heading.
 fn block(class: Class) -> String {
     let entry = class.entry();
     let names = |domains: &[Domain]| domains.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let mut out = format!("{BEGIN}\n\n");
     item(&mut out, 0, &format!("**Domain:** {}", names(entry.domains)));
-    item(&mut out, 0, &format!("**Severity:** {}, unless the record says otherwise", level(entry.severity)));
+    item(&mut out, 0, &format!("**Severity:** {}, unless the record says otherwise", entry.severity));
     let by = match entry.seen {
         Seen::Trace => "**Reported by:** `viptrace trace`",
         Seen::Check => "**Reported by:** `viptrace check`",
@@ -85,10 +75,6 @@ fn block(class: Class) -> String {
     out
 }
 
-fn level(severity: Severity) -> String {
-    format!("{severity:?}").to_lowercase()
-}
-
 /// The page with the heading and the block that it should have.
 fn corrected(class: Class, page: &str) -> String {
     let body = match page.split_once(END) {
@@ -101,7 +87,7 @@ fn corrected(class: Class, page: &str) -> String {
 #[test]
 fn pages_say_what_the_entries_say() {
     let mut stale = Vec::new();
-    for class in paged() {
+    for class in Class::with_pages() {
         let path = folder().join(format!("{class}.md"));
         let page = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let corrected = corrected(class, &page);
@@ -120,8 +106,8 @@ fn pages_say_what_the_entries_say() {
 
 #[test]
 fn every_page_has_its_sections_and_no_dead_link() {
-    let known: BTreeSet<String> = paged().map(|class| format!("{class}.md")).collect();
-    for class in paged() {
+    let known: BTreeSet<String> = Class::with_pages().map(|class| format!("{class}.md")).collect();
+    for class in Class::with_pages() {
         let page = class.page();
         let sections: Vec<&str> = page.lines().filter(|line| line.starts_with("## ")).collect();
         assert_eq!(sections, SECTIONS, "{class}");
@@ -135,7 +121,8 @@ fn every_page_has_its_sections_and_no_dead_link() {
 fn index() -> String {
     let mut out = String::new();
     for domain in Domain::ALL {
-        let mut classes = paged().filter(|class| class.entry().domains.first() == Some(domain)).peekable();
+        let mut classes =
+            Class::with_pages().filter(|class| class.entry().domains.first() == Some(domain)).peekable();
         if classes.peek().is_some() {
             let _ = write!(out, "\n### {domain}\n\n| class | title |\n|---|---|\n");
         }
@@ -161,5 +148,5 @@ fn the_index_has_every_page_and_nothing_else() {
     let files =
         fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = files.filter(|name| name != "README.md").collect();
-    assert_eq!(pages, paged().map(|class| format!("{class}.md")).collect());
+    assert_eq!(pages, Class::with_pages().map(|class| format!("{class}.md")).collect());
 }

@@ -91,10 +91,8 @@ pub(super) fn run(args: &ExplainArgs, mut printer: Printer) -> anyhow::Result<Ou
         }
         (Format::Text, Some(class)) => page::text(class.page(), columns, paint),
         (Format::Text, None) if args.all => {
-            let mut pages: Vec<_> = Class::ALL.iter().map(|class| class.page()).collect();
-            // Variants share one.
-            pages.dedup();
-            let pages: Vec<_> = pages.iter().map(|markdown| page::text(markdown, columns, paint)).collect();
+            let pages: Vec<_> =
+                Class::with_pages().map(|class| page::text(class.page(), columns, paint)).collect();
             pages.join("\n")
         }
         (Format::Text, None) => explain::list(paint),
