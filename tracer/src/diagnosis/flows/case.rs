@@ -189,11 +189,11 @@ impl Finding {
             RuleEffect::Missing => return self,
         };
         let asked = case.vip.addr;
-        let rulings = case.ctx.node.rulings(asked, case.vip.port.protocol, case.flow.orig.src.ip());
+        let effects = case.ctx.node.effects(asked, case.vip.port.protocol, case.flow.orig.src.ip());
         let mut finding = self;
-        for ruling in rulings.iter().filter(|ruling| ruling.rule == rule) {
-            let chain = ruling.chain.as_deref().unwrap_or("a rule");
-            let what = format!("{}: {chain} {verb} connections to {asked} ({})", ruling.writer, case.name());
+        for effect in effects.iter().filter(|effect| effect.rule == rule) {
+            let chain = effect.chain.as_deref().unwrap_or("a rule");
+            let what = format!("{}: {chain} {verb} connections to {asked} ({})", effect.writer, case.name());
             finding = finding.node(case.ctx.node.read_at(), what);
         }
         finding

@@ -24,17 +24,17 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
     if case.within_grace(since) || case.decided <= since {
         return None;
     }
-    let rulings = case.ctx.node.rulings(case.vip.addr, case.vip.port.protocol, case.flow.orig.src.ip());
-    let sends = |ruling: &&WriterEffect| ruling.endpoints.contains(&endpoint);
-    let leftover = rulings.iter().find(sends)?;
-    let kept: Vec<&WriterEffect> = rulings.iter().filter(|ruling| ruling.writer != leftover.writer).collect();
+    let effects = case.ctx.node.effects(case.vip.addr, case.vip.port.protocol, case.flow.orig.src.ip());
+    let sends = |effect: &&WriterEffect| effect.endpoints.contains(&endpoint);
+    let leftover = effects.iter().find(sends)?;
+    let kept: Vec<&WriterEffect> = effects.iter().filter(|effect| effect.writer != leftover.writer).collect();
     let mode = case.ctx.node.mode;
     if kept.is_empty() || kept.iter().any(sends) || is_certainly_kept(mode, leftover, &kept) {
         return None;
     }
     let other_mode = mode.filter(|mode| !mode.writes(leftover.writer));
     let of_other_mode = other_mode.is_some();
-    let kept_names = kept.iter().map(|ruling| ruling.writer.as_str()).collect::<Vec<_>>().join(" and ");
+    let kept_names = kept.iter().map(|effect| effect.writer.as_str()).collect::<Vec<_>>().join(" and ");
     let (class, what) = if let Some(mode) = other_mode {
         let what =
             format!("kube-proxy is in {mode} mode and rules of {} mode still translate", leftover.writer);
@@ -59,14 +59,14 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         case.ctx.node.read_at(),
         format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.vip.addr),
     );
-    for ruling in kept {
-        let verb = match ruling.rule {
+    for effect in kept {
+        let verb = match effect.rule {
             RuleEffect::Forwards => "sends it to endpoints, and not to this one",
             RuleEffect::Refuses => "refuses it",
             RuleEffect::Drops => "drops it",
             RuleEffect::Missing => "does not name it",
         };
-        finding = finding.node(case.ctx.node.read_at(), format!("{}: {verb}", ruling.writer));
+        finding = finding.node(case.ctx.node.read_at(), format!("{}: {verb}", effect.writer));
     }
     if case.flow.was_answered() {
         finding = finding.against(

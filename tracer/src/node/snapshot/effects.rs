@@ -99,8 +99,8 @@ impl Snapshot {
 
     /// The effect of each writer with rules of kube-proxy in this family, including leftovers of another mode or
     /// backend, on a connection from `source`. Empty if no rules were read.
-    pub fn rulings(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<WriterEffect> {
-        let ruling = |writer: Writer, rules: &Ruleset| {
+    pub fn effects(&self, addr: SocketAddr, protocol: Protocol, source: IpAddr) -> Vec<WriterEffect> {
+        let effect = |writer: Writer, rules: &Ruleset| {
             let found = from_source(rules, addr, protocol, source);
             WriterEffect {
                 writer,
@@ -111,8 +111,8 @@ impl Snapshot {
         };
         match self.rules.writers(Family::of(addr.ip()))[..] {
             // Nearly every node: the rules need not be split.
-            [writer] => vec![ruling(writer, &self.rules)],
-            ref writers => writers.iter().map(|writer| ruling(*writer, &self.rules.of(*writer))).collect(),
+            [writer] => vec![effect(writer, &self.rules)],
+            ref writers => writers.iter().map(|writer| effect(*writer, &self.rules.of(*writer))).collect(),
         }
     }
 

@@ -239,7 +239,7 @@ fn a_recorded_snapshot_answers_as_before() {
     );
     let vip = "10.96.10.10:80".parse().unwrap();
     let pod = "10.244.1.90".parse().unwrap();
-    assert_eq!(again.rulings(vip, Protocol::TCP, pod), before.rulings(vip, Protocol::TCP, pod));
+    assert_eq!(again.effects(vip, Protocol::TCP, pod), before.effects(vip, Protocol::TCP, pod));
 }
 
 #[test]
