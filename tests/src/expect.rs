@@ -104,7 +104,7 @@ impl Record {
         Some(Key { transport: self.text("/flow/protocol").to_owned(), client })
     }
 
-    /// What the trace could not observe, one item a line.
+    /// The gaps of the trace, one item a line.
     pub fn unobserved(&self) -> String {
         let list = self.0["unseen"].as_array().into_iter().flatten();
         list.filter_map(Value::as_str).flat_map(|what| [what, "\n"]).collect()

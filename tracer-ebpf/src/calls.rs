@@ -1,5 +1,5 @@
-//! What a CPU remembers from one program to the next: calls of a function that have not returned, and an event that
-//! explains the drop that follows.
+//! The state of a CPU between two programs: calls of a function that have not returned, and an event that explains the
+//! drop that follows.
 //!
 //! A return value is joined to its arguments by CPU and nesting depth, never by pid: the functions run in softirq on
 //! top of any task. The task is a check only, for a call that moved to another CPU.

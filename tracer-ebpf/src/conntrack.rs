@@ -20,7 +20,7 @@ at_entry!(resolve_clash, resolve_clash_fentry, on_resolve_clash);
 at_entry!(kill_acct, kill_acct_fentry, on_kill_acct);
 at_entry!(delete, delete_fentry, on_delete);
 
-/// What a record of a conntrack entry has besides the entry.
+/// The fields of a record besides the conntrack entry.
 struct Note {
     ctinfo: u32,
     detail: u32,

@@ -23,9 +23,9 @@ pub struct HookSpec {
     /// Fields of the kernel's structures, by the names of their offsets, without which the records could not be
     /// distinguished.
     pub fields: &'static [&'static [&'static str]],
-    /// What the programs report.
+    /// The kinds of records that the programs write.
     pub records: &'static [Kind],
-    /// What the hook's absence costs, in words for an operator.
+    /// The cost of the hook's absence, in words for an operator.
     pub absence: &'static str,
     /// The events that are not observed where the kernel skips the programs, in the plural; `None` where most runs
     /// report nothing, so that a skipped one means little.
@@ -49,7 +49,7 @@ pub enum Attach {
     Return { kprobe: &'static str, kretprobe: &'static str, fexit: &'static str },
     /// A tracepoint's arguments as the kernel passes them; needs no tracefs.
     RawTracepoint(Copies),
-    /// Loaded, attached to nothing and run when user space asks.
+    /// Loaded, attached to nothing and run at the request of user space.
     OnDemand(&'static str),
 }
 

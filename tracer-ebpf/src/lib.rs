@@ -1,4 +1,4 @@
-//! What the kernel half and user space share: the layout of records, and the hooks that make them (`hooks`).
+//! The common ground of the kernel half and user space: the layout of records, and the hooks that make them (`hooks`).
 //!
 //! The kernel half copies, user space decodes: a record carries the first bytes of `struct nf_conn`,
 //! `struct sock_common` or the packet's network header exactly as the kernel holds them, and user space

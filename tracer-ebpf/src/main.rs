@@ -1,4 +1,4 @@
-//! What viptrace runs in the kernel: one short program per hook, each a copy into the ring buffer.
+//! The part of viptrace that runs in the kernel: one short program per hook, each a copy into the ring buffer.
 //!
 //! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of state;
 //! every other program sits on a path that only failures take. One file per subsystem (`conntrack`, `packet`, `ipvs`,

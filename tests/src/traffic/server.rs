@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::topology::Place;
 
-/// What the server does with each connection.
+/// The treatment of each connection by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Script {
     /// Reads `request` bytes, answers with `response` bytes, waits for the client's close.

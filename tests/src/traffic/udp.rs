@@ -20,7 +20,7 @@ use crate::topology::Place;
 /// How often a server checks whether it should stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What a server does with a datagram.
+/// The treatment of a datagram by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Echo,

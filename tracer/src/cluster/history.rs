@@ -250,7 +250,7 @@ impl History {
         }
     }
 
-    /// What the history could not keep, one sentence for each kind of loss.
+    /// The losses of the history, one sentence for each kind of loss.
     pub(crate) fn losses(&self) -> Vec<String> {
         let refused = format!(
             "{} left out: the history keeps {MAX_OBJECTS} of each kind",

@@ -34,7 +34,7 @@ pub(super) const MESSAGES: &str = "viptrace::bpf";
 /// Bytes of the buffer for debug lines that are not read yet.
 const MESSAGES_BYTES: u32 = 128 << 10;
 
-/// What a trace requests from the kernel.
+/// The requests of a trace to the kernel.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Bytes of the ring buffer; rounded up to a power of two of at least a page.

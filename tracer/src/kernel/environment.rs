@@ -1,4 +1,4 @@
-//! What this host lets a tracer do (privileges, kernel features, modules and symbols), and how to fix what is missing.
+//! The host: its privileges, kernel features, modules and symbols, and the remedy for each missing one.
 //!
 //! It only reads files below a root that tests replace by a made-up tree. It loads and attaches nothing: the plan
 //! decides which hooks remain. Nothing depends on the kernel's version.
@@ -77,7 +77,7 @@ pub enum Module {
     Absent,
 }
 
-/// What this host allows. Fields are facts; [`Environment::gaps`] gives the consequences.
+/// The facts about this host that decide whether it can be traced; [`Environment::gaps`] gives the consequences.
 #[derive(Clone, Debug)]
 pub struct Environment {
     root: PathBuf,

@@ -226,7 +226,7 @@ impl HookPlan {
         })
     }
 
-    /// What planned hooks cannot report on this kernel, and what that costs.
+    /// The events that planned hooks cannot report on this kernel, and the cost.
     pub fn limits(&self) -> Vec<String> {
         let planned = |hook| self.planned().any(|(_, spec)| spec.hook == hook);
         let mut limits = Vec::new();

@@ -170,10 +170,10 @@ impl Tracer {
     /// Whether the buffer holds records that [`Self::drain`] did not return: newer ones, or one that is still being
     /// written and holds up those behind it (`ringbuf_map_poll`, kernel/bpf/ringbuf.c, counts both).
     pub(crate) fn has_more(&self) -> bool {
-        let mut asked = libc::pollfd { fd: self.ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut poll = libc::pollfd { fd: self.ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         #[expect(unsafe_code, reason = "poll(2) has no safe wrapper in std")]
         // SAFETY: one entry, which outlives the call; the descriptor is open as long as the ring buffer.
-        let ready = unsafe { libc::poll(&raw mut asked, 1, 0) };
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
         ready > 0
     }
 

@@ -110,22 +110,22 @@ impl Summary {
         }
     }
 
-    fn take_back(&mut self, told: &VerdictKey) {
+    fn take_back(&mut self, key: &VerdictKey) {
         let one_less = |classes: &mut BTreeMap<Class, u64>| {
-            if let Some(count) = classes.get_mut(&told.class) {
+            if let Some(count) = classes.get_mut(&key.class) {
                 *count = count.saturating_sub(1);
             }
             classes.retain(|_, count| *count > 0);
         };
         one_less(&mut self.classes);
-        if let Some(classes) = told.service.as_ref().and_then(|service| self.services.get_mut(service)) {
+        if let Some(classes) = key.service.as_ref().and_then(|service| self.services.get_mut(service)) {
             one_less(classes);
         }
-        let key = (told.class, told.service.clone());
-        if let Some(known) = self.causes.get_mut(&key) {
+        let cause = (key.class, key.service.clone());
+        if let Some(known) = self.causes.get_mut(&cause) {
             known.flows = known.flows.saturating_sub(1);
             if known.flows == 0 {
-                self.causes.remove(&key);
+                self.causes.remove(&cause);
             }
         }
     }
@@ -145,7 +145,7 @@ impl Summary {
         self.services.iter().map(|(service, classes)| (service, Counts::of(classes)))
     }
 
-    /// What to look at, the first cause first.
+    /// The causes in the order in which to examine them.
     pub fn causes(&self) -> Vec<&Cause> {
         let mut out: Vec<_> = self.causes.values().collect();
         out.sort_by(|a, b| {

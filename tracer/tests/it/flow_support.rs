@@ -129,7 +129,7 @@ impl Script {
         self.entry_event(ms, Hook::Delete, Status::CONFIRMED | status)
     }
 
-    /// What the entry is by now, because the table asked.
+    /// The current state of the entry, read because the table requested it.
     pub(crate) fn reread(self, ms: u64, status: u32) -> Self {
         self.entry_event(ms, Hook::EntryReread, Status::CONFIRMED | status)
     }

@@ -16,7 +16,7 @@ use viptrace::{
 
 use crate::flow_support::{EP, addr};
 
-/// What the lists of rules say.
+/// The content of the lists of rules.
 #[derive(Clone, Debug)]
 pub(crate) enum Rules {
     Unread,
@@ -66,7 +66,7 @@ impl Node {
         }
     }
 
-    /// What is read of the node where its rules are for this Service.
+    /// The node as it is read if its rules concern this Service.
     pub(crate) fn snapshot(&self, service: &Service) -> Snapshot {
         let vips = vips(service);
         let mut capture = Capture::default();
@@ -160,7 +160,7 @@ fn vips(service: &Service) -> Vec<(SocketAddr, Protocol)> {
 
 type Entry = (SocketAddr, Protocol, SocketAddr, RuleEffect);
 
-/// What kube-proxy writes in this mode for these VIPs.
+/// kube-proxy's rules in this mode for these VIPs.
 fn list(mode: Option<ProxyMode>, family: Family, entries: &[Entry]) -> Vec<(Kind, String)> {
     match mode {
         Some(ProxyMode::Nftables) => vec![(Kind::NftRuleset, nftables(family, entries))],

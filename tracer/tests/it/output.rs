@@ -1,4 +1,4 @@
-//! What each verb prints when it works, from committed recordings and captures.
+//! The output of each verb when it works, from committed recordings and captures.
 
 use std::fs;
 

@@ -272,7 +272,7 @@ fn what_fentry_was_refused_a_kprobe_does() {
     assert_eq!(state(&plan, Hook::Confirm), State::Planned);
 }
 
-/// What a kernel does not tell is said, and said only where it would be needed.
+/// A fact that the kernel does not provide is a gap, and only where a hook needs it.
 #[test]
 fn a_kernel_without_drop_reasons_says_so() {
     let mut kernel = Kernel::whole();

@@ -65,7 +65,7 @@ fn cluster() -> Cluster {
     Cluster { history, status: Status::new(Origin::Folder { taken: Some(at(0)) }) }
 }
 
-/// What a trace came to.
+/// The result of a trace.
 #[derive(Debug, PartialEq)]
 struct Story {
     judged: u64,

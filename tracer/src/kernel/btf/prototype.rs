@@ -76,7 +76,7 @@ impl Btf {
             .ok_or_else(|| LookupError::NotFound { what: "parameter", name: format!("{function}({name})") })
     }
 
-    /// What a raw tracepoint passes to a program, without the leading `void *__data`.
+    /// The arguments that a raw tracepoint passes to a program, without the leading `void *__data`.
     ///
     /// The arguments come from the typedef `btf_trace_NAME` (`include/trace/bpf_probe.h`): a pointer to a function,
     /// and C keeps no names for the parameters of such a type. They are taken from `__traceiter_NAME`, which

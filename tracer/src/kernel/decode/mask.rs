@@ -88,7 +88,7 @@ impl Mask {
     }
 }
 
-/// What lies outside the copy is not read: the decoder refuses it.
+/// Bytes outside the copy are not read: the decoder refuses it.
 fn keep(mask: &mut [u8], at: Option<usize>, bytes: usize) {
     let range = at.and_then(|at| Some(at..at.checked_add(bytes)?));
     if let Some(kept) = range.and_then(|range| mask.get_mut(range)) {

@@ -1,4 +1,4 @@
-//! What is missing on this host, in words: what, why it matters, what to do.
+//! The gaps of this host, in words: the missing part, its purpose, the remedy.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gap {
     pub severity: Severity,
-    /// What is missing.
+    /// The missing part.
     pub what: String,
-    /// What it is needed for.
+    /// Its purpose.
     pub why: &'static str,
     /// How to fix it.
     pub remedy: &'static str,
