@@ -3,14 +3,11 @@
 //! Owns the tolerance: the result is a trimmed object, or an [`Oddity`] that names the object, whatever the object
 //! contains. Must not keep any of the JSON, do I/O or panic.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{core::v1 as core, discovery::v1 as discovery},
-    apimachinery::pkg::{
-        apis::meta::v1::{ObjectMeta, Time},
-        util::intstr::IntOrString,
-    },
+    apimachinery::pkg::{apis::meta::v1::Time, util::intstr::IntOrString},
 };
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -60,31 +57,77 @@ pub fn trim<'de, S: Source<'de>>(kind: Kind, source: S, odd: &mut Vec<Oddity>) -
     let mut notes = Notes { describe: &|| describe(kind, source), odd };
     match kind {
         Kind::Service => {
-            let parsed: core::Service = notes.parse(source)?;
+            let parsed: Resource<core::ServiceSpec, core::ServiceStatus> = notes.parse(source)?;
             let (key, created, changed) = notes.meta(&parsed.metadata)?;
             let object = service(key, parsed, &mut notes);
             Some(Trimmed { object: Object::Service(Arc::new(object)), created, changed })
         }
         Kind::EndpointSlice => {
-            let parsed: discovery::EndpointSlice = notes.parse(source)?;
+            let parsed: Slice = notes.parse(source)?;
             let (key, created, changed) = notes.meta(&parsed.metadata)?;
             let object = slice(key, parsed, &mut notes)?;
             Some(Trimmed { object: Object::EndpointSlice(Arc::new(object)), created, changed })
         }
         Kind::Pod => {
-            let parsed: core::Pod = notes.parse(source)?;
+            let parsed: Resource<core::PodSpec, core::PodStatus> = notes.parse(source)?;
             let (key, created, changed) = notes.meta(&parsed.metadata)?;
             let object = pod(key, parsed, &mut notes);
             Some(Trimmed { object: Object::Pod(Arc::new(object)), created, changed })
         }
         Kind::Node => {
-            let parsed: core::Node = notes.parse(source)?;
+            let parsed: Resource<core::NodeSpec, core::NodeStatus> = notes.parse(source)?;
             let (mut key, created, changed) = notes.meta(&parsed.metadata)?;
             key.namespace = "".into();
             let object = node(key, parsed, &mut notes);
             Some(Trimmed { object: Object::Node(Arc::new(object)), created, changed })
         }
     }
+}
+
+/// The API's types, with the metadata reduced to the used parts: `managedFields` is as large as the rest of an object.
+#[derive(Deserialize)]
+struct Resource<Spec, Status> {
+    #[serde(default, deserialize_with = "or_default")]
+    metadata: Meta,
+    spec: Option<Spec>,
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Slice {
+    #[serde(default, deserialize_with = "or_default")]
+    metadata: Meta,
+    #[serde(default, deserialize_with = "or_default")]
+    address_type: String,
+    #[serde(default, deserialize_with = "or_default")]
+    endpoints: Vec<discovery::Endpoint>,
+    ports: Option<Vec<discovery::EndpointPort>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    deletion_grace_period_seconds: Option<i64>,
+    managed_fields: Option<Vec<Write>>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+/// One writer's entry in `managedFields`.
+#[derive(Deserialize)]
+struct Write {
+    time: Option<Time>,
+}
+
+/// The API writes an empty value as null, too.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(json: D) -> Result<T, D::Error> {
+    Option::deserialize(json).map(Option::unwrap_or_default)
 }
 
 /// An object's JSON, which can be read more than once.
@@ -157,14 +200,14 @@ impl Notes<'_> {
     }
 
     /// Key, creation time, time of the latest change.
-    fn meta(&mut self, meta: &ObjectMeta) -> Option<(Key, Option<Timestamp>, Option<Timestamp>)> {
+    fn meta(&mut self, meta: &Meta) -> Option<(Key, Option<Timestamp>, Option<Timestamp>)> {
         let name = meta.name.as_deref().unwrap_or_default();
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         if name.is_empty() || !is_sane(name) || !is_sane(namespace) {
             self.note("left out, its name is not one that Kubernetes accepts".to_owned());
             return None;
         }
-        let managed = meta.managed_fields.iter().flatten().filter_map(|entry| timestamp(entry.time.as_ref()));
+        let managed = meta.managed_fields.iter().flatten().filter_map(|write| timestamp(write.time.as_ref()));
         // deletionTimestamp is later by the grace period: the change was made at the deletion request.
         let deleted = timestamp(meta.deletion_timestamp.as_ref())
             .map(|at| at.saturating_sub(seconds(meta.deletion_grace_period_seconds.unwrap_or(0))));
@@ -235,7 +278,11 @@ fn text(value: Option<String>) -> Arc<str> {
     if text.chars().any(char::is_control) { text.escape_default().to_string().into() } else { text.into() }
 }
 
-fn service(key: Key, parsed: core::Service, notes: &mut Notes<'_>) -> Service {
+fn service(
+    key: Key,
+    parsed: Resource<core::ServiceSpec, core::ServiceStatus>,
+    notes: &mut Notes<'_>,
+) -> Service {
     let spec = parsed.spec.unwrap_or_default();
     let kind = match spec.type_.as_deref() {
         Some("NodePort") => ServiceType::NodePort,
@@ -341,7 +388,7 @@ fn service_port(
     Some(ServicePort { name: text(parsed.name), protocol, port, target, node_port })
 }
 
-fn slice(key: Key, parsed: discovery::EndpointSlice, notes: &mut Notes<'_>) -> Option<EndpointSlice> {
+fn slice(key: Key, parsed: Slice, notes: &mut Notes<'_>) -> Option<EndpointSlice> {
     let address_type = match parsed.address_type.as_str() {
         "IPv4" => AddressType::Ipv4,
         "IPv6" => AddressType::Ipv6,
@@ -420,7 +467,7 @@ fn slice_endpoint(
     })
 }
 
-fn pod(key: Key, parsed: core::Pod, notes: &mut Notes<'_>) -> Pod {
+fn pod(key: Key, parsed: Resource<core::PodSpec, core::PodStatus>, notes: &mut Notes<'_>) -> Pod {
     let spec = parsed.spec.unwrap_or_default();
     let status = parsed.status.unwrap_or_default();
     let mut ips: Vec<String> = status.pod_ips.into_iter().flatten().map(|entry| entry.ip).collect();
@@ -490,7 +537,7 @@ fn is_printable(text: &str) -> bool {
     text.len() <= MAX_NAME_BYTES && !text.chars().any(char::is_control)
 }
 
-fn node(key: Key, parsed: core::Node, notes: &mut Notes<'_>) -> Node {
+fn node(key: Key, parsed: Resource<core::NodeSpec, core::NodeStatus>, notes: &mut Notes<'_>) -> Node {
     let spec = parsed.spec.unwrap_or_default();
     let status = parsed.status.unwrap_or_default();
     let addresses: Vec<_> = status

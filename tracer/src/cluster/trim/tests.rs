@@ -109,6 +109,21 @@ fn a_deletion_counts_from_its_request() {
 }
 
 #[test]
+fn of_the_managed_fields_only_the_times_are_read() {
+    let meta = json!({
+        "name": "p", "labels": null,
+        "managedFields": [
+            {"time": "2026-01-01T00:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:x": [{}, null]}}},
+            {"manager": 7, "time": null},
+            {"time": "2026-01-02T00:00:00Z", "fieldsV1": "not an object"},
+        ],
+    });
+    let (object, odd) = trimmed(Kind::Pod, json!({"metadata": meta, "spec": null}));
+    assert_eq!(object.unwrap().changed.unwrap().to_string(), "2026-01-02T00:00:00.000000000Z");
+    assert_eq!(odd, []);
+}
+
+#[test]
 fn a_crash_loop_has_the_reason_of_its_last_end() {
     let statuses = json!([{
         "name": "c", "ready": false, "restartCount": 7, "image": "", "imageID": "",

@@ -2,9 +2,12 @@
 //!
 //! Owns only the recognition. Must-gathers name files in many ways, so the content decides whenever it can.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer as _,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
 
 use super::Kind;
 
@@ -33,14 +36,56 @@ pub fn recognise(name: &str, text: &str) -> Option<Kind> {
     }
 }
 
-/// The header of a JSON text. Of a list's items only the kinds are kept.
-#[derive(Deserialize)]
+/// The kind of a JSON document, and of the items that stand before it or in a plain `List`.
+#[derive(Default)]
 struct Document<'t> {
-    #[serde(borrow, default)]
     kind: Option<Cow<'t, str>>,
-    #[serde(borrow, default)]
-    items: Option<Vec<Item<'t>>>,
+    items: Vec<Item<'t>>,
 }
+
+impl<'t> Document<'t> {
+    /// Reads as far as the kind: what follows it matters only in a `List`, and a damaged rest is reported by the reader
+    /// of this kind. `None` for a text that is not JSON up to there.
+    fn read(text: &'t str) -> Option<Self> {
+        let mut document = Self::default();
+        let mut json = serde_json::Deserializer::from_str(text);
+        // A visitor can only stop early by an error.
+        let read = json.deserialize_map(&mut document);
+        (read.is_ok() || document.is_decided()).then_some(document)
+    }
+
+    fn is_decided(&self) -> bool {
+        self.kind.as_deref().is_some_and(|kind| kind != "List" || !self.items.is_empty())
+    }
+}
+
+impl<'t> Visitor<'t> for &mut Document<'t> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an API object")
+    }
+
+    fn visit_map<A: MapAccess<'t>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(Text(name)) = fields.next_key()? {
+            match &*name {
+                "kind" => self.kind = fields.next_value::<Option<Text<'t>>>()?.map(|Text(kind)| kind),
+                "items" => self.items = fields.next_value::<Option<_>>()?.unwrap_or_default(),
+                _ => {
+                    fields.next_value::<IgnoredAny>()?;
+                }
+            }
+            if self.is_decided() {
+                return Err(A::Error::custom("the kind is known"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A string, borrowed where it has no escapes.
+#[derive(Deserialize)]
+struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
 
 #[derive(Deserialize)]
 struct Item<'t> {
@@ -66,7 +111,7 @@ fn json(name: &str, text: &str) -> Option<Kind> {
     if name == Kind::Process.file_name() {
         return Some(Kind::Process);
     }
-    let document: Document<'_> = serde_json::from_str(text).ok()?;
+    let document = Document::read(text)?;
     match document.kind.as_deref()? {
         "ServiceList" => Some(Kind::Services),
         "EndpointSliceList" => Some(Kind::EndpointSlices),
@@ -80,7 +125,7 @@ fn json(name: &str, text: &str) -> Option<Kind> {
             Some(Kind::ProxyConfig)
         }
         "KubeProxyConfiguration" => Some(Kind::ProxyConfig),
-        "List" => list(&document.items?),
+        "List" => list(&document.items),
         "Service" | "EndpointSlice" | "Pod" | "Node" => Some(Kind::Objects),
         _ => None,
     }
@@ -240,6 +285,16 @@ mod tests {
                 "{\"kind\": \"List\", \"items\": [{\"kind\": \"Service\"}, {\"kind\": \"Pod\"}]}",
                 Some(Kind::Objects),
             ),
+            // Damaged after its kind: the reader of the list reports where.
+            ("a.json", "{\"kind\": \"PodList\", \"items\": [{\"meta", Some(Kind::Pods)),
+            (
+                "a.json",
+                "{\"items\": [{\"kind\": \"Pod\", \"x\": [1]}], \"kind\": \"List\"}",
+                Some(Kind::Pods),
+            ),
+            ("a.json", "{\"items\": [{}], \"kind\": \"NodeList\"}", Some(Kind::Nodes)),
+            ("a.json", "{\"items\": [{\"kind\": \"Pod\"", None),
+            ("a.json", "[1]", None),
             ("secrets.json", "{\"kind\": \"SecretList\", \"items\": []}", None),
             (
                 "cm.json",
