@@ -30,8 +30,11 @@ impl AddressRange {
         (self.first == self.last).then_some(self.first)
     }
 
-    /// Parses `ADDRESS`, `ADDRESS/LENGTH` or `ADDRESS/MASK` (IPv4).
+    /// Parses `ADDRESS`, `ADDRESS/LENGTH`, `ADDRESS/MASK` (IPv4) or `FIRST-LAST`.
     pub fn parse(text: &str) -> Option<Self> {
+        if let Some((first, last)) = text.split_once('-') {
+            return Some(Self { first: first.parse().ok()?, last: last.parse().ok()? });
+        }
         let Some((base, length)) = text.split_once('/') else { return text.parse().ok().map(Self::host) };
         let base: IpAddr = base.parse().ok()?;
         let length = if let Ok(length) = length.parse::<u8>() {

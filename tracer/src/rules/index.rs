@@ -73,6 +73,11 @@ fn key(rule: &Rule) -> Option<Result<IpAddr, u16>> {
             | Step::Interface { .. }
             | Step::InSet { .. }
             | Step::InIpset { .. }
+            | Step::Devices { .. }
+            | Step::Ports { .. }
+            | Step::Protocols { .. }
+            | Step::OfFamily { .. }
+            | Step::TcpFlags { .. }
             | Step::Harmless => {}
             _ => break,
         }

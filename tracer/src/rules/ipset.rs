@@ -44,7 +44,10 @@ pub fn parse(text: &str) -> Ruleset {
                 match parse_element(&set.dimensions, element).filter(|_| elements <= MAX_ELEMENTS) {
                     // `nomatch` excludes an element from a larger one; kube-proxy does not use it.
                     Some(key) if words.next() != Some("nomatch") => set.insert(key.into(), None),
-                    _ => ruleset.odd(|| format!("ipset: the element `{element}` is not understood")),
+                    _ => {
+                        set.partial = true;
+                        ruleset.odd(|| format!("ipset: the element `{element}` is not understood"));
+                    }
                 }
             }
             (None, ..) => {}

@@ -180,8 +180,24 @@ fn base(table: &str, chain: &str, drops: bool) -> Option<Base> {
 }
 
 /// Targets that do not affect the destination of a packet.
-const HARMLESS: [&str; 12] = [
-    "LOG", "NFLOG", "ULOG", "TRACE", "CONNMARK", "CT", "NOTRACK", "TCPMSS", "TOS", "DSCP", "CHECKSUM", "SET",
+const HARMLESS: [&str; 17] = [
+    "LOG",
+    "NFLOG",
+    "ULOG",
+    "TRACE",
+    "CONNMARK",
+    "CT",
+    "TCPMSS",
+    "TOS",
+    "DSCP",
+    "CHECKSUM",
+    "SET",
+    "AUDIT",
+    "CLASSIFY",
+    "SECMARK",
+    "CONNSECMARK",
+    "TTL",
+    "TEE",
 ];
 
 fn parse_rule(mut words: Words<'_>) -> Rule {
@@ -226,8 +242,9 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
             "REJECT" => rule.steps.push(Step::Do(Verdict::Reject)),
             "RETURN" => rule.steps.push(Step::Do(Verdict::Return)),
             "MASQUERADE" | "SNAT" => rule.steps.push(Step::Do(Verdict::Masquerade)),
+            "NOTRACK" => rule.steps.push(Step::NoTrack),
             // The steps come from their options.
-            "DNAT" | "MARK" if known => {}
+            "DNAT" | "MARK" | "CT" if known => {}
             "DNAT" | "MARK" | "REDIRECT" | "NETMAP" | "TPROXY" | "QUEUE" | "NFQUEUE" => {
                 rule.steps.push(Step::Do(Verdict::Unknown(name.as_ref().into())));
             }
@@ -255,6 +272,7 @@ fn target_option(option: &str, words: &mut Words<'_>) -> Option<Step> {
             let (value, _) = mark(&words.next()?)?;
             Some(Step::SetMark { clear: value, toggle: value })
         }
+        "--notrack" => Some(Step::NoTrack),
         "--xor-mark" => Some(Step::SetMark { clear: 0, toggle: mark(&words.next()?)?.0 }),
         "--and-mark" => Some(Step::SetMark { clear: !mark(&words.next()?)?.0, toggle: 0 }),
         _ => None,
@@ -281,10 +299,37 @@ fn condition(option: &str, negated: bool, words: &mut Words<'_>, steps: &mut Vec
         "--ctstate" | "--state" => words.next().map(|states| Step::State {
             new: states.split(',').any(|state| state == "NEW"),
             translated: states.split(',').any(|state| state == "DNAT"),
+            established: states.split(',').any(|state| state == "ESTABLISHED"),
             negated,
         }),
+        "-o" => words.next().map(|name| Step::Devices {
+            out: true,
+            names: [name.as_ref().into()].into(),
+            negated,
+        }),
+        "--dports" | "--sports" | "--sport" => words.next().and_then(|text| {
+            let ranges = text.split(',').map(ports).collect::<Option<Box<[_]>>>()?;
+            Some(Step::Ports { source: option != "--dports", ranges, negated })
+        }),
+        "--src-range" => ranges(words.next()).map(|ranges| Step::Source { ranges, negated }),
+        "--dst-range" => ranges(words.next()).map(|ranges| Step::Destination { ranges, negated }),
+        "--tcp-flags" => words
+            .next()
+            .zip(words.next())
+            .and_then(|(mask, set)| Some(Step::TcpFlags { mask: flags(&mask)?, set: flags(&set)?, negated })),
+        // A new connection's packets have the original direction.
+        "--ctdir" if words.take("ORIGINAL") => {
+            Some(Step::State { new: !negated, translated: false, established: false, negated: false })
+        }
         "--src-type" if words.take("LOCAL") => Some(Step::SourceLocal { negated }),
         "--dst-type" if words.take("LOCAL") => Some(Step::DestinationLocal { negated }),
+        "--src-type" | "--dst-type" if words.peek().is_some_and(|kind| !kind.contains(',')) => {
+            words.next().map(|kind| Step::AddressType {
+                source: option == "--src-type",
+                kind: kind.to_ascii_lowercase().into(),
+                negated,
+            })
+        }
         "--mark" => {
             words.next().and_then(|text| mark(&text)).map(|(value, mask)| Step::Mark { value, mask, negated })
         }
@@ -382,6 +427,26 @@ fn ports(text: &str) -> Option<(u16, u16)> {
         Some((first, last)) => Some((first.parse().ok()?, last.parse().ok()?)),
         None => text.parse().ok().map(|port| (port, port)),
     }
+}
+
+/// `FIN,SYN,RST,ACK`, `ALL` or `NONE`, as the bits of a TCP header.
+fn flags(text: &str) -> Option<u8> {
+    let bit = |name: &str| {
+        Some(match name {
+            "FIN" => 0x01,
+            "SYN" => 0x02,
+            "RST" => 0x04,
+            "PSH" => 0x08,
+            "ACK" => 0x10,
+            "URG" => 0x20,
+            "ECE" => 0x40,
+            "CWR" => 0x80,
+            "ALL" => 0x3f,
+            "NONE" => 0,
+            _ => return None,
+        })
+    };
+    text.split(',').try_fold(0, |bits, name| Some(bits | bit(name)?))
 }
 
 /// By name or number.

@@ -27,6 +27,7 @@ mod saved;
 mod set;
 pub(crate) mod sources;
 mod table;
+pub mod text;
 pub mod walk;
 
 pub use address::AddressRange;

@@ -72,6 +72,9 @@ pub struct Set {
     pub timeout: Option<u32>,
     /// The dimensions of an ipset.
     pub dimensions: Box<[Dimension]>,
+    /// An element was not understood. Not in recordings of the first version.
+    #[serde(default)]
+    pub partial: bool,
 }
 
 impl Set {
@@ -82,6 +85,7 @@ impl Set {
             ranges: Vec::new(),
             timeout: None,
             dimensions: Box::default(),
+            partial: false,
         }
     }
 
@@ -128,6 +132,7 @@ impl Set {
         self.elements.extend(other.elements);
         self.ranges.extend(other.ranges);
         self.timeout = self.timeout.or(other.timeout);
+        self.partial |= other.partial;
         if self.dimensions.is_empty() {
             self.dimensions = other.dimensions;
         }

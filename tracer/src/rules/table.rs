@@ -146,6 +146,9 @@ pub enum Step {
         new: bool,
         translated: bool,
         negated: bool,
+        /// Lists the state of answers. Not in recordings of the first version.
+        #[serde(default)]
+        established: bool,
     },
     Mark {
         value: u32,
@@ -175,6 +178,39 @@ pub enum Step {
         list: Name,
         seconds: Option<u32>,
     },
+    /// The incoming interface, or the outgoing one, is one of these.
+    Devices {
+        out: bool,
+        names: Box<[Box<str>]>,
+        negated: bool,
+    },
+    /// The destination port, or the source port, is in one of these ranges.
+    Ports {
+        source: bool,
+        ranges: Box<[(u16, u16)]>,
+        negated: bool,
+    },
+    Protocols {
+        protocols: Box<[Protocol]>,
+        negated: bool,
+    },
+    /// The packet is of this family, in a table of both.
+    OfFamily {
+        family: Family,
+        negated: bool,
+    },
+    /// The type of the source or destination address other than the node's own, in lower case: `multicast`.
+    AddressType {
+        source: bool,
+        kind: Box<str>,
+        negated: bool,
+    },
+    /// Of the TCP flags in the mask, exactly these are set.
+    TcpFlags {
+        mask: u8,
+        set: u8,
+        negated: bool,
+    },
     /// A condition that cannot be evaluated.
     Unknown(Box<str>),
     // Statements.
@@ -196,8 +232,42 @@ pub enum Step {
         of: u32,
         to: Box<[(u32, Verdict)]>,
     },
+    /// Applies the verdict for a new connection, or for an answer, if there is one.
+    ByState {
+        new: Option<Verdict>,
+        established: Option<Verdict>,
+    },
+    /// Conntrack and NAT ignore the packet.
+    NoTrack,
     /// A statement that does not affect the destination of packets.
     Harmless,
+}
+
+impl Step {
+    /// Whether it changes the packet or its way at once.
+    pub const fn is_effect(&self) -> bool {
+        matches!(self, Self::SetMark { .. } | Self::Remember(_) | Self::Do(_) | Self::NoTrack)
+    }
+
+    /// Whether it chooses a verdict.
+    pub const fn is_choice(&self) -> bool {
+        matches!(self, Self::Look { .. } | Self::Spread { .. } | Self::ByState { .. })
+    }
+
+    /// Whether only rules of other programs have it. An audit does not judge them.
+    pub const fn is_foreign(&self) -> bool {
+        matches!(
+            self,
+            Self::Devices { .. }
+                | Self::Ports { .. }
+                | Self::Protocols { .. }
+                | Self::OfFamily { .. }
+                | Self::AddressType { .. }
+                | Self::TcpFlags { .. }
+                | Self::ByState { .. }
+                | Self::NoTrack
+        )
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,8 +2,9 @@
 //!
 //! The packet passes the base chains of each hook in the order of their priorities. kube-proxy's rules in them
 //! translate, mark, masquerade or reject it. A random choice is followed in every direction, each with its weight. An
-//! affinity list is followed for a client that is not on it; its clients are reported separately. Chains of other
-//! programs (a CNI plugin, a firewall) and policies of base chains are not followed. Pure.
+//! affinity list is followed for a client that is not on it; its clients are reported separately. An audit follows
+//! kube-proxy's chains only. An [`Observer`] can ask for the chains of other programs (a CNI plugin, a firewall) and the
+//! policies of base chains too, and note every rule on the way. Pure.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,8 +20,10 @@ use super::{
 use crate::net::Protocol;
 
 mod machine;
+mod trail;
 
 use machine::{MAX_DEPTH, MAX_TRAIL};
+pub use trail::{Devices, Note, Notes, Observer, Place, Unobserved, Witness};
 
 /// The most rules evaluated for one packet. A walk that needs more ends and reports it.
 const MAX_STEPS: u32 = 2_000_000;
@@ -60,15 +63,16 @@ pub struct Probe<'a> {
     pub protocol: Protocol,
     /// The destination is an address of this node (a node port).
     pub local: bool,
-    /// Also determines the result if an endpoint sent this packet to itself.
+    /// Also determines the result if an endpoint sent this packet to itself. An observer of everything sends that packet
+    /// itself.
     pub hairpin: bool,
 }
 
-/// The fate of the packet.
+/// The fate of the packet. `T` is what an observer remembers of each branch.
 #[derive(Clone, Debug, Default)]
-pub struct Fate {
-    /// The weights add up to 1.
-    pub branches: Vec<Branch>,
+pub struct Fate<T = ()> {
+    /// The weights add up to 1, without the branches that an observer assumed.
+    pub branches: Vec<Branch<T>>,
     /// The destinations of clients that an endpoint has served before.
     pub sticky: Vec<Sticky>,
     /// Conditions and targets that could not be judged on the way.
@@ -84,6 +88,8 @@ pub enum Unknown {
     Set(Name),
     #[error("the ipset {0} was not read")]
     Ipset(Name),
+    #[error("a part of the set {0} is not understood")]
+    PartOfSet(Name),
     #[error("the map {0} is missing")]
     Map(Name),
     #[error("the chain {0} is missing")]
@@ -99,10 +105,11 @@ pub enum Unknown {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Branch {
+pub struct Branch<T = ()> {
     /// 0 to 1.
     pub weight: f64,
     pub end: End,
+    pub seen: T,
     pub masquerade: bool,
     /// Whether the endpoint's own connection to itself would be masqueraded (C31). `None` if this was not requested.
     pub hairpin: Option<bool>,
@@ -147,7 +154,7 @@ pub struct Sticky {
     pub trail: Vec<Name>,
 }
 
-impl Fate {
+impl<T> Fate<T> {
     /// The chain or map that decides for this address: the first one that not all Services share.
     pub fn chain(&self) -> Option<&Name> {
         let decided = self.branches.iter().find(|branch| !branch.trail.is_empty())?;
@@ -188,16 +195,27 @@ struct Entry {
 pub struct Walker<'a> {
     rules: &'a Ruleset,
     family: Family,
-    /// By hook, in the order of priorities; only base chains that lead to kube-proxy's rules.
+    /// By hook, in the order of priorities.
     entries: [Vec<Entry>; 5],
     servers: HashMap<(Protocol, SocketAddr), &'a VirtualServer>,
 }
 
 impl<'a> Walker<'a> {
+    /// Of the base chains that lead to kube-proxy's rules.
     pub fn new(rules: &'a Ruleset, family: Family) -> Self {
+        Self::of(rules, family, enters)
+    }
+
+    /// Of every base chain, for an observer that follows them all.
+    pub fn whole(rules: &'a Ruleset, family: Family) -> Self {
+        Self::of(rules, family, |_, chain| chain.base.is_some())
+    }
+
+    fn of(rules: &'a Ruleset, family: Family, is_entry: impl Fn(&Table, &Chain) -> bool) -> Self {
         let mut entries: [Vec<Entry>; 5] = Default::default();
         for (table, found) in rules.tables.iter().enumerate().filter(|(_, table)| table.family == family) {
-            for (chain, found) in found.chains.iter().enumerate().filter(|(_, chain)| enters(found, chain)) {
+            for (chain, found) in found.chains.iter().enumerate().filter(|(_, chain)| is_entry(found, chain))
+            {
                 if let Some(base) = found.base
                     && let Some(list) = entries.get_mut(base.hook as usize)
                 {
@@ -224,7 +242,12 @@ impl<'a> Walker<'a> {
 
     /// The fate of this packet.
     pub fn walk(&self, probe: &Probe) -> Fate {
-        let mut run = machine::Run::new(self, probe);
+        self.observe(probe, &Unobserved)
+    }
+
+    /// The fate of this packet, with what the observer noted on the way.
+    pub fn observe<O: Observer>(&self, probe: &Probe, observer: &O) -> Fate<O::Trail> {
+        let mut run = machine::Run::new(self, probe, observer);
         run.go();
         run.into_fate()
     }
@@ -265,7 +288,7 @@ fn is_own(table: &Table, chain: &Chain, rule: &Rule) -> bool {
         Verdict::Jump(to) | Verdict::Goto(to) => to.starts_with("KUBE-"),
         Verdict::Accept | Verdict::Return | Verdict::Dnat(_) => {
             chain.base.is_some_and(|base| base.nat && base.hook != HookPoint::Postrouting)
-                && !rule.steps.iter().any(|step| matches!(step, Step::Unknown(_)))
+                && !rule.steps.iter().any(|step| matches!(step, Step::Unknown(_)) || step.is_foreign())
         }
         _ => false,
     }

@@ -26,6 +26,7 @@ mod house;
 mod node_support;
 mod output;
 mod pages;
+mod path_walk;
 mod plan;
 mod recording;
 mod recording_cli;

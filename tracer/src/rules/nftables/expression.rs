@@ -142,8 +142,15 @@ fn condition(body: &Value<'_>, table: &Table) -> Option<Step> {
                 .is_some_and(|list| list.iter().any(|text| text.as_str() == Some(name))),
         };
         return match ct.member("key")?.as_str()? {
-            "state" => Some(Step::State { new: names("new"), translated: false, negated }),
-            "status" => Some(Step::State { new: false, translated: names("dnat"), negated }),
+            "state" => Some(Step::State {
+                new: names("new"),
+                translated: false,
+                established: names("established"),
+                negated,
+            }),
+            "status" => {
+                Some(Step::State { new: false, translated: names("dnat"), established: false, negated })
+            }
             _ => None,
         };
     }

@@ -1,15 +1,16 @@
-//! Runs one packet: its states, the stack of chains, the order of hooks.
+//! Runs one packet through the chains of a hook: its states, and the stack of chains.
 
-use std::{net::SocketAddr, rc::Rc};
+use std::net::SocketAddr;
 
 use super::{
-    super::{Datum, Destination, HookPoint, Name, Rule, Step, Table, Verdict, Writer},
-    Branch, End, Entry, Fate, Link, MAX_STEPS, Origin, Probe, Sticky, Unknown, Walker, is_own,
+    super::{Datum, Rule, Step, Table, Verdict},
+    Entry, Fate, MAX_STEPS, Note, Observer, Place, Probe, Unknown, Walker, is_own,
 };
 pub(super) use way::{MAX_DEPTH, MAX_TRAIL};
 use way::{State, Way};
 
 mod conditions;
+mod hooks;
 mod way;
 
 /// The most branches followed for one packet: a Service has one for each endpoint.
@@ -22,13 +23,18 @@ const MAX_UNKNOWN: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
     Pass,
+    /// The base chain has no verdict: its policy decides.
+    Policy,
     Drop,
     Reject,
+    /// Its further way is unknown; only for an observer.
+    Lost,
 }
 
 /// A stopped packet, with the chains that stopped it.
-fn decide(state: State) -> State {
-    State { decided: state.trail.clone(), ..state }
+fn decide<T>(mut state: State<T>) -> State<T> {
+    state.decided.clone_from(&state.trail);
+    state
 }
 
 /// The effect of a verdict on a way.
@@ -38,198 +44,39 @@ enum After {
     Stopped(Stop),
 }
 
-pub(super) struct Run<'w, 'a, 'p> {
+pub(super) struct Run<'w, 'a, 'p, O: Observer> {
     walker: &'w Walker<'a>,
     probe: &'p Probe<'p>,
-    fate: Fate,
+    observer: &'p O,
+    fate: Fate<O::Trail>,
     budget: u32,
     /// The number of ways that may still branch off.
     room: u32,
     key: Vec<Datum>,
 }
 
-impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
-    pub(super) fn new(walker: &'w Walker<'a>, probe: &'p Probe<'p>) -> Self {
+impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
+    pub(super) fn new(walker: &'w Walker<'a>, probe: &'p Probe<'p>, observer: &'p O) -> Self {
         Self {
             walker,
             probe,
-            fate: Fate::default(),
+            observer,
+            fate: Fate { branches: Vec::new(), sticky: Vec::new(), unknown: Vec::new(), cut: false },
             budget: MAX_STEPS,
             room: MAX_WAYS,
             key: Vec::with_capacity(4),
         }
     }
 
-    pub(super) fn into_fate(self) -> Fate {
+    pub(super) fn into_fate(self) -> Fate<O::Trail> {
         self.fate
     }
 
-    pub(super) fn go(&mut self) {
-        let probe = self.probe;
-        let start = State {
-            weight: 1.0,
-            source: probe.source,
-            destination: probe.destination,
-            translated: false,
-            mark: 0,
-            masquerade: false,
-            own: None,
-            remembers: None,
-            sticky: None,
-            trail: None,
-            decided: None,
-        };
-        let first = if probe.origin == Origin::Node { HookPoint::Output } else { HookPoint::Prerouting };
-        for state in self.hook(first, start) {
-            let local = self.walker.is_local(probe, state.destination);
-            let server = self.walker.server(probe.protocol, state.destination).filter(|_| local);
-            // IPVS takes packets from the node on their way out (LOCAL_OUT), before any input chain.
-            let second = match (probe.origin, local) {
-                (Origin::Node, true) if server.is_none() => Some(HookPoint::Input),
-                (Origin::Node, _) => None,
-                (_, true) => Some(HookPoint::Input),
-                (_, false) => Some(HookPoint::Forward),
-            };
-            let after = match second {
-                Some(hook) => self.hook(hook, state),
-                None => vec![state],
-            };
-            for state in after {
-                match server {
-                    Some(server) => self.schedule(&state, &server.destinations, server.persistent),
-                    None => self.leave(state, local),
-                }
-            }
-        }
-    }
-
-    /// IPVS chooses a real server.
-    fn schedule(&mut self, state: &State, destinations: &[Destination], persistent: Option<u32>) {
-        let sum: f64 = destinations.iter().map(|real| f64::from(real.weight)).sum();
-        let link = |real: Option<&Destination>| {
-            let name = match real {
-                Some(real) => format!("real server {}", real.address),
-                None => format!("virtual server {}", state.destination),
-            };
-            Some(Rc::new(Link { name: name.into(), writer: Writer::Ipvs, depth: 0, length: 1, before: None }))
-        };
-        if destinations.iter().all(|real| real.weight == 0) {
-            // ip_vs_leave answers with ICMP port unreachable.
-            let state = State { decided: link(None), ..state.clone() };
-            self.end(state, End::Refused, None);
-            return;
-        }
-        for real in destinations.iter().filter(|real| real.weight > 0) {
-            if !self.branches_off() {
-                return;
-            }
-            let mut state = State {
-                weight: state.weight * f64::from(real.weight) / sum,
-                destination: real.address,
-                decided: link(Some(real)),
-                ..state.clone()
-            };
-            if let Some(seconds) = persistent {
-                let list: Name = format!("virtual server {}", self.probe.destination).into();
-                state.remembers = Some(list.clone());
-                let trail = trail(state.decided.as_ref());
-                self.fate.sticky.push(Sticky {
-                    list,
-                    seconds: Some(seconds),
-                    end: End::Endpoint(real.address),
-                    trail,
-                });
-            }
-            state.translated = true;
-            if real.masquerade {
-                self.leave(state, false);
-            } else {
-                // Tunnelled or routed: the packet keeps the VIP as its destination, which no Pod accepts.
-                self.end(state, End::Dropped, None);
-            }
-        }
-    }
-
-    /// Whether another way may branch off; otherwise the walk ends early.
-    fn branches_off(&mut self) -> bool {
-        if self.room == 0 {
-            self.budget = 0;
-            self.fate.cut = true;
-            return false;
-        }
-        self.room -= 1;
-        true
-    }
-
-    /// Passes forwarded packets through the last hook. Packets to the node itself end here.
-    fn leave(&mut self, state: State, local: bool) {
-        let end = if state.translated { End::Endpoint(state.destination) } else { End::Passed };
-        if local || !state.translated {
-            self.end(state, end, None);
-            return;
-        }
-        let hairpin = self.probe.hairpin.then(|| {
-            let own = state.destination.ip();
-            let mark = state.own.filter(|(source, _)| *source == own).map_or(state.mark, |(_, mark)| mark);
-            let looped = State { source: own, mark, ..state.clone() };
-            self.hook(HookPoint::Postrouting, looped).iter().any(|state| state.masquerade)
-        });
-        for state in self.hook(HookPoint::Postrouting, state) {
-            self.end(state, end, hairpin);
-        }
-    }
-
-    fn end(&mut self, state: State, end: End, hairpin: Option<bool>) {
-        let trail_of = trail(state.decided.as_ref());
-        if let Some((list, seconds)) = state.sticky {
-            self.fate.sticky.push(Sticky { list, seconds, end, trail: trail_of });
-            return;
-        }
-        let writer = state.decided.as_ref().map(|link| link.writer).filter(|_| end != End::Passed);
-        self.fate.branches.push(Branch {
-            weight: state.weight,
-            end,
-            masquerade: state.masquerade,
-            hairpin,
-            remembers: state.remembers,
-            trail: trail_of,
-            writer,
-        });
-    }
-
-    /// Runs all base chains of a hook. Packets that are stopped end there; the others are returned.
-    fn hook(&mut self, hook: HookPoint, state: State) -> Vec<State> {
-        let mut states = vec![state];
-        let walker = self.walker;
-        for entry in walker.entries(hook) {
-            let mut next = Vec::with_capacity(states.len());
-            for state in states {
-                // The first translation holds: later NAT chains are skipped (nf_nat_inet_fn).
-                if entry.base.nat && state.translated && hook != HookPoint::Postrouting {
-                    next.push(state);
-                    continue;
-                }
-                for (state, stop) in self.chain(*entry, state) {
-                    match stop {
-                        Stop::Pass => next.push(state),
-                        Stop::Drop => self.end(decide(state), End::Dropped, None),
-                        Stop::Reject => self.end(decide(state), End::Refused, None),
-                    }
-                }
-            }
-            states = next;
-        }
-        states
-    }
-
     /// Runs one base chain and every chain that it calls.
-    fn chain(&mut self, entry: Entry, state: State) -> Vec<(State, Stop)> {
+    fn chain(&mut self, entry: Entry, state: State<O::Trail>) -> Vec<(State<O::Trail>, Stop)> {
         let mut done = Vec::new();
         let Some(table) = self.walker.rules.tables.get(entry.table) else { return vec![(state, Stop::Pass)] };
-        let mut first = Way { state, frames: Default::default(), depth: 0, resume: None };
-        first.call(entry.chain);
-        first.state.trail = None;
-        let mut ways = vec![first];
+        let mut ways = vec![Way::new(state, entry.table, entry.chain)];
         while let Some(mut way) = ways.pop() {
             if let Some(stop) = self.follow(table, &mut way, &mut ways) {
                 done.push((way.state, stop));
@@ -239,7 +86,15 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
     }
 
     /// Follows one way to its end and adds branches to `ways`. `None` if no weight is left.
-    fn follow(&mut self, table: &Table, way: &mut Way, ways: &mut Vec<Way>) -> Option<Stop> {
+    fn follow(
+        &mut self,
+        table: &Table,
+        way: &mut Way<O::Trail>,
+        ways: &mut Vec<Way<O::Trail>>,
+    ) -> Option<Stop> {
+        if way.stopped.is_some() {
+            return way.stopped;
+        }
         'rules: loop {
             if self.budget == 0 {
                 self.fate.cut = true;
@@ -248,7 +103,8 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
             self.budget -= 1;
             let (port, address) = (way.state.destination.port(), way.state.destination.ip());
             let resume = way.resume.take();
-            let Some(frame) = way.top() else { return Some(Stop::Pass) };
+            let depth = way.depth;
+            let Some(frame) = way.top() else { return Some(Stop::Policy) };
             let Some(chain) = table.chains.get(frame.chain) else { return Some(Stop::Pass) };
             let (position, mut at) = match (resume, &chain.index) {
                 (Some((position, step)), _) => (Some(position), step),
@@ -260,14 +116,22 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                 way.leave();
                 continue;
             };
+            let chain_at = frame.chain;
             frame.rule = position + 1;
-            if !is_own(table, chain, rule) {
+            if !O::WHOLE && !is_own(table, chain, rule) {
                 continue;
             }
+            let place = Place { table: way.table, chain: chain_at, rule: position };
+            let mut is_noted = false;
             while let Some(step) = rule.steps.get(at) {
                 at += 1;
+                if step.is_effect() && !is_noted {
+                    is_noted = true;
+                    O::note(&mut way.state.seen, || Note::Matches { place, depth, verdict: None });
+                }
                 match step {
                     Step::Harmless => {}
+                    Step::NoTrack => way.state.untracked = true,
                     Step::SetMark { clear, toggle } => {
                         way.state.mark = (way.state.mark & !clear) ^ toggle;
                     }
@@ -305,16 +169,18 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                             left -= share;
                             let mut other = way.clone();
                             other.state.weight = share;
+                            let taken = || Some(verdict.clone());
+                            O::note(&mut other.state.seen, || Note::Matches {
+                                place,
+                                depth,
+                                verdict: taken(),
+                            });
                             match self.apply(table, verdict, &mut other) {
                                 After::On => ways.push(other),
-                                // A stopped way has no frames left and ends when it is continued.
-                                After::Stopped(Stop::Pass) => {
-                                    other.depth = 0;
-                                    ways.push(other);
-                                }
+                                // It ends when it is continued.
                                 After::Stopped(stop) => {
-                                    let end = if stop == Stop::Drop { End::Dropped } else { End::Refused };
-                                    self.end(decide(other.state), end, None);
+                                    other.stopped = Some(stop);
+                                    ways.push(other);
                                 }
                             }
                         }
@@ -330,8 +196,10 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                         };
                         self.fill(&way.state, fields);
                         let Some(Some(verdict)) = set.find(&self.key) else { continue 'rules };
+                        let taken = || Some(verdict.clone());
+                        O::note(&mut way.state.seen, || Note::Matches { place, depth, verdict: taken() });
                         if !way.pass(&set.name, table.writer, way.depth + 1) {
-                            return Some(self.endless(map));
+                            return Some(self.lose(Unknown::Endless(map.clone()), way));
                         }
                         match self.apply(table, verdict, way) {
                             After::On => continue 'rules,
@@ -342,25 +210,62 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                         After::On => continue 'rules,
                         After::Stopped(stop) => return Some(stop),
                     },
-                    condition => {
-                        if !self.holds(table, condition, &way.state) {
+                    Step::ByState { new, established } => {
+                        let verdict = if self.observer.is_reply() { established } else { new };
+                        let Some(verdict) = verdict else { continue 'rules };
+                        let taken = || Some(verdict.clone());
+                        O::note(&mut way.state.seen, || Note::Matches { place, depth, verdict: taken() });
+                        match self.apply(table, verdict, way) {
+                            After::On => continue 'rules,
+                            After::Stopped(stop) => return Some(stop),
+                        }
+                    }
+                    condition => match self.holds(table, condition, &way.state) {
+                        Some(true) => {}
+                        Some(false) => {
                             own_mark(table, rule, at, condition, &mut way.state);
                             continue 'rules;
                         }
-                    }
+                        None if O::assumed(&way.state.seen) == Some(place) => {}
+                        None => {
+                            self.assume(rule, way, ways, place, at);
+                            continue 'rules;
+                        }
+                    },
                 }
             }
         }
     }
 
-    fn apply(&mut self, table: &Table, verdict: &Verdict, way: &mut Way) -> After {
+    /// Adds the way on which a rule's conditions that cannot be judged hold, if an observer follows it and the rule has
+    /// an effect.
+    fn assume(
+        &mut self,
+        rule: &Rule,
+        way: &Way<O::Trail>,
+        ways: &mut Vec<Way<O::Trail>>,
+        place: Place,
+        at: usize,
+    ) {
+        let mut rest = rule.steps.iter().skip(at);
+        if !O::WHOLE || way.state.sticky.is_some() || !rest.any(|step| step.is_effect() || step.is_choice()) {
+            return;
+        }
+        let mut other = way.clone();
+        if O::assume(&mut other.state.seen, place, way.depth) && self.branches_off() {
+            other.resume = Some((place.rule, at));
+            ways.push(other);
+        }
+    }
+
+    fn apply(&mut self, table: &Table, verdict: &Verdict, way: &mut Way<O::Trail>) -> After {
         match verdict {
             Verdict::Accept => After::Stopped(Stop::Pass),
             Verdict::Drop => After::Stopped(Stop::Drop),
             Verdict::Reject => After::Stopped(Stop::Reject),
             Verdict::Return => {
                 way.leave();
-                if way.depth == 0 { After::Stopped(Stop::Pass) } else { After::On }
+                if way.depth == 0 { After::Stopped(Stop::Policy) } else { After::On }
             }
             Verdict::Masquerade => {
                 way.state.masquerade = true;
@@ -382,16 +287,18 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
                     way.depth = way.depth.saturating_sub(1);
                 }
                 if !way.call(chain) {
-                    self.note(Unknown::TooDeep(to.clone()));
-                    return After::Stopped(Stop::Pass);
+                    return After::Stopped(self.lose(Unknown::TooDeep(to.clone()), way));
                 }
                 // KUBE-MARK-MASQ and similar chains return at once and are not part of the trail.
                 let is_listed =
                     table.chains.get(chain).is_some_and(|chain| marks(chain.rules.as_slice()).is_none());
                 if is_listed && !way.pass(to, table.writer, way.depth) {
-                    return After::Stopped(self.endless(to));
+                    return After::Stopped(self.lose(Unknown::Endless(to.clone()), way));
                 }
                 After::On
+            }
+            Verdict::Unknown(target) if O::WHOLE => {
+                After::Stopped(self.lose(Unknown::Target(target.clone()), way))
             }
             Verdict::Unknown(target) => {
                 self.note(Unknown::Target(target.clone()));
@@ -400,10 +307,17 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
         }
     }
 
-    /// Stops a packet that passes more than `MAX_TRAIL` chains and maps.
-    fn endless(&mut self, name: &Name) -> Stop {
-        self.note(Unknown::Endless(name.clone()));
-        Stop::Pass
+    /// Stops a packet whose further way is unknown. An audit lets it pass.
+    fn lose(&mut self, why: Unknown, way: &mut Way<O::Trail>) -> Stop {
+        self.note(why.clone());
+        if !O::WHOLE {
+            return Stop::Pass;
+        }
+        let table = way.table;
+        let frame = way.top().copied().unwrap_or_default();
+        let place = Place { table, chain: frame.chain, rule: frame.rule.saturating_sub(1) };
+        O::note(&mut way.state.seen, || Note::Lost { place, why });
+        Stop::Lost
     }
 
     fn note(&mut self, what: Unknown) {
@@ -414,7 +328,7 @@ impl<'w, 'a, 'p> Run<'w, 'a, 'p> {
 }
 
 /// Records a rule that would mark the packet if the packet had another source.
-fn own_mark(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &mut State) {
+fn own_mark<T>(table: &Table, rule: &Rule, at: usize, condition: &Step, state: &mut State<T>) {
     let Step::Source { ranges, negated: false } = condition else { return };
     let [range] = ranges.as_ref() else { return };
     let Some(host) = range.as_host() else { return };
@@ -435,15 +349,4 @@ fn marks(rules: &[Rule]) -> Option<(u32, u32)> {
         [Step::SetMark { clear, toggle }] => Some((*clear, *toggle)),
         _ => None,
     }
-}
-
-fn trail(last: Option<&Rc<Link>>) -> Vec<Name> {
-    let mut names = Vec::new();
-    let mut next = last;
-    while let Some(link) = next {
-        names.push(link.name.clone());
-        next = link.before.as_ref();
-    }
-    names.reverse();
-    names
 }

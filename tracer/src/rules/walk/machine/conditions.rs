@@ -1,11 +1,20 @@
 //! Evaluates a rule's conditions for the packet, and builds the keys for sets and maps.
 
-use super::{Run, State};
-use crate::rules::{Datum, Dimension, Field, Origin, Set, Side, Step, Table, walk::Unknown};
+use std::net::IpAddr;
 
-impl Run<'_, '_, '_> {
-    pub(super) fn holds(&mut self, table: &Table, condition: &Step, state: &State) -> bool {
-        match condition {
+use super::{Run, State};
+use crate::{
+    net::Protocol,
+    rules::{
+        Datum, Dimension, Field, Origin, Set, Side, Step, Table, text,
+        walk::{Observer, Unknown},
+    },
+};
+
+impl<O: Observer> Run<'_, '_, '_, O> {
+    /// Whether the condition holds. `None` if this cannot be judged, which is noted.
+    pub(super) fn holds(&mut self, table: &Table, condition: &Step, state: &State<O::Trail>) -> Option<bool> {
+        Some(match condition {
             Step::Source { ranges, negated } => {
                 ranges.iter().any(|range| range.contains(state.source)) != *negated
             }
@@ -20,43 +29,88 @@ impl Run<'_, '_, '_> {
             Step::DestinationLocal { negated } => {
                 self.walker.is_local(self.probe, state.destination) != *negated
             }
-            Step::State { new, translated, negated } => {
-                (*new || (*translated && state.translated)) != *negated
+            Step::State { new, translated, established, negated } => {
+                let listed = if O::WHOLE && self.observer.is_reply() {
+                    *established || *translated
+                } else {
+                    (*new || (*translated && state.translated)) && !state.untracked
+                };
+                listed != *negated
             }
             Step::Mark { value, mask, negated } => (state.mark & mask == *value) != *negated,
             Step::Interface { name, negated } => {
-                let of = self.probe.interface.unwrap_or_default();
-                let same = match name.strip_suffix(['+', '*']) {
-                    Some(start) => of.starts_with(start),
-                    None => of == name.as_ref(),
-                };
-                same != *negated
+                if O::WHOLE && self.probe.interface.is_none() && self.probe.origin != Origin::Node {
+                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                }
+                is_device(name, self.probe.interface.unwrap_or_default()) != *negated
             }
             Step::InSet { set, fields, negated } => {
                 let Some(set) = table.set(set) else {
-                    self.note(Unknown::Set(set.clone()));
-                    return false;
+                    return self.unknown(Unknown::Set(set.clone()));
                 };
                 self.fill(state, fields);
-                set.find(&self.key).is_some() != *negated
+                self.is_in(set)? != *negated
             }
             Step::InIpset { set, sides, negated } => {
                 let Some(set) = self.walker.rules.sets.iter().find(|known| known.name == *set) else {
-                    self.note(Unknown::Ipset(set.clone()));
-                    return false;
+                    return self.unknown(Unknown::Ipset(set.clone()));
                 };
                 self.fill_sides(state, set, sides);
-                set.find(&self.key).is_some() != *negated
+                self.is_in(set)? != *negated
             }
-            Step::Unknown(what) => {
-                self.note(Unknown::Condition(what.clone()));
-                false
+            step if !O::WHOLE && step.is_foreign() => {
+                return self.unknown(Unknown::Condition(text::step(step, table).into()));
             }
+            Step::Devices { out, names, negated } => {
+                let device = match (*out, self.probe.origin) {
+                    (true, _) => self.observer.device_to(state.destination.ip()),
+                    (false, Origin::Node) => Some(""),
+                    (false, _) => self.probe.interface,
+                };
+                let Some(device) = device else {
+                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                };
+                names.iter().any(|name| is_device(name, device)) != *negated
+            }
+            Step::Ports { source, ranges, negated } => {
+                let port = if *source { self.observer.source_port() } else { Some(state.destination.port()) };
+                let Some(port) = port else {
+                    return self.unknown(Unknown::Condition(text::step(condition, table).into()));
+                };
+                ranges.iter().any(|(first, last)| (*first..=*last).contains(&port)) != *negated
+            }
+            Step::Protocols { protocols, negated } => protocols.contains(&self.probe.protocol) != *negated,
+            Step::OfFamily { family, negated } => (*family == self.walker.family) != *negated,
+            Step::AddressType { source, kind, negated } => {
+                let address = if *source { state.source } else { state.destination.ip() };
+                is_of_type(address, kind)? != *negated
+            }
+            // The first packet has SYN alone, its answer SYN and ACK.
+            Step::TcpFlags { mask, set, negated } => {
+                let flags = if self.observer.is_reply() { 0x12 } else { 0x02 };
+                (flags & mask == *set && self.probe.protocol == Protocol::TCP) != *negated
+            }
+            Step::Unknown(what) => return self.unknown(Unknown::Condition(what.clone())),
             _ => true,
+        })
+    }
+
+    fn unknown(&mut self, what: Unknown) -> Option<bool> {
+        self.note(what);
+        None
+    }
+
+    /// Whether the set has the key that was filled in.
+    fn is_in(&mut self, set: &Set) -> Option<bool> {
+        match set.find(&self.key) {
+            Some(_) => Some(true),
+            // One of the elements that were not understood may be this one.
+            None if O::WHOLE && set.partial => self.unknown(Unknown::PartOfSet(set.name.clone())),
+            None => Some(false),
         }
     }
 
-    pub(super) fn fill(&mut self, state: &State, fields: &[Field]) {
+    pub(super) fn fill(&mut self, state: &State<O::Trail>, fields: &[Field]) {
         self.key.clear();
         self.key.extend(fields.iter().map(|field| match field {
             Field::Source => Datum::Address(state.source),
@@ -66,7 +120,7 @@ impl Run<'_, '_, '_> {
         }));
     }
 
-    pub(super) fn fill_sides(&mut self, state: &State, set: &Set, sides: &[Side]) {
+    pub(super) fn fill_sides(&mut self, state: &State<O::Trail>, set: &Set, sides: &[Side]) {
         self.key.clear();
         for (dimension, side) in set.dimensions.iter().zip(sides) {
             match dimension {
@@ -81,5 +135,26 @@ impl Run<'_, '_, '_> {
                 Dimension::Port => self.key.push(Datum::Port(state.destination.port())),
             }
         }
+    }
+}
+
+/// Whether a rule's name of an interface, which may end in a wildcard, means this one.
+pub(super) fn is_device(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix(['+', '*']) {
+        Some(start) => name.starts_with(start),
+        None => name == pattern,
+    }
+}
+
+/// Whether the address is of a type of `addrtype` or `fib` other than `local`. `None` if only the routes show it.
+fn is_of_type(address: IpAddr, kind: &str) -> Option<bool> {
+    let is_multicast = address.is_multicast();
+    let is_broadcast = address == IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    match kind {
+        "multicast" => Some(is_multicast),
+        // The broadcast address of a network serves no connection.
+        "broadcast" => Some(is_broadcast),
+        "anycast" => Some(false),
+        _ => None,
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use crate::rules::{
     Name, Writer,
-    walk::{Link, Trail},
+    walk::{Link, Trail, machine::Stop},
 };
 
 /// The greatest depth of nested chains, the same as the kernel's (16).
@@ -18,9 +18,9 @@ pub(in crate::rules::walk) const MAX_DEPTH: usize = 16;
 /// contain them.
 pub(in crate::rules::walk) const MAX_TRAIL: usize = 64;
 
-/// The packet on one of its ways.
+/// The packet on one of its ways. `T` is what an observer remembers of it.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct State<T> {
     pub(super) weight: f64,
     pub(super) source: IpAddr,
     pub(super) destination: SocketAddr,
@@ -35,6 +35,9 @@ pub(super) struct State {
     pub(super) trail: Trail,
     /// The chains that it was in when it was translated or stopped.
     pub(super) decided: Trail,
+    /// Conntrack ignores it, and so does NAT.
+    pub(super) untracked: bool,
+    pub(super) seen: T,
 }
 
 /// The chain and rule at which a way continues.
@@ -45,15 +48,28 @@ pub(super) struct Frame {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Way {
-    pub(super) state: State,
+pub(super) struct Way<T> {
+    pub(super) state: State<T>,
+    /// The table whose chains it is in.
+    pub(super) table: usize,
     pub(super) frames: [Frame; MAX_DEPTH],
     pub(super) depth: usize,
     /// The next rule, and the step in it.
     pub(super) resume: Option<(usize, usize)>,
+    /// It has left the chains already.
+    pub(super) stopped: Option<Stop>,
 }
 
-impl Way {
+impl<T> Way<T> {
+    /// At the first rule of a base chain.
+    pub(super) fn new(mut state: State<T>, table: usize, chain: usize) -> Self {
+        state.trail = None;
+        let mut way =
+            Self { state, table, frames: Default::default(), depth: 0, resume: None, stopped: None };
+        way.call(chain);
+        way
+    }
+
     pub(super) fn top(&mut self) -> Option<&mut Frame> {
         let top = self.depth.checked_sub(1)?;
         self.frames.get_mut(top)

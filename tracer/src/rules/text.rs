@@ -1,0 +1,292 @@
+//! Writes a rule in the words of the program that lists it: iptables-save or nft.
+//!
+//! Without the names of matches (`-m tcp`), counters, and statements that do not change a packet's way. Reading the text
+//! gives the same rule.
+
+use super::{AddressRange, Family, Field, Rule, Side, Step, Table, Verdict, Writer};
+use crate::net::Protocol;
+
+/// The rule without its comment.
+pub fn rule(rule: &Rule, table: &Table) -> String {
+    let mut out = String::new();
+    for one in &rule.steps {
+        let text = step(one, table);
+        if !text.is_empty() {
+            if !out.is_empty() {
+                out.push(' ');
+            }
+            out.push_str(&text);
+        }
+    }
+    out
+}
+
+/// One condition or statement.
+pub fn step(step: &Step, table: &Table) -> String {
+    if table.writer == Writer::Nftables { nft(step, table.family) } else { iptables(step) }
+}
+
+pub fn verdict(verdict: &Verdict, table: &Table) -> String {
+    if table.writer == Writer::Nftables { nft_verdict(verdict) } else { iptables_verdict(verdict) }
+}
+
+fn not(negated: bool) -> &'static str {
+    if negated { "! " } else { "" }
+}
+
+/// `tcp`, or a number.
+fn protocol(protocol: Protocol) -> String {
+    match protocol {
+        Protocol::TCP => "tcp".to_owned(),
+        Protocol::UDP => "udp".to_owned(),
+        Protocol::SCTP => "sctp".to_owned(),
+        Protocol::ICMP => "icmp".to_owned(),
+        Protocol(58) => "ipv6-icmp".to_owned(),
+        Protocol(number) => number.to_string(),
+    }
+}
+
+fn joined<T>(items: &[T], one: impl Fn(&T) -> String) -> String {
+    items.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+fn ports((first, last): (u16, u16), between: char) -> String {
+    if first == last { first.to_string() } else { format!("{first}{between}{last}") }
+}
+
+/// `-s A`, or for what is no network, `--src-range A-B`.
+fn addresses(side: &str, ranges: &[AddressRange]) -> String {
+    let text = joined(ranges, ToString::to_string);
+    match (side, text.contains('-')) {
+        ("s", true) => format!("--src-range {text}"),
+        ("d", true) => format!("--dst-range {text}"),
+        _ => format!("-{side} {text}"),
+    }
+}
+
+fn states(new: bool, established: bool, translated: bool) -> Vec<&'static str> {
+    let listed = [(new, "NEW"), (established, "RELATED,ESTABLISHED"), (translated, "DNAT")];
+    let listed: Vec<_> = listed.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect();
+    if listed.is_empty() { vec!["INVALID"] } else { listed }
+}
+
+const FLAGS: [&str; 8] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"];
+
+fn flags(bits: u8) -> String {
+    let set: Vec<&str> =
+        FLAGS.iter().enumerate().filter(|(bit, _)| bits & (1 << bit) != 0).map(|(_, name)| *name).collect();
+    if set.is_empty() { "NONE".to_owned() } else { set.join(",") }
+}
+
+fn iptables(step: &Step) -> String {
+    match step {
+        Step::Source { ranges, negated } => format!("{}{}", not(*negated), addresses("s", ranges)),
+        Step::Destination { ranges, negated } => format!("{}{}", not(*negated), addresses("d", ranges)),
+        Step::Protocol { protocol: number, negated } => format!("{}-p {}", not(*negated), protocol(*number)),
+        Step::Protocols { protocols, negated } => {
+            format!("{}-p {}", not(*negated), joined(protocols, |one| protocol(*one)))
+        }
+        Step::Port { first, last, negated } => {
+            format!("{}--dport {}", not(*negated), ports((*first, *last), ':'))
+        }
+        Step::Ports { source, ranges, negated } => {
+            let side = if *source { "--sports" } else { "--dports" };
+            format!("{}{side} {}", not(*negated), joined(ranges, |range| ports(*range, ':')))
+        }
+        Step::SourceLocal { negated } => format!("{}--src-type LOCAL", not(*negated)),
+        Step::DestinationLocal { negated } => format!("{}--dst-type LOCAL", not(*negated)),
+        Step::AddressType { source, kind, negated } => {
+            let side = if *source { "src" } else { "dst" };
+            format!("{}--{side}-type {}", not(*negated), kind.to_ascii_uppercase())
+        }
+        Step::State { new, translated, negated, established } => {
+            format!("{}--ctstate {}", not(*negated), states(*new, *established, *translated).join(","))
+        }
+        Step::Mark { value, mask: u32::MAX, negated } => format!("{}--mark {value:#x}", not(*negated)),
+        Step::Mark { value, mask, negated } => format!("{}--mark {value:#x}/{mask:#x}", not(*negated)),
+        Step::Interface { name, negated } => format!("{}-i {}", not(*negated), word(name)),
+        Step::Devices { out, names, negated } => {
+            let side = if *out { "-o" } else { "-i" };
+            format!("{}{side} {}", not(*negated), joined(names, |name| word(name)))
+        }
+        Step::OfFamily { family, negated } => {
+            format!("{}{}", not(*negated), if *family == Family::Ipv4 { "-4" } else { "-6" })
+        }
+        Step::TcpFlags { mask, set, negated } => {
+            format!("{}--tcp-flags {} {}", not(*negated), flags(*mask), flags(*set))
+        }
+        Step::Chance(chance) => format!("--mode random --probability {chance:.11}"),
+        Step::InSet { set, negated, .. } => format!("{}--match-set {}", not(*negated), word(set)),
+        Step::InIpset { set, sides, negated } => {
+            let side = |side: &Side| if *side == Side::Source { "src" } else { "dst" }.to_owned();
+            format!("{}--match-set {} {}", not(*negated), word(set), joined(sides, side))
+        }
+        Step::Sticky { list, seconds } => {
+            let seconds = seconds.map(|seconds| format!("--seconds {seconds} ")).unwrap_or_default();
+            format!("--rcheck {seconds}--name {}", word(list))
+        }
+        Step::Remember(list) => format!("--set --name {}", word(list)),
+        Step::Unknown(text) => text.to_string(),
+        Step::SetMark { clear, toggle } => format!("-j MARK --set-xmark {toggle:#x}/{clear:#x}"),
+        Step::NoTrack => "-j CT --notrack".to_owned(),
+        Step::Do(verdict) => iptables_verdict(verdict),
+        Step::Look { .. } | Step::Spread { .. } | Step::ByState { .. } | Step::Harmless => String::new(),
+    }
+}
+
+fn iptables_verdict(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Accept => "-j ACCEPT".to_owned(),
+        Verdict::Drop => "-j DROP".to_owned(),
+        Verdict::Reject => "-j REJECT".to_owned(),
+        Verdict::Return => "-j RETURN".to_owned(),
+        Verdict::Masquerade => "-j MASQUERADE".to_owned(),
+        Verdict::Dnat(to) if to.port() == 0 => format!("-j DNAT --to-destination {}", to.ip()),
+        Verdict::Dnat(to) => format!("-j DNAT --to-destination {to}"),
+        Verdict::Jump(to) => format!("-j {}", word(to)),
+        Verdict::Goto(to) => format!("-g {}", word(to)),
+        Verdict::Unknown(target) => format!("-j {target}"),
+    }
+}
+
+/// A name as one word of iptables-save.
+fn word(name: &str) -> String {
+    if name.contains([' ', '"', '\\', '\'']) || name.is_empty() {
+        format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
+    } else {
+        name.to_owned()
+    }
+}
+
+const fn unequal(negated: bool) -> &'static str {
+    if negated { "!= " } else { "" }
+}
+
+/// One value, or several in braces.
+fn set(values: &[String]) -> String {
+    match values {
+        [one] => one.clone(),
+        several => format!("{{ {} }}", several.join(", ")),
+    }
+}
+
+fn field(field: Field, family: Family) -> String {
+    let ip = if family == Family::Ipv4 { "ip" } else { "ip6" };
+    match field {
+        Field::Source => format!("{ip} saddr"),
+        Field::Destination => format!("{ip} daddr"),
+        Field::Protocol => "meta l4proto".to_owned(),
+        Field::Port => "th dport".to_owned(),
+    }
+}
+
+fn fields(list: &[Field], family: Family) -> String {
+    list.iter().map(|one| field(*one, family)).collect::<Vec<_>>().join(" . ")
+}
+
+fn quoted(names: &[Box<str>]) -> String {
+    set(&names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>())
+}
+
+fn nft(step: &Step, family: Family) -> String {
+    let strings = |ranges: &[AddressRange]| set(&ranges.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let ip = |ranges: &[AddressRange]| {
+        let family = ranges.first().map_or(family, |range| Family::of(range.first));
+        if family == Family::Ipv4 { "ip" } else { "ip6" }
+    };
+    match step {
+        Step::Source { ranges, negated } => {
+            format!("{} saddr {}{}", ip(ranges), unequal(*negated), strings(ranges))
+        }
+        Step::Destination { ranges, negated } => {
+            format!("{} daddr {}{}", ip(ranges), unequal(*negated), strings(ranges))
+        }
+        Step::Protocol { protocol: number, negated } => {
+            format!("meta l4proto {}{}", unequal(*negated), protocol(*number))
+        }
+        Step::Protocols { protocols, negated } => {
+            let list: Vec<_> = protocols.iter().map(|one| protocol(*one)).collect();
+            format!("meta l4proto {}{}", unequal(*negated), set(&list))
+        }
+        Step::Port { first, last, negated } => {
+            format!("th dport {}{}", unequal(*negated), ports((*first, *last), '-'))
+        }
+        Step::Ports { source, ranges, negated } => {
+            let side = if *source { "sport" } else { "dport" };
+            let list: Vec<_> = ranges.iter().map(|range| ports(*range, '-')).collect();
+            format!("th {side} {}{}", unequal(*negated), set(&list))
+        }
+        Step::SourceLocal { negated } => format!("fib saddr type {}local", unequal(*negated)),
+        Step::DestinationLocal { negated } => format!("fib daddr type {}local", unequal(*negated)),
+        Step::AddressType { source, kind, negated } => {
+            let side = if *source { "saddr" } else { "daddr" };
+            format!("fib {side} type {}{kind}", unequal(*negated))
+        }
+        Step::State { new: false, established: false, translated: true, negated } => {
+            format!("ct status {}dnat", unequal(*negated))
+        }
+        Step::State { new, translated, negated, established } => {
+            let listed = states(*new, *established, *translated).join(",").to_ascii_lowercase();
+            format!("ct state {}{listed}", unequal(*negated))
+        }
+        Step::Mark { value, mask: u32::MAX, negated } => {
+            format!("meta mark {}{value:#x}", unequal(*negated))
+        }
+        Step::Mark { value, mask, negated } => {
+            format!("meta mark & {mask:#x} {} {value:#x}", if *negated { "!=" } else { "==" })
+        }
+        Step::Interface { name, negated } => format!("iifname {}\"{name}\"", unequal(*negated)),
+        Step::Devices { out, names, negated } => {
+            let side = if *out { "oifname" } else { "iifname" };
+            format!("{side} {}{}", unequal(*negated), quoted(names))
+        }
+        Step::OfFamily { family, negated } => {
+            let name = if *family == Family::Ipv4 { "ipv4" } else { "ipv6" };
+            format!("meta nfproto {}{name}", unequal(*negated))
+        }
+        Step::TcpFlags { mask, set, negated } => {
+            let lower = |bits| flags(bits).to_ascii_lowercase().replace(',', "|");
+            let op = if *negated { "!=" } else { "==" };
+            format!("tcp flags & ({}) {op} {}", lower(*mask), lower(*set))
+        }
+        Step::InSet { set, fields: list, negated } => {
+            format!("{} {}@{set}", fields(list, family), unequal(*negated))
+        }
+        Step::Sticky { list, .. } => format!("{} @{list}", field(Field::Source, family)),
+        Step::Remember(list) => format!("update @{list} {{ {} }}", field(Field::Source, family)),
+        Step::Unknown(text) => text.to_string(),
+        Step::SetMark { clear: u32::MAX, toggle } => format!("meta mark set {toggle:#x}"),
+        Step::SetMark { clear: 0, toggle } => format!("meta mark set meta mark xor {toggle:#x}"),
+        Step::SetMark { clear, toggle: 0 } => format!("meta mark set meta mark and {:#x}", !clear),
+        Step::SetMark { clear, toggle } if clear == toggle => {
+            format!("meta mark set meta mark or {toggle:#x}")
+        }
+        Step::SetMark { clear, toggle } => {
+            format!("meta mark set meta mark and {:#x} xor {toggle:#x}", !clear)
+        }
+        Step::NoTrack => "notrack".to_owned(),
+        Step::Look { fields: list, map } if map.starts_with("__map") => {
+            format!("{} vmap {{ … }}", fields(list, family))
+        }
+        Step::Look { fields: list, map } => format!("{} vmap @{map}", fields(list, family)),
+        Step::Spread { of, .. } => format!("numgen random mod {of} vmap {{ … }}"),
+        Step::ByState { .. } => "ct state vmap { … }".to_owned(),
+        Step::Do(verdict) => nft_verdict(verdict),
+        Step::InIpset { .. } | Step::Chance(_) | Step::Harmless => String::new(),
+    }
+}
+
+fn nft_verdict(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Accept => "accept".to_owned(),
+        Verdict::Drop => "drop".to_owned(),
+        Verdict::Reject => "reject".to_owned(),
+        Verdict::Return => "return".to_owned(),
+        Verdict::Masquerade => "masquerade".to_owned(),
+        Verdict::Dnat(to) if to.port() == 0 => format!("dnat to {}", to.ip()),
+        Verdict::Dnat(to) => format!("dnat to {to}"),
+        Verdict::Jump(to) => format!("jump {to}"),
+        Verdict::Goto(to) => format!("goto {to}"),
+        Verdict::Unknown(target) => target.to_string(),
+    }
+}
