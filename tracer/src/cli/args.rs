@@ -137,9 +137,10 @@ pub struct TraceArgs {
 
     #[command(flatten)]
     source: SourceArgs,
-    /// How long kube-proxy may take to write a change before its rules count as wrong
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration, help_heading = "Run")]
-    grace: Duration,
+    /// How long kube-proxy may take to write a change before its rules count as wrong; by default 5s, or longer if its
+    /// configuration or its metrics show a slower pace
+    #[arg(long, value_name = "TIME", value_parser = units::duration, help_heading = "Run")]
+    grace: Option<Duration>,
 
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
@@ -283,7 +284,8 @@ pub struct TraceOptions {
     pub cluster: ClusterSource,
     /// This node's name in Kubernetes, if known; the object list may show that there is no such node.
     pub node: Option<String>,
-    pub grace: Duration,
+    /// `None`: as kube-proxy's pace requires.
+    pub grace: Option<Duration>,
     pub hooks: Hooks,
     pub attach: Attach,
     pub without_hooks: Vec<Hook>,
@@ -349,7 +351,7 @@ mod tests {
         assert_eq!(options.target, None);
         assert_eq!(options.view, View::Default);
         assert_eq!(options.output, Output::Table);
-        assert_eq!(options.grace, Duration::from_secs(5));
+        assert_eq!(options.grace, None);
         assert_eq!(options.cluster, ClusterSource::Api { kubeconfig: None, context: None });
         assert_eq!((options.max_flows, options.buffer_bytes), (65536, 8 << 20));
         assert_eq!(options.node.as_deref(), Some("worker-1"));

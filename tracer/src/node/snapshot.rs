@@ -5,6 +5,7 @@
 //! part, and names the texts that cannot be parsed. Judges nothing.
 
 mod effects;
+mod report;
 mod rules;
 mod saved;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use effects::RuleEffect;
 pub(crate) use effects::WriterEffect;
+pub(crate) use report::ProxyReport;
 pub(crate) use rules::{Listing, Listings, Presence, ProxyRules};
 
 use super::{
@@ -58,6 +60,9 @@ pub struct Snapshot {
     pub listings: Listings,
     /// When the read of the rules began.
     pub rules_time: Option<Timestamp>,
+
+    /// kube-proxy's own reports, as far as a trace uses them.
+    pub report: ProxyReport,
 
     /// The further facts of a check.
     pub process: Option<ProcessList>,
@@ -206,6 +211,7 @@ impl Snapshot {
         let mut snapshot = reader.snapshot;
         snapshot.mode = snapshot.find_mode();
         snapshot.proxy_rules = snapshot.find_proxy_rules();
+        snapshot.report = ProxyReport::of(&snapshot);
         snapshot
     }
 

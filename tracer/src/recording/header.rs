@@ -2,7 +2,7 @@
 //!
 //! Owns its JSON. Contains everything that verdicts depend on and that is constant during the trace.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::{
     flow::Limits,
     kernel::layout::{FIELDS, Layout},
     net::Netns,
-    session::{Detail, Settings},
+    session::{Detail, Grace, Settings},
     sighting::Hook,
     time::Timestamp,
 };
@@ -50,6 +50,9 @@ pub struct Header {
     pub clock_offset_ns: u64,
     /// The grace: how long kube-proxy may take to write a change, in nanoseconds.
     pub grace_ns: u64,
+    /// Whether that is only the least, which kube-proxy's pace extends.
+    #[serde(default)]
+    pub grace_follows_node: bool,
     #[serde(default)]
     pub limits: Limits,
     /// The plan, one line for each hook.
@@ -146,7 +149,11 @@ impl Header {
             node_netns: self.node_netns,
             missing_hooks: self.missing_hooks(),
             drop_reasons: !self.drop_reasons.is_empty(),
-            grace: std::time::Duration::from_nanos(self.grace_ns),
+            grace: if self.grace_follows_node {
+                Grace::AtLeast(Duration::from_nanos(self.grace_ns))
+            } else {
+                Grace::Exactly(Duration::from_nanos(self.grace_ns))
+            },
             detail,
         }
     }
@@ -191,6 +198,7 @@ mod tests {
                 started: Timestamp::from_unix_ns(started),
                 clock_offset_ns,
                 grace_ns,
+                grace_follows_node: grace_ns % 2 == 0,
                 limits: Limits::default(),
                 hooks,
                 offsets,

@@ -63,6 +63,7 @@ fn header() -> Header {
         started: Timestamp::MIN,
         clock_offset_ns: 0,
         grace_ns: 0,
+        grace_follows_node: false,
         limits: crate::flow::Limits::default(),
         hooks: Vec::new(),
         offsets: corpus().0.iter().cloned().collect(),

@@ -14,7 +14,7 @@ use viptrace::{
         layout::{FIELDS, Layout},
     },
     net::Netns,
-    session::{Detail, Pipeline, Settings},
+    session::{Detail, Grace, Pipeline, Settings},
     sighting::Sighting,
     time::Timestamp,
     verdict::Verdict,
@@ -66,7 +66,7 @@ fn verdicts(sightings: Vec<Sighting>) -> BTreeMap<u16, Verdict> {
         node_netns: Some(NODE),
         missing_hooks: Vec::new(),
         drop_reasons: true,
-        grace: Duration::from_secs(5),
+        grace: Grace::default(),
         detail: Detail::All,
     };
     let mut pipeline = Pipeline::new(settings, opened.cluster);

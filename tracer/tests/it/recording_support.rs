@@ -83,6 +83,7 @@ pub(crate) fn header(corpus: &Corpus) -> Header {
         started: Timestamp::from_unix_ns(CLOCK_OFFSET_NS),
         clock_offset_ns: CLOCK_OFFSET_NS,
         grace_ns: 5_000_000_000,
+        grace_follows_node: true,
         limits: Limits::default(),
         hooks: Vec::new(),
         offsets: corpus.offsets.clone(),

@@ -96,15 +96,7 @@ fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> SyncStatus {
         last_synced: times.iter().map(|times| times.last_synced).reduce(f64::min).and_then(moment),
         ..SyncStatus::default()
     };
-    let period = facts.node.config.as_ref().and_then(|config| config.min_sync_period).unwrap_or_default();
-    let p99 = facts
-        .node
-        .metrics
-        .as_ref()
-        .and_then(|metrics| metrics.quantile("kubeproxy_network_programming_duration_seconds", 0.99));
-    let p99 = p99.map(|(bound, _)| bound).filter(|bound| bound.is_finite() && *bound < 300.0);
-    let p99 = p99.and_then(|bound| Duration::try_from_secs_f64(bound).ok()).unwrap_or_default();
-    sync.grace = sync.grace.max(period.saturating_mul(2)).max(p99);
+    sync.grace = facts.node.report.grace(sync.grace);
     sync
 }
 

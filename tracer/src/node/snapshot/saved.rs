@@ -6,7 +6,7 @@ use std::{borrow::Cow, collections::BTreeSet, net::IpAddr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{ConntrackUse, Listing, Listings, Presence, ProxyRules, Snapshot};
+use super::{ConntrackUse, Listing, Listings, Presence, ProxyReport, ProxyRules, Snapshot};
 use crate::{
     net::Family,
     node::{Observed, gap::Gap, interfaces::Dataplane, ipvs::IpvsSettings, kube_proxy::ProxyMode},
@@ -37,6 +37,7 @@ struct State {
     /// Not in the first version.
     presence: Option<ProxyRules>,
     missing: Vec<Gap>,
+    report: ProxyReport,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -70,6 +71,7 @@ impl<'s> From<&'s Snapshot> for Saved<'s> {
             gaps: snapshot.recorded_gaps.clone(),
             presence: Some(snapshot.proxy_rules),
             missing: snapshot.gaps.clone(),
+            report: snapshot.report.clone(),
         };
         let rules = Rules { rules: Cow::Borrowed(&snapshot.rules), listings: Some(snapshot.listings) };
         Self { state, rules: snapshot.rules_time.map(|time| Observed { time, value: rules }) }
@@ -98,6 +100,7 @@ impl From<Saved<'_>> for Snapshot {
             rules_time,
             gaps: state.missing,
             recorded_gaps: state.gaps,
+            report: state.report,
             ..Self::default()
         };
         let addresses = value(state.addresses);

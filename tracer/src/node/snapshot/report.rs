@@ -1,0 +1,73 @@
+//! kube-proxy's own reports, as far as a trace's verdicts use them: small enough for each snapshot of a recording.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Snapshot;
+use crate::{node::kube_proxy::metrics::Metrics, time::Timestamp};
+
+/// A percentile above this is an accident of the past (kube-proxy was stopped during a change), not its pace.
+const MAX_OBSERVED: Duration = Duration::from_mins(5);
+/// With fewer observations the 99th percentile is the slowest of a start.
+const MIN_OBSERVATIONS: f64 = 20.0;
+
+/// The histograms that show kube-proxy's pace: from a change of an `EndpointSlice` to its rules, and one sync
+/// (`pkg/proxy/metrics/metrics.go`; the same names from 1.14 to 1.36).
+const PACE: [&str; 2] =
+    ["kubeproxy_network_programming_duration_seconds", "kubeproxy_sync_proxy_rules_duration_seconds"];
+
+/// An absent fact was not read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProxyReport {
+    /// The program that contains kube-proxy, if it is not kube-proxy itself (`k3s`, `kubelite`).
+    pub embedded_in: Option<String>,
+    pub min_sync_period: Option<Duration>,
+    /// The slowest 99th percentile of its latencies.
+    pub latency: Option<Duration>,
+    /// The latest queued update and the oldest write of both families.
+    pub last_queued: Option<Timestamp>,
+    pub last_synced: Option<Timestamp>,
+    /// Batches of rules that were rejected since its start.
+    pub failed_syncs: u64,
+    /// Feature gate `ProxyTerminatingEndpoints`, if configured.
+    pub uses_terminating: Option<bool>,
+}
+
+impl ProxyReport {
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
+        let metrics = snapshot.metrics.as_ref();
+        let config = snapshot.config.as_ref();
+        let program = snapshot.process.as_ref().and_then(|process| process.program.clone());
+        let times = metrics.map(Metrics::sync_times).unwrap_or_default();
+        let p99 = |name: &&str| {
+            let (bound, count) = metrics?.quantile(name, 0.99)?;
+            let bound = Duration::try_from_secs_f64(bound).ok()?;
+            (count >= MIN_OBSERVATIONS && bound < MAX_OBSERVED).then_some(bound)
+        };
+        let failed: f64 = metrics.iter().flat_map(|metrics| metrics.failures()).map(|(_, count)| count).sum();
+        let gate = |(name, set): &(String, bool)| (name == "ProxyTerminatingEndpoints").then_some(*set);
+        Self {
+            embedded_in: program.filter(|program| program != "kube-proxy"),
+            min_sync_period: config.and_then(|config| config.min_sync_period),
+            latency: PACE.iter().filter_map(p99).max(),
+            last_queued: times.iter().map(|times| times.last_queued).reduce(f64::max).and_then(moment),
+            last_synced: times.iter().map(|times| times.last_synced).reduce(f64::min).and_then(moment),
+            failed_syncs: Duration::try_from_secs_f64(failed).map_or(0, |count| count.as_secs()),
+            uses_terminating: config.and_then(|config| config.feature_gates.iter().find_map(gate)),
+        }
+    }
+
+    /// The grace: at least `minimum`; twice `minSyncPeriod`, because a change can wait for one period and be written in
+    /// the next (`pkg/util/async/bounded_frequency_runner.go`); and kube-proxy's own latency.
+    pub fn grace(&self, minimum: Duration) -> Duration {
+        let period = self.min_sync_period.unwrap_or_default().saturating_mul(2);
+        minimum.max(period).max(self.latency.unwrap_or_default())
+    }
+}
+
+fn moment(seconds: f64) -> Option<Timestamp> {
+    let since = Duration::try_from_secs_f64(seconds).ok()?;
+    u64::try_from(since.as_nanos()).ok().map(Timestamp::from_unix_ns)
+}
