@@ -192,6 +192,13 @@ impl SocketEnd {
         self.trouble.as_ref().map(|trouble| trouble.retransmits).unwrap_or_default()
     }
 
+    /// Whether it retransmitted only after it had closed its side.
+    pub fn retransmitted_only_its_end(&self) -> bool {
+        self.trouble
+            .as_ref()
+            .is_some_and(|it| it.retransmits.count > 0 && it.while_closing == it.retransmits.count)
+    }
+
     pub fn reset_sent(&self) -> Option<&ResetEvent> {
         self.trouble.as_ref()?.reset_sent.as_ref()
     }
@@ -217,6 +224,8 @@ pub struct EndTrouble {
     pub retransmits: Occurrences,
     /// Consecutive data retransmits whose interval about doubled: exponential backoff, which an answer ends.
     pub backoff: u32,
+    /// The retransmits after the socket had closed its side: of a FIN, and of data before it.
+    pub while_closing: u32,
     pub(super) last_gap: Duration,
     pub reset_sent: Option<ResetEvent>,
     pub reset_received: Option<ResetEvent>,

@@ -366,6 +366,8 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
                 trouble.last_gap = gap;
             }
             trouble.retransmits.hit(time);
+            let closing = matches!(state, TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck);
+            trouble.while_closing = trouble.while_closing.saturating_add(u32::from(closing));
         }
         SocketEvent::SendReset { state, reason } => {
             let reset = ResetEvent { time, state: *state, reason: reason.clone() };

@@ -162,6 +162,21 @@ impl Flow {
         if over { Outcome::Closed } else { Outcome::Established }
     }
 
+    /// Whether a flow that was handed out as silent goes on after all: none of its open sockets has retransmitted for
+    /// longer than the longest interval between two retransmits (`TCP_RTO_MAX`, 120 s), which only an answer ends. The
+    /// caller waited that long.
+    pub(super) fn has_recovered(&mut self) -> bool {
+        if self.handed != Some(Outcome::Silent) || self.outcome() != Outcome::Silent {
+            return false;
+        }
+        for end in [&mut self.client, &mut self.server] {
+            if let (None, Some(trouble)) = (end.closed, &mut end.trouble) {
+                trouble.backoff = 0;
+            }
+        }
+        self.outcome() == Outcome::Established
+    }
+
     /// The sender of the RST that broke an answered flow. A RST after both ends sent a FIN breaks nothing.
     fn reset_by(&self) -> Option<ResetBy> {
         let counts = |state: TcpState| {

@@ -440,7 +440,11 @@ impl FlowTable {
             while let Some((index, deadline)) = self.slots.head(queue)
                 && deadline <= self.clock
             {
-                self.forget(index);
+                if queue == Queue::Waiting && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
+                    self.settle(index, deadline);
+                } else {
+                    self.forget(index);
+                }
             }
         }
     }
@@ -549,9 +553,7 @@ fn is_news(before: Outcome, after: Outcome) -> bool {
     match before {
         // The end of an entry adds little to a quiet flow, and nothing that changes the earlier verdict.
         Outcome::Pending => !matches!(after, Outcome::Pending | Outcome::Closed | Outcome::Abandoned),
-        Outcome::Stalled | Outcome::Dropped | Outcome::Silent => {
-            before != after && !(matches!(before, Outcome::Silent) && after == Outcome::Closed)
-        }
+        Outcome::Stalled | Outcome::Dropped | Outcome::Silent => before != after,
         Outcome::Established => !after.is_success(),
         _ => false,
     }
