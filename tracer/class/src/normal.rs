@@ -27,7 +27,7 @@ pub(super) const N3: Entry = Entry::normal("same packet before and after NAT")
     .lab(&["n3-one-record-per-connection"]);
 pub(super) const N4: Entry = Entry::normal("client aborted").seen(Trace).lab(&["n4-reset-by-client"]);
 pub(super) const N5: Entry = Entry::normal("idle timeout").seen(Trace).no_scenario(
-    "keepalive has to give up, which takes minutes; tests/it/verdict_resets.rs gives the kernel's reason",
+    "keepalive has to give up, or an entry to time out, which takes minutes; tests/it/verdict_resets.rs and tests/it/verdict_ordinary.rs build both",
 );
 pub(super) const N6: Entry =
     not_reported("port reused", "the new connection is a flow of its own, with its own verdict");
@@ -64,8 +64,9 @@ pub(super) const N15: Entry = Entry::normal("kube-proxy draining")
         "the lab has no autoscaler that removes a node; tests/it/check_faults.rs changes a \
          captured health answer",
     );
-pub(super) const N16: Entry =
-    not_reported("background noise", "drops that concern no Service are not reported");
+pub(super) const N16: Entry = Entry::normal("background noise")
+    .seen(Trace)
+    .no_scenario("the lab's connections leave no late segments; tests/it/verdict_ordinary.rs builds one");
 pub(super) const N17: Entry = Entry::normal("losing attempt of a racing client").seen(Trace).no_scenario(
     "the lab's clients have one address for a name; tests/it/verdict_resets.rs resets within the moment",
 );

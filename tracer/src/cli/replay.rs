@@ -41,7 +41,7 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
             Step::Ended(ended) => end = Some(ended),
         }
     }
-    if end.is_none() {
+    if end.is_none() || player.pipeline().wants_node() {
         let judgements = player.cut_off();
         show.show(&mut report, judgements, player.pipeline(), player.now())?;
     }

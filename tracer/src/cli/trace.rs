@@ -38,10 +38,10 @@ use crate::{
         tracer::Tracer,
     },
     net::Netns,
-    node::Request,
+    node::{Presence, Request},
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
-    session::{Ending, Judgements, Pipeline, Settings},
+    session::{Ending, Grace, Judgements, Pipeline, Settings},
     sighting::{Hook, ListedEntry},
     time::Timestamp,
 };
@@ -165,11 +165,13 @@ impl<'a> Trace<'a> {
     ) -> anyhow::Result<Self> {
         let gaps = kernel.degradations();
         let kernel_release = kernel.release().to_owned();
-        let node_netns = match kernel.in_init_netns() {
-            // Outside the node's network namespace, the namespace of a decision does not identify kube-proxy's.
-            Some(false) => None,
-            Some(true) | None => own_netns(),
-        };
+        let mut node = NodePoller::default();
+        let own_node = kernel.in_init_netns() != Some(false);
+        let request = if own_node { Request::State } else { Request::Rules };
+        let (snapshot, asked) = node.read(request).await;
+        // A Pod's namespace does not identify kube-proxy's. A node that is itself a container (kind) has rules in its own.
+        let has_rules = snapshot.proxy_rules.any() == Presence::Present;
+        let node_netns = if own_node || has_rules { own_netns() } else { None };
         let (mut plan, layout) = kernel.into_plan()?;
         options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
@@ -178,12 +180,10 @@ impl<'a> Trace<'a> {
             node_netns,
             missing_hooks: Vec::new(),
             drop_reasons: layout.drop_reasons().next().is_some(),
-            grace: options.grace,
+            grace: Grace::of(options.grace),
             detail: detail(options.view, options.target.as_ref()),
         };
         let mut pipeline = Recorded::new(Pipeline::new(settings, cluster));
-        let mut node = NodePoller::default();
-        let (snapshot, asked) = node.read(Request::State).await;
         pipeline.node_read(snapshot, asked, now());
         Ok(Self {
             options,
@@ -302,7 +302,8 @@ impl<'a> Trace<'a> {
             target: self.options.target.as_ref().map(ToString::to_string),
             started: self.started,
             clock_offset_ns,
-            grace_ns: u64::try_from(settings.grace.as_nanos()).unwrap_or(u64::MAX),
+            grace_ns: u64::try_from(settings.grace.minimum().as_nanos()).unwrap_or(u64::MAX),
+            grace_follows_node: matches!(settings.grace, Grace::AtLeast(_)),
             limits: settings.limits,
             hooks: hooks.collect(),
             offsets: self.layout.offsets().map(|(name, offset)| (name.to_owned(), offset)).collect(),

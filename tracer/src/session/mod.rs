@@ -4,9 +4,11 @@
 //! the node's state, and judged. Does no I/O and reads no clock; the caller reads the node when
 //! [`Pipeline::wants_node`] returns true.
 
+mod grace;
 mod healthy_folds;
 mod latency;
 mod summary;
+mod undecided;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,7 +27,9 @@ use crate::{
     verdict::{Verdict, VerdictKey},
 };
 use healthy_folds::HealthyFolds;
+use undecided::Undecided;
 
+pub use grace::Grace;
 pub(crate) use healthy_folds::Folded;
 pub use latency::Latency;
 pub(crate) use summary::Cause;
@@ -57,7 +61,7 @@ pub struct Settings {
     pub missing_hooks: Vec<Hook>,
     /// The kernel gives a reason for drops (since 5.17).
     pub drop_reasons: bool,
-    pub grace: Duration,
+    pub grace: Grace,
     pub detail: Detail,
 }
 
@@ -90,6 +94,9 @@ pub struct Pipeline {
     node_read_began: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
+    undecided: Undecided,
+    /// The grace on this node.
+    grace: Duration,
     /// By the flow's number, so that the oldest is judged first if there are too many.
     before: BTreeMap<u64, Arc<VerdictKey>>,
     healthy: HealthyFolds,
@@ -100,12 +107,14 @@ impl Pipeline {
     pub fn new(settings: Settings, cluster: Cluster) -> Self {
         Self {
             flows: FlowTable::new(settings.limits),
+            grace: settings.grace.minimum(),
             settings,
             cluster,
             node: Arc::default(),
             node_read_began: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
+            undecided: Undecided::default(),
             before: BTreeMap::new(),
             healthy: HealthyFolds::default(),
             lost: 0,
@@ -165,8 +174,7 @@ impl Pipeline {
                 membership => membership.unusable_since(),
             };
             // An entry whose sender has stopped only waits for its timeout.
-            let is_used =
-                |since: Timestamp| entry.last_packet > Some(since.saturating_add(self.settings.grace));
+            let is_used = |since: Timestamp| entry.last_packet > Some(since.saturating_add(self.grace));
             gone_since.is_some_and(is_used)
         };
         entries.iter().filter(gone).copied().collect()
@@ -207,7 +215,10 @@ impl Pipeline {
     pub fn finish(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         self.flows.finish(now);
-        let judged = self.judge_settled(now);
+        let mut judged = self.judge_settled(now);
+        while let Some(flow) = self.undecided.pop() {
+            self.judge_or_wait(flow, now, &mut judged);
+        }
         self.collect(judged)
     }
 
@@ -218,7 +229,7 @@ impl Pipeline {
 
     /// When [`Self::advance`] has work again without a new sighting.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        self.flows.next_deadline()
+        self.flows.next_deadline().into_iter().chain(self.undecided.next_deadline()).min()
     }
 
     /// Whether flows wait for a read of the node.
@@ -228,6 +239,7 @@ impl Pipeline {
 
     /// Takes a snapshot whose reading began at `began`, and judges the flows that waited for it.
     pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) -> Judgements {
+        self.grace = self.settings.grace.on(&snapshot);
         self.node = snapshot;
         self.node_read_began = Some(began);
         self.healthy.clear();
@@ -249,19 +261,36 @@ impl Pipeline {
                 continue;
             }
             self.note(&flow, now);
-            let fresh = self.node_read_began.is_some_and(|began| began >= flow.first_seen);
-            if fresh || !self.depends_on_node(&flow) {
-                judged.extend(self.judge_flow(&flow, now));
+            if let Some(until) = diagnosis::waits_for_cluster(&flow, &self.context(now)) {
+                if self.undecided.len() >= self.bounded(MAX_WAITING)
+                    && let Some(oldest) = self.undecided.pop()
+                {
+                    self.judge_or_wait(oldest, now, &mut judged);
+                }
+                self.undecided.push(until, flow);
                 continue;
             }
-            if self.waiting.len() >= self.bounded(MAX_WAITING)
-                && let Some(oldest) = self.waiting.pop_front()
-            {
-                judged.extend(self.judge_flow(&oldest, now));
-            }
-            self.waiting.push_back(flow);
+            self.judge_or_wait(flow, now, &mut judged);
+        }
+        while let Some(flow) = self.undecided.pop_due(now) {
+            self.judge_or_wait(flow, now, &mut judged);
         }
         judged
+    }
+
+    /// Judges the flow, unless it waits for a read of the node.
+    fn judge_or_wait(&mut self, flow: Flow, now: Timestamp, judged: &mut Vec<Judged>) {
+        let fresh = self.node_read_began.is_some_and(|began| began >= flow.first_seen);
+        if fresh || !self.depends_on_node(&flow, now) {
+            judged.extend(self.judge_flow(&flow, now));
+            return;
+        }
+        if self.waiting.len() >= self.bounded(MAX_WAITING)
+            && let Some(oldest) = self.waiting.pop_front()
+        {
+            judged.extend(self.judge_flow(&oldest, now));
+        }
+        self.waiting.push_back(flow);
     }
 
     /// Counts the flow if it shares the verdict of an earlier healthy one.
@@ -283,18 +312,14 @@ impl Pipeline {
     }
 
     /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
-    /// found the conntrack table full; or for one whose endpoint no slice lists, while rules of another writer may have
-    /// chosen it.
-    fn depends_on_node(&self, flow: &Flow) -> bool {
-        let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
-        let address = || self.cluster.history.address(dst, protocol, at);
-        if let Some(endpoint) = flow.endpoint(self.settings.node_netns) {
-            return self.node.may_have_leftovers(dst.ip())
-                && matches!(address(), Address::Vip(vip) if matches!(
-                    self.cluster.history.membership(&vip, endpoint, at),
-                    Membership::Left { .. } | Membership::NeverSeen { .. }
-                ));
+    /// found the conntrack table full; or for one whose endpoint no slice lists.
+    fn depends_on_node(&self, flow: &Flow, now: Timestamp) -> bool {
+        let ctx = self.context(now);
+        if flow.endpoint(self.settings.node_netns).is_some() {
+            // kube-proxy's figures show the cause of stale rules, and rules of another writer may have chosen it.
+            return diagnosis::is_endpoint_wrong(flow, &ctx);
         }
+        let address = || ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen);
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
         !refused && !flow.outcome().is_success() && address() != Address::Other
     }
@@ -350,7 +375,8 @@ impl Pipeline {
             missing_hooks: &self.settings.missing_hooks,
             drop_reasons: self.settings.drop_reasons,
             translations: &self.translations,
-            grace: self.settings.grace,
+            grace: self.grace,
+            now,
             metadata_age: self.cluster.metadata_age(now),
         }
     }

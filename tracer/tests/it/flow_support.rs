@@ -430,6 +430,9 @@ pub(crate) struct World {
     pub(crate) drop_reasons: bool,
     pub(crate) translations: Translations,
     pub(crate) metadata_age: Option<f64>,
+    /// The time of the judgement.
+    pub(crate) now: Timestamp,
+    pub(crate) node_netns: Option<Netns>,
 }
 
 pub(crate) const VIP: &str = "10.96.0.10:80";
@@ -450,6 +453,8 @@ impl World {
             drop_reasons: true,
             translations: Translations::new(),
             metadata_age: Some(0.5),
+            now: at(86_400_000),
+            node_netns: Some(NODE),
         }
     }
 
@@ -473,11 +478,12 @@ impl World {
             cluster,
             node,
             node_name: Some("worker-1"),
-            node_netns: Some(NODE),
+            node_netns: self.node_netns,
             missing_hooks: &self.missing,
             drop_reasons: self.drop_reasons,
             translations: &self.translations,
             grace: Duration::from_secs(5),
+            now: self.now,
             metadata_age: self.metadata_age,
         }
     }

@@ -40,5 +40,6 @@ mod verdict_confounders;
 mod verdict_history;
 mod verdict_ipvs;
 mod verdict_kinds;
+mod verdict_ordinary;
 mod verdict_resets;
 mod wording;

@@ -14,7 +14,7 @@ use viptrace::{
     },
 };
 
-use crate::flow_support::{EP, addr};
+use crate::flow_support::{EP, addr, at};
 
 /// The content of the lists of rules.
 #[derive(Clone, Debug)]
@@ -37,6 +37,14 @@ pub(crate) enum Rules {
 pub(crate) struct Node {
     pub(crate) mode: Option<ProxyMode>,
     pub(crate) running: Option<bool>,
+    /// The process that contains kube-proxy, if it runs.
+    pub(crate) program: &'static str,
+    pub(crate) version: &'static str,
+    /// kube-proxy's configuration and metrics; empty if they were not read.
+    pub(crate) config: &'static str,
+    pub(crate) metrics: &'static str,
+    /// When it was read, in milliseconds of the test's day.
+    pub(crate) read_ms: Option<u64>,
     /// An interface of another dataplane.
     pub(crate) interface: Option<&'static str>,
     pub(crate) rules: Rules,
@@ -58,6 +66,11 @@ impl Node {
         Self {
             mode: Some(ProxyMode::Iptables),
             running: Some(true),
+            program: "kube-proxy",
+            version: "v1.33.1",
+            config: "",
+            metrics: "",
+            read_ms: None,
             interface: None,
             rules: Rules::Vip(RuleEffect::Forwards),
             own: vec![addr("10.244.1.1:0").ip(), addr("192.168.1.2:0").ip()],
@@ -69,11 +82,11 @@ impl Node {
     /// The node as it is read if its rules concern this Service.
     pub(crate) fn snapshot(&self, service: &Service) -> Snapshot {
         let vips = vips(service);
-        let mut capture = Capture::default();
+        let mut capture = Capture { taken: self.read_ms.map(at), ..Capture::default() };
         let mut put = |kind: Kind, text: String| capture.put(kind, kind.file_name(), text);
         // kube-proxy's own words are in its log: a port that answers would say that it runs.
         let mut log =
-            "I1120 23:25:04.911600 1 server.go:1] \"Version info\" version=\"v1.33.1\"\n".to_owned();
+            format!("I1120 23:25:04.911600 1 server.go:1] \"Version info\" version=\"{}\"\n", self.version);
         if let Some(mode) = self.mode {
             writeln!(log, "I1120 23:25:04.911600 1 server.go:1] \"Using {mode} Proxier\"").unwrap();
         }
@@ -81,11 +94,16 @@ impl Node {
         put(
             Kind::Process,
             match self.running {
-                Some(true) => "{\"complete\": true, \"program\": \"kube-proxy\"}".to_owned(),
+                Some(true) => format!("{{\"complete\": true, \"program\": \"{}\"}}", self.program),
                 Some(false) => "{\"complete\": true}".to_owned(),
                 None => "{\"complete\": false}".to_owned(),
             },
         );
+        for (kind, text) in [(Kind::ProxyConfig, self.config), (Kind::ProxyMetrics, self.metrics)] {
+            if !text.is_empty() {
+                put(kind, text.to_owned());
+            }
+        }
         if let Some(name) = self.interface {
             put(Kind::Interfaces, format!("[{{\"ifname\": \"{name}\"}}]"));
         }

@@ -4,7 +4,7 @@
 use std::{
     io::{self, Write},
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use crate::{
@@ -20,7 +20,7 @@ use viptrace::{
     },
     flow::Limits,
     report::{Output, Printer, Report, Verbosity, View},
-    session::{Detail, Ending, Judgements, Latency, Pipeline, Settings, Summary},
+    session::{Detail, Ending, Grace, Judgements, Latency, Pipeline, Settings, Summary},
     sighting::{Sighting, Status as CtStatus, TcpState},
 };
 
@@ -109,7 +109,7 @@ impl Trace {
             node_netns: Some(NODE),
             missing_hooks: vec![],
             drop_reasons: true,
-            grace: Duration::from_secs(5),
+            grace: Grace::default(),
             detail,
         };
         let reports = [Output::Table, Output::Wide].map(|output| {
@@ -162,6 +162,8 @@ impl Trace {
 
     fn story(&mut self, end_ms: u64) -> Story {
         let judgements = self.pipeline.finish(at(end_ms));
+        self.take(&judgements);
+        let judgements = self.pipeline.node_read(Arc::default(), at(end_ms), at(end_ms));
         self.take(&judgements);
         let [table, wide] = self.reports.each_mut().map(|(report, text)| {
             report.finish(&Summary::default(), &Ending::default()).unwrap();

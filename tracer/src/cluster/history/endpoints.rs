@@ -250,6 +250,13 @@ impl History {
         all
     }
 
+    /// Whether an endpoint on `node` is ready at `at`.
+    pub(crate) fn has_local_ready(&self, vip: &Vip<'_>, node: Option<&str>, at: Timestamp) -> bool {
+        let Some((Vip { service, port, .. }, node)) = self.vip_at(vip, at).zip(node) else { return false };
+        let usable = self.usable_endpoints(&service.key, port, vip.family(), Some(node), at);
+        usable.iter().any(|endpoint| endpoint.conditions.ready)
+    }
+
     /// The time of the last change of this Service's slices, up to `at`.
     pub fn endpoints_changed(&self, service: &Key, at: Timestamp) -> Option<Timestamp> {
         let keys = self.slices_of_service.get(service)?.iter();

@@ -65,12 +65,5 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
             ),
         );
     }
-    if !member.conditions.ready {
-        finding = finding.against(
-            EvidenceType::Api,
-            None,
-            "the endpoint is terminating: its application may be shutting down",
-        );
-    }
     Some(finding)
 }

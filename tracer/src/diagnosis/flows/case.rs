@@ -6,9 +6,10 @@ use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
 use super::{Context, Finding};
 use crate::{
-    cluster::{EndpointState, Membership, Usable, Via, Vip},
+    cluster::{EndpointState, Kind, Membership, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
-    node::{ProxyMode, RuleEffect},
+    net::Netns,
+    node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
     text::count,
     time::Timestamp,
@@ -27,21 +28,20 @@ pub(super) struct Case<'a> {
     pub(super) endpoint: Option<SocketAddr>,
     /// The state of the endpoint when it was chosen.
     pub(super) membership: Option<Membership>,
+    /// The API listed the endpoint only after it was chosen: kube-proxy received the change before viptrace did.
+    pub(super) is_ahead: bool,
     usable: OnceCell<Option<Usable>>,
 }
 
 impl<'a> Case<'a> {
     pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>) -> Self {
-        let decision = flow.decision(ctx.node_netns);
-        // If no entry was confirmed, NAT decided separately for each retransmit: the first attempt counts.
-        let chosen = flow.chosen_by_ipvs(ctx.node_netns);
-        let decided = decision
-            .filter(|decision| decision.confirmed.is_some())
-            .map(|decision| decision.time)
-            .or_else(|| chosen.map(|chosen| chosen.time))
-            .unwrap_or(flow.first_seen);
-        let endpoint = flow.endpoint(ctx.node_netns);
-        let membership = endpoint.map(|endpoint| ctx.cluster.membership(&vip, endpoint, decided));
+        let decision = decision(flow, ctx);
+        let decided = decided(flow, ctx);
+        let endpoint = endpoint(flow, ctx);
+        let (membership, is_ahead) = match endpoint.map(|endpoint| membership(ctx, &vip, endpoint, decided)) {
+            Some((membership, is_ahead)) => (Some(membership), is_ahead),
+            None => (None, false),
+        };
         Self {
             flow,
             ctx,
@@ -51,6 +51,7 @@ impl<'a> Case<'a> {
             decided,
             endpoint,
             membership,
+            is_ahead,
             usable: OnceCell::new(),
         }
     }
@@ -58,7 +59,32 @@ impl<'a> Case<'a> {
     /// The endpoints that kube-proxy should have chosen from; `None` if they are unknown. Queried only when a rule
     /// needs it: it is the most expensive query, and a healthy flow needs it only if its endpoint is not ready.
     pub(super) fn usable(&self) -> Option<Usable> {
-        *self.usable.get_or_init(|| self.ctx.cluster.usable(&self.vip, self.ctx.node_name, self.decided))
+        *self.usable.get_or_init(|| {
+            let usable = self.ctx.cluster.usable(&self.vip, self.ctx.node_name, self.decided)?;
+            if !usable.terminating || self.uses_terminating() {
+                return Some(usable);
+            }
+            let local = usable.local.map(|_| 0);
+            Some(Usable { count: 0, local, terminating: false, ..usable })
+        })
+    }
+
+    /// Whether this kube-proxy sends to terminating endpoints that serve while no other is ready: the feature gate
+    /// `ProxyTerminatingEndpoints`, alpha and off in 1.22, on by default since 1.26, locked since 1.28
+    /// (`pkg/features/kube_features.go`). An unknown version counts as a current one.
+    pub(super) fn uses_terminating(&self) -> bool {
+        let node = self.ctx.node;
+        let old = node.version.as_deref().and_then(release).is_some_and(|release| release < (1, 26));
+        node.report.uses_terminating.unwrap_or(!old)
+    }
+
+    /// Since when a ready endpoint exists that kube-proxy must prefer to a terminating one; `None` if there is none. Under
+    /// a Local policy only the node's own count.
+    pub(super) fn ready_since(&self) -> Option<Timestamp> {
+        let usable = self.usable().filter(|usable| usable.count > 0 && !usable.terminating)?;
+        let here = !self.vip.is_local()
+            || self.ctx.cluster.has_local_ready(&self.vip, self.ctx.node_name, self.decided);
+        here.then_some(usable.since)
     }
 
     /// The last known event of the flow.
@@ -86,6 +112,36 @@ impl<'a> Case<'a> {
                 && self.usable().is_some_and(|usable| usable.local == Some(0));
             is_due.then_some(nameless)
         })
+    }
+
+    /// Whether the flow belongs to another cluster on this machine (kind): its client is in no Pod and no Node of this
+    /// cluster, and no namespace of this node's rules saw it, or no slice lists its endpoint if that namespace is unknown.
+    pub(super) fn is_of_another_cluster(&self) -> bool {
+        let (cluster, flow, at) = (self.ctx.cluster, self.flow, self.flow.first_seen);
+        let client = flow.orig.src.ip();
+        let elsewhere = match self.ctx.node_netns {
+            Some(node) => {
+                let here = |netns| netns == node || netns == Netns::default();
+                !flow.decisions.is_empty() && flow.decisions.iter().all(|decision| !here(decision.netns))
+            }
+            None => matches!(self.membership, Some(Membership::NeverSeen { .. })),
+        };
+        let is_known = || {
+            cluster.pod_by_ip(client, at).is_some()
+                || cluster.node_by_ip(client, at).is_some()
+                || self.ctx.node.is_own_address(client) == Some(true)
+        };
+        elsewhere && cluster.knows(Kind::Pod) && cluster.knows(Kind::Node) && !is_known()
+    }
+
+    /// Whether the client is on this node, so that its socket is observed; `None` if unknown.
+    pub(super) fn is_client_here(&self) -> Option<bool> {
+        let client = self.flow.orig.src.ip();
+        if self.flow.client.is_seen() || self.ctx.node.is_own_address(client) == Some(true) {
+            return Some(true);
+        }
+        let pod = self.ctx.cluster.pod_by_ip(client, self.flow.first_seen)?;
+        Some(pod.node.as_deref()? == self.ctx.node_name?)
     }
 
     /// The packet passed the node's NAT rules and no endpoint was chosen. In ipvs mode this is certain only after the
@@ -116,6 +172,20 @@ impl<'a> Case<'a> {
         let own = self.ctx.node.is_own_address(ip);
         let own = own.or_else(|| Some(node? == self.ctx.node_name?));
         (own == Some(false)).then(|| node.map_or_else(|| ip.to_string(), str::to_owned))
+    }
+
+    /// Another dataplane that may serve Services here instead of kube-proxy, whose rules may be leftovers. A program that
+    /// can contain kube-proxy (k3s, RKE2, `MicroK8s`) does not prove that it runs it.
+    pub(super) fn other_dataplane(&self) -> Option<Dataplane> {
+        let node = self.ctx.node;
+        let embedded = node.report.embedded_in.is_some();
+        let by_kube_proxy = match (node.running, node.proxy_rules.any()) {
+            (Some(true), _) if !embedded => true,
+            // The rules of a kube-proxy that ended go on translating; leftovers under another dataplane meet no packet.
+            (Some(false), _) => self.ctx.translations.translated_lately(self.decided),
+            (_, rules) => rules == Presence::Present,
+        };
+        node.other_dataplane.filter(|_| !by_kube_proxy)
     }
 
     pub(super) fn has_hook(&self, hook: Hook) -> bool {
@@ -175,6 +245,57 @@ impl<'a> Case<'a> {
     pub(super) fn age(&self, since: Timestamp) -> Duration {
         self.decided.since(since)
     }
+}
+
+/// Major and minor number of a release: `v1.25.3` and `v1.25.3+k3s1` are (1, 25).
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.trim().trim_start_matches('v').split('.');
+    let release = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    parts.next().filter(|_| release.0 > 0).map(|_| release)
+}
+
+/// The decision in the namespace of kube-proxy's rules. If that namespace is unknown, a redirection to the loopback
+/// address is a sidecar's, in its Pod.
+pub(super) fn decision<'f>(flow: &'f Flow, ctx: &Context<'_>) -> Option<&'f Decision> {
+    let is_sidecars = |decision: &&Decision| {
+        ctx.node_netns.is_none() && decision.endpoint().is_some_and(|endpoint| endpoint.ip().is_loopback())
+    };
+    flow.decision(ctx.node_netns).filter(|decision| !is_sidecars(decision))
+}
+
+/// The endpoint of that decision, or of IPVS's.
+pub(super) fn endpoint(flow: &Flow, ctx: &Context<'_>) -> Option<SocketAddr> {
+    let decided = decision(flow, ctx).and_then(Decision::endpoint);
+    decided.or_else(|| flow.chosen_by_ipvs(ctx.node_netns).map(|chosen| chosen.destination))
+}
+
+/// The time of the NAT decision, or of the first sighting.
+pub(super) fn decided(flow: &Flow, ctx: &Context<'_>) -> Timestamp {
+    // If no entry was confirmed, NAT decided separately for each retransmit: the first attempt counts.
+    decision(flow, ctx)
+        .filter(|decision| decision.confirmed.is_some())
+        .map(|decision| decision.time)
+        .or_else(|| flow.chosen_by_ipvs(ctx.node_netns).map(|chosen| chosen.time))
+        .unwrap_or(flow.first_seen)
+}
+
+/// The state of the endpoint when it was chosen, and whether viptrace learned it later than kube-proxy: a state in which
+/// the endpoint may serve that the API reported within the grace after the choice was kube-proxy's state already.
+pub(super) fn membership(
+    ctx: &Context<'_>,
+    vip: &Vip<'_>,
+    endpoint: SocketAddr,
+    decided: Timestamp,
+) -> (Membership, bool) {
+    let then = ctx.cluster.membership(vip, endpoint, decided);
+    let may_be_wrong = matches!(then, Membership::NeverSeen { .. }) || then.unusable_since().is_some();
+    if may_be_wrong {
+        let soon = ctx.cluster.membership(vip, endpoint, decided.saturating_add(ctx.grace));
+        if soon.member().is_some_and(|member| member.conditions.may_serve()) {
+            return (soon, true);
+        }
+    }
+    (then, false)
 }
 
 impl Finding {

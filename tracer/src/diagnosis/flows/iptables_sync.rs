@@ -84,10 +84,12 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         );
         return Some(lag(case, &what));
     }
-    if let Some(dataplane) = node.served_elsewhere() {
+    if let Some(dataplane) = case.other_dataplane() {
         return Some(out_of_scope(case, dataplane));
     }
-    let elsewhere = case.ctx.translations.other_services_untranslated(case.vip.addr, case.decided);
+    // Several Services without a rule while kube-proxy runs and its rules stand: each lacks its own rule (C4, C5).
+    let works = running == Some(true) && rules == Presence::Present;
+    let elsewhere = !works && case.ctx.translations.other_services_untranslated(case.vip.addr, case.decided);
     if running == Some(false) || rules == Presence::Absent || elsewhere {
         return Some(lowered(case, no_proxy(case, usable, rule, elsewhere)));
     }

@@ -59,6 +59,8 @@ pub struct Context<'a> {
     pub translations: &'a Translations,
     /// The grace: the time that kube-proxy may take to write a change.
     pub grace: Duration,
+    /// The time of the judgement: the metadata up to it is known, as far as it has arrived.
+    pub now: Timestamp,
     /// Seconds since the API server last sent data; `None` without metadata.
     pub metadata_age: Option<f64>,
 }
@@ -91,20 +93,23 @@ const fn rule(judge: fn(&Case<'_>) -> Option<Finding>, gives: &'static [Class]) 
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 30] = [
+const RULES: [FlowRule; 33] = [
     rule(conntrack::table_full, &[Class::C16]),
     rule(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule(stale_endpoints::stale_entry, &[Class::C8]),
     rule(resets::after_invalid, &[Class::C18]),
+    rule(resets::stray, &[Class::N16]),
     rule(resets::midstream, &[Class::C19]),
+    rule(resets::entry_gone, &[Class::N5, Class::C19]),
     // Names the setting behind the effect that the next rule observes.
     rule(ipvs::reply_elsewhere, &[Class::C21]),
     rule(resets::answered_directly, &[Class::C31]),
+    // Another node's rules on this machine (kind) refuse in their own namespace, as the next rule's firewalls do.
+    rule(no_endpoints::refused, &[Class::C20]),
     rule(network_policy::prohibited, &[Class::C30]),
     rule(service_config::other_proxy, &[Class::C5d]),
     rule(service_config::source_ranges, &[Class::C23]),
     rule(ipvs::no_destination, &[Class::C12, Class::C21, Class::C22, Class::C5]),
-    rule(no_endpoints::refused, &[Class::C20]),
     rule(iptables_sync::refused, &[Class::C4, Class::C5]),
     rule(service_config::no_local_endpoint, &[Class::C21, Class::C22]),
     rule(ipvs::not_scheduled, &[Class::C12]),
@@ -116,6 +121,7 @@ const RULES: [FlowRule; 30] = [
     rule(no_endpoints::unanswered, &[Class::C20]),
     rule(service_config::node_port_not_here, &[Class::C26]),
     rule(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::Unknown]),
+    rule(stale_endpoints::departing, &[Class::C5]),
     rule(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
     rule(backend_refused::refused, &[Class::C28]),
     rule(resets::dropped_as_invalid, &[Class::C18b]),
@@ -188,15 +194,42 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
         }
     };
     let case = Case::new(flow, ctx, vip);
+    if case.is_of_another_cluster() {
+        return None;
+    }
     let finding = RULES.iter().find_map(|rule| rule.apply(&case)).unwrap_or_else(|| unexplained(&case));
     let finding = service_config::with_hints(&case, finding);
     let lasts = finding.class == Class::Ok
         && finding.against.is_empty()
         && case.endpoint.is_some()
+        && !case.is_ahead
         && (case.is_ready() || case.membership == Some(Membership::Unknown))
         && is_plain(flow);
     let lasting = lasts.then(|| Lasting { service: vip.service.key.clone(), via: vip.via });
     Some(Judgement { verdict: record::of(&case, finding), lasting })
+}
+
+/// Until when the verdict must wait for the cluster's metadata; `None` if it need not, or if that time has passed.
+///
+/// kube-proxy and viptrace watch the API server independently, and either can be ahead: an endpoint that no slice lists
+/// yet may have been added, and one that left may have returned. An endpoint counts as wrong only if the metadata does
+/// not list it within the grace after it was chosen.
+pub fn waits_for_cluster(flow: &Flow, ctx: &Context<'_>) -> Option<Timestamp> {
+    let until = case::decided(flow, ctx).saturating_add(ctx.grace);
+    (ctx.now < until && is_endpoint_wrong(flow, ctx)).then_some(until)
+}
+
+/// Whether kube-proxy should not have chosen the flow's endpoint, for longer than the grace.
+pub fn is_endpoint_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
+    let Some(endpoint) = case::endpoint(flow, ctx) else { return false };
+    let decided = case::decided(flow, ctx);
+    let Address::Vip(vip) = ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) else {
+        return false;
+    };
+    match case::membership(ctx, &vip, endpoint, decided).0 {
+        Membership::NeverSeen { .. } => true,
+        other => other.unusable_since().is_some_and(|since| since.saturating_add(ctx.grace) < decided),
+    }
 }
 
 /// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.

@@ -12,7 +12,7 @@ use crate::{
 /// For: the rejection, before any endpoint was chosen; no usable endpoint in the API at that moment.
 /// Against: nothing, if both were observed. If the Service was scaled to zero on purpose, this is N19.
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
-    let refusal = case.trouble()?.refusal?;
+    let refusal = case.trouble()?.refusal.filter(|refusal| is_of_kube_proxy(refusal.kind, case))?;
     if refusal.stage != Stage::Before
         || case.endpoint.is_some()
         || case.has_usable() != Some(false)
@@ -26,6 +26,17 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         Confidence::Medium
     };
     Some(finding(case, confidence))
+}
+
+/// Whether kube-proxy's rules can have refused like this: `REJECT` with its default, port unreachable
+/// (`pkg/proxy/iptables/proxier.go`), `reject` of nftables, or IPVS. Forged RSTs come from another writer, or from a
+/// rule of kube-proxy that a user changed.
+fn is_of_kube_proxy(kind: RefusalKind, case: &Case<'_>) -> bool {
+    let port_unreachable = if case.flow.orig.dst.is_ipv4() { 3 } else { 4 };
+    match kind {
+        RefusalKind::Unreachable { code } => code.is_none_or(|code| code == port_unreachable),
+        RefusalKind::Reset | RefusalKind::NoDestination => true,
+    }
 }
 
 /// Without an observed rejection: the address was not translated and the connection failed.

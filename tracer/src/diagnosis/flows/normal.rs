@@ -191,7 +191,9 @@ fn healthy(case: &Case<'_>) -> Finding {
     finding
 }
 
-/// The kernel's name for a connection given up because keepalive probes were not answered (since 6.10).
+/// The kernel's name for a connection given up because keepalive probes were not answered: since 6.12 (commit
+/// 0a399892a596, "tcp: rstreason: introduce `SK_RST_REASON_TCP_KEEPALIVE_TIMEOUT` for active reset"). Older kernels give
+/// no reason for a RST that a socket sends of its own: the flow is N4.
 const KEEPALIVE: &str = "TCP_KEEPALIVE_TIMEOUT";
 
 /// The end that gave up an idle connection.
@@ -247,9 +249,16 @@ fn losing_attempt(case: &Case<'_>) -> Finding {
 fn client_abort(case: &Case<'_>, what: &str) -> Finding {
     let reason = case.flow.client.reset_sent().and_then(|reset| reset.reason.as_deref());
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-    Finding::new(Class::N4, format!("{what}{reason}")).confidence(if case.outcome == Outcome::Abandoned {
-        Confidence::Low
+    let finding = Finding::new(Class::N4, format!("{what}{reason}"));
+    let nameless = reason.is_empty() && case.flow.client.reset_sent().is_some();
+    let finding = if nameless {
+        finding
+            .unobserved(
+                "the reason of the RST, which kernels give since 6.12: keepalive may have given up (N5)",
+            )
+            .related(&[Class::N5])
     } else {
-        Confidence::High
-    })
+        finding
+    };
+    finding.confidence(if case.outcome == Outcome::Abandoned { Confidence::Low } else { Confidence::High })
 }

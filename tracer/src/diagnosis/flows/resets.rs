@@ -126,6 +126,89 @@ fn recreated(case: &Case<'_>) -> Option<Recreated> {
     Some(Recreated { at: case.decided, chosen: decision.endpoint()?, before })
 }
 
+/// N16: a segment after its connection.
+/// Mechanism: a late segment or retransmit of a connection that has ended finds no entry and creates one
+/// (`nf_conntrack_tcp_loose`). The endpoint that NAT then chooses resets it, and no socket receives the RST.
+/// For: an entry for a segment without SYN, and a client on this node without an open socket.
+/// Against: the client's socket was not observed because the hook on received RSTs is missing.
+pub(super) fn stray(case: &Case<'_>) -> Option<Finding> {
+    let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
+    let watched = case.has_hook(Hook::TcpReceiveReset) && case.has_hook(Hook::SockState);
+    if case.flow.client.is_seen() || case.flow.server.is_seen() || !watched || case.flow.lost > 0 {
+        return None;
+    }
+    (case.is_client_here() == Some(true)).then(|| {
+        Finding::new(
+            Class::N16,
+            format!(
+                "a late segment of an ended connection to {} passed: no socket of the client had it",
+                case.name()
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .kernel(
+            Some(decision.time),
+            "the entry was created for a segment without SYN, and no socket event followed",
+        )
+        .related(&[Class::C19])
+    })
+}
+
+/// N5, or C19 if the connection still had data to send.
+/// Mechanism: the entry of an idle connection times out or is deleted. A FIN finds no entry and cannot create one
+/// (`tcp_conntracks` of `nf_conntrack_proto_tcp.c`: FIN in state NONE is invalid), so it is not translated: the close is
+/// retransmitted until the socket gives up, after the application has finished. Data creates an entry only with
+/// `nf_conntrack_tcp_loose=1`.
+/// For: the end of the entry, and retransmits only after it.
+/// Against: nothing here; an endpoint that ended at the same time would look the same.
+pub(super) fn entry_gone(case: &Case<'_>) -> Option<Finding> {
+    let ended = case.flow.deleted?;
+    if case.outcome != Outcome::Silent || case.trouble().is_some_and(|trouble| trouble.picked_up.is_some()) {
+        return None;
+    }
+    let ends = [("client", &case.flow.client), ("endpoint", &case.flow.server)];
+    let mut retransmitting = ends.into_iter().filter(|(_, end)| end.retransmits().is_seen());
+    let (who, end) = retransmitting.next()?;
+    let first = end.retransmits().first;
+    if retransmitting.next().is_some() || first <= ended.time {
+        return None;
+    }
+    let ago = length(first.since(ended.time));
+    let how = match ended.deleted_by {
+        Some(port) => format!("was deleted through netlink (port {port})"),
+        None => "timed out or was ended by the kernel".to_owned(),
+    };
+    let evidence = format!("its conntrack entry {how} {ago} before the first retransmit");
+    if end.retransmitted_only_its_end() {
+        return Some(
+            Finding::new(
+                Class::N5,
+                format!(
+                    "an idle connection to {} outlived its conntrack entry: only its close was lost",
+                    case.name()
+                ),
+            )
+            .severity(Severity::Low)
+            .confidence(Confidence::Medium)
+            .kernel(Some(ended.time), evidence)
+            .unobserved(format!("whether data waited before the {who}'s close"))
+            .related(&[Class::C19]),
+        );
+    }
+    Some(
+        Finding::new(
+            Class::C19,
+            format!(
+                "the connection to {} continued after its conntrack entry had ended: nothing translates it",
+                case.name()
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .kernel(Some(ended.time), evidence)
+        .unobserved("whether the endpoint still had the connection: a trace on its node shows it"),
+    )
+}
+
 /// C19.
 /// Mechanism: the entry of an open connection disappeared (deleted, flushed, timed out, or the path moved to this
 /// node). Its next packet creates a new entry mid-stream (`nf_conntrack_tcp_loose`), NAT chooses again, and an endpoint
@@ -151,7 +234,17 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
             found.chosen
         ),
     )
-    .confidence(if sender.is_some() { Confidence::High } else { Confidence::Medium });
+    .confidence(if sender.is_some() && case.flow.client.is_seen() {
+        Confidence::High
+    } else {
+        Confidence::Medium
+    });
+    if !case.flow.client.is_seen() {
+        finding = finding.unobserved(
+            "whether the client still had the connection: a late segment of an ended one looks the same (N16), and a \
+             trace on the client's node decides",
+        );
+    }
     match found.before {
         Some((endpoint, ended)) => {
             let ended = ended.map_or("its end was not observed".to_owned(), |ended| {

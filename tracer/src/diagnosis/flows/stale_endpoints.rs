@@ -1,6 +1,11 @@
 //! Former endpoints: chosen although they had left (C6), or removed during the flow (N9, C7).
 
-use super::{Case, Finding, iptables_sync::lag, rules_of_endpoint, text::length};
+use super::{
+    Case, Finding,
+    iptables_sync::lag,
+    rules_of_endpoint,
+    text::{self, length},
+};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{EndpointState, Membership, Via, model::DEFAULT_TERMINATION_GRACE},
@@ -41,14 +46,20 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             )
         }
         Membership::Member { state, since } if !state.conditions.may_serve() => {
-            let how_long = if *since > Timestamp::MIN {
-                format!("for {}", length(case.age(*since)))
-            } else {
-                "for an unknown time".to_owned()
-            };
+            let how_long = how_long(case, *since);
             (
                 format!("{name} of {} was neither ready nor serving {how_long}", case.name()),
                 Some(*since),
+                true,
+            )
+        }
+        // While no other endpoint is ready, a terminating one is right (N8).
+        Membership::Member { state, since } if state.conditions.terminating => {
+            let since = (*since).max(preferred_since(case)?);
+            let how_long = how_long(case, since);
+            (
+                format!("{name} of {} was terminating, and others were ready, {how_long}", case.name()),
+                Some(since),
                 true,
             )
         }
@@ -90,9 +101,8 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         })
         .severity(if case.failed() { Severity::High } else { Severity::Medium })
         .api(since, what)
-        .unobserved("why the rules are old: kube-proxy's log and metrics distinguish C1, C2 and C4")
-        .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.mode, endpoint))
-        .related(&[Class::C2, Class::C4]);
+        .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.mode, endpoint));
+    finding = with_cause(case, since, finding);
     if case.vip.service.affinity.is_some() {
         finding = finding
             .api(
@@ -125,6 +135,121 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
     }
     Some(finding)
+}
+
+fn how_long(case: &Case<'_>, since: Timestamp) -> String {
+    if since > Timestamp::MIN {
+        format!("for {}", length(case.age(since)))
+    } else {
+        "for an unknown time".to_owned()
+    }
+}
+
+/// Since when kube-proxy must not choose a terminating endpoint that serves: since another is ready, or always if this
+/// kube-proxy does not send to terminating ones.
+fn preferred_since(case: &Case<'_>) -> Option<Timestamp> {
+    if case.uses_terminating() { case.ready_since() } else { Some(Timestamp::MIN) }
+}
+
+/// The cause of stale rules, from kube-proxy's own figures, if they were read long enough after the change at `since`:
+/// kube-proxy does not run (C1), has queued no update since (C2), or cannot write one (C4).
+///
+/// `sync_proxy_rules_last_queued_timestamp_seconds` is set when a change arrives, not by the periodic sync
+/// (`Proxier.Sync`, `pkg/proxy/iptables/proxier.go`), so a kube-proxy without its API server does not advance it.
+fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -> Finding {
+    let node = case.ctx.node;
+    let report = &node.report;
+    let read = node.read_at();
+    let since = since.filter(|since| *since > Timestamp::MIN);
+    let is_later = since.zip(read).is_some_and(|(since, read)| read > since.saturating_add(case.ctx.grace));
+    let heard = since.zip(report.last_queued).map(|(since, queued)| queued >= since);
+    let waits = report.last_queued > report.last_synced;
+    let behind = match (node.running, heard) {
+        (Some(false), _) => Some((Class::C1, "kube-proxy does not run", "no kube-proxy process".to_owned())),
+        (Some(true), Some(false)) if is_later && !waits => {
+            let ago = since.zip(report.last_queued).map(|(since, queued)| length(since.since(queued)));
+            Some((
+                Class::C2,
+                "kube-proxy has received no change since: it is cut off from the API server",
+                format!(
+                    "kube-proxy queued its last update {} before that change, and none since",
+                    ago.unwrap_or_default()
+                ),
+            ))
+        }
+        (Some(true), Some(true)) if is_later && waits => Some((
+            Class::C4,
+            "kube-proxy cannot write its rules",
+            format!("an update waits in kube-proxy; {}", text::count(report.failed_syncs, "rejected sync")),
+        )),
+        _ => None,
+    };
+    match behind {
+        Some((class, what, evidence)) => {
+            finding.detail = format!("{}; {what} ({class})", finding.detail);
+            finding.node(read, evidence).related(&[class])
+        }
+        None => finding
+            .unobserved("why the rules are old: kube-proxy's log and metrics distinguish C1, C2 and C4")
+            .related(&[Class::C2, Class::C4]),
+    }
+}
+
+/// C5: the endpoint ends, and its last connections meet it closed.
+/// Mechanism: a Pod that is deleted stops listening when its process exits. kube-proxy learns that the endpoint
+/// terminates at about the same time, and while every endpoint terminates it still sends there (N8). Until the
+/// `EndpointSlice` drops the endpoint, new connections are refused or unanswered.
+/// For: the endpoint was terminating when it was chosen, or was removed within the grace after the failure; its Pod's
+/// deletion had been requested.
+/// Against: an endpoint that is only not ready has an application that is down (C28). One that is chosen although others
+/// have been ready for longer than the grace is stale (C6).
+pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let member = case.member()?;
+    let unanswered =
+        matches!(case.outcome, Outcome::Refused | Outcome::Unreachable | Outcome::Stalled | Outcome::Dropped);
+    if !unanswered {
+        return None;
+    }
+    let cluster = case.ctx.cluster;
+    let ended = case.ended();
+    let soon = ended.saturating_add(case.ctx.grace);
+    let removal = || match cluster.membership(&case.vip, endpoint, soon) {
+        Membership::Left { at, .. } => Some(at),
+        Membership::Member { state, since } if state.conditions.terminating => Some(since),
+        _ => None,
+    };
+    let deletion = || {
+        let listed = &member.pod.as_ref()?.key;
+        let pod = cluster.pod(listed, soon).filter(|pod| pod.ips.contains(&endpoint.ip()))?;
+        Some(pod.deletion?.saturating_sub(pod.termination_grace))
+    };
+    let since = match &case.membership {
+        Some(Membership::Member { state, since }) if state.conditions.terminating => Some(*since),
+        _ => removal().or_else(deletion),
+    }?;
+    let verb = if case.outcome == Outcome::Refused { "refused" } else { "did not answer" };
+    let when = if since <= ended {
+        format!("{} before", length(ended.since(since)))
+    } else {
+        format!("{} later", length(since.since(ended)))
+    };
+    Some(
+        Finding::new(
+            Class::C5,
+            format!(
+                "{} of {} {verb} because it ends: it began to terminate, or left the endpoints, {when}",
+                case.endpoint_name(),
+                case.name()
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .severity(Severity::Low)
+        .api(Some(since), format!("{endpoint} terminates or left the endpoints of {}", case.name()))
+        .unobserved("whether its application failed before the termination: its log shows it (C28)")
+        .related(&[Class::N8, Class::C28])
+        .now(&[action::WAIT]),
+    )
 }
 
 /// C8 (kubernetes/kubernetes#112604, #127318).
@@ -180,6 +305,21 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
 fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
     if case.ctx.metadata_age.is_some_and(|age| age > case.ctx.grace.as_secs_f64()) {
         return Some("the metadata is old: the endpoint may have been added since");
+    }
+    let young = case.endpoint.and_then(|endpoint| {
+        let pod = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided)?;
+        let selector = &case.vip.service.selector;
+        let is_of_service = pod.key.namespace == case.vip.service.key.namespace && !selector.is_empty();
+        (is_of_service && pod.deletion.is_none() && pod.matches(selector)).then_some(())
+    });
+    if young.is_some() {
+        return Some("the Pod at this address matches the Service's selector: its EndpointSlice may be late");
+    }
+    if case.ctx.node_netns.is_none() {
+        return Some(
+            "viptrace does not know in which network namespace kube-proxy writes its rules: another program may \
+                     have translated the address",
+        );
     }
     (case.vip.via != Via::ClusterIp).then_some(
         "others than kube-proxy translate such addresses too: a hostPort (CNI-HOSTPORT-DNAT), a load balancer on the \

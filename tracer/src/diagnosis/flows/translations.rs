@@ -8,7 +8,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 use super::Context;
 use crate::{
     cluster::{Address, Via, Vip},
-    flow::{Decision, Flow},
+    flow::{Answer, Decision, Flow},
     net::Protocol,
     time::Timestamp,
 };
@@ -17,15 +17,32 @@ use crate::{
 const MAX_SERVICES: usize = 4096;
 /// The length of "recently": two of kube-proxy's sync periods (30 s).
 const RECENTLY: Duration = Duration::from_mins(1);
+/// So many answered flows show that a Service answers datagrams.
+const MIN_ANSWERS: u32 = 3;
 
 #[derive(Debug, Default)]
 pub struct Translations {
     untranslated: HashMap<SocketAddr, Timestamp>,
     last_translated: Option<Timestamp>,
-    /// Services that answered a datagram.
-    answering: HashMap<(SocketAddr, Protocol), Timestamp>,
+    /// How Services answered datagrams.
+    answering: HashMap<(SocketAddr, Protocol), Answers>,
     /// When a cluster IP with endpoints was last answered without a translation here.
     served_elsewhere: Option<Timestamp>,
+}
+
+/// How many of a Service's datagram flows were answered, and how many were not although nothing was wrong.
+#[derive(Clone, Copy, Debug, Default)]
+struct Answers {
+    seen: u32,
+    missing: u32,
+}
+
+impl Answers {
+    /// Whether an answer is the rule. A single one proves little: a syslog or statsd server answers a stray question and
+    /// nothing else.
+    const fn are_the_rule(self) -> bool {
+        self.seen >= MIN_ANSWERS && self.seen / 4 >= self.missing
+    }
 }
 
 impl Translations {
@@ -49,8 +66,8 @@ impl Translations {
         };
         match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, decision.time) {
             Address::Vip(vip) if vip.via == Via::ClusterIp => {
-                if !flow.is_tcp() && flow.was_answered() {
-                    self.note_answer(&vip, decision.time);
+                if !flow.is_tcp() && flow.revision <= 1 {
+                    self.note_answer(&vip, flow.answer());
                 }
                 if decision.confirmed.is_some() && decision.endpoint().is_none() && flow.was_answered() {
                     self.served_elsewhere = self.served_elsewhere.max(Some(decision.time));
@@ -86,30 +103,42 @@ impl Translations {
         }
     }
 
-    fn note_answer(&mut self, vip: &Vip<'_>, time: Timestamp) {
+    fn note_answer(&mut self, vip: &Vip<'_>, answer: Answer) {
         if self.answering.len() >= MAX_SERVICES {
             self.answering.clear();
         }
-        self.answering.insert((vip.addr, vip.port.protocol), time);
+        let answers = self.answering.entry((vip.addr, vip.port.protocol)).or_default();
+        match answer {
+            Answer::Seen => answers.seen = answers.seen.saturating_add(1),
+            // The first silence of a Service that always answers is a fault, not a habit.
+            Answer::NotSeen { .. } if !answers.are_the_rule() => {
+                answers.missing = answers.missing.saturating_add(1);
+            }
+            Answer::NotSeen { .. } | Answer::Unknown => {}
+        }
     }
 
     /// Whether this Service was observed to answer datagrams.
     pub(super) fn answers(&self, asked: SocketAddr, protocol: Protocol) -> bool {
-        self.answering.contains_key(&(asked, protocol))
+        self.answering.get(&(asked, protocol)).is_some_and(|answers| answers.are_the_rule())
     }
 
     /// Whether Services answered around `at` although this node's rules did not translate them: a program that bypasses
     /// netfilter serves them.
     pub(super) fn served_elsewhere(&self, at: Timestamp) -> bool {
         let lately = at.saturating_sub(RECENTLY);
-        self.served_elsewhere.is_some_and(|time| time >= lately)
-            && self.last_translated.is_none_or(|time| time < lately)
+        self.served_elsewhere.is_some_and(|time| time >= lately) && !self.translated_lately(at)
+    }
+
+    /// Whether this node's rules translated a Service around `at`.
+    pub(super) fn translated_lately(&self, at: Timestamp) -> bool {
+        self.last_translated.is_some_and(|time| time >= at.saturating_sub(RECENTLY))
     }
 
     /// Whether this node's rules translated no Service around `at`, and left a Service other than `vip` untranslated.
     pub(super) fn other_services_untranslated(&self, vip: SocketAddr, at: Timestamp) -> bool {
         let lately = at.saturating_sub(RECENTLY);
-        self.last_translated.is_none_or(|time| time < lately)
+        !self.translated_lately(at)
             && self.untranslated.iter().any(|(asked, time)| *asked != vip && *time >= lately)
     }
 }
