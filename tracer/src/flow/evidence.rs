@@ -16,8 +16,9 @@ use crate::{
     time::Timestamp,
 };
 
-/// NAT decisions kept for one flow: those of the node's namespace, and of the namespaces before and after it.
-pub(super) const MAX_DECISIONS: usize = 4;
+/// NAT decisions kept for one flow: one for each of the seven SYNs that a client sends by default (`tcp_syn_retries`), and
+/// those of the namespaces before and after the node's.
+pub(super) const MAX_DECISIONS: usize = 10;
 /// Kinds of drops kept for one flow.
 pub(super) const MAX_DROPS: usize = 8;
 /// Kinds of RSTs without a socket kept for one flow.
@@ -48,7 +49,9 @@ pub struct Flow {
     pub orig: Tuple,
     /// The task on whose CPU its entry was confirmed. It is the sender only if the sender is local.
     pub confirm_task: Option<Task>,
-    /// The NAT decisions in each namespace and zone that was observed; at most four.
+    /// The NAT decisions in each namespace and zone that was observed, in order; at most ten. A packet that opens a
+    /// connection and is repeated before its entry is confirmed is translated again, perhaps to another endpoint: that
+    /// is another decision.
     pub decisions: Vec<Decision>,
     /// IPVS's own events. There are rarely any, because the entry's reply tuple shows the endpoint.
     pub ipvs: Option<Box<Ipvs>>,
@@ -82,7 +85,8 @@ pub struct Decision {
     pub ct: Conntrack,
     /// Whether `__nf_conntrack_confirm` was entered for it (which can still fail: a clash).
     pub confirmed: Option<Timestamp>,
-    /// Entries created for it. More than 1 if retransmits met a drop before their entry could be confirmed.
+    /// Entries created with this decision. More than 1 if retransmits met a drop before their entry could be confirmed,
+    /// and NAT chose the same endpoint for them.
     pub attempts: u32,
     /// Whether the entry was created for a TCP segment without SYN: the connection already existed, and NAT chose again
     /// (`nf_conntrack_tcp_loose`). `None` if unknown.
@@ -308,6 +312,8 @@ pub struct IcmpError {
     pub from: Option<IpAddr>,
     /// Whether it is about a packet to the endpoint; otherwise it is about an answer.
     pub about_request: bool,
+    /// The endpoint that NAT had chosen for that packet.
+    pub endpoint: Option<SocketAddr>,
     pub occurrences: Occurrences,
 }
 
@@ -380,6 +386,8 @@ pub struct Dropped {
     pub unconfirmed: bool,
     /// Whether it was the first packet of a connection (a SYN, or any datagram).
     pub opening: bool,
+    /// The endpoint that NAT had chosen for this packet.
+    pub endpoint: Option<SocketAddr>,
     pub occurrences: Occurrences,
 }
 
@@ -397,6 +405,8 @@ pub struct Refusal {
     pub netns: Netns,
     /// `enum nf_inet_hooks`: 1 local in, 2 forward, 3 local out.
     pub nf_hook: Option<u8>,
+    /// The endpoint that NAT had chosen for the first rejected packet.
+    pub endpoint: Option<SocketAddr>,
     pub occurrences: Occurrences,
 }
 
@@ -420,6 +430,8 @@ pub struct StackReset {
     /// Whether the packet that it answers came from the endpoint's own address: an answer that was not translated back
     /// to the address that the client connected to.
     pub untranslated: bool,
+    /// The endpoint that NAT had chosen for the packet that it answers.
+    pub endpoint: Option<SocketAddr>,
     pub occurrences: Occurrences,
 }
 
@@ -463,20 +475,6 @@ impl Flow {
     /// An SCTP flow has no socket events, and its client retransmits.
     pub(super) fn is_sctp(&self) -> bool {
         self.orig.protocol == Protocol::SCTP
-    }
-
-    /// The decision in this namespace: a translating one first, then the earliest. With `None`, in any namespace.
-    pub fn decision(&self, netns: Option<Netns>) -> Option<&Decision> {
-        let here = |decision: &&Decision| {
-            netns.is_none_or(|netns| decision.netns == netns || decision.netns == Netns::default())
-        };
-        let same_tuple = |decision: &&Decision| decision.ct.orig == self.orig;
-        self.decisions
-            .iter()
-            .filter(here)
-            .filter(same_tuple)
-            .find(|decision| decision.endpoint().is_some())
-            .or_else(|| self.decisions.iter().filter(here).find(same_tuple))
     }
 
     /// The chosen endpoint in this namespace; with `None`, in any.

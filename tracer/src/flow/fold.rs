@@ -2,7 +2,7 @@
 //!
 //! Owns the mapping of facts to fields and the bounds on what is kept. `table.rs` finds the flow of a sighting.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use super::{
     Closed, Decision, Dropped, End, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Occurrences, Refusal,
@@ -34,18 +34,15 @@ impl Flow {
         self.last_seen = self.last_seen.max(time);
     }
 
-    /// The decision of this entry, or the decision of this namespace and zone if retransmits created several entries.
-    pub(super) fn decision_for(&self, ct: &Conntrack, netns: Netns) -> Option<&Decision> {
-        self.decisions.iter().find(|decision| {
-            decision.netns == netns && decision.ct.zone == ct.zone && decision.ct.orig == ct.orig
-        })
-    }
-
     pub(super) fn fold_decision(&mut self, ct: Conntrack, place: Place) {
         let confirmed = (place.hook == Hook::Confirm).then_some(place.time);
         let room = self.decisions.len() < MAX_DECISIONS;
+        let is_handshake = self.is_handshake();
         let known = self.decisions.iter_mut().find(|decision| {
-            decision.netns == place.netns && decision.ct.zone == ct.zone && decision.ct.orig == ct.orig
+            let differ = decision.endpoint().is_some()
+                && ct.endpoint().is_some()
+                && decision.endpoint() != ct.endpoint();
+            decision.is_for(&ct, place.netns) && !(is_handshake && differ)
         });
         match known {
             Some(decision) => {
@@ -106,15 +103,17 @@ impl Flow {
 
     pub(super) fn fold_packet(&mut self, packet: &PacketFact, place: Place) {
         let stage = self.stage(packet);
+        let endpoint = endpoint_of(packet, stage);
         let opening = packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0;
         match place.hook {
             Hook::SendUnreach | Hook::SendUnreach6 => {
-                self.fold_refusal(RefusalKind::Unreachable { code: packet.icmp_code }, stage, packet, place);
+                let kind = RefusalKind::Unreachable { code: packet.icmp_code };
+                self.fold_refusal(kind, stage, endpoint, packet, place);
             }
             Hook::NfSendReset | Hook::NfSendReset6 => {
-                self.fold_refusal(RefusalKind::Reset, stage, packet, place);
+                self.fold_refusal(RefusalKind::Reset, stage, endpoint, packet, place);
             }
-            Hook::IpVsLeave => self.fold_refusal(RefusalKind::NoDestination, stage, packet, place),
+            Hook::IpVsLeave => self.fold_refusal(RefusalKind::NoDestination, stage, endpoint, packet, place),
             Hook::IpVsSchedule => self.ipvs_mut().unscheduled.hit(place.time),
             Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
                 let by = match stage {
@@ -122,10 +121,10 @@ impl Flow {
                     Stage::After => End::Endpoint,
                     Stage::Before => End::Vip,
                 };
-                self.fold_stack_reset(by, opening, packet, place);
+                self.fold_stack_reset(by, opening, endpoint, packet, place);
             }
             Hook::InvalidLog => self.fold_invalid(stage, packet, place),
-            Hook::IcmpError | Hook::IcmpError6 => self.fold_icmp_error(packet, place),
+            Hook::IcmpError | Hook::IcmpError6 => self.fold_icmp_error(packet, endpoint, place),
             Hook::TcpPacket => self.fold_transit_reset(packet, place),
             _ => {
                 if place.hook == Hook::IpVsConnExpire {
@@ -136,7 +135,7 @@ impl Flow {
                 if packet.table_full {
                     self.trouble_mut().table_full.hit(place.time);
                 } else {
-                    self.fold_drop(stage, opening, packet, place);
+                    self.fold_drop(stage, opening, endpoint, packet, place);
                 }
             }
         }
@@ -178,18 +177,33 @@ impl Flow {
         Stage::Before
     }
 
-    fn fold_refusal(&mut self, kind: RefusalKind, stage: Stage, packet: &PacketFact, place: Place) {
+    fn fold_refusal(
+        &mut self,
+        kind: RefusalKind,
+        stage: Stage,
+        endpoint: Option<SocketAddr>,
+        packet: &PacketFact,
+        place: Place,
+    ) {
         let refusal = Refusal {
             kind,
             stage,
             netns: place.netns,
             nf_hook: packet.nf_hook,
+            endpoint,
             occurrences: Occurrences::default(),
         };
         self.trouble_mut().refusal.get_or_insert(refusal).occurrences.hit(place.time);
     }
 
-    fn fold_stack_reset(&mut self, by: End, to_syn: bool, packet: &PacketFact, place: Place) {
+    fn fold_stack_reset(
+        &mut self,
+        by: End,
+        to_syn: bool,
+        endpoint: Option<SocketAddr>,
+        packet: &PacketFact,
+        place: Place,
+    ) {
         let asked = self.orig.dst;
         let translated = self.decisions.iter().any(|decision| decision.endpoint().is_some());
         // The RST answers this packet, which came from the endpoint. The question is under which address.
@@ -201,14 +215,18 @@ impl Flow {
         let reason = packet.reason.clone();
         let resets = &mut self.trouble_mut().stack_resets;
         let same = |known: &&mut StackReset| {
-            known.by == by && known.to_syn == to_syn && known.untranslated == untranslated
+            known.by == by
+                && known.to_syn == to_syn
+                && known.untranslated == untranslated
+                && known.endpoint == endpoint
         };
         if let Some(known) = resets.iter_mut().find(same) {
             known.occurrences.hit(place.time);
             known.reason = known.reason.take().or(reason);
         } else if resets.len() < MAX_STACK_RESETS {
             let occurrences = Occurrences::once(place.time);
-            resets.push(StackReset { by, netns: place.netns, reason, to_syn, untranslated, occurrences });
+            let netns = place.netns;
+            resets.push(StackReset { by, netns, reason, to_syn, untranslated, endpoint, occurrences });
         }
     }
 
@@ -227,7 +245,7 @@ impl Flow {
     }
 
     /// One error passes several NAT hooks, with the sender's own or a translated address. It counts as one kind.
-    fn fold_icmp_error(&mut self, packet: &PacketFact, place: Place) {
+    fn fold_icmp_error(&mut self, packet: &PacketFact, endpoint: Option<SocketAddr>, place: Place) {
         let Some(kind) = packet.reason.clone() else { return };
         // An error travels in the direction opposite to its packet.
         let about_request = packet.original_direction == Some(false);
@@ -235,7 +253,10 @@ impl Flow {
         let meaning = IcmpMeaning::of(place.hook, &kind, packet.icmp_code);
         let errors = &mut self.trouble_mut().icmp_errors;
         let same = |known: &&mut IcmpError| {
-            known.kind == kind && known.code == packet.icmp_code && known.about_request == about_request
+            known.kind == kind
+                && known.code == packet.icmp_code
+                && known.about_request == about_request
+                && known.endpoint == endpoint
         };
         if let Some(known) = errors.iter_mut().find(same) {
             known.occurrences.hit(place.time);
@@ -247,6 +268,7 @@ impl Flow {
                 meaning,
                 from,
                 about_request,
+                endpoint,
                 occurrences,
             });
         }
@@ -269,13 +291,21 @@ impl Flow {
         }
     }
 
-    fn fold_drop(&mut self, stage: Stage, opening: bool, packet: &PacketFact, place: Place) {
+    fn fold_drop(
+        &mut self,
+        stage: Stage,
+        opening: bool,
+        endpoint: Option<SocketAddr>,
+        packet: &PacketFact,
+        place: Place,
+    ) {
         let unconfirmed = packet.ct.is_some_and(|ct| !ct.status.has(Status::CONFIRMED));
         let drops = &mut self.trouble_mut().drops;
         let same = |known: &&mut Dropped| {
             known.stage == stage
                 && known.reason == packet.reason
                 && known.opening == opening
+                && known.endpoint == endpoint
                 && known.netns == place.netns
         };
         if let Some(known) = drops.iter_mut().find(same) {
@@ -288,6 +318,7 @@ impl Flow {
                 netns: place.netns,
                 unconfirmed,
                 opening,
+                endpoint,
                 occurrences: Occurrences::once(place.time),
             });
         }
@@ -326,6 +357,12 @@ impl Flow {
         fold_event(end, socket, place.time);
         true
     }
+}
+
+/// The endpoint that NAT chose for this packet: by its own entry, or else by its addresses.
+fn endpoint_of(packet: &PacketFact, stage: Stage) -> Option<SocketAddr> {
+    let by_entry = packet.ct.and_then(|ct| ct.endpoint());
+    by_entry.or_else(|| packet.tuple.filter(|_| stage == Stage::After).map(|tuple| tuple.dst))
 }
 
 fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
@@ -410,15 +447,16 @@ pub(super) const fn may_open(packet: &PacketFact) -> bool {
     packet.tcp_flags & (SYN | ACK) == SYN || packet.tcp_flags == 0
 }
 
-/// Whether a dropped packet had waited for its next hop's address, for up to three seconds by default (`mcast_solicit`
-/// times `retrans_time_ms`): it belongs to the connection of that time. IPv6 drops such a packet without a reason
-/// (`ndisc_error_report`, observed on 6.12), and hardly any other packet that was already translated.
+/// Whether a dropped packet can have waited for its next hop's address: then it belongs to the connection of that time.
+/// Without a reason that rules it out this is every packet that was translated and whose entry was not confirmed: IPv6
+/// gives none (`ndisc_error_report`, observed on 6.12 and 7.2), nor does a kernel without drop reasons.
 pub(super) fn waited(packet: &PacketFact) -> bool {
-    packet.reason.as_deref().is_some_and(|reason| {
-        reason.starts_with("NEIGH_")
-            || (reason == "NOT_SPECIFIED"
-                && packet.ct.is_some_and(|ct| ct.orig.dst.is_ipv6() && ct.endpoint().is_some()))
-    })
+    let unconfirmed =
+        || packet.ct.is_some_and(|ct| ct.endpoint().is_some() && !ct.status.has(Status::CONFIRMED));
+    match packet.reason.as_deref() {
+        Some("NOT_SPECIFIED") | None => unconfirmed(),
+        Some(reason) => reason.starts_with("NEIGH_"),
+    }
 }
 
 /// The addresses by which a flow can be found besides the client's own.

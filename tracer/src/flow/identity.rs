@@ -12,6 +12,9 @@ pub(super) const OVERTAKEN: Duration = Duration::from_millis(100);
 /// The initial retransmission timeout (RFC 6298) less its tolerance: an earlier SYN after a refusal belongs to another
 /// connection.
 const FIRST_RETRANSMIT: Duration = Duration::from_millis(900);
+/// A packet that waits for its next hop's address is dropped after 3 s by default (`mcast_solicit` times
+/// `retrans_time_ms`), also if its connection has ended meanwhile. With a margin for a busy node.
+pub(super) const HELD_BACK: Duration = Duration::from_secs(6);
 /// Facts about a flow's last packets may arrive this long after its end.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
@@ -81,7 +84,7 @@ impl FlowTable {
                 // IPVS drops a SYN with the entry of the port's previous connection.
                 let port_again = place.hook == Hook::IpVsConnExpire && flow.is_tcp() && flow.was_answered();
                 opening
-                    && !waited
+                    && !(waited && since < HELD_BACK)
                     && (late || soon || port_again || (another && since > Duration::from_millis(1)))
             });
             if !again {

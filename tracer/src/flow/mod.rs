@@ -4,6 +4,7 @@
 //! end of flows and the bound on memory. It does no I/O and starts no timer. Its only clocks are those of the sightings
 //! and the `now` that it receives. It does not judge causes: that is `diagnosis`.
 
+mod attempts;
 mod evidence;
 mod fold;
 mod identity;

@@ -269,7 +269,7 @@ impl Flow {
             return Outcome::Refused;
         }
         let repeats = self.client.syn_retransmits().count;
-        if repeats >= 2 || (repeats >= 1 && self.client.closed.is_some()) {
+        if self.client.closed.is_some() && repeats >= 1 || repeats >= 2 && !self.awaits_answer() {
             return Outcome::Stalled;
         }
         if let Some(closed) = self.client.closed {

@@ -11,7 +11,7 @@ use std::{
 use foldhash::fast::RandomState;
 
 use super::{
-    Counters, End, Flow, Limits, Outcome, SocketEnd,
+    Counters, Decision, End, Flow, Limits, Outcome, SocketEnd,
     fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Key, make_plain, make_plain_entry},
@@ -245,7 +245,9 @@ impl FlowTable {
                 flow.ipvs_mut().old_entry = ct.id;
             } else {
                 let known = flow.decision_for(ct, place.netns);
-                if known.is_none_or(|known| known.confirmed.is_none() && !confirmed) {
+                let may_differ =
+                    |known: &Decision| !confirmed && (known.confirmed.is_none() || flow.is_handshake());
+                if known.is_none_or(may_differ) {
                     flow.fold_decision(*ct, place);
                 }
                 self.link(index, ct, place);
@@ -392,6 +394,12 @@ impl FlowTable {
         let over = flow.is_over(outcome);
         if over && flow.ended.is_none() {
             flow.ended = Some(flow.last_seen);
+        } else if !over && flow.ended.is_some() {
+            // A repeated packet passed after all, unless a newer flow has its addresses.
+            let key = Key::new(&flow.orig, flow.netns);
+            if self.index.get(&key) == Some(&index) {
+                flow.ended = None;
+            }
         }
         let tcp = flow.is_tcp();
         let handed = flow.handed;
@@ -399,8 +407,9 @@ impl FlowTable {
         let first_told = flow.revision == 1 && flow.reread.is_none() && flow.deleted.is_some();
         let after_all = flow.was_answered_after_all() || (!tcp && first_told);
         let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
+        let goes_on = outcome == Outcome::Pending && handed.is_none() && flow.awaits_answer();
         let now = self.slots.queue_of(index);
-        if now == Some(Queue::Settling) {
+        if now == Some(Queue::Settling) && !goes_on {
             return;
         }
         let news = handed.map_or(over || outcome == Outcome::Silent, |handed| {
@@ -408,7 +417,7 @@ impl FlowTable {
         });
         let (queue, wait) = if news {
             (Queue::Settling, self.limits.settle)
-        } else if over && !trying {
+        } else if over && !trying && !may_be_held_back(outcome) {
             (Queue::Lingering, self.limits.linger)
         } else if handed.is_some() && !outcome.is_success() {
             (Queue::Waiting, self.limits.unanswered)
@@ -454,7 +463,7 @@ impl FlowTable {
         let Some(mut flow) = self.slots.get(index).cloned() else { return };
         let outcome = flow.outcome();
         let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
-        let (queue, wait) = if flow.ended.is_some() && !trying {
+        let (queue, wait) = if flow.ended.is_some() && !trying && !may_be_held_back(outcome) {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {
             (Queue::Live, Duration::ZERO)
@@ -557,6 +566,12 @@ fn is_news(before: Outcome, after: Outcome) -> bool {
         Outcome::Established => !after.is_success(),
         _ => false,
     }
+}
+
+/// Whether later packets of a flow with this outcome may still wait for their next hop's address: they are not the
+/// beginning of another flow.
+const fn may_be_held_back(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Unreachable | Outcome::Dropped)
 }
 
 pub(super) const fn is_tracked(protocol: Protocol) -> bool {

@@ -220,6 +220,12 @@ impl Script {
         self
     }
 
+    /// Later events are of an entry for another endpoint.
+    pub(crate) fn with_endpoint(mut self, endpoint: &str) -> Self {
+        self.endpoint = Some(addr(endpoint));
+        self
+    }
+
     pub(crate) fn with_ct(mut self, ct: u64) -> Self {
         self.ct = ct;
         self
@@ -247,7 +253,7 @@ impl Script {
     /// A SYN is dropped on the node before its entry is confirmed.
     pub(crate) fn drop_syn(self, ms: u64, reason: &str) -> Self {
         let mut packet = self.packet(self.behind(), 2, Some(self.entry(0)));
-        packet.reason = Some(reason.into());
+        packet.reason = Some(reason).filter(|reason| !reason.is_empty()).map(Into::into);
         self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
     }
 

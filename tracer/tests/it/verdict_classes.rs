@@ -61,6 +61,39 @@ fn c6_a_stale_endpoint_of_a_dead_pod() {
     assert_eq!(verdict.flow.endpoint, Some(addr(EP)));
 }
 
+/// A SYN whose entry is not confirmed is translated again: the third one reached a healthy endpoint. The client had given
+/// up, or had lost three seconds.
+#[test]
+fn c6_names_the_attempt_that_failed() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    world.shop.leaves(EP, 20_000);
+    let third = |ms: u64| {
+        let mut script = to_cart();
+        script.out = to_cart().dead_pod(140_000).out[..5].to_vec();
+        script.with_endpoint(OTHER).with_ct(0x9000).confirm(ms)
+    };
+    let lost = world.verdict(third(143_050).connect_failed(143_105), 160_000);
+    assert_eq!((lost.class, lost.severity), (Class::C6, Severity::High));
+    assert_eq!(lost.flow.endpoint, Some(addr(EP)));
+    let late = world.verdict(third(143_200).established(143_201).closed(143_300), 160_000);
+    assert_eq!((late.class, late.severity, late.confidence), (Class::C6, Severity::Medium, Confidence::High));
+    assert_eq!(late.flow.endpoint, Some(addr(EP)));
+    assert!(late.root_cause.ends_with(&format!("went to {OTHER}, which answered")), "{}", late.root_cause);
+    let both = late.evidence.iter().filter(|e| e.content.contains("NAT chose endpoint")).count();
+    assert_eq!(both, 2, "{:?}", late.evidence);
+
+    // The last attempt failed for a reason of its own.
+    let refused = third(143_200).no_socket(143_201).receive_reset(143_201, TcpState::SynSent);
+    let refused = world.verdict(refused.connect_failed(143_202), 160_000);
+    assert_eq!((refused.class, refused.flow.endpoint), (Class::C28, Some(addr(OTHER))));
+    assert!(refused.cross_reference.iter().any(|class| class == "C6"), "{:?}", refused.cross_reference);
+
+    // The same with an endpoint that the API still lists is no stale endpoint.
+    let world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    let late = world.verdict(third(143_200).established(143_201).closed(143_300), 160_000);
+    assert_eq!((late.class, late.flow.endpoint), (Class::Ok, Some(addr(OTHER))));
+}
+
 #[test]
 fn c6_stays_c6_when_another_pod_answers() {
     let mut world = World::new();

@@ -30,14 +30,25 @@ pub(super) struct Case<'a> {
     pub(super) membership: Option<Membership>,
     /// The API listed the endpoint only after it was chosen: kube-proxy received the change before viptrace did.
     pub(super) is_ahead: bool,
+    /// For an attempt that the outcome is not due to: the endpoint of the one that it is due to.
+    pub(super) instead: Option<SocketAddr>,
     usable: OnceCell<Option<Usable>>,
 }
 
 impl<'a> Case<'a> {
+    /// The flow as its outcome shows it.
     pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>) -> Self {
-        let decision = decision(flow, ctx);
-        let decided = decided(flow, ctx);
-        let endpoint = endpoint(flow, ctx);
+        Self::of(flow, ctx, vip, decision(flow, ctx), decided(flow, ctx), endpoint(flow, ctx))
+    }
+
+    fn of(
+        flow: &'a Flow,
+        ctx: &'a Context<'a>,
+        vip: Vip<'a>,
+        decision: Option<&'a Decision>,
+        decided: Timestamp,
+        endpoint: Option<SocketAddr>,
+    ) -> Self {
         let (membership, is_ahead) = match endpoint.map(|endpoint| membership(ctx, &vip, endpoint, decided)) {
             Some((membership, is_ahead)) => (Some(membership), is_ahead),
             None => (None, false),
@@ -52,8 +63,26 @@ impl<'a> Case<'a> {
             endpoint,
             membership,
             is_ahead,
+            instead: None,
             usable: OnceCell::new(),
         }
+    }
+
+    /// The same flow as seen from each of its attempts that the outcome is not due to.
+    pub(super) fn other_attempts(&self) -> impl Iterator<Item = Case<'a>> {
+        let Self { flow, ctx, vip, endpoint: instead, .. } = *self;
+        let others = flow.attempts(ctx.node_netns).filter(move |other| other.endpoint() != instead);
+        others.map(move |decision| {
+            // NAT decided between the flow's first packet and the drop of this one, which is all that is known.
+            let decided = decision.confirmed.map_or(flow.first_seen, |_| decision.time);
+            let case = Case::of(flow, ctx, vip, Some(decision), decided, decision.endpoint());
+            Case { instead, ..case }
+        })
+    }
+
+    /// Whether the endpoint is known to have answered.
+    pub(super) fn was_answered(&self) -> bool {
+        self.instead.is_none() && self.flow.was_answered()
     }
 
     /// The endpoints that kube-proxy should have chosen from; `None` if they are unknown. Queried only when a rule

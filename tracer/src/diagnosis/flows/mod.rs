@@ -193,11 +193,20 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
             return alone(record::without_service(flow, ctx, finding));
         }
     };
-    let case = Case::new(flow, ctx, vip);
+    let mut case = Case::new(flow, ctx, vip);
     if case.is_of_another_cluster() {
         return None;
     }
-    let finding = RULES.iter().find_map(|rule| rule.apply(&case)).unwrap_or_else(|| unexplained(&case));
+    let mut finding = RULES.iter().find_map(|rule| rule.apply(&case)).unwrap_or_else(|| unexplained(&case));
+    if let Some((attempt, stale)) = stale_endpoints::stale_attempt(&case) {
+        if finding.class.is_fault() {
+            // The attempt that failed last has a cause of its own.
+            let when = attempt.decision.map(|decision| decision.time);
+            finding = finding.api(when, stale.detail).related(&[stale.class]);
+        } else {
+            (case, finding) = (attempt, stale);
+        }
+    }
     let finding = service_config::with_hints(&case, finding);
     let lasts = finding.class == Class::Ok
         && finding.against.is_empty()

@@ -92,8 +92,13 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             .failed()
             .then(|| lag(case, &format!("NAT still chose an endpoint that had just gone: {what}")));
     }
-    let answered = case.flow.was_answered();
-    let mut finding = Finding::new(Class::C6, format!("NAT chose a stale endpoint: {what}"))
+    let answered = case.was_answered();
+    let then = case.instead.map(|endpoint| {
+        let end = if case.failed() { "" } else { ", which answered" };
+        format!("; a repeated packet went to {endpoint}{end}")
+    });
+    let detail = format!("NAT chose a stale endpoint: {what}{}", then.unwrap_or_default());
+    let mut finding = Finding::new(Class::C6, detail)
         .confidence(match (certain, confounder) {
             (true, _) => Confidence::High,
             (false, None) => Confidence::Medium,
@@ -250,6 +255,16 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
         .related(&[Class::N8, Class::C28])
         .now(&[action::WAIT]),
     )
+}
+
+/// The first attempt of a handshake that went to a stale endpoint, if the outcome is due to another attempt: the client
+/// lost time there, or gave up because of it.
+pub(super) fn stale_attempt<'a>(case: &Case<'a>) -> Option<(Case<'a>, Finding)> {
+    let stale = |attempt: Case<'a>| {
+        let finding = stale(&attempt).filter(|finding| finding.class == Class::C6)?;
+        Some((attempt, finding))
+    };
+    case.other_attempts().find_map(stale)
 }
 
 /// C8 (kubernetes/kubernetes#112604, #127318).

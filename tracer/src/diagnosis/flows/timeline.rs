@@ -1,5 +1,7 @@
 //! The kernel's observed actions on a flow, in words and in chronological order.
 
+use std::net::SocketAddr;
+
 use super::text::{count, length, times};
 use crate::{
     flow::{Decision, End, Flow, IcmpMeaning, Ipvs, Occurrences, RefusalKind, SocketEnd, Stage},
@@ -13,9 +15,19 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
     let mut say = |time: Timestamp, content: String| {
         out.push(Evidence { r#type: EvidenceType::Kernel, time: Some(time), content });
     };
-    if let Some(decision) = decision {
-        say(decision.time, decided(decision));
+    // Without a decision of this namespace there is nothing to compare the others with.
+    let mut attempts: Vec<&Decision> =
+        decision.iter().flat_map(|decision| flow.attempts(Some(decision.netns))).collect();
+    if attempts.len() < 2 {
+        attempts = decision.into_iter().collect();
     }
+    for attempt in &attempts {
+        say(attempt.time, decided(attempt));
+    }
+    let way = |stage: Stage, endpoint: Option<SocketAddr>| match endpoint {
+        Some(endpoint) if attempts.len() > 1 && stage != Stage::Reply => format!("on the way to {endpoint}"),
+        _ => on_the_way(stage).to_owned(),
+    };
     if let Some(ipvs) = &flow.ipvs {
         by_ipvs(flow, ipvs, &mut say);
     }
@@ -38,7 +50,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 format!(
                     "dropped {} {}{entry}: {reason}, in netns {}",
                     repeated(drop.occurrences),
-                    on_the_way(drop.stage),
+                    way(drop.stage, drop.endpoint),
                     drop.netns.0
                 ),
             );
@@ -71,7 +83,7 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 format!(
                     "a rule refused it {} with {how}{hook}, {}, in netns {}",
                     times(refusal.occurrences.count),
-                    on_the_way(refusal.stage),
+                    way(refusal.stage, refusal.endpoint),
                     refusal.netns.0
                 ),
             );
@@ -117,7 +129,12 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
         }
         for error in &trouble.icmp_errors {
             let from = error.from.map(|ip| format!(" from {ip}")).unwrap_or_default();
-            let about = if error.about_request { "a packet to the endpoint" } else { "an answer" };
+            let about = match error.endpoint {
+                _ if !error.about_request => "an answer".to_owned(),
+                Some(endpoint) if attempts.len() > 1 => format!("a packet to {endpoint}"),
+                Some(_) => "a packet to the endpoint".to_owned(),
+                None => "a packet to the Service address".to_owned(),
+            };
             let kind = if error.meaning == IcmpMeaning::TooBig {
                 "fragmentation needed".to_owned()
             } else if &*error.kind == "DEST_UNREACH" {
