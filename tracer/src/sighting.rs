@@ -70,7 +70,7 @@ impl Conntrack {
     }
 }
 
-/// A conntrack entry without an answer.
+/// A conntrack entry in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedEntry {
     /// The listing does not contain its kernel address: `id` is 0.

@@ -11,8 +11,9 @@ const HEADER_BYTES: usize = 16;
 
 fuzz_target!(|input: &[u8]| {
     let Some((&seconds, datagram)) = input.split_first() else { return };
-    let timeout = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let single = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let timeouts = entries::Timeouts { single, stream: single.map(|single| single * 4) };
     let mut found = Vec::new();
-    let _ = entries::parse(datagram, Timestamp::from_unix_secs(1_800_000_000), timeout, &mut found);
+    let _ = entries::parse(datagram, Timestamp::from_unix_secs(1_800_000_000), timeouts, &mut found);
     assert!(found.len() <= datagram.len() / HEADER_BYTES);
 });

@@ -158,6 +158,7 @@ pub const ALL: &[Scenario] = &[
     scenario("c29-udp-unanswered", resets::datagrams::unanswered),
     scenario("c28-udp-refused", resets::datagrams::refused).on(BOTH_FAMILIES).runs(EVERY_KERNEL_AND_MODE),
     scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),
+    scenario("c8-stale-udp-entry-answered", resets::datagrams::stale_answered_entry),
     scenario("n10-udp-race", resets::datagrams::race),
     scenario("c17-insertion-failed", resets::datagrams::lost_race),
     scenario("c18-out-of-window", resets::conntrack::out_of_window),

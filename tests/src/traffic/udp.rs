@@ -25,6 +25,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 pub enum Answer {
     Echo,
     Nothing,
+    /// Answers this many datagrams, and then nothing more.
+    First(usize),
 }
 
 #[derive(Debug)]
@@ -51,12 +53,18 @@ impl UdpServer {
             .netns
             .spawn("udp-server", move || {
                 let mut datagram = [0; 2048];
+                let mut answers = match answer {
+                    Answer::Echo => usize::MAX,
+                    Answer::Nothing => 0,
+                    Answer::First(count) => count,
+                };
                 while !stop.load(Ordering::Relaxed) {
                     let Ok((length, peer)) = socket.recv_from(&mut datagram) else {
                         continue;
                     };
                     received.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
-                    if answer == Answer::Echo {
+                    if answers > 0 {
+                        answers -= 1;
                         // A client that has ended needs no answer.
                         let _gone = socket.send_to(&datagram[..length], peer);
                     }
@@ -140,7 +148,7 @@ pub fn keep_sending(place: &Place, target: SocketAddr) -> Result<Sender> {
     let (socket, client) = place.netns.run(move || bound_socket(&there, Transport::Udp))??;
     let socket = UdpSocket::from(socket);
     socket.connect(target).context("choosing a datagram socket's peer")?;
-    // Nothing ever arrives: the read timeout is the pause between two datagrams.
+    // Hardly anything arrives: the read timeout is the pause between two datagrams.
     socket.set_read_timeout(Some(POLL_INTERVAL)).context("setting a receive timeout")?;
     let stop = Arc::<AtomicBool>::default();
     let theirs = Arc::clone(&stop);

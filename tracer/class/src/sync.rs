@@ -231,7 +231,7 @@ pub(super) const C8: Entry = Entry::fault("stale UDP conntrack entry", &[StaleEn
          endpoints (kubernetes/kubernetes#139629) and of deleted ones (kubernetes/kubernetes#141371)",
     )])
     .references(&["kubernetes/kubernetes#112604", "kubernetes/kubernetes#127318"])
-    .lab(&["c8-stale-udp-entry"]);
+    .lab(&["c8-stale-udp-entry", "c8-stale-udp-entry-answered"]);
 
 pub(super) const C9: Entry = Entry::fault("version skew", &[VersionSkew], Medium)
     .seen(Check)

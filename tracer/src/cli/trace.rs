@@ -384,7 +384,7 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// Takes the old entries, or reports once why they could not be listed.
+    /// Takes the listed entries, or reports once why they could not be listed.
     fn listed(&mut self, listed: io::Result<Vec<ListedEntry>>) {
         match listed {
             Ok(entries) => {
@@ -396,7 +396,7 @@ impl<'a> Trace<'a> {
             Err(error) if !self.list_failed => {
                 self.list_failed = true;
                 self.gaps.push(format!(
-                    "conntrack entries older than the trace could not be listed: {error} (stale UDP entries, C8)"
+                    "conntrack's entries could not be listed: {error} (stale UDP entries, C8)"
                 ));
             }
             Err(_) => {}

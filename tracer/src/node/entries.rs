@@ -1,4 +1,4 @@
-//! Conntrack entries older than the trace, as ctnetlink lists them: UDP without an answer.
+//! UDP entries of conntrack, as ctnetlink lists them: those older than the trace, and the use of those that it knows.
 //!
 //! Only reads, through a netlink socket of viptrace's network namespace, with a bound on bytes and time. The caller
 //! selects entries. Message formats: `include/uapi/linux/netfilter/nfnetlink_conntrack.h`.
@@ -39,39 +39,71 @@ const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
 const CTA_TIMEOUT: u16 = 7;
 const CTA_ZONE: u16 = 18;
-const CTA_STATUS_MASK: u16 = 26;
+const CTA_FILTER: u16 = 25;
+/// Of a tuple: `CTA_TUPLE_PROTO`, and in it `CTA_PROTO_NUM`.
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_PROTO_NUM: u16 = 1;
+/// Of a filter: `CTA_FILTER_ORIG_FLAGS`, with `CTA_FILTER_F_CTA_PROTO_NUM` (`net/netfilter/nf_internals.h`).
+const CTA_FILTER_ORIG_FLAGS: u16 = 1;
+const BY_PROTOCOL: u32 = 1 << 3;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 
-/// Lists the UDP entries of this namespace, both families, that have seen no answer. `root` contains `/proc` and
-/// `/sys`.
-pub fn unanswered_datagrams(root: &Path, limits: Limits) -> io::Result<Vec<ListedEntry>> {
+/// The lifetimes of UDP entries after their last packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Timeouts {
+    /// `nf_conntrack_udp_timeout`: until packets have passed in both directions for two seconds.
+    pub single: Option<Duration>,
+    /// `nf_conntrack_udp_timeout_stream`: of an assured entry from then on (`nf_conntrack_udp_packet`).
+    pub stream: Option<Duration>,
+}
+
+impl Timeouts {
+    fn read(proc: &Path) -> Self {
+        let seconds = |name: &str| {
+            let text = procfs::read_text(&proc.join("sys/net/netfilter").join(name)).ok()?;
+            text.trim().parse().ok().map(Duration::from_secs)
+        };
+        Self {
+            single: seconds("nf_conntrack_udp_timeout"),
+            stream: seconds("nf_conntrack_udp_timeout_stream"),
+        }
+    }
+
+    /// The time since the last packet of an entry that lives for another `left`; `None` if it has another timeout.
+    fn idle(self, status: Status, left: Duration) -> Option<Duration> {
+        let whole = if status.has(Status::ASSURED) { self.stream } else { self.single };
+        whole?.checked_sub(left)
+    }
+}
+
+/// Lists the UDP entries of this namespace, both families. `root` contains `/proc` and `/sys`.
+pub fn datagrams(root: &Path, limits: Limits) -> io::Result<Vec<ListedEntry>> {
     Part::Ctnetlink.require(root).map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
-    let timeout = udp_timeout(&root.join("proc"));
+    let timeouts = Timeouts::read(&root.join("proc"));
     let mut entries = Vec::new();
-    // An incomplete list is better than none.
-    let _whole = netlink::ask(NETLINK_NETFILTER, &request(), limits, |datagram| {
-        parse(datagram, now(), timeout, &mut entries)
-    })?;
+    for family in [AF_INET, AF_INET6] {
+        // An incomplete list is better than none.
+        let _whole = netlink::ask(NETLINK_NETFILTER, &request(family), limits, |datagram| {
+            parse(datagram, now(), timeouts, &mut entries)
+        })?;
+    }
     Ok(entries)
 }
 
-/// `nf_conntrack_udp_timeout`: the lifetime of an entry without an answer after its last packet.
-fn udp_timeout(proc: &Path) -> Option<Duration> {
-    let text = procfs::read_text(&proc.join("sys/net/netfilter/nf_conntrack_udp_timeout")).ok()?;
-    text.trim().parse().ok().map(Duration::from_secs)
-}
-
-/// Requests all entries without `IPS_SEEN_REPLY`; a kernel that does not know the mask sends all.
-fn request() -> Vec<u8> {
-    // Both families, version 0.
-    let mut body = vec![0; FAMILY_BYTES];
-    for (kind, value) in [(CTA_STATUS, 0_u32), (CTA_STATUS_MASK, Status::SEEN_REPLY)] {
-        body.extend(netlink::attribute(kind, &value.to_be_bytes()));
-    }
+/// Requests all UDP entries of the family. A kernel that cannot filter (before 5.8) sends all protocols.
+fn request(family: u8) -> Vec<u8> {
+    let nested = |kind: u16, body: &[u8]| netlink::attribute(kind | netlink::NESTED, body);
+    let protocol = netlink::attribute(CTA_PROTO_NUM, &[Protocol::UDP.0]);
+    // `struct nfgenmsg`: the family, version 0.
+    let mut body = vec![family, 0, 0, 0];
+    body.extend(nested(CTA_TUPLE_ORIG, &nested(CTA_TUPLE_PROTO, &protocol)));
+    let flags = netlink::attribute(CTA_FILTER_ORIG_FLAGS, &BY_PROTOCOL.to_ne_bytes());
+    body.extend(nested(CTA_FILTER, &flags));
     netlink::message(CT_GET, netlink::DUMP, &body)
 }
 
-/// Reads the messages of one datagram; returns whether the dump ends with it. `timeout` is the lifetime of an entry
-/// without an answer after its last packet, if known.
+/// Reads the messages of one datagram; returns whether the dump ends with it.
 ///
 /// # Errors
 ///
@@ -79,17 +111,17 @@ fn request() -> Vec<u8> {
 pub fn parse(
     datagram: &[u8],
     read_at: Timestamp,
-    timeout: Option<Duration>,
+    timeouts: Timeouts,
     into: &mut Vec<ListedEntry>,
 ) -> io::Result<bool> {
     netlink::messages(datagram, |kind, body| {
         if kind == CT_NEW {
-            into.extend(body.get(FAMILY_BYTES..).and_then(|entry| old_entry(entry, read_at, timeout)));
+            into.extend(body.get(FAMILY_BYTES..).and_then(|entry| listed(entry, read_at, timeouts)));
         }
     })
 }
 
-fn old_entry(entry: &[u8], read_at: Timestamp, timeout: Option<Duration>) -> Option<ListedEntry> {
+fn listed(entry: &[u8], read_at: Timestamp, timeouts: Timeouts) -> Option<ListedEntry> {
     let (mut orig, mut reply, mut status, mut left, mut zone) = (None, None, None, None, 0);
     for (kind, value) in Attributes(entry) {
         match kind {
@@ -102,15 +134,11 @@ fn old_entry(entry: &[u8], read_at: Timestamp, timeout: Option<Duration>) -> Opt
         }
     }
     let (orig, status) = (orig?, Status(status?));
-    if orig.protocol != Protocol::UDP || status.has(Status::SEEN_REPLY) {
+    if orig.protocol != Protocol::UDP {
         return None;
     }
-    let last_packet = match (timeout, left) {
-        (Some(timeout), Some(left)) => {
-            timeout.checked_sub(Duration::from_secs(left.into())).map(|idle| read_at.saturating_sub(idle))
-        }
-        _ => None,
-    };
+    let idle = left.and_then(|left| timeouts.idle(status, Duration::from_secs(left.into())));
+    let last_packet = idle.map(|idle| read_at.saturating_sub(idle));
     let ct = Conntrack { id: 0, zone, status, orig, reply: reply? };
     Some(ListedEntry { ct, read_at, last_packet })
 }
@@ -155,6 +183,9 @@ mod tests {
         attribute(kind | 0x8000, &[attribute(0x8001, &ip), attribute(0x8002, &proto)].concat())
     }
 
+    const TIMEOUTS: Timeouts =
+        Timeouts { single: Some(Duration::from_secs(30)), stream: Some(Duration::from_mins(2)) };
+
     fn message(kind: u16, body: &[u8]) -> Vec<u8> {
         netlink::message(kind, 0, body)
     }
@@ -173,20 +204,20 @@ mod tests {
     fn read(datagram: &[u8]) -> (bool, Vec<ListedEntry>) {
         let mut entries = Vec::new();
         let at = Timestamp::from_unix_ns(100_000_000_000);
-        let done = parse(datagram, at, Some(Duration::from_secs(30)), &mut entries).unwrap();
+        let done = parse(datagram, at, TIMEOUTS, &mut entries).unwrap();
         (done, entries)
     }
 
     #[test]
     fn no_module_is_loaded() {
         let root = tempfile::tempdir().unwrap();
-        let error = unanswered_datagrams(root.path(), LIMITS).unwrap_err();
+        let error = datagrams(root.path(), LIMITS).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
         assert!(error.to_string().contains("nf_conntrack_netlink"), "{error}");
     }
 
     #[test]
-    fn an_entry_without_an_answer_tells_when_its_last_packet_came() {
+    fn the_time_left_shows_when_the_last_packet_came() {
         let (done, entries) = read(&[entry(0x1a8), message(NLMSG_DONE, &[0; 4])].concat());
         assert!(done);
         let [entry] = entries.as_slice() else { panic!("one entry: {entries:?}") };
@@ -196,18 +227,31 @@ mod tests {
     }
 
     #[test]
-    fn answered_entries_are_left_out_and_errors_are_errors() {
-        assert_eq!(read(&entry(0x1aa)), (false, Vec::new()));
+    fn an_assured_entry_lives_longer() {
+        // 28 s are left of 120 s.
+        let (_, entries) = read(&entry(0x1ae));
+        let [assured] = entries.as_slice() else { panic!("one entry: {entries:?}") };
+        assert_eq!(assured.last_packet, Some(Timestamp::from_unix_ns(8_000_000_000)));
+        // More than its timeout is left: it has another.
+        let short = Timeouts { single: Some(Duration::from_secs(10)), stream: None };
+        for status in [0x1a8, 0x1ae] {
+            let mut entries = Vec::new();
+            parse(&entry(status), Timestamp::from_unix_secs(100), short, &mut entries).unwrap();
+            assert_eq!(entries[0].last_packet, None);
+        }
+    }
+
+    #[test]
+    fn errors_are_errors() {
         let refused = message(NLMSG_ERROR, &(-1_i32).to_ne_bytes());
-        let error = parse(&refused, Timestamp::MIN, None, &mut Vec::new()).unwrap_err();
+        let error = parse(&refused, Timestamp::MIN, TIMEOUTS, &mut Vec::new()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(1));
     }
 
     /// The fuzzer's seed is up to date; `VIPTRACE_BLESS=1` rewrites it.
     #[test]
     fn the_corpus_has_such_a_dump() {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/corpus/unanswered-datagrams.ctnetlink");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/corpus/datagrams.ctnetlink");
         let dump = [entry(0x1a8), entry(0x1aa), message(NLMSG_DONE, &[0; 4])].concat();
         if std::env::var_os("VIPTRACE_BLESS").is_some() {
             std::fs::write(&path, &dump).unwrap();
@@ -218,7 +262,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_read_to_an_end(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
-            let _ = parse(&bytes, Timestamp::MIN, Some(Duration::from_secs(30)), &mut Vec::new());
+            let _ = parse(&bytes, Timestamp::MIN, TIMEOUTS, &mut Vec::new());
         }
 
         #[test]
@@ -246,7 +290,6 @@ mod tests {
                 .collect();
             let written: Vec<_> = ends
                 .into_iter()
-                .filter(|(.., answered, _)| !answered)
                 .map(|(client, vip, endpoint, _, left)| {
                     let last = Timestamp::from_unix_secs(100 - 30 + u64::from(left));
                     (client.into(), vip.into(), endpoint.into(), last)
@@ -260,7 +303,7 @@ mod tests {
             let mut datagram = [entry(0x1a8), entry(0x1a8)].concat();
             let length = datagram.len();
             datagram[at % length] = byte;
-            let _ = parse(&datagram, Timestamp::MIN, None, &mut Vec::new());
+            let _ = parse(&datagram, Timestamp::MIN, Timeouts::default(), &mut Vec::new());
         }
     }
 }

@@ -159,8 +159,8 @@ impl Pipeline {
         }
     }
 
-    /// The stale ones (C8) of the node's unanswered UDP entries, which can be older than the trace: they lead to a former
-    /// endpoint, and their sender has sent since. The caller observes them as sightings of [`Hook::EntryReread`].
+    /// The stale ones (C8) of the node's UDP entries, which can be older than the trace: they lead to a former endpoint,
+    /// and their sender has sent since. The caller observes them as sightings of [`Hook::EntryReread`].
     pub fn stale_entries(&self, entries: &[ListedEntry]) -> Vec<ListedEntry> {
         let history = &self.cluster.history;
         let gone = |entry: &&ListedEntry| {

@@ -217,6 +217,12 @@ impl Shop {
         self.put(ms, Object::Pod(newcomer.into()));
     }
 
+    /// The Pod of this endpoint is gone.
+    pub(crate) fn pod_ends(&mut self, endpoint: &str, ms: u64) {
+        let key = self.pods[&addr(endpoint).ip()].key.clone();
+        self.changes.push((ms, Change::Delete(Kind::Pod, key)));
+    }
+
     /// Puts any other object.
     pub(crate) fn put(&mut self, ms: u64, object: Object) {
         self.changes.push((ms, put(object)));

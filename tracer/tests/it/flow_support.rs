@@ -135,8 +135,17 @@ impl Script {
     }
 
     /// An entry that is older than the trace, as ctnetlink lists it.
-    pub(crate) fn listed(mut self, ms: u64, last_packet_ms: u64) -> Self {
-        let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED) };
+    pub(crate) fn listed(self, ms: u64, last_packet_ms: u64) -> Self {
+        self.listed_as(ms, last_packet_ms, 0)
+    }
+
+    /// The listed entry has seen an answer.
+    pub(crate) fn listed_answered(self, ms: u64, last_packet_ms: u64) -> Self {
+        self.listed_as(ms, last_packet_ms, Status::SEEN_REPLY | Status::ASSURED)
+    }
+
+    fn listed_as(mut self, ms: u64, last_packet_ms: u64, status: u32) -> Self {
+        let ct = Conntrack { id: 0, ..self.entry(Status::CONFIRMED | status) };
         let note = EntryNote { last_packet: Some(at(last_packet_ms)), ..EntryNote::default() };
         self =
             self.push(ms, Hook::EntryReread, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }));

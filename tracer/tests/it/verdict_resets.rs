@@ -339,6 +339,35 @@ fn c8_a_stale_udp_entry_that_its_sender_keeps_alive() {
     assert_eq!(verdict.class, Class::C6);
 }
 
+/// An entry that was answered once and is used on after its endpoint's end.
+#[test]
+fn c8_of_an_entry_that_was_answered() {
+    let mut world = World::new();
+    world.shop.leaves(EP, 20_000);
+    let entry = || to_cart().udp().confirm(10_000).reread(15_500, Status::SEEN_REPLY);
+    // The Pod only left the Service: it may go on to answer.
+    let verdict = world.verdict(entry().listed_answered(60_000, 58_000), 61_000);
+    assert_eq!(verdict.class, Class::N9);
+    world.shop.pod_ends(EP, 21_000);
+    for script in [entry(), to_cart().udp()] {
+        let verdict = world.verdict(script.clone().listed_answered(60_000, 58_000), 61_000);
+        assert_eq!((verdict.class, verdict.confidence), (Class::C8, Confidence::High));
+        assert!(verdict.unseen.iter().any(|u| u.contains("still answers")), "{:?}", verdict.unseen);
+        // Nothing was sent since.
+        let verdict = world.verdict(script.listed_answered(60_000, 19_000), 61_000);
+        assert_ne!(verdict.class, Class::C8);
+    }
+    // Another Pod has the address.
+    let mut world = World::new();
+    world.shop.leaves(EP, 20_000);
+    world.shop.newcomer(EP, 50_000);
+    let verdict = world.verdict(entry().listed_answered(60_000, 58_000), 61_000);
+    assert_eq!(verdict.class, Class::C8);
+    // An endpoint that is still listed.
+    let verdict = World::new().verdict(entry().listed_answered(60_000, 58_000), 61_000);
+    assert_eq!(verdict.class, Class::Ok);
+}
+
 #[test]
 fn c1_does_not_contradict_an_existing_rule() {
     let mut world = World::new();

@@ -52,7 +52,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
                 .collect()
         }
         "entries" => {
-            let dump = read(corpus.join("unanswered-datagrams.ctnetlink"))?;
+            let dump = read(corpus.join("datagrams.ctnetlink"))?;
             [0, 30].map(|timeout| [&[timeout], dump.as_slice()].concat()).into()
         }
         "netlink" => netlink::seeds().into(),

@@ -98,17 +98,29 @@ pub(in crate::scenarios) fn refused(stage: &mut Stage) -> Result<()> {
 
 /// A sender that receives no answer keeps its entry alive after the endpoint has gone, and new rules do not affect it.
 pub(in crate::scenarios) fn stale_entry(stage: &mut Stage) -> Result<()> {
-    let [here, there] = resolvers(stage, Answer::Nothing)?;
+    stale(stage, Answer::Nothing)
+}
+
+/// The same after answers: the Pod ended, and nothing that the trace observes of the entry changed.
+pub(in crate::scenarios) fn stale_answered_entry(stage: &mut Stage) -> Result<()> {
+    stale(stage, Answer::First(3))
+}
+
+fn stale(stage: &mut Stage, answer: Answer) -> Result<()> {
+    let [here, there] = resolvers(stage, answer)?;
     let from = stage.place("shop/client-1")?;
     let dns = stage.vip(DNS, "dns")?;
     let sender = udp::keep_sending(from, dns)?;
     let chosen = crate::wait::until("the sender's first datagram", Duration::from_secs(20), || {
         [&here, &there].into_iter().find(|server| server.received_from(sender.client))
     })?;
+    let pod =
+        if chosen.address() == here.address() { "kube-system/coredns-1" } else { "kube-system/coredns-2" };
     let chosen = chosen.address();
     stage.watch()?;
     let slice = stage.world.cluster.slice_without(DNS, chosen.ip())?;
     stage.apply(slice)?;
+    stage.delete("Pod", pod)?;
     // kube-proxy rewrites the rules and does not delete the entry.
     let other = if chosen == here.address() { there.address() } else { here.address() };
     let rules = stage.rules()?.clone().with_endpoint_moved(chosen.ip(), other.ip());

@@ -24,10 +24,11 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 9;
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// The pause between two lists of conntrack entries: the default lifetime of an entry without an answer.
-const LIST_PAUSE: Duration = Duration::from_secs(30);
+/// The pause between two lists of conntrack entries: an entry that is used although its endpoint is gone is reported
+/// within 35 s of the endpoint's removal, with a grace of up to 10 s.
+const LIST_PAUSE: Duration = Duration::from_secs(20);
 
-/// Lists the old UDP entries in parallel to the event loop: at the beginning, periodically, and at the end.
+/// Lists the UDP entries in parallel to the event loop: at the beginning, periodically, and at the end.
 #[derive(Debug, Default)]
 pub(super) struct EntryLister {
     asked: Option<oneshot::Receiver<io::Result<Vec<ListedEntry>>>>,
@@ -56,7 +57,7 @@ impl EntryLister {
     fn start(&mut self) {
         let (answer, asked) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
-            let _ = answer.send(entries::unanswered_datagrams(Path::new("/"), entries::LIMITS));
+            let _ = answer.send(entries::datagrams(Path::new("/"), entries::LIMITS));
         });
         self.asked = Some(asked);
         self.last = Some(Instant::now());

@@ -271,21 +271,26 @@ pub(super) fn stale_attempt<'a>(case: &Case<'a>) -> Option<(Case<'a>, Finding)> 
 /// Mechanism: a UDP sender without answers refreshes its conntrack entry with each datagram, and the entry still leads
 /// to an endpoint that has since left. Rules are evaluated only for new entries, so no rule helps, not even the REJECT
 /// of a Service without endpoints; kube-proxy should have deleted the entry.
-/// For: the entry without an answer, listed or reread after the endpoint had left, and a datagram since.
-/// Against: an entry created after the removal comes from the rules (C6).
+/// For: the entry, listed after the endpoint had left, and a datagram since.
+/// Against: an entry created after the removal comes from the rules (C6); an endpoint that answered and whose Pod still
+/// runs may go on to answer (N9).
 pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let reread = case.flow.reread.filter(|_| case.flow.orig.protocol == Protocol::UDP)?;
     let last_packet = case.flow.last_packet?;
-    if case.flow.was_answered() {
-        return None;
-    }
     let (removed, certain) = match case.ctx.cluster.membership(&case.vip, endpoint, reread.time) {
         Membership::NeverSeen { since } => (since, false),
         membership => (membership.unusable_since()?, true),
     };
     let older = case.flow.partial || case.decided <= removed;
     if removed == Timestamp::MIN || !older || last_packet <= removed.saturating_add(case.ctx.grace) {
+        return None;
+    }
+    // No hook observes further answers of an entry that has seen one.
+    let answered = case.flow.was_answered();
+    let former = case.ctx.cluster.last_pod_by_ip(endpoint.ip(), reread.time);
+    let former = former.filter(|(_, until)| until.saturating_add(case.ctx.grace) >= removed);
+    if answered && former.is_none() && case.ctx.cluster.pod_by_ip(endpoint.ip(), reread.time).is_some() {
         return None;
     }
     let orig = &case.flow.orig;
@@ -312,6 +317,15 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
     .kernel(Some(last_packet), "the last datagram so far renewed the entry, to the second");
     if !certain {
         finding = finding.unobserved("when the endpoint was removed");
+    }
+    if answered {
+        finding = finding.unobserved("whether anybody still answers: the entry saw an answer earlier");
+        finding = match former {
+            Some((pod, until)) => {
+                finding.api(Some(until), format!("Pod {} gave up the address {}", pod.key, endpoint.ip()))
+            }
+            None => finding.confidence(Confidence::Medium),
+        };
     }
     Some(finding)
 }
