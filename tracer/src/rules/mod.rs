@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::net::{Family, Protocol};
 
 mod address;
+pub(crate) mod chains;
 pub(crate) mod frontends;
 mod index;
 pub mod ipset;

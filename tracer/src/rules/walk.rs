@@ -15,7 +15,7 @@ use foldhash::HashMap;
 
 use super::{
     Base, Chain, Family, HookPoint, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Verdict, VirtualServer,
-    Writer,
+    Writer, chains,
 };
 use crate::net::Protocol;
 
@@ -285,7 +285,7 @@ fn is_own(table: &Table, chain: &Chain, rule: &Rule) -> bool {
     }
     let Some(Step::Do(verdict)) = rule.steps.last() else { return false };
     match verdict {
-        Verdict::Jump(to) | Verdict::Goto(to) => to.starts_with("KUBE-"),
+        Verdict::Jump(to) | Verdict::Goto(to) => chains::is_kube_proxys(to),
         Verdict::Accept | Verdict::Return | Verdict::Dnat(_) => {
             chain.base.is_some_and(|base| base.nat && base.hook != HookPoint::Postrouting)
                 && !rule.steps.iter().any(|step| matches!(step, Step::Unknown(_)) || step.is_foreign())

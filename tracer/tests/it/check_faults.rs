@@ -31,7 +31,7 @@ fn interfaces() -> String {
 }
 
 /// worker-1 in iptables mode with everything that a live check reads.
-fn node() -> Gathered {
+pub(crate) fn node() -> Gathered {
     let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
     node.write("node/sysctl.txt", SYSCTLS);
     node.write("node/nf_conntrack.stat.txt", COUNTERS);
@@ -53,7 +53,7 @@ fn node() -> Gathered {
 }
 
 /// The findings besides those by design.
-fn besides(report: &CheckReport) -> Vec<String> {
+pub(crate) fn besides(report: &CheckReport) -> Vec<String> {
     named(report).into_iter().filter(|name| !ON_WORKER_1.contains(&name.as_str())).collect()
 }
 

@@ -10,6 +10,7 @@ mod check_any_input;
 mod check_captures;
 mod check_cli;
 mod check_faults;
+mod check_neighbours;
 mod check_support;
 mod classes;
 mod cli;

@@ -6,7 +6,9 @@ use super::{Aspect, Audit, Context, Discrepancy, Expected, Harmless, Kind, SyncS
 use crate::{
     net::Family,
     node::ProxyMode,
-    rules::{Datum, Frontend, Name, Named, Ruleset, Step, Table, Verdict, Writer, frontends::ipset_name},
+    rules::{
+        Datum, Frontend, Name, Named, Ruleset, Step, Table, Verdict, Writer, chains, frontends::ipset_name,
+    },
 };
 
 /// The most chains listed as harmless; further ones are only counted in a gap.
@@ -249,9 +251,7 @@ fn targets<'a>(table: &'a Table, step: &'a Step) -> Vec<&'a str> {
 }
 
 fn is_service_chain(name: &str) -> bool {
-    ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"]
-        .iter()
-        .any(|start| name.starts_with(start))
+    chains::is_of_service(name)
         || ["service-", "local-", "external-", "firewall-", "endpoint-"]
             .iter()
             .any(|start| name.strip_prefix(start).is_some_and(|rest| rest.contains('/')))

@@ -6,7 +6,7 @@ use super::{Gap, Kind, ProxyMode, Reader, Reason, Snapshot};
 use crate::{
     net::Family,
     node::interfaces::IPVS_DEVICE,
-    rules::{Ruleset, Writer, ipset, iptables, ipvs, nftables, walk::Walker},
+    rules::{Ruleset, Writer, chains, ipset, iptables, ipvs, nftables, walk::Walker},
 };
 
 /// The kinds of each list of rules, in the order of [`Listings`].
@@ -230,11 +230,6 @@ fn service_chains(rules: &Ruleset) -> usize {
 }
 
 fn count_service_chains(rules: &Ruleset, is_backend: impl Fn(Writer) -> bool) -> usize {
-    let of_service = |name: &str| {
-        ["KUBE-SVC-", "KUBE-SEP-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"]
-            .iter()
-            .any(|begin| name.starts_with(begin))
-    };
     let tables = rules.tables.iter().filter(|table| is_backend(table.writer));
-    tables.flat_map(|table| &table.chains).filter(|chain| of_service(&chain.name)).count()
+    tables.flat_map(|table| &table.chains).filter(|chain| chains::is_of_service(&chain.name)).count()
 }
