@@ -106,6 +106,29 @@ impl Health {
         Some(time.as_duration().as_secs_f64())
     }
 
+    /// The zone of `currentTime`, in seconds east of UTC.
+    pub fn utc_offset(text: &str) -> Option<i32> {
+        let (_, rest) = text.split_once("\"currentTime\"")?;
+        let time = rest.trim_start_matches([':', ' ', '"']).split('"').next()?;
+        let zone = match time.split_whitespace().collect::<Vec<_>>().as_slice() {
+            [_, _, zone, ..] => zone,
+            [time] => time.get(time.rfind(['+', '-', 'Z'])?..)?,
+            _ => return None,
+        };
+        if zone == "Z" {
+            return Some(0);
+        }
+        let (sign, digits) = zone.split_at_checked(1)?;
+        let digits = digits.replace(':', "");
+        let (hours, minutes) = digits.split_at_checked(2)?;
+        let seconds = hours.parse::<i32>().ok()? * 3600 + minutes.parse::<i32>().ok()? * 60;
+        match sign {
+            "+" => Some(seconds),
+            "-" => Some(-seconds),
+            _ => None,
+        }
+    }
+
     pub const fn is_healthy(&self) -> bool {
         self.status == 200
     }
@@ -146,6 +169,9 @@ mod tests {
         let new = "{\"currentTime\":\"2026-11-20T23:25:05.5Z\"}";
         assert_eq!(Health::clock(new), Some(1_795_217_105.5));
         assert_eq!(Health::clock("ok"), None);
+        assert_eq!((Health::utc_offset(old), Health::utc_offset(new)), (Some(0), Some(0)));
+        let east = "{\"currentTime\":\"2026-11-20T23:25:05.5+05:30\"}";
+        assert_eq!((Health::utc_offset(east), Health::utc_offset("ok")), (Some(19_800), None));
     }
 
     #[test]

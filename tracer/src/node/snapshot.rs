@@ -76,6 +76,8 @@ pub struct Snapshot {
     pub livez: Option<Health>,
     /// kube-proxy's own clock at its answer to `/healthz`, in seconds since the epoch.
     pub proxy_clock: Option<f64>,
+    /// The zone of kube-proxy's clock, in seconds east of UTC.
+    pub proxy_utc_offset: Option<i32>,
     pub conntrack: Option<Counters>,
     pub conntrack_later: Option<Counters>,
     pub namespaces: Vec<Namespace>,
@@ -139,6 +141,7 @@ impl Reader<'_> {
             self.parse_lines(Kind::ProxyHealthz, "an answer of /healthz", Health::parse_saved);
         self.snapshot.livez = self.parse_lines(Kind::ProxyLivez, "an answer of /livez", Health::parse_saved);
         self.snapshot.proxy_clock = self.capture.text(Kind::ProxyHealthz).and_then(Health::clock);
+        self.snapshot.proxy_utc_offset = self.capture.text(Kind::ProxyHealthz).and_then(Health::utc_offset);
         let answered = [Kind::ProxyMode, Kind::ProxyMetrics, Kind::ProxyHealthz].iter().any(|kind| {
             let refused = Some(self.capture.why_missing(*kind));
             self.capture.get(*kind).is_some()

@@ -11,6 +11,7 @@ mod check_captures;
 mod check_cli;
 mod check_faults;
 mod check_neighbours;
+mod check_outage;
 mod check_support;
 mod classes;
 mod cli;

@@ -192,16 +192,27 @@ fn take(mode: ProxyMode, facts: &Facts, discrepancies: &[Discrepancy], findings:
             findings.extend(services.iter().map(|(service, found)| one(class, mode, service, found)));
         }
     }
-    // If the rules show the effect of a suspected cause, the cause is certain.
-    let stale = named.iter().any(|(class, found)| {
-        found.sync == SyncState::Unheard || *class == Class::C6 && found.sync != SyncState::InFlight
-    });
-    if stale
-        && let Some(cause) =
-            findings.iter_mut().find(|finding| finding.class == Class::C2 && finding.service.is_none())
+    of_outage(&named, findings);
+}
+
+/// The rules show whether an outage of the API has an effect: if they do, a suspected one is certain. If they have
+/// every change, a change that kube-proxy queued nothing for concerned no rule.
+fn of_outage(named: &[Named<'_>], findings: &mut Vec<Finding>) {
+    let lost = |finding: &Finding| finding.class == Class::C2 && finding.service.is_none();
+    let unheard = named.iter().any(|(_, found)| found.sync == SyncState::Unheard);
+    let stale = named.iter().any(|(class, found)| *class == Class::C6 && found.sync == SyncState::Unknown);
+    if let Some(cause) = findings.iter_mut().find(|finding| lost(finding))
+        && (unheard || stale && cause.level != Level::Note)
     {
         cause.level = Level::Fault;
         cause.confidence = Confidence::High;
+    }
+    if named.is_empty() {
+        let only_suspected = |finding: &Finding| {
+            finding.level == Level::Warning
+                && finding.evidence.iter().all(|evidence| evidence.r#type == EvidenceType::Api)
+        };
+        findings.retain(|finding| !(lost(finding) && only_suspected(finding)));
     }
 }
 

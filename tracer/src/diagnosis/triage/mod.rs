@@ -5,6 +5,7 @@
 //! give the same report. One file for each step of the triage order. Each finding has the evidence for and against it,
 //! and the actions. A part that could not be checked is reported, and never counts as healthy.
 
+mod api;
 mod audit;
 pub mod compare;
 mod conntrack;

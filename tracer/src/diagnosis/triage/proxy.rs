@@ -1,11 +1,11 @@
-//! Step 2: kube-proxy itself: whether it runs, its configuration and its log (K1, K2, K3, K7).
+//! Step 2: kube-proxy itself: whether it runs, its configuration and its log (K1, K3, K7).
 //!
-//! Owns C1, C2, C8 (its cleanup), C11 and the mode of C10, as far as kube-proxy's own output shows them. `sync` checks
-//! whether its rules are current.
+//! Owns C1, C8 (its cleanup), C11 and the mode of C10, as far as kube-proxy's own output shows them. `api` checks whether
+//! it reads the API server, `sync` whether its rules are current.
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
-    class::{Action, Class, Confidence, Severity, action},
+    class::{Class, Confidence, Severity, action},
     node::{
         Presence, ProxyMode,
         kube_proxy::{
@@ -13,12 +13,8 @@ use crate::{
             servers::Servers,
         },
     },
-    time::Timestamp,
     verdict::EvidenceType,
 };
-
-/// Slices newer than kube-proxy's last queued update indicate a lost watch only after this time, in seconds.
-const UNHEARD_SECS: f64 = 15.0;
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let before = findings.len();
@@ -28,7 +24,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
         ipvs(facts, log, findings);
         cleanup(log, findings);
     }
-    api(facts, findings);
+    super::api::judge(facts, findings);
     let explained =
         findings.iter().skip(before).any(|finding| matches!(finding.class, Class::C11 | Class::C9));
     absent(facts, explained, findings);
@@ -199,113 +195,4 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
         .confidence(Confidence::Medium)
         .now(&[action::LIST_OLD_ENTRIES]),
     );
-}
-
-/// C2: it cannot reach or read the API server, according to its log or to changes that it did not follow.
-fn api(facts: &Facts, findings: &mut Vec<Finding>) {
-    let unheard = unheard(facts);
-    let errors: Vec<&LoggedError> = facts
-        .node
-        .log
-        .iter()
-        .flat_map(|log| &log.errors)
-        .filter(|error| error.trouble.is_api() && !error.before_restart && !error.recovered)
-        .collect();
-    let cut = facts
-        .node
-        .log
-        .as_ref()
-        .and_then(|log| log.of(Trouble::WatchCut))
-        .filter(|error| !error.before_restart && !error.recovered);
-    let Some(detail) = errors
-        .iter()
-        .max_by_key(|error| error.count)
-        .map(|error| error.trouble.to_string())
-        .or_else(|| unheard.as_ref().map(|_| "it has not received changes of the API".to_owned()))
-    else {
-        return;
-    };
-    let never = facts.node.metrics.as_ref().is_some_and(|metrics| {
-        let times = metrics.sync_times();
-        !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
-    });
-    let severity = if never { Severity::Critical } else { Severity::High };
-    let frozen = if never { "it has never written its rules" } else { "its rules no longer change" };
-    let mut finding = Finding::new(Class::C2, format!("kube-proxy has lost the API: {detail}; {frozen}"))
-        .severity(severity);
-    for error in &errors {
-        finding = logged_by(finding, error);
-    }
-    if let Some(cut) = cut {
-        finding = logged_by(finding, cut);
-    }
-    if let Some((content, since)) = &unheard {
-        finding = finding.api(*since, content.clone()).since(*since);
-    }
-    if never {
-        finding = finding.node(
-            None,
-            "kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0: it has never written its rules",
-        );
-    }
-    // Each of the two alone has another explanation: old lines of a log, a change that does not affect the rules.
-    let sure = unheard.is_some() && (cut.is_some() || !errors.is_empty()) || never;
-    if !sure {
-        finding = finding.confidence(Confidence::Medium);
-        if unheard.is_some() {
-            finding = finding.level(Level::Warning).against(
-                EvidenceType::Api,
-                None,
-                "a change of an EndpointSlice that changes no rule causes no write either",
-            );
-        }
-    }
-    if facts.node.healthz.as_ref().is_some_and(crate::node::Health::is_healthy) {
-        finding = finding.against(
-            EvidenceType::Node,
-            None,
-            "/healthz answers 200; it also does so when the API is lost",
-        );
-    }
-    let trouble = errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
-    findings.push(match trouble.and_then(cure) {
-        Some(action) => finding.now(&[action]),
-        None => finding,
-    });
-}
-
-/// The action, if its log names the cause.
-const fn cure(trouble: Trouble) -> Option<Action> {
-    match trouble {
-        Trouble::ApiUnauthorized => Some(action::CHECK_CREDENTIALS),
-        Trouble::ApiForbidden => Some(action::CHECK_ROLE),
-        Trouble::ApiVersion => Some(action::COMPARE_VERSIONS),
-        Trouble::ApiCertificate => Some(action::COMPARE_CA),
-        _ => None,
-    }
-}
-
-/// The newest change of a Service's slices, with its time, if kube-proxy has not queued an update since.
-fn unheard(facts: &Facts) -> Option<(String, Option<Timestamp>)> {
-    let history = facts.services()?;
-    let metrics = facts.node.metrics.as_ref()?;
-    let queued = metrics.sync_times().iter().map(|times| times.last_queued).fold(f64::NAN, f64::max);
-    let now = facts.now()?;
-    let proxied = history.services().filter(|service| {
-        !service.headless && service.proxy_name.is_none() && !service.cluster_ips.is_empty()
-    });
-    let changed = proxied
-        .filter_map(|service| Some((history.endpoints_changed(&service.key, Timestamp::MAX)?, service)));
-    let (at, service) = changed.max_by_key(|(at, _)| *at)?;
-    let at_secs = std::time::Duration::from_nanos(at.as_unix_ns()).as_secs_f64();
-    // kube-proxy cannot have received changes that are newer than its answers.
-    let unheard = queued > 0.0 && at_secs > queued + UNHEARD_SECS.min(5.0) && now - at_secs >= UNHEARD_SECS;
-    let content = format!(
-        "the EndpointSlices of {} changed {:.0} s after kube-proxy last had something to \
-         write, and {:.0} s before it was asked",
-        service.key,
-        at_secs - queued,
-        now - at_secs
-    );
-    unheard.then_some((content, Some(at)))
 }

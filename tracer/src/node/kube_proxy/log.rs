@@ -3,8 +3,13 @@
 //! Owns the texts that identify the errors, and the forms of a line: klog's own, klog's JSON, and either one after the
 //! prefix of a container runtime (CRI, Docker) or journald. `triage` interprets errors.
 
+use std::{collections::BTreeSet, fmt, net::IpAddr};
+
 use crate::text::{times, to_the_millisecond};
-use std::{fmt, net::IpAddr};
+
+mod age;
+
+pub(crate) use age::Clock;
 
 /// The most addresses of a node kept.
 const MAX_NODE_IPS: usize = 16;
@@ -122,8 +127,10 @@ pub struct LoggedError {
     pub text: String,
     /// Whether the process that logged it last has been restarted since.
     pub before_restart: bool,
-    /// For errors of the API: whether objects were read successfully after the last of them.
+    /// For errors of the API: whether everything that failed was read successfully afterwards.
     pub recovered: bool,
+    /// For errors of the API: the kinds (`*v1.Service`) that failed and were not read since.
+    failing: BTreeSet<String>,
 }
 
 impl LoggedError {
@@ -148,6 +155,8 @@ pub struct Log {
     /// Times of the first and last line that has one.
     pub first: Option<String>,
     pub last: Option<String>,
+    /// Whether this process logs that it has read a list, which it does from `-v=2` on.
+    pub shows_lists: bool,
     /// The last line about the informers reports that they are still waiting.
     pub waiting_for_informers: bool,
     /// `Using iptables Proxier`: the mode of the last start, in the log's spelling.
@@ -181,15 +190,10 @@ impl Log {
         if message.contains("\"Version info\"") || message.contains("msg\":\"Version info\"") {
             self.starts += 1;
             self.errors.iter_mut().for_each(|error| error.before_restart = true);
+            self.shows_lists = false;
             self.version = after(message, "version=\"").or_else(|| after(message, "\"version\":\""));
         }
-        if message.contains("Caches populated for *v1.") || message.contains("Caches are synced for ") {
-            let api = self
-                .errors
-                .iter_mut()
-                .filter(|error| error.trouble.is_api() || error.trouble == Trouble::WatchCut);
-            api.for_each(|error| error.recovered = true);
-        }
+        self.take_list(message);
         if message.contains("until Services and Endpoints have been received") {
             self.waiting_for_informers = true;
         } else if message.contains("Syncing iptables rules")
@@ -214,14 +218,21 @@ impl Log {
         }
         let Some(trouble) = classify(message) else { return };
         let time = to_the_millisecond(time.unwrap_or_default());
-        let text = cut(message);
+        let (text, kind) = (cut(message), kind_of(message).map(str::to_owned));
         match self.errors.iter_mut().find(|error| error.trouble == trouble) {
             Some(error) => {
                 error.count += 1;
+                // An outage begins with its first error, not with one of an outage that is over.
+                if error.recovered {
+                    error.first.clone_from(&time);
+                    error.count = 1;
+                    error.failing.clear();
+                }
                 error.last = time;
                 error.text = text;
                 error.before_restart = false;
                 error.recovered = false;
+                error.failing.extend(kind);
             }
             None => self.errors.push(LoggedError {
                 trouble,
@@ -231,7 +242,34 @@ impl Log {
                 text,
                 before_restart: false,
                 recovered: false,
+                failing: kind.into_iter().collect(),
             }),
+        }
+    }
+
+    /// A successful read: `Caches populated for *v1.Service from …` (to 1.32), `"Caches populated" type="*v1.Service"`
+    /// (from 1.33; client-go, `tools/cache/reflector.go`), and the node's addresses, which need the Node.
+    fn take_list(&mut self, message: &str) {
+        let listed = message.contains("Caches populated");
+        let synced = message.contains("Caches are synced");
+        let retrieved = message.contains("Successfully retrieved ");
+        self.shows_lists |= listed;
+        if !listed && !synced && !retrieved {
+            return;
+        }
+        let kind = if listed { kind_of(message) } else { None };
+        let ends = |error: &&mut LoggedError| error.trouble.is_api() || error.trouble == Trouble::WatchCut;
+        for error in self.errors.iter_mut().filter(ends) {
+            match kind {
+                Some(kind) => {
+                    error.failing.remove(kind);
+                }
+                // The cache of one informer is named by its purpose; the list that fills it has its own line.
+                None if synced && self.shows_lists => continue,
+                None if synced => error.failing.clear(),
+                None => {}
+            }
+            error.recovered |= error.failing.is_empty();
         }
     }
 
@@ -240,6 +278,7 @@ impl Log {
     }
 }
 
+/// Events that cannot be written are not among the errors: kube-proxy needs to read objects, not to write Events.
 /// The texts come from the sources of kube-proxy 1.2x to 1.36 and client-go, and from the releases' issues that the
 /// catalogue names.
 fn classify(message: &str) -> Option<Trouble> {
@@ -306,8 +345,6 @@ fn classify(message: &str) -> Option<Trouble> {
         "Failed to retrieve node info",
         "Error getting node",
         "Unable to retrieve node",
-        "Server rejected event",
-        "Unable to write event",
         "watch of *",
         "Failed to get node",
     ]);
@@ -385,6 +422,18 @@ fn is_klog_time(text: &str) -> bool {
             13 => byte == b'.',
             _ => byte.is_ascii_digit(),
         })
+}
+
+/// The kind of object that a reflector reads: `*v1.EndpointSlice`.
+fn kind_of(message: &str) -> Option<&str> {
+    let (at, _) = message.match_indices("*v").find(|(at, _)| {
+        at.checked_sub(1).is_none_or(|before| {
+            message.as_bytes().get(before).is_some_and(|byte| b" \t\"\\=".contains(byte))
+        })
+    })?;
+    let rest = message.get(at..)?;
+    let end = rest.find(|letter: char| !(letter.is_ascii_alphanumeric() || "*.".contains(letter)));
+    rest.get(..end.unwrap_or(rest.len()))
 }
 
 fn after(message: &str, before: &str) -> Option<String> {

@@ -30,6 +30,14 @@ pub struct SyncTimes {
     pub last_synced: f64,
 }
 
+/// kube-proxy's reads from the API server since its start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reads {
+    pub succeeded: f64,
+    /// By the status code, `<error>` without an answer.
+    pub failed: BTreeMap<String, f64>,
+}
+
 impl Metrics {
     /// Parses the exposition text. Names other than kube-proxy's, the build's and the process's are skipped, and so are
     /// lines of another form.
@@ -94,6 +102,24 @@ impl Metrics {
                 Some(SyncTimes { family, last_queued: queued.value, last_synced: synced.value })
             })
             .collect()
+    }
+
+    /// `rest_client_requests_total` of the method GET; `None` if there is none.
+    pub fn reads(&self) -> Option<Reads> {
+        let label = |sample: &Sample, name: &str| sample.labels.get(name).cloned().unwrap_or_default();
+        let samples = self.get("rest_client_requests_total").iter();
+        let mut gets = samples.filter(|sample| label(sample, "method") == "GET").peekable();
+        gets.peek()?;
+        let mut reads = Reads::default();
+        for sample in gets {
+            let code = label(sample, "code");
+            if code.starts_with('2') {
+                reads.succeeded += sample.value;
+            } else {
+                *reads.failed.entry(code).or_default() += sample.value;
+            }
+        }
+        Some(reads)
     }
 
     /// How often a batch of rules was rejected, by the names of the counters.

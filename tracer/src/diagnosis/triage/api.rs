@@ -1,0 +1,263 @@
+//! Step 2: whether kube-proxy reads the API server (K2): C2, and an outage that is over.
+//!
+//! An error in the log proves that kube-proxy could not read, not that it still cannot: below `-v=2` no release logs the
+//! recovery. A fault needs a proof that the outage lasts: a change that kube-proxy did not follow, rules that it has
+//! never written, requests of which none has succeeded, or errors that go on until the log was read.
+
+use super::{Facts, Finding, Level};
+use crate::{
+    class::{Action, Class, Confidence, Severity, action},
+    node::kube_proxy::{
+        log::{Clock, LoggedError, Trouble},
+        metrics::{Metrics, Reads},
+    },
+    text::length,
+    time::Timestamp,
+    verdict::EvidenceType,
+};
+
+/// In seconds. kube-proxy cannot have received changes that are newer than its answers.
+const UNHEARD_SECS: f64 = 15.0;
+/// In seconds. client-go repeats a failed list after at most 30 s, doubled at random (`tools/cache/reflector.go`), and a
+/// connection attempt takes up to 30 s: an outage that lasts has an error younger than this.
+const REPEATS_SECS: f64 = 90.0;
+/// In seconds. Errors over a shorter time are a blip: a restart of the API server, a new leader.
+const BLIP_SECS: f64 = 60.0;
+
+/// What is known of the outage.
+#[derive(Debug, Default)]
+struct Outage<'f> {
+    /// Errors of the log that no successful read followed.
+    errors: Vec<&'f LoggedError>,
+    /// A watch that ended and was not seen to begin again.
+    cut: Option<&'f LoggedError>,
+    /// The age of the latest of both in seconds; `None` if their times are unknown.
+    age: Option<f64>,
+    /// The newest change that kube-proxy did not follow.
+    unheard: Option<(String, Option<Timestamp>)>,
+    /// kube-proxy has never written its rules.
+    never_wrote: bool,
+    /// None of its reads has ever succeeded.
+    refused: Option<Reads>,
+    /// kube-proxy queued an update after the last error: it has received something since.
+    heard_since: bool,
+}
+
+/// Whether the outage lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasts {
+    Proven,
+    /// Errors go on until the log was read.
+    Probable,
+    Possible,
+    /// The last error is older than the next attempt would be.
+    Over,
+}
+
+pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    let outage = Outage::of(facts);
+    let cause = outage.cause();
+    let (Some(lasts), Some(cause)) = (outage.lasts(facts), cause) else { return };
+    findings.push(outage.finding(facts, lasts, &cause));
+}
+
+impl<'f> Outage<'f> {
+    fn of(facts: &'f Facts) -> Self {
+        let current = |error: &&LoggedError| !error.before_restart && !error.recovered;
+        let log = facts.node.log.as_ref();
+        let errors: Vec<&LoggedError> = log
+            .iter()
+            .flat_map(|log| &log.errors)
+            .filter(|error| error.trouble.is_api())
+            .filter(current)
+            .collect();
+        let cut = log.and_then(|log| log.of(Trouble::WatchCut)).filter(current);
+        let age = clock(facts).and_then(|clock| {
+            errors.iter().copied().chain(cut).filter_map(|error| clock.since(&error.last)).reduce(f64::min)
+        });
+        let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
+        let queued = times.iter().map(|times| times.last_queued).fold(0.0, f64::max);
+        let refused = facts.node.metrics.as_ref().and_then(Metrics::reads);
+        Self {
+            heard_since: age.zip(facts.now()).is_some_and(|(age, now)| queued > now - age + 1.0),
+            errors,
+            cut,
+            age,
+            unheard: unheard(facts, queued),
+            never_wrote: !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0),
+            refused: refused.filter(|reads| reads.succeeded == 0.0 && !reads.failed.is_empty()),
+        }
+    }
+
+    /// The cause in words.
+    fn cause(&self) -> Option<String> {
+        if let Some(error) = self.errors.iter().max_by_key(|error| error.count) {
+            return Some(error.trouble.to_string());
+        }
+        if let Some(reads) = &self.refused {
+            return Some(
+                by_code(reads)
+                    .map_or("none of its requests succeeded".to_owned(), |trouble| trouble.to_string()),
+            );
+        }
+        self.unheard.as_ref().map(|_| "it has not received changes of the API".to_owned())
+    }
+
+    fn lasts(&self, facts: &Facts) -> Option<Lasts> {
+        let logged = !self.errors.is_empty();
+        let broken = logged || self.cut.is_some();
+        if self.never_wrote && (logged || self.refused.is_some())
+            || self.refused.is_some()
+            || self.unheard.is_some() && broken && !self.heard_since
+        {
+            return Some(Lasts::Proven);
+        }
+        if logged && self.goes_on(facts) {
+            return Some(Lasts::Probable);
+        }
+        if self.unheard.is_some() {
+            return Some(Lasts::Possible);
+        }
+        if !logged {
+            return None;
+        }
+        match self.age {
+            Some(age) if age > REPEATS_SECS && self.heard_since => None,
+            Some(age) if age > REPEATS_SECS => Some(Lasts::Over),
+            _ => Some(Lasts::Possible),
+        }
+    }
+
+    /// Whether the same error was repeated for longer than a blip takes, until the log was read.
+    fn goes_on(&self, facts: &Facts) -> bool {
+        let Some(clock) = clock(facts) else { return false };
+        self.errors.iter().any(|error| {
+            let ages = clock.since(&error.first).zip(clock.since(&error.last));
+            ages.is_some_and(|(first, last)| last <= REPEATS_SECS && first - last >= BLIP_SECS)
+        })
+    }
+
+    fn finding(&self, facts: &Facts, lasts: Lasts, cause: &str) -> Finding {
+        let frozen =
+            if self.never_wrote { "it has never written its rules" } else { "its rules no longer change" };
+        let detail = match lasts {
+            Lasts::Proven | Lasts::Probable => format!("kube-proxy has lost the API: {cause}; {frozen}"),
+            Lasts::Possible => format!("kube-proxy may have lost the API: {cause}"),
+            Lasts::Over => format!("kube-proxy could not read the API before: {cause}"),
+        };
+        let (level, severity, confidence) = match lasts {
+            Lasts::Proven if self.never_wrote => (Level::Fault, Severity::Critical, Confidence::High),
+            Lasts::Proven => (Level::Fault, Severity::High, Confidence::High),
+            Lasts::Probable => (Level::Fault, Severity::High, Confidence::Medium),
+            Lasts::Possible => (Level::Warning, Severity::Medium, Confidence::Medium),
+            Lasts::Over => (Level::Note, Severity::Low, Confidence::Low),
+        };
+        let mut finding =
+            Finding::new(Class::C2, detail).level(level).severity(severity).confidence(confidence);
+        for error in self.errors.iter().copied().chain(self.cut) {
+            finding = finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text));
+        }
+        if let Some((content, since)) = &self.unheard {
+            finding = finding.api(*since, content.clone()).since(*since);
+        }
+        if self.never_wrote {
+            finding = finding.node(
+                None,
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds is 0: it has never written its rules",
+            );
+        }
+        if let Some(reads) = &self.refused {
+            let counts: Vec<String> =
+                reads.failed.iter().map(|(code, count)| format!("{count:.0} with {code}")).collect();
+            finding = finding
+                .node(None, format!("rest_client_requests_total: no GET succeeded, {}", counts.join(", ")));
+        }
+        finding = self.doubts(facts, lasts, finding);
+        let trouble = self.errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
+        let trouble = trouble.or_else(|| by_code(self.refused.as_ref()?));
+        match trouble.and_then(cure) {
+            Some(action) => finding.now(&[action]),
+            None => finding,
+        }
+    }
+
+    /// The evidence against it, and what would decide.
+    fn doubts(&self, facts: &Facts, lasts: Lasts, mut finding: Finding) -> Finding {
+        if matches!(lasts, Lasts::Possible) && self.unheard.is_some() {
+            finding = finding.against(
+                EvidenceType::Api,
+                None,
+                "a change of an EndpointSlice that changes no rule causes no write either",
+            );
+        }
+        if matches!(lasts, Lasts::Possible | Lasts::Over) && !self.errors.is_empty() {
+            let quiet = self.age.map_or("the time of the last error is unknown".to_owned(), |age| {
+                let age = std::time::Duration::try_from_secs_f64(age).unwrap_or_default();
+                format!("the last error is {} old", length(age))
+            });
+            let shows = facts.node.log.as_ref().is_some_and(|log| log.shows_lists);
+            let recovery = if shows { "" } else { "; with this verbosity the log does not show a recovery" };
+            finding = finding.against(EvidenceType::Node, None, format!("{quiet}{recovery}")).unobserved(
+                "whether kube-proxy follows the API now: change a Service and read \
+                 kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds again",
+            );
+        }
+        if facts.node.healthz.as_ref().is_some_and(crate::node::Health::is_healthy) {
+            finding = finding.against(
+                EvidenceType::Node,
+                None,
+                "/healthz answers 200; it also does so when the API is lost",
+            );
+        }
+        finding
+    }
+}
+
+fn clock(facts: &Facts) -> Option<Clock> {
+    Some(Clock { now: facts.now()?, utc_offset: facts.node.proxy_utc_offset })
+}
+
+/// The cause, if every failed request has the same status.
+fn by_code(reads: &Reads) -> Option<Trouble> {
+    let mut codes = reads.failed.keys();
+    match (codes.next()?.as_str(), codes.next()) {
+        ("401", None) => Some(Trouble::ApiUnauthorized),
+        ("403", None) => Some(Trouble::ApiForbidden),
+        ("404", None) => Some(Trouble::ApiVersion),
+        ("<error>", None) => Some(Trouble::ApiRefused),
+        _ => None,
+    }
+}
+
+/// The action, if the cause is known.
+const fn cure(trouble: Trouble) -> Option<Action> {
+    match trouble {
+        Trouble::ApiUnauthorized => Some(action::CHECK_CREDENTIALS),
+        Trouble::ApiForbidden => Some(action::CHECK_ROLE),
+        Trouble::ApiVersion => Some(action::COMPARE_VERSIONS),
+        Trouble::ApiCertificate => Some(action::COMPARE_CA),
+        _ => None,
+    }
+}
+
+/// The newest change of a Service's slices, with its time, if kube-proxy has not queued an update since.
+fn unheard(facts: &Facts, queued: f64) -> Option<(String, Option<Timestamp>)> {
+    let history = facts.services()?;
+    let now = facts.now()?;
+    let proxied = history.services().filter(|service| {
+        !service.headless && service.proxy_name.is_none() && !service.cluster_ips.is_empty()
+    });
+    let changed = proxied
+        .filter_map(|service| Some((history.endpoints_changed(&service.key, Timestamp::MAX)?, service)));
+    let (at, service) = changed.max_by_key(|(at, _)| *at)?;
+    let at_secs = std::time::Duration::from_nanos(at.as_unix_ns()).as_secs_f64();
+    let unheard = queued > 0.0 && at_secs > queued + UNHEARD_SECS.min(5.0) && now - at_secs >= UNHEARD_SECS;
+    let content = format!(
+        "the EndpointSlices of {} changed {:.0} s after kube-proxy last had something to \
+         write, and {:.0} s before it was asked",
+        service.key,
+        at_secs - queued,
+        now - at_secs
+    );
+    unheard.then_some((content, Some(at)))
+}

@@ -1,0 +1,128 @@
+//! kube-proxy and the API server: an outage that lasts is a fault, one that is over is not.
+//!
+//! In this capture kube-proxy's clock is 23:25:05.7, and it last queued an update at 23:24:58.1.
+use viptrace::{
+    class::{Class, Confidence},
+    diagnosis::triage::{FindingRecord, Level},
+};
+
+use crate::{
+    check_faults::{besides, node},
+    check_support::{Gathered, only, says},
+};
+
+const REFUSED: &str = "failed to list *v1.EndpointSlice: Get \"https://192.0.2.1:6443\": dial tcp 192.0.2.1:6443: connect: connection refused";
+
+/// The node with these lines, of the form `E1120 TIME MESSAGE`, at the end of kube-proxy's log.
+fn logs(lines: &[(&str, &str)]) -> Gathered {
+    let node = node();
+    node.edit("node/kube-proxy.log", |text| {
+        lines.iter().fold(text, |text, (time, message)| {
+            format!(
+                "{text}E1120 {time}.000000   27071 reflector.go:205] \"Failed to watch\" err=\"{message}\"\n"
+            )
+        })
+    });
+    node
+}
+
+/// As a kube-proxy that runs without `-v=2` writes it.
+fn terse(node: &Gathered) {
+    node.edit("node/kube-proxy.log", |text| {
+        let lines = text.lines().filter(|line| !line.contains("Caches ") && !line.contains("Syncing"));
+        lines.map(|line| format!("{line}\n")).collect()
+    });
+}
+
+fn outage(node: &Gathered) -> Option<FindingRecord> {
+    node.check().findings.into_iter().find(|finding| finding.class == Class::C2)
+}
+
+#[test]
+fn an_outage_that_kube_proxy_has_heard_after_is_over() {
+    let node = logs(&[("20:10:00", REFUSED), ("20:14:00", REFUSED)]);
+    terse(&node);
+    assert_eq!(outage(&node), None);
+    assert_eq!(besides(&node.check()), [""; 0]);
+}
+
+#[test]
+fn errors_that_go_on_are_a_fault_whatever_the_verbosity() {
+    let node = logs(&[("23:23:10", REFUSED), ("23:23:55", REFUSED), ("23:24:50", REFUSED)]);
+    terse(&node);
+    let found = outage(&node).unwrap();
+    assert_eq!((found.level, found.confidence), (Level::Fault, Confidence::Medium), "{found:#?}");
+    assert!(found.root_cause.contains("cannot be reached"), "{found:#?}");
+}
+
+#[test]
+fn a_blip_of_seconds_ago_is_a_warning_that_names_what_decides() {
+    let found = outage(&logs(&[("23:24:59", REFUSED)])).unwrap();
+    assert_eq!(found.level, Level::Warning, "{found:#?}");
+    assert!(
+        found.against.iter().any(|against| against.content.contains("the last error is 6")),
+        "{found:#?}"
+    );
+}
+
+#[test]
+fn silence_since_an_old_error_proves_nothing() {
+    let node = logs(&[("23:20:00", REFUSED)]);
+    terse(&node);
+    node.edit("node/metrics.txt", |text| {
+        text.replace(
+            "last_queued_timestamp_seconds 1.79521709812791e+09",
+            "last_queued_timestamp_seconds 1.795210e+09",
+        )
+        .replace("last_timestamp_seconds 1.7952170983640833e+09", "last_timestamp_seconds 1.795210001e+09")
+    });
+    let found = outage(&node).unwrap();
+    assert_eq!((found.level, found.confidence), (Level::Note, Confidence::Low), "{found:#?}");
+}
+
+#[test]
+fn the_recovery_is_read_in_every_form_and_for_each_kind() {
+    let again = "I1120 23:25:02.000000   27071 reflector.go:507] ";
+    for (recovery, ends) in [
+        ("Caches populated for *v1.EndpointSlice from k8s.io/client-go/informers/factory.go:160", true),
+        (
+            "\"Caches populated\" type=\"*v1.EndpointSlice\" reflector=\"k8s.io/client-go/informers/factory.go:177\"",
+            true,
+        ),
+        ("Caches populated for *v1.Service from k8s.io/client-go/informers/factory.go:160", false),
+        (
+            "\"Caches populated\" type=\"*v1.Service\" reflector=\"k8s.io/client-go/informers/factory.go:177\"",
+            false,
+        ),
+    ] {
+        let node = logs(&[("23:23:10", REFUSED), ("23:23:55", REFUSED), ("23:24:50", REFUSED)]);
+        node.edit("node/kube-proxy.log", |text| format!("{text}{again}{recovery}\n"));
+        assert_eq!(outage(&node).is_none(), ends, "{recovery}");
+    }
+}
+
+#[test]
+fn an_event_that_cannot_be_written_is_no_lost_api() {
+    let node = node();
+    node.edit("node/kube-proxy.log", |text| {
+        format!("{text}E1120 23:25:00.000000   27071 event_broadcaster.go:270] \"Server rejected event (will not retry!)\" err=\"events is forbidden: User \\\"x\\\" cannot create resource\"\n")
+    });
+    assert_eq!(outage(&node), None);
+}
+
+#[test]
+fn metrics_alone_show_that_no_request_ever_succeeded() {
+    let rejected = |text: String| {
+        let lines = text.lines().filter(|line| !line.starts_with("rest_client_requests_total"));
+        let kept: String = lines.map(|line| format!("{line}\n")).collect();
+        kept + "rest_client_requests_total{code=\"401\",host=\"192.0.2.1:6443\",method=\"GET\"} 18\n"
+    };
+    let node = node();
+    node.remove("node/kube-proxy.log");
+    assert_eq!(outage(&node), None);
+    node.edit("node/metrics.txt", rejected);
+    let report = node.check();
+    let found = only(&report, Class::C2);
+    assert_eq!(found.level, Level::Fault, "{found:#?}");
+    assert!(says(found, "18 with 401") && found.root_cause.contains("Unauthorized"), "{found:#?}");
+}
