@@ -75,6 +75,7 @@ pub(crate) fn cluster(services: u32) -> Cluster {
             service: Some(key.clone()),
             address_type: AddressType::Ipv4,
             ports: vec![SlicePort { name: "http".into(), protocol: Protocol::TCP, port: 8080 }],
+            generation: None,
             endpoints: endpoints
                 .iter()
                 .enumerate()

@@ -74,10 +74,11 @@ pub(super) const N18: Entry = not_reported(
     "kernel timer after an abort",
     "a retransmitted SYN-ACK alone makes no verdict; the flow is judged by its client",
 );
-pub(super) const N19: Entry = not_reported(
-    "refused by design",
-    "viptrace does not know intentions: the flow is C20, and its reason names the scaling",
-);
+pub(super) const N19: Entry =
+    Entry::normal("refused by design").seen(Check).now(&[action::FIND_SCALER]).no_scenario(
+        "the lab's API server has no workloads to scale; tests/it/check_neighbours.rs removes the Pods of a captured \
+         Service",
+    );
 pub(super) const N20: Entry =
     Entry::normal("datagram sent, answer not seen").seen(Trace).lab(&["ipvs-without-conntrack"]);
 pub(super) const Ok: Entry =

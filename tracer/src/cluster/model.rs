@@ -296,6 +296,9 @@ pub struct EndpointSlice {
     pub address_type: AddressType,
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<Endpoint>,
+    /// `metadata.generation`: 1 until the API server first sees other endpoints or ports in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
 }
 
 impl EndpointSlice {

@@ -111,6 +111,7 @@ struct Meta {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
+    generation: Option<i64>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
     deletion_grace_period_seconds: Option<i64>,
@@ -426,7 +427,16 @@ fn slice(key: Key, parsed: Slice, notes: &mut Notes<'_>) -> Option<EndpointSlice
             endpoints.extend(slice_endpoint(endpoint, address_type, &key.namespace, notes));
         }
     }
-    Some(EndpointSlice { key, uid: text(parsed.metadata.uid), service, address_type, ports, endpoints })
+    let generation = parsed.metadata.generation;
+    Some(EndpointSlice {
+        key,
+        uid: text(parsed.metadata.uid),
+        service,
+        address_type,
+        ports,
+        endpoints,
+        generation,
+    })
 }
 
 fn slice_endpoint(

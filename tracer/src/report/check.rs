@@ -120,6 +120,9 @@ fn write_finding(out: &mut String, number: usize, finding: &FindingRecord, paint
     for evidence in &finding.against {
         let _ = writeln!(out, "   but: {}", safe(&evidence.content));
     }
+    for unseen in &finding.unseen {
+        let _ = writeln!(out, "   not observed: {}", safe(unseen));
+    }
     if let Some(since) = finding.since {
         let _ = writeln!(out, "   since: {}", since.to_the_millisecond());
     }

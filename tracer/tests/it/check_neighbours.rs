@@ -1,10 +1,14 @@
-//! Other programs beside kube-proxy on the node: their rules raise no fault, and kube-proxy's own faults are still
-//! found beside them.
-use viptrace::diagnosis::triage::Level;
+//! Ordinary clusters: other programs' rules beside kube-proxy's and Services that are switched off raise no fault, and
+//! the faults that look like them are found.
+use serde_json::Value;
+use viptrace::{
+    class::Class,
+    diagnosis::triage::{FindingRecord, Level},
+};
 
 use crate::{
     check_faults::{besides, node},
-    check_support::name,
+    check_support::{Gathered, name},
 };
 
 /// kube-router's network policies as k3s writes them, CRI-O's host ports, Calico, Flannel, portmap and Docker, at the
@@ -61,4 +65,88 @@ fn a_missing_rule_of_kube_proxy_is_found_beside_them() {
     let report = node.check();
     let found = report.findings.iter().find(|finding| name(finding).ends_with("shop/cart"));
     assert!(found.is_some_and(|found| found.level == Level::Fault), "{:#?}", report.findings);
+}
+
+/// Changes each object of a list of the cluster.
+pub(crate) fn edit_items(node: &Gathered, list: &str, change: impl Fn(&mut Value)) {
+    node.edit(&format!("cluster/{list}.json"), |text| {
+        let mut value: Value = serde_json::from_str(&text).unwrap();
+        value["items"].as_array_mut().unwrap().iter_mut().for_each(&change);
+        value.to_string()
+    });
+}
+
+/// shop/cart without endpoints, as after `kubectl scale --replicas=0`.
+fn without_endpoints(node: &Gathered, generation: &Value) {
+    edit_items(node, "endpointslices", |slice| {
+        if slice["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
+            slice["endpoints"] = Value::Null;
+            slice["metadata"]["generation"] = generation.clone();
+        }
+    });
+}
+
+fn without_pods(node: &Gathered) {
+    edit_items(node, "pods", |pod| {
+        if pod["metadata"]["labels"]["app"] == "cart" {
+            pod["metadata"]["labels"]["app"] = "another-workload".into();
+        }
+    });
+}
+
+/// The findings about the endpoints of shop/cart.
+fn of_cart(node: &Gathered) -> Vec<FindingRecord> {
+    let endpoints = |finding: &FindingRecord| {
+        name(finding).ends_with("shop/cart") && [Class::C20, Class::N19].contains(&finding.class)
+    };
+    let found = node.check().findings.into_iter().filter(endpoints);
+    found.filter(|finding| !finding.root_cause.contains("KUBE-")).collect()
+}
+
+#[test]
+fn a_service_that_is_switched_off_is_a_note() {
+    for generation in [Value::from(4), Value::Null] {
+        let node = node();
+        without_endpoints(&node, &generation);
+        without_pods(&node);
+        let found = of_cart(&node);
+        let [off] = found.as_slice() else { panic!("{found:#?}") };
+        assert_eq!((off.class, off.level), (Class::N19, Level::Note), "{off:#?}");
+        assert!(off.unseen.iter().any(|what| what.contains("replicas")), "{off:#?}");
+    }
+}
+
+#[test]
+fn a_service_without_endpoints_that_is_not_switched_off_is_a_fault() {
+    let is_fault = |node: &Gathered, text: &str| {
+        let found = of_cart(node);
+        let [broken] = found.as_slice() else { panic!("{found:#?}") };
+        assert_eq!((broken.class, broken.level), (Class::C20, Level::Fault), "{broken:#?}");
+        assert!(format!("{broken:?}").contains(text), "{broken:#?}");
+    };
+    // It never had an endpoint.
+    let never = node();
+    without_endpoints(&never, &Value::from(1));
+    without_pods(&never);
+    is_fault(&never, "its selector app=cart matches no Pod");
+    // Its Pods exist, and the selector misses them by a letter.
+    let slip = node();
+    without_endpoints(&slip, &Value::from(4));
+    edit_items(&slip, "services", |service| {
+        if service["metadata"]["name"] == "cart" {
+            service["spec"]["selector"]["app"] = "carrt".into();
+        }
+    });
+    is_fault(&slip, "Pod shop/cart-1 has app=cart and belongs to no Service");
+    // Its Pods are not ready.
+    let unready = node();
+    without_endpoints(&unready, &Value::from(4));
+    edit_items(&unready, "pods", |pod| {
+        if pod["metadata"]["labels"]["app"] == "cart" {
+            for condition in pod["status"]["conditions"].as_array_mut().unwrap() {
+                condition["status"] = "False".into();
+            }
+        }
+    });
+    is_fault(&unready, "shop/cart-1 (not ready)");
 }

@@ -93,6 +93,7 @@ pub(crate) fn slice(service: &Service, like: SocketAddr, endpoints: Vec<Endpoint
         address_type: AddressType::of(like.ip()),
         ports: ports.map(|it| SlicePort { name: it.name.clone(), protocol: it.protocol, port }).collect(),
         endpoints,
+        generation: None,
     }
 }
 

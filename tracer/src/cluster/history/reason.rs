@@ -196,19 +196,75 @@ impl History {
         }
     }
 
+    /// Whether the Service has ever had endpoints, by the generation of its slices: the controller gives a new Service
+    /// an empty slice, and later reuses it (`endpointslice/reconciler.go`, `finalize`). `None` if that is unknown.
+    pub fn has_had_endpoints(&self, service: &Key, at: Timestamp) -> Option<bool> {
+        let mut generations = self.slices_at(service, at).map(|slice| slice.generation).peekable();
+        generations.peek()?;
+        generations.try_fold(false, |had, generation| Some(had || generation? > 1))
+    }
+
+    /// A Pod that the selector was probably meant for: no Service selects it, and one of its labels differs from the
+    /// selector's by a slip of the pen while the others match. With the label in question.
+    pub fn nearly_selected<'a>(&'a self, service: &'a Service, at: Timestamp) -> Option<(&'a Key, String)> {
+        let selected = |pod: &Pod| {
+            self.services().any(|other| {
+                other.key.namespace == pod.key.namespace
+                    && !other.selector.is_empty()
+                    && pod.matches(&other.selector)
+            })
+        };
+        self.pods_of_namespace(&service.key.namespace, at).find_map(|pod| {
+            let mut wrong =
+                service.selector.iter().filter(|(label, value)| pod.labels.get(*label) != Some(*value));
+            let (Some((label, wanted)), None) = (wrong.next(), wrong.next()) else { return None };
+            let value = pod.labels.get(label).filter(|value| is_slip(wanted, value))?;
+            (!selected(pod)).then(|| (&pod.key, format!("{label}={value}")))
+        })
+    }
+
     /// The unfinished Pods in the Service's namespace that match its selector.
     fn pods_matching<'a>(
         &'a self,
         service: &'a Service,
         at: Timestamp,
     ) -> impl Iterator<Item = &'a Arc<Pod>> {
-        let namespace = &service.key.namespace;
+        self.pods_of_namespace(&service.key.namespace, at).filter(|pod| pod.matches(&service.selector))
+    }
+
+    /// The unfinished Pods in a namespace.
+    fn pods_of_namespace<'a>(
+        &'a self,
+        namespace: &'a Arc<str>,
+        at: Timestamp,
+    ) -> impl Iterator<Item = &'a Arc<Pod>> {
         let first = Key { namespace: Arc::clone(namespace), name: "".into() };
         let in_namespace = self.pods.range((Bound::Included(first), Bound::Unbounded));
         let in_namespace = in_namespace.take_while(move |(key, _)| key.namespace == *namespace);
-        let pods = in_namespace.filter_map(move |(_, line)| line.at(at).value());
-        pods.filter(|pod| pod.holds_addresses() && pod.matches(&service.selector))
+        in_namespace.filter_map(move |(_, line)| line.at(at).value()).filter(|pod| pod.holds_addresses())
     }
+}
+
+/// Whether one text is the other after at most two insertions, deletions or replacements, and they are not both short.
+fn is_slip(wanted: &str, found: &str) -> bool {
+    const MAX_SLIPS: usize = 2;
+    const MAX_LENGTH: usize = 64;
+    let (wanted, found): (Vec<char>, Vec<char>) = (wanted.chars().collect(), found.chars().collect());
+    let longest = wanted.len().max(found.len());
+    if !(2 * MAX_SLIPS..=MAX_LENGTH).contains(&longest) {
+        return false;
+    }
+    // Levenshtein's distance, one row at a time.
+    let mut row: Vec<usize> = (0..=found.len()).collect();
+    for (at, letter) in wanted.iter().enumerate() {
+        let mut next = vec![at + 1];
+        for ((other, above), diagonal) in found.iter().zip(row.iter().skip(1)).zip(&row) {
+            let left = next.last().copied().unwrap_or_default();
+            next.push((diagonal + usize::from(letter != other)).min(above + 1).min(left + 1));
+        }
+        row = next;
+    }
+    row.last().is_some_and(|distance| *distance <= MAX_SLIPS)
 }
 
 fn why_unready(pod: &Pod) -> Arc<str> {

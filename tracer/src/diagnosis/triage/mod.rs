@@ -65,7 +65,7 @@ const CHECKS: [Check; 9] = [
     Check {
         judge: |facts, scope, found| services::judge(facts, scope, &mut found.findings),
         step: Step::Endpoints,
-        gives: &[Class::C5d, Class::C20, Class::C21, Class::C22, Class::C26, Class::C27],
+        gives: &[Class::C5d, Class::C20, Class::C21, Class::C22, Class::C26, Class::C27, Class::N19],
     },
     Check {
         judge: |facts, _, found| proxy::judge(facts, &mut found.findings),

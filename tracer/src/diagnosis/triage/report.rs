@@ -78,6 +78,8 @@ pub struct FindingRecord {
     pub evidence: Vec<Evidence>,
     /// Evidence against it, or for another explanation.
     pub against: Vec<Evidence>,
+    /// Facts that could not be observed and would decide.
+    pub unseen: Vec<String>,
     pub mitigation: Mitigation,
     /// References for this class: the catalogue's class and upstream issues.
     pub cross_reference: Vec<String>,
@@ -107,6 +109,7 @@ impl FindingRecord {
             since: finding.since,
             evidence: finding.evidence,
             against: finding.against,
+            unseen: finding.unobserved,
         }
     }
 }

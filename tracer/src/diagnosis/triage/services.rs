@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use super::{Facts, Finding, Level, Scope};
 use crate::{
-    class::{Action, Class, Severity, action},
+    class::{Action, Class, Confidence, Severity, action},
     cluster::{
         History, NoEndpointsReason,
         model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy},
@@ -109,6 +109,10 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
         } else {
             "*".to_owned()
         };
+        if let Some(note) = switched_off(history, service, &reason, &what, &label) {
+            findings.push(note);
+            continue;
+        }
         let mut finding = Finding::new(Class::C20, format!("{what} has no endpoint: {reason}"))
             .service(key, &label)
             .since(history.endpoints_changed(key, AT))
@@ -120,12 +124,8 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
                     family
                 ),
             );
-        if matches!(reason, NoEndpointsReason::ScaledToZero { .. }) {
-            finding = finding.against(
-                EvidenceType::Api,
-                None,
-                "a Service that was scaled to zero on purpose refuses connections by design (N19)",
-            );
+        if let Some((pod, label)) = history.nearly_selected(service, AT) {
+            finding = finding.api(None, format!("Pod {pod} has {label} and belongs to no Service"));
         }
         if let NoEndpointsReason::PodsNotReady { pods, .. } = &reason
             && let Some(pod) = pods.first()
@@ -134,6 +134,43 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
         }
         findings.push(finding.now(&[remedy(&reason)]));
     }
+}
+
+/// N19: no Pod is left of a Service that had endpoints. Whether that is intended is known to the owner of the workload
+/// alone; its `replicas` would show it. A selector that has never matched, or nearly matches a Pod, is a fault.
+fn switched_off(
+    history: &History,
+    service: &Service,
+    reason: &NoEndpointsReason,
+    what: &str,
+    label: &str,
+) -> Option<Finding> {
+    let key = &service.key;
+    let empty = matches!(
+        reason,
+        NoEndpointsReason::ScaledToZero { .. } | NoEndpointsReason::SelectorMatchesNothing { .. }
+    );
+    let never = history.has_had_endpoints(key, AT) == Some(false)
+        && !matches!(reason, NoEndpointsReason::ScaledToZero { .. });
+    if !empty || never || history.nearly_selected(service, AT).is_some() {
+        return None;
+    }
+    let terms: Vec<String> =
+        service.selector.iter().map(|(label, value)| format!("{label}={value}")).collect();
+    let detail = format!("{what} is switched off: it has no endpoint, and no Pod has {}", terms.join(","));
+    Some(
+        Finding::new(Class::N19, detail)
+            .level(Level::Note)
+            .confidence(Confidence::Medium)
+            .service(key, label)
+            .since(history.endpoints_changed(key, AT))
+            .api(None, format!("EndpointSlices of {key}: no endpoint, ready or not; {reason}"))
+            .unobserved(
+                "the workload's replicas, which show whether it was scaled to zero or its Pods are missing",
+            )
+            .related(&[Class::C20])
+            .now(&[action::FIND_SCALER]),
+    )
 }
 
 const fn remedy(reason: &NoEndpointsReason) -> Action {
