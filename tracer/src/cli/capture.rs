@@ -124,12 +124,14 @@ async fn from_api(access: &Access, node: Option<&str>) -> Capture {
             return capture;
         }
     };
+    let begun = node::now();
     let answers = futures::future::join_all(Ask::ALL.map(|ask| lister.ask(ask))).await;
     let mut pods = None;
     for (ask, answer) in Ask::ALL.into_iter().zip(answers) {
         match answer {
             Ok(value) => {
-                capture.put(kind_of(ask), format!("GET {}", ask.path()), value.to_string());
+                let source = format!("GET {}", ask.path());
+                capture.put_read(kind_of(ask), source, value.to_string(), Some(begun));
                 if ask == Ask::Pods {
                     pods = Some(value);
                 }

@@ -321,6 +321,11 @@ impl History {
         self.pods.values().filter_map(Timeline::newest)
     }
 
+    /// When this Pod was created, if known.
+    pub fn pod_created(&self, key: &Key) -> Option<Timestamp> {
+        self.pods.get(key)?.created()
+    }
+
     /// All Nodes that exist in the newest version.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
         self.nodes.values().filter_map(Timeline::newest)

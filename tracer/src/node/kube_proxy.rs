@@ -63,15 +63,21 @@ pub struct Health {
     pub status: u16,
     /// `lastUpdated` of the answer, as kube-proxy wrote it.
     pub last_updated: Option<String>,
+    /// `nodeEligible`: false while the Node is being removed.
+    pub node_eligible: Option<bool>,
 }
 
 impl Health {
     /// Parses the answer's JSON; from any other body only the status is kept.
     pub fn parse(status: u16, body: &[u8]) -> Self {
-        let last_updated = serde_json::from_slice::<serde_json::Value>(body)
-            .ok()
-            .and_then(|value| value.get("lastUpdated")?.as_str().map(|text| text.chars().take(80).collect()));
-        Self { status, last_updated }
+        let body = serde_json::from_slice::<serde_json::Value>(body).ok();
+        let field = |name: &str| body.as_ref()?.get(name).cloned();
+        let last_updated = field("lastUpdated");
+        Self {
+            status,
+            last_updated: last_updated.and_then(|time| Some(time.as_str()?.chars().take(80).collect())),
+            node_eligible: field("nodeEligible").and_then(|eligible| eligible.as_bool()),
+        }
     }
 
     /// Parses a saved answer: the body, and on its own line the status that `curl -w '\n%{http_code}'` adds. Without a
@@ -180,7 +186,11 @@ mod tests {
         let health = Health::parse(200, body);
         assert_eq!(health.last_updated.as_deref(), Some("2026-11-20 23:25:05 +0000 UTC"));
         assert!(health.is_healthy());
-        assert_eq!(Health::parse(503, b"\xff\xfe"), Health { status: 503, last_updated: None });
+        assert_eq!(
+            Health::parse(503, b"\xff\xfe"),
+            Health { status: 503, last_updated: None, node_eligible: None }
+        );
+        assert_eq!(Health::parse(503, b"{\"nodeEligible\": false}").node_eligible, Some(false));
         assert_eq!(Health::parse(503, b"{\"lastUpdated\": 3}").last_updated, None);
     }
 }

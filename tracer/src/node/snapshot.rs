@@ -150,11 +150,10 @@ impl Reader<'_> {
         let snapshot = &mut self.snapshot;
         snapshot.running =
             if answered { Some(true) } else { snapshot.process.as_ref().and_then(ProcessList::runs) };
-        if let Some(Artifact { source, .. }) = self.capture.get(Kind::Process)
-            && snapshot.process.is_some()
-            && snapshot.running.is_none()
+        if let (Some(Artifact { source, .. }), Some(process), None) =
+            (self.capture.get(Kind::Process), &snapshot.process, snapshot.running)
         {
-            let error = "not all of the node's processes are visible".to_owned();
+            let error = process.why_unknown();
             let reason = Reason::Unreadable { place: source.clone(), error };
             snapshot.gaps.push(Gap { kind: Kind::Process, reason });
         }
@@ -244,6 +243,13 @@ impl Snapshot {
             !elsewhere && !matches!(gap.reason, Reason::NotInKernel { .. })
         };
         self.recorded_gaps.iter().cloned().chain(self.gaps.iter().filter(lacks).map(Gap::to_string))
+    }
+
+    /// The process id of a kube-proxy in another network namespace, if neither a kube-proxy nor its rules are in this
+    /// one.
+    pub fn kube_proxy_elsewhere(&self) -> Option<u32> {
+        let pid = self.process.as_ref()?.elsewhere?;
+        (self.running != Some(true) && self.proxy_rules.any() != Presence::Present).then_some(pid)
     }
 
     /// Another dataplane that may serve Services here, if neither kube-proxy nor its rules are known to exist.

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output},
 };
 
-use crate::check_support::Gathered;
+use crate::{check_neighbours::without_kube_proxy, check_support::Gathered};
 use serde_json::Value;
 
 fn viptrace(args: &[&str]) -> Output {
@@ -121,6 +121,7 @@ fn what_another_dataplane_serves_is_not_taken_for_healthy() {
     node.write("node/iptables-save.txt", "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n");
     node.write("node/kube-proxy.process.json", "{\"complete\": true}");
     node.write("node/ip-addr.json", "[{\"ifname\": \"cilium_host\"}, {\"ifname\": \"eth0\"}]");
+    without_kube_proxy(&node);
     let output = check(&node, &["shop/cart"]);
     let first = "no fault found on worker-1, but the Services that Cilium serves instead of kube-proxy could not be checked";
     assert!(text(&output.stdout).starts_with(first), "{}", text(&output.stdout));

@@ -209,7 +209,20 @@ fn a_version_skew_is_found_and_unknown_versions_are_not() {
 fn conntrack_is_judged_by_what_grows_and_by_its_limit() {
     for (settings, later, expected, level) in [
         (SYSCTLS.replace("count = 100", "count = 131072"), COUNTERS.to_owned(), Class::C16, Level::Fault),
-        (SYSCTLS.replace("count = 100", "count = 120000"), COUNTERS.to_owned(), Class::C16, Level::Fault),
+        (SYSCTLS.replace("count = 100", "count = 120000"), COUNTERS.to_owned(), Class::C16, Level::Warning),
+        (
+            SYSCTLS.replace("count = 100", "count = 120000"),
+            COUNTERS.replacen("00000000 00000000 0 0", "00000000 00000009 0 0", 1),
+            Class::C16,
+            Level::Fault,
+        ),
+        // At the limit, and each new entry evicts an old one.
+        (
+            SYSCTLS.replace("count = 100", "count = 131072"),
+            COUNTERS.replacen("00000000 00000000 0 0", "00000000 00000000 9 0", 1),
+            Class::C16,
+            Level::Warning,
+        ),
         (SYSCTLS.replace("count = 100", "count = 100000"), COUNTERS.to_owned(), Class::C16, Level::Warning),
         (
             SYSCTLS.to_owned(),
@@ -231,6 +244,27 @@ fn conntrack_is_judged_by_what_grows_and_by_its_limit() {
         assert_eq!(besides(&report), [expected.id()], "{settings}");
         assert_eq!(only(&report, expected).level, level, "{settings}");
     }
+    // Evictions alone lose nothing.
+    let evicting = node();
+    evicting.write(
+        "node/nf_conntrack.stat.later.txt",
+        &COUNTERS.replacen("00000000 00000000 0 0", "00000000 00000000 9 0", 1),
+    );
+    let report = evicting.check();
+    assert_eq!(besides(&report), [""; 0], "{:#?}", report.findings);
+    assert_eq!(only(&report, Class::N7).level, Level::Note);
+    // Hash chains that are too long have a remedy of their own.
+    let long = node();
+    long.write(
+        "node/nf_conntrack.stat.later.txt",
+        &COUNTERS.replacen("0 0 00000000 00000000 0 0", "4 0 00000004 00000000 0 0", 1),
+    );
+    let report = long.check();
+    let found = only(&report, Class::C17);
+    assert!(
+        found.root_cause.contains("hash chains") && found.mitigation.immediate.contains("buckets"),
+        "{found:#?}"
+    );
     // Totals since boot do not matter.
     let node = node();
     let old = COUNTERS.replace("0 00000000 00000000 0 0", "0 000000ff 000000ff 0 0");

@@ -8,7 +8,7 @@ use viptrace::{
 
 use crate::{
     check_faults::{besides, node},
-    check_support::{Gathered, name},
+    check_support::{Gathered, name, only},
 };
 
 /// kube-router's network policies as k3s writes them, CRI-O's host ports, Calico, Flannel, portmap and Docker, at the
@@ -149,4 +149,91 @@ fn a_service_without_endpoints_that_is_not_switched_off_is_a_fault() {
         }
     });
     is_fault(&unready, "shop/cart-1 (not ready)");
+}
+
+/// A cluster that runs no kube-proxy: no `DaemonSet` that wants one, and no Pod.
+pub(crate) fn without_kube_proxy(node: &Gathered) {
+    edit_items(node, "daemonsets", |set| set["status"]["desiredNumberScheduled"] = 0.into());
+    node.edit("cluster/pods.json", |text| {
+        let mut list: Value = serde_json::from_str(&text).unwrap();
+        let pods = list["items"].as_array_mut().unwrap();
+        pods.retain(|pod| pod["metadata"]["labels"]["k8s-app"] != "kube-proxy");
+        list.to_string()
+    });
+}
+
+/// A node on which no kube-proxy runs or answers.
+fn without_process(process: &str) -> Gathered {
+    let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
+    for file in ["proxyMode.txt", "metrics.txt", "healthz.txt", "livez.txt", "kube-proxy.log"] {
+        node.remove(&format!("node/{file}"));
+    }
+    node.write("node/kube-proxy.process.json", process);
+    node
+}
+
+const CILIUM: &str = "[{\"ifname\": \"cilium_host\"}, {\"ifname\": \"eth0\"}]";
+const NO_RULES: &str = "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n";
+
+#[test]
+fn leftovers_of_kube_proxy_beside_its_replacement_are_a_warning() {
+    let node = without_process("{\"complete\": true}");
+    node.write("node/ip-addr.json", CILIUM);
+    without_kube_proxy(&node);
+    let report = node.check();
+    assert_eq!(besides(&report), ["C10"], "{:#?}", report.findings);
+    let k1 = only(&report, Class::K1);
+    assert_eq!(k1.level, Level::Note, "{k1:#?}");
+}
+
+#[test]
+fn a_dead_kube_proxy_beside_a_cni_is_a_fault() {
+    let node = without_process("{\"complete\": true}");
+    node.write("node/ip-addr.json", CILIUM);
+    for rules in [None, Some(NO_RULES)] {
+        if let Some(rules) = rules {
+            node.write("node/iptables-save.txt", rules);
+            node.write("node/ip6tables-save.txt", rules);
+        }
+        let report = node.check();
+        assert_eq!(only(&report, Class::C1).level, Level::Fault, "{:#?}", report.findings);
+    }
+}
+
+#[test]
+fn a_namespace_without_kube_proxy_is_not_a_broken_node() {
+    // kind: the host's namespace, and kube-proxy in the containers that are the nodes.
+    let host = without_process("{\"complete\": true, \"elsewhere\": 4711}");
+    host.write("node/iptables-save.txt", NO_RULES);
+    host.write("node/ip6tables-save.txt", NO_RULES);
+    host.remove("node/nft-ruleset.json");
+    host.remove("node/nft-ruleset.txt");
+    let report = host.check();
+    assert!(report.findings.iter().all(|finding| finding.class != Class::C1), "{:#?}", report.findings);
+    assert!(
+        report.gaps.iter().any(|gap| gap.contains("another network namespace, as process 4711")),
+        "{:?}",
+        report.gaps
+    );
+    // The same without any kube-proxy on the machine.
+    host.write("node/kube-proxy.process.json", "{\"complete\": true}");
+    let report = host.check();
+    assert_eq!(only(&report, Class::C1).level, Level::Fault, "{:#?}", report.findings);
+}
+
+#[test]
+fn a_distribution_that_contains_kube_proxy_is_judged_by_its_answers() {
+    // k3s with --disable-kube-proxy and Cilium: it is no dead kube-proxy.
+    let node = without_process("{\"complete\": true, \"program\": \"k3s-server\"}");
+    node.write("node/ip-addr.json", CILIUM);
+    node.write("node/iptables-save.txt", NO_RULES);
+    node.write("node/ip6tables-save.txt", NO_RULES);
+    without_kube_proxy(&node);
+    let report = node.check();
+    assert_eq!(besides(&report), [""; 0], "{:#?}", report.findings);
+    assert_eq!(only(&report, Class::K1).level, Level::Note);
+    // The same k3s with its own kube-proxy, which answers, and without rules.
+    node.write("node/proxyMode.txt", "iptables");
+    let report = node.check();
+    assert_eq!(only(&report, Class::C1).level, Level::Fault, "{:#?}", report.findings);
 }

@@ -10,6 +10,8 @@ mod check_any_input;
 mod check_captures;
 mod check_cli;
 mod check_faults;
+mod check_modes;
+mod check_moment;
 mod check_neighbours;
 mod check_outage;
 mod check_support;

@@ -3,19 +3,20 @@
 //! Owns the order of steps and the exit status. A live check reads exactly what `viptrace capture` would save, so that
 //! a folder gives the same result as its node.
 
-use std::{fs, mem::ManuallyDrop, path::Path};
+use std::{fs, mem::ManuallyDrop, path::Path, thread};
 
 use anyhow::Context as _;
 
 use crate::{
     cli::{Outcome, ResultExt as _, args::CheckOptions, capture},
     cluster::{Key, Kind},
-    diagnosis::triage::{self, CheckReport, Facts, Saved, Scope, State},
+    diagnosis::triage::{self, CheckReport, Facts, Reading, Saved, Scope, State},
     node::{
         Presence,
         capture::{Capture, Kind as ArtifactKind, folder},
     },
     report::{Output, Printer, check},
+    text::length,
 };
 
 /// Runs the check and prints it.
@@ -27,7 +28,19 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
     let scope =
         Scope { service: options.service.as_ref().map(|(namespace, name)| Key::new(namespace, name)) };
     require_service(&facts, &scope)?;
-    let mut report = triage::triage(&facts, &scope);
+    // A folder cannot be read again.
+    let first = Reading::of(&facts, &scope);
+    let pause = first.pause().filter(|_| options.from.is_none());
+    let again;
+    let (mut report, facts) = match pause {
+        None => (first.report(), &facts),
+        Some(pause) => {
+            printer.detail(&format!("reading again in {}: a difference may be of the moment", length(pause)));
+            thread::sleep(pause);
+            again = ManuallyDrop::new(Facts::read(&read(options, &mut printer)?));
+            (first.confirmed_by(Reading::of(&again, &scope)), &again)
+        }
+    };
     let is_record = matches!(options.output, Output::Json | Output::Yaml);
     if is_record || options.save.is_some() || saved.is_some() {
         report.facts = facts.digest();
@@ -48,7 +61,7 @@ pub(in crate::cli) fn run(options: &CheckOptions, mut printer: Printer) -> anyho
             .with_context(|| format!("cannot save the check in {}", path.display()))
             .hint(|| "name another file with --save FILE".to_owned())?;
     }
-    outcome(&report, &facts)
+    outcome(&report, facts)
 }
 
 fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {

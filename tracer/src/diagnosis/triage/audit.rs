@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Facts, Finding, Level, Step};
+use super::{Facts, Finding, Level, Step, moment::Moment};
 use crate::{
     class::{Action, Class, Confidence, Domain, Severity, action},
     cluster::Key,
@@ -21,6 +21,7 @@ use crate::{
         ProxyMode,
         kube_proxy::metrics::{Metrics, SyncTimes},
     },
+    rules::Writer,
     text::count,
     time::Timestamp,
     verdict::EvidenceType,
@@ -35,7 +36,8 @@ const MAX_QUOTED: usize = 6;
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) -> Vec<String> {
     let Some(history) = facts.services() else { return Vec::new() };
     let known = |family: &Family| facts.node.knows_rules(*family);
-    if !Family::ALL.iter().any(known) || facts.node.served_elsewhere().is_some() {
+    let elsewhere = facts.served_elsewhere().is_some() || facts.node.kube_proxy_elsewhere().is_some();
+    if !Family::ALL.iter().any(known) || elsewhere {
         return Vec::new();
     }
     let (Some(mode), Some(node)) = (facts.node.mode, facts.known_node()) else {
@@ -47,6 +49,14 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) -> Vec<String> {
     let mut audit = audit::audit(&expected, &facts.node.rules, &context);
     // A family whose rules were not read has no missing rule.
     audit.discrepancies.retain(|found| known(&found.family));
+    // IPVS serves keepalived and others, too.
+    if !super::rules::has_servers_of_services(facts) {
+        audit
+            .discrepancies
+            .retain(|found| found.aspect != Aspect::Writer || found.writer != Some(Writer::Ipvs));
+    }
+    let moment = Moment::of(facts);
+    audit.discrepancies.iter_mut().for_each(|found| moment.settle(found, context.sync.grace));
     take(mode, facts, &audit.discrepancies, findings);
     let gap = |gap: &String| format!("rules against the API: {gap}");
     expected.gaps.iter().chain(&audit.gaps).map(gap).collect()
@@ -77,6 +87,12 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
     let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
     context.sync = sync(&times, facts, at);
     context
+}
+
+/// The time that a change may take to reach the rules: the grace of the catalogue, section 3.
+pub(super) fn grace(facts: &Facts) -> Duration {
+    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
+    sync(&times, facts, facts.taken.unwrap_or(Timestamp::MAX)).grace
 }
 
 /// The latest queued update and the oldest write of both families; the grace of the catalogue, section 3.
@@ -126,9 +142,11 @@ type Named<'d> = (Class, &'d Discrepancy);
 
 /// The class of a difference, from its aspect, the mode and kube-proxy's own times.
 fn class_of(found: &Discrepancy, mode: ProxyMode) -> Class {
-    let other_backend =
-        mode == ProxyMode::Iptables && found.writer.is_some_and(crate::rules::Writer::is_iptables);
+    let other_backend = mode == ProxyMode::Iptables && found.writer.is_some_and(Writer::is_iptables);
     match (found.aspect, found.kind) {
+        (Aspect::Frame | Aspect::Share | Aspect::Masquerade, _) if found.sync == SyncState::InFlight => {
+            Class::C5
+        }
         (Aspect::Frame, _) if found.writer.is_none() => Class::C1,
         (Aspect::Frame | Aspect::Share | Aspect::Masquerade, _) => Class::C5e,
         (Aspect::InvalidPackets, _) => Class::C18,
@@ -136,6 +154,12 @@ fn class_of(found: &Discrepancy, mode: ProxyMode) -> Class {
         (Aspect::Writer, _) => Class::C10,
         (Aspect::Endpoint, Kind::Stale) => Class::C6,
         (Aspect::Reach | Aspect::Endpoint, _) => match found.sync {
+            // IPVS refuses for a virtual server without a real server: a trace has the same class for it.
+            SyncState::Unknown | SyncState::Failing | SyncState::Overwritten
+                if mode == ProxyMode::Ipvs && is_empty_server(found) =>
+            {
+                Class::C12
+            }
             SyncState::InFlight | SyncState::Unknown => Class::C5,
             SyncState::Failing => Class::C4,
             SyncState::Unheard => Class::C2,
@@ -152,6 +176,11 @@ fn class_of(found: &Discrepancy, mode: ProxyMode) -> Class {
         (Aspect::Affinity, _) => Class::C24,
         (Aspect::Hairpin, _) => Class::C31,
     }
+}
+
+/// A virtual server refuses although the API has endpoints.
+fn is_empty_server(found: &Discrepancy) -> bool {
+    found.aspect == Aspect::Reach && found.kind == Kind::Wrong && found.place.starts_with("virtual server ")
 }
 
 /// A finding about rules, with the actions for differing rules instead of the class's usual ones.
@@ -381,7 +410,7 @@ const fn severity(found: &Discrepancy) -> Severity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{net::Family, rules::Writer};
+    use crate::net::Family;
 
     fn found(aspect: Aspect, kind: Kind, sync: SyncState) -> Discrepancy {
         Discrepancy {
@@ -425,6 +454,12 @@ mod tests {
         let refusal = found(Aspect::Refusal, Kind::Wrong, SyncState::Unknown);
         assert_eq!(class_of(&refusal, ProxyMode::Iptables), Class::C20);
         assert_eq!(class_of(&refusal, ProxyMode::Ipvs), Class::C12);
+        let server = Discrepancy {
+            place: "virtual server 10.96.0.1:80".into(),
+            ..found(Aspect::Reach, Kind::Wrong, SyncState::Failing)
+        };
+        assert_eq!(class_of(&server, ProxyMode::Ipvs), Class::C12);
+        assert_eq!(class_of(&server, ProxyMode::Iptables), Class::C4);
         let frame = found(Aspect::Frame, Kind::Missing, SyncState::Unknown);
         assert_eq!(class_of(&frame, ProxyMode::Iptables), Class::C5e);
         assert_eq!(class_of(&Discrepancy { writer: None, ..frame }, ProxyMode::Iptables), Class::C1);

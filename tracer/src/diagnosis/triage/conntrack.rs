@@ -1,4 +1,4 @@
-//! Step 4: conntrack (K8): C16, C17, and the consequences of the table's size and timeouts.
+//! Step 4: conntrack (K8): C16, C17, N7, and the consequences of the table's size and timeouts.
 //!
 //! Judges only growth between two readings, never totals since boot.
 
@@ -53,8 +53,10 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 
 fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, findings: &mut Vec<Finding>) {
     let percent = count.saturating_mul(100) / max;
-    let full = count >= max || percent >= NEARLY_FULL_PERCENT && drop.by > 0;
-    let (level, severity, detail) = if full {
+    let nearly = percent >= NEARLY_FULL_PERCENT;
+    // At the limit a new entry is possible only if an entry without a reply can be evicted (`early_drop`).
+    let evicts = early.by > 0 && drop.by == 0;
+    let (level, severity, detail) = if nearly && drop.by > 0 || count >= max && !evicts {
         (
             Level::Fault,
             Severity::Critical,
@@ -62,19 +64,22 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
                 "conntrack is full ({count} of {max}): new connections are dropped, established ones continue"
             ),
         )
-    } else if percent >= NEARLY_FULL_PERCENT {
+    } else if nearly {
         (
-            Level::Fault,
-            Severity::High,
+            Level::Warning,
+            Severity::Medium,
             format!("conntrack is nearly full: {count} of {max} entries ({percent} %)"),
         )
-    } else if percent >= FILLING_PERCENT || early.by > 0 {
+    } else if percent >= FILLING_PERCENT {
         (
             Level::Warning,
             Severity::Low,
             format!("conntrack is filling up: {count} of {max} entries ({percent} %)"),
         )
     } else {
+        if evicts {
+            findings.push(evicted(count, max, early));
+        }
         return;
     };
     let mut finding = Finding::new(Class::C16, detail)
@@ -105,6 +110,21 @@ fn fullness(facts: &Facts, count: u64, max: u64, drop: Growth, early: Growth, fi
         .filter(|wanted| *wanted > max);
     let new = wanted.unwrap_or_else(|| max.saturating_mul(2));
     findings.push(finding.fill("MAX", new.to_string()));
+}
+
+/// N7: entries without a reply make room for new ones, and nothing is lost.
+fn evicted(count: u64, max: u64, early: Growth) -> Finding {
+    Finding::new(Class::N7, "conntrack evicts entries without a reply to make room; no packet is dropped")
+        .level(Level::Note)
+        .node(
+            None,
+            format!(
+                "early_drop grew by {} on {} CPUs between two readings, drop did not",
+                early.by, early.cpus
+            ),
+        )
+        .node(None, format!("nf_conntrack_count {count}, nf_conntrack_max {max}"))
+        .related(&[Class::C16])
 }
 
 /// The limit applies to each namespace, and each namespace has its own count.
@@ -187,6 +207,10 @@ fn lost(
         return;
     }
     let detail = match (insert_failed.by, drop.by) {
+        _ if chain.by > 0 => format!(
+            "conntrack's hash chains are too long: the kernel dropped {} between two readings",
+            count(chain.by, "first packet")
+        ),
         (0, dropped) => {
             format!(
                 "conntrack dropped {} between two readings although it is not full",
@@ -207,7 +231,14 @@ fn lost(
             ),
         );
     if chain.by > 0 {
-        finding = finding.node(None, format!("chainlength grew by {}: hash chains were too long", chain.by));
+        // Each of these counts one packet (`NF_CT_STAT_INC(net, chaintoolong)`, net/netfilter/nf_conntrack_core.c).
+        finding = finding
+            .confidence(Confidence::High)
+            .node(None, format!("chainlength (chaintoolong) grew by {}", chain.by))
+            .now(&[action::RAISE_BUCKETS]);
+        if let Some(ConntrackUse { max, .. }) = used {
+            finding = finding.fill("BUCKETS", (max / 4).to_string());
+        }
     }
     findings.push(finding);
 }

@@ -34,6 +34,8 @@ pub struct Facts {
     pub api_version: Option<String>,
     pub daemon_sets: Option<Vec<DaemonSet>>,
     pub events: Option<Vec<Event>>,
+    /// When the first of the lists of Services and `EndpointSlices` was read, if known.
+    pub lists_read: Option<Timestamp>,
     /// Texts of the cluster that could not be parsed. The snapshot has those of the node.
     gaps: Vec<Gap>,
     /// The number of unusable parts of objects.
@@ -48,6 +50,8 @@ pub enum Uncovered {
     Rules,
     /// Services that this program serves instead of kube-proxy.
     Dataplane(Dataplane),
+    /// The node's network namespace: this one is another, and the process with this id is in one with kube-proxy.
+    Namespace(u32),
 }
 
 impl fmt::Display for Uncovered {
@@ -57,6 +61,10 @@ impl fmt::Display for Uncovered {
             Self::Endpoints => f.write_str("their endpoints"),
             Self::Rules => f.write_str("the node's rules"),
             Self::Dataplane(name) => write!(f, "the Services that {name} serves instead of kube-proxy"),
+            Self::Namespace(pid) => write!(
+                f,
+                "the network namespace of kube-proxy, which is that of process {pid} (`nsenter -t {pid} -n viptrace check`)"
+            ),
         }
     }
 }
@@ -86,6 +94,8 @@ impl Facts {
         facts.events =
             capture.parse(Kind::Events, objects::events).and_then(|read| read.map_err(&mut kept).ok());
         facts.gaps = gaps;
+        let lists = [Kind::Services, Kind::EndpointSlices].into_iter().flat_map(|kind| capture.all(kind));
+        facts.lists_read = lists.filter_map(|list| list.read).min();
         facts.read_objects(capture);
         facts
     }
@@ -159,6 +169,29 @@ impl Facts {
             .filter(|_| self.covers(Uncovered::Services) && self.covers(Uncovered::Endpoints))
     }
 
+    /// Whether this cluster means kube-proxy to run as Pods. `None` if its objects are unknown.
+    pub(super) fn wants_proxy_pods(&self) -> Option<bool> {
+        let sets = self.daemon_sets.as_ref().map(|sets| sets.iter().any(|set| set.desired > 0));
+        let history = self.history.as_ref().filter(|history| history.knows(ObjectKind::Pod));
+        let pods = history.map(|history| history.pods().any(|pod| super::pods::is_proxy(pod)));
+        match (sets, pods) {
+            (Some(true), _) | (_, Some(true)) => Some(true),
+            (Some(false), Some(false)) => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Another dataplane that serves Services here, with or without rules that kube-proxy left behind. A CNI that runs
+    /// beside kube-proxy is none, whatever state kube-proxy is in.
+    pub(super) fn served_elsewhere(&self) -> Option<Dataplane> {
+        let other = self.node.other_dataplane.filter(|_| self.node.running != Some(true))?;
+        match self.wants_proxy_pods() {
+            Some(true) => None,
+            Some(false) => Some(other),
+            None => self.node.served_elsewhere(),
+        }
+    }
+
     fn knows(&self, kind: ObjectKind) -> bool {
         self.history.as_ref().is_some_and(|history| history.knows(kind))
     }
@@ -196,9 +229,10 @@ impl Facts {
         match part {
             Uncovered::Services => whole(ObjectKind::Service, Kind::Services),
             Uncovered::Endpoints => whole(ObjectKind::EndpointSlice, Kind::EndpointSlices),
-            Uncovered::Dataplane(_) => self.node.served_elsewhere().is_none(),
+            Uncovered::Dataplane(_) => self.served_elsewhere().is_none(),
+            Uncovered::Namespace(_) => self.node.kube_proxy_elsewhere().is_none(),
             // These rules do not contain another dataplane's Services.
-            Uncovered::Rules if self.node.served_elsewhere().is_some() => true,
+            Uncovered::Rules if self.served_elsewhere().is_some() => true,
             Uncovered::Rules => {
                 let families = self.families();
                 let wanted = if families.is_empty() { vec![Family::Ipv4] } else { families };
@@ -210,10 +244,12 @@ impl Facts {
 
     /// The unchecked parts that a healthy node requires.
     pub fn uncovered(&self) -> Vec<Uncovered> {
-        let dataplane = self.node.served_elsewhere().map(Uncovered::Dataplane);
+        let dataplane = self.served_elsewhere().map(Uncovered::Dataplane);
+        let namespace = self.node.kube_proxy_elsewhere().map(Uncovered::Namespace);
         [Uncovered::Services, Uncovered::Endpoints, Uncovered::Rules]
             .into_iter()
             .chain(dataplane)
+            .chain(namespace)
             .filter(|part| !self.covers(*part))
             .collect()
     }

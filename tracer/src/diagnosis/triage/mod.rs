@@ -8,8 +8,10 @@
 mod api;
 mod audit;
 pub mod compare;
+mod confirm;
 mod conntrack;
 pub(crate) mod facts;
+mod moment;
 mod path;
 mod pods;
 pub mod procedures;
@@ -26,6 +28,7 @@ use std::{
 };
 
 pub use compare::Saved;
+pub use confirm::Reading;
 pub use facts::Facts;
 pub use report::{CheckReport, FindingRecord, State};
 
@@ -100,7 +103,7 @@ const CHECKS: [Check; 9] = [
     Check {
         judge: |facts, _, found| conntrack::judge(facts, &mut found.findings),
         step: Step::Conntrack,
-        gives: &[Class::C16, Class::C17],
+        gives: &[Class::C16, Class::C17, Class::N7],
     },
     Check {
         judge: |facts, _, found| path::judge(facts, &mut found.findings),
@@ -127,14 +130,22 @@ impl Check {
 
 /// Judges the facts. The caller adds their digest, which follows every Service through the rules.
 pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
+    Reading::of(facts, scope).report()
+}
+
+fn find(facts: &Facts, scope: &Scope) -> Found {
     let mut found = Found::default();
     for check in &CHECKS {
         check.run(facts, scope, &mut found);
     }
-    let Found { mut findings, gaps: unaudited } = found;
     if let Some(service) = &scope.service {
-        findings.retain(|finding| finding.concerns(service));
+        found.findings.retain(|finding| finding.concerns(service));
     }
+    found
+}
+
+fn report(facts: &Facts, found: Found, scope: &Scope) -> CheckReport {
+    let Found { mut findings, gaps: unaudited } = found;
     rank(&mut findings, scope);
 
     let mut gaps = facts.missing();

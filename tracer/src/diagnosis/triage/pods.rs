@@ -1,5 +1,7 @@
 //! Steps 2 and 5: kube-proxy's Pods and `DaemonSet` (K1), the Nodes (K10), and the Events about both.
 
+use std::time::Duration;
+
 use super::{Facts, Finding, Level, Step};
 use crate::{
     class::{Class, Confidence, Domain, Severity, action},
@@ -14,6 +16,8 @@ use crate::{
 
 /// The most Pods and Nodes named in one finding; the others are counted.
 const MAX_NAMED: usize = 5;
+/// A Pod of a `DaemonSet` is replaced within this time, unless something is wrong.
+const REPLACED_WITHIN: Duration = Duration::from_mins(1);
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     if let Some(history) = &facts.history {
@@ -25,10 +29,62 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 }
 
 /// By the labels of kubeadm and similar tools, or by its name in kube-system.
-fn is_proxy(pod: &Pod) -> bool {
+pub(super) fn is_proxy(pod: &Pod) -> bool {
     let label = |name: &str| pod.labels.get(name).is_some_and(|value| value == "kube-proxy");
     ["k8s-app", "component", "app.kubernetes.io/name", "app"].iter().any(|name| label(name))
         || *pod.key.namespace == *"kube-system" && pod.key.name.starts_with("kube-proxy-")
+}
+
+/// Why kube-proxy is away for a moment: a rollout of its `DaemonSet`, or a Pod that has just been deleted or created.
+/// `None` if it stays away: a container that fails, a Pod that ends too late or does not start.
+pub(super) fn is_being_replaced(facts: &Facts) -> Option<String> {
+    let history = facts.history.as_ref()?;
+    let node = facts.known_node()?;
+    let taken = facts.taken.unwrap_or_default();
+    let here: Vec<_> = history
+        .pods()
+        .filter(|pod| is_proxy(pod) && pod.node.as_deref() == Some(node) && pod.holds_addresses())
+        .collect();
+    let starts = |trouble: &str| ["ContainerCreating", "PodInitializing"].contains(&trouble);
+    let fails =
+        |pod: &Pod| pod.restarts > 0 || pod.trouble.as_deref().is_some_and(|trouble| !starts(trouble));
+    if here.iter().any(|pod| fails(pod) && !pod.ready) {
+        return None;
+    }
+    let rolls = facts.daemon_sets.iter().flatten().find(|set| set.updated < set.desired);
+    let young = |pod: &Pod| {
+        history.pod_created(&pod.key).is_some_and(|created| taken.since(created) < REPLACED_WITHIN)
+    };
+    for pod in &here {
+        match pod.deletion {
+            Some(deadline) if taken.since(deadline) < REPLACED_WITHIN => {
+                return Some(format!("its Pod {} is being deleted", pod.key));
+            }
+            None if !pod.ready && young(pod) => {
+                return Some(format!("its Pod {} has just been created", pod.key));
+            }
+            _ => {}
+        }
+    }
+    match rolls {
+        Some(set) if here.is_empty() => Some(format!(
+            "DaemonSet {} is rolling out: {} of {} Pods are updated",
+            set.name, set.updated, set.desired
+        )),
+        _ => None,
+    }
+}
+
+/// Lowers a fault that ends with the rollout of kube-proxy.
+pub(super) fn during_rollout(facts: &Facts, finding: Finding) -> Finding {
+    match is_being_replaced(facts) {
+        Some(why) => finding
+            .level(Level::Warning)
+            .severity(Severity::Low)
+            .confidence(Confidence::Medium)
+            .against(EvidenceType::Api, None, format!("{why}: this takes seconds, and the rules stay")),
+        None => finding,
+    }
 }
 
 fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
@@ -51,7 +107,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
                 "kube-proxy runs on this node, but not as a Pod",
             )
         } else {
-            finding
+            during_rollout(facts, finding)
         });
     }
     for pod in pods.iter().filter(|pod| here(pod) && !runs(pod)) {
@@ -61,7 +117,8 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
             "it is not ready"
         });
         let detail = format!("kube-proxy's Pod {} on this node does not run: {why}", pod.key);
-        findings.push(
+        findings.push(during_rollout(
+            facts,
             Finding::new(Class::C1, detail)
                 .severity(Severity::High)
                 .api(
@@ -75,7 +132,7 @@ fn proxy_pods(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
                 .now(&[action::DESCRIBE_PROXY_POD])
                 .fill("POD_NAMESPACE", word(&pod.key.namespace))
                 .fill("POD", word(&pod.key.name)),
-        );
+        ));
     }
     let restarted: Vec<String> = pods
         .iter()

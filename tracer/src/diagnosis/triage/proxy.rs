@@ -33,7 +33,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// C1: no process, no ports.
 fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
-    if facts.node.running != Some(false) || explained || facts.node.served_elsewhere().is_some() {
+    if facts.node.running != Some(false) || explained || facts.served_elsewhere().is_some() {
         return;
     }
     let standing = facts.node.proxy_rules.any();
@@ -63,23 +63,50 @@ fn absent(facts: &Facts, explained: bool, findings: &mut Vec<Finding>) {
     }) {
         finding = finding.node(None, format!("its log, at {}: {}", error.last, error.text));
     }
-    findings.push(finding);
+    // Rules that are missing altogether are missing whatever happens to the process.
+    findings.push(if standing == Presence::Present {
+        super::pods::during_rollout(facts, finding)
+    } else {
+        finding
+    });
 }
 
+/// K1: another dataplane serves; C10: kube-proxy's rules remain beside it.
 fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
-    let Some(name) = facts.node.served_elsewhere() else { return };
-    findings.push(
-        Finding::new(
-            Class::K1,
-            format!(
-                "{name} may serve Services on this node instead of kube-proxy: its rules are not checked"
+    let Some(name) = facts.served_elsewhere() else { return };
+    let interface = format!("interfaces of {name} exist, and kube-proxy does not run");
+    let none = (facts.wants_proxy_pods() == Some(false))
+        .then_some("the cluster has no Pod of kube-proxy, and no DaemonSet that wants one");
+    let mut finding = Finding::new(
+        Class::K1,
+        format!("{name} may serve Services on this node instead of kube-proxy: its rules are not checked"),
+    )
+    .level(Level::Note)
+    .confidence(if none.is_some() { Confidence::High } else { Confidence::Medium })
+    .node(None, interface.clone())
+    .fill("DATAPLANE", name.as_str());
+    if let Some(none) = none {
+        finding = finding.api(None, none);
+    }
+    findings.push(finding);
+    if facts.node.proxy_rules.any() == Presence::Present {
+        findings.push(
+            Finding::new(
+                Class::C10,
+                format!("rules of kube-proxy remain although {name} serves Services: nothing updates them"),
+            )
+            .severity(Severity::Medium)
+            .level(Level::Warning)
+            .confidence(Confidence::Medium)
+            .node(None, interface)
+            .node(None, "rules of kube-proxy are in the kernel, and packets reach them")
+            .against(
+                EvidenceType::Node,
+                None,
+                "connections that the dataplane translates before netfilter never meet them",
             ),
-        )
-        .level(Level::Note)
-        .confidence(Confidence::Medium)
-        .node(None, format!("interfaces of {name} exist, and kube-proxy does not run"))
-        .fill("DATAPLANE", name.as_str()),
-    );
+        );
+    }
 }
 
 /// K3: compares its configuration with its state.

@@ -2,16 +2,22 @@
 //!
 //! Owns the conclusions from the presence of rules. The audit checks each rule.
 
-use super::{Facts, Finding, Level};
+use super::{Facts, Finding, Level, sync};
 use crate::{
     class::{Class, Confidence, Severity, action},
+    cluster::Address,
     node::{Presence, ProxyMode, interfaces::IPVS_DEVICE},
-    rules::Writer,
+    rules::{VirtualServer, Writer},
     text::count,
+    time::Timestamp,
     verdict::EvidenceType,
 };
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
+    // Rules that kube-proxy left behind are no longer judged.
+    if facts.served_elsewhere().is_some() {
+        return;
+    }
     two_backends(facts, findings);
     leftovers(facts, findings);
     none(facts, findings);
@@ -40,23 +46,28 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
 fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
     // Only kube-proxy's own report counts: a mode guessed from the rules could not contradict them.
     let Some(mode) = facts.node.reported_mode else { return };
-    let ipvs_device =
-        facts.node.interfaces.as_ref().is_some_and(|interfaces| interfaces.get(IPVS_DEVICE).is_some());
+    let ipvs_device = has_ipvs_device(facts);
     let mut left = Vec::new();
     for other in ProxyMode::ALL.into_iter().filter(|other| *other != mode) {
-        if facts.node.has_rules_of(other) == Presence::Present {
-            left.push(match other {
-                ProxyMode::Iptables => {
-                    let chains = facts.node.service_chains(Writer::is_iptables);
-                    format!("iptables mode: {}", count(chains, "Service chain"))
-                }
-                ProxyMode::Nftables => "nftables mode: the table kube-proxy".to_owned(),
-                ProxyMode::Ipvs => {
-                    let servers = facts.node.rules.servers.as_ref().map_or(0, Vec::len);
-                    format!("ipvs mode: {}", count(servers, "virtual server"))
-                }
-            });
-        }
+        let rules = match other {
+            ProxyMode::Iptables => {
+                let chains = facts.node.service_chains(Writer::is_iptables);
+                (chains > 0).then(|| format!("iptables mode: {}", count(chains, "Service chain")))
+            }
+            // A table without rules does nothing.
+            ProxyMode::Nftables => {
+                let tables = facts.node.rules.tables.iter().filter(|table| table.writer == Writer::Nftables);
+                let rules: usize =
+                    tables.flat_map(|table| &table.chains).map(|chain| chain.rules.len()).sum();
+                (rules > 0)
+                    .then(|| format!("nftables mode: the table kube-proxy with {}", count(rules, "rule")))
+            }
+            ProxyMode::Ipvs => {
+                let servers = servers_of_services(facts, ipvs_device);
+                (servers > 0).then(|| format!("ipvs mode: {}", count(servers, "virtual server")))
+            }
+        };
+        left.extend(rules);
         if other == ProxyMode::Ipvs && ipvs_device {
             left.push("ipvs mode: the interface kube-ipvs0 with every VIP as a local address".to_owned());
         }
@@ -78,6 +89,28 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
     findings.push(finding);
 }
 
+/// Whether kube-proxy wrote any virtual server.
+pub(super) fn has_servers_of_services(facts: &Facts) -> bool {
+    servers_of_services(facts, has_ipvs_device(facts)) > 0
+}
+
+fn has_ipvs_device(facts: &Facts) -> bool {
+    facts.node.interfaces.as_ref().is_some_and(|interfaces| interfaces.get(IPVS_DEVICE).is_some())
+}
+
+/// The virtual servers that kube-proxy wrote: those with an address of a Service, present or past. keepalived, kube-vip and
+/// other load balancers use IPVS too. Without the Services kube-proxy's device decides.
+fn servers_of_services(facts: &Facts, ipvs_device: bool) -> usize {
+    let servers = facts.node.rules.servers.iter().flatten();
+    let Some(history) = facts.services() else {
+        return if ipvs_device { servers.count() } else { 0 };
+    };
+    let of_service = |server: &&VirtualServer| {
+        history.lookup(server.address, server.protocol, Timestamp::MAX) != Address::Other
+    };
+    servers.filter(of_service).count()
+}
+
 /// C1 or C5e: no rules of any mode.
 fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     let mode = facts.node.mode;
@@ -87,7 +120,8 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     });
     let told =
         |class: Class| findings.iter().any(|finding| finding.class == class && finding.level == Level::Fault);
-    if rules != Presence::Absent || !serves || facts.node.served_elsewhere().is_some() {
+    let elsewhere = facts.node.kube_proxy_elsewhere().is_some();
+    if rules != Presence::Absent || !serves || elsewhere || sync::is_starting(facts) {
         return;
     }
     // If the cause has a finding already, or the process is missing, that finding covers the missing rules.

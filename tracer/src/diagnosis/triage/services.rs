@@ -233,11 +233,14 @@ fn no_local_endpoint(
     } else {
         ("externalTrafficPolicy", format!("connections from outside to {node}"))
     };
-    // IPVS forwards them to endpoints on other nodes. A client outside the cluster receives answers from an address
-    // that it did not connect to (kubernetes/kubernetes#97081); inside the cluster IPVS only ignores the policy
-    // (kubernetes/kubernetes#106497).
+    // In ipvs mode a port that is reachable from outside has the endpoints of all nodes (`UsesClusterEndpoints` in
+    // pkg/proxy/serviceport.go): a client outside the cluster receives answers from an address that it did not connect
+    // to (kubernetes/kubernetes#97081), and inside the cluster the policy has no effect (kubernetes/kubernetes#106497).
+    // Any other port has a virtual server without a real server, which refuses.
+    let ignored = mode == Some(ProxyMode::Ipvs) && ports.iter().all(|port| is_external(service, port));
     let fate = match (mode, class) {
-        (Some(ProxyMode::Ipvs), Class::C22) => "go to other nodes nevertheless",
+        (Some(ProxyMode::Ipvs), Class::C22) if ignored => "go to other nodes nevertheless",
+        (Some(ProxyMode::Ipvs), Class::C22) => "are refused",
         (Some(ProxyMode::Ipvs), _) => "are answered from a wrong address",
         _ => "time out",
     };
@@ -265,8 +268,7 @@ fn no_local_endpoint(
             ),
         );
     if class == Class::C22 {
-        let level = if mode == Some(ProxyMode::Ipvs) { Level::Warning } else { Level::Fault };
-        return finding.level(level);
+        return finding.level(if ignored { Level::Warning } else { Level::Fault });
     }
     let finding =
         finding.against(EvidenceType::Api, None, "connections from this node and its Pods are exempt");
@@ -280,6 +282,11 @@ fn no_local_endpoint(
         None if service.r#type == ServiceType::LoadBalancer => finding.level(Level::Warning),
         None => finding,
     }
+}
+
+/// Whether kube-proxy opens the port to connections from outside the cluster.
+fn is_external(service: &Service, port: &ServicePort) -> bool {
+    port.node_port.is_some() || !service.load_balancer_ips.is_empty() || !service.external_ips.is_empty()
 }
 
 /// A `LoadBalancer` that no controller has given an address.

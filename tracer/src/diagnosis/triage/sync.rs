@@ -180,6 +180,24 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
     );
 }
 
+/// Whether kube-proxy has been started so recently that its first sync may still run. It writes in steps: in ipvs mode
+/// the virtual servers come seconds before the ipsets and the iptables rules (`syncProxyRules` of
+/// pkg/proxy/ipvs/proxier.go).
+pub(super) fn is_starting(facts: &Facts) -> bool {
+    let Some(metrics) = facts.node.metrics.as_ref() else { return false };
+    let times = metrics.sync_times();
+    let unwritten = times.iter().any(|times| times.last_synced == 0.0);
+    let age = facts.now().zip(metrics.started()).map(|(now, started)| now - started);
+    unwritten && age.is_some_and(|age| age <= START_SECS)
+}
+
+/// Whether a sync is under way: a queued update is not written yet, and younger than one that has failed.
+pub(super) fn is_under_way(facts: &Facts) -> bool {
+    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
+    let young = |times: &SyncTimes| facts.now().is_some_and(|now| now - times.last_queued <= IN_FLIGHT_SECS);
+    is_starting(facts) || times.iter().any(|times| waiting(times) && young(times))
+}
+
 /// kube-proxy has not written its rules since it started.
 fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let never = !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0);
@@ -188,7 +206,7 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
     }
     let age = facts.now().zip(metrics.started()).map(|(now, started)| now - started);
     let waits = facts.node.log.as_ref().is_some_and(|log| log.waiting_for_informers);
-    let late = age.is_some_and(|age| age > START_SECS);
+    let late = !is_starting(facts) && age.is_some();
     let detail = match age {
         Some(age) => format!("kube-proxy has run for {age:.0} s and has never written its rules"),
         None => "kube-proxy has never written its rules since its start".to_owned(),
@@ -210,9 +228,12 @@ fn health(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     if findings.iter().any(|finding| finding.class == Class::C4 && finding.level == Level::Fault) {
         return;
     }
-    let lives = facts.node.livez.as_ref().is_some_and(crate::node::Health::is_healthy);
+    let lives = facts.node.livez.as_ref().map(crate::node::Health::is_healthy);
     let waits = times.iter().any(waiting);
-    let finding = if lives && !waits {
+    // Both are newer than some releases: /livez of 1.28, `nodeEligible` of the answer's body.
+    let removed =
+        health.node_eligible.map_or(lives == Some(true), |eligible| !eligible && lives != Some(false));
+    let finding = if removed && !waits {
         Finding::new(Class::N15, "kube-proxy's /healthz reports unhealthy because the node is being removed")
             .level(Level::Note)
     } else {

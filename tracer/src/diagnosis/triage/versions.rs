@@ -1,7 +1,7 @@
 //! Step 2: the versions of kube-proxy, the kubelet and the API server against the skew policy (K4, C9).
 //!
-//! The policy: neither may be newer than the API server; kube-proxy and kubelet may be three minor versions older, two
-//! before 1.25 (kubernetes.io/releases/version-skew-policy).
+//! The policy: neither may be newer than the API server; a kube-proxy or kubelet may be three minor versions older, and
+//! two if it is itself older than 1.25 (kubernetes.io/releases/version-skew-policy).
 
 use super::{Facts, Finding, Level};
 use crate::{class::Class, time::Timestamp, verdict::EvidenceType};
@@ -20,6 +20,11 @@ impl Release {
         (major > 0).then_some(Self(major, minor))
     }
 
+    /// The number of minor versions by which this kube-proxy or kubelet may be older than the API server.
+    fn allowed_behind(self) -> i64 {
+        if self >= Self(1, 25) { 3 } else { 2 }
+    }
+
     /// The number of minor versions by which `self` is older; negative if it is newer.
     fn behind(self, other: Self) -> Option<i64> {
         (self.0 == other.0).then(|| i64::from(other.1) - i64::from(self.1))
@@ -29,16 +34,15 @@ impl Release {
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(server_text) = facts.api_version.as_deref() else { return };
     let Some(server) = Release::parse(server_text) else { return };
-    let allowed = if server >= Release(1, 25) { 3 } else { 2 };
     let node = facts.known_node().and_then(|node| facts.history.as_ref()?.node(node, Timestamp::MAX));
     let kubelet = node.map(|node| node.kubelet_version.to_string());
     for (name, version) in
         [("kube-proxy", facts.node.version.as_deref().map(str::to_owned)), ("the kubelet", kubelet)]
     {
         let Some(version) = version else { continue };
-        let Some(behind) = Release::parse(&version).and_then(|release| release.behind(server)) else {
-            continue;
-        };
+        let Some(release) = Release::parse(&version) else { continue };
+        let Some(behind) = release.behind(server) else { continue };
+        let allowed = release.allowed_behind();
         let what = match behind {
             0.. if behind <= allowed => continue,
             0.. => format!("{behind} minor versions older than the API server, {allowed} are allowed"),
@@ -70,5 +74,7 @@ mod tests {
         assert_eq!(Release::parse("latest"), None);
         assert_eq!(Release(1, 30).behind(Release(1, 33)), Some(3));
         assert_eq!(Release(1, 34).behind(Release(1, 33)), Some(-1));
+        // The node's release decides, not the API server's.
+        assert_eq!((Release(1, 25).allowed_behind(), Release(1, 24).allowed_behind()), (3, 2));
     }
 }

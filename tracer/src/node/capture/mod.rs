@@ -64,7 +64,12 @@ impl Capture {
     }
 
     pub fn put(&mut self, kind: Kind, source: impl Into<String>, text: String) {
-        self.artifacts.push(Artifact { kind, text, source: source.into(), read: None });
+        self.put_read(kind, source, text, None);
+    }
+
+    /// With the time at which its read began.
+    pub fn put_read(&mut self, kind: Kind, source: impl Into<String>, text: String, read: Option<Timestamp>) {
+        self.artifacts.push(Artifact { kind, text, source: source.into(), read });
     }
 
     pub fn miss(&mut self, kind: Kind, reason: Reason) {

@@ -1,9 +1,13 @@
 //! kube-proxy as a process of this node: whether it runs, and the flags that it was started with.
 //!
 //! Owns the part of the process list that is kept: kube-proxy's own line and no other. A program that contains
-//! kube-proxy (k3s) is named without its command line, which may contain tokens.
+//! kube-proxy (k3s) is named without its command line, which may contain tokens. A kube-proxy in another network
+//! namespace is another node's (kind, several clusters on one machine), or viptrace is not in the node's namespace.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +18,10 @@ const MAX_CMDLINE_BYTES: usize = 64 << 10;
 /// The most processes that are searched for kube-proxy.
 const MAX_PROCESSES: usize = 1 << 20;
 const KUBE_PROXY: &str = "kube-proxy";
-/// Programs that distributions build kube-proxy into.
-const EMBEDDING: [&str; 5] = ["k3s", "k3s-server", "k3s-agent", "kubelite", "rke2"];
+/// Programs that distributions build kube-proxy into: k3s and `MicroK8s`. Each can run without it (`k3s server
+/// --disable-kube-proxy`), and k3s hides its arguments, so that only an answer on kube-proxy's ports shows that it
+/// runs. RKE2 runs kube-proxy as a static Pod with a process of its own.
+const EMBEDDING: [&str; 4] = ["k3s", "k3s-server", "k3s-agent", "kubelite"];
 
 /// The process list's facts about kube-proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +37,10 @@ pub struct ProcessList {
     /// Its process id, if the program is kube-proxy itself.
     #[serde(default)]
     pub pid: Option<u32>,
+    /// The process id of a kube-proxy, or of a program that may contain it, in another network namespace, if there is
+    /// none in this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elsewhere: Option<u32>,
     /// The node's online CPUs, not the CPUs that the kernel could have.
     #[serde(default)]
     pub cpus: Option<u32>,
@@ -43,6 +53,7 @@ impl ProcessList {
             u32::try_from(text.lines().filter(|line| line.starts_with("processor")).count()).ok()
         });
         let mut list = Self { cpus: cpus.filter(|count| *count > 0), ..Self::default() };
+        let own = namespace(&root.join("self"));
         for entry in fs::read_dir(root)?.take(MAX_PROCESSES).flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             let folder = entry.path();
@@ -51,6 +62,13 @@ impl ProcessList {
             let comm = comm.trim_end();
             // Only the node's own process list has the kernel's threads.
             list.complete |= comm == "kthreadd";
+            if (comm == KUBE_PROXY || EMBEDDING.contains(&comm))
+                && own.is_some()
+                && namespace(&folder).is_some_and(|its| Some(its) != own)
+            {
+                list.elsewhere.get_or_insert(pid);
+                continue;
+            }
             if comm == KUBE_PROXY {
                 list.pid = Some(pid);
                 list.arguments = arguments(&folder);
@@ -62,6 +80,9 @@ impl ProcessList {
             }
         }
         list.complete |= list.program.is_some();
+        if list.program.is_some() {
+            list.elsewhere = None;
+        }
         Ok(list)
     }
 
@@ -74,9 +95,24 @@ impl ProcessList {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whether kube-proxy runs; `None` if that is unknown.
+    /// Whether kube-proxy runs; `None` if that is unknown: a program that may contain it proves nothing.
     pub fn runs(&self) -> Option<bool> {
-        if self.program.is_some() { Some(true) } else { self.complete.then_some(false) }
+        match self.program.as_deref() {
+            Some(KUBE_PROXY) => Some(true),
+            Some(_) => None,
+            None => (self.complete && self.elsewhere.is_none()).then_some(false),
+        }
+    }
+
+    /// Why the list does not show whether kube-proxy runs.
+    pub fn why_unknown(&self) -> String {
+        match (&self.program, self.elsewhere) {
+            (Some(program), _) => {
+                format!("{program} runs, with or without kube-proxy, and no port of kube-proxy answers")
+            }
+            (None, Some(pid)) => format!("kube-proxy runs in another network namespace, as process {pid}"),
+            (None, None) => "not all of the node's processes are visible".to_owned(),
+        }
     }
 
     /// The value of `--NAME=VALUE` or `--NAME VALUE`.
@@ -94,6 +130,11 @@ impl ProcessList {
         }
         None
     }
+}
+
+/// The network namespace of the process with this folder.
+fn namespace(folder: &Path) -> Option<PathBuf> {
+    fs::read_link(folder.join("ns/net")).ok()
 }
 
 /// The command line of the process with this folder.
@@ -127,6 +168,7 @@ mod tests {
         process(root.path(), 9, "k3s-agent", "k3s\0agent\0--token=secret");
         let embedded = ProcessList::read(root.path()).unwrap();
         assert_eq!((embedded.program.as_deref(), embedded.arguments.len()), (Some("k3s-agent"), 0));
+        assert_eq!(embedded.runs(), None, "k3s may run without kube-proxy");
         process(root.path(), 8, "kube-proxy", "/usr/bin/kube-proxy\0--config=/etc/p.conf\0--v\x002\0");
         let own = ProcessList::read(root.path()).unwrap();
         assert_eq!(
@@ -136,10 +178,29 @@ mod tests {
         assert!(!own.to_text().contains("secret"));
     }
 
+    #[test]
+    fn a_kube_proxy_of_another_network_namespace_is_not_this_nodes() {
+        let root = tempfile::tempdir().unwrap();
+        let namespace = |pid: &str, netns: &str| {
+            fs::create_dir_all(root.path().join(pid).join("ns")).unwrap();
+            std::os::unix::fs::symlink(netns, root.path().join(pid).join("ns/net")).unwrap();
+        };
+        namespace("self", "net:[1]");
+        process(root.path(), 2, "kthreadd", "");
+        process(root.path(), 8, "kube-proxy", "/usr/bin/kube-proxy\0");
+        namespace("8", "net:[2]");
+        let other = ProcessList::read(root.path()).unwrap();
+        assert_eq!((other.runs(), other.elsewhere), (None, Some(8)), "{other:?}");
+        process(root.path(), 9, "kube-proxy", "/usr/bin/kube-proxy\0");
+        namespace("9", "net:[1]");
+        let both = ProcessList::read(root.path()).unwrap();
+        assert_eq!((both.runs(), both.pid, both.elsewhere), (Some(true), Some(9), None), "{both:?}");
+    }
+
     proptest! {
         #[test]
-        fn what_is_written_is_read(complete in any::<bool>(), program in proptest::option::of("[a-z]{1,9}"), arguments in vec(any::<String>(), 0..5), pid in any::<Option<u32>>(), cpus in any::<Option<u32>>()) {
-            let list = ProcessList { complete, program, arguments, pid, cpus };
+        fn what_is_written_is_read(complete in any::<bool>(), program in proptest::option::of("[a-z]{1,9}"), arguments in vec(any::<String>(), 0..5), pid in any::<Option<u32>>(), elsewhere in any::<Option<u32>>(), cpus in any::<Option<u32>>()) {
+            let list = ProcessList { complete, program, arguments, pid, elsewhere, cpus };
             prop_assert_eq!(ProcessList::parse(&list.to_text()), Ok(list));
         }
 

@@ -1,0 +1,159 @@
+//! A second reading of a live node, before a fault of the moment is reported; and the doubt where there is only one.
+//!
+//! The lists and the rules are read at slightly different times, and kube-proxy rewrites its rules whenever the cluster
+//! changes: in the middle of a rollout a difference may be gone a second later. Whatever two readings do not agree on
+//! is a note.
+
+use std::time::Duration;
+
+use super::{CheckReport, Facts, Finding, Found, Level, Scope, Step, audit, find, report};
+use crate::{
+    class::Confidence,
+    node::kube_proxy::metrics::Metrics,
+    text::length,
+    time::Timestamp,
+    verdict::{Evidence, EvidenceType},
+};
+
+/// The longest wait of a person for the second reading.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// A fault that began this long ago or earlier is not of the moment.
+const SETTLED: Duration = Duration::from_mins(1);
+
+/// The findings of one reading.
+#[derive(Debug)]
+pub struct Reading<'f> {
+    facts: &'f Facts,
+    scope: &'f Scope,
+    found: Found,
+}
+
+impl<'f> Reading<'f> {
+    pub fn of(facts: &'f Facts, scope: &'f Scope) -> Self {
+        Self { facts, scope, found: find(facts, scope) }
+    }
+
+    /// How long to wait before a second reading; `None` if there is nothing to confirm.
+    pub fn pause(&self) -> Option<Duration> {
+        let recent = |finding: &Finding| {
+            let taken = self.facts.taken.zip(finding.since);
+            taken.is_some_and(|(taken, since)| taken.since(since) < SETTLED)
+        };
+        let of_moment = |finding: &Finding| match finding.step {
+            Some(Step::Rules) => finding.level != Level::Note,
+            Some(Step::KubeProxy) => finding.level == Level::Fault,
+            Some(Step::Endpoints) => finding.level != Level::Note && recent(finding),
+            _ => false,
+        };
+        self.found.findings.iter().any(of_moment).then(|| audit::grace(self.facts).min(MAX_PAUSE))
+    }
+
+    /// The report, if there is no second reading.
+    pub fn report(mut self) -> CheckReport {
+        if let Some(doubt) = Doubt::of(self.facts) {
+            self.found
+                .findings
+                .iter_mut()
+                .filter(|finding| compares(finding))
+                .for_each(|finding| doubt.lower(finding));
+        }
+        report(self.facts, self.found, self.scope)
+    }
+
+    /// The report of a later reading, in which a fault or warning counts only if this one has it too.
+    pub fn confirmed_by(self, mut later: Self) -> CheckReport {
+        let apart = match (self.facts.taken, later.facts.taken) {
+            (Some(earlier), Some(later)) => length(later.since(earlier)),
+            _ => "a moment".to_owned(),
+        };
+        let before = self.found.findings;
+        let now = &mut later.found.findings;
+        for finding in now.iter_mut().filter(|finding| depends_on_time(finding)) {
+            if !before.iter().any(|other| is_same(finding, other)) {
+                demote(finding, format!("a reading {apart} before did not show it: the cluster is changing"));
+            }
+        }
+        let is_gone = |finding: &Finding| {
+            finding.level == Level::Fault && !now.iter().any(|other| is_about_same(finding, other))
+        };
+        let mut gone: Vec<Finding> = before.into_iter().filter(is_gone).collect();
+        for finding in gone.iter_mut().filter(|finding| depends_on_time(finding)) {
+            demote(finding, format!("a reading {apart} later did not show it any more"));
+        }
+        now.append(&mut gone);
+        report(later.facts, later.found, later.scope)
+    }
+}
+
+/// Why a single reading may compare lists and rules of different moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    /// kube-proxy received a change after the lists were read.
+    ChangedSince,
+    /// The lists have no time.
+    NoTimes,
+}
+
+impl Doubt {
+    fn of(facts: &Facts) -> Option<Self> {
+        let Some(read) = facts.lists_read else { return Some(Self::NoTimes) };
+        let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
+        let queued = times.iter().map(|times| times.last_queued).fold(0.0, f64::max);
+        let read = Duration::from_nanos(read.as_unix_ns()).as_secs_f64();
+        (queued > read).then_some(Self::ChangedSince)
+    }
+
+    fn lower(self, finding: &mut Finding) {
+        match self {
+            Self::ChangedSince => {
+                finding.level = finding.level.max(Level::Warning);
+                finding.confidence = Confidence::Low;
+                let why = "kube-proxy received a change after the lists were read: the rules may be newer than the lists";
+                against(finding, why.to_owned());
+                finding.unobserved.push("the lists and the rules of one moment: check again".to_owned());
+            }
+            Self::NoTimes => {
+                finding.confidence = finding.confidence.lower();
+                finding.unobserved.push(
+                    "when the lists were read: a change between them and the rules looks the same".to_owned(),
+                );
+            }
+        }
+    }
+}
+
+/// Whether it comes from a comparison of a Service's rules with the lists.
+fn compares(finding: &Finding) -> bool {
+    finding.step == Some(Step::Rules) && finding.service.is_some() && finding.level != Level::Note
+}
+
+/// Growth between two readings of counters, and settings, are not read again.
+fn depends_on_time(finding: &Finding) -> bool {
+    finding.level != Level::Note
+        && matches!(finding.step, Some(Step::Endpoints | Step::KubeProxy | Step::Rules))
+}
+
+fn demote(finding: &mut Finding, why: String) {
+    finding.level = Level::Note;
+    finding.confidence = finding.confidence.lower();
+    against(finding, why);
+}
+
+fn against(finding: &mut Finding, content: String) {
+    finding.against.push(Evidence { r#type: EvidenceType::Node, time: None::<Timestamp>, content });
+}
+
+fn is_about_same(one: &Finding, other: &Finding) -> bool {
+    one.class == other.class && one.service == other.service
+}
+
+/// The same fault in both readings: of a Service, at least one difference must be in both.
+fn is_same(one: &Finding, other: &Finding) -> bool {
+    // The place and the state of a sync, at the end, may change between two readings of one difference.
+    let core = |evidence: &Evidence| evidence.content.split(" [").next().unwrap_or_default().to_owned();
+    is_about_same(one, other)
+        && other.level != Level::Note
+        && (one.service.is_none()
+            || one.detail == other.detail
+            || one.evidence.iter().any(|mine| other.evidence.iter().any(|its| core(mine) == core(its))))
+}

@@ -1,0 +1,101 @@
+//! The same fact in another mode or release has another meaning.
+use serde_json::Value;
+use viptrace::{class::Class, diagnosis::triage::Level};
+
+use crate::{
+    check_faults::{besides, node},
+    check_neighbours::edit_items,
+    check_support::{Gathered, only},
+};
+
+#[test]
+fn an_internal_policy_without_local_endpoint_refuses_in_ipvs_mode_or_has_no_effect() {
+    let inside = Gathered::new(&["kube-proxy/worker-1/ipvs"]);
+    let report = inside.check();
+    let refused = only(&report, Class::C22);
+    assert_eq!(refused.level, Level::Fault, "{refused:#?}");
+    assert!(refused.root_cause.contains("are refused"), "{refused:#?}");
+
+    let outside = Gathered::new(&["kube-proxy/worker-1/ipvs"]);
+    edit_items(&outside, "services", |service| {
+        if service["metadata"]["name"] == "cache" {
+            service["spec"]["externalIPs"] = serde_json::json!(["198.51.100.7"]);
+        }
+    });
+    let report = outside.check();
+    let ignored = report.findings.iter().find(|finding| finding.class == Class::C22).unwrap();
+    assert_eq!(ignored.level, Level::Warning, "{ignored:#?}");
+    assert!(ignored.root_cause.contains("go to other nodes"), "{ignored:#?}");
+}
+
+#[test]
+fn an_unhealthy_answer_for_a_node_that_is_being_removed_is_no_fault() {
+    let unhealthy = |body: &str, livez: Option<&str>| {
+        let node = node();
+        node.write(
+            "node/healthz.txt",
+            &format!("{{\"currentTime\": \"2026-11-20 23:25:05.7 +0000 UTC m=+7.9\"{body}}}\n503"),
+        );
+        node.remove("node/livez.txt");
+        if let Some(status) = livez {
+            node.write("node/livez.txt", &format!("{{}}\n{status}"));
+        }
+        node.check()
+    };
+    for (body, livez) in
+        [(", \"nodeEligible\": false", None), (", \"nodeEligible\": false", Some("200")), ("", Some("200"))]
+    {
+        let report = unhealthy(body, livez);
+        assert_eq!(only(&report, Class::N15).level, Level::Note, "{body}: {:#?}", report.findings);
+        assert_eq!(besides(&report), [""; 0], "{body}");
+    }
+    for (body, livez) in
+        [(", \"nodeEligible\": true", Some("503")), ("", None), (", \"nodeEligible\": false", Some("503"))]
+    {
+        let report = unhealthy(body, livez);
+        assert_eq!(besides(&report), ["C4"], "{body}: {:#?}", report.findings);
+    }
+}
+
+const EMPTY_TABLE: &str = "table ip kube-proxy {\n}\n";
+const FULL_TABLE: &str = "table ip kube-proxy {\n\tchain nat-prerouting {\n\t\ttype nat hook prerouting priority dstnat; policy accept;\n\t\tip daddr 10.96.10.10 tcp dport 80 dnat to 10.244.1.11:8080\n\t}\n}\n";
+
+#[test]
+fn leftovers_are_rules_of_kube_proxy_that_do_something() {
+    let with = |table: &str, servers: &str| {
+        let node = node();
+        node.remove("node/nft-ruleset.json");
+        node.write("node/nft-ruleset.txt", table);
+        node.write("node/ipvsadm-save.txt", servers);
+        node.check()
+    };
+    let found = |report: &viptrace::diagnosis::triage::CheckReport| {
+        report.findings.iter().any(|finding| finding.class == Class::C10 && finding.level == Level::Fault)
+    };
+    let keepalived = "-A -t 192.0.2.250:443 -s wrr\n-a -t 192.0.2.250:443 -r 192.0.2.60:443 -m -w 1\n";
+    let report = with(EMPTY_TABLE, keepalived);
+    assert!(!found(&report), "{:#?}", report.findings);
+    let report = with(FULL_TABLE, "");
+    assert!(found(&report), "{:#?}", report.findings);
+    let service = "-A -t 10.96.10.10:80 -s rr\n-a -t 10.96.10.10:80 -r 10.244.1.11:8080 -m -w 1\n";
+    let report = with(EMPTY_TABLE, service);
+    assert!(found(&report), "{:#?}", report.findings);
+}
+
+#[test]
+fn the_release_of_the_node_decides_how_old_it_may_be() {
+    for (kubelet, server, skewed) in [("v1.25.3", "v1.28.1", false), ("v1.24.9", "v1.27.1", true)] {
+        let node = node();
+        node.write("cluster/version.json", &format!("{{\"gitVersion\": \"{server}\"}}"));
+        edit_items(&node, "nodes", |node| {
+            node["status"]["nodeInfo"]["kubeletVersion"] = Value::from(kubelet);
+        });
+        let report = node.check();
+        let found = report.findings.iter().any(|finding| {
+            finding.class == Class::C9
+                && finding.root_cause.contains("kubelet")
+                && !finding.root_cause.contains("newer")
+        });
+        assert_eq!(found, skewed, "{kubelet} at {server}: {:#?}", report.findings);
+    }
+}
