@@ -94,6 +94,22 @@ impl fmt::Display for Family {
     }
 }
 
+/// Parses an address of an API object or of kube-proxy's configuration. Leading zeros do not matter and numbers stay
+/// decimal, as in `ParseIPSloppy` (k8s.io/utils/net, `internal/third_party/forked/golang/net/ip.go`), with which
+/// kube-proxy reads both: objects older than Kubernetes 1.33 may contain `172.30.0.041`.
+pub fn parse_address(text: &str) -> Option<IpAddr> {
+    if let Ok(ip) = text.parse() {
+        return Some(ip);
+    }
+    let plain = |number: &str| match number.trim_start_matches('0') {
+        "" => number.get(..1).unwrap_or_default().to_owned(),
+        rest => rest.to_owned(),
+    };
+    let v4 = |text: &str| text.split('.').map(plain).collect::<Vec<_>>().join(".");
+    let part = |part: &str| if part.contains('.') { v4(part) } else { plain(part) };
+    text.split(':').map(part).collect::<Vec<_>>().join(":").parse().ok()
+}
+
 /// An address range: an address with its host bits as written, and its prefix length in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Cidr {
@@ -103,10 +119,10 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Parses `ADDRESS/LENGTH`; `None` for any other text.
+    /// Parses `ADDRESS/LENGTH`, with leading zeros as [`parse_address`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let (base, prefix) = text.trim().split_once('/')?;
-        let (base, prefix) = (base.parse::<IpAddr>().ok()?, prefix.parse::<u8>().ok()?);
+        let (base, prefix) = (parse_address(base)?, prefix.parse::<u8>().ok()?);
         (prefix <= Self::bits(base)).then_some(Self { base, prefix })
     }
 
@@ -130,5 +146,37 @@ impl Cidr {
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.base, self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leading_zeros_are_decimal() {
+        let ip = |text: &str| parse_address(text).map(|ip| ip.to_string());
+        assert_eq!(ip("172.30.0.041").as_deref(), Some("172.30.0.41"));
+        assert_eq!(ip("010.000.00.1").as_deref(), Some("10.0.0.1"));
+        assert_eq!(ip("fd00:0010:00096::0a").as_deref(), Some("fd00:10:96::a"));
+        assert_eq!(ip("::ffff:010.1.2.03").as_deref(), Some("::ffff:10.1.2.3"));
+        assert_eq!(ip("::").as_deref(), Some("::"));
+        for text in [
+            "",
+            "0",
+            "1.2.3",
+            "1.2.3.4.5",
+            "256.1.1.1",
+            "00300.1.1.1",
+            "1..2.3",
+            ":::",
+            "fe80::1%eth0",
+            "0x1.2.3.4",
+        ] {
+            assert_eq!(ip(text), None, "{text}");
+        }
+        let cidr = |text: &str| Cidr::parse(text).map(|cidr| cidr.to_string());
+        assert_eq!(cidr("203.0.113.000/025").as_deref(), Some("203.0.113.0/25"));
+        assert_eq!((cidr("203.0.113.0"), cidr("203.0.113.0/33")), (None, None));
     }
 }

@@ -449,7 +449,7 @@ pub struct Probe {
 pub struct Node {
     pub key: Key,
     pub uid: Arc<str>,
-    /// All IP addresses: `InternalIP`, `ExternalIP`.
+    /// All IP addresses, `InternalIP` before `ExternalIP`: kube-proxy uses the first of each family as the node's.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<Arc<str>>,
     /// Condition `Ready`; `None` if it is `Unknown` (the kubelet does not report) or missing.

@@ -18,7 +18,7 @@ use crate::{
         Kind, Node, Object, Phase, Pod, PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort,
         TrafficPolicy, Trimmed,
     },
-    net::{Cidr, Protocol},
+    net::{Cidr, Protocol, parse_address},
     time::Timestamp,
 };
 
@@ -217,7 +217,7 @@ impl Notes<'_> {
     }
 
     fn ip(&mut self, text: &str, field: &str) -> Option<IpAddr> {
-        if let Ok(ip) = text.parse::<IpAddr>() {
+        if let Some(ip) = parse_address(text) {
             return Some(ip.to_canonical());
         }
         self.note(format!("{field} {:?} is not an IP address, skipped", cut(text)));
@@ -550,13 +550,11 @@ fn is_printable(text: &str) -> bool {
 fn node(key: Key, parsed: Resource<core::NodeSpec, core::NodeStatus>, notes: &mut Notes<'_>) -> Node {
     let spec = parsed.spec.unwrap_or_default();
     let status = parsed.status.unwrap_or_default();
-    let addresses: Vec<_> = status
-        .addresses
-        .into_iter()
-        .flatten()
-        .filter(|address| matches!(address.type_.as_str(), "InternalIP" | "ExternalIP"))
-        .map(|address| address.address)
-        .collect();
+    // The order of GetNodeHostIPs in k8s.io/component-helpers/node/util/ips.go: kube-proxy takes the first of a family.
+    let listed = || status.addresses.iter().flatten();
+    let of_type = |kind: &'static str| listed().filter(move |address| address.type_ == kind);
+    let addresses: Vec<_> =
+        of_type("InternalIP").chain(of_type("ExternalIP")).map(|address| address.address.clone()).collect();
     let mut cidrs = spec.pod_cidrs.unwrap_or_default();
     if cidrs.is_empty() {
         cidrs.extend(spec.pod_cidr);
