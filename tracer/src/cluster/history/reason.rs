@@ -111,7 +111,7 @@ impl History {
         Some(
             self.other_family(key, port, family, at)
                 .or_else(|| self.other_port(key, port, family, at))
-                .unwrap_or_else(|| self.missing_pods(service, at)),
+                .unwrap_or_else(|| self.missing_pods(service, family, at)),
         )
     }
 
@@ -159,8 +159,9 @@ impl History {
         Some(NoEndpointsReason::PortName { wanted: port.label(), target: port.target.clone(), offered })
     }
 
-    fn missing_pods(&self, service: &Service, at: Timestamp) -> NoEndpointsReason {
-        let listed: usize = self.slices_at(&service.key, at).map(|slice| slice.endpoints.len()).sum();
+    fn missing_pods(&self, service: &Service, family: AddressType, at: Timestamp) -> NoEndpointsReason {
+        let slices = self.slices_at(&service.key, at).filter(|slice| slice.address_type == family);
+        let listed: usize = slices.map(|slice| slice.endpoints.len()).sum();
         if service.selector.is_empty() {
             return match listed {
                 0 => NoEndpointsReason::NoSelector,
