@@ -24,10 +24,17 @@ pub struct Config {
     pub feature_gates: Vec<(String, bool)>,
     pub metrics_bind_address: Option<String>,
     pub healthz_bind_address: Option<String>,
+    /// `bindAddress`: unless it is unspecified, the node's address in its family.
+    pub bind_address: Option<String>,
+    /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`.
     pub detect_local_mode: Option<String>,
+    /// `detectLocal.bridgeInterface`.
+    pub bridge_interface: Option<String>,
+    /// `detectLocal.interfaceNamePrefix`.
+    pub interface_name_prefix: Option<String>,
     /// `iptables.localhostNodePorts`.
     pub localhost_node_ports: Option<bool>,
-    /// `masqueradeAll` of the mode, or of any mode if none is set.
+    /// `masqueradeAll` of the section that counts for the mode.
     pub masquerade_all: Option<bool>,
     pub sync_period: Option<Duration>,
     pub min_sync_period: Option<Duration>,
@@ -81,7 +88,10 @@ impl Config {
                 .collect(),
             metrics_bind_address: text("metrics-bind-address"),
             healthz_bind_address: text("healthz-bind-address"),
+            bind_address: text("bind-address"),
             detect_local_mode: text("detect-local-mode"),
+            bridge_interface: text("pod-bridge-interface"),
+            interface_name_prefix: text("pod-interface-name-prefix"),
             localhost_node_ports: flag("iptables-localhost-nodeports").and_then(|value| value.parse().ok()),
             masquerade_all: flag("masquerade-all").and_then(|value| value.parse().ok()),
             sync_period: flag("iptables-sync-period").and_then(duration),
@@ -127,6 +137,12 @@ impl Config {
         };
         let mode = text("/mode");
         let section = mode.as_deref().unwrap_or("iptables");
+        // Convert_v1alpha1_KubeProxyConfiguration_To_config_KubeProxyConfiguration in
+        // pkg/proxy/apis/config/v1alpha1/conversion.go: IPVS mode has no masqueradeAll of its own.
+        let masquerade_all = match section {
+            "nftables" => "/nftables/masqueradeAll",
+            _ => "/iptables/masqueradeAll",
+        };
         let gates = value.get("featureGates").and_then(Value::as_object);
         // v1alpha2 moves the fields that all Linux modes share to `linux`, and the periods to the top.
         let conntrack = |name: &str| {
@@ -148,10 +164,12 @@ impl Config {
                 .collect(),
             metrics_bind_address: text("/metricsBindAddress"),
             healthz_bind_address: text("/healthzBindAddress"),
+            bind_address: text("/bindAddress"),
             detect_local_mode: text("/detectLocalMode"),
+            bridge_interface: text("/detectLocal/bridgeInterface"),
+            interface_name_prefix: text("/detectLocal/interfaceNamePrefix"),
             localhost_node_ports: flag("/iptables/localhostNodePorts"),
-            masquerade_all: flag(&format!("/{section}/masqueradeAll"))
-                .or_else(|| flag("/linux/masqueradeAll")),
+            masquerade_all: flag(masquerade_all).or_else(|| flag("/linux/masqueradeAll")),
             sync_period: time(&format!("/{section}/syncPeriod")).or_else(|| time("/syncPeriod")),
             min_sync_period: time(&format!("/{section}/minSyncPeriod")).or_else(|| time("/minSyncPeriod")),
             ipvs_scheduler: text("/ipvs/scheduler"),
@@ -258,6 +276,19 @@ mod tests {
         assert_eq!(Config::parse(&map.to_string()).unwrap(), config);
         let list = serde_json::json!({"kind": "ConfigMapList", "items": [{"data": {}}, map]});
         assert_eq!(Config::parse(&list.to_string()).unwrap(), config);
+    }
+
+    #[test]
+    fn masquerade_all_belongs_to_a_section() {
+        let of = |mode: &str, section: &str| {
+            let text =
+                format!("kind: KubeProxyConfiguration\nmode: {mode}\n{section}: {{masqueradeAll: true}}\n");
+            Config::parse(&text).unwrap().masquerade_all
+        };
+        assert_eq!((of("ipvs", "iptables"), of("ipvs", "ipvs")), (Some(true), None));
+        assert_eq!((of("\"\"", "iptables"), of("iptables", "nftables")), (Some(true), None));
+        assert_eq!((of("nftables", "nftables"), of("nftables", "iptables")), (Some(true), None));
+        assert_eq!(of("ipvs", "linux"), Some(true), "v1alpha2");
     }
 
     #[test]
