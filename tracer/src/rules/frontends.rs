@@ -1,12 +1,15 @@
 //! The addresses and ports that the rules handle, whether or not they should.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
 };
 
-use super::{Chain, Datum, Family, Key, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Writer};
+use super::{
+    AddressRange, Chain, Datum, Family, Key, NFTABLES_TABLE, Name, Rule, Ruleset, Step, Table, Verdict,
+    Writer,
+};
 use crate::{net::Protocol, rules::ipset};
 
 /// An address that clients connect to.
@@ -113,6 +116,35 @@ impl Ruleset {
     }
 }
 
+impl Ruleset {
+    /// The addresses to which the rules restrict node ports (`nodePortAddresses`); `None` if they serve every address
+    /// of the node, or none. In IPVS mode each address has its servers instead.
+    pub fn node_port_addresses(&self, family: Family) -> Option<BTreeSet<IpAddr>> {
+        let mut found = BTreeSet::new();
+        for table in self.tables.iter().filter(|table| table.family == family) {
+            if table.writer == Writer::Nftables {
+                let set = table.set("nodeport-ips").filter(|_| table.name.as_ref() == NFTABLES_TABLE);
+                found.extend(set.iter().flat_map(|set| set.iter()).filter_map(
+                    |(key, _)| match key.as_ref() {
+                        [Datum::Address(ip)] => Some(*ip),
+                        _ => None,
+                    },
+                ));
+                continue;
+            }
+            let chain = table.chain("KUBE-SERVICES").filter(|_| table.name.as_ref() == "nat");
+            let jumps = |rule: &&Rule| matches!(rule.steps.last(), Some(Step::Do(Verdict::Jump(to))) if **to == *"KUBE-NODEPORTS");
+            for step in chain.iter().flat_map(|chain| chain.rules.iter()).filter(jumps).flat_map(|r| &r.steps)
+            {
+                if let Step::Destination { ranges, negated: false } = step {
+                    found.extend(ranges.iter().filter_map(AddressRange::as_host));
+                }
+            }
+        }
+        (!found.is_empty()).then_some(found)
+    }
+}
+
 /// The name of one of kube-proxy's ipsets: prefixed by family and cut at 31 characters.
 pub(crate) fn ipset_name(name: &str, family: Family) -> String {
     let prefix = if family == Family::Ipv4 { "KUBE-" } else { "KUBE-6-" };
@@ -152,7 +184,7 @@ fn of_maps(table: &Table, add: &mut impl FnMut(Frontend, Named)) {
                 && let Some(frontend) = of_element(key, Protocol::TCP)
             {
                 let service = match verdict {
-                    super::Verdict::Goto(chain) | super::Verdict::Jump(chain) => service_of_chain(chain),
+                    Verdict::Goto(chain) | Verdict::Jump(chain) => service_of_chain(chain),
                     _ => None,
                 };
                 add(frontend, Named { writer: table.writer, place: set.name.clone(), service });

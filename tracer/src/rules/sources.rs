@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use super::{AddressRange, Family, NFTABLES_TABLE, Rule, Ruleset, Step, Table, Writer};
+use super::{
+    AddressRange, Family, NFTABLES_TABLE, Rule, Ruleset, Side, Step, Table, Verdict, Writer,
+    frontends::ipset_name,
+};
 
 /// How the rules recognise a Pod's traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +45,41 @@ impl Ruleset {
             }
         }
         votes.into_iter().max_by_key(|(_, votes)| *votes).map(|(vote, _)| vote).unwrap_or_default()
+    }
+
+    /// Whether most of the rules that masquerade connections to a `ClusterIP` apply to every source (`masqueradeAll`).
+    pub fn masquerades_all(&self, family: Family) -> bool {
+        let (mut of_all, mut of_some) = (0_usize, 0_usize);
+        let cluster_ips = ipset_name("CLUSTER-IP", family);
+        for table in self.tables.iter().filter(|table| table.family == family && is_kube(table)) {
+            let chains = table.chains.iter().filter(|chain| chain.base.is_none());
+            for rule in chains.flat_map(|chain| &chain.rules).filter(|rule| marks(rule)) {
+                let names_service = rule.steps.iter().any(|step| match step {
+                    Step::Destination { negated: false, .. } | Step::InSet { negated: false, .. } => true,
+                    Step::InIpset { set, sides, negated: false } => {
+                        **set == *cluster_ips && sides.iter().all(|side| *side == Side::Destination)
+                    }
+                    _ => false,
+                });
+                if names_service && vote(rule).is_none() {
+                    of_all += 1;
+                } else if names_service {
+                    of_some += 1;
+                }
+            }
+        }
+        of_all > of_some
+    }
+}
+
+/// Whether the rule marks a packet for masquerading.
+fn marks(rule: &Rule) -> bool {
+    match rule.steps.last() {
+        Some(Step::SetMark { .. }) => true,
+        Some(Step::Do(Verdict::Jump(to) | Verdict::Goto(to))) => {
+            matches!(&**to, "KUBE-MARK-MASQ" | "mark-for-masquerade")
+        }
+        _ => false,
     }
 }
 
