@@ -210,6 +210,10 @@ pub(crate) fn nftables(cluster: &Cluster) -> String {
             "{{\"match\":{{\"op\":\"==\",\"left\":{{\"&\":[{mark},16384]}},\"right\":0}}}},{{\"return\":null}}"
         ),
     ));
+    items.push(rule(
+        "masquerading",
+        &format!("{{\"mangle\":{{\"key\":{mark},\"value\":{{\"^\":[{mark},16384]}}}}}}"),
+    ));
     items.push(rule("masquerading", "{\"masquerade\":{\"flags\":\"fully-random\"}}"));
     items.push(rule(
         "mark-for-masquerade",

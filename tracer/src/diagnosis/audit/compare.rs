@@ -4,7 +4,7 @@
 //! fault that all Services share is reported for the frame.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     panic::resume_unwind,
     thread::{self, ScopedJoinHandle},
@@ -18,16 +18,21 @@ use crate::{
     cluster::Via,
     net::Family,
     node::ProxyMode,
-    rules::{Fate, LocalTraffic, NFTABLES_TABLE, Origin, Probe, Ruleset, Writer, walk::Walker},
+    rules::{
+        Fate, Frontend, NFTABLES_TABLE, Origin, Probe, Ruleset, Writer,
+        walk::{Unknown, Walker},
+    },
 };
 
 mod found;
+mod node_ports;
 mod places;
 mod ranges;
 mod reach;
 mod sessions;
 
 use found::{Fault, Found};
+pub(super) use ranges::before;
 
 /// Shares that differ by less, relative to an even share, count as even: iptables writes probabilities with 31 bits.
 const SHARE_TOLERANCE: f64 = 0.01;
@@ -52,8 +57,10 @@ pub(super) struct Comparison<'a> {
     hairpin_set: bool,
     /// Rejects ports that a Service does not have.
     checks_ports: bool,
-    /// The addresses of IPVS's servers for node ports.
-    node_port_servers: BTreeSet<IpAddr>,
+    /// The addresses at which node ports are tried.
+    node_port_addresses: Vec<IpAddr>,
+    /// `masqueradeAll`.
+    masquerades_all: bool,
     found: Found,
 }
 
@@ -84,7 +91,11 @@ pub(super) fn compare(
             ProxyMode::Nftables => has_chain("cluster-ips-check"),
             ProxyMode::Ipvs => has_chain("KUBE-IPVS-FILTER"),
         },
-        node_port_servers: node_port_servers(expected, rules, family),
+        node_port_addresses: node_ports::addresses(expected, rules, context, family),
+        masquerades_all: context
+            .settings
+            .as_ref()
+            .map_or_else(|| rules.masquerades_all(family), |settings| settings.masquerade_all),
         found: Found::default(),
     };
     let of_family = expected.ports.iter().enumerate().filter(|(_, port)| port.family == family);
@@ -152,7 +163,8 @@ impl Comparison<'_> {
                     let wanted = self.wanted(port, known, origin, source);
                     self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
                 }
-                if !known.ranges.is_empty() && !self.frame.blocked.contains(&Origin::Outside) {
+                let contested = self.is_contested(known);
+                if !known.ranges.is_empty() && !contested && !self.frame.blocked.contains(&Origin::Outside) {
                     self.edges(index, port, known, destination, audit);
                 }
             }
@@ -176,30 +188,18 @@ impl Comparison<'_> {
         if let Some(address) = known.frontend.address {
             return vec![address];
         }
-        let allowed = &self.context.node_port_addresses;
-        let of_family =
-            self.expected.node_addresses.iter().copied().filter(|ip| Family::of(*ip) == self.family);
-        let mut addresses = of_family
-            .filter(|ip| allowed.is_empty() || allowed.iter().any(|cidr| cidr.contains(*ip)))
-            .take(1)
-            .collect::<Vec<_>>();
-        // IPVS has a server for each address: if one node port has a server at an address, the others should too.
-        if self.context.mode == ProxyMode::Ipvs {
-            addresses.extend(
-                self.node_port_servers
-                    .iter()
-                    .copied()
-                    .filter(|ip| !addresses.contains(ip))
-                    .collect::<Vec<_>>(),
-            );
-        }
-        if addresses.is_empty() {
+        if self.node_port_addresses.is_empty() {
             gap(
                 audit,
                 format!("node ports of {}: no address of this node that serves them is known", self.family),
             );
         }
-        addresses
+        // At an address that a Service has with this port, that Service's rule comes first, and IPVS has one server.
+        let is_taken = |ip: &IpAddr| {
+            let frontend = Frontend { address: Some(*ip), ..known.frontend };
+            self.expected.has_frontend(self.family, frontend)
+        };
+        self.node_port_addresses.iter().copied().filter(|ip| !is_taken(ip)).collect()
     }
 
     /// The expected result of a connection from this source.
@@ -210,16 +210,20 @@ impl Comparison<'_> {
         origin: Origin,
         source: IpAddr,
     ) -> Expectation {
-        let wanted = port.expectation(known.via, origin, self.context.mode);
-        let allowed = known.ranges.is_empty() || known.ranges.iter().any(|range| range.contains(source));
+        let seen_as = self.sources.seen_as(origin, source);
+        let wanted = port.expectation(known.via, origin, seen_as, self.context.mode);
+        let is_balancer = || port.service.load_balancer_ips.contains(&source);
+        let allowed = known.admits(source) || known.admits_itself == Some(true) && is_balancer();
         // IPVS mode filters only packets that are routed to the node.
         let filtered = !(self.context.mode == ProxyMode::Ipvs && origin == Origin::Node);
         match wanted {
+            _ if !allowed && known.admits_itself.is_none() && is_balancer() => Expectation::Any,
+            _ if !allowed && self.frame.is_unread => Expectation::Any,
             Expectation::Endpoints(_) if !allowed && filtered => Expectation::Dropped,
             // Refused or dropped, depending on which chain comes first.
             Expectation::Refused | Expectation::Dropped if !allowed => Expectation::Any,
             // Without a known Pod range, kube-proxy cannot distinguish Pods from other sources.
-            _ if self.sources.traffic == LocalTraffic::Unmarked
+            _ if self.sources.are_indistinct()
                 && origin == Origin::Pod
                 && known.via != Via::ClusterIp
                 && port.is_local(known.via) =>
@@ -248,16 +252,13 @@ impl ExpectedPort {
     }
 }
 
-/// The addresses of the node at which IPVS serves at least one node port.
-fn node_port_servers(expected: &Expected, rules: &Ruleset, family: Family) -> BTreeSet<IpAddr> {
-    let frontends = || expected.ports.iter().flat_map(|port| &port.frontends).map(|known| known.frontend);
-    let addresses = frontends().filter_map(|frontend| frontend.address).collect::<BTreeSet<_>>();
-    let ports = frontends().filter(|frontend| frontend.address.is_none());
-    let ports = ports.map(|frontend| (frontend.protocol, frontend.port)).collect::<BTreeSet<_>>();
-    let servers = rules.servers.iter().flatten();
-    let servers = servers.filter(|server| ports.contains(&(server.protocol, server.address.port())));
-    let found = servers.map(|server| server.address.ip());
-    found.filter(|ip| Family::of(*ip) == family && !addresses.contains(ip)).collect()
+/// Notes a set that the packet was to be searched in and that was not read. Returns whether there is one.
+fn lacks_set(fate: &Fate, audit: &mut Audit) -> bool {
+    let unread = fate.unknown.iter().find(|what| matches!(what, Unknown::Ipset(_)));
+    if let Some(unread) = unread {
+        gap(audit, format!("masquerading and filtering: {unread}"));
+    }
+    unread.is_some()
 }
 
 fn gap(audit: &mut Audit, what: String) {

@@ -36,6 +36,13 @@ pub struct Expected {
     pub(super) gone: BTreeMap<Frontend, (Arc<str>, Timestamp)>,
     /// Frontends that belong to another proxy (C5d), which may have its own rules.
     pub(super) others: BTreeSet<Frontend>,
+    /// The addresses of all Services, whether or not they have a port that kube-proxy serves.
+    pub(super) addresses: BTreeSet<IpAddr>,
+    /// Frontends of several Service ports, by their indices in `ports`: kube-proxy writes the rules in the random order
+    /// of a map, so any of the ports may have them.
+    pub(super) contested: BTreeMap<(Family, Frontend), Vec<usize>>,
+    /// Every frontend of `ports`.
+    served: BTreeSet<(Family, Frontend)>,
 }
 
 /// One port of a Service in one family.
@@ -58,6 +65,16 @@ pub struct ExpectedFrontend {
     pub via: Via,
     /// The clients admitted at a load balancer's address; empty: every client.
     pub ranges: Vec<AddressRange>,
+    /// Whether a load balancer's address admits itself and the Service's other such addresses, from which the node's
+    /// own connections to them may come: if the ranges contain the node (`allowFromNode` in
+    /// `pkg/proxy/iptables/proxier.go` and in the other modes). `None` if that is unknown.
+    pub admits_itself: Option<bool>,
+}
+
+impl ExpectedFrontend {
+    pub(super) fn admits(&self, source: IpAddr) -> bool {
+        self.ranges.is_empty() || self.ranges.iter().any(|range| range.contains(source))
+    }
 }
 
 /// The expected result of a new connection.
@@ -100,6 +117,15 @@ impl Expected {
                 b.family,
             ))
         });
+        let mut owners = BTreeMap::<(Family, Frontend), Vec<usize>>::new();
+        for (index, port) in expected.ports.iter().enumerate() {
+            for known in &port.frontends {
+                owners.entry((port.family, known.frontend)).or_default().push(index);
+            }
+        }
+        expected.served = owners.keys().copied().collect();
+        owners.retain(|_, owners| owners.len() > 1);
+        expected.contested = owners;
         expected
     }
 
@@ -108,9 +134,11 @@ impl Expected {
         if service.r#type == ServiceType::ExternalName || service.headless || service.cluster_ips.is_empty() {
             return;
         }
+        self.addresses.extend(service.cluster_ips.iter().chain(&service.external_ips));
+        self.addresses.extend(&service.load_balancer_ips);
         for port in &service.ports {
             for family in Family::ALL {
-                let frontends = frontends(service, port, family);
+                let frontends = self.frontends(service, port, family, context);
                 // A Service is served only in the families of its ClusterIPs.
                 if !service.cluster_ips.iter().any(|ip| Family::of(*ip) == family) {
                     continue;
@@ -134,6 +162,64 @@ impl Expected {
                 });
             }
         }
+    }
+
+    /// The addresses at which kube-proxy serves the port.
+    fn frontends(
+        &self,
+        service: &Service,
+        port: &ServicePort,
+        family: Family,
+        context: &Context,
+    ) -> Vec<ExpectedFrontend> {
+        let mut found = Vec::<ExpectedFrontend>::new();
+        let mut add = |address: Option<IpAddr>, port_number: u16, via: Via, ranges: &[AddressRange]| {
+            let frontend = Frontend { address, protocol: port.protocol, port: port_number };
+            if address.is_some_and(|ip| Family::of(ip) != family)
+                || found.iter().any(|known| known.frontend == frontend)
+            {
+                return;
+            }
+            let admits_itself = self.admits_itself(ranges, family, context);
+            found.push(ExpectedFrontend { frontend, via, ranges: ranges.to_vec(), admits_itself });
+        };
+        for ip in &service.cluster_ips {
+            add(Some(*ip), port.port, Via::ClusterIp, &[]);
+        }
+        let ranges = service.source_ranges.iter().map(|cidr| AddressRange::from(*cidr));
+        let ranges: Vec<_> = ranges.filter(|range| Family::of(range.first) == family).collect();
+        // An address that is an external IP and a load balancer's too: in iptables mode the external IP's rule is the
+        // first and lets every client in. The other modes filter the source before.
+        let external = || service.external_ips.iter().map(|ip| (*ip, Via::ExternalIp));
+        let balanced = || service.load_balancer_ips.iter().map(|ip| (*ip, Via::LoadBalancerIp));
+        let both: Vec<_> = match context.mode {
+            ProxyMode::Iptables => external().chain(balanced()).collect(),
+            ProxyMode::Nftables | ProxyMode::Ipvs => balanced().chain(external()).collect(),
+        };
+        for (ip, via) in both {
+            add(Some(ip), port.port, via, if via == Via::LoadBalancerIp { &ranges } else { &[] });
+        }
+        if let Some(number) = port.node_port {
+            add(None, number, Via::NodePort, &[]);
+        }
+        found
+    }
+
+    fn admits_itself(&self, ranges: &[AddressRange], family: Family, context: &Context) -> Option<bool> {
+        let contains = |ip: &IpAddr| ranges.iter().any(|range| range.contains(*ip));
+        if context.node_ip(&self.node_addresses, family).is_some_and(|ip| contains(&ip)) {
+            return Some(true);
+        }
+        // Older versions choose another of the node's addresses. Without any, kube-proxy uses 127.0.0.1 or ::1.
+        let own = self.node_addresses.iter().chain(context.own_addresses.iter().flatten());
+        let mut own = own.filter(|ip| Family::of(**ip) == family).peekable();
+        let is_known = own.peek().is_some();
+        (is_known && !own.any(contains)).then_some(false)
+    }
+
+    /// Whether a Service port is served at this address and port.
+    pub(super) fn has_frontend(&self, family: Family, frontend: Frontend) -> bool {
+        self.served.contains(&(family, frontend))
     }
 
     pub fn has(&self, family: Family) -> bool {
@@ -176,7 +262,8 @@ impl ExpectedPort {
     }
 
     /// The expected result of a new connection to this kind of address from this origin, without source ranges.
-    pub fn expectation(&self, via: Via, origin: Origin, mode: ProxyMode) -> Expectation {
+    /// `seen_as`: the origin as which the rules treat the source.
+    pub fn expectation(&self, via: Via, origin: Origin, seen_as: Origin, mode: ProxyMode) -> Expectation {
         let Endpoints { cluster, local, any, .. } = &self.endpoints;
         if mode == ProxyMode::Ipvs {
             // Without a local endpoint IPVS mode sends to all (kubernetes/kubernetes#97081).
@@ -195,7 +282,7 @@ impl ExpectedPort {
         if !any {
             return if unfiltered { Expectation::Any } else { Expectation::Refused };
         }
-        let set = match (self.is_local(via), via, origin) {
+        let set = match (self.is_local(via), via, seen_as) {
             (true, Via::ClusterIp, _) | (true, _, Origin::Outside) => local,
             // Under `Local` too, Pods and the node itself reach the cluster's endpoints.
             (false, ..) | (true, _, Origin::Pod | Origin::Node) => cluster,
@@ -206,31 +293,4 @@ impl ExpectedPort {
             true => Expectation::Dropped,
         }
     }
-}
-
-fn frontends(service: &Service, port: &ServicePort, family: Family) -> Vec<ExpectedFrontend> {
-    let mut found = Vec::new();
-    let mut add = |address: Option<IpAddr>, port_number: u16, via: Via, ranges: Vec<AddressRange>| {
-        if address.is_none_or(|ip| Family::of(ip) == family) {
-            let frontend = Frontend { address, protocol: port.protocol, port: port_number };
-            found.push(ExpectedFrontend { frontend, via, ranges });
-        }
-    };
-    for ip in &service.cluster_ips {
-        add(Some(*ip), port.port, Via::ClusterIp, Vec::new());
-    }
-    for ip in &service.external_ips {
-        add(Some(*ip), port.port, Via::ExternalIp, Vec::new());
-    }
-    let ranges = || {
-        let ranges = service.source_ranges.iter().map(|cidr| AddressRange::from(*cidr));
-        ranges.filter(|range| Family::of(range.first) == family).collect::<Vec<_>>()
-    };
-    for ip in &service.load_balancer_ips {
-        add(Some(*ip), port.port, Via::LoadBalancerIp, ranges());
-    }
-    if let Some(number) = port.node_port {
-        add(None, number, Via::NodePort, Vec::new());
-    }
-    found
 }

@@ -23,6 +23,8 @@ pub(super) struct Frame {
     /// Connections from these origins do not reach the rules that refuse and drop.
     pub(super) unfiltered: Vec<Origin>,
     pub(super) no_masquerade: bool,
+    /// The rules that mark, masquerade and filter for IPVS mode were not read.
+    pub(super) is_unread: bool,
 }
 
 /// The effect of a missing jump.
@@ -90,6 +92,12 @@ pub(super) fn check(
     writer: Writer,
     audit: &mut Audit,
 ) -> Frame {
+    if context.mode == ProxyMode::Ipvs && context.unread.contains(&family) {
+        audit.gaps.push(format!(
+            "{family}: the iptables rules of this family were not read, so masquerading and filtering were not judged"
+        ));
+        return Frame { no_masquerade: true, is_unread: true, ..Frame::default() };
+    }
     let ways: &[_] = match context.mode {
         ProxyMode::Iptables => &IPTABLES,
         ProxyMode::Ipvs => &IPVS,
@@ -133,16 +141,14 @@ pub(super) fn check(
     if context.mode != ProxyMode::Nftables {
         forwarding(rules, context, family, writer, audit);
     }
-    inner(rules, family, writer, context.mode, audit);
+    inner(rules, family, writer, context, audit);
     frame
 }
 
-/// Chain and target of the jumps between kube-proxy's own chains.
-const INNER: [(ProxyMode, &str, &str, &str); 5] = [
-    (ProxyMode::Iptables, "nat", "KUBE-SERVICES", "KUBE-NODEPORTS"),
+/// Table, chain and target of the jumps between kube-proxy's own chains that do not depend on the Services.
+const INNER: [(ProxyMode, &str, &str, &str); 3] = [
     (ProxyMode::Ipvs, "nat", "KUBE-SERVICES", "KUBE-NODE-PORT"),
     (ProxyMode::Ipvs, "nat", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"),
-    (ProxyMode::Ipvs, "filter", "KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"),
     (ProxyMode::Ipvs, "filter", "KUBE-SOURCE-RANGES-FIREWALL", "DROP"),
 ];
 
@@ -155,32 +161,54 @@ const LOOKUPS: [(&str, &str); 5] = [
     ("firewall-check", "firewall-ips"),
 ];
 
-/// Table, chain and ipset of IPVS mode: a rule for each set that is not empty (`pkg/proxy/ipvs/proxier.go`,
-/// `ipsetWithIptablesChain` and `writeIptablesRules`).
-const IPSETS: [(&str, &str, &str); 8] = [
-    ("nat", "KUBE-POSTROUTING", "LOOP-BACK"),
-    ("nat", "KUBE-SERVICES", "CLUSTER-IP"),
-    ("nat", "KUBE-SERVICES", "EXTERNAL-IP"),
-    ("nat", "KUBE-SERVICES", "LOAD-BALANCER"),
-    ("nat", "KUBE-NODE-PORT", "NODE-PORT-TCP"),
-    ("nat", "KUBE-NODE-PORT", "NODE-PORT-LOCAL-TCP"),
-    ("nat", "KUBE-NODE-PORT", "NODE-PORT-UDP"),
-    ("filter", "KUBE-PROXY-FIREWALL", "LOAD-BALANCER-FW"),
+/// Table, chain, ipset and target of IPVS mode: a rule for each set that is not empty (`pkg/proxy/ipvs/proxier.go`,
+/// `ipsetWithIptablesChain`, and the `isEmpty` tests of `writeIptablesRules`). Versions before 1.27 have other chains
+/// for source ranges, so a rule is required only if this version has both of its chains.
+const IPSETS: [(&str, &str, &str, &str); 14] = [
+    ("nat", "KUBE-POSTROUTING", "LOOP-BACK", "MASQUERADE"),
+    ("nat", "KUBE-SERVICES", "CLUSTER-IP", "KUBE-MARK-MASQ"),
+    ("nat", "KUBE-SERVICES", "EXTERNAL-IP", "KUBE-MARK-MASQ"),
+    ("nat", "KUBE-SERVICES", "LOAD-BALANCER", "KUBE-LOAD-BALANCER"),
+    ("nat", "KUBE-LOAD-BALANCER", "LOAD-BALANCER-LOCAL", "RETURN"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-LOCAL-TCP", "RETURN"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-TCP", "KUBE-MARK-MASQ"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-LOCAL-UDP", "RETURN"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-UDP", "KUBE-MARK-MASQ"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-LOCAL-SCTP-HASH", "RETURN"),
+    ("nat", "KUBE-NODE-PORT", "NODE-PORT-SCTP-HASH", "KUBE-MARK-MASQ"),
+    ("filter", "KUBE-PROXY-FIREWALL", "LOAD-BALANCER-FW", "KUBE-SOURCE-RANGES-FIREWALL"),
+    ("filter", "KUBE-SOURCE-RANGES-FIREWALL", "LOAD-BALANCER-SOURCE-CIDR", "RETURN"),
+    ("filter", "KUBE-SOURCE-RANGES-FIREWALL", "LOAD-BALANCER-SOURCE-IP", "RETURN"),
 ];
 
+/// Whether the rule ends with this target: a chain, or a verdict by its name in iptables.
+fn leads_to(rule: &Rule, target: &str) -> bool {
+    match rule.steps.last() {
+        Some(Step::Do(Verdict::Jump(to) | Verdict::Goto(to))) => **to == *target,
+        Some(Step::Do(Verdict::Drop)) => target == "DROP",
+        Some(Step::Do(Verdict::Return)) => target == "RETURN",
+        Some(Step::Do(Verdict::Masquerade)) => target == "MASQUERADE",
+        _ => false,
+    }
+}
+
+/// Whether the table has the target of a rule.
+fn has_target(table: &Table, target: &str) -> bool {
+    matches!(target, "DROP" | "RETURN" | "MASQUERADE") || table.chain(target).is_some()
+}
+
 /// The jumps between chains, and from chains to maps and sets.
-fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit: &mut Audit) {
+fn inner(rules: &Ruleset, family: Family, writer: Writer, context: &Context, audit: &mut Audit) {
+    let mode = context.mode;
     let table = |name: &str| rules.tables.iter().find(|t| t.family == family && *t.name == *name);
-    for (_, name, from, to) in INNER.iter().filter(|(of, ..)| *of == mode) {
+    // With `nodePortAddresses` there is a jump for each address of the node in these ranges, or none.
+    let node_ports = (ProxyMode::Iptables, "nat", "KUBE-SERVICES", "KUBE-NODEPORTS");
+    let one_jump = !context.restricts_node_ports(family);
+    let inner = INNER.iter().chain(one_jump.then_some(&node_ports));
+    for (_, name, from, to) in inner.filter(|(of, ..)| *of == mode) {
         let Some(table) = table(name) else { continue };
-        let Some(chain) = table.chain(from).filter(|_| *to == "DROP" || table.chain(to).is_some()) else {
-            continue;
-        };
-        let leads = chain.rules.iter().any(|rule| match rule.steps.last() {
-            Some(Step::Do(Verdict::Jump(target) | Verdict::Goto(target))) => **target == **to,
-            Some(Step::Do(Verdict::Drop)) => *to == "DROP",
-            _ => false,
-        });
+        let Some(chain) = table.chain(from).filter(|_| has_target(table, to)) else { continue };
+        let leads = chain.rules.iter().any(|rule| leads_to(rule, to));
         if !leads {
             let text = format!("{from} does not lead to {to} in table {name}");
             audit.discrepancies.push(discrepancy(family, writer, (*from).into(), text));
@@ -204,15 +232,17 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, mode: ProxyMode, audit
             }
         }
     }
-    for (name, from, set) in IPSETS.iter().filter(|_| mode == ProxyMode::Ipvs) {
+    for (name, from, set, to) in IPSETS.iter().filter(|_| mode == ProxyMode::Ipvs) {
         let set = ipset_name(set, family);
         let filled = rules.sets.iter().any(|known| *known.name == *set && !known.is_empty());
-        let Some(chain) = table(name).and_then(|table| table.chain(from)).filter(|_| filled) else {
-            continue;
-        };
-        let asks = |step: &Step| matches!(step, Step::InIpset { set: of, .. } if **of == *set);
-        if !chain.rules.iter().any(|rule| rule.steps.iter().any(asks)) {
-            let text = format!("{from} in table {name} does not use the ipset {set}, which is not empty");
+        let Some(table) = table(name).filter(|table| filled && has_target(table, to)) else { continue };
+        let Some(chain) = table.chain(from) else { continue };
+        let asks =
+            |step: &Step| matches!(step, Step::InIpset { set: of, negated: false, .. } if **of == *set);
+        if !chain.rules.iter().any(|rule| rule.steps.iter().any(asks) && leads_to(rule, to)) {
+            let text = format!(
+                "{from} in table {name} has no rule that sends the ipset {set}, which is not empty, to {to}"
+            );
             audit.discrepancies.push(discrepancy(family, writer, (*from).into(), text));
         }
     }
@@ -232,7 +262,7 @@ const fn hook_name(hook: HookPoint) -> &'static str {
     }
 }
 
-fn discrepancy(family: Family, writer: Writer, place: Name, text: String) -> Discrepancy {
+pub(super) fn discrepancy(family: Family, writer: Writer, place: Name, text: String) -> Discrepancy {
     Discrepancy {
         kind: Kind::Missing,
         aspect: Aspect::Frame,
@@ -251,7 +281,7 @@ fn discrepancy(family: Family, writer: Writer, place: Name, text: String) -> Dis
 }
 
 /// Whether a new connection reaches the chain from this hook.
-fn leads(table: &Table, hook: HookPoint, target: &str) -> bool {
+pub(super) fn leads(table: &Table, hook: HookPoint, target: &str) -> bool {
     let bases = table.chains.iter().filter(|chain| chain.base.is_some_and(|base| base.hook == hook));
     bases.into_iter().any(|chain| chain.rules.iter().any(|rule| jumps(rule, target)))
 }

@@ -98,7 +98,8 @@ pub(super) fn surplus(
             || !cluster_ips.contains(&ip)
     };
     for (frontend, places) in rules.frontends(family) {
-        if wanted.contains(&frontend) || expected.others.contains(&frontend) {
+        // No Service can have port 0, but kube-proxy writes it for an object that does.
+        if wanted.contains(&frontend) || expected.others.contains(&frontend) || frontend.port == 0 {
             continue;
         }
         // IPVS mode lists a node port once for each of the node's addresses.
@@ -113,7 +114,7 @@ pub(super) fn surplus(
         };
         audit.discrepancies.push(of_frontend(expected, family, writer, frontend, &named));
     }
-    surplus_addresses(expected, rules, family, writer, &cluster_ips, audit);
+    surplus_addresses(expected, rules, family, writer, audit);
 }
 
 fn of_frontend(
@@ -161,7 +162,6 @@ fn surplus_addresses(
     rules: &Ruleset,
     family: Family,
     writer: Writer,
-    known: &BTreeSet<std::net::IpAddr>,
     audit: &mut Audit,
 ) {
     let set = match writer {
@@ -175,7 +175,7 @@ fn surplus_addresses(
     let others = expected.others.iter().filter_map(|frontend| frontend.address).collect::<HashSet<_>>();
     for (key, _) in set.iter().flat_map(|set| set.iter()) {
         let [Datum::Address(ip)] = key.as_ref() else { continue };
-        if known.contains(ip) || others.contains(ip) {
+        if expected.addresses.contains(ip) || others.contains(ip) {
             continue;
         }
         let place = set.map_or_else(|| "cluster-ips".into(), |set| set.name.clone());

@@ -7,79 +7,29 @@
 //! that no Service needs. It reports each difference and its state by kube-proxy's own times; the triage finds the
 //! cause. Pure: no I/O, and no clock but the time that the caller passes.
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use crate::{
-    net::{Cidr, Family},
+    net::Family,
     node::ProxyMode,
     rules::{Frontend, Name, Origin, Ruleset, Writer},
     time::Timestamp,
 };
 
 mod compare;
+mod context;
 pub(crate) mod expected;
 mod frame;
+mod guards;
 mod judge;
 mod leftovers;
 pub mod names;
 mod sources;
 mod topology;
 
+pub use context::{Context, DetectLocal, NodePorts, Settings, SyncStatus};
 pub(crate) use expected::ExpectedFrontend;
 pub use expected::{Expectation, Expected, ExpectedPort};
-
-/// Facts about the node and kube-proxy that the audit needs.
-#[derive(Clone, Debug)]
-pub struct Context {
-    /// The node's name, as in `EndpointSlices`: it determines the local endpoints.
-    pub node: Arc<str>,
-    pub mode: ProxyMode,
-    /// The time at which the rules were read.
-    pub at: Timestamp,
-    /// `--cluster-cidr` if known; otherwise it is taken from the rules.
-    pub cluster_cidrs: Vec<Cidr>,
-    /// `--masquerade-all`.
-    pub masquerade_all: bool,
-    /// `--nodeport-addresses`, if known and not empty.
-    pub node_port_addresses: Vec<Cidr>,
-    /// Conntrack treats packets out of the window as valid (`nf_conntrack_tcp_be_liberal`), so kube-proxy writes no
-    /// rule against invalid packets.
-    pub tcp_be_liberal: Option<bool>,
-    pub sync: SyncStatus,
-}
-
-impl Context {
-    pub fn new(node: &str, mode: ProxyMode, at: Timestamp) -> Self {
-        Self {
-            node: node.into(),
-            mode,
-            at,
-            cluster_cidrs: Vec::new(),
-            masquerade_all: false,
-            node_port_addresses: Vec::new(),
-            tcp_be_liberal: None,
-            sync: SyncStatus::default(),
-        }
-    }
-}
-
-/// kube-proxy's own times of its last sync and of the last queued update, and the grace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyncStatus {
-    /// `sync_proxy_rules_last_queued_timestamp_seconds`.
-    pub last_queued: Option<Timestamp>,
-    /// `sync_proxy_rules_last_timestamp_seconds`.
-    pub last_synced: Option<Timestamp>,
-    /// A change younger than this may still be in flight (catalogue section 3).
-    pub grace: Duration,
-}
-
-impl Default for SyncStatus {
-    /// Without kube-proxy's times. The grace is the catalogue's minimum, 5 s.
-    fn default() -> Self {
-        Self { last_queued: None, last_synced: None, grace: Duration::from_secs(5) }
-    }
-}
 
 /// The state of a difference by kube-proxy's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -168,6 +118,8 @@ pub enum Aspect {
     UnlistedPort,
     /// An address, port or element without a Service.
     Frontend,
+    /// A rule that no new connection passes: a guard, a health check, the clearing of the mark.
+    Guard,
 }
 
 impl Aspect {
@@ -188,6 +140,7 @@ impl Aspect {
             Self::SourceRanges => "source ranges",
             Self::UnlistedPort => "unlisted port",
             Self::Frontend => "frontend",
+            Self::Guard => "guard",
         }
     }
 }
@@ -247,16 +200,27 @@ pub struct Checked {
     pub rules: usize,
 }
 
+/// Faults of these settings' rules are found only where the rules of the Services differ from each other.
+const UNKNOWN_SETTINGS: &str = "masquerading and the addresses of node ports: kube-proxy's configuration (detectLocalMode, \
+                                masqueradeAll, nodePortAddresses) is not known, so its settings were taken from the rules";
+
 /// Compares the rules on the node with the expected ones.
 pub fn audit(expected: &Expected, rules: &Ruleset, context: &Context) -> Audit {
     let mut audit = Audit::default();
     audit.checked.rules = rules.size();
     audit.checked.service_ports = expected.ports.len();
-    for family in Family::ALL {
-        if !expected.has(family) && !rules.has_proxy_rules(family) {
+    let judged = |family: &Family| expected.has(*family) || rules.has_proxy_rules(*family);
+    for family in Family::ALL.into_iter().filter(judged) {
+        // Missing rules of a list that was not read are no missing rules.
+        if context.mode == ProxyMode::Iptables && context.unread.contains(&family) {
+            audit.gaps.push(format!("{family}: the iptables rules of this family were not read"));
             continue;
         }
         family_audit(expected, rules, context, family, &mut audit);
+    }
+    let is_unknown = |family: Family| context.local_traffic(family).is_none();
+    if Family::ALL.into_iter().any(|family| expected.has(family) && is_unknown(family)) {
+        audit.gaps.push(UNKNOWN_SETTINGS.to_owned());
     }
     if rules.skipped > 0 {
         let first = rules.oddities.first().map(|oddity| format!(", first: {oddity}")).unwrap_or_default();
@@ -299,6 +263,9 @@ fn family_audit(expected: &Expected, rules: &Ruleset, context: &Context, family:
         &of_writer
     };
     let frame = frame::check(only, context, family, writer, audit);
+    if !frame.is_unread {
+        guards::check(expected, only, context, family, writer, audit);
+    }
     compare::compare(expected, only, context, family, writer, &frame, audit);
     leftovers::surplus(expected, only, context, family, writer, audit);
     leftovers::unreached(only, family, writer, audit);

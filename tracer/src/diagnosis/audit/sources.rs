@@ -1,6 +1,9 @@
 //! The origins of the audit's connections: an address of a Pod, of the node, and of another host.
 
-use std::net::IpAddr;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use super::{Context, Expected};
 use crate::{
@@ -8,10 +11,15 @@ use crate::{
     rules::{AddressRange, LocalTraffic, Origin, Ruleset, sources::nowhere},
 };
 
+/// The most addresses of the Pods' range tried as an example.
+const MAX_EXAMPLES: usize = 4096;
+
 /// Example sources of one family.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     pub(super) traffic: LocalTraffic,
+    /// Whether kube-proxy's configuration determines `traffic`. Otherwise the rules do.
+    is_configured: bool,
     pod: IpAddr,
     interface: Option<Box<str>>,
     node: IpAddr,
@@ -20,11 +28,9 @@ pub(super) struct Sources {
 
 impl Sources {
     pub(super) fn new(expected: &Expected, rules: &Ruleset, context: &Context, family: Family) -> Self {
-        let told = context.cluster_cidrs.iter().map(|cidr| AddressRange::from(*cidr));
-        let traffic = match told.into_iter().find(|range| Family::of(range.first) == family) {
-            Some(range) => LocalTraffic::Range(range),
-            None => rules.local_traffic(family),
-        };
+        let configured = context.local_traffic(family);
+        let is_configured = configured.is_some();
+        let traffic = configured.unwrap_or_else(|| rules.local_traffic(family));
         // A client that may reach a load balancer's address is not "another host".
         let mut ranges = expected
             .ports
@@ -36,6 +42,10 @@ impl Sources {
         }
         let outside = nowhere(family, &ranges);
         let (pod, interface) = traffic.example(family);
+        let pod = match &traffic {
+            LocalTraffic::Range(range) => client_in(*range, pod, expected, context),
+            _ => pod,
+        };
         let of_node = expected.node_addresses.iter().find(|ip| Family::of(**ip) == family);
         ranges.push(AddressRange::host(outside));
         Self {
@@ -44,6 +54,7 @@ impl Sources {
             node: of_node.copied().unwrap_or_else(|| nowhere(family, &ranges)),
             outside,
             traffic,
+            is_configured,
         }
     }
 
@@ -55,4 +66,31 @@ impl Sources {
             Origin::Outside => (self.outside, None),
         }
     }
+
+    /// The origin as which kube-proxy's rules treat a connection: an address in the Pods' range is a Pod's, wherever it
+    /// comes from, and without `detectLocalMode` no connection is.
+    pub(super) fn seen_as(&self, origin: Origin, source: IpAddr) -> Origin {
+        match &self.traffic {
+            LocalTraffic::Range(range) if range.contains(source) => Origin::Pod,
+            LocalTraffic::Unmarked if self.is_configured && origin == Origin::Pod => Origin::Outside,
+            _ => origin,
+        }
+    }
+
+    /// Whether the rules show no distinction, and kube-proxy's configuration does not tell whether they should.
+    pub(super) fn are_indistinct(&self) -> bool {
+        self.traffic == LocalTraffic::Unmarked && !self.is_configured
+    }
+}
+
+/// An address of the Pods' range that belongs to no endpoint and not to the node, whose connections are special.
+fn client_in(range: AddressRange, first: IpAddr, expected: &Expected, context: &Context) -> IpAddr {
+    let endpoints = expected.ports.iter().flat_map(|port| {
+        port.endpoints.cluster.iter().chain(port.endpoints.local.iter()).chain(port.endpoints.here.iter())
+    });
+    let mut taken = endpoints.map(SocketAddr::ip).collect::<BTreeSet<_>>();
+    taken.extend(expected.node_addresses.iter().chain(context.own_addresses.iter().flatten()).copied());
+    let below = |ip: &IpAddr| super::compare::before(*ip).filter(|ip| range.contains(*ip));
+    let free = std::iter::successors(Some(first), below).take(MAX_EXAMPLES).find(|ip| !taken.contains(ip));
+    free.unwrap_or(first)
 }

@@ -36,9 +36,11 @@ struct Endpoint {
     nodes: Vec<Arc<str>>,
 }
 
-/// Whether the Service has an address other than a `ClusterIP`.
-fn externally_accessible(service: &Service, port: &ServicePort) -> bool {
-    port.node_port.is_some() || !service.external_ips.is_empty() || !service.load_balancer_ips.is_empty()
+/// Whether the Service has an address of this family other than a `ClusterIP`. kube-proxy keeps only the addresses of
+/// the proxier's own family (`newBaseServiceInfo` in `pkg/proxy/serviceport.go`).
+fn externally_accessible(service: &Service, port: &ServicePort, family: Family) -> bool {
+    let mut addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
+    port.node_port.is_some() || addresses.any(|ip| Family::of(*ip) == family)
 }
 
 pub(super) fn endpoints(
@@ -51,7 +53,7 @@ pub(super) fn endpoints(
 ) -> Endpoints {
     let zone = history.node(node, at).and_then(|node| node.zone.clone());
     let all = listed(history, service, port, family, node, at);
-    let external = externally_accessible(service, port);
+    let external = externally_accessible(service, port, family);
     let internal_local = service.internal_traffic_policy == TrafficPolicy::Local;
     let external_local = service.external_traffic_policy == TrafficPolicy::Local && external;
 

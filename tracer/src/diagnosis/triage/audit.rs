@@ -16,7 +16,7 @@ use crate::{
         audit::{self, Aspect, Context, Discrepancy, Expected, Kind, SyncState, SyncStatus},
         finding::rules_of_endpoint,
     },
-    net::{Cidr, Family},
+    net::Family,
     node::{
         ProxyMode,
         kube_proxy::metrics::{Metrics, SyncTimes},
@@ -71,19 +71,14 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
         .as_ref()
         .and_then(|sysctls| sysctls.number("net/netfilter/nf_conntrack_tcp_be_liberal"));
     context.tcp_be_liberal = be_liberal.map(|value| value != 0);
-    if let Some(config) = facts.node.config.as_ref() {
-        let ranges = |texts: &[String]| texts.iter().filter_map(|text| Cidr::parse(text)).collect::<Vec<_>>();
-        context.cluster_cidrs = ranges(&config.cluster_cidrs);
-        context.masquerade_all = config.masquerade_all.unwrap_or(false);
-        context.node_port_addresses = ranges(&config.node_port_addresses);
-        if config.node_port_addresses.iter().any(|range| range == "primary") {
-            let own = facts.history.as_ref().and_then(|history| history.node(node, Timestamp::MAX));
-            let whole =
-                |ip: &std::net::IpAddr| Cidr { base: *ip, prefix: if ip.is_ipv4() { 32 } else { 128 } };
-            context.node_port_addresses.extend(own.iter().flat_map(|node| node.addresses.iter().map(whole)));
-        }
-        context.tcp_be_liberal = context.tcp_be_liberal.or(config.tcp_be_liberal);
-    }
+    context.settings = facts.node.config.as_ref().map(|config| settings::settings(config, facts, node, mode));
+    context.tcp_be_liberal = context
+        .tcp_be_liberal
+        .or_else(|| facts.node.config.as_ref().and_then(|config| config.tcp_be_liberal));
+    context.own_addresses = settings::own_addresses(facts);
+    let listings = facts.node.listings;
+    context.unread =
+        Family::ALL.into_iter().filter(|family| !listings.iptables(*family).is_conclusive()).collect();
     let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
     context.sync = sync(&times, facts, at);
     context
@@ -148,7 +143,7 @@ fn class_of(found: &Discrepancy, mode: ProxyMode) -> Class {
             Class::C5
         }
         (Aspect::Frame, _) if found.writer.is_none() => Class::C1,
-        (Aspect::Frame | Aspect::Share | Aspect::Masquerade, _) => Class::C5e,
+        (Aspect::Frame | Aspect::Guard | Aspect::Share | Aspect::Masquerade, _) => Class::C5e,
         (Aspect::InvalidPackets, _) => Class::C18,
         (Aspect::Writer, _) if other_backend => Class::C3,
         (Aspect::Writer, _) => Class::C10,
@@ -281,6 +276,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
         let (level, severity) = match (found.sync, found.aspect) {
             (SyncState::InFlight, _) => (Level::Note, Severity::None),
             (_, Aspect::Frontend | Aspect::UnlistedPort) => (Level::Warning, Severity::Low),
+            (_, Aspect::Guard) => (Level::Warning, Severity::Medium),
             (_, Aspect::Frame | Aspect::InvalidPackets | Aspect::Writer) => {
                 (Level::Fault, Severity::Critical)
             }

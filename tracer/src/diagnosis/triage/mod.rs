@@ -19,6 +19,7 @@ mod proxy;
 mod report;
 mod rules;
 mod services;
+mod settings;
 mod sync;
 mod versions;
 

@@ -6,7 +6,7 @@ use super::{Gap, Kind, ProxyMode, Reader, Reason, Snapshot};
 use crate::{
     net::Family,
     node::interfaces::IPVS_DEVICE,
-    rules::{Ruleset, Writer, chains, ipset, iptables, ipvs, nftables, walk::Walker},
+    rules::{Ruleset, Writer, chains, frontends, ipset, iptables, ipvs, nftables, walk::Walker},
 };
 
 /// The kinds of each list of rules, in the order of [`Listings`].
@@ -27,7 +27,7 @@ pub enum Listing {
 
 impl Listing {
     /// Whether a rule missing from this list is missing from the kernel.
-    const fn is_conclusive(self) -> bool {
+    pub const fn is_conclusive(self) -> bool {
         matches!(self, Self::Read | Self::NotInKernel)
     }
 }
@@ -164,7 +164,8 @@ impl Snapshot {
     /// Whether there are rules that kube-proxy writes only in this mode, reached or not.
     pub fn has_rules_of(&self, mode: ProxyMode) -> Presence {
         let here = match mode {
-            ProxyMode::Iptables => service_chains(&self.rules) > 0,
+            // Without any endpoint in the cluster, only rules that refuse name Services.
+            ProxyMode::Iptables => service_chains(&self.rules) > 0 || names_services(&self.rules),
             ProxyMode::Nftables => self.rules.tables.iter().any(|table| table.writer == Writer::Nftables),
             ProxyMode::Ipvs => self.rules.servers.iter().flatten().next().is_some(),
         };
@@ -227,6 +228,14 @@ impl Snapshot {
 /// Chains that kube-proxy creates for Services in iptables mode. IPVS mode has none of them.
 fn service_chains(rules: &Ruleset) -> usize {
     count_service_chains(rules, |_| true)
+}
+
+/// Whether a chain that all Services share has a rule for an address of one. IPVS mode names Services in sets.
+fn names_services(rules: &Ruleset) -> bool {
+    let shared = |name: &str| matches!(name, "KUBE-SERVICES" | "KUBE-EXTERNAL-SERVICES");
+    let tables = rules.tables.iter().filter(|table| table.writer.is_iptables());
+    let mut chains = tables.flat_map(|table| &table.chains).filter(|chain| shared(&chain.name));
+    chains.any(|chain| chain.rules.iter().any(|rule| frontends::of_rule(rule).is_some()))
 }
 
 fn count_service_chains(rules: &Ruleset, is_backend: impl Fn(Writer) -> bool) -> usize {

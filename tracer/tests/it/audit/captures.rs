@@ -4,8 +4,8 @@ use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
 
 use viptrace::{
     cluster::{History, folder},
-    diagnosis::audit::{self, Audit, Context, Expected},
-    net::Family,
+    diagnosis::audit::{self, Audit, Context, DetectLocal, Expected, Settings},
+    net::{Cidr, Family},
     node::ProxyMode,
     rules::{Ruleset, ipset, iptables, ipvs, nftables},
     time::Timestamp,
@@ -33,8 +33,12 @@ pub(crate) fn now() -> Timestamp {
     Timestamp::from_unix_secs(1_795_651_200)
 }
 
+/// With the configuration of the captures.
 pub(crate) fn context(node: &str, mode: ProxyMode) -> Context {
-    Context::new(node, mode, now())
+    let ranges = ["10.244.0.0/16", "fd00:10:244::/48"].map(|range| Cidr::parse(range).unwrap());
+    let detect_local = DetectLocal::Ranges(ranges.to_vec());
+    let settings = Settings { detect_local, ..Settings::default() };
+    Context { settings: Some(settings), ..Context::new(node, mode, now()) }
 }
 
 pub(crate) fn iptables_of(text: &str) -> Ruleset {

@@ -64,7 +64,9 @@ fn addresses_unreachable_by_design_are_expected() {
     let history = cluster("cluster");
     let context = context("worker-1", ProxyMode::Iptables);
     let expected = Expected::new(&history, &context);
-    let from_outside = |port: &ExpectedPort, via| port.expectation(via, Origin::Outside, ProxyMode::Iptables);
+    let from_outside = |port: &ExpectedPort, via| {
+        port.expectation(via, Origin::Outside, Origin::Outside, ProxyMode::Iptables)
+    };
     let unreachable = expected.ports.iter().flat_map(|port| {
         let known = port.frontends.iter().map(|known| (known.frontend, from_outside(port, known.via)));
         let closed =

@@ -53,7 +53,7 @@ fn one_endpoint_among_many_is_named() {
         let (key, port, _, endpoints) = &cluster.services[place];
         let gone = endpoints[4];
         let text = text.replace(&format!("--to-destination {gone}\n"), "--to-destination 10.1.2.3:8080\n");
-        let context = Context::new("worker-1", ProxyMode::Iptables, generate::now());
+        let context = Context { at: generate::now(), ..context("worker-1", ProxyMode::Iptables) };
         let found = audit(&Expected::new(&cluster.history, &context), &iptables_of(&text), &context);
         let chain = viptrace::diagnosis::audit::names::iptables_endpoint(key, port, gone);
         let lines = lines(&found);
@@ -70,7 +70,7 @@ fn one_endpoint_among_many_is_named() {
 fn walks_grow_linearly_with_the_number_of_services() {
     let walks = |services: u32| {
         let cluster = generate::cluster(services);
-        let context = Context::new("worker-1", ProxyMode::Nftables, generate::now());
+        let context = Context { at: generate::now(), ..context("worker-1", ProxyMode::Nftables) };
         let rules = nftables_of(&generate::nftables(&cluster));
         let found = audit(&Expected::new(&cluster.history, &context), &rules, &context);
         assert_eq!(lines(&found), "");

@@ -9,3 +9,4 @@ mod generate;
 mod large;
 mod mutations;
 mod readers;
+mod suite;

@@ -6,7 +6,6 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde_json::Value;
 use viptrace::{
     diagnosis::audit::{Aspect, Audit, Context, Expected, audit},
-    net::Cidr,
     node::ProxyMode,
     rules::Ruleset,
 };
@@ -319,8 +318,7 @@ fn nftables() {
 
 #[test]
 fn ipvs() {
-    let mut context = context("worker-1", ProxyMode::Ipvs);
-    context.cluster_cidrs = vec![Cidr::parse("10.244.0.0/16").unwrap()];
+    let context = context("worker-1", ProxyMode::Ipvs);
     let capture = IpvsCapture::worker_1();
     let servers = edit_lines(
         &capture.servers,

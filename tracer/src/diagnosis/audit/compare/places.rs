@@ -1,37 +1,29 @@
 //! The place in kube-proxy's rules for each thing: the name of the chain, map, set or server.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::Comparison;
 use crate::{
     cluster::Via,
     diagnosis::audit::{ExpectedFrontend, ExpectedPort, names},
-    net::{Family, Protocol},
+    net::Protocol,
     rules::{Datum, NFTABLES_TABLE, Name, Origin, Writer, frontends},
 };
 
 impl Comparison<'_> {
-    /// The rule or element that names the frontend.
-    pub(super) fn place_of(&self, port: &ExpectedPort, known: &ExpectedFrontend) -> Name {
+    /// The rule or element that names the frontend; a node port is tried at the address `at`.
+    pub(super) fn place_of(&self, port: &ExpectedPort, known: &ExpectedFrontend, at: IpAddr) -> Name {
         let node_port = known.frontend.address.is_none();
         match self.writer {
             Writer::Nftables if node_port => {
                 let table = self.rules.table(Writer::Nftables, self.family, NFTABLES_TABLE);
-                let first = self.expected.node_addresses.iter().find(|ip| Family::of(**ip) == self.family);
-                let listed = table.zip(first).is_some_and(|(table, ip)| {
-                    table.set("nodeport-ips").is_none_or(|set| set.find(&[Datum::Address(*ip)]).is_some())
+                let listed = table.is_some_and(|table| {
+                    table.set("nodeport-ips").is_none_or(|set| set.find(&[Datum::Address(at)]).is_some())
                 });
                 if listed { "service-nodeports".into() } else { "nodeport-ips".into() }
             }
             Writer::Nftables => "service-ips".into(),
-            Writer::Ipvs => {
-                let address =
-                    known.frontend.address.or_else(|| self.expected.node_addresses.first().copied());
-                match address {
-                    Some(ip) => format!("virtual server {}", SocketAddr::new(ip, known.frontend.port)).into(),
-                    None => "IPVS".into(),
-                }
-            }
+            Writer::Ipvs => format!("virtual server {}", SocketAddr::new(at, known.frontend.port)).into(),
             _ => {
                 let hash = names::iptables_hash(&port.service.key, &port.port);
                 let kind = match known.via {
@@ -93,12 +85,18 @@ impl Comparison<'_> {
         }
     }
 
-    pub(super) fn refusal_place(&self, port: &ExpectedPort, known: &ExpectedFrontend, dropped: bool) -> Name {
+    pub(super) fn refusal_place(
+        &self,
+        port: &ExpectedPort,
+        known: &ExpectedFrontend,
+        at: IpAddr,
+        dropped: bool,
+    ) -> Name {
         match (self.writer, known.via) {
             _ if !known.ranges.is_empty() && dropped => self.firewall_place(port),
             (Writer::Nftables, Via::NodePort) => "no-endpoint-nodeports".into(),
             (Writer::Nftables, _) => "no-endpoint-services".into(),
-            (Writer::Ipvs, _) => self.place_of(port, known),
+            (Writer::Ipvs, _) => self.place_of(port, known, at),
             (_, Via::ClusterIp) => "KUBE-SERVICES".into(),
             _ => "KUBE-EXTERNAL-SERVICES".into(),
         }

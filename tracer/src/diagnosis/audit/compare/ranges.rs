@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Comparison, Fault, MAX_EDGES, Tried};
+use super::{Comparison, Fault, MAX_EDGES, Tried, lacks_set};
 use crate::{
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, Expectation, ExpectedFrontend, ExpectedPort, Kind},
@@ -11,7 +11,8 @@ use crate::{
 };
 
 impl Comparison<'_> {
-    /// Tries both sides of each edge of the source ranges, and of the ranges that the rules admit.
+    /// Tries both sides of each edge of the source ranges, and of the ranges that the rules admit, and the load balancer's
+    /// own addresses.
     pub(super) fn edges(
         &mut self,
         index: usize,
@@ -28,8 +29,12 @@ impl Comparison<'_> {
                     .flatten(),
             );
         }
+        let of_family = |ip: &&IpAddr| ip.is_ipv4() == destination.is_ipv4();
+        tried.extend(port.service.load_balancer_ips.iter().filter(of_family));
         tried.sort_unstable();
         tried.dedup();
+        // The node's own addresses are tried as the node's. From another host no packet has a loopback address.
+        tried.retain(|ip| !ip.is_loopback() && !self.is_own(*ip));
         for source in tried.into_iter().take(MAX_EDGES) {
             let probe = Probe {
                 origin: Origin::Outside,
@@ -42,27 +47,47 @@ impl Comparison<'_> {
             };
             let fate = self.walk(&probe, audit);
             let wanted = self.wanted(port, known, Origin::Outside, source);
-            let allowed = known.ranges.iter().any(|range| range.contains(source));
-            let gets_in = !fate.endpoints().is_empty();
-            if allowed && gets_in {
-                self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
+            if lacks_set(&fate, audit) {
+                continue;
             }
-            let (kind, text) = if allowed && !gets_in && matches!(wanted, Expectation::Endpoints(_)) {
-                let text =
-                    format!("connections from {source} are rejected, although a source range admits them");
-                (Kind::Missing, text)
-            } else if !allowed && gets_in {
-                (
+            let gets_in = !fate.endpoints().is_empty();
+            if gets_in && matches!(wanted, Expectation::Endpoints(_)) {
+                self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
+                continue;
+            }
+            let (kind, text) = match wanted {
+                Expectation::Endpoints(_) if known.admits(source) => (
+                    Kind::Missing,
+                    format!("connections from {source} are rejected, although a source range admits them"),
+                ),
+                Expectation::Endpoints(_) => (
+                    Kind::Missing,
+                    format!(
+                        "connections from {source} are rejected: it is the load balancer's own address, which is admitted \
+                         because a source range contains the node"
+                    ),
+                ),
+                Expectation::Dropped if gets_in && !known.admits(source) => (
                     Kind::Wrong,
                     format!("connections from {source} are accepted, although no source range admits them"),
-                )
-            } else {
-                continue;
+                ),
+                _ if gets_in && known.admits(source) => {
+                    // The traffic policy leaves them no endpoint.
+                    self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
+                    continue;
+                }
+                _ => continue,
             };
             let (aspect, place) = (Aspect::SourceRanges, self.firewall_place(port));
             let fault = Fault { port: index, kind, aspect, endpoint: None, place, text };
             self.found.add(fault, known.frontend, Origin::Outside);
         }
+    }
+
+    /// Whether this is an address of the node itself.
+    fn is_own(&self, ip: IpAddr) -> bool {
+        let captured = self.context.own_addresses.as_ref().is_some_and(|own| own.contains(&ip));
+        captured || self.expected.node_addresses.contains(&ip)
     }
 
     /// The source ranges that the rules have for this Service port.
@@ -104,7 +129,8 @@ impl Comparison<'_> {
         let all = self.context.mode == ProxyMode::Ipvs;
         let frontends = port.frontends.iter().filter(|known| known.via == Via::ClusterIp || all);
         for known in frontends {
-            let Some(ip) = known.frontend.address else { continue };
+            // kube-proxy assigns no address that another interface has, so the node itself answers there.
+            let Some(ip) = known.frontend.address.filter(|ip| !all || !self.is_own(*ip)) else { continue };
             for origin in [Origin::Pod, Origin::Outside] {
                 if self.frame.unfiltered.contains(&origin) {
                     continue;
@@ -121,7 +147,7 @@ impl Comparison<'_> {
                     hairpin: false,
                 };
                 let fate = self.walk(&probe, audit);
-                if fate.branches.iter().all(|branch| branch.end == End::Refused) {
+                if fate.branches.iter().all(|branch| branch.end == End::Refused) || lacks_set(&fate, audit) {
                     continue;
                 }
                 let place: Name = match self.writer {
@@ -146,7 +172,7 @@ impl Comparison<'_> {
     }
 }
 
-fn before(ip: IpAddr) -> Option<IpAddr> {
+pub(in crate::diagnosis::audit) fn before(ip: IpAddr) -> Option<IpAddr> {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().checked_sub(1).map(|bits| IpAddr::V4(bits.into())),
         IpAddr::V6(ip) => ip.to_bits().checked_sub(1).map(|bits| IpAddr::V6(bits.into())),

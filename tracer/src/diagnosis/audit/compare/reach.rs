@@ -1,9 +1,9 @@
 //! The destination of a connection: endpoints with their shares, refused, or dropped.
 
-use super::{Comparison, Fault, SHARE_TOLERANCE, Tried};
+use super::{Comparison, Fault, SHARE_TOLERANCE, Tried, lacks_set};
 use crate::{
     cluster::Via,
-    diagnosis::audit::{Aspect, Audit, Expectation, Kind},
+    diagnosis::audit::{Aspect, Audit, Expectation, ExpectedFrontend, Kind},
     rules::{End, Name, Writer, frontends},
     text::count,
 };
@@ -11,7 +11,14 @@ use crate::{
 impl Comparison<'_> {
     pub(super) fn judge(&mut self, tried: Tried<'_>, wanted: &Expectation, audit: &mut Audit) {
         let mut faults = Vec::new();
+        let refused = matches!(wanted, Expectation::Refused | Expectation::Dropped);
+        if refused && lacks_set(tried.fate, audit) {
+            return;
+        }
         let forwarded = self.reach(tried, wanted, &mut faults);
+        if self.is_contested(tried.known) && (faults.is_empty() || self.is_anothers(tried)) {
+            return;
+        }
         for fault in faults {
             self.found.add(fault, tried.known.frontend, tried.probe.origin);
         }
@@ -22,9 +29,31 @@ impl Comparison<'_> {
         }
     }
 
+    /// Whether several Service ports have this address and port, or this node port.
+    pub(super) fn is_contested(&self, known: &ExpectedFrontend) -> bool {
+        self.expected.contested.contains_key(&(self.family, known.frontend))
+    }
+
+    /// Whether the result is the expected one of another Service port with the same frontend.
+    fn is_anothers(&self, tried: Tried<'_>) -> bool {
+        let owners = self.expected.contested.get(&(self.family, tried.known.frontend));
+        owners.into_iter().flatten().filter(|index| **index != tried.index).any(|index| {
+            let Some(port) = self.expected.ports.get(*index) else { return false };
+            let Some(known) = port.frontends.iter().find(|known| known.frontend == tried.known.frontend)
+            else {
+                return false;
+            };
+            let wanted = self.wanted(port, known, tried.probe.origin, tried.probe.source);
+            let mut faults = Vec::new();
+            self.reach(Tried { index: *index, port, known, ..tried }, &wanted, &mut faults);
+            faults.is_empty()
+        })
+    }
+
     /// Whether the result is as expected. Returns whether the connection is forwarded, so that more can be checked.
     pub(super) fn reach(&self, tried: Tried<'_>, wanted: &Expectation, faults: &mut Vec<Fault>) -> bool {
         let Tried { index, port, known, probe, fate } = tried;
+        let at = probe.destination.ip();
         let weight_of =
             |end: End| fate.branches.iter().filter(|b| b.end == end).map(|b| b.weight).sum::<f64>();
         let (refused, dropped) = (weight_of(End::Refused), weight_of(End::Dropped));
@@ -53,7 +82,7 @@ impl Comparison<'_> {
                     } else {
                         Aspect::SourceRanges
                     };
-                    let place = place.unwrap_or_else(|| self.place_of(port, known));
+                    let place = place.unwrap_or_else(|| self.place_of(port, known, at));
                     let text = format!(
                         "new connections are {what}, although there {}{note}",
                         are_endpoints(set.len())
@@ -85,7 +114,7 @@ impl Comparison<'_> {
                         share * 100.0,
                         port.what_is(*endpoint)
                     );
-                    let place = place.unwrap_or_else(|| self.place_of(port, known));
+                    let place = place.unwrap_or_else(|| self.place_of(port, known, at));
                     fault(Kind::Stale, Aspect::Endpoint, Some(*endpoint), place, text);
                 }
                 let lost = passed + refused + dropped;
@@ -97,7 +126,7 @@ impl Comparison<'_> {
                     let rest =
                         if lost > 1e-6 { format!(", nowhere {:.1} %", lost * 100.0) } else { String::new() };
                     let text = format!("new connections are not distributed evenly: {shares}{rest}{note}");
-                    let place = place.clone().unwrap_or_else(|| self.place_of(port, known));
+                    let place = place.clone().unwrap_or_else(|| self.place_of(port, known, at));
                     fault(Kind::Wrong, Aspect::Share, None, place, text);
                 }
             }
@@ -114,7 +143,7 @@ impl Comparison<'_> {
                     let place = if self.writer == Writer::Ipvs {
                         frontends::ipset_name("CLUSTER-IP", self.family).into()
                     } else {
-                        self.refusal_place(port, known, false)
+                        self.refusal_place(port, known, at, false)
                     };
                     let text =
                         "new connections are refused as those to a port that the Service does not have"
@@ -125,11 +154,12 @@ impl Comparison<'_> {
                 if has > 1.0 - 1e-6 || self.frame.unfiltered.contains(&probe.origin) && endpoints.is_empty() {
                     return false;
                 }
-                let ranges = !known.ranges.is_empty();
+                // Of a client that the ranges admit, the traffic policy decides.
+                let ranges = !known.admits(probe.source);
                 for (endpoint, share) in endpoints.iter().filter(|_| !ranges) {
                     let branch = fate.branches.iter().find(|b| b.end == End::Endpoint(*endpoint));
                     let place = branch.and_then(|b| b.trail.last().cloned());
-                    let place = place.unwrap_or_else(|| self.place_of(port, known));
+                    let place = place.unwrap_or_else(|| self.place_of(port, known, at));
                     let text = format!(
                         "{:.0} % of new connections go to {endpoint}, which {}; they should be {wants}",
                         share * 100.0,
@@ -159,8 +189,9 @@ impl Comparison<'_> {
                         (_, _, Via::ClusterIp) => Aspect::InternalPolicy,
                         _ => Aspect::ExternalPolicy,
                     };
-                    let place = place
-                        .unwrap_or_else(|| self.refusal_place(port, known, *wanted == Expectation::Dropped));
+                    let place = place.unwrap_or_else(|| {
+                        self.refusal_place(port, known, at, *wanted == Expectation::Dropped)
+                    });
                     let text = format!("new connections {is}, and should be {wants}{note}");
                     fault(kind, aspect, None, place, text);
                 }

@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use super::{Comparison, Fault, Tried, gap};
+use super::{Comparison, Fault, Tried, lacks_set};
 use crate::{
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, ExpectedFrontend, ExpectedPort, Kind},
     node::ProxyMode,
-    rules::{End, LocalTraffic, Name, Origin, Writer, frontends, walk::Unknown},
+    rules::{End, LocalTraffic, Name, Origin, Writer, frontends},
 };
 
 impl Comparison<'_> {
@@ -16,14 +16,13 @@ impl Comparison<'_> {
         if self.frame.no_masquerade {
             return;
         }
-        if let Some(unread) = fate.unknown.iter().find(|what| matches!(what, Unknown::Ipset(_))) {
-            gap(audit, format!("which connections are masqueraded: {unread}"));
+        if lacks_set(fate, audit) {
             return;
         }
-        let wanted = self.masqueraded(port, known, probe.origin);
+        let wanted = self.masqueraded(port, known, self.sources.seen_as(probe.origin, probe.source));
         let first = match self.writer {
             Writer::Ipvs => self.marking_set(port, known),
-            _ => fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known)),
+            _ => fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known, probe.destination.ip())),
         };
         let forwarded = || fate.branches.iter().filter(|branch| matches!(branch.end, End::Endpoint(_)));
         if let Some(wanted) = wanted {
@@ -60,7 +59,11 @@ impl Comparison<'_> {
                 let place = match self.writer {
                     Writer::Ipvs => frontends::ipset_name("LOOP-BACK", self.family).into(),
                     _ if self.hairpin_set => "hairpin-connections".into(),
-                    _ => branch.trail.last().cloned().unwrap_or_else(|| self.place_of(port, known)),
+                    _ => branch
+                        .trail
+                        .last()
+                        .cloned()
+                        .unwrap_or_else(|| self.place_of(port, known, probe.destination.ip())),
                 };
                 let text = format!(
                     "a connection of {endpoint} to its own Service is not masqueraded and gets no answer"
@@ -78,22 +81,23 @@ impl Comparison<'_> {
         }
     }
 
-    /// Whether a connection should be masqueraded; `None` if unknown.
+    /// Whether a connection should be masqueraded; `None` if unknown. `seen_as`: the origin as which the rules treat it.
     pub(super) fn masqueraded(
         &self,
         port: &ExpectedPort,
         known: &ExpectedFrontend,
-        origin: Origin,
+        seen_as: Origin,
     ) -> Option<bool> {
         let unmarked = self.sources.traffic == LocalTraffic::Unmarked;
-        match (known.via, port.is_local(known.via), origin) {
-            (Via::ClusterIp, ..) if self.context.masquerade_all => Some(true),
-            (Via::ClusterIp, ..) if unmarked => (self.context.mode != ProxyMode::Ipvs).then_some(false),
-            (Via::ClusterIp, _, origin) => Some(origin != Origin::Pod),
+        match (known.via, port.is_local(known.via), seen_as) {
+            (Via::ClusterIp, ..) if self.masquerades_all => Some(true),
+            // IPVS mode masquerades only the node's connections that have a Service's address as their source.
+            (Via::ClusterIp, ..) if unmarked => Some(false),
+            (Via::ClusterIp, _, seen_as) => Some(seen_as != Origin::Pod),
             (_, false, _) => Some(true),
             (_, true, _) if self.context.mode == ProxyMode::Ipvs => Some(false),
             (_, true, Origin::Pod) => (!unmarked).then_some(false),
-            (_, true, origin) => Some(origin == Origin::Node),
+            (_, true, seen_as) => Some(seen_as == Origin::Node),
         }
     }
 
@@ -101,7 +105,7 @@ impl Comparison<'_> {
         let Tried { index, port, known, probe, fate } = tried;
         let wanted = port.affinity().map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let add = |kind, endpoint, place: Option<Name>, text: String, expected: &Self| {
-            let place = place.unwrap_or_else(|| expected.place_of(port, known));
+            let place = place.unwrap_or_else(|| expected.place_of(port, known, probe.destination.ip()));
             Fault { port: index, kind, aspect: Aspect::Affinity, endpoint, place, text }
         };
         let mut faults = Vec::new();

@@ -1,0 +1,134 @@
+//! What the audit knows about the node and kube-proxy besides the cluster's objects and the rules.
+//!
+//! Owns the meaning of kube-proxy's settings for its rules. Must not read them (that is the caller's) or judge.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use crate::{
+    net::{Cidr, Family},
+    node::ProxyMode,
+    rules::LocalTraffic,
+    time::Timestamp,
+};
+
+/// Facts about the node and kube-proxy that the audit needs.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The node's name, as in `EndpointSlices`: it determines the local endpoints.
+    pub node: Arc<str>,
+    pub mode: ProxyMode,
+    /// The time at which the rules were read.
+    pub at: Timestamp,
+    /// kube-proxy's configuration; `None` if it is unknown, so that the rules must show it.
+    pub settings: Option<Settings>,
+    /// The addresses of the node's interfaces, without those that serve no node port: loopback, IPv6 link-local, and
+    /// those of kube-ipvs0. `None` if they were not read.
+    pub own_addresses: Option<Vec<IpAddr>>,
+    /// The families whose iptables rules were not read.
+    pub unread: Vec<Family>,
+    /// Conntrack treats packets out of the window as valid (`nf_conntrack_tcp_be_liberal`), so kube-proxy writes no
+    /// rule against invalid packets.
+    pub tcp_be_liberal: Option<bool>,
+    pub sync: SyncStatus,
+}
+
+/// The part of kube-proxy's configuration that determines its rules. The default is kube-proxy's, except that the
+/// Pods' traffic is unknown.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    pub detect_local: DetectLocal,
+    pub masquerade_all: bool,
+    pub node_ports: NodePorts,
+    /// `iptables.localhostNodePorts` is off.
+    pub no_localhost_node_ports: bool,
+    /// `bindAddress`, unless it is unspecified: the node's address in its family, instead of the Node object's.
+    pub bind_address: Option<IpAddr>,
+}
+
+/// `detectLocalMode` with its value (`getLocalDetectors` in `cmd/kube-proxy/app/server_linux.go`).
+#[derive(Clone, Debug, Default)]
+pub enum DetectLocal {
+    /// `ClusterCIDR` and `NodeCIDR`: the first range of each family. A family without a range is not distinguished.
+    Ranges(Vec<Cidr>),
+    /// `BridgeInterface`, or `InterfaceNamePrefix` with a trailing `+`.
+    Interface(Box<str>),
+    #[default]
+    Unknown,
+}
+
+/// `nodePortAddresses` (`pkg/proxy/util/nodeport_addresses.go`).
+#[derive(Clone, Debug, Default)]
+pub enum NodePorts {
+    /// Every address of the node.
+    #[default]
+    All,
+    /// The value `primary`, which is also the default of nftables mode (since 1.31): the node's address in each
+    /// family. A family in which the node has none serves all.
+    Primary,
+    /// A family without a range serves all.
+    Ranges(Vec<Cidr>),
+}
+
+impl Context {
+    /// With nothing known about kube-proxy's configuration and times.
+    pub fn new(node: &str, mode: ProxyMode, at: Timestamp) -> Self {
+        Self {
+            node: node.into(),
+            mode,
+            at,
+            settings: None,
+            own_addresses: None,
+            unread: Vec::new(),
+            tcp_be_liberal: None,
+            sync: SyncStatus::default(),
+        }
+    }
+
+    /// How kube-proxy recognises Pods' traffic in this family, by its configuration; `None` if that is unknown.
+    pub(super) fn local_traffic(&self, family: Family) -> Option<LocalTraffic> {
+        match &self.settings.as_ref()?.detect_local {
+            DetectLocal::Ranges(ranges) => {
+                let first = ranges.iter().find(|cidr| Family::of(cidr.base) == family);
+                Some(first.map_or(LocalTraffic::Unmarked, |cidr| LocalTraffic::Range((*cidr).into())))
+            }
+            DetectLocal::Interface(name) => Some(LocalTraffic::Interface(name.clone())),
+            DetectLocal::Unknown => None,
+        }
+    }
+
+    /// Whether `nodePortAddresses` has ranges for this family that do not contain every address.
+    pub(super) fn restricts_node_ports(&self, family: Family) -> bool {
+        let Some(Settings { node_ports: NodePorts::Ranges(ranges), .. }) = &self.settings else {
+            return false;
+        };
+        let mut of_family = ranges.iter().filter(|cidr| Family::of(cidr.base) == family).peekable();
+        of_family.peek().is_some() && of_family.all(|cidr| cidr.prefix > 0)
+    }
+
+    /// kube-proxy's own notion of the node's address in this family, if the Node has one or the configuration sets it
+    /// (`detectNodeIPs` in `cmd/kube-proxy/app/server.go`).
+    pub(super) fn node_ip(&self, listed: &[IpAddr], family: Family) -> Option<IpAddr> {
+        let bound = self.settings.as_ref().and_then(|settings| settings.bind_address);
+        bound
+            .filter(|ip| Family::of(*ip) == family)
+            .or_else(|| listed.iter().copied().find(|ip| Family::of(*ip) == family))
+    }
+}
+
+/// kube-proxy's own times of its last sync and of the last queued update, and the grace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncStatus {
+    /// `sync_proxy_rules_last_queued_timestamp_seconds`.
+    pub last_queued: Option<Timestamp>,
+    /// `sync_proxy_rules_last_timestamp_seconds`.
+    pub last_synced: Option<Timestamp>,
+    /// A change younger than this may still be in flight (catalogue section 3).
+    pub grace: Duration,
+}
+
+impl Default for SyncStatus {
+    /// Without kube-proxy's times. The grace is the catalogue's minimum, 5 s.
+    fn default() -> Self {
+        Self { last_queued: None, last_synced: None, grace: Duration::from_secs(5) }
+    }
+}
