@@ -166,15 +166,15 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let other = node.serves_node_port_at(asked.port(), case.vip.port.protocol)?;
+    let why = if asked.ip().is_loopback() {
+        "kube-proxy serves 127.0.0.1 only in iptables mode with localhostNodePorts, and never ::1"
+    } else {
+        "nodePortAddresses leave that address out"
+    };
     Some(
         Finding::new(
             Class::C26,
-            format!(
-                "node port {} of {} is not served at {}: nodePortAddresses leave that address out",
-                asked.port(),
-                case.name(),
-                asked.ip()
-            ),
+            format!("node port {} of {} is not served at {}: {why}", asked.port(), case.name(), asked.ip()),
         )
         .node(
             node.read_at(),

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Facts, Finding, Level, Step, moment::Moment};
+use super::{Facts, Finding, Level, Step, moment::Moment, settings};
 use crate::{
     class::{Action, Class, Confidence, Domain, Severity, action},
     cluster::Key,

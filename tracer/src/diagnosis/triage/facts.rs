@@ -208,7 +208,7 @@ impl Facts {
     }
 
     /// The families in which the cluster's Services have addresses.
-    fn families(&self) -> Vec<Family> {
+    pub(super) fn families(&self) -> Vec<Family> {
         let serves = |family: &Family| {
             self.history.as_ref().is_some_and(|history| {
                 history

@@ -118,6 +118,11 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     let serves = facts.services().is_none_or(|history| {
         history.services().any(|service| !service.cluster_ips.is_empty() && service.proxy_name.is_none())
     });
+    // Rules of a family that were not read are not missing: an IPv6-only cluster has none in IPv4's lists.
+    let families = facts.families();
+    if !families.is_empty() && !families.iter().any(|family| facts.node.knows_rules(*family)) {
+        return;
+    }
     let told =
         |class: Class| findings.iter().any(|finding| finding.class == class && finding.level == Level::Fault);
     let elsewhere = facts.node.kube_proxy_elsewhere().is_some();
@@ -153,7 +158,7 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
     let mut finding = Finding::new(class, detail).node(
         None,
         match mode {
-            Some(ProxyMode::Iptables) => "iptables-save lists no chain KUBE-SVC-, KUBE-SEP- or the like",
+            Some(ProxyMode::Iptables) => "iptables-save lists no rule that names a Service",
             Some(ProxyMode::Nftables) => "nft lists no table kube-proxy",
             Some(ProxyMode::Ipvs) => "there is no IPVS virtual server",
             None => "neither iptables chains, nor a table kube-proxy, nor IPVS virtual servers",

@@ -325,9 +325,16 @@ fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings
     let listed = facts.node.interfaces.iter().flat_map(crate::node::interfaces::Interfaces::iter);
     let mut addresses: Vec<_> = node.addresses.clone();
     addresses.extend(listed.flat_map(|interface| interface.addresses.iter().map(|(address, _)| *address)));
-    if addresses.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(*address))) {
+    // Only iptables mode serves 127.0.0.1 (`--nodeport-addresses includes localhost but localhost NodePorts are not
+    // supported` in pkg/proxy/nftables/proxier.go; IPVS mode skips loopback too).
+    let localhost = facts.node.mode.is_none_or(|mode| mode == ProxyMode::Iptables)
+        && config.localhost_node_ports != Some(false);
+    let serves = |ip: &std::net::IpAddr| !ip.is_loopback() || localhost && ip.is_ipv4();
+    let within = |ip: &std::net::IpAddr| cidrs.iter().any(|cidr| cidr.contains(*ip));
+    if addresses.iter().any(|ip| serves(ip) && within(ip)) {
         return;
     }
+    let only_loopback = addresses.iter().any(|ip| ip.is_loopback() && within(ip));
     let uses = |service: &Service| service.ports.iter().any(|port| port.node_port.is_some());
     let affected = history.services().filter(|service| uses(service));
     let affected =
@@ -335,18 +342,23 @@ fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings
     if affected == 0 {
         return;
     }
+    let detail = match facts.node.mode {
+        Some(mode) if only_loopback => format!(
+            "nodePortAddresses ({}) admit no address of this node but 127.0.0.1, which {mode} mode does not serve here: no \
+             node port is served",
+            ranges.join(", ")
+        ),
+        _ => format!(
+            "no address of this node is within nodePortAddresses ({}): no node port is served here",
+            ranges.join(", ")
+        ),
+    };
     findings.push(
-        Finding::new(
-            Class::C26,
-            format!(
-                "no address of this node is within nodePortAddresses ({}): no node port is served here",
-                ranges.join(", ")
-            ),
-        )
-        .severity(Severity::High)
-        .node(None, format!("kube-proxy's configuration: nodePortAddresses: {}", ranges.join(", ")))
-        .api(None, format!("Services with node ports: {affected}"))
-        .now(&[action::CORRECT_NODE_PORT_ADDRESSES]),
+        Finding::new(Class::C26, detail)
+            .severity(Severity::High)
+            .node(None, format!("kube-proxy's configuration: nodePortAddresses: {}", ranges.join(", ")))
+            .api(None, format!("Services with node ports: {affected}"))
+            .now(&[action::CORRECT_NODE_PORT_ADDRESSES]),
     );
 }
 

@@ -10,7 +10,7 @@ use viptrace::{
     rules::{
         AddressRange, Datum, Destination, Field, Origin, Probe, Rule, Ruleset, Side, Step, Verdict,
         VirtualServer, ipset, iptables, ipvs, nftables,
-        walk::{End, Fate, Unknown, Walker},
+        walk::{Devices, End, Fate, Unknown, Walker, Witness},
     },
 };
 
@@ -50,7 +50,12 @@ fn condition(family: Family) -> BoxedStrategy<Step> {
         }),
         any::<bool>().prop_map(|negated| Step::SourceLocal { negated }),
         any::<bool>().prop_map(|negated| Step::DestinationLocal { negated }),
-        any::<bool>().prop_map(|negated| Step::State { new: true, translated: false, negated }),
+        any::<bool>().prop_map(|negated| Step::State {
+            new: true,
+            translated: false,
+            established: false,
+            negated
+        }),
         (any::<u32>(), any::<u32>(), any::<bool>()).prop_map(|(value, mask, negated)| Step::Mark {
             value,
             mask,
@@ -192,6 +197,15 @@ fn family() -> impl Strategy<Value = Family> {
     prop_oneof![Just(Family::Ipv4), Just(Family::Ipv6)]
 }
 
+/// The routes are not known.
+struct Nowhere;
+
+impl Devices for Nowhere {
+    fn device_to(&self, _: IpAddr) -> Option<&str> {
+        None
+    }
+}
+
 /// Queries everything, so that a panic in a query shows as well.
 fn query_everything(rules: &Ruleset) {
     for family in Family::ALL {
@@ -209,6 +223,11 @@ fn query_everything(rules: &Ruleset) {
                 let probe = Probe { origin, source, interface, destination, protocol, local, hairpin: true };
                 let fate = walker.walk(&probe);
                 let sum: f64 = fate.branches.iter().map(|branch| branch.weight).sum();
+                assert!((sum - 1.0).abs() < 1e-6 || fate.cut, "{sum}: {fate:?}");
+                let witness = Witness { devices: Nowhere, source_port: None, is_reply: false };
+                let fate = Walker::whole(rules, family).observe(&probe, &witness);
+                let known = fate.branches.iter().filter(|branch| branch.seen.assumed().is_none());
+                let sum: f64 = known.map(|branch| branch.weight).sum();
                 assert!((sum - 1.0).abs() < 1e-6 || fate.cut, "{sum}: {fate:?}");
             }
         }
