@@ -46,6 +46,9 @@ pub type Name = Arc<str>;
 /// kube-proxy's own table in nftables mode.
 pub const NFTABLES_TABLE: &str = "kube-proxy";
 
+/// The tables that iptables writes through `nf_tables`, in the families `ip` and `ip6`.
+pub(crate) const IPTABLES_TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
+
 /// All rules of one network namespace. May contain tables, sets and servers of both families.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

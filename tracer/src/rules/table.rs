@@ -51,7 +51,7 @@ impl Table {
         self.sets.get(*self.sets_by_name.get(name)?)
     }
 
-    pub(super) fn position(&self, name: &str) -> Option<usize> {
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 

@@ -4,13 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json_borrow::Value;
 
+use super::{foreign, is_ours};
 use crate::{
     net::Protocol,
     rules::{AddressRange, Datum, Field, Key, Set, Step, Table, Verdict, iptables},
 };
 
 /// Access to a value's parts; `None` for a value of another type.
-trait Read<'ctx> {
+pub(super) trait Read<'ctx> {
     fn member(&self, name: &str) -> Option<&Value<'ctx>>;
     fn unsigned(&self) -> Option<u64>;
 }
@@ -27,7 +28,20 @@ impl<'ctx> Read<'ctx> for Value<'ctx> {
 }
 
 /// Statements that do not affect the destination of a packet.
-const HARMLESS: [&str; 4] = ["counter", "log", "comment", "notrack"];
+const HARMLESS: [&str; 12] = [
+    "counter",
+    "log",
+    "comment",
+    "notrack",
+    "continue",
+    "last",
+    "flow",
+    "dup",
+    "ct helper",
+    "ct timeout",
+    "ct expectation",
+    "secmark",
+];
 
 /// Appends a statement's effect to `steps`. A verdict map inside the rule becomes a map of the table.
 pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Vec<Step>) {
@@ -40,9 +54,21 @@ pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Ve
         return;
     }
     let step = match name {
-        "match" => condition(body, table),
-        "vmap" => vmap(body, table, steps.len()),
+        "match" => {
+            imply(body.member("left"), table, steps);
+            condition(body, table)
+        }
+        "vmap" => {
+            imply(body.member("key"), table, steps);
+            vmap(body, table, steps.len())
+        }
+        // Other marks and priorities do not affect the way.
+        "mangle" if !is_ours(&table.name) && body.member("key").is_some_and(|key| !is_mark(key)) => {
+            Some(Step::Harmless)
+        }
         "mangle" => mangle(body),
+        "notrack" if !is_ours(&table.name) => Some(Step::NoTrack),
+        "redirect" | "queue" | "tproxy" | "fwd" | "synproxy" => Some(Step::Do(Verdict::Unknown(name.into()))),
         "masquerade" | "snat" => Some(Step::Do(Verdict::Masquerade)),
         "dnat" => dnat(body),
         "set" => body.member("set").and_then(Value::as_str).map(|set| Step::Remember(bare(set).into())),
@@ -57,14 +83,21 @@ pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Ve
 }
 
 fn unknown(value: &Value<'_>) -> Step {
-    Step::Unknown(value.to_string().chars().take(120).collect::<String>().into())
+    Step::Unknown(foreign::describe(value).into())
+}
+
+/// Adds what a field implies in another program's rule.
+fn imply(key: Option<&Value<'_>>, table: &Table, steps: &mut Vec<Step>) {
+    if let Some(key) = key.filter(|_| !is_ours(&table.name)) {
+        foreign::implied(key, table, steps);
+    }
 }
 
 fn bare(set: &str) -> &str {
     set.strip_prefix('@').unwrap_or(set)
 }
 
-fn verdict(value: &Value<'_>) -> Option<Verdict> {
+pub(super) fn verdict(value: &Value<'_>) -> Option<Verdict> {
     let (name, body) = value.as_object()?.iter().next()?;
     verdict_of(name, body)
 }
@@ -103,6 +136,18 @@ fn fields(value: &Value<'_>) -> Option<Box<[Field]>> {
 }
 
 fn condition(body: &Value<'_>, table: &Table) -> Option<Step> {
+    own_condition(body, table).or_else(|| {
+        let negated = match body.member("op").and_then(Value::as_str)? {
+            "==" | "in" => false,
+            "!=" => true,
+            _ => return None,
+        };
+        foreign::condition(body.member("left")?, body.member("right")?, negated)
+    })
+}
+
+/// A condition that kube-proxy's rules have.
+fn own_condition(body: &Value<'_>, table: &Table) -> Option<Step> {
     let (left, right) = (body.member("left")?, body.member("right")?);
     let negated = match body.member("op").and_then(Value::as_str)? {
         "==" | "in" => false,
@@ -284,7 +329,7 @@ fn vmap(body: &Value<'_>, table: &mut Table, place: usize) -> Option<Step> {
         });
         return Some(Step::Spread { of, to: to.collect::<Option<_>>()? });
     }
-    let fields = fields(key)?;
+    let Some(fields) = fields(key) else { return foreign::vmap(key, data) };
     if let Some(name) = data.as_str() {
         return Some(Step::Look { fields, map: bare(name).into() });
     }

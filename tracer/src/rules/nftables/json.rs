@@ -11,16 +11,15 @@ use serde::{
 };
 use serde_json_borrow::Value;
 
-use super::{MAX_ITEMS, expression, is_ours};
+use super::{MAX_ITEMS, Wanted, expression, is_ours, kept_name};
 use crate::{
-    net::Family,
     parse::ParseError,
     rules::{Base, Rule, Ruleset, Set, Table, Writer},
 };
 
-pub(super) fn parse(listing: &str) -> Result<Ruleset, ParseError> {
+pub(super) fn parse(listing: &str, wanted: Wanted) -> Result<Ruleset, ParseError> {
     let mut deserializer = serde_json::Deserializer::from_str(listing);
-    let mut reader = Reader::default();
+    let mut reader = Reader { wanted, ruleset: Ruleset::default(), items: 0 };
     loop {
         deserializer.deserialize_map(Listing(&mut reader))?;
         if deserializer.end().is_ok() {
@@ -29,8 +28,8 @@ pub(super) fn parse(listing: &str) -> Result<Ruleset, ParseError> {
     }
 }
 
-#[derive(Default)]
 struct Reader {
+    wanted: Wanted,
     ruleset: Ruleset,
     items: usize,
 }
@@ -177,100 +176,82 @@ impl Reader {
             self.ruleset.odd(|| format!("nftables: more than {MAX_ITEMS} objects"));
             return;
         }
-        match kind {
-            ItemKind::Table => {
-                if let (Some(family), Some(name)) = (family(object), &object.name)
-                    && is_ours(name)
-                {
-                    self.table(family, name);
-                }
+        let name = if matches!(kind, ItemKind::Table) { &object.name } else { &object.table };
+        let (Some(family), Some(name)) = (object.family.as_deref(), name.as_deref()) else { return };
+        for kept in self.wanted.families(family, name) {
+            let of = |table: &Table| table.family == *kept && *table.name == kept_name(family, name);
+            let position = self.ruleset.tables.iter().position(of).unwrap_or_else(|| {
+                let table = Table::new(Writer::Nftables, *kept, &kept_name(family, name));
+                self.ruleset.tables.push(table);
+                self.ruleset.tables.len() - 1
+            });
+            let Some(table) = self.ruleset.tables.get_mut(position) else { continue };
+            let odd = match kind {
+                ItemKind::Table | ItemKind::Other => 0,
+                ItemKind::Chain => chain(table, object),
+                ItemKind::Set | ItemKind::Map => set(table, object),
+                ItemKind::Element => elements(table, object),
+                ItemKind::Rule => rule(table, object),
+            };
+            if odd > 0 {
+                let name = object.name.as_deref().unwrap_or_default();
+                self.ruleset.odd(|| format!("nftables: {odd} elements of {name} are not understood"));
             }
-            ItemKind::Chain => self.chain(object),
-            ItemKind::Set | ItemKind::Map => self.set(object),
-            ItemKind::Element => self.elements(object),
-            ItemKind::Rule => self.rule(object),
-            ItemKind::Other => {}
-        }
-    }
-
-    fn table(&mut self, family: Family, name: &str) -> Option<&mut Table> {
-        let of = |table: &Table| table.family == family && table.name.as_ref() == name;
-        if !self.ruleset.tables.iter().any(of) {
-            self.ruleset.tables.push(Table::new(Writer::Nftables, family, name));
-        }
-        self.ruleset.tables.iter_mut().find(|table| of(table))
-    }
-
-    fn table_of(&mut self, object: &Object<'_>) -> Option<&mut Table> {
-        let family = family(object)?;
-        let name = object.table.as_deref().filter(|name| is_ours(name))?;
-        self.table(family, name)
-    }
-
-    fn chain(&mut self, object: &Object<'_>) {
-        let Some(name) = object.name.as_deref() else { return };
-        let base = base(object);
-        let Some(table) = self.table_of(object) else { return };
-        if let Some(chain) = table.chain_mut(name) {
-            chain.base = base;
-        }
-    }
-
-    fn set(&mut self, object: &Object<'_>) {
-        let Some(name) = object.name.as_deref() else { return };
-        let mut set = Set::new(name);
-        let dynamic = match &object.flags {
-            Some(Value::Str(flag)) => flag == "timeout",
-            Some(Value::Array(flags)) => flags.iter().any(|flag| flag.as_str() == Some("timeout")),
-            _ => false,
-        };
-        set.timeout = object.timeout.or(dynamic.then_some(u32::MAX));
-        let Some(table) = self.table_of(object) else { return };
-        table.add_set(set);
-        self.elements(object);
-    }
-
-    fn elements(&mut self, object: &Object<'_>) {
-        let Some(name) = object.name.as_deref() else { return };
-        let elements = object.elem.as_deref().unwrap_or_default();
-        let mut odd = 0_u64;
-        let Some(table) = self.table_of(object) else { return };
-        let mut set = Set::new(name);
-        // Elements that packets added to an affinity set are not configuration.
-        if table.set(name).is_some_and(|set| set.timeout.is_some()) {
-            return;
-        }
-        for element in elements {
-            match expression::element(element) {
-                Some((key, verdict)) => set.insert(key, verdict),
-                None => odd += 1,
-            }
-        }
-        table.add_set(set);
-        if odd > 0 {
-            self.ruleset.odd(|| format!("nftables: {odd} elements of {name} are not understood"));
-        }
-    }
-
-    fn rule(&mut self, object: &Object<'_>) {
-        let Some(name) = object.chain.as_deref() else { return };
-        let Some(table) = self.table_of(object) else { return };
-        let mut rule = Rule { steps: Vec::new(), comment: object.comment.as_deref().map(Into::into) };
-        for statement in object.expr.iter().flatten() {
-            expression::statement(statement, table, &mut rule.steps);
-        }
-        if let Some(chain) = table.chain_mut(name) {
-            chain.rules.push(rule);
         }
     }
 }
 
-fn family(object: &Object<'_>) -> Option<Family> {
-    match object.family.as_deref()? {
-        "ip" => Some(Family::Ipv4),
-        "ip6" => Some(Family::Ipv6),
-        _ => None,
+fn chain(table: &mut Table, object: &Object<'_>) -> u64 {
+    let base = base(object);
+    if let Some(chain) = object.name.as_deref().and_then(|name| table.chain_mut(name)) {
+        chain.base = base;
     }
+    0
+}
+
+fn set(table: &mut Table, object: &Object<'_>) -> u64 {
+    let Some(name) = object.name.as_deref() else { return 0 };
+    let mut set = Set::new(name);
+    let dynamic = match &object.flags {
+        Some(Value::Str(flag)) => flag == "timeout",
+        Some(Value::Array(flags)) => flags.iter().any(|flag| flag.as_str() == Some("timeout")),
+        _ => false,
+    };
+    set.timeout = object.timeout.or(dynamic.then_some(u32::MAX)).filter(|_| is_ours(&table.name));
+    table.add_set(set);
+    elements(table, object)
+}
+
+/// Returns the number of elements that are not understood.
+fn elements(table: &mut Table, object: &Object<'_>) -> u64 {
+    let Some(name) = object.name.as_deref() else { return 0 };
+    let mut odd = 0_u64;
+    let mut set = Set::new(name);
+    // Elements that packets added to an affinity set are not configuration.
+    if table.set(name).is_some_and(|set| set.timeout.is_some()) {
+        return 0;
+    }
+    for element in object.elem.as_deref().unwrap_or_default() {
+        match expression::element(element) {
+            Some((key, verdict)) => set.insert(key, verdict),
+            None => odd += 1,
+        }
+    }
+    set.partial = odd > 0;
+    table.add_set(set);
+    odd
+}
+
+fn rule(table: &mut Table, object: &Object<'_>) -> u64 {
+    let Some(name) = object.chain.as_deref() else { return 0 };
+    let mut rule = Rule { steps: Vec::new(), comment: object.comment.as_deref().map(Into::into) };
+    for statement in object.expr.iter().flatten() {
+        expression::statement(statement, table, &mut rule.steps);
+    }
+    if let Some(chain) = table.chain_mut(name) {
+        chain.rules.push(rule);
+    }
+    0
 }
 
 fn base(object: &Object<'_>) -> Option<Base> {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use serde_json::Value;
 
-use super::{MAX_ITEMS, expression, hook, is_ours};
+use super::{MAX_ITEMS, Wanted, expression, hook, is_ours, kept_name};
 use crate::{
     net::Family,
     parse::ParseError,
@@ -20,7 +20,7 @@ mod tokens;
 use statement::Statement;
 use tokens::{Token, tokens};
 
-pub(super) fn parse(text: &str) -> Result<Ruleset, ParseError> {
+pub(super) fn parse(text: &str, wanted: Wanted) -> Result<Ruleset, ParseError> {
     let tokens = tokens(text);
     let count = |wanted: Token<'_>| tokens.iter().filter(|token| **token == wanted).count();
     if count(Token::Open) > count(Token::Close) {
@@ -29,7 +29,7 @@ pub(super) fn parse(text: &str) -> Result<Ruleset, ParseError> {
     if !text.trim().is_empty() && !tokens.iter().any(|token| token.is("table")) {
         return Err(ParseError::nothing_in(text, "a listing of nft"));
     }
-    let mut reader = Reader { tokens, ruleset: Ruleset::default(), items: 0 };
+    let mut reader = Reader { tokens, wanted, ruleset: Ruleset::default(), items: 0 };
     while let Some(token) = reader.tokens.pop_front() {
         if token.is("table") {
             reader.table();
@@ -40,6 +40,7 @@ pub(super) fn parse(text: &str) -> Result<Ruleset, ParseError> {
 
 struct Reader<'a> {
     tokens: VecDeque<Token<'a>>,
+    wanted: Wanted,
     ruleset: Ruleset,
     items: usize,
 }
@@ -47,13 +48,21 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Reads a table after the word `table`.
     fn table(&mut self) {
-        let (family, name) = (self.word(), self.word());
-        let family = match family {
-            Some("ip") => Family::Ipv4,
-            Some("ip6") => Family::Ipv6,
-            _ => return self.skip_block(),
-        };
-        let Some(name) = name.filter(|name| is_ours(name)) else { return self.skip_block() };
+        let (Some(family), Some(name)) = (self.word(), self.word()) else { return self.skip_block() };
+        let families = self.wanted.families(family, name);
+        let Some((last, others)) = families.split_last() else { return self.skip_block() };
+        let name = kept_name(family, name);
+        // A table of two families is read twice.
+        for kept in others {
+            let all = self.tokens.clone();
+            self.block(*kept, &name);
+            self.tokens = all;
+        }
+        self.block(*last, &name);
+    }
+
+    /// Reads the block of a table.
+    fn block(&mut self, family: Family, name: &str) {
         if !self.open() {
             return;
         }
@@ -153,10 +162,12 @@ impl<'a> Reader<'a> {
         let mut set = Set::new(name);
         while let Some(mut line) = self.next_line() {
             match line.pop_front() {
-                Some(Token::Word("timeout")) => {
+                Some(Token::Word("timeout")) if is_ours(&table.name) => {
                     set.timeout = line.pop_front().and_then(|token| token.text()).and_then(duration);
                 }
-                Some(Token::Word("flags")) if line.iter().any(|token| token.is("timeout")) => {
+                Some(Token::Word("flags"))
+                    if is_ours(&table.name) && line.iter().any(|token| token.is("timeout")) =>
+                {
                     set.timeout = set.timeout.or(Some(u32::MAX));
                 }
                 Some(Token::Word("elements")) if set.timeout.is_none() => {
@@ -166,9 +177,11 @@ impl<'a> Reader<'a> {
                         self.items += 1;
                         match element.and_then(|element| expression::element(&(&element).into())) {
                             Some((key, verdict)) if self.items <= MAX_ITEMS => set.insert(key, verdict),
-                            _ => self
-                                .ruleset
-                                .odd(|| format!("nftables: an element of {name} is not understood")),
+                            _ => {
+                                set.partial = true;
+                                self.ruleset
+                                    .odd(|| format!("nftables: an element of {name} is not understood"));
+                            }
                         }
                     }
                 }

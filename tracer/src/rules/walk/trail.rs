@@ -8,7 +8,7 @@ use std::{
     rc::Rc,
 };
 
-use super::{HookPoint, Name, Unknown, Verdict};
+use super::{Name, Unknown, Verdict};
 
 /// The most notes of one way.
 const MAX_NOTES: usize = 2048;
@@ -24,8 +24,6 @@ pub struct Place {
 /// A step of a packet's way. `depth` is the number of chains that it is in, the base chain included.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Note {
-    /// It enters a base chain.
-    Enters { hook: HookPoint, table: usize, chain: usize },
     /// A rule's conditions hold, and its statements apply. The verdict is that of the map or the random number if the
     /// rule has one.
     Matches { place: Place, depth: usize, verdict: Option<Verdict> },

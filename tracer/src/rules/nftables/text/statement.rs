@@ -11,6 +11,8 @@ pub(super) struct Statement<'a> {
     pub(super) tokens: VecDeque<Token<'a>>,
 }
 
+const VERDICTS: [&str; 7] = ["jump", "goto", "accept", "drop", "return", "reject", "continue"];
+
 impl<'a> Statement<'a> {
     fn peek(&self, at: usize) -> Option<&'a str> {
         self.tokens.get(at).and_then(Token::text)
@@ -31,8 +33,14 @@ impl<'a> Statement<'a> {
     }
 
     pub(super) fn next(&mut self) -> Option<Value> {
-        let statement = match self.peek(0)? {
-            "jump" | "goto" | "accept" | "drop" | "return" | "reject" | "continue" => self.verdict(),
+        let first = self.peek(0)?;
+        let statement = match first {
+            word if VERDICTS.contains(&word) => self.verdict(),
+            "redirect" | "queue" | "tproxy" => {
+                self.word();
+                self.tokens.clear();
+                Some(json!({first: null}))
+            }
             "masquerade" | "snat" | "log" | "notrack" => {
                 let name = self.word();
                 self.tokens.clear();
@@ -79,8 +87,18 @@ impl<'a> Statement<'a> {
             _ => self.condition(),
         };
         Some(statement.unwrap_or_else(|| {
-            let rest = self.tokens.drain(..).filter_map(|token| token.text()).collect::<Vec<_>>().join(" ");
-            json!({"unknown": rest})
+            // The verdict still counts.
+            let is_verdict =
+                |token: &Token<'_>| matches!(token, Token::Word(word) if VERDICTS.contains(word));
+            let end = self.tokens.iter().position(is_verdict).unwrap_or(self.tokens.len());
+            let rest =
+                self.tokens.drain(..end).filter_map(|token| token.text()).collect::<Vec<_>>().join(" ");
+            let text = if self.peek(0) == Some(first) || rest.starts_with(first) {
+                rest
+            } else {
+                format!("{first} {rest}").trim_end().to_owned()
+            };
+            json!({"unknown": text})
         }))
     }
 
@@ -143,7 +161,7 @@ impl<'a> Statement<'a> {
                 let key = self.word()?;
                 json!({"meta": {"key": key}})
             }
-            "iifname" | "iif" => json!({"meta": {"key": first}}),
+            "iifname" | "iif" | "oifname" | "oif" => json!({"meta": {"key": first}}),
             "mark" => json!({"meta": {"key": "mark"}}),
             "ct" => {
                 let key = self.word()?;
