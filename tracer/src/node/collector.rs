@@ -31,6 +31,7 @@ use crate::{
             servers::{self, Servers},
         },
         now, procfs,
+        routes::Routes,
         sysctl::Sysctls,
     },
     text,
@@ -246,6 +247,13 @@ impl Reading {
                     Err(_) => Err(reason),
                 },
             }
+        });
+        self.take(Kind::Routes, |_| {
+            let route = proc.join("net/route");
+            let text = text_of(&route)?;
+            // Without IPv6 this file does not exist.
+            let ipv6_route = procfs::read_text(&proc.join("net/ipv6_route")).unwrap_or_default();
+            Ok((route.display().to_string(), Routes::lines_of(&text, &ipv6_route)))
         });
         self.take(Kind::ConntrackNamespaces, |_| {
             let list = conntrack::namespaces(&proc).map_err(|error| Reason::of_file(&proc, &error))?;

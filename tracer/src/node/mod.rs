@@ -19,6 +19,7 @@ mod loaded;
 pub(crate) mod modules;
 mod netlink;
 pub mod procfs;
+pub mod routes;
 pub(crate) mod snapshot;
 pub(crate) mod sysctl;
 

@@ -27,6 +27,7 @@ use super::{
     ipvs::IpvsSettings,
     kube_proxy::{Health, ProxyMode, config::Config, log::Log, metrics::Metrics, process::ProcessList},
     modules::Modules,
+    routes::Routes,
     sysctl::Sysctls,
 };
 use crate::{parse::ParseError, rules::Ruleset, time::Timestamp};
@@ -86,6 +87,7 @@ pub struct Snapshot {
     pub sysctls: Option<Sysctls>,
     pub interfaces: Option<Interfaces>,
     pub modules: Option<Modules>,
+    pub routes: Option<Routes>,
 
     pub gaps: Vec<Gap>,
     /// For a recording of the first version, which stored texts.
@@ -173,6 +175,7 @@ impl Reader<'_> {
             Some(Sysctls::parse(text)).filter(|sysctls| !sysctls.is_empty())
         });
         self.snapshot.interfaces = self.parse(Kind::Interfaces, Interfaces::parse);
+        self.snapshot.routes = self.parse(Kind::Routes, Routes::parse);
         self.snapshot.modules = self.parse_lines(Kind::Modules, "a list of modules", |text| {
             Some(Modules::parse(text)).filter(|modules| !modules.is_empty())
         });

@@ -54,6 +54,10 @@ kinds! {
     IpvsSave: "ipvsadm-save.txt", "the IPVS table", "ipvsadm -Sn";
     IpvsList: "ipvsadm-list.txt", "the IPVS table", "ipvsadm -Ln";
     IpsetSave: "ipset-save.txt", "the IP sets", "ipset save";
+    /// The tables of programs other than kube-proxy, in JSON, without those of iptables.
+    NftOthers: "nft-others.json", "other programs' nftables rules", "";
+    /// Of the main table, both families.
+    Routes: "ip-route.txt", "the node's routes", "ip route show table all";
     Interfaces: "ip-addr.json", "the node's interfaces and bridges", "ip -d -j addr";
     /// One address per line, of all interfaces, without loopback.
     Addresses: "addresses.txt", "the node's own addresses", "";

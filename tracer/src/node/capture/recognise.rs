@@ -96,7 +96,8 @@ struct Item<'t> {
 fn json(name: &str, text: &str) -> Option<Kind> {
     let head = head(text);
     if head.contains("\"nftables\"") {
-        return Some(Kind::NftRulesetJson);
+        let others = name.ends_with(Kind::NftOthers.file_name());
+        return Some(if others { Kind::NftOthers } else { Kind::NftRulesetJson });
     }
     if head.contains("\"ifname\"") {
         return Some(Kind::Interfaces);
@@ -171,6 +172,9 @@ fn plain(name: &str, head: &str) -> Option<Kind> {
     {
         return Some(Kind::IpsetSave);
     }
+    if is_routes(head) {
+        return Some(Kind::Routes);
+    }
     if head.starts_with("entries ") {
         return Some(if name.contains("later") { Kind::ConntrackStatLater } else { Kind::ConntrackStat });
     }
@@ -228,6 +232,16 @@ fn iptables(name: &str, head: &str) -> Kind {
 /// A metrics page of kube-proxy whose own metrics come late, after Go's.
 fn is_metrics(name: &str, head: &str) -> bool {
     name.contains("metrics") && head.starts_with("# HELP ")
+}
+
+/// The lines of `ip route`: a destination first, and a device.
+fn is_routes(head: &str) -> bool {
+    let first = head.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let mut words = first.split_ascii_whitespace();
+    let to = words.next().unwrap_or_default();
+    let is_destination =
+        to == "default" || crate::net::Cidr::parse(to).is_some() || to.parse::<std::net::IpAddr>().is_ok();
+    is_destination && words.any(|word| word == "dev")
 }
 
 fn is_modules(head: &str) -> bool {
@@ -307,6 +321,8 @@ mod tests {
             ("mode", "ipvs\n", Some(Kind::ProxyMode)),
             ("x", "{\"lastUpdated\": \"x\"}\n200", Some(Kind::ProxyLivez)),
             ("x", "{\"lastUpdated\": \"x\", \"nodeEligible\": true}\n200", Some(Kind::ProxyHealthz)),
+            ("routes", "default via 192.0.2.1 dev eth0 proto dhcp\n", Some(Kind::Routes)),
+            ("nft-others.json", "{\"nftables\": []}", Some(Kind::NftOthers)),
             ("x", "nf_nat 65536 2 a,b, Live 0xffffffffc050d000\n", Some(Kind::Modules)),
             ("README.md", "# Fixtures\n", None),
             ("ipvsadm-save.txt", "", Some(Kind::IpvsSave)),

@@ -5,11 +5,23 @@ use crate::{
     kernel::environment::{Capability, capabilities},
     net::Family,
     node::{capture::Kind, gap::Reason, ipvs, loaded::Part},
-    rules::Writer,
+    rules::{IPTABLES_TABLES, NFTABLES_TABLE, Writer},
 };
 
 /// kube-proxy's own tables in nftables mode, as in `nft list tables`, with their families.
 const TABLES: [(&str, &str); 2] = [("table ip kube-proxy", "ip"), ("table ip6 kube-proxy", "ip6")];
+
+/// The most tables of other programs that are listed.
+const MAX_OTHER_TABLES: usize = 64;
+
+/// The family and name of a table in a line of `nft list tables` that only other programs than kube-proxy and iptables
+/// write, and that IP packets pass.
+fn other_table(line: &str) -> Option<(&str, &str)> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let ["table", family @ ("ip" | "ip6" | "inet"), name] = words.as_slice() else { return None };
+    let is_known = *family != "inet" && (*name == NFTABLES_TABLE || IPTABLES_TABLES.contains(name));
+    (!is_known).then_some((*family, *name))
+}
 
 impl Reading {
     /// Everything that can contain rules of kube-proxy.
@@ -18,6 +30,9 @@ impl Reading {
             self.iptables(family, request);
         }
         self.nftables(request);
+        if request == Request::Check {
+            self.other_tables(request);
+        }
         self.ipvs(request);
     }
 
@@ -114,7 +129,12 @@ impl Reading {
         let root = self.collector.root.clone();
         if let Err(reason) = Part::Ipvs.require(&root) {
             self.capture.miss(Kind::IpvsSave, reason.clone());
-            self.capture.miss(Kind::IpsetSave, reason);
+            // The rules of other programs use sets too.
+            if request == Request::Check {
+                self.ipsets(request);
+            } else {
+                self.capture.miss(Kind::IpsetSave, reason);
+            }
             return;
         }
         self.take(Kind::IpvsSave, |reading| match ipvs::saved(&root, request.listing()) {
@@ -124,9 +144,34 @@ impl Reading {
         if self.capture.get(Kind::IpvsSave).is_none() {
             self.take_file(Kind::IpvsList, &root.join("proc/net/ip_vs"));
         }
+        self.ipsets(request);
+    }
+
+    fn ipsets(&mut self, request: Request) {
         self.take(Kind::IpsetSave, |reading| {
-            Part::IpSet.require(&root)?;
+            Part::IpSet.require(&reading.collector.root)?;
             reading.list(request, "ipset", &["save"])
+        });
+    }
+
+    /// The tables that neither kube-proxy nor iptables wrote. Each is listed by itself, so that one that cannot be
+    /// listed does not hide the others.
+    fn other_tables(&mut self, request: Request) {
+        self.take(Kind::NftOthers, |reading| {
+            Part::NfTables.require(&reading.collector.root)?;
+            let (_, tables) = reading.list(request, "nft", &["list", "tables"])?;
+            let mut all = (String::new(), String::new());
+            for (family, name) in tables.lines().filter_map(other_table).take(MAX_OTHER_TABLES) {
+                let (source, text) = reading.list(request, "nft", &["-j", "list", "table", family, name])?;
+                all.0 += if all.0.is_empty() { "" } else { "; " };
+                all.0 += &source;
+                all.1 += &text;
+                all.1.push('\n');
+            }
+            if all.1.is_empty() {
+                return Ok(("nft list tables".to_owned(), "{\"nftables\": []}\n".to_owned()));
+            }
+            Ok(all)
         });
     }
 

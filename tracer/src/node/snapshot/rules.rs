@@ -2,11 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gap, Kind, ProxyMode, Reader, Reason, Snapshot};
+use super::{Capture, Gap, Kind, ProxyMode, Reader, Reason, Snapshot};
 use crate::{
     net::Family,
     node::interfaces::IPVS_DEVICE,
-    rules::{Ruleset, Writer, chains, frontends, ipset, iptables, ipvs, nftables, walk::Walker},
+    rules::{
+        IPTABLES_TABLES, Ruleset, Table, Writer, chains, frontends, ipset, iptables, ipvs, nftables,
+        walk::Walker,
+    },
 };
 
 /// The kinds of each list of rules, in the order of [`Listings`].
@@ -184,6 +187,36 @@ impl Snapshot {
     pub fn knows_rules(&self, family: Family) -> bool {
         self.proxy_rules.of(family) != Presence::Unknown
             && self.mode.is_none_or(|mode| self.has_rules_of(mode) != Presence::Unknown)
+    }
+
+    /// Takes the rules out of this snapshot and adds those of every other program: the other nftables tables in the
+    /// capture. nft also lists the tables of iptables, without their matches; those are left out if iptables itself
+    /// listed them.
+    pub fn take_everyones_rules(&mut self, capture: &Capture) -> (Ruleset, Vec<Gap>) {
+        let (mut all, mut gaps) = (std::mem::take(&mut self.rules), Vec::new());
+        for kind in [Kind::NftOthers, Kind::NftRulesetJson, Kind::NftRuleset] {
+            let Some(read) = capture.parse(kind, nftables::parse_others) else { continue };
+            let mut others = match read {
+                Ok(others) => others,
+                Err(gap) => {
+                    gaps.push(gap);
+                    continue;
+                }
+            };
+            let is_new = |table: &Table| {
+                let is_same = |known: &Table| {
+                    known.writer == Writer::Nftables
+                        && known.family == table.family
+                        && known.name == table.name
+                };
+                let of_iptables = IPTABLES_TABLES.contains(&table.name.as_ref())
+                    && self.listings.iptables(table.family) == Listing::Read;
+                !of_iptables && !all.tables.iter().any(is_same)
+            };
+            others.tables.retain(is_new);
+            all.absorb(others);
+        }
+        (all, gaps)
     }
 
     /// Whether a list of rules exists but cannot be parsed in any form.
