@@ -1,6 +1,7 @@
 //! The command line: its arguments, their help texts, and the options that they resolve to.
 
 mod check;
+mod path;
 mod source;
 
 use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
@@ -12,6 +13,7 @@ use clap::{
 };
 
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
+pub(crate) use path::{PathArgs, PathOptions};
 pub(crate) use source::ClusterSource;
 use source::{SourceArgs, own_name};
 
@@ -71,6 +73,8 @@ pub enum Verb {
     Replay(Box<ReplayArgs>),
     /// Find what is wrong with Services on this node without any traffic, or whether tracing can run
     Check(Box<CheckArgs>),
+    /// Show the way of a packet through this node's rules, without sending it
+    Path(Box<PathArgs>),
     /// Save everything that a check reads in a folder, for check --from on any machine
     Capture(CaptureArgs),
     /// Explain a class of the verdicts: its mechanism, how it is recognised, what to do

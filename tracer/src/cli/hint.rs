@@ -5,13 +5,14 @@ use std::{error::Error, fmt};
 use crate::{
     cli::check::Obstacle,
     cluster::{AccessError, FolderError, OpenError as ClusterError, SyncError},
+    diagnosis::path::NoPacket,
     error::Hint,
     kernel::{attach::AttachError, running::KernelError},
     recording::{CreateError, OpenError as RecordingError},
 };
 
 /// Every library error that has a hint.
-const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 10] = [
+const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 11] = [
     hint_of::<Hinted>,
     hint_of::<Obstacle>,
     hint_of::<ClusterError>,
@@ -22,6 +23,7 @@ const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 10] = [
     hint_of::<AttachError>,
     hint_of::<CreateError>,
     hint_of::<RecordingError>,
+    hint_of::<NoPacket>,
 ];
 
 fn hint_of<E: Hint + 'static>(error: &(dyn Error + 'static)) -> Option<String> {

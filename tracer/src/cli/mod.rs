@@ -1,7 +1,7 @@
 //! The command line: one file for each verb, and here the common parts: parsing, logging, errors and exit statuses.
 //!
-//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays and checks) nothing broken in
-//! what could be read. A closed output is not a failure.
+//! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays, checks and paths) nothing broken
+//! in what could be read. A closed output is not a failure.
 
 pub mod args;
 mod capture;
@@ -9,6 +9,7 @@ pub(crate) mod check;
 pub(crate) mod explain;
 mod hint;
 mod pages;
+mod path;
 mod replay;
 mod schema;
 mod show;
@@ -77,6 +78,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Verb::Check(args) if args.kernel => check::run(args.attach.into(), printer),
         Verb::Check(args) => match args.resolve() {
             Ok(options) => check::audit::run(&options, printer),
+            Err(error) => return usage(&error),
+        },
+        Verb::Path(args) => match args.resolve() {
+            Ok(options) => path::run(&options, printer),
             Err(error) => return usage(&error),
         },
         Verb::Capture(args) => capture::run(&args.resolve(), printer),

@@ -14,6 +14,7 @@ pub(super) fn run(args: &SchemaArgs, mut printer: Printer) -> anyhow::Result<Out
         Record::Verdict => schema::schema(),
         Record::Check => schema::check_schema(),
         Record::Explain => schema::explain_schema(),
+        Record::Path => schema::path_schema(),
     };
     let text = serde_json::to_string_pretty(&schema)?;
     printer.data(&text)?;

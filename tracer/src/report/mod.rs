@@ -15,6 +15,7 @@ mod json;
 mod live;
 mod log;
 pub(crate) mod page;
+pub mod path;
 pub(crate) mod printer;
 mod row;
 pub(crate) mod schema;

@@ -5,7 +5,11 @@ use schemars::{
     generate::{SchemaGenerator, SchemaSettings},
 };
 
-use crate::{diagnosis::triage::CheckReport, report::explain::Explanation, verdict::Verdict};
+use crate::{
+    diagnosis::{path::Journey, triage::CheckReport},
+    report::explain::Explanation,
+    verdict::Verdict,
+};
 
 /// JSON Schema (draft 2020-12) of one line of `-o json`.
 pub(crate) fn schema() -> Schema {
@@ -28,6 +32,17 @@ pub(crate) fn check_schema() -> Schema {
         one node. Every property is always present; what was not observed is null or empty. The order of `findings` \
         is their rank.";
     schema.insert("title".into(), "viptrace check".into());
+    schema.insert("description".into(), about.into());
+    schema
+}
+
+/// JSON Schema (draft 2020-12) of the output of `viptrace path FROM TO -o json`.
+pub(crate) fn path_schema() -> Schema {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<Journey>();
+    let about = "The output of `viptrace path FROM TO -o json` (one object): the way of one packet through the rules of a node. Every \
+        property is always present; what is not known is null or empty.";
+    schema.insert("title".into(), "viptrace path".into());
     schema.insert("description".into(), about.into());
     schema
 }

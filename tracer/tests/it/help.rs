@@ -8,7 +8,7 @@ use crate::terminal_support::Terminal;
 fn short_and_long_help() {
     let mut terminal = Terminal::new();
     terminal.set("COLUMNS", "80");
-    for verb in ["", "trace", "replay", "check", "capture", "explain", "schema"] {
+    for verb in ["", "trace", "replay", "check", "path", "capture", "explain", "schema"] {
         let help = |flag: &str| terminal.run(format!("{verb} {flag}").trim_start());
         let (short, long) = (help("-h"), help("--help"));
         let wide = short.lines().chain(long.lines()).find(|line| line.chars().count() > 80);
@@ -21,5 +21,5 @@ fn short_and_long_help() {
 #[test]
 fn schemas() {
     let terminal = Terminal::new();
-    assert_snapshot!(terminal.session(&["schema", "schema check"]));
+    assert_snapshot!(terminal.session(&["schema", "schema check", "schema path"]));
 }

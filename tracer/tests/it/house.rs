@@ -11,7 +11,7 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 21] = [
+const ROOMS: [&str; 22] = [
     "error",
     "parse",
     "text",
@@ -29,6 +29,7 @@ const ROOMS: [&str; 21] = [
     "diagnosis::audit",
     "diagnosis::flows",
     "diagnosis::triage",
+    "diagnosis::path",
     "session",
     "recording",
     "report",

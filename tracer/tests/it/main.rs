@@ -30,6 +30,7 @@ mod house;
 mod node_support;
 mod output;
 mod pages;
+mod path;
 mod path_walk;
 mod plan;
 mod recording;

@@ -13,6 +13,10 @@ use std::{
 
 use proptest::{collection::vec, prelude::*, sample::Index};
 use viptrace::{
+    class::Class,
+    diagnosis::path::{Prediction, Scene},
+    net::{Protocol, Tuple},
+    node::routes::Routes,
     recording::{End, Player, Step},
     session::{Detail, Judgements},
     verdict::Verdict,
@@ -86,6 +90,53 @@ fn every_recording_gives_its_expected_verdicts() {
         let Ok(expected) = fs::read_to_string(&expected) else { panic!("no {}", expected.display()) };
         assert_eq!(lines(&verdicts), expected, "{}", path.display());
     }
+}
+
+/// The walk against the kernel: each endpoint that a kernel chose for a new connection is one that the rules read at that
+/// time lead to.
+#[test]
+fn the_rules_lead_to_what_the_kernel_chose() {
+    let routes = Routes::default();
+    let (mut possible, mut others) = (BTreeMap::<String, usize>::new(), Vec::new());
+    for path in recordings() {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let mut player = Player::open(Cursor::new(fs::read(&path).unwrap()), Detail::All).unwrap();
+        while let Some(Step::Judged { judgements, .. }) = player.step().unwrap() {
+            let snapshot = player.pipeline().node().clone();
+            if snapshot.rules_time.is_none() {
+                continue;
+            }
+            let scene = Scene {
+                rules: &snapshot.rules,
+                routes: &routes,
+                interfaces: None,
+                sysctls: None,
+                history: None,
+                node: None,
+                knows_rules: [true; 2],
+            };
+            for judged in judgements.judged {
+                let Verdict { class, flow, .. } = &judged.verdict;
+                let (Some(vip), Some(endpoint)) = (flow.vip, flow.endpoint) else { continue };
+                let protocol = match flow.protocol.as_str() {
+                    "TCP" => Protocol::TCP,
+                    "UDP" => Protocol::UDP,
+                    _ => Protocol::SCTP,
+                };
+                let tuple = Tuple::new(protocol, flow.client, vip);
+                match scene.predicts(tuple, Some(endpoint)) {
+                    Prediction::Possible => *possible.entry(name.clone()).or_default() += 1,
+                    // The stale entry of C8 is older than the rules, and they do not lead there.
+                    Prediction::Impossible { endpoints } if *class == Class::C8 => {
+                        assert!(!endpoints.is_empty(), "{name}: {tuple}");
+                    }
+                    other => others.push(format!("{name}: {class} {tuple} to {endpoint}: {other:?}")),
+                }
+            }
+        }
+    }
+    assert!(others.is_empty(), "{possible:#?}\n{others:#?}");
+    assert!(possible.len() >= 5 && possible.values().sum::<usize>() >= 50, "{possible:#?}");
 }
 
 proptest! {

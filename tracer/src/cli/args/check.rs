@@ -163,4 +163,6 @@ pub enum Record {
     Check,
     /// What explain writes of one class
     Explain,
+    /// What path writes
+    Path,
 }

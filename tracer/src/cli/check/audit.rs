@@ -83,11 +83,20 @@ fn outcome(report: &CheckReport, facts: &Facts) -> anyhow::Result<Outcome> {
 }
 
 fn read(options: &CheckOptions, printer: &mut Printer) -> anyhow::Result<Capture> {
-    let Some(dir) = &options.from else {
-        return capture::collect(&options.cluster, options.node.clone(), printer);
-    };
-    let read = folder::read(dir, options.node.as_deref())
-        .hint(|| "`viptrace capture DIR` makes such a folder on a node".to_owned())?;
+    match &options.from {
+        Some(dir) => read_folder(dir, options.node.as_deref(), printer),
+        None => capture::collect(&options.cluster, options.node.clone(), printer),
+    }
+}
+
+/// A captured folder.
+pub(in crate::cli) fn read_folder(
+    dir: &Path,
+    node: Option<&str>,
+    printer: &mut Printer,
+) -> anyhow::Result<Capture> {
+    let read =
+        folder::read(dir, node).hint(|| "`viptrace capture DIR` makes such a folder on a node".to_owned())?;
     for warning in &read.warnings {
         printer.warn(warning);
     }

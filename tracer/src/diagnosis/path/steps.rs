@@ -1,0 +1,261 @@
+//! From the notes of a walk to the steps that a person reads: chains without an effect are left out.
+
+use super::record::{Step, StepKind};
+use crate::rules::{
+    Base, Chain, HookPoint, Rule, Ruleset, Step as Part, Table, Verdict, text,
+    walk::{Note, Place},
+};
+
+/// Reads notes with the rules that they name.
+pub(super) struct Reader<'a> {
+    pub(super) rules: &'a Ruleset,
+}
+
+/// A rule at its place.
+struct Found<'a> {
+    table: &'a Table,
+    chain: &'a Chain,
+    rule: &'a Rule,
+}
+
+impl<'a> Reader<'a> {
+    fn chain(&self, table: usize, chain: usize) -> Option<(&'a Table, &'a Chain)> {
+        let table = self.rules.tables.get(table)?;
+        Some((table, table.chains.get(chain)?))
+    }
+
+    fn find(&self, place: Place) -> Option<Found<'a>> {
+        let (table, chain) = self.chain(place.table, place.chain)?;
+        Some(Found { table, chain, rule: chain.rules.get(place.rule)? })
+    }
+
+    /// The steps of a way, without visits of chains in which nothing happens.
+    pub(super) fn steps(&self, notes: &[Note]) -> Vec<Step> {
+        let mut kept: Vec<&Note> = Vec::with_capacity(notes.len());
+        // Backwards: a jump is kept if something happens in its chain.
+        for note in notes.iter().rev() {
+            if self.matters(note, kept.last().copied()) {
+                kept.push(note);
+            }
+        }
+        kept.reverse();
+        let mut state = State::default();
+        kept.into_iter().filter_map(|note| self.step(note, &mut state)).collect()
+    }
+
+    fn matters(&self, note: &Note, next: Option<&Note>) -> bool {
+        let Note::Matches { place, verdict, .. } = note else { return !matches!(note, Note::Assumes { .. }) };
+        let Some(found) = self.find(*place) else { return false };
+        let own = |part: &Part| !matches!(part, Part::Do(_)) && part.is_effect();
+        if found.rule.steps.iter().any(own) {
+            return true;
+        }
+        match verdict.as_ref().or_else(|| verdict_of(found.rule)) {
+            Some(Verdict::Jump(to) | Verdict::Goto(to)) => match found.table.position(to) {
+                None => true,
+                Some(target) => match next {
+                    Some(Note::Matches { place: inner, .. } | Note::Lost { place: inner, .. }) => {
+                        inner.table == place.table && inner.chain == target
+                    }
+                    _ => false,
+                },
+            },
+            // A return at the end of a chain skips nothing.
+            Some(Verdict::Return) => place.rule + 1 < found.chain.rules.len(),
+            _ => true,
+        }
+    }
+
+    fn step(&self, note: &Note, state: &mut State) -> Option<Step> {
+        match note {
+            Note::Matches { place, verdict, .. } => {
+                let found = self.find(*place)?;
+                state.enter(found.chain.base);
+                let effect = effect(&found, verdict.as_ref(), state);
+                Some(state.rule(&found, *place, effect))
+            }
+            Note::Assumes { .. } => None,
+            Note::Policy { table, chain } => {
+                let (table, chain) = self.chain(*table, *chain)?;
+                state.enter(chain.base);
+                Some(Step {
+                    kind: StepKind::Policy,
+                    hook: state.hook(),
+                    table: Some(name_of(table)),
+                    chain: Some(chain.name.to_string()),
+                    rule: None,
+                    text: "policy drop".to_owned(),
+                    comment: None,
+                    effect: Some("no rule of the chain accepts it".to_owned()),
+                })
+            }
+            Note::Routed { local, device } => {
+                let text = match (local, device) {
+                    (true, _) => "to this node".to_owned(),
+                    (false, Some(device)) => format!("out of {device}"),
+                    (false, None) => "on, through a device that is not known".to_owned(),
+                };
+                Some(Step { kind: StepKind::Routing, text, ..state.bare() })
+            }
+            Note::Server { address, real, masquerade } => {
+                let text = match real {
+                    Some(real) => format!("virtual server {address} -> {real}"),
+                    None => format!("virtual server {address} without a real server for new connections"),
+                };
+                let effect = match real {
+                    None => Some("refused".to_owned()),
+                    Some(_) if !masquerade => {
+                        Some("dropped: the real server is not reached by NAT (-m)".to_owned())
+                    }
+                    Some(real) => Some(format!("to {real}")),
+                };
+                Some(Step { kind: StepKind::Ipvs, text, effect, ..state.bare() })
+            }
+            Note::Lost { place, why } => {
+                let found = self.find(*place)?;
+                state.enter(found.chain.base);
+                let effect = Some(format!("its further way is not known: {why}"));
+                Some(Step { kind: StepKind::Lost, ..state.rule(&found, *place, effect) })
+            }
+        }
+    }
+
+    /// The rule at which this note was made, as a step.
+    pub(super) fn rule_at(&self, notes: &[Note], position: usize) -> Option<Step> {
+        let mut state = State::default();
+        for note in notes.iter().take(position) {
+            self.step(note, &mut state);
+        }
+        let Note::Assumes { place, .. } = notes.get(position)? else { return None };
+        let found = self.find(*place)?;
+        state.enter(found.chain.base);
+        Some(state.rule(&found, *place, None))
+    }
+
+    /// Why the conditions of this rule cannot be judged.
+    pub(super) fn why(&self, place: Place) -> String {
+        let Some(found) = self.find(place) else { return String::new() };
+        let of_part = |part: &Part| match part {
+            Part::Unknown(text) => Some(format!("viptrace does not judge `{text}`")),
+            Part::InIpset { set, .. } => {
+                let known = self.rules.sets.iter().find(|known| known.name == *set);
+                match known {
+                    None => Some(format!("the ipset {set} was not captured")),
+                    Some(known) if known.partial => {
+                        Some(format!("a part of the ipset {set} is not understood"))
+                    }
+                    Some(_) => None,
+                }
+            }
+            Part::InSet { set, .. } => match found.table.set(set) {
+                None => Some(format!("the set {set} is missing")),
+                Some(known) if known.partial => Some(format!("a part of the set {set} is not understood")),
+                Some(_) => None,
+            },
+            _ => None,
+        };
+        let device = |part: &Part| {
+            matches!(part, Part::Interface { .. } | Part::Devices { .. })
+                .then(|| format!("the device is not known: `{}`", text::step(part, found.table)))
+        };
+        let parts = || found.rule.steps.iter();
+        parts()
+            .find_map(of_part)
+            .or_else(|| parts().find_map(device))
+            .unwrap_or_else(|| "its conditions cannot be judged".to_owned())
+    }
+}
+
+/// What a rule does to the packet, as far as its text does not show it.
+fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Option<String> {
+    let mut effects = Vec::new();
+    for part in &found.rule.steps {
+        match part {
+            Part::SetMark { clear, toggle } => {
+                state.mark = (state.mark & !clear) ^ toggle;
+                effects.push(format!("mark {:#x}", state.mark));
+            }
+            Part::Remember(list) => effects.push(format!("the client is added to {list}")),
+            Part::NoTrack => effects.push("conntrack and NAT ignore it".to_owned()),
+            _ => {}
+        }
+    }
+    match chosen.or_else(|| verdict_of(found.rule)) {
+        Some(Verdict::Dnat(to)) if chosen.is_some() => effects.push(format!("to {to}")),
+        Some(Verdict::Masquerade) => {
+            effects.push("the source becomes an address of the node".to_owned());
+        }
+        Some(Verdict::Drop) => effects.push("dropped".to_owned()),
+        Some(Verdict::Reject) => effects.push("refused".to_owned()),
+        Some(Verdict::Jump(to) | Verdict::Goto(to)) if found.table.chain(to).is_none() => {
+            effects.push(format!("the chain {to} is not in the list"));
+        }
+        Some(verdict) if chosen.is_some() => effects.push(text::verdict(verdict, found.table)),
+        _ => {}
+    }
+    (!effects.is_empty()).then(|| effects.join("; "))
+}
+
+/// The verdict that the rule itself has.
+fn verdict_of(rule: &Rule) -> Option<&Verdict> {
+    match rule.steps.last() {
+        Some(Part::Do(verdict)) => Some(verdict),
+        _ => None,
+    }
+}
+
+/// `iptables-nft nat`, `nftables inet firewalld`.
+fn name_of(table: &Table) -> String {
+    format!("{} {}", table.writer, table.name)
+}
+
+/// The hook and the mark on the way.
+#[derive(Default)]
+struct State {
+    base: Option<Base>,
+    mark: u32,
+}
+
+impl State {
+    fn enter(&mut self, base: Option<Base>) {
+        self.base = base.or(self.base);
+    }
+
+    fn hook(&self) -> String {
+        let name = match self.base.map(|base| base.hook) {
+            Some(HookPoint::Prerouting) => "PREROUTING",
+            Some(HookPoint::Input) => "INPUT",
+            Some(HookPoint::Forward) => "FORWARD",
+            Some(HookPoint::Output) => "OUTPUT",
+            Some(HookPoint::Postrouting) => "POSTROUTING",
+            None => "",
+        };
+        name.to_owned()
+    }
+
+    /// A step without a rule.
+    fn bare(&self) -> Step {
+        Step {
+            kind: StepKind::Rule,
+            hook: self.hook(),
+            table: None,
+            chain: None,
+            rule: None,
+            text: String::new(),
+            comment: None,
+            effect: None,
+        }
+    }
+
+    fn rule(&self, found: &Found<'_>, place: Place, effect: Option<String>) -> Step {
+        Step {
+            table: Some(name_of(found.table)),
+            chain: Some(found.chain.name.to_string()),
+            rule: u32::try_from(place.rule + 1).ok(),
+            text: text::rule(found.rule, found.table),
+            comment: found.rule.comment.as_deref().map(ToOwned::to_owned),
+            effect,
+            ..self.bare()
+        }
+    }
+}
