@@ -69,7 +69,7 @@ pub(super) const C13: Entry = Entry::fault("IPVS real server removed under a con
     .lab(&["c13-server-removed", "c13-server-removed-in-silence"]);
 
 pub(super) const C14: Entry = Entry::fault("IPVS port reuse delay", &[Conntrack], Low)
-    .no_rule("the connection succeeds late: its verdict stays ok, and cites C14 as evidence against it")
+    .seen(Check)
     .now(&[
         Action::reads(
             "see how many connections began late: `viptrace trace {NAMESPACE}/{SERVICE} --all -o \
@@ -91,7 +91,7 @@ pub(super) const C14: Entry = Entry::fault("IPVS port reuse delay", &[Conntrack]
     .lab(&["c14-port-reused"]);
 
 pub(super) const C15: Entry = Entry::fault("IPVS entry expired while idle", &[Conntrack], Medium)
-    .seen(Trace)
+    .seen(Both)
     .now(&[Action::reads(
         "let the client reconnect; compare how long it was idle with the timeouts: `ipvsadm -l --timeout`",
     )])

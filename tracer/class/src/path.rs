@@ -91,7 +91,7 @@ pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding o
     .lab(&["check-settings"]);
 
 pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &[Mtu], Medium)
-    .no_rule("the flow is C29, whose verdict notes that lost full-size packets indicate the MTU")
+    .seen(Check)
     .now(&[Action::reads(
         "find the path MTU from the client's Pod: `kubectl -n {NAMESPACE} exec POD -- ping -c \
          3 -M do -s 1422 {ENDPOINT_IP}`",
@@ -101,7 +101,9 @@ pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &
          and packet too big pass",
     )])
     .references(&["kubernetes/kubernetes#88986"])
-    .no_scenario("the links of the lab have one MTU");
+    .no_scenario(
+        "the links of the lab have one MTU; tests/it/check_settings.rs lists interfaces with several",
+    );
 
 pub(super) const C34: Entry = Entry::fault("masquerade interface changed", &[Conntrack], Low)
     .no_rule("the flow is C19, C29 or ok; nothing in the kernel's events names the change of the interface")

@@ -22,7 +22,7 @@ const FEW: [&str; 5] = [
     "net/ipv4/vs/conn_reuse_mode",
 ];
 /// Single settings.
-const SINGLE: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/ip_nonlocal_bind"];
+const SINGLE: [&str; 3] = ["net/ipv4/ip_forward", "net/ipv4/ip_nonlocal_bind", "kernel/osrelease"];
 /// The settings of each interface, and their folders.
 const PER_INTERFACE: [(&str, &[&str]); 2] = [
     ("net/ipv4/conf", &["rp_filter", "route_localnet", "forwarding", "arp_ignore", "arp_announce"]),

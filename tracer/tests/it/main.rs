@@ -14,6 +14,7 @@ mod check_modes;
 mod check_moment;
 mod check_neighbours;
 mod check_outage;
+mod check_settings;
 mod check_support;
 mod classes;
 mod cli;

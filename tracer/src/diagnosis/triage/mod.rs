@@ -4,6 +4,10 @@
 //! Pure: the facts come from a [`Capture`](crate::node::capture::Capture), live or from a folder, and the same facts
 //! give the same report. One file for each step of the triage order. Each finding has the evidence for and against it,
 //! and the actions. A part that could not be checked is reported, and never counts as healthy.
+//!
+//! High confidence: the cause itself was read on this node, in two readings where it may be of the moment. Medium: it
+//! follows from one reading of things that change, or from an inference. Low: an effect is possible, and viptrace cannot
+//! read the fact that decides. Below high, the finding has evidence against it or names the missing fact.
 
 mod api;
 mod audit;
@@ -12,6 +16,7 @@ mod confirm;
 mod conntrack;
 pub(crate) mod facts;
 mod moment;
+mod mtu;
 mod path;
 mod pods;
 pub mod procedures;
@@ -36,7 +41,7 @@ pub use report::{CheckReport, FindingRecord, State};
 pub use crate::diagnosis::finding::Level;
 pub(crate) use crate::diagnosis::finding::Step;
 use crate::{
-    class::Class,
+    class::{Class, Confidence},
     cluster::Key,
     diagnosis::finding::Finding,
     text::{count, list},
@@ -65,11 +70,20 @@ struct Check {
 }
 
 /// In this order: later checks use the findings of earlier ones.
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     Check {
         judge: |facts, scope, found| services::judge(facts, scope, &mut found.findings),
         step: Step::Endpoints,
-        gives: &[Class::C5d, Class::C20, Class::C21, Class::C22, Class::C26, Class::C27, Class::N19],
+        gives: &[
+            Class::C5d,
+            Class::C20,
+            Class::C21,
+            Class::C22,
+            Class::C25,
+            Class::C26,
+            Class::C27,
+            Class::N19,
+        ],
     },
     Check {
         judge: |facts, _, found| proxy::judge(facts, &mut found.findings),
@@ -109,7 +123,21 @@ const CHECKS: [Check; 9] = [
     Check {
         judge: |facts, _, found| path::judge(facts, &mut found.findings),
         step: Step::Path,
-        gives: &[Class::C11, Class::C13, Class::C26, Class::C31, Class::C32, Class::K11],
+        gives: &[
+            Class::C11,
+            Class::C13,
+            Class::C14,
+            Class::C15,
+            Class::C26,
+            Class::C31,
+            Class::C32,
+            Class::K11,
+        ],
+    },
+    Check {
+        judge: |facts, _, found| mtu::judge(facts, &mut found.findings),
+        step: Step::Path,
+        gives: &[Class::C33],
     },
 ];
 
@@ -124,6 +152,14 @@ impl Check {
         (self.judge)(facts, scope, found);
         for finding in found.findings.iter_mut().skip(before) {
             debug_assert!(self.gives.contains(&finding.class), "a check does not declare {}", finding.class);
+            debug_assert!(
+                finding.confidence == Confidence::High
+                    || !finding.against.is_empty()
+                    || !finding.unobserved.is_empty(),
+                "{} is doubted without a reason: {}",
+                finding.class,
+                finding.detail
+            );
             finding.step.get_or_insert(self.step);
         }
     }

@@ -1,8 +1,8 @@
-//! Step 5: the kernel settings on the packet's path (K11): C26 (localhost), C31, C32.
+//! Step 5: the kernel settings on the packet's path (K11): C14, C15, C26 (localhost), C31, C32.
 //!
 //! Judges a setting only if something on this node depends on it.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use super::{Facts, Finding, Level, Step};
 use crate::{
@@ -17,6 +17,9 @@ use crate::{
     time::Timestamp,
     verdict::EvidenceType,
 };
+
+/// Keepalive of two hours (the kernel's `tcp_keepalive_time`) is too late for a shorter timeout.
+const LONG_IDLE: Duration = Duration::from_hours(2);
 
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(sysctls) = &facts.node.sysctls else { return };
@@ -279,6 +282,8 @@ fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
     unset("net/ipv4/vs/conntrack", Class::K11, Level::Fault, effect, action::SET_TO_1);
     let effect = "connections to removed endpoints are dropped silently instead of being reset";
     unset("net/ipv4/vs/expire_nodest_conn", Class::C13, Level::Warning, effect, action::SET_EXPIRE_NODEST);
+    port_reuse(sysctls, findings);
+    idle_timeout(facts, findings);
     for module in super::proxy::missing_ipvs_modules(facts) {
         if !findings.iter().any(|finding| finding.class == Class::C11) {
             findings.push(
@@ -295,5 +300,85 @@ fn ipvs(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
                 .fill("MODULE", word(&module)),
             );
         }
+    }
+}
+
+/// Kernels from this one on reschedule a reused port without a delay (d752c3645717, "ipvs: allow rescheduling of new
+/// connections when port reuse is detected"; kube-proxy's `connReuseFixedKernelVersion`).
+const REUSE_FIXED: (u32, u32) = (5, 9);
+
+/// C14: `conn_reuse_mode` decides what happens to a connection from a port that an old entry still has. kube-proxy sets it
+/// to 0 before 5.9 and leaves it alone from then on (pkg/proxy/ipvs/proxier.go).
+fn port_reuse(sysctls: &Sysctls, findings: &mut Vec<Finding>) {
+    let Some(mode) = sysctls.number("net/ipv4/vs/conn_reuse_mode") else { return };
+    let Some(release) = sysctls.get("kernel/osrelease") else { return };
+    let Some(kernel) = kernel_version(release) else { return };
+    let conntrack = sysctls.number("net/ipv4/vs/conntrack") != Some(0);
+    let effect = if mode != 0 && kernel < REUSE_FIXED && conntrack {
+        "connections from a reused port begin a second late"
+    } else if mode == 0 && kernel >= REUSE_FIXED {
+        "connections from a reused port go to the endpoint of the old connection, also if it has left"
+    } else {
+        return;
+    };
+    findings.push(
+        Finding::new(
+            Class::C14,
+            format!("net.ipv4.vs.conn_reuse_mode is {mode} on Linux {release}: {effect}"),
+        )
+        .severity(Severity::Low)
+        .level(Level::Warning)
+        .confidence(Confidence::Medium)
+        .node(None, format!("net.ipv4.vs.conn_reuse_mode = {mode}, kernel.osrelease = {release}"))
+        .against(
+            EvidenceType::Node,
+            None,
+            "only clients that reuse a port within two minutes are affected",
+        ),
+    );
+}
+
+/// `6.1.0-18-amd64`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split('.');
+    let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok();
+    Some((digits(parts.next()?)?, digits(parts.next()?)?))
+}
+
+/// C15: IPVS forgets an idle connection long before conntrack does (900 s against a day, unless configured).
+fn idle_timeout(facts: &Facts, findings: &mut Vec<Finding>) {
+    let Some(config) = facts.node.config.as_ref() else { return };
+    let timeout = config.ipvs_tcp_timeout.filter(|timeout| !timeout.is_zero());
+    if timeout.is_some_and(|timeout| timeout >= LONG_IDLE) {
+        return;
+    }
+    let limit = timeout.map_or("900 s".to_owned(), crate::text::length);
+    findings.push(
+        Finding::new(
+            Class::C15,
+            format!("IPVS forgets a TCP connection that idles for {limit}: its next packet is answered with a reset"),
+        )
+        .severity(Severity::Low)
+        .level(Level::Note)
+        .confidence(Confidence::Medium)
+        .node(
+            None,
+            timeout.map_or("ipvs.tcpTimeout is not set: the kernel's 900 s apply".to_owned(), |timeout| {
+                format!("ipvs.tcpTimeout is {} s", timeout.as_secs())
+            }),
+        )
+        .against(EvidenceType::Node, None, "only connections that idle longer, without keepalive, are affected"),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_of_kernels() {
+        assert_eq!(kernel_version("6.1.0-18-amd64"), Some((6, 1)));
+        assert_eq!(kernel_version("5.10-rc1"), Some((5, 10)));
+        assert_eq!(kernel_version("next"), None);
     }
 }

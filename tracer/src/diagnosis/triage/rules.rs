@@ -8,7 +8,7 @@ use crate::{
     cluster::Address,
     node::{Presence, ProxyMode, interfaces::IPVS_DEVICE},
     rules::{VirtualServer, Writer},
-    text::count,
+    text::{count, length},
     time::Timestamp,
     verdict::EvidenceType,
 };
@@ -164,16 +164,20 @@ fn none(facts: &Facts, findings: &mut Vec<Finding>) {
             None => "neither iptables chains, nor a table kube-proxy, nor IPVS virtual servers",
         },
     );
+    let configured = facts.node.config.as_ref().and_then(|config| config.sync_period);
+    let period = configured.filter(|period| !period.is_zero()).map_or("30 s".to_owned(), length);
     if wrote {
         finding = finding
             .node(None, "kubeproxy_sync_proxy_rules_last_timestamp_seconds shows that they were written")
             .against(
                 EvidenceType::Node,
                 None,
-                "kube-proxy notices the loss within its syncPeriod (30 s) and writes them again",
+                format!("kube-proxy notices the loss within its syncPeriod ({period}) and writes them again"),
             );
     } else {
-        finding = finding.confidence(Confidence::Medium);
+        finding = finding
+            .confidence(Confidence::Medium)
+            .unobserved("whether kube-proxy has ever written them: its metrics have no time of a sync");
     }
     findings.push(finding);
 }

@@ -1,0 +1,105 @@
+//! Settings of the kernel and of interfaces that do not fit together, and those that do.
+use serde_json::{Value, json};
+use viptrace::{
+    class::Class,
+    diagnosis::triage::{CheckReport, Level},
+};
+
+use crate::{
+    check_faults::{besides, node},
+    check_support::{Gathered, named, only},
+};
+
+/// A node with an uplink, a tunnel and a Pod's link.
+fn with_links(uplink: u64, tunnel: (&str, &str, u64), pod: (&str, u64)) -> CheckReport {
+    let (name, kind, mtu) = tunnel;
+    let links: Value = json!([
+        {"ifname": "eth0", "mtu": uplink, "flags": ["UP"],
+         "addr_info": [{"family": "inet", "local": "192.0.2.11", "prefixlen": 24}]},
+        {"ifname": name, "mtu": mtu, "flags": ["UP"], "linkinfo": {"info_kind": kind},
+         "addr_info": [{"family": "inet", "local": "10.244.1.0", "prefixlen": 32}]},
+        {"ifname": pod.0, "mtu": pod.1, "flags": ["UP"], "linkinfo": {"info_kind": "veth"}, "addr_info": []},
+        {"ifname": "docker0", "mtu": 1500, "flags": ["UP"], "linkinfo": {"info_kind": "bridge"}, "addr_info": []},
+        {"ifname": "vethdocker", "mtu": 1500, "flags": ["UP"], "master": "docker0", "linkinfo": {"info_kind": "veth"}, "addr_info": []},
+    ]);
+    let node = node();
+    node.write("node/ip-addr.json", &links.to_string());
+    node.check()
+}
+
+#[test]
+fn mtus_that_fit_are_no_finding() {
+    for (uplink, tunnel, pod) in [
+        (1500, ("flannel.1", "vxlan", 1450), ("veth1", 1450)),
+        (1500, ("tunl0", "ipip", 1480), ("cali1", 1480)),
+        (1500, ("wireguard.cali", "wireguard", 1440), ("cali1", 1440)),
+        (9001, ("flannel.1", "vxlan", 8951), ("veth1", 8951)),
+        // These devices do not have the real MTU.
+        (1500, ("cilium_vxlan", "vxlan", 1500), ("lxc1", 1500)),
+        (1500, ("genev_sys_6081", "geneve", 65000), ("veth1", 1450)),
+    ] {
+        let report = with_links(uplink, tunnel, pod);
+        assert!(
+            report.findings.iter().all(|finding| finding.class != Class::C33),
+            "{tunnel:?} {:#?}",
+            report.findings
+        );
+    }
+}
+
+#[test]
+fn a_tunnel_that_does_not_fit_and_larger_pods_are_warnings() {
+    let report = with_links(1500, ("flannel.1", "vxlan", 1500), ("veth1", 1450));
+    let found = only(&report, Class::C33);
+    assert_eq!(found.level, Level::Warning, "{found:#?}");
+    assert!(found.root_cause.starts_with("mtu — ") && found.root_cause.contains("1500 + 50"), "{found:#?}");
+    let report = with_links(1500, ("flannel.1", "vxlan", 1450), ("veth1", 1500));
+    let found = only(&report, Class::C33);
+    assert!(found.root_cause.contains("links of Pods have MTU 1500"), "{found:#?}");
+}
+
+/// The node in ipvs mode with these settings added.
+fn in_ipvs_mode(settings: &str) -> CheckReport {
+    let node = Gathered::new(&["kube-proxy/worker-1/ipvs"]);
+    node.edit("node/sysctl.txt", |text| {
+        let kept =
+            text.lines().filter(|line| !line.contains("conn_reuse_mode") && !line.contains("osrelease"));
+        kept.collect::<Vec<_>>().join("\n") + "\n" + settings
+    });
+    node.check()
+}
+
+#[test]
+fn the_reuse_of_ports_is_judged_by_the_kernel() {
+    for (mode, kernel, warns) in [
+        (1, "5.4.0-150-generic", true),
+        (0, "5.4.0-150-generic", false),
+        (1, "6.1.0-18-amd64", false),
+        (0, "6.1.0-18-amd64", true),
+    ] {
+        let report =
+            in_ipvs_mode(&format!("net.ipv4.vs.conn_reuse_mode = {mode}\nkernel.osrelease = {kernel}\n"));
+        assert_eq!(named(&report).contains(&"C14".to_owned()), warns, "{mode} on {kernel}");
+    }
+}
+
+#[test]
+fn the_idle_timeout_of_ipvs_is_a_note() {
+    let node = Gathered::new(&["kube-proxy/worker-1/ipvs"]);
+    let report = node.check();
+    assert_eq!(only(&report, Class::C15).level, Level::Note);
+    node.edit("node/config.yaml", |text| text.replace("mode: ", "ipvs: {tcpTimeout: 24h0m0s}\nmode: "));
+    assert!(node.check().findings.iter().all(|finding| finding.class != Class::C15));
+}
+
+#[test]
+fn both_backends_of_iptables_are_as_healthy() {
+    for name in ["iptables-legacy-save.txt", "iptables-nft-save.txt"] {
+        let node = node();
+        let rules = std::fs::read_to_string(node.path().join("node/iptables-save.txt")).unwrap();
+        node.remove("node/iptables-save.txt");
+        node.write(&format!("node/{name}"), &rules);
+        let report = node.check();
+        assert_eq!(besides(&report), [""; 0], "{name}: {:#?}", report.findings);
+    }
+}
