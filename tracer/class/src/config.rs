@@ -104,7 +104,7 @@ pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoin
     .lab(&["c24-affinity"]);
 
 pub(super) const C25: Entry = Entry::fault("topology hints leave endpoints out", &[ServiceConfig], Low)
-    .no_rule("hints break nothing by themselves: the verdict on the endpoint that failed cites them")
+    .seen(Check)
     .now(&[Action::reads(concat!("see the hints, zones and nodes of the endpoints: ", slices!(" -o yaml")))])
     .later(&[Action::disrupts("scale each zone for its own clients, or remove the request for hints")])
     .no_scenario(

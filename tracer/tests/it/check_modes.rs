@@ -99,3 +99,23 @@ fn the_release_of_the_node_decides_how_old_it_may_be() {
         assert_eq!(found, skewed, "{kubelet} at {server}: {:#?}", report.findings);
     }
 }
+
+#[test]
+fn hints_are_a_note_for_the_service_that_was_asked_about() {
+    let node = node();
+    edit_items(&node, "endpointslices", |slice| {
+        if slice["metadata"]["labels"]["kubernetes.io/service-name"] == "payments" {
+            for endpoint in slice["endpoints"].as_array_mut().unwrap() {
+                let zone = if endpoint["nodeName"] == "worker-1" { "zone-a" } else { "zone-b" };
+                endpoint["hints"] = serde_json::json!({"forZones": [{"name": zone}]});
+            }
+        }
+    });
+    let asked = node.check_service("shop", "payments");
+    let hinted = only(&asked, Class::C25);
+    assert_eq!(hinted.level, Level::Note, "{hinted:#?}");
+    assert!(hinted.root_cause.contains("1 of the 2 ready endpoints"), "{hinted:#?}");
+    assert!(node.check().findings.iter().all(|finding| finding.class != Class::C25));
+    let other = node.check_service("shop", "cart");
+    assert!(other.findings.iter().all(|finding| finding.class != Class::C25));
+}

@@ -46,8 +46,8 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
 const STANDING: usize = 300;
 const ROOM: usize = 24;
 
-/// C16: connections nearly fill the table. The check's own connections to the API server still fit: a full table would
-/// drop them, and the check could judge only the node.
+/// C16: connections nearly fill the table, and nothing is lost. The check's own connections to the API server still fit: a
+/// full table would drop them, and the check could judge only the node.
 pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
     if !stage.is_watched() {
         return Ok(());
@@ -63,8 +63,8 @@ pub(in crate::scenarios) fn table_full(stage: &mut Stage) -> Result<()> {
     set(stage, "net.netfilter.nf_conntrack_max", &(STANDING + ROOM).to_string(), CONNTRACK_MAX)?;
     let full = expect(stage, &["C16"])?;
     ensure!(
-        full.find("C16")?.level == "fault",
-        "a full table is not reported as a fault: {:#?}",
+        full.find("C16")?.level == "warning",
+        "a table that loses nothing is not reported as a warning: {:#?}",
         full.findings
     );
     Ok(())
@@ -111,7 +111,11 @@ pub(in crate::scenarios) fn leftovers(stage: &mut Stage) -> Result<()> {
         return Ok(());
     }
     stage.break_with(
-        |world| world.topology.host.command("nft", &["add", "table", "ip", "kube-proxy"]).map(drop),
+        |world| {
+            let table = "add table ip kube-proxy; add chain ip kube-proxy services; \
+                add rule ip kube-proxy services ip daddr 10.96.10.10 counter";
+            world.topology.host.command("nft", &[table]).map(drop)
+        },
         |world| world.topology.host.command("nft", &["delete", "table", "ip", "kube-proxy"]).map(drop),
     )?;
     let left = expect(stage, &["C10"])?;

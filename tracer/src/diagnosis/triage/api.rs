@@ -183,6 +183,9 @@ impl<'f> Outage<'f> {
 
     /// The evidence against it, and what would decide.
     fn doubts(&self, facts: &Facts, lasts: Lasts, mut finding: Finding) -> Finding {
+        if lasts == Lasts::Probable {
+            finding = finding.unobserved("a change of the API that kube-proxy did not follow");
+        }
         if matches!(lasts, Lasts::Possible) && self.unheard.is_some() {
             finding = finding.against(
                 EvidenceType::Api,
@@ -213,7 +216,7 @@ impl<'f> Outage<'f> {
     }
 }
 
-fn clock(facts: &Facts) -> Option<Clock> {
+pub(super) fn clock(facts: &Facts) -> Option<Clock> {
     Some(Clock { now: facts.now()?, utc_offset: facts.node.proxy_utc_offset })
 }
 

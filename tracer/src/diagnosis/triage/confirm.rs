@@ -90,6 +90,8 @@ impl<'f> Reading<'f> {
 enum Doubt {
     /// kube-proxy received a change after the lists were read.
     ChangedSince,
+    /// The lists and the rules were read this far apart.
+    Apart(Duration),
     /// The lists have no time.
     NoTimes,
 }
@@ -99,8 +101,13 @@ impl Doubt {
         let Some(read) = facts.lists_read else { return Some(Self::NoTimes) };
         let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
         let queued = times.iter().map(|times| times.last_queued).fold(0.0, f64::max);
-        let read = Duration::from_nanos(read.as_unix_ns()).as_secs_f64();
-        (queued > read).then_some(Self::ChangedSince)
+        let read_secs = Duration::from_nanos(read.as_unix_ns()).as_secs_f64();
+        if queued > read_secs {
+            return Some(Self::ChangedSince);
+        }
+        let rules = facts.node.rules_time.filter(|time| *time > Timestamp::MIN)?;
+        let apart = rules.since(read).max(read.since(rules));
+        (apart > SETTLED).then_some(Self::Apart(apart))
     }
 
     fn lower(self, finding: &mut Finding) {
@@ -111,6 +118,12 @@ impl Doubt {
                 let why = "kube-proxy received a change after the lists were read: the rules may be newer than the lists";
                 against(finding, why.to_owned());
                 finding.unobserved.push("the lists and the rules of one moment: check again".to_owned());
+            }
+            Self::Apart(apart) => {
+                finding.level = finding.level.max(Level::Warning);
+                finding.confidence = Confidence::Low;
+                against(finding, format!("the lists and the rules were read {} apart", length(apart)));
+                finding.unobserved.push("the lists and the rules of one moment".to_owned());
             }
             Self::NoTimes => {
                 finding.confidence = finding.confidence.lower();

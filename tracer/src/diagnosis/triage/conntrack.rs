@@ -230,6 +230,9 @@ fn lost(
                 insert_failed.by, insert_failed.cpus, drop.by, drop.cpus
             ),
         );
+    if chain.by == 0 {
+        finding = finding.unobserved("whose packets were lost: the counters have no Service");
+    }
     if chain.by > 0 {
         // Each of these counts one packet (`NF_CT_STAT_INC(net, chaintoolong)`, net/netfilter/nf_conntrack_core.c).
         finding = finding

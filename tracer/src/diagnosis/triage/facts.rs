@@ -187,8 +187,11 @@ impl Facts {
         let other = self.node.other_dataplane.filter(|_| self.node.running != Some(true))?;
         match self.wants_proxy_pods() {
             Some(true) => None,
-            Some(false) => Some(other),
-            None => self.node.served_elsewhere(),
+            // A program that may contain kube-proxy may also have written the rules.
+            Some(false) if self.node.process.as_ref().is_none_or(|process| process.program.is_none()) => {
+                Some(other)
+            }
+            Some(false) | None => self.node.served_elsewhere(),
         }
     }
 

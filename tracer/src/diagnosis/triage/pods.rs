@@ -239,6 +239,7 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
         .step(Step::Path)
         .level(Level::Warning)
         .confidence(Confidence::Medium)
+        .unobserved("whether these nodes still forward: a kubelet that is away ends no connection")
         .api(None, format!("Nodes with Ready other than True: {}", name(&away)))
         .now(&[action::DESCRIBE_ENDPOINT_NODE])
         .fill("ENDPOINT_NODE", away.first().map_or_else(String::new, |name| word(name)));

@@ -85,9 +85,10 @@ fn out_of_scope(facts: &Facts, findings: &mut Vec<Finding>) {
     .confidence(if none.is_some() { Confidence::High } else { Confidence::Medium })
     .node(None, interface.clone())
     .fill("DATAPLANE", name.as_str());
-    if let Some(none) = none {
-        finding = finding.api(None, none);
-    }
+    finding = match none {
+        Some(none) => finding.api(None, none),
+        None => finding.unobserved("whether the cluster wants kube-proxy: its DaemonSets and Pods"),
+    };
     findings.push(finding);
     if facts.node.proxy_rules.any() == Presence::Present {
         findings.push(
@@ -220,6 +221,7 @@ fn cleanup(log: &Log, findings: &mut Vec<Finding>) {
         )
         .level(Level::Warning)
         .confidence(Confidence::Medium)
+        .unobserved("whether such an entry exists now, and whether a client still uses it")
         .now(&[action::LIST_OLD_ENTRIES]),
     );
 }

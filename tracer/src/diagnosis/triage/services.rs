@@ -1,16 +1,16 @@
 //! Step 1: the Services themselves (K9): missing endpoints with the reason, Local policies without local endpoints,
 //! Services of another proxy.
 //!
-//! Owns C5d, C20, C21, C22, C26 (addresses) and C27, as the API shows them. `rules` checks the rules.
+//! Owns C5d, C20, C21, C22, C25, C26 (addresses), C27 and N19, as the API shows them. `rules` checks the rules.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use super::{Facts, Finding, Level, Scope};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
     cluster::{
-        History, NoEndpointsReason,
-        model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy},
+        History, NoEndpointsReason, Vip,
+        model::{AddressType, Service, ServicePort, ServiceType, TrafficPolicy, Via},
     },
     node::ProxyMode,
     text::word,
@@ -33,6 +33,9 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
                 no_endpoints(history, service, findings);
                 if let Some(node) = facts.known_node() {
                     local_policies(history, service, node, facts.node.mode, findings);
+                    if asked {
+                        hints(history, service, node, findings);
+                    }
                 }
                 no_address(service, findings);
             }
@@ -281,6 +284,34 @@ fn no_local_endpoint(
         ),
         None if service.r#type == ServiceType::LoadBalancer => finding.level(Level::Warning),
         None => finding,
+    }
+}
+
+/// C25: topology hints leave only some of the ready endpoints to this node. By design, and worth knowing for the Service
+/// that a person asks about.
+fn hints(history: &History, service: &Service, node: &str, findings: &mut Vec<Finding>) {
+    let key = &service.key;
+    for (ip, port) in
+        service.cluster_ips.iter().flat_map(|ip| service.ports.iter().map(move |port| (ip, port)))
+    {
+        let vip = Vip { addr: SocketAddr::new(*ip, port.port), via: Via::ClusterIp, service, port };
+        let Some(hinted) = history.hinted(&vip, node, AT) else { continue };
+        let used: Vec<String> = hinted.endpoints.iter().take(5).map(ToString::to_string).collect();
+        let asked_by = hinted.asked_by.map(|wish| format!(" ({wish})")).unwrap_or_default();
+        findings.push(
+            Finding::new(
+                Class::C25,
+                format!(
+                    "topology hints{asked_by} leave {} of the {} ready endpoints of {key} to connections from {node}",
+                    hinted.endpoints.len(),
+                    hinted.of
+                ),
+            )
+            .level(Level::Note)
+            .severity(Severity::None)
+            .service(key, &port.label())
+            .api(None, format!("EndpointSlices of {key}: hints for {node} or its zone on {}", used.join(", "))),
+        );
     }
 }
 

@@ -18,6 +18,8 @@ use crate::{
 const IN_FLIGHT_SECS: f64 = 15.0;
 /// In seconds. If the 99th percentile of changes takes longer than this, rollouts suffer.
 const SLOW_PROGRAMMING_SECS: f64 = 10.0;
+/// In seconds. A failing sync has a younger error than this.
+const REPEATED_SECS: f64 = 120.0;
 const SLOW_SYNC_SECS: f64 = 5.0;
 /// With fewer observations a percentile means nothing.
 const MIN_OBSERVATIONS: f64 = 20.0;
@@ -96,9 +98,17 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     for error in &errors {
         finding = finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text));
     }
+    // A sync that fails is repeated each syncPeriod (30 s), with the same error.
+    let over = super::api::clock(facts).is_some_and(|clock| {
+        let ages = errors.iter().filter_map(|error| clock.since(&error.last));
+        ages.reduce(f64::min).is_some_and(|age| age > REPEATED_SECS)
+    });
     finding = match (stuck, blind) {
         (true, _) => finding,
-        (false, true) => finding.confidence(Confidence::Medium).level(Level::Warning),
+        (false, true) => finding
+            .confidence(Confidence::Medium)
+            .level(if over { Level::Note } else { Level::Warning })
+            .unobserved("whether a later sync succeeded: kube-proxy's metrics"),
         (false, false) => finding.level(Level::Note).against(
             EvidenceType::Node,
             None,
