@@ -2,7 +2,7 @@
 //! the faults that look like them are found.
 use serde_json::Value;
 use viptrace::{
-    class::Class,
+    class::{Class, Confidence},
     diagnosis::triage::{FindingRecord, Level},
 };
 
@@ -236,4 +236,15 @@ fn a_distribution_that_contains_kube_proxy_is_judged_by_its_answers() {
     node.write("node/proxyMode.txt", "iptables");
     let report = node.check();
     assert_eq!(only(&report, Class::C1).level, Level::Fault, "{:#?}", report.findings);
+}
+
+#[test]
+fn without_the_pods_a_service_without_endpoints_is_less_certain() {
+    let node = node();
+    without_endpoints(&node, &Value::from(4));
+    node.remove("cluster/pods.json");
+    let found = of_cart(&node);
+    let [unclear] = found.as_slice() else { panic!("{found:#?}") };
+    assert_eq!((unclear.class, unclear.confidence), (Class::C20, Confidence::Medium), "{unclear:#?}");
+    assert!(unclear.unseen.iter().any(|what| what.contains("the Pods")), "{unclear:#?}");
 }

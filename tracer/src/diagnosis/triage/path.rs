@@ -194,21 +194,23 @@ fn reverse_path(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
         .map(|interface| interface.name.as_str())
         .collect();
     if grew > 0 {
-        findings.push(
-            Finding::new(
-                Class::C32,
-                format!("the reverse path filter drops packets now: {grew} between two readings"),
-            )
-            .node(None, format!("TcpExtIPReversePathFilter grew by {grew}"))
-            .node(
-                None,
-                format!(
-                    "net.ipv4.conf.all.rp_filter = {all}; strict on: {}",
-                    if filtered.is_empty() { "no outside interface" } else { "" }.to_owned()
-                        + &filtered.join(", ")
-                ),
-            ),
-        );
+        let strict_on =
+            if filtered.is_empty() { "no outside interface".to_owned() } else { filtered.join(", ") };
+        let finding = Finding::new(
+            Class::C32,
+            format!("the reverse path filter drops packets now: {grew} between two readings"),
+        )
+        .node(None, format!("TcpExtIPReversePathFilter grew by {grew}"))
+        .node(None, format!("net.ipv4.conf.all.rp_filter = {all}; strict on: {strict_on}"))
+        .confidence(Confidence::Medium)
+        .unobserved("whose packets: a trace names the flows that are dropped with IP_RPFILTER");
+        // On one interface no answer takes another way: the packets are strays with a wrong source.
+        let asymmetric = out.len() > 1 && !filtered.is_empty();
+        findings.push(if asymmetric {
+            finding
+        } else {
+            finding.level(Level::Warning).severity(Severity::Low).now(&[action::WATCH_REVERSE_PATH])
+        });
         return;
     }
     if out.len() < 2 || filtered.is_empty() {

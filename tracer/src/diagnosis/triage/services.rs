@@ -130,6 +130,11 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
         if let Some((pod, label)) = history.nearly_selected(service, AT) {
             finding = finding.api(None, format!("Pod {pod} has {label} and belongs to no Service"));
         }
+        if reason == NoEndpointsReason::Unexplained {
+            finding = finding
+                .confidence(Confidence::Medium)
+                .unobserved("the Pods, which would show whether the Service was switched off (N19)");
+        }
         if let NoEndpointsReason::PodsNotReady { pods, .. } = &reason
             && let Some(pod) = pods.first()
         {
