@@ -44,6 +44,7 @@ pub fn header() -> Header {
         started: Timestamp::from_unix_ns(CLOCK_OFFSET_NS),
         clock_offset_ns: CLOCK_OFFSET_NS,
         grace_ns: 5_000_000_000,
+        grace_follows_node: true,
         limits: Default::default(),
         hooks: Vec::new(),
         offsets: offsets(),

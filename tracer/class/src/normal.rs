@@ -2,7 +2,7 @@
 
 use crate::{
     Entry, Kind,
-    Seen::{Check, Trace},
+    Seen::{Both, Check, Trace},
     action,
 };
 
@@ -18,10 +18,9 @@ pub(super) const N1: Entry = Entry::normal("kubelet probe")
     .now(&[action::DESCRIBE_PROBED_POD])
     .references(&["kubernetes/kubernetes#115143"])
     .lab(&["n1-probes"]);
-pub(super) const N2: Entry = not_reported(
-    "load balancer health check",
-    "checks of a health check port are no Service flows; those of the traffic port are judged like any connection",
-);
+pub(super) const N2: Entry = Entry::normal("load balancer health check")
+    .seen(Trace)
+    .no_scenario("the lab has no load balancer; tests/it/verdict_ordinary.rs connects at its period");
 pub(super) const N3: Entry = Entry::normal("same packet before and after NAT")
     .no_rule("its sightings are merged into one flow, so that nothing is left to report")
     .lab(&["n3-one-record-per-connection"]);
@@ -74,9 +73,9 @@ pub(super) const N18: Entry = not_reported(
     "a retransmitted SYN-ACK alone makes no verdict; the flow is judged by its client",
 );
 pub(super) const N19: Entry =
-    Entry::normal("refused by design").seen(Check).now(&[action::FIND_SCALER]).no_scenario(
-        "the lab's API server has no workloads to scale; tests/it/check_neighbours.rs removes the Pods of a captured \
-         Service",
+    Entry::normal("refused by design").seen(Both).now(&[action::FIND_SCALER]).no_scenario(
+        "the lab's API server has no workloads to scale; tests/it/check_neighbours.rs and tests/it/verdict_ordinary.rs \
+         remove the Pods of a Service",
     );
 pub(super) const N20: Entry =
     Entry::normal("datagram sent, answer not seen").seen(Trace).lab(&["ipvs-without-conntrack"]);

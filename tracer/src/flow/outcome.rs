@@ -61,6 +61,11 @@ pub enum Answer {
 }
 
 impl Outcome {
+    /// Whether it is not over.
+    pub const fn is_open(self) -> bool {
+        matches!(self, Self::Pending | Self::Established)
+    }
+
     /// Whether the client's connection or datagram succeeded and did not break.
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Established | Self::Closed)

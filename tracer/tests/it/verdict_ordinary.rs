@@ -9,12 +9,15 @@ use crate::{
 };
 use viptrace::{
     class::{Class, Confidence, Severity},
-    cluster::{Cluster, Origin, Status as ClusterStatus, model::Object},
+    cluster::{
+        Cluster, Origin, Status as ClusterStatus, Via,
+        model::{Object, Pod, TrafficPolicy},
+    },
     flow::Limits,
     net::Netns,
     node::RuleEffect,
     session::{Detail, Grace, Pipeline, Settings},
-    sighting::{Sighting, Status, TcpState},
+    sighting::{Fact, Sighting, Status, TcpState},
     verdict::Verdict,
 };
 
@@ -406,4 +409,113 @@ fn the_cause_behind_a_stale_endpoint() {
                 kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.7000000205e+09\n";
     let found = verdict(well, true);
     assert!(found.unseen.iter().any(|unseen| unseen.contains("why the rules are old")), "{found:#?}");
+}
+
+#[test]
+fn a_service_that_was_scaled_to_zero_is_refused_by_design() {
+    let refused = |ms| Script::new(CLIENT, VIP, None).unreach(ms, 3).connect_failed(ms + 1);
+    let scaled = || {
+        let mut shop = Shop::new();
+        shop.leaves(EP, 20_000);
+        shop.pod_ends(EP, 21_000);
+        shop
+    };
+    let verdict = World::of(scaled()).verdict(refused(60_000), 70_000);
+    assert_eq!((verdict.class, verdict.severity), (Class::N19, Severity::None), "{}", verdict.root_cause);
+    assert!(verdict.unseen.iter().any(|what| what.contains("replicas")), "{verdict:#?}");
+
+    // The Pod is there and crashes.
+    let mut shop = Shop::new();
+    shop.becomes(EP, NOT_READY, 20_000);
+    let ip = addr(EP).ip();
+    let crashing = Pod { ready: false, trouble: Some("CrashLoopBackOff".into()), ..shop.pods[&ip].clone() };
+    shop.put(20_000, Object::Pod(crashing.into()));
+    let verdict = World::of(shop).verdict(refused(60_000), 70_000);
+    assert_eq!(verdict.class, Class::C20);
+    assert!(verdict.root_cause.contains("CrashLoopBackOff"), "{}", verdict.root_cause);
+    // Its labels changed, and the slices dropped it.
+    let mut shop = Shop::new();
+    shop.leaves(EP, 20_000);
+    let relabelled = Pod { labels: std::collections::BTreeMap::new(), ..shop.pods[&ip].clone() };
+    shop.put(19_900, Object::Pod(relabelled.into()));
+    assert_eq!(World::of(shop).verdict(refused(60_000), 70_000).class, Class::C20);
+    // The selector changed, and the Pods went later.
+    let mut shop = scaled();
+    let mut mistyped = shop.cart.clone();
+    mistyped.selector.insert("app".into(), "chart".into());
+    shop.put(19_900, Object::Service(mistyped.into()));
+    assert_eq!(World::of(shop).verdict(refused(60_000), 70_000).class, Class::C20);
+    // It never had an endpoint.
+    assert_eq!(World::of(Shop::with_endpoints(&[])).verdict(refused(60_000), 70_000).class, Class::C20);
+}
+
+/// cart at node port 30080, Local, with its endpoints on another node.
+fn local_node_port() -> World {
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, NODE_PORT);
+    world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
+    world
+}
+
+const NODE_PORT: &str = "192.168.1.2:30080";
+
+/// The verdicts on connections at these times, in seconds, each of which the trace notes first.
+fn visits(world: &mut World, secs: &[u64], script: impl Fn(&str, u64) -> Script) -> Vec<Verdict> {
+    let one = |(number, at): (usize, &u64)| {
+        let flow = last_revisions(
+            fold(script(&format!("203.0.113.9:{}", 40_000 + number), at * 1000).out, at * 1000 + 60_000).0,
+        );
+        world.note(&flow[0]);
+        world.judge(&flow[0]).unwrap()
+    };
+    secs.iter().enumerate().map(one).collect()
+}
+
+#[test]
+fn health_checks_of_a_load_balancer_are_told_by_their_rhythm() {
+    let dropped = |client: &str, ms| Script::new(client, NODE_PORT, None).drop_syn(ms, "NETFILTER_DROP");
+    let classes =
+        |verdicts: Vec<Verdict>| verdicts.into_iter().map(|verdict| verdict.class).collect::<Vec<_>>();
+    let checks = classes(visits(&mut local_node_port(), &[60, 65, 70, 75, 80, 85], dropped));
+    assert_eq!(checks[..4], [Class::C21; 4]);
+    assert_eq!(checks[4..], [Class::N2, Class::N2]);
+    // Clients of the Service come when they like, and repeat their SYN.
+    let clients = classes(visits(&mut local_node_port(), &[60, 61, 70, 72, 90, 91, 100], dropped));
+    assert_eq!(clients, [Class::C21; 7]);
+    let patient = |client: &str, ms| {
+        (0..5).fold(Script::new(client, NODE_PORT, None), |script, n| {
+            script.drop_syn(ms + n * 1000, "NETFILTER_DROP")
+        })
+    };
+    assert_eq!(
+        classes(visits(&mut local_node_port(), &[60, 70, 80, 90, 100, 110], patient)),
+        [Class::C21; 6]
+    );
+
+    // On a node with an endpoint the check resets what it opened.
+    let served = |client: &str, ms| {
+        let script = Script::new(client, NODE_PORT, Some(EP)).confirm(ms);
+        script.state(ms + 1, true, TcpState::SynRecv, TcpState::Established).state(
+            ms + 3,
+            true,
+            TcpState::Established,
+            TcpState::Close,
+        )
+    };
+    let silent = |client: &str, ms| {
+        let mut script = served(client, ms);
+        for sighting in &mut script.out {
+            if let Fact::Socket(socket) = &mut sighting.fact {
+                (socket.bytes_acked, socket.bytes_received) = (0, 0);
+            }
+        }
+        script
+    };
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, NODE_PORT);
+    assert_eq!(classes(visits(&mut world, &[60, 65, 70, 75, 80], silent))[4], Class::N2);
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, NODE_PORT);
+    assert_eq!(classes(visits(&mut world, &[60, 65, 70, 75, 80], served))[4], Class::Ok, "it carries data");
 }

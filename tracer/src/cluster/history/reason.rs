@@ -2,7 +2,7 @@
 //!
 //! Owns the order of the reasons, from the most specific to the most general. Must not judge a flow.
 
-use std::{collections::BTreeSet, fmt, ops::Bound, sync::Arc};
+use std::{collections::BTreeSet, fmt, ops::Bound, sync::Arc, time::Duration};
 
 use super::{History, Vip};
 use crate::{
@@ -35,6 +35,9 @@ pub enum NoEndpointsReason {
     /// No endpoints, and viptrace does not know the Pods, which would show the reason.
     Unexplained,
 }
+
+/// Within this time of a Service's creation or change the controller has written its slices.
+const PLACEHOLDER: Duration = Duration::from_secs(30);
 
 /// A Pod that matches but does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,7 +191,7 @@ impl History {
             let pods = named.map(|pod| UnreadyPod { key: pod.key.clone(), why: why_unready(pod) }).collect();
             return NoEndpointsReason::PodsNotReady { pods, more };
         }
-        if let Some(last_endpoint) = self.last_endpoint(&service.key, at) {
+        if let Some(last_endpoint) = self.scaled_to_zero(service, at) {
             NoEndpointsReason::ScaledToZero { last_endpoint }
         } else {
             let terms = service.selector.iter().map(|(label, value)| format!("{label}={value}"));
@@ -222,6 +225,46 @@ impl History {
             let value = pod.labels.get(label).filter(|value| is_slip(wanted, value))?;
             (!selected(pod)).then(|| (&pod.key, format!("{label}={value}")))
         })
+    }
+
+    /// When the Service's last endpoint left, if its workload was scaled to zero or deleted: every slice is empty, no Pod
+    /// matches, and the reason is not that the selector or the Pods' labels changed.
+    ///
+    /// Without a history that is as long, the slice shows it: the `EndpointSlice` controller replaces the last slice by an
+    /// empty one (`pkg/controller/endpointslice` reconciler, `placeholderSlice`), which for a Service that never had an
+    /// endpoint is as old as the Service.
+    fn scaled_to_zero(&self, service: &Service, at: Timestamp) -> Option<Timestamp> {
+        let key = &service.key;
+        let listed = self.slices_at(key, at).any(|slice| !slice.endpoints.is_empty());
+        if listed || self.nearly_selected(service, at).is_some() {
+            return None;
+        }
+        if let Some(last) = self.last_endpoint(key, at) {
+            let before = last.saturating_sub(Duration::from_nanos(1));
+            // A changed selector empties the slices a moment later.
+            let earlier = self.service(key, last.saturating_sub(PLACEHOLDER));
+            let same_selector = earlier.is_none_or(|then| then.selector == service.selector);
+            let mut pods = self
+                .slices_at(key, before)
+                .flat_map(|slice| &slice.endpoints)
+                .filter_map(|it| it.pod.as_ref());
+            let relabelled = pods.any(|pod| {
+                self.pod(&pod.key, at).is_some_and(|pod| pod.deletion.is_none() && pod.holds_addresses())
+            });
+            return (same_selector && !relabelled).then_some(last);
+        }
+        if self.has_had_endpoints(key, at) == Some(false) {
+            return None;
+        }
+        let lines = self.slices_of_service.get(key)?.iter().filter_map(|key| self.slices.get(key));
+        let emptied = lines.filter_map(|line| {
+            line.versions.first().map(|first| first.from.max(line.created().unwrap_or_default()))
+        });
+        let emptied = emptied.max().filter(|emptied| *emptied > Timestamp::MIN && *emptied <= at)?;
+        let line = self.services.get(key)?;
+        let created = line.created().filter(|created| created.saturating_add(PLACEHOLDER) < emptied)?;
+        let changed = line.versions.first().map_or(created, |first| first.from);
+        (changed.saturating_add(PLACEHOLDER) < emptied).then_some(emptied)
     }
 
     /// The unfinished Pods in the Service's namespace that match its selector.

@@ -10,6 +10,7 @@ mod conntrack;
 mod datagrams;
 mod foreign_rules;
 mod hairpin;
+mod health_checks;
 mod iptables_sync;
 mod ipvs;
 mod network_path;
@@ -93,7 +94,7 @@ const fn rule(judge: fn(&Case<'_>) -> Option<Finding>, gives: &'static [Class]) 
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 33] = [
+const RULES: [FlowRule; 34] = [
     rule(conntrack::table_full, &[Class::C16]),
     rule(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule(stale_endpoints::stale_entry, &[Class::C8]),
@@ -105,12 +106,13 @@ const RULES: [FlowRule; 33] = [
     rule(ipvs::reply_elsewhere, &[Class::C21]),
     rule(resets::answered_directly, &[Class::C31]),
     // Another node's rules on this machine (kind) refuse in their own namespace, as the next rule's firewalls do.
-    rule(no_endpoints::refused, &[Class::C20]),
+    rule(no_endpoints::refused, &[Class::C20, Class::N19]),
     rule(network_policy::prohibited, &[Class::C30]),
     rule(service_config::other_proxy, &[Class::C5d]),
     rule(service_config::source_ranges, &[Class::C23]),
     rule(ipvs::no_destination, &[Class::C12, Class::C21, Class::C22, Class::C5]),
     rule(iptables_sync::refused, &[Class::C4, Class::C5]),
+    rule(health_checks::judge, &[Class::N2]),
     rule(service_config::no_local_endpoint, &[Class::C21, Class::C22]),
     rule(ipvs::not_scheduled, &[Class::C12]),
     rule(foreign_rules::chose, &[Class::C3, Class::C10]),
@@ -118,7 +120,7 @@ const RULES: [FlowRule; 33] = [
     rule(ipvs::dead_destination, &[Class::C13]),
     rule(ipvs::entry_expired, &[Class::C15]),
     rule(network_policy::dropped, &[Class::C30]),
-    rule(no_endpoints::unanswered, &[Class::C20]),
+    rule(no_endpoints::unanswered, &[Class::C20, Class::N19]),
     rule(service_config::node_port_not_here, &[Class::C26]),
     rule(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::Unknown]),
     rule(stale_endpoints::departing, &[Class::C5]),

@@ -1,8 +1,9 @@
-//! C20: the Service has no endpoint to send to.
+//! C20: the Service has no endpoint to send to; N19 if its workload was scaled to zero.
 
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
+    cluster::NoEndpointsReason,
     flow::{RefusalKind, Stage},
     node::RuleEffect,
 };
@@ -10,7 +11,7 @@ use crate::{
 /// Mechanism: kube-proxy writes a rule that rejects (ICMP port unreachable) for a Service port without usable
 /// endpoints. This is not kube-proxy's fault: the API has none.
 /// For: the rejection, before any endpoint was chosen; no usable endpoint in the API at that moment.
-/// Against: nothing, if both were observed. If the Service was scaled to zero on purpose, this is N19.
+/// Against: nothing, if both were observed. A workload that was scaled to zero is refused by design (N19).
 pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal.filter(|refusal| is_of_kube_proxy(refusal.kind, case))?;
     if refusal.stage != Stage::Before
@@ -55,16 +56,36 @@ pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
 
 fn finding(case: &Case<'_>, confidence: Confidence) -> Finding {
     let reason = case.ctx.cluster.why_no_endpoints(&case.vip, case.decided);
+    let since = case.usable().map(|usable| usable.since);
+    let nothing = format!("no usable endpoint for {} at that moment", case.name());
+    if let Some(NoEndpointsReason::ScaledToZero { last_endpoint }) = reason {
+        return Finding::new(
+            Class::N19,
+            format!(
+                "{} has no Pods: its workload was scaled to zero or deleted, and the rules refuse",
+                case.name()
+            ),
+        )
+        .confidence(confidence.min(Confidence::Medium))
+        .api(since, nothing)
+        .api(Some(last_endpoint), "the last endpoint left, and no Pod matches the selector any more")
+        .unobserved("whether that is intended: the replicas of its Deployment or StatefulSet decide")
+        .related(&[Class::C20])
+        .with_effect(case, RuleEffect::Refuses);
+    }
     let detail = reason.as_ref().map_or_else(
         || format!("{} has no usable endpoint", case.name()),
         |reason| format!("{} has no usable endpoint: {reason}", case.name()),
     );
-    let mut finding = Finding::new(Class::C20, detail).confidence(confidence).api(
-        case.usable().map(|usable| usable.since),
-        format!("no usable endpoint for {} at that moment", case.name()),
-    );
+    let mut finding = Finding::new(Class::C20, detail).confidence(confidence).api(since, nothing);
     match reason {
         Some(reason) => finding = finding.api(None, reason.to_string()),
+        None if !case.uses_terminating() => {
+            finding = finding.node(
+                case.ctx.node.read_at(),
+                "this kube-proxy does not send to terminating endpoints (ProxyTerminatingEndpoints, on since v1.26)",
+            );
+        }
         None => finding = finding.unobserved("the reason for the missing endpoints"),
     }
     finding.with_effect(case, RuleEffect::Refuses)

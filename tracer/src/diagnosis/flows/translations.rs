@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
-use super::Context;
+use super::{Context, health_checks::Visitors};
 use crate::{
     cluster::{Address, Via, Vip},
     flow::{Answer, Decision, Flow},
@@ -28,6 +28,7 @@ pub struct Translations {
     answering: HashMap<(SocketAddr, Protocol), Answers>,
     /// When a cluster IP with endpoints was last answered without a translation here.
     served_elsewhere: Option<Timestamp>,
+    visitors: Visitors,
 }
 
 /// How many of a Service's datagram flows were answered, and how many were not although nothing was wrong.
@@ -50,8 +51,13 @@ impl Translations {
         Self::default()
     }
 
-    /// Records NAT's decision for this flow, if the client connected to a cluster IP.
+    pub(super) const fn visitors(&self) -> &Visitors {
+        &self.visitors
+    }
+
+    /// Records the client's rhythm, and NAT's decision for this flow if the client connected to a cluster IP.
     pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
+        self.visitors.note(flow, ctx);
         let Some(decision) = flow.decision(ctx.node_netns) else {
             // If IPVS does not track in conntrack, only its own choice shows the decision.
             if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
