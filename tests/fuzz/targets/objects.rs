@@ -48,7 +48,7 @@ fn query(history: &History) {
         }
         for ip in history.pods().flat_map(|pod| pod.ips.iter()) {
             let _ = (history.pod_by_ip(*ip, at), history.last_pod_by_ip(*ip, at));
-            let _ = history.probe(*ip, 8080, at);
+            let _ = history.probes(*ip, 8080, at);
         }
     }
 }

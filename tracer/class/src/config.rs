@@ -94,7 +94,7 @@ pub(super) const C23: Entry = Entry::fault("source not in loadBalancerSourceRang
     .lab(&["c23-source-ranges"]);
 
 pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoint", &[ServiceConfig], Medium)
-    .seen(Check)
+    .seen(Both)
     .now(&[
         Action::reads(concat!("see whether the endpoint is listed, and as ready: ", slices!(" -o yaml"))),
         action::RULES_DIFFER,

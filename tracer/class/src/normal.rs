@@ -40,10 +40,9 @@ pub(super) const N9: Entry = Entry::normal("endpoint draining")
     .later(&[action::DRAIN_GRACEFULLY])
     .lab(&["n9-old-flow-reset", "n9-old-flow-stalls"]);
 pub(super) const N10: Entry = Entry::normal("conntrack clash resolved").seen(Trace).lab(&["n10-udp-race"]);
-pub(super) const N11: Entry = not_reported(
-    "untracked VIP",
-    "there is no conntrack entry to recognise it by; the flow is judged by its sockets",
-);
+pub(super) const N11: Entry = Entry::normal("untracked VIP")
+    .seen(Trace)
+    .no_scenario("the lab has no NodeLocal DNSCache; tests/it/verdict_missing.rs gives the node the address");
 pub(super) const N12: Entry = not_reported(
     "offloaded flow",
     "the flow is judged by its beginning and end; the evidence names the offload where it was seen",

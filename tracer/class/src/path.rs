@@ -6,7 +6,7 @@ use crate::{
         BackendRefused, Conntrack, Hairpin, HostKernel, Mtu, NetworkPath, NetworkPolicy, ServiceConfig,
     },
     Entry,
-    Seen::{Both, Check, Trace},
+    Seen::{Both, Trace},
     Severity::{High, Low, Medium},
     action::{self, service, slices},
 };
@@ -75,7 +75,7 @@ pub(super) const C31: Entry = Entry::fault("hairpin, or reply that bypasses NAT"
     .lab(&["c31-to-itself", "c31-past-nat", "check-settings"]);
 
 pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding off", &[HostKernel], High)
-    .seen(Check)
+    .seen(Both)
     .now(&[
         Action::reads("confirm it: `nstat -az TcpExtIPReversePathFilter`, twice around a failing attempt"),
         Action::disrupts(
@@ -91,7 +91,7 @@ pub(super) const C32: Entry = Entry::fault("reverse path filter, or forwarding o
     .lab(&["check-settings"]);
 
 pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &[Mtu], Medium)
-    .seen(Check)
+    .seen(Both)
     .now(&[Action::reads(
         "find the path MTU from the client's Pod: `kubectl -n {NAMESPACE} exec POD -- ping -c \
          3 -M do -s 1422 {ENDPOINT_IP}`",
@@ -102,14 +102,17 @@ pub(super) const C33: Entry = Entry::fault("packets larger than the path MTU", &
     )])
     .references(&["kubernetes/kubernetes#88986"])
     .no_scenario(
-        "the links of the lab have one MTU; tests/it/check_settings.rs lists interfaces with several",
+        "the links of the lab have one MTU; tests/it/verdict_missing.rs builds the ICMP error and the drop, \
+         tests/it/check_settings.rs several MTUs",
     );
 
 pub(super) const C34: Entry = Entry::fault("masquerade interface changed", &[Conntrack], Low)
-    .no_rule("the flow is C19, C29 or ok; nothing in the kernel's events names the change of the interface")
+    .seen(Trace)
     .now(&[Action::reads("compare the resets with route changes: `journalctl -k --since '1 hour ago'`")])
     .later(&[Action::disrupts("pin the route, or keep the tunnel's interface up across failovers")])
-    .no_scenario("the lab's routes do not change while a connection lives");
+    .no_scenario(
+        "the lab's routes do not change while a connection lives; tests/it/verdict_missing.rs builds the end of the entry",
+    );
 
 pub(super) const C35: Entry = Entry::fault("name resolution fails", &[ServiceConfig], Medium)
     .no_rule("viptrace does not read DNS messages; it judges the path to the DNS Service")

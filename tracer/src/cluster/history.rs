@@ -342,11 +342,13 @@ impl History {
         nodes.filter(|node| node.addresses.contains(&ip)).min_by(|a, b| a.key.cmp(&b.key))
     }
 
-    /// The kubelet's probe of this address and port (N1), and the Pod that held the address at `at`. For a node's
-    /// address, the probes of the Pods on the host's network. A match is no proof: port 8080 also carries user traffic.
-    pub fn probe(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(&Arc<Pod>, &Probe)> {
-        self.pods_at(ip.to_canonical(), at)
-            .find_map(|(pod, _)| Some((pod, pod.probes.iter().find(|probe| probe.port == port)?)))
+    /// The kubelet's probes of this address and port (N1), at least one, and the Pod that held the address at `at`. For a
+    /// node's address, those of a Pod on the host's network. A match is no proof: port 8080 also carries user traffic.
+    pub fn probes(&self, ip: IpAddr, port: u16, at: Timestamp) -> Option<(&Arc<Pod>, Vec<&Probe>)> {
+        self.pods_at(ip.to_canonical(), at).find_map(|(pod, _)| {
+            let probes: Vec<_> = pod.probes.iter().filter(|probe| probe.port == port).collect();
+            (!probes.is_empty()).then_some((pod, probes))
+        })
     }
 }
 

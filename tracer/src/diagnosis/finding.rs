@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
-    class::{Action, Class, Confidence, Domain, Kind, Safety, Severity},
+    class::{Action, Class, Confidence, Domain, Kind, Safety, Severity, action},
     cluster::Key,
     node::ProxyMode,
     text::word,
@@ -192,6 +192,16 @@ impl Finding {
             self.class
         );
         self.now = Some(actions.to_vec());
+        self
+    }
+
+    /// Leaves out advice to move to the mode that the node is already in.
+    pub(crate) fn in_mode(mut self, mode: Option<ProxyMode>) -> Self {
+        if mode == Some(ProxyMode::Nftables) {
+            let mut later = self.later.take().unwrap_or_else(|| usual(self.class.entry().later));
+            later.retain(|action| *action != action::MOVE_TO_NFTABLES);
+            self.later = Some(later);
+        }
         self
     }
 

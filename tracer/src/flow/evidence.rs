@@ -273,7 +273,7 @@ pub struct Trouble {
     pub refusal: Option<Refusal>,
     /// RSTs by a stack that has no socket for the packet; at most six kinds.
     pub stack_resets: Vec<StackReset>,
-    /// `nf_ct_kill_acct`: a RST answered the SYN, or the entry was reopened.
+    /// `nf_ct_kill_acct`: a RST answered the SYN, or a masqueraded packet left by another interface.
     pub killed: Option<Ended>,
     /// `nf_ct_resolve_clash`.
     pub clashes: Occurrences,

@@ -246,7 +246,8 @@ impl Flow {
                 .iter()
                 .any(|reset| reset.by != End::Client && stands(reset.occurrences.last))
                 || on_the_way().any(|drop| drop.is("NO_SOCKET"))
-                || trouble.killed.is_some_and(|ended| stands(ended.time))
+                // With an answer, another cause ended it (nf_nat_inet_fn after a change of the interface).
+                || trouble.killed.is_some_and(|ended| stands(ended.time) && !ended.status.has(Status::SEEN_REPLY))
                 || trouble.transit_resets.iter().any(|reset| reset.to_syn && stands(reset.occurrences.last))
                 || self.client.reset_received().is_some()
             {

@@ -120,9 +120,14 @@ pub const WANTED_REASONS: &[&str] = &[
     "IP_RPFILTER",
     "IP_OUTNOROUTES",
     "IP_INNOROUTES",
+    "IP_INADDRERRORS",
     "IP_NOPROTO",
     "PKT_TOO_BIG",
     "UNICAST_IN_L2_MULTICAST",
+    // An eBPF or tc program of a CNI or of the host.
+    "BPF_CGROUP_EGRESS",
+    "TC_EGRESS",
+    "TC_INGRESS",
 ];
 
 const DROP_REASONS: (&str, &str) = ("skb_drop_reason", "SKB_DROP_REASON_");

@@ -125,6 +125,19 @@ impl Script {
         self.entry_event(ms, Hook::KillAcct, Status::CONFIRMED)
     }
 
+    /// The kernel ends an entry that has seen an answer.
+    pub(crate) fn kill_answered(self, ms: u64) -> Self {
+        self.entry_event(ms, Hook::KillAcct, Status::CONFIRMED | Status::SEEN_REPLY | Status::ASSURED)
+    }
+
+    /// A segment of an established connection is dropped on its way to the endpoint.
+    pub(crate) fn drop_later(self, ms: u64, reason: &str) -> Self {
+        let entry = self.entry(Status::CONFIRMED | Status::SEEN_REPLY | Status::ASSURED);
+        let mut packet = self.packet(self.behind(), 24, Some(entry));
+        packet.reason = Some(reason.into());
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
     pub(crate) fn delete(self, ms: u64, status: u32) -> Self {
         self.entry_event(ms, Hook::Delete, Status::CONFIRMED | status)
     }

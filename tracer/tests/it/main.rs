@@ -46,6 +46,7 @@ mod verdict_confounders;
 mod verdict_history;
 mod verdict_ipvs;
 mod verdict_kinds;
+mod verdict_missing;
 mod verdict_ordinary;
 mod verdict_resets;
 mod wording;

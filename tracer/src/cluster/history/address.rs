@@ -2,7 +2,10 @@
 //!
 //! Owns the look-up of VIPs, and finds a Service port again at another moment. Must not read endpoints.
 
-use std::{fmt, net::SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 
 use super::History;
 use crate::{
@@ -114,6 +117,27 @@ impl History {
             (None, Some((service, since))) => Address::Gone { service, since },
             (None, None) => Address::Other,
         }
+    }
+
+    /// The node port at an address of the node itself that no Node lists: a secondary or floating address, or loopback.
+    pub fn own_node_port(&self, addr: SocketAddr, protocol: Protocol, at: Timestamp) -> Option<Vip<'_>> {
+        let (service, port) = self.node_port(addr.port(), protocol, at)?;
+        Some(Vip { addr, via: Via::NodePort, service, port })
+    }
+
+    /// The smallest range that contains every cluster IP of this family, if it is no larger than a Service CIDR is
+    /// (`/12` at most, `/64` for IPv6): the Service CIDR contains it.
+    pub fn service_range(&self, ip: IpAddr) -> Option<Cidr> {
+        let is_alike = |other: &&IpAddr| other.is_ipv4() == ip.is_ipv4();
+        let ips = || self.services().flat_map(|service| &service.cluster_ips).filter(is_alike);
+        let (lowest, highest) = (ips().min()?, ips().max()?);
+        let (prefix, least) = match (lowest, highest) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => ((a.to_bits() ^ b.to_bits()).leading_zeros(), 12),
+            (IpAddr::V6(a), IpAddr::V6(b)) => ((a.to_bits() ^ b.to_bits()).leading_zeros(), 64),
+            _ => return None,
+        };
+        let range = Cidr { base: *lowest, prefix: u8::try_from(prefix).ok()? };
+        (prefix >= least).then_some(range)
     }
 
     /// The Service port that owned this nodePort.

@@ -138,9 +138,10 @@ fn the_fixture_has_policies_probes_and_owners() {
     assert!(history.service(&Key::new("shop", "db"), at(BEFORE)).unwrap().headless);
     let ip = "10.244.1.11".parse().unwrap();
     assert_eq!(*history.pod_by_ip(ip, at(BEFORE)).unwrap().key.name, *"cart-1");
-    let (pod, probe) = history.probe(ip, 8080, at(BEFORE)).unwrap();
-    assert_eq!((&*pod.key.name, probe.port), ("cart-1", 8080));
-    assert!(history.probe(ip, 8081, at(BEFORE)).is_none());
+    let (pod, probes) = history.probes(ip, 8080, at(BEFORE)).unwrap();
+    assert!(!probes.is_empty() && probes.iter().all(|probe| probe.port == 8080));
+    assert_eq!(&*pod.key.name, "cart-1");
+    assert!(history.probes(ip, 8081, at(BEFORE)).is_none());
     assert_eq!(*history.node_by_ip("192.0.2.11".parse().unwrap(), at(BEFORE)).unwrap().key.name, *"worker-1");
 }
 

@@ -6,7 +6,7 @@ use std::{cell::OnceCell, net::SocketAddr, time::Duration};
 
 use super::{Context, Finding};
 use crate::{
-    cluster::{EndpointState, Kind, Membership, Usable, Via, Vip},
+    cluster::{Address, EndpointState, Kind, Membership, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     net::Netns,
     node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
@@ -163,6 +163,14 @@ impl<'a> Case<'a> {
         elsewhere && cluster.knows(Kind::Pod) && cluster.knows(Kind::Node) && !is_known()
     }
 
+    /// Whether another program on this node answers at a node port's number, at an address that no Node lists.
+    pub(super) fn is_another_programs_port(&self) -> bool {
+        self.vip.via == Via::NodePort
+            && self.endpoint.is_none()
+            && (self.flow.was_answered() || !self.failed())
+            && self.ctx.cluster.node_by_ip(self.vip.addr.ip(), self.flow.first_seen).is_none()
+    }
+
     /// Whether the client is on this node, so that its socket is observed; `None` if unknown.
     pub(super) fn is_client_here(&self) -> Option<bool> {
         let client = self.flow.orig.src.ip();
@@ -273,6 +281,18 @@ impl<'a> Case<'a> {
 
     pub(super) fn age(&self, since: Timestamp) -> Duration {
         self.decided.since(since)
+    }
+}
+
+/// The meaning of the address that the client connected to. A node port is also served at addresses of this node that no
+/// Node object lists.
+pub(super) fn address<'a>(flow: &Flow, ctx: &Context<'a>) -> Address<'a> {
+    let (dst, protocol, at) = (flow.orig.dst, flow.orig.protocol, flow.first_seen);
+    match ctx.cluster.address(dst, protocol, at) {
+        Address::Other if ctx.node.is_own_address(dst.ip()) == Some(true) => {
+            ctx.cluster.own_node_port(dst, protocol, at).map_or(Address::Other, Address::Vip)
+        }
+        meant => meant,
     }
 }
 

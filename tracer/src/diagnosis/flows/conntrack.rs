@@ -1,10 +1,13 @@
-//! The conntrack table: full (C16), or an entry that could not be inserted (C17).
+//! The conntrack table: full (C16), an entry that could not be inserted (C17), or one that a changed route ended (C34).
+
+use std::time::Duration;
 
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
-    flow::{Answer, Outcome},
+    flow::{Answer, Dropped, Outcome},
     node::snapshot::ConntrackUse,
+    sighting::Hook,
     verdict::EvidenceType,
 };
 
@@ -41,19 +44,71 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     Some(finding)
 }
 
+/// C34.
+/// Mechanism: a masquerading entry belongs to the interface by which its first packet left. When a route change sends a
+/// packet by another one, `nf_nat_inet_fn` ends the entry and drops the packet (`nf_nat_oif_changed`,
+/// `net/netfilter/nf_nat_core.c`). The next packet is translated again, with another port or endpoint.
+/// For: a masqueraded connection whose entry was ended (`nf_ct_kill_acct`) in the moment of a rule's drop. The function's
+/// other caller, a RST to an unreplied SYN, drops nothing.
+/// Against: nothing here; the interfaces themselves are not observed.
+pub(super) fn rerouted(case: &Case<'_>) -> Option<Finding> {
+    let trouble = case.trouble()?;
+    let killed = trouble.killed?;
+    let masqueraded = case.decision.is_some_and(|decision| decision.ct.masqueraded());
+    let at_once = |drop: &&Dropped| {
+        let (first, last) = (drop.occurrences.first, drop.occurrences.last);
+        drop.is("NETFILTER_DROP") && first <= killed.time.saturating_add(MOMENT) && last >= killed.time
+    };
+    let dropped = trouble.drops.iter().find(at_once)?;
+    let broke = case.failed() || trouble.picked_up.is_some();
+    if !masqueraded || !broke {
+        return None;
+    }
+    Some(
+        Finding::new(
+            Class::C34,
+            format!(
+                "the masqueraded connection to {} left by another interface: its conntrack entry was ended",
+                case.name()
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .kernel(Some(dropped.occurrences.first), "its packet was dropped at once (nf_nat_inet_fn)")
+        .unobserved("the interfaces before and after: `ip monitor route` shows the change of the route"),
+    )
+}
+
+/// Within this time of the entry's end its packet is dropped.
+const MOMENT: Duration = Duration::from_millis(1);
+
 /// C17.
 /// Mechanism: two first packets race for one tuple (UDP from one socket, or two masqueraded sources for one port); one
 /// entry cannot be inserted and its packet is dropped.
-/// For: `nf_ct_resolve_clash`, then a drop of the unconfirmed packet.
+/// Without a race (C17c) the hash chain is too long, or the entry is being deleted. Such a drop is no policy's: rules run
+/// before the entry is confirmed (`nf_confirm` has the last priority).
+/// For: `nf_ct_resolve_clash`, then a drop of the unconfirmed packet; or that drop after `__nf_conntrack_confirm` was
+/// entered for it, in the same namespace.
 /// Against: a retransmit that succeeded: the client had only a delay. A clash without a drop is resolved (N10).
 pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
     let clash = trouble.clashes;
-    let lost = trouble.drops.iter().any(|drop| drop.unconfirmed && drop.occurrences.last >= clash.first);
+    let in_confirm = |drop: &Dropped| {
+        let entered =
+            case.decision.filter(|decision| decision.netns == drop.netns).and_then(|it| it.confirmed);
+        let by_netfilter = drop.reason.is_none() || drop.is("NETFILTER_DROP");
+        by_netfilter && entered.is_some_and(|entered| drop.occurrences.last >= entered)
+    };
+    let lost = trouble.drops.iter().any(|drop| {
+        drop.unconfirmed
+            && if clash.is_seen() { drop.occurrences.last >= clash.first } else { in_confirm(drop) }
+    });
     // The other of two datagrams of one socket may have been answered, but this one was lost.
     let datagrams = !case.flow.is_tcp();
-    if !clash.is_seen() || !lost || !(datagrams || case.failed()) {
+    if !lost || !(datagrams || case.failed()) {
         return None;
+    }
+    if !clash.is_seen() {
+        return Some(chain_too_long(case));
     }
     let finding = Finding::new(
         if datagrams { Class::C17a } else { Class::C17 },
@@ -63,6 +118,23 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     .confidence(Confidence::Medium)
     .unobserved("the insert_failed and clash_resolve counters over this moment: conntrack -S");
     Some(if datagrams { finding.related(&[Class::C17]) } else { finding })
+}
+
+fn chain_too_long(case: &Case<'_>) -> Finding {
+    let finding = Finding::new(
+        Class::C17,
+        "the conntrack entry could not be inserted, and its packet was dropped: no other packet took its tuple, so its \
+         hash chain is too long or the entry was being deleted",
+    )
+    .confidence(Confidence::Medium)
+    .unobserved("which of them: the chaintoolong counter over this moment, conntrack -S");
+    if case.has_hook(Hook::ResolveClash) {
+        finding
+    } else {
+        finding.unobserved(
+            "whether another packet took its tuple: this trace has no hook at nf_ct_resolve_clash",
+        )
+    }
 }
 
 /// N10.

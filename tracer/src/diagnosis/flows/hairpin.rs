@@ -27,7 +27,7 @@ pub(super) fn itself(case: &Case<'_>) -> Finding {
         (
             "their source is not masqueraded, so the Pod drops them as its own",
             action::SHOW_MASQUERADE,
-            "the rule that should occurrences it for masquerading",
+            "the rule that should mark it for masquerading",
         )
     } else {
         (

@@ -19,7 +19,7 @@ use crate::{
 
 /// The maximum number of clients kept; beyond it all are removed at once.
 const MAX_CLIENTS: usize = 4096;
-/// The periods of health checks: HAProxy's default is 2 s, those of clouds are 5 to 30 s, at most 300 s.
+/// The periods of health checks: `HAProxy`'s default is 2 s, those of clouds are 5 to 30 s, at most 300 s.
 const MIN_PERIOD: Duration = Duration::from_secs(1);
 const MAX_PERIOD: Duration = Duration::from_mins(5);
 /// So many equal intervals are a rhythm.

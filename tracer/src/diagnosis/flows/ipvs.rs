@@ -7,12 +7,13 @@
 use super::{
     Case, Finding,
     iptables_sync::lag,
-    text::{length, word},
+    text::{count, length, word},
 };
 use crate::{
     class::{Class, Confidence, Domain, Severity, action},
     cluster::Via,
     flow::{Dropped, End, Outcome, RefusalKind, StackReset, Stage},
+    rules::Writer,
     sighting::Hook,
     time::Timestamp,
     verdict::EvidenceType,
@@ -179,6 +180,49 @@ pub(super) fn dead_destination(case: &Case<'_>) -> Option<Finding> {
         None => finding.unobserved("net.ipv4.vs.expire_nodest_conn"),
     };
     Some(finding)
+}
+
+/// C24 in ipvs mode.
+/// Mechanism: a persistence template keeps a client at its real server. It outlives the server's removal, or its weight of
+/// 0, unless `vs/expire_quiescent_template=1`, which kube-proxy sets: new connections of this client go on to it.
+/// For: session affinity, a choice that the API no longer lists, and a virtual server whose servers, read afterwards, do
+/// not include it.
+/// Against: the servers were read after the choice: they may have been corrected in between.
+pub(super) fn pinned(case: &Case<'_>) -> Option<Finding> {
+    let endpoint = case.endpoint?;
+    let affinity = case.vip.service.affinity?;
+    let gone_since = case.membership.as_ref()?.unusable_since()?;
+    if !case.is_ipvs() || case.decided <= gone_since || case.within_grace(gone_since) {
+        return None;
+    }
+    let node = case.ctx.node;
+    let effects = node.effects(case.vip.addr, case.vip.port.protocol, case.flow.orig.src.ip());
+    let servers = &effects.iter().find(|effect| effect.writer == Writer::Ipvs)?.endpoints;
+    if servers.is_empty() || servers.contains(&endpoint) {
+        return None;
+    }
+    Some(
+        Finding::new(
+            Class::C24,
+            format!(
+                "session affinity keeps this client at {}, which left {} {} before",
+                case.endpoint_name(),
+                case.name(),
+                length(case.age(gone_since))
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .api(
+            Some(gone_since),
+            format!("{endpoint} left the usable endpoints; the affinity lasts {}", length(affinity)),
+        )
+        .node(
+            node.read_at(),
+            format!("the virtual server sends to {}, and not to it", count(servers.len(), "other server")),
+        )
+        .unobserved("net.ipv4.vs.expire_quiescent_template, and the template: `ipvsadm -Lcn`")
+        .related(&[Class::C6]),
+    )
 }
 
 /// C15.

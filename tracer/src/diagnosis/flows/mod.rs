@@ -11,6 +11,7 @@ mod datagrams;
 mod foreign_rules;
 mod hairpin;
 mod health_checks;
+mod host_kernel;
 mod iptables_sync;
 mod ipvs;
 mod network_path;
@@ -24,7 +25,7 @@ mod stale_endpoints;
 mod timeline;
 mod translations;
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use case::Case;
 
@@ -94,14 +95,18 @@ const fn rule(judge: fn(&Case<'_>) -> Option<Finding>, gives: &'static [Class]) 
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 34] = [
+const RULES: [FlowRule; 39] = [
     rule(conntrack::table_full, &[Class::C16]),
     rule(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule(stale_endpoints::stale_entry, &[Class::C8]),
     rule(resets::after_invalid, &[Class::C18]),
+    rule(conntrack::rerouted, &[Class::C34]),
     rule(resets::stray, &[Class::N16]),
     rule(resets::midstream, &[Class::C19]),
     rule(resets::entry_gone, &[Class::N5, Class::C19]),
+    rule(host_kernel::reverse_path, &[Class::C32]),
+    rule(host_kernel::not_forwarded, &[Class::C32]),
+    rule(host_kernel::too_big, &[Class::C33]),
     // Names the setting behind the effect that the next rule observes.
     rule(ipvs::reply_elsewhere, &[Class::C21]),
     rule(resets::answered_directly, &[Class::C31]),
@@ -116,6 +121,7 @@ const RULES: [FlowRule; 34] = [
     rule(service_config::no_local_endpoint, &[Class::C21, Class::C22]),
     rule(ipvs::not_scheduled, &[Class::C12]),
     rule(foreign_rules::chose, &[Class::C3, Class::C10]),
+    rule(ipvs::pinned, &[Class::C24]),
     rule(stale_endpoints::stale, &[Class::C6, Class::C5]),
     rule(ipvs::dead_destination, &[Class::C13]),
     rule(ipvs::entry_expired, &[Class::C15]),
@@ -130,7 +136,10 @@ const RULES: [FlowRule; 34] = [
     rule(network_path::prohibited_there, &[Class::C30]),
     rule(network_path::silent, &[Class::C29, Class::C31]),
     rule(conntrack::clash_resolved, &[Class::N10]),
-    rule(normal::judge, &[Class::Ok, Class::N4, Class::N5, Class::N8, Class::N17, Class::N20]),
+    rule(
+        normal::judge,
+        &[Class::Ok, Class::N4, Class::N5, Class::N8, Class::N11, Class::N17, Class::N20, Class::Unknown],
+    ),
 ];
 
 /// The classes of a flow to an address that is not a Service port, and of an unexplained flow.
@@ -180,7 +189,7 @@ pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
 /// Like [`judge`]; also returns whether other flows can share the verdict.
 pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     let alone = |verdict| Some(Judgement { verdict, lasting: None });
-    let vip = match ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) {
+    let vip = match case::address(flow, ctx) {
         Address::Vip(vip) => vip,
         Address::UnknownPort(service) => {
             let finding = service_config::unknown_port(flow, ctx, &service.key)?;
@@ -191,12 +200,12 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
             return alone(record::without_port(flow, ctx, finding, &service.key));
         }
         Address::Other => {
-            let finding = normal::probe(flow, ctx)?;
+            let finding = normal::probe(flow, ctx).or_else(|| service_config::unallocated(flow, ctx))?;
             return alone(record::without_service(flow, ctx, finding));
         }
     };
     let mut case = Case::new(flow, ctx, vip);
-    if case.is_of_another_cluster() {
+    if case.is_of_another_cluster() || case.is_another_programs_port() {
         return None;
     }
     let mut finding = RULES.iter().find_map(|rule| rule.apply(&case)).unwrap_or_else(|| unexplained(&case));
@@ -209,7 +218,7 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
             (case, finding) = (attempt, stale);
         }
     }
-    let finding = service_config::with_hints(&case, finding);
+    let finding = service_config::with_affinity(&case, service_config::with_hints(&case, finding));
     let lasts = finding.class == Class::Ok
         && finding.against.is_empty()
         && case.endpoint.is_some()
@@ -230,17 +239,19 @@ pub fn waits_for_cluster(flow: &Flow, ctx: &Context<'_>) -> Option<Timestamp> {
     (ctx.now < until && is_endpoint_wrong(flow, ctx)).then_some(until)
 }
 
-/// Whether kube-proxy should not have chosen the flow's endpoint, for longer than the grace.
+/// Whether kube-proxy should not have chosen the flow's endpoint, or that of an earlier attempt, for longer than the grace.
 pub fn is_endpoint_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
     let Some(endpoint) = case::endpoint(flow, ctx) else { return false };
-    let decided = case::decided(flow, ctx);
-    let Address::Vip(vip) = ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen) else {
-        return false;
-    };
-    match case::membership(ctx, &vip, endpoint, decided).0 {
-        Membership::NeverSeen { .. } => true,
-        other => other.unusable_since().is_some_and(|since| since.saturating_add(ctx.grace) < decided),
-    }
+    let Address::Vip(vip) = case::address(flow, ctx) else { return false };
+    let is_wrong =
+        |endpoint: SocketAddr, decided: Timestamp| match case::membership(ctx, &vip, endpoint, decided).0 {
+            Membership::NeverSeen { .. } => true,
+            other => other.unusable_since().is_some_and(|since| since.saturating_add(ctx.grace) < decided),
+        };
+    let mut attempts =
+        flow.attempts(ctx.node_netns).filter_map(|attempt| Some((attempt.endpoint()?, attempt.time)));
+    is_wrong(endpoint, case::decided(flow, ctx))
+        || attempts.any(|(other, time)| other != endpoint && is_wrong(other, time))
 }
 
 /// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.

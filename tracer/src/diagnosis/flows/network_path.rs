@@ -12,8 +12,8 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// Mechanism: NAT worked and the SYN left; no answer arrived. On this node the Pod is gone, paused or filtered; on
-/// another node the tunnel, a security group or the node fails.
+/// Mechanism: NAT worked and the SYN left; no answer arrived. On this node the Pod is gone or filtered (a
+/// paused process is not silent: its kernel answers the SYN); on another node the tunnel, a security group or the node fails.
 /// For: retransmitted SYNs, or an unresolved neighbour, to a listed endpoint.
 /// Against: this is one client's view. A connection from the same client directly to the Pod's address settles it.
 pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
@@ -79,6 +79,9 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
             None,
             "small packets arrived: lost full-size packets indicate the MTU (C33)",
         );
+        finding = finding
+            .unobserved("the size of what was lost: `ping -M do -s 1422` from the client decides")
+            .related(&[Class::C33]);
     }
     Some(finding)
 }

@@ -31,12 +31,35 @@ pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     Some(finding(format!("a rule {place} that is not kube-proxy's refuses {}", case.name())))
 }
 
+/// Drops of programs that are no netfilter rules: those of tc at an interface, and of a cgroup.
+const PROGRAMS: [(&str, &str); 3] = [
+    ("TC_INGRESS", "a tc program at the incoming interface"),
+    ("TC_EGRESS", "a tc program at the outgoing interface"),
+    ("BPF_CGROUP_EGRESS", "an eBPF program of the sender's cgroup"),
+];
+
 /// Mechanism: a policy drops the packet after kube-proxy chose a current endpoint.
-/// For: `NETFILTER_DROP` after NAT. Against: an INVALID packet dropped by KUBE-FORWARD looks the same (C18b).
+/// For: `NETFILTER_DROP` after NAT, or the drop of a tc or cgroup program. Against: an INVALID packet dropped by
+/// KUBE-FORWARD looks the same (C18b).
 pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
+    if !matches!(case.outcome, Outcome::Dropped | Outcome::Stalled) {
+        return None;
+    }
+    let drops = &case.trouble()?.drops;
+    let by_program = drops
+        .iter()
+        .filter(|drop| drop.opening)
+        .find_map(|drop| PROGRAMS.iter().find(|(reason, _)| drop.is(reason)).map(|(_, program)| *program));
+    if let Some(program) = by_program {
+        return Some(
+            Finding::new(Class::C30, format!("{program} drops packets of connections to {}", case.name()))
+                .confidence(Confidence::High)
+                .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`"),
+        );
+    }
     let drop = case.rule_drop()?;
     case.endpoint?;
-    if !drop.opening || !matches!(case.outcome, Outcome::Dropped | Outcome::Stalled) {
+    if !drop.opening {
         return None;
     }
     let what =

@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::{
     Case, Context, Finding, datagrams,
     iptables_sync::answered_elsewhere,
-    text::{length, word},
+    text::{count, length, word},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{
-        Membership,
+        Membership, Via,
         model::{Pod, Probe},
     },
     flow::{Decision, Flow, Outcome, ResetBy},
@@ -34,7 +34,7 @@ pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     if decision.and_then(Decision::endpoint).is_some() || !flow.is_tcp() {
         return None;
     }
-    let (pod, probe) = ctx.cluster.probe(flow.orig.dst.ip(), flow.orig.dst.port(), flow.first_seen)?;
+    let (pod, probes) = ctx.cluster.probes(flow.orig.dst.ip(), flow.orig.dst.port(), flow.first_seen)?;
     let source = flow.orig.src.ip();
     let by_address = ctx.node.is_own_address(source);
     let by_node =
@@ -50,10 +50,31 @@ pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
     if task.is_some_and(|task| !KUBELETS.contains(&&*task.comm)) {
         return None;
     }
-    Some(probe_finding(flow, pod, probe, task))
+    Some(probe_finding(flow, pod, &probes, task))
 }
 
-fn probe_finding(flow: &Flow, pod: &Pod, probe: &Probe, task: Option<&Task>) -> Finding {
+/// How far the end of a failed probe may lie from its timeout.
+const TIMEOUT_SLACK: Duration = Duration::from_millis(250);
+
+/// The names of the probes that this connection can be: a probe without an answer ends at its timeout, which excludes
+/// probes with another one. (The connection of an answered probe has the same form whatever its kind.)
+fn possible_kinds(flow: &Flow, probes: &[&Probe]) -> String {
+    let life = flow.client.closed.map(|closed| closed.time.since(flow.first_seen));
+    let unanswered = matches!(flow.outcome(), Outcome::Stalled | Outcome::Abandoned);
+    let ends_in_time =
+        |probe: &&&Probe| life.is_some_and(|life| life.abs_diff(probe.timeout) <= TIMEOUT_SLACK);
+    let mut possible: Vec<&&Probe> =
+        probes.iter().filter(|probe| unanswered && ends_in_time(probe)).collect();
+    if possible.is_empty() {
+        possible = probes.iter().collect();
+    }
+    let mut kinds: Vec<String> = possible.iter().map(|probe| probe.kind.to_string()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds.join(" or ")
+}
+
+fn probe_finding(flow: &Flow, pod: &Pod, probes: &[&Probe], task: Option<&Task>) -> Finding {
     let key = &pod.key;
     let how = match flow.outcome() {
         Outcome::Closed | Outcome::Established => "and was answered".to_owned(),
@@ -66,10 +87,20 @@ fn probe_finding(flow: &Flow, pod: &Pod, probe: &Probe, task: Option<&Task>) -> 
         flow.outcome(),
         Outcome::Closed | Outcome::Established | Outcome::Reset(_) | Outcome::Pending
     );
+    let kinds = possible_kinds(flow, probes);
+    let port = flow.orig.dst.port();
+    let specified = if probes.len() == 1 {
+        format!("Pod {key} has a {kinds} probe on port {port}")
+    } else {
+        format!("Pod {key} has {} on port {port}", count(probes.len(), "probe"))
+    };
     let mut finding =
-        Finding::new(Class::N1, format!("the kubelet's {} probe of {key} connected {how}", probe.kind))
+        Finding::new(Class::N1, format!("the kubelet's {kinds} probe of {key} connected {how}"))
             .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
-            .api(None, format!("Pod {key} has a {} probe on port {}", probe.kind, flow.orig.dst.port()));
+            .api(None, specified);
+    if kinds.contains(" or ") {
+        finding = finding.unobserved("which probe it is: they share the port");
+    }
     match task {
         Some(task) => finding = finding.node(None, format!("the sender is {} (pid {})", task.comm, task.pid)),
         None => finding = finding.unobserved("the program that sent it"),
@@ -90,6 +121,9 @@ fn sender(task: Option<&Task>) -> Option<&Task> {
 
 /// The flow is healthy, or one of its ends broke it. `None` if the flow failed and nothing here explains it.
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
+    if is_own_service(case) {
+        return Some(own_service(case));
+    }
     let finding = match case.outcome {
         Outcome::Pending if !case.flow.is_tcp() => datagrams::sent(case),
         Outcome::Closed | Outcome::Established | Outcome::Pending => healthy(case),
@@ -120,6 +154,46 @@ pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {
         _ => return None,
     };
     Some(finding)
+}
+
+/// Whether this node has the cluster IP as its own address and exempts it from conntrack, as `NodeLocal DNSCache` does with
+/// the address of kube-dns on its dummy interface (cluster/addons/dns/nodelocaldns: NOTRACK in the raw table). In ipvs
+/// mode kube-ipvs0 has every cluster IP.
+fn is_own_service(case: &Case<'_>) -> bool {
+    let node = case.ctx.node;
+    case.vip.via == Via::ClusterIp
+        && case.flow.decisions.is_empty()
+        && case.has_hook(Hook::Confirm)
+        && !case.flow.partial
+        && !case.is_ipvs()
+        && node.mode.is_some()
+        && node.is_own_address(case.vip.addr.ip()) == Some(true)
+}
+
+/// N11; unknown if the connection failed.
+/// Mechanism: a program on this node serves the Service's address itself, and a rule exempts it from conntrack: no NAT, no
+/// endpoint.
+/// For: the address is this node's own, and the flow left no conntrack entry.
+/// Against: nothing in this trace shows the program's own requests to the endpoints.
+fn own_service(case: &Case<'_>) -> Finding {
+    let address = case.vip.addr.ip();
+    let by = format!("this node has {address} as its own address");
+    if case.failed() {
+        return Finding::new(
+            Class::Unknown,
+            format!("{} is served on this node itself (NodeLocal DNSCache does so), and that failed", case.name()),
+        )
+        .confidence(Confidence::Low)
+        .node(case.ctx.node.read_at(), by)
+        .unobserved("why: the log of the program that listens there, `kubectl -n kube-system logs -l k8s-app=node-local-dns`");
+    }
+    Finding::new(
+        Class::N11,
+        format!("{} is served on this node itself, without NAT: NodeLocal DNSCache does so", case.name()),
+    )
+    .confidence(Confidence::Medium)
+    .node(case.ctx.node.read_at(), by)
+    .unobserved("which endpoint the program on this node asks")
 }
 
 fn healthy(case: &Case<'_>) -> Finding {

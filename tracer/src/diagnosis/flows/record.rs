@@ -151,6 +151,7 @@ fn build(
         finding.unobserved.push("how fresh the cluster's metadata is".to_owned());
     }
     debug_assert!(super::gives().any(|class| class == finding.class), "no rule declares {}", finding.class);
+    finding = finding.in_mode(ctx.node.mode);
     let mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), reference.endpoint));
     let cross_reference = finding.cross_reference();
     let root_cause = clean(finding.root_cause());

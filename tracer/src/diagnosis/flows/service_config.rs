@@ -8,7 +8,7 @@ use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Key, Via},
     flow::{Decision, Flow, Outcome},
-    node::RuleEffect,
+    node::{ProxyMode, RuleEffect},
     time::Timestamp,
 };
 
@@ -26,6 +26,34 @@ pub(super) fn unknown_port(flow: &Flow, ctx: &Context<'_>, service: &Key) -> Opt
         None,
         format!("{} is an address of {service}, which does not list port {port}", flow.orig.dst.ip()),
     ))
+}
+
+/// C5c, an address that no Service has.
+/// Mechanism: an unallocated address of the Service CIDR. In iptables mode the packet leaves by the default route; nftables
+/// mode drops it if it knows the CIDR (`cluster-ips-check`, `pkg/proxy/nftables/proxier.go`).
+/// For: the address lies between the cluster IPs of other Services, no Pod, Node or interface has it, and the connection
+/// failed.
+/// Against: with several Service CIDRs, addresses between them belong to others.
+pub(super) fn unallocated(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
+    let (ip, at) = (flow.orig.dst.ip(), flow.first_seen);
+    let translated = flow.decision(ctx.node_netns).and_then(Decision::endpoint);
+    let failed =
+        !flow.outcome().is_success() && !matches!(flow.outcome(), Outcome::Pending | Outcome::Reset(_));
+    if !failed || flow.was_answered() || translated.is_some() {
+        return None;
+    }
+    let is_anothers = ctx.node.is_own_address(ip) == Some(true)
+        || ctx.cluster.pod_by_ip(ip, at).is_some()
+        || ctx.cluster.node_by_ip(ip, at).is_some();
+    let range = ctx.cluster.service_range(ip).filter(|range| range.contains(ip) && !is_anothers)?;
+    Some(
+        Finding::new(Class::C5c, format!("no Service has the address {ip}, which lies among the cluster IPs"))
+            .confidence(Confidence::Medium)
+            .severity(Severity::Low)
+            .api(None, format!("the cluster IPs of other Services span {range}, and none is {ip}"))
+            .unobserved("whether the address is of the Service CIDR: `kubectl get servicecidrs`, or the API server's flag")
+            .now(&[action::FIND_OLD_ADDRESS]),
+    )
 }
 
 /// The Service was deleted, or gave up the address: C6 if a rule still translated it, otherwise C5c; C27 if it has no
@@ -95,6 +123,29 @@ pub(super) fn with_hints(case: &Case<'_>, finding: Finding) -> Finding {
         .related(&[Class::C25])
 }
 
+/// C24, as evidence.
+/// Mechanism: session affinity sends a client to the endpoint of its last connection, for `timeoutSeconds`. If that
+/// endpoint is ready in the API and does not serve, this client fails while others succeed, and a retry does not help.
+/// For: the flow failed at a listed endpoint of such a Service, which has others.
+pub(super) fn with_affinity(case: &Case<'_>, finding: Finding) -> Finding {
+    let Some(affinity) = case.vip.service.affinity else { return finding };
+    let is_backends = matches!(finding.class, Class::C28 | Class::C29);
+    if !is_backends || !case.failed() || case.usable().is_none_or(|usable| usable.count < 2) {
+        return finding;
+    }
+    finding
+        .api(
+            None,
+            format!(
+                "sessionAffinity ClientIP keeps this client at the endpoint for {} after each connection, although {} has {}",
+                length(affinity),
+                case.name(),
+                case.usable_count()
+            ),
+        )
+        .related(&[Class::C24])
+}
+
 /// C5d.
 /// Mechanism: the label `service.kubernetes.io/service-proxy-name` makes kube-proxy ignore the Service.
 /// For: the label, and no translation. Against: nothing here; the other proxy may be at fault.
@@ -162,19 +213,22 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
     }
     let node = case.ctx.node;
     let missing = node.rule(asked, case.vip.port.protocol) == Some(RuleEffect::Missing);
-    if !missing || node.is_own_address(asked.ip()) != Some(true) {
+    if node.is_own_address(asked.ip()) != Some(true) {
         return None;
     }
-    let other = node.serves_node_port_at(asked.port(), case.vip.port.protocol)?;
-    let why = if asked.ip().is_loopback() {
-        "kube-proxy serves 127.0.0.1 only in iptables mode with localhostNodePorts, and never ::1"
-    } else {
-        "nodePortAddresses leave that address out"
-    };
+    if asked.ip().is_loopback() {
+        return at_loopback(case, missing);
+    }
+    let other = node.serves_node_port_at(asked.port(), case.vip.port.protocol).filter(|_| missing)?;
     Some(
         Finding::new(
             Class::C26,
-            format!("node port {} of {} is not served at {}: {why}", asked.port(), case.name(), asked.ip()),
+            format!(
+                "node port {} of {} is not served at {}: nodePortAddresses leave that address out",
+                asked.port(),
+                case.name(),
+                asked.ip()
+            ),
         )
         .node(
             node.read_at(),
@@ -183,6 +237,36 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
         .first(action::USE_OTHER_ADDRESS)
         .fill("OTHER_ADDRESS", SocketAddr::new(other, asked.port()).to_string()),
     )
+}
+
+/// C26 at loopback.
+/// Mechanism: kube-proxy serves node ports at loopback only in iptables mode, over IPv4, with `localhostNodePorts` (its
+/// default), for which it sets `route_localnet`; nftables and ipvs modes never do
+/// (`pkg/proxy/nftables/proxier.go`, "does not support localhost nodeports").
+/// For: the mode, or the rules that serve the port elsewhere and not here.
+fn at_loopback(case: &Case<'_>, missing: bool) -> Option<Finding> {
+    let (asked, node) = (case.vip.addr, case.ctx.node);
+    let by_mode = node.mode.is_some_and(|mode| mode != ProxyMode::Iptables) || asked.is_ipv6();
+    if !by_mode && !missing {
+        return None;
+    }
+    let why = match node.mode {
+        Some(mode) if by_mode && asked.is_ipv4() => {
+            format!("{mode} mode does not serve node ports at loopback")
+        }
+        _ if asked.is_ipv6() => "kube-proxy does not serve node ports at ::1".to_owned(),
+        _ => "kube-proxy's rules do not serve it there (localhostNodePorts, nodePortAddresses)".to_owned(),
+    };
+    let what =
+        format!("node port {} of {} is not served at {}: {why}", asked.port(), case.name(), asked.ip());
+    let mut finding = Finding::new(Class::C26, what)
+        .confidence(if missing { Confidence::High } else { Confidence::Medium })
+        .node(node.read_at(), why);
+    if let Some(other) = node.serves_node_port_at(asked.port(), case.vip.port.protocol) {
+        let other = SocketAddr::new(other, asked.port());
+        finding = finding.first(action::USE_OTHER_ADDRESS).fill("OTHER_ADDRESS", other.to_string());
+    }
+    Some(finding)
 }
 
 /// C21 (external), C22 (internal).

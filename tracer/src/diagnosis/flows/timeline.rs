@@ -155,7 +155,13 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             );
         }
         if let Some(killed) = trouble.killed {
-            say(killed.time, "the RST ended the conntrack entry (nf_ct_kill_acct)".to_owned());
+            // A RST ends only an entry without an answer; a changed interface ends any (nf_nat_inet_fn).
+            let what = if killed.status.has(Status::SEEN_REPLY) {
+                "the kernel ended the answered conntrack entry (nf_ct_kill_acct)"
+            } else {
+                "the kernel ended the conntrack entry before an answer (nf_ct_kill_acct), as it does for a RST"
+            };
+            say(killed.time, what.to_owned());
         }
     }
     if let Some(deleted) = flow.deleted {

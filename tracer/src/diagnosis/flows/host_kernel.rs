@@ -1,0 +1,83 @@
+//! The node's own kernel drops the packet: reverse path filter or no forwarding (C32), larger than the path's MTU (C33).
+
+use super::{Case, Finding};
+use crate::{
+    class::{Class, Confidence, action},
+    flow::{Dropped, IcmpMeaning, Outcome, Stage},
+    verdict::EvidenceType,
+};
+
+/// C32.
+/// Mechanism: with a strict `rp_filter` the kernel drops a packet that arrives by another interface than the one by which
+/// its source would be reached (`fib_validate_source`), on nodes with several interfaces.
+/// For: the drop reason `IP_RPFILTER` for a packet of this flow, which nothing else has, and a flow that failed.
+pub(super) fn reverse_path(case: &Case<'_>) -> Option<Finding> {
+    let drop = failed_drop(case, |drop| drop.is("IP_RPFILTER"))?;
+    let which = if drop.stage == Stage::Reply { "answers" } else { "packets" };
+    Some(
+        Finding::new(
+            Class::C32,
+            format!("the reverse path filter drops {which} of connections to {}", case.name()),
+        )
+        .confidence(Confidence::High)
+        .unobserved("the interface, and net.ipv4.conf.*.rp_filter: `viptrace check` reads them"),
+    )
+}
+
+/// C32, forwarding off.
+/// Mechanism: a packet to another host reaches a node that does not forward: its route is an error, and `ip_error` drops
+/// it with the reason `IP_INADDRERRORS` (net/ipv4/route.c, since 5.18), without an ICMP error.
+/// For: that reason after NAT, for a packet to an endpoint.
+pub(super) fn not_forwarded(case: &Case<'_>) -> Option<Finding> {
+    case.endpoint?;
+    let drop = failed_drop(case, |drop| drop.is("IP_INADDRERRORS") && drop.stage != Stage::Before)?;
+    let family = if case.flow.orig.dst.is_ipv4() { "ipv4.ip_forward" } else { "ipv6.conf.all.forwarding" };
+    Some(
+        Finding::new(
+            Class::C32,
+            format!("this node does not forward packets of connections to {}", case.name()),
+        )
+        .confidence(if drop.opening { Confidence::High } else { Confidence::Medium })
+        .first(action::FORWARD)
+        .fill("SETTING", format!("net.{family}"))
+        .unobserved(format!("the setting: `sysctl net.{family}`, and the incoming interface's forwarding")),
+    )
+}
+
+/// C33.
+/// Mechanism: a packet is larger than a link's MTU and must not be fragmented. The kernel drops it (`PKT_TOO_BIG`) and
+/// reports it to the sender by ICMP; if that is filtered or ignored, small packets pass and full ones never do.
+/// For: that drop, or the ICMP error, in a flow that fell silent; datagrams that failed by it.
+/// Against: a sender that heeds the error goes on with smaller packets, and nothing breaks.
+pub(super) fn too_big(case: &Case<'_>) -> Option<Finding> {
+    let stalled = case.outcome == Outcome::Silent || !case.flow.is_tcp();
+    if !stalled {
+        return None;
+    }
+    let dropped = failed_drop(case, |drop| drop.is("PKT_TOO_BIG"));
+    let told = case.trouble()?.icmp_errors.iter().find(|error| error.meaning == IcmpMeaning::TooBig);
+    let told = told.filter(|_| case.failed());
+    if dropped.is_none() && told.is_none() {
+        return None;
+    }
+    let mut finding = Finding::new(
+        Class::C33,
+        format!("packets of the connection to {} are larger than a link on the path carries", case.name()),
+    )
+    .confidence(if dropped.is_some() { Confidence::High } else { Confidence::Medium })
+    .unobserved("the path's MTU");
+    if dropped.is_none() {
+        finding = finding.against(
+            EvidenceType::Kernel,
+            told.map(|error| error.occurrences.last),
+            "the ICMP error passed this node: a sender that received it would send smaller packets",
+        );
+    }
+    Some(finding)
+}
+
+/// The drop of a flow that failed.
+fn failed_drop<'a>(case: &Case<'a>, is_it: impl Fn(&Dropped) -> bool) -> Option<&'a Dropped> {
+    let drops = &case.trouble()?.drops;
+    drops.iter().find(|drop| is_it(drop)).filter(|_| case.failed())
+}

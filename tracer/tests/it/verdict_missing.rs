@@ -1,0 +1,326 @@
+//! Faults and look-alikes that have no scenario on a kernel: each from constructed sightings, beside its twin.
+
+use std::time::Duration;
+
+use crate::{
+    cluster_support::{READY, Shop, endpoint, service, slice},
+    flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
+    node_support::Rules,
+};
+use viptrace::{
+    class::{Class, Confidence, Domain},
+    cluster::{
+        Via,
+        model::{Object, ProbeKind},
+    },
+    net::Protocol,
+    node::{ProxyMode, RuleEffect, capture::Kind},
+    sighting::{Fact, Status, TcpState},
+    verdict::Verdict,
+};
+
+const OTHER: &str = "10.244.1.8:8080";
+
+fn to_cart() -> Script {
+    Script::new(CLIENT, VIP, Some(EP))
+}
+
+fn says(verdict: &Verdict, what: &str) -> bool {
+    verdict.evidence.iter().any(|evidence| evidence.content.contains(what))
+}
+
+fn judged(world: &World, script: Script) -> Option<Verdict> {
+    let flows = last_revisions(fold(script.out, 70_000).0);
+    let [flow] = flows.as_slice() else { panic!("one flow expected: {flows:#?}") };
+    world.judge(flow)
+}
+
+fn falls_silent(script: Script, ms: u64) -> Script {
+    [0, 400, 1_200, 2_800, 6_000]
+        .iter()
+        .fold(script, |script, wait| script.retransmit(ms + wait, TcpState::Established))
+}
+
+#[test]
+fn c5c_an_address_among_the_cluster_ips_that_no_service_has() {
+    let mut world = World::new();
+    let far = service("far", "10.96.200.1");
+    let at_far = addr("10.244.1.9:8080");
+    let endpoints = slice(&far, at_far, vec![endpoint(at_far.ip(), "far-0", READY)]);
+    world.shop.put(0, Object::Service(far.into()));
+    world.shop.put(0, Object::EndpointSlice(endpoints.into()));
+    let to = |address: &str| Script::new(CLIENT, address, None);
+    let verdict = judged(&world, to("10.96.77.77:80").silent(60_000)).unwrap();
+    assert_eq!((verdict.class, verdict.confidence), (Class::C5c, Confidence::Medium));
+    assert!(verdict.root_cause.contains("no Service has the address 10.96.77.77"), "{}", verdict.root_cause);
+    assert_eq!((verdict.service, verdict.flow.vip), (None, Some(addr("10.96.77.77:80"))));
+    // A host elsewhere, a Pod, and an address that answers.
+    assert_eq!(judged(&world, to("192.0.2.7:80").silent(60_000)), None);
+    assert_eq!(judged(&world, to("10.96.77.77:80").healthy(60_000)), None);
+    world.node.own.push(addr("10.96.77.77:80").ip());
+    assert_eq!(judged(&world, to("10.96.77.77:80").silent(60_000)), None);
+}
+
+#[test]
+fn c17_an_entry_that_could_not_be_inserted() {
+    // TCP, with a race (C17b).
+    let dropped =
+        |script: Script| script.drop_syn(10_000, "NETFILTER_DROP").retransmit(11_000, TcpState::SynSent);
+    let raced = dropped(to_cart().confirm(10_000).clash(10_000)).retransmit(13_000, TcpState::SynSent);
+    let verdict = World::new().verdict(raced, 30_000);
+    assert_eq!((verdict.class, verdict.domain), (Class::C17, Domain::Conntrack));
+    assert!(verdict.root_cause.contains("another packet took its tuple"), "{}", verdict.root_cause);
+    // Without a race (C17c): the drop comes from within the confirmation.
+    let long = dropped(to_cart().confirm(10_000)).retransmit(13_000, TcpState::SynSent);
+    let verdict = World::new().verdict(long, 30_000);
+    assert_eq!(verdict.class, Class::C17);
+    assert!(verdict.root_cause.contains("hash chain is too long"), "{}", verdict.root_cause);
+    assert!(verdict.unseen.iter().any(|what| what.contains("chaintoolong")), "{verdict:#?}");
+    // A policy's drop comes before: the entry never reaches the confirmation.
+    let policy = dropped(to_cart()).retransmit(13_000, TcpState::SynSent);
+    assert_eq!(World::new().verdict(policy, 30_000).class, Class::C30);
+}
+
+#[test]
+fn c24_affinity_keeps_a_client_at_a_dead_endpoint() {
+    let mut world = World::new();
+    world.shop.cart.affinity = Some(Duration::from_hours(3));
+    world.shop.ready(OTHER, 0);
+    world.shop.leaves(EP, 20_000);
+    world.node.mode = Some(ProxyMode::Ipvs);
+    let servers = format!("-A -t {VIP} -s rr -p 10800\n-a -t {VIP} -r {OTHER} -m -w 1\n");
+    world.node.rules = Rules::Lists(vec![(Kind::IpvsSave, servers)]);
+    let by_ipvs = || {
+        let mut script = to_cart().refused(60_000);
+        for sighting in &mut script.out {
+            if let Fact::Conntrack(fact) = &mut sighting.fact {
+                fact.ct.status.0 &= !Status::DST_NAT;
+            }
+        }
+        script
+    };
+    let verdict = world.verdict(by_ipvs(), 70_000);
+    assert_eq!(
+        (verdict.class, verdict.domain),
+        (Class::C24, Domain::ServiceConfig),
+        "{}",
+        verdict.root_cause
+    );
+    // The virtual server still sends there: the rules are stale, for every client.
+    let servers = format!("-A -t {VIP} -s rr -p 10800\n-a -t {VIP} -r {EP} -m -w 1\n");
+    world.node.rules = Rules::Lists(vec![(Kind::IpvsSave, servers)]);
+    assert_eq!(world.verdict(by_ipvs(), 70_000).class, Class::C6);
+
+    // A listed endpoint that refuses: the affinity explains why a retry does not help.
+    let mut world = World::new();
+    world.shop.ready(OTHER, 0);
+    let plain = world.verdict(to_cart().refused(60_000), 70_000);
+    assert!(!plain.cross_reference.contains(&"C24".to_owned()), "{plain:#?}");
+    world.shop.cart.affinity = Some(Duration::from_hours(3));
+    let verdict = world.verdict(to_cart().refused(60_000), 70_000);
+    assert_eq!(verdict.class, Class::C28);
+    assert!(verdict.cross_reference.contains(&"C24".to_owned()), "{verdict:#?}");
+    assert!(says(&verdict, "keeps this client at the endpoint for 3 h"), "{verdict:#?}");
+}
+
+#[test]
+fn c26_node_ports_at_loopback_and_at_addresses_that_no_node_lists() {
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, "192.168.1.2:30080");
+    let floating = "203.0.113.50:30080";
+    world.node.own.push(addr(floating).ip());
+    assert_eq!(
+        world.verdict(Script::new(CLIENT, floating, Some(EP)).refused(60_000), 70_000).class,
+        Class::C28
+    );
+    assert_eq!(
+        world.verdict(Script::new(CLIENT, floating, Some(EP)).healthy(60_000), 70_000).class,
+        Class::Ok
+    );
+
+    // Without a translation the node's own stack answers, in its own namespace.
+    let here = |mut script: Script| {
+        script.out.iter_mut().for_each(|sighting| sighting.netns = NODE);
+        script
+    };
+    let own = |port: u16| Script::new("127.0.0.1:40000", &format!("127.0.0.1:{port}"), None).confirm(60_000);
+    let refused = |port| here(own(port).receive_reset(60_001, TcpState::SynSent).connect_failed(60_001));
+    let answered = own(30_080).state(60_001, false, TcpState::SynSent, TcpState::Established).state(
+        60_020,
+        false,
+        TcpState::FinWait2,
+        TcpState::Close,
+    );
+    world.node.mode = Some(ProxyMode::Nftables);
+    let verdict = world.verdict(refused(30_080), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C26, Confidence::High));
+    assert!(
+        verdict.root_cause.contains("nftables mode does not serve node ports at loopback"),
+        "{}",
+        verdict.root_cause
+    );
+    // A program of its own listens at this number.
+    assert_eq!(judged(&world, here(answered)), None);
+    // In iptables mode kube-proxy serves it.
+    world.node.mode = Some(ProxyMode::Iptables);
+    let served = Script::new("127.0.0.1:40000", "127.0.0.1:30080", Some(EP));
+    assert_eq!(world.verdict(here(served.healthy(60_000)), 70_000).class, Class::Ok);
+    // Another port at loopback is nobody's Service.
+    assert_eq!(judged(&world, refused(30_081)), None);
+}
+
+#[test]
+fn c30_a_tc_or_cgroup_program_drops() {
+    for (reason, who) in
+        [("TC_EGRESS", "tc program at the outgoing"), ("BPF_CGROUP_EGRESS", "sender's cgroup")]
+    {
+        let script = to_cart().drop_syn(10_000, reason).retransmit(11_000, TcpState::SynSent);
+        let verdict = World::new().verdict(script.retransmit(13_000, TcpState::SynSent), 30_000);
+        assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::High));
+        assert!(verdict.root_cause.contains(who), "{}", verdict.root_cause);
+    }
+}
+
+#[test]
+fn c32_the_nodes_kernel_drops_the_packet() {
+    let dropped = |reason: &str| {
+        let script = to_cart().drop_syn(10_000, reason).retransmit(11_000, TcpState::SynSent);
+        World::new().verdict(script.drop_syn(11_000, reason).retransmit(13_000, TcpState::SynSent), 30_000)
+    };
+    let filtered = dropped("IP_RPFILTER");
+    assert_eq!((filtered.class, filtered.domain), (Class::C32, Domain::HostKernel));
+    assert_eq!(filtered.confidence, Confidence::High);
+    let unforwarded = dropped("IP_INADDRERRORS");
+    assert_eq!(unforwarded.class, Class::C32);
+    assert!(unforwarded.mitigation.immediate.contains("sysctl -w net.ipv4.ip_forward=1"), "{unforwarded:#?}");
+    assert_eq!(dropped("NEIGH_FAILED").class, Class::C29);
+    // One packet was filtered and the next one passed.
+    let delayed =
+        to_cart().drop_syn(10_000, "IP_RPFILTER").retransmit(11_000, TcpState::SynSent).healthy(11_000);
+    assert_eq!(World::new().verdict(delayed, 30_000).class, Class::Ok);
+}
+
+#[test]
+fn c33_packets_that_are_too_big() {
+    let silent = || falls_silent(to_cart().established(10_000), 20_000);
+    let told = to_cart().established(10_000).icmp_error(20_000, "10.244.1.1:0", 4);
+    let verdict = World::new().verdict(falls_silent(told.clone(), 20_001), 40_000);
+    assert_eq!((verdict.class, verdict.domain), (Class::C33, Domain::Mtu));
+    // The sender heeds the error.
+    assert_eq!(World::new().verdict(told.closed(21_000), 40_000).class, Class::Ok);
+    // Nothing shows the size of what was lost.
+    let verdict = World::new().verdict(silent(), 40_000);
+    assert_eq!(verdict.class, Class::C29);
+    assert!(verdict.cross_reference.contains(&"C33".to_owned()), "{verdict:#?}");
+    let datagram = to_cart().udp().confirm(10_000).drop_syn(10_001, "PKT_TOO_BIG");
+    assert_eq!(World::new().verdict(datagram, 40_000).class, Class::C33);
+}
+
+#[test]
+fn c34_a_masqueraded_connection_leaves_by_another_interface() {
+    let masqueraded = || {
+        let mut script = to_cart();
+        script.masquerade = Some(addr("10.244.1.1:52000"));
+        script.established(10_000)
+    };
+    let ended = |script: Script| {
+        falls_silent(script.kill_answered(20_000).drop_later(20_000, "NETFILTER_DROP"), 20_200)
+    };
+    let verdict = World::new().verdict(ended(masqueraded()), 40_000);
+    assert_eq!((verdict.class, verdict.domain), (Class::C34, Domain::Conntrack));
+    assert!(says(&verdict, "ended the answered conntrack entry"), "{verdict:#?}");
+    // Not masqueraded: the kernel does not compare interfaces.
+    assert_ne!(World::new().verdict(ended(to_cart().established(10_000)), 40_000).class, Class::C34);
+    // Ended without a drop.
+    let only_ended = falls_silent(masqueraded().kill_answered(20_000), 20_200);
+    assert_ne!(World::new().verdict(only_ended, 40_000).class, Class::C34);
+}
+
+#[test]
+fn n1_probes_that_share_a_port() {
+    let mut world = World::new();
+    let pod = world.shop.pods.get_mut(&addr(EP).ip()).unwrap();
+    let mut liveness = pod.probes[0].clone();
+    (liveness.kind, liveness.timeout) = (ProbeKind::Liveness, Duration::from_secs(3));
+    pod.probes.push(liveness);
+    let probe = || Script::new("10.244.1.1:50000", EP, None);
+    let verdict = world.verdict(probe().healthy(10_000), 20_000);
+    assert!(verdict.root_cause.contains("liveness or readiness probe"), "{}", verdict.root_cause);
+    assert!(verdict.unseen.iter().any(|what| what.contains("they share the port")), "{verdict:#?}");
+    // One that is not answered ends at its own timeout.
+    let ended =
+        |ms: u64| probe().confirm(10_000).retransmit(11_000, TcpState::SynSent).connect_failed(10_000 + ms);
+    let verdict = world.verdict(ended(3_010), 20_000);
+    assert!(verdict.root_cause.contains("the kubelet's liveness probe"), "{}", verdict.root_cause);
+    let verdict = World::new().verdict(probe().healthy(10_000), 20_000);
+    assert!(verdict.root_cause.contains("the kubelet's readiness probe"), "{}", verdict.root_cause);
+}
+
+/// `NodeLocal DNSCache` has the address of kube-dns on a dummy interface, and NOTRACK rules for it.
+#[test]
+fn n11_the_node_serves_the_address_itself() {
+    let untracked = |script: Script| {
+        let mut script = script;
+        script.out.retain(|sighting| !matches!(sighting.fact, Fact::Conntrack(_)));
+        script
+    };
+    let asked = || Script::new(CLIENT, VIP, None);
+    let beginning = || untracked(asked().retransmit(9_999, TcpState::SynSent));
+    let mut world = World::new();
+    world.node.own.push(addr(VIP).ip());
+    let served = beginning().state(10_001, false, TcpState::SynSent, TcpState::Established).state(
+        10_020,
+        false,
+        TcpState::FinWait2,
+        TcpState::Close,
+    );
+    let verdict = world.verdict(served.clone(), 20_000);
+    assert_eq!(verdict.class, Class::N11);
+    assert!(verdict.root_cause.contains("NodeLocal DNSCache"), "{}", verdict.root_cause);
+    let failed = beginning().retransmit(12_000, TcpState::SynSent).connect_failed(15_000);
+    let verdict = world.verdict(failed.clone(), 20_000);
+    assert_eq!(verdict.class, Class::Unknown);
+    assert!(verdict.root_cause.contains("NodeLocal DNSCache"), "{}", verdict.root_cause);
+    // The address is not the node's, or the entry exists.
+    world.node.own.pop();
+    assert_eq!(world.verdict(served, 20_000).class, Class::Ok);
+    world.node.own.push(addr(VIP).ip());
+    assert_eq!(world.verdict(to_cart().healthy(10_000), 20_000).class, Class::Ok);
+}
+
+#[test]
+fn n17_a_losing_attempt() {
+    let wordless = |ms| {
+        let mut script = to_cart()
+            .established(10_000)
+            .send_reset(ms, false, TcpState::Established, "TCP_ABORT_ON_LINGER")
+            .state(ms, false, TcpState::Established, TcpState::Close);
+        for sighting in &mut script.out {
+            if let Fact::Socket(socket) = &mut sighting.fact {
+                (socket.bytes_acked, socket.bytes_received) = (1, 0);
+            }
+        }
+        script
+    };
+    assert_eq!(World::new().verdict(wordless(10_120), 20_000).class, Class::N17);
+    assert_eq!(World::new().verdict(wordless(11_000), 20_000).class, Class::N4);
+}
+
+#[test]
+fn the_words_fit_the_mode_and_the_evidence() {
+    let world = World::of(Shop::with_endpoints(&[]));
+    let script = Script::new(CLIENT, VIP, None).unreach(60_000, 3).icmp_error(60_000, "10.244.1.1:0", 3);
+    let verdict = world.verdict(script.connect_failed(60_001), 70_000);
+    assert!(says(&verdict, "about a packet to the Service address"), "{verdict:#?}");
+    assert!(!says(&verdict, "a packet to the endpoint"), "{verdict:#?}");
+
+    let mut world = World::new();
+    world.node.rules = Rules::Vip(RuleEffect::Missing);
+    let missing = |world: &World| world.verdict(Script::new(CLIENT, VIP, None).silent(60_000), 70_000);
+    assert!(missing(&world).mitigation.long_term.contains("move to nftables mode"));
+    world.node.mode = Some(ProxyMode::Nftables);
+    let verdict = missing(&world);
+    assert_eq!(verdict.class, Class::C5);
+    assert!(!verdict.mitigation.long_term.contains("move to nftables mode"), "{verdict:#?}");
+    assert_eq!(verdict.flow.protocol, Protocol::TCP.to_string());
+}
