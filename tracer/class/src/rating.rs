@@ -53,14 +53,17 @@ impl Domain {
     }
 }
 
-/// How much of the chain from cause to failure was observed.
+/// How much of the chain from cause to failure was observed. This is the rule by which every level is given; a rule of
+/// judgement starts with the level of its own evidence, and the record lowers it for what the trace missed: lost events,
+/// old or missing metadata, an unknown namespace of kube-proxy's rules, another dataplane, a flow that began before the
+/// trace. `docs/records.md` has the same for users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Confidence {
-    /// A plausible explanation; a deciding event was not observed.
+    /// A plausible explanation; a deciding event was not observed. The record names the observation that would decide.
     Low,
-    /// The deciding event was observed; a confounder is not excluded.
+    /// The deciding event was observed; a confounder is not excluded, and the record names it.
     Medium,
     /// The deciding events were observed and the confounders excluded.
     High,

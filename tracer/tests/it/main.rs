@@ -42,6 +42,7 @@ mod schema;
 mod session_folds;
 mod terminal_support;
 mod verdict_classes;
+mod verdict_confidence;
 mod verdict_confounders;
 mod verdict_history;
 mod verdict_ipvs;

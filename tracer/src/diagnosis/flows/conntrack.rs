@@ -128,11 +128,11 @@ fn chain_too_long(case: &Case<'_>) -> Finding {
     )
     .confidence(Confidence::Medium)
     .unobserved("which of them: the chaintoolong counter over this moment, conntrack -S");
-    if case.has_hook(Hook::ResolveClash) {
+    if case.has_hook(Hook::ResolveClash) && case.flow.lost == 0 {
         finding
     } else {
         finding.unobserved(
-            "whether another packet took its tuple: this trace has no hook at nf_ct_resolve_clash",
+            "whether another packet took its tuple: the event of nf_ct_resolve_clash can be missing",
         )
     }
 }

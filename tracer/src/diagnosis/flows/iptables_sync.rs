@@ -228,6 +228,7 @@ fn before_the_rule(case: &Case<'_>) -> Finding {
     )
     .confidence(Confidence::Medium)
     .node(case.ctx.node.read_at(), format!("a rule translates {vip} now"))
+    .unobserved("a new connection: the rule was read after this one, and should translate it")
 }
 
 /// C5 within the grace: resolves itself.

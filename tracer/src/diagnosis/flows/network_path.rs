@@ -70,6 +70,11 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
             finding =
                 finding.unobserved(format!("whether the packet reached node {name}: a trace there shows it"));
         }
+        Some(_) if case.outcome != Outcome::Unreachable => {
+            finding = finding.unobserved(format!(
+                "whether the Pod received it and did not answer: a connection from the same client to {endpoint} decides"
+            ));
+        }
         Some(_) => {}
         None => finding = finding.unobserved("the node of the endpoint"),
     }

@@ -10,7 +10,7 @@ use crate::{
     cluster::{History, Key, Membership},
     flow::{Decision, Flow},
     sighting::Hook,
-    verdict::{Evidence, FlowRef, Mitigation, ServiceRef, Verdict},
+    verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
 };
 
 /// Metadata older than this, in seconds, may lack the explanation of the flow.
@@ -23,6 +23,16 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     }
     if broken && case.flow.partial && case.decision.is_none() {
         finding.doubt();
+    }
+    if let Some(dataplane) = case.other_dataplane().filter(|_| finding.class.is_fault()) {
+        finding.doubt();
+        finding = finding.against(
+            EvidenceType::Node,
+            case.ctx.node.read_at(),
+            format!(
+                "{dataplane} may serve Services here, and the rules of judgement are those of kube-proxy"
+            ),
+        );
     }
     let service = service_ref(&case.vip.service.key, case.vip.port.label());
     let listed = case.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod.as_ref());
@@ -118,14 +128,9 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     }
 }
 
-fn build(
-    flow: &Flow,
-    ctx: &Context<'_>,
-    decision: Option<&Decision>,
-    service: Option<ServiceRef>,
-    reference: FlowRef,
-    mut finding: Finding,
-) -> Verdict {
+/// Lowers the confidence by one step for each thing that the trace itself missed, and names it. What was observed stays
+/// the evidence: only the confidence that nothing else happened is less. A healthy verdict rests on that alone.
+fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
     let healthy = matches!(finding.class, Class::Ok | Class::N8);
     if flow.lost > 0 {
         let lost = match flow.lost {
@@ -139,17 +144,41 @@ fn build(
         }
         finding.unobserved.push(lost);
     }
-    if let Some(age) = ctx.metadata_age.filter(|age| *age > OLD_METADATA_SECS) {
-        finding
-            .unobserved
-            .push(format!("changes of the last {age:.0} s: the API server has sent nothing since"));
-        if !healthy {
-            finding.doubt();
+    match ctx.metadata_age {
+        Some(age) if age > OLD_METADATA_SECS => {
+            let missed = format!("changes of the last {age:.0} s: the API server has sent nothing since");
+            finding.unobserved.push(missed);
+            if !healthy {
+                finding.doubt();
+            }
+        }
+        Some(_) => {}
+        None => {
+            finding.unobserved.push("how fresh the cluster's metadata is".to_owned());
+            if !healthy {
+                finding.doubt();
+            }
         }
     }
-    if ctx.metadata_age.is_none() {
-        finding.unobserved.push("how fresh the cluster's metadata is".to_owned());
+    if ctx.node_netns.is_none() && finding.class.is_fault() {
+        finding.doubt();
+        finding.unobserved.push(
+            "the network namespace of kube-proxy's rules: run viptrace in the node's own namespace"
+                .to_owned(),
+        );
     }
+    finding
+}
+
+fn build(
+    flow: &Flow,
+    ctx: &Context<'_>,
+    decision: Option<&Decision>,
+    service: Option<ServiceRef>,
+    reference: FlowRef,
+    mut finding: Finding,
+) -> Verdict {
+    finding = lowered(finding, flow, ctx);
     debug_assert!(super::gives().any(|class| class == finding.class), "no rule declares {}", finding.class);
     finding = finding.in_mode(ctx.node.mode);
     let mitigation = finding.mitigation(|name| value(name, flow, ctx, service.as_ref(), reference.endpoint));
