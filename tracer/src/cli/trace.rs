@@ -38,7 +38,7 @@ use crate::{
         tracer::Tracer,
     },
     net::Netns,
-    node::{Presence, Request},
+    node::{Presence, Request, Snapshot},
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
     session::{Ending, Grace, Judgements, Pipeline, Settings},
@@ -106,6 +106,9 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         }
     };
     if let Some(warning) = trace.unknown_node() {
+        printer.warn(&warning);
+    }
+    if let Some(warning) = served_elsewhere(trace.pipeline.pipeline().node()) {
         printer.warn(&warning);
     }
     let mut report = Report::new(options.output, options.view, printer);
@@ -486,6 +489,19 @@ impl<'a> Trace<'a> {
 
 fn now() -> Timestamp {
     Timestamp::from_unix_ns(kernel::unix_ns())
+}
+
+/// The warning if another dataplane may serve Services here and kube-proxy is not known to run. A program that can contain
+/// kube-proxy proves nothing.
+fn served_elsewhere(node: &Snapshot) -> Option<String> {
+    let by_kube_proxy = node.reported_mode.is_some()
+        || node.proxy_rules.any() == Presence::Present
+        || node.running == Some(true) && node.report.embedded_in.is_none();
+    let dataplane = node.other_dataplane.filter(|_| !by_kube_proxy)?;
+    Some(format!(
+        "{dataplane} may serve Services on this node: what it translates without netfilter, at sockets or in tc, is out of \
+         scope and has no verdict"
+    ))
 }
 
 /// In a lean trace no socket event shows that a connection was answered. Rereading every connection's entry would cost

@@ -11,7 +11,7 @@ use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::{
         Via,
-        model::{Object, ProbeKind},
+        model::{Object, Pod, ProbeKind},
     },
     net::Protocol,
     node::{ProxyMode, RuleEffect, capture::Kind},
@@ -323,4 +323,32 @@ fn the_words_fit_the_mode_and_the_evidence() {
     assert_eq!(verdict.class, Class::C5);
     assert!(!verdict.mitigation.long_term.contains("move to nftables mode"), "{verdict:#?}");
     assert_eq!(verdict.flow.protocol, Protocol::TCP.to_string());
+}
+
+/// A `StatefulSet`'s new Pod has its predecessor's name, and here its address.
+#[test]
+fn a_pod_is_known_by_its_uid() {
+    let mut world = World::new();
+    let ip = addr(EP).ip();
+    assert_eq!(world.verdict(to_cart().refused(60_000), 70_000).confidence, Confidence::High);
+    let successor = Pod { uid: "another".into(), ..world.shop.pods[&ip].clone() };
+    world.shop.put(30_000, Object::Pod(successor.into()));
+    let verdict = world.verdict(to_cart().refused(60_000), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C28, Confidence::Medium));
+    assert!(
+        verdict.against.iter().any(|it| it.content.contains("has the address 10.244.1.7 now")),
+        "{verdict:#?}"
+    );
+}
+
+/// A hostPort's entry leads to a Pod that is no endpoint of the Service with this node port.
+#[test]
+fn an_entry_of_another_translator_is_no_c8() {
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, "192.168.1.2:30080");
+    let mapped =
+        || Script::new(CLIENT, "192.168.1.2:30080", Some("10.244.1.55:53")).udp().listed(60_000, 58_000);
+    assert_ne!(world.verdict(mapped(), 61_000).class, Class::C8);
+    let old = || Script::new(CLIENT, VIP, Some(OTHER)).udp().listed(60_000, 58_000);
+    assert_eq!(World::new().verdict(old(), 61_000).class, Class::C8);
 }

@@ -230,8 +230,8 @@ impl History {
     /// When the Service's last endpoint left, if its workload was scaled to zero or deleted: every slice is empty, no Pod
     /// matches, and the reason is not that the selector or the Pods' labels changed.
     ///
-    /// Without a history that is as long, the slice shows it: the `EndpointSlice` controller replaces the last slice by an
-    /// empty one (`pkg/controller/endpointslice` reconciler, `placeholderSlice`), which for a Service that never had an
+    /// Without a history that is as long, the slice shows it: the `EndpointSlice` controller makes the last slice an
+    /// empty one, or replaces it (`staging/src/k8s.io/endpointslice/reconciler.go`, `placeholderSlice`), which for a Service that never had an
     /// endpoint is as old as the Service.
     fn scaled_to_zero(&self, service: &Service, at: Timestamp) -> Option<Timestamp> {
         let key = &service.key;

@@ -8,6 +8,11 @@ use crate::{
     verdict::EvidenceType,
 };
 
+/// Whether both are known and differ: a Pod of a `StatefulSet` has the name of its predecessor.
+fn differ(one: &str, other: &str) -> bool {
+    !one.is_empty() && !other.is_empty() && one != other
+}
+
 /// Mechanism: NAT worked, but nothing listens on the endpoint's port: a wrong targetPort, or the application is down
 /// although its Pod is ready.
 /// For: a RST to the SYN from the endpoint's stack, which has no socket for it; the endpoint is listed.
@@ -52,7 +57,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
     }
     if let Some(listed) = &member.pod
         && let Some(holder) = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided)
-        && holder.key != listed.key
+        && (holder.key != listed.key || differ(&holder.uid, &listed.uid))
     {
         finding.doubt();
         finding = finding.against(

@@ -241,8 +241,9 @@ pub(super) fn node_port_not_here(case: &Case<'_>) -> Option<Finding> {
 
 /// C26 at loopback.
 /// Mechanism: kube-proxy serves node ports at loopback only in iptables mode, over IPv4, with `localhostNodePorts` (its
-/// default), for which it sets `route_localnet`; nftables and ipvs modes never do
-/// (`pkg/proxy/nftables/proxier.go`, "does not support localhost nodeports").
+/// default), for which it sets `route_localnet`; nftables and ipvs modes do not (`pkg/proxy/nftables/proxier.go`:
+/// `localhost NodePorts are not supported`; the alpha gate `KubeProxyNFTablesLocalhostNodePorts` of 1.37 adds a proxy
+/// process).
 /// For: the mode, or the rules that serve the port elsewhere and not here.
 fn at_loopback(case: &Case<'_>, missing: bool) -> Option<Finding> {
     let (asked, node) = (case.vip.addr, case.ctx.node);
@@ -300,6 +301,13 @@ pub(super) fn no_local_endpoint(case: &Case<'_>) -> Option<Finding> {
     }
     if local.is_none() {
         finding = finding.unobserved("the endpoints on this node: its name is unknown");
+    }
+    if external {
+        finding = finding
+            .unobserved(
+                "whether the client is a load balancer that checks this node (N2): its checks have a rhythm",
+            )
+            .related(&[Class::N2]);
     }
     Some(finding.with_effect(case, RuleEffect::Drops))
 }

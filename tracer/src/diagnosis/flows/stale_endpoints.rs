@@ -282,6 +282,10 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         Membership::NeverSeen { since } => (since, false),
         membership => (membership.unusable_since()?, true),
     };
+    // Another program's entry (a hostPort, a load balancer on the node) never had an endpoint of the Service.
+    if !certain && unlisted_but_not_stale(case).is_some() {
+        return None;
+    }
     let older = case.flow.partial || case.decided <= removed;
     if removed == Timestamp::MIN || !older || last_packet <= removed.saturating_add(case.ctx.grace) {
         return None;
