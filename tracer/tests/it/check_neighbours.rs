@@ -248,3 +248,50 @@ fn without_the_pods_a_service_without_endpoints_is_less_certain() {
     assert_eq!((unclear.class, unclear.confidence), (Class::C20, Confidence::Medium), "{unclear:#?}");
     assert!(unclear.unseen.iter().any(|what| what.contains("the Pods")), "{unclear:#?}");
 }
+
+/// The name of shop/cart's endpoint that has no Pod, if it is found.
+fn without_pod(node: &Gathered) -> Option<FindingRecord> {
+    let is_it = |finding: &FindingRecord| name(finding) == "C29 shop/cart";
+    let mut facts = node.facts();
+    facts.taken = Some(viptrace::time::Timestamp::from_unix_secs(1_795_217_106));
+    let report = viptrace::diagnosis::triage::triage(&facts, &viptrace::diagnosis::triage::Scope::default());
+    report.findings.into_iter().find(is_it)
+}
+
+#[test]
+fn an_endpoint_whose_pod_is_gone_is_found_unless_it_has_just_changed() {
+    assert_eq!(without_pod(&node()), None);
+    let gone = |changed: &str| {
+        let node = node();
+        node.edit("cluster/pods.json", |text| {
+            let mut list: Value = serde_json::from_str(&text).unwrap();
+            list["items"].as_array_mut().unwrap().retain(|pod| pod["metadata"]["name"] != "cart-1");
+            list.to_string()
+        });
+        edit_items(&node, "endpointslices", |slice| {
+            if slice["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
+                slice["metadata"]["managedFields"] = serde_json::json!([{"time": changed}]);
+            }
+        });
+        node
+    };
+    let found = without_pod(&gone("2026-11-20T23:20:00Z")).unwrap();
+    assert_eq!((found.level, found.confidence), (Level::Warning, Confidence::Medium), "{found:#?}");
+    assert!(format!("{found:?}").contains("Pod shop/cart-1"), "{found:#?}");
+    assert_eq!(without_pod(&gone("2026-11-20T23:25:00Z")), None, "a rollout");
+    // An address that nothing but a slice lists belongs to a Service without a selector.
+    let written = node();
+    edit_items(&written, "services", |service| {
+        if service["metadata"]["name"] == "cart" {
+            service["spec"]["selector"] = Value::Null;
+        }
+    });
+    edit_items(&written, "endpointslices", |slice| {
+        if slice["metadata"]["labels"]["kubernetes.io/service-name"] == "cart" {
+            for endpoint in slice["endpoints"].as_array_mut().unwrap() {
+                endpoint["targetRef"] = Value::Null;
+            }
+        }
+    });
+    assert!(of_cart(&written).is_empty() && without_pod(&written).is_none());
+}

@@ -25,6 +25,7 @@ mod report;
 mod rules;
 mod services;
 mod settings;
+mod slices;
 mod sync;
 mod versions;
 
@@ -70,7 +71,7 @@ struct Check {
 }
 
 /// In this order: later checks use the findings of earlier ones.
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     Check {
         judge: |facts, scope, found| services::judge(facts, scope, &mut found.findings),
         step: Step::Endpoints,
@@ -84,6 +85,11 @@ const CHECKS: [Check; 10] = [
             Class::C27,
             Class::N19,
         ],
+    },
+    Check {
+        judge: |facts, _, found| slices::judge(facts, &mut found.findings),
+        step: Step::Endpoints,
+        gives: &[Class::C29],
     },
     Check {
         judge: |facts, _, found| proxy::judge(facts, &mut found.findings),

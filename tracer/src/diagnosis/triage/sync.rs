@@ -228,7 +228,11 @@ fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mu
         finding = finding.node(None, "its log: not syncing until Services and Endpoints have been received");
     }
     if !late {
-        finding = finding.level(Level::Warning).against(EvidenceType::Node, None, "it may be starting");
+        finding = finding
+            .level(Level::Warning)
+            .severity(Severity::Low)
+            .against(EvidenceType::Node, None, "it may be starting")
+            .now(&[action::WAIT]);
     }
     findings.push(finding);
 }
