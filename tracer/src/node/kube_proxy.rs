@@ -126,7 +126,7 @@ impl Health {
         }
         let (sign, digits) = zone.split_at_checked(1)?;
         let digits = digits.replace(':', "");
-        let (hours, minutes) = digits.split_at_checked(2)?;
+        let (hours, minutes) = digits.split_at_checked(2).filter(|_| digits.len() == 4)?;
         let seconds = hours.parse::<i32>().ok()? * 3600 + minutes.parse::<i32>().ok()? * 60;
         match sign {
             "+" => Some(seconds),
@@ -157,6 +157,8 @@ mod tests {
         #[test]
         fn any_text_is_read(text in any::<String>()) {
             let _ = (Health::parse_saved(&text), ProxyMode::parse(&text));
+            let answer = format!("{{\"currentTime\": \"2026-11-20T23:25:05{text}\"}}");
+            let _ = (Health::clock(&answer), Health::utc_offset(&answer), Health::utc_offset(&text));
         }
     }
 
@@ -178,6 +180,8 @@ mod tests {
         assert_eq!((Health::utc_offset(old), Health::utc_offset(new)), (Some(0), Some(0)));
         let east = "{\"currentTime\":\"2026-11-20T23:25:05.5+05:30\"}";
         assert_eq!((Health::utc_offset(east), Health::utc_offset("ok")), (Some(19_800), None));
+        let endless = "{\"currentTime\":\"2026-11-20T23:25:05.5+01:99999999\"}";
+        assert_eq!(Health::utc_offset(endless), None);
     }
 
     #[test]
