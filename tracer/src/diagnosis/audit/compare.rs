@@ -32,7 +32,7 @@ mod reach;
 mod sessions;
 
 use found::{Fault, Found};
-pub(super) use ranges::before;
+pub(super) use ranges::{after, before};
 
 /// Shares that differ by less, relative to an even share, count as even: iptables writes probabilities with 31 bits.
 const SHARE_TOLERANCE: f64 = 0.01;

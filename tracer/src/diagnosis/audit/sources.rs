@@ -5,7 +5,10 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use super::{Context, Expected};
+use super::{
+    Context, Expected,
+    compare::{after, before},
+};
 use crate::{
     net::Family,
     rules::{AddressRange, LocalTraffic, Origin, Ruleset, sources::nowhere},
@@ -40,7 +43,12 @@ impl Sources {
         if let LocalTraffic::Range(range) = &traffic {
             ranges.push(*range);
         }
-        let outside = nowhere(family, &ranges);
+        let outside = match &traffic {
+            // The nearest address shows whether the rules have a wider range.
+            LocalTraffic::Range(range) => beside(*range, &ranges, expected, context),
+            _ => None,
+        };
+        let outside = outside.unwrap_or_else(|| nowhere(family, &ranges));
         let (pod, interface) = traffic.example(family);
         let pod = match &traffic {
             LocalTraffic::Range(range) => client_in(*range, pod, expected, context),
@@ -85,12 +93,33 @@ impl Sources {
 
 /// An address of the Pods' range that belongs to no endpoint and not to the node, whose connections are special.
 fn client_in(range: AddressRange, first: IpAddr, expected: &Expected, context: &Context) -> IpAddr {
+    let taken = special(expected, context);
+    let below = |ip: &IpAddr| before(*ip).filter(|ip| range.contains(*ip));
+    let free = std::iter::successors(Some(first), below).take(MAX_EXAMPLES).find(|ip| !taken.contains(ip));
+    free.unwrap_or(first)
+}
+
+/// A usual address next to the Pods' range, outside all these ranges.
+fn beside(
+    pods: AddressRange,
+    ranges: &[AddressRange],
+    expected: &Expected,
+    context: &Context,
+) -> Option<IpAddr> {
+    let taken = special(expected, context);
+    let usual = |ip: &IpAddr| !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified();
+    let free =
+        |ip: &IpAddr| usual(ip) && !taken.contains(ip) && !ranges.iter().any(|range| range.contains(*ip));
+    [after(pods.last), before(pods.first)].into_iter().flatten().find(free)
+}
+
+/// The addresses of endpoints, of Services and of the node: their connections are no other client's.
+fn special(expected: &Expected, context: &Context) -> BTreeSet<IpAddr> {
     let endpoints = expected.ports.iter().flat_map(|port| {
         port.endpoints.cluster.iter().chain(port.endpoints.local.iter()).chain(port.endpoints.here.iter())
     });
-    let mut taken = endpoints.map(SocketAddr::ip).collect::<BTreeSet<_>>();
-    taken.extend(expected.node_addresses.iter().chain(context.own_addresses.iter().flatten()).copied());
-    let below = |ip: &IpAddr| super::compare::before(*ip).filter(|ip| range.contains(*ip));
-    let free = std::iter::successors(Some(first), below).take(MAX_EXAMPLES).find(|ip| !taken.contains(ip));
-    free.unwrap_or(first)
+    let mut addresses = endpoints.map(SocketAddr::ip).collect::<BTreeSet<_>>();
+    addresses.extend(&expected.addresses);
+    addresses.extend(expected.node_addresses.iter().chain(context.own_addresses.iter().flatten()));
+    addresses
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     net::Family,
-    rules::{Frontend, Name, Origin, Ruleset, Step, Verdict, Writer},
+    rules::{Frontend, Name, Origin, Rule, Ruleset, Step, Verdict, Writer},
 };
 
 /// A fault of at least this percentage and number of all Service ports belongs to a shared part.
@@ -129,7 +129,8 @@ fn since(port: &ExpectedPort, fault: &Fault) -> Option<crate::time::Timestamp> {
     left.or(port.changed)
 }
 
-/// The shared part if masquerading is wrong: the chain that marks, or the one that masquerades.
+/// The shared part if masquerading is wrong: the chain that masquerades, the one that marks, or the rule that asks for
+/// Pods. `None` if none of them is.
 fn shared_place(aspect: Aspect, family: Family, writer: Writer, rules: &Ruleset) -> Option<Name> {
     if !matches!(aspect, Aspect::Masquerade | Aspect::Hairpin) {
         return None;
@@ -139,11 +140,27 @@ fn shared_place(aspect: Aspect, family: Family, writer: Writer, rules: &Ruleset)
         _ => ("nat", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"),
     };
     let table = rules.tables.iter().find(|t| t.family == family && *t.name == *table)?;
-    let marks = table.chain(marking).is_none_or(|chain| {
-        chain.rules.iter().any(|rule| rule.steps.iter().any(|step| matches!(step, Step::SetMark { .. })))
+    let steps = |name: &str| {
+        let chain = table.chain(name);
+        chain.into_iter().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.steps).collect::<Vec<_>>()
+    };
+    let asked = steps(masquerading).iter().find_map(|step| match step {
+        Step::Mark { mask, .. } => Some(*mask),
+        _ => None,
     });
-    let masquerades = table.chain(masquerading).is_some_and(|chain| {
-        chain.rules.iter().any(|rule| rule.steps.contains(&Step::Do(Verdict::Masquerade)))
-    });
-    Some(if marks || !masquerades { masquerading.into() } else { marking.into() })
+    // The rules for hairpins masquerade the connections of a set.
+    let masquerades = |rule: &Rule| {
+        let of_set = |step: &Step| matches!(step, Step::InSet { .. } | Step::InIpset { .. });
+        rule.steps.contains(&Step::Do(Verdict::Masquerade)) && !rule.steps.iter().any(of_set)
+    };
+    let mut rules = table.chain(masquerading).into_iter().flat_map(|chain| &chain.rules);
+    let Some(mask) = asked.filter(|_| rules.any(masquerades)) else {
+        return Some(masquerading.into());
+    };
+    let sets = |step: &&Step| matches!(step, Step::SetMark { toggle, .. } if toggle & mask != 0);
+    if table.chain(marking).is_some() && !steps(marking).iter().any(sets) {
+        return Some(marking.into());
+    }
+    // Since 1.35 nftables mode marks the connections to all ClusterIPs by one rule.
+    (table.set("hairpin-connections").is_some() && aspect == Aspect::Masquerade).then(|| "services".into())
 }

@@ -71,8 +71,8 @@ impl Comparison<'_> {
                     Kind::Wrong,
                     format!("connections from {source} are accepted, although no source range admits them"),
                 ),
-                _ if gets_in && known.admits(source) => {
-                    // The traffic policy leaves them no endpoint.
+                Expectation::Refused | Expectation::Dropped if known.admits(source) => {
+                    // The ranges admit them, and the Service or its traffic policy has no endpoint for them.
                     self.judge(Tried { index, port, known, probe: &probe, fate: &fate }, &wanted, audit);
                     continue;
                 }
@@ -179,7 +179,7 @@ pub(in crate::diagnosis::audit) fn before(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
-fn after(ip: IpAddr) -> Option<IpAddr> {
+pub(in crate::diagnosis::audit) fn after(ip: IpAddr) -> Option<IpAddr> {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().checked_add(1).map(|bits| IpAddr::V4(bits.into())),
         IpAddr::V6(ip) => ip.to_bits().checked_add(1).map(|bits| IpAddr::V6(bits.into())),

@@ -7,7 +7,7 @@ use crate::{
     cluster::Via,
     diagnosis::audit::{Aspect, Audit, ExpectedFrontend, ExpectedPort, Kind},
     node::ProxyMode,
-    rules::{End, LocalTraffic, Name, Origin, Writer, frontends},
+    rules::{End, LocalTraffic, Name, Origin, Writer, frontends, walk::Branch},
 };
 
 impl Comparison<'_> {
@@ -25,9 +25,12 @@ impl Comparison<'_> {
             _ => fate.chain().cloned().unwrap_or_else(|| self.place_of(port, known, probe.destination.ip())),
         };
         let forwarded = || fate.branches.iter().filter(|branch| matches!(branch.end, End::Endpoint(_)));
+        // A connection of an endpoint to itself is masqueraded in any case.
+        let is_looped = |branch: &&Branch| matches!(branch.end, End::Endpoint(to) if to.ip() == probe.source);
+        let others = || forwarded().filter(|branch| !is_looped(branch));
         if let Some(wanted) = wanted {
-            let wrong = forwarded().filter(|branch| branch.masquerade != wanted).collect::<Vec<_>>();
-            let all = wrong.len() == forwarded().count();
+            let wrong = others().filter(|branch| branch.masquerade != wanted).collect::<Vec<_>>();
+            let all = wrong.len() == others().count();
             let (kind, what) = if wanted {
                 (Kind::Missing, "are not masqueraded: the answer takes another path, or has another address")
             } else {
