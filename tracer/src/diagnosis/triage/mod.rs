@@ -80,6 +80,7 @@ const CHECKS: [Check; 11] = [
             Class::C20,
             Class::C21,
             Class::C22,
+            Class::C23,
             Class::C25,
             Class::C26,
             Class::C27,

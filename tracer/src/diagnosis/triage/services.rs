@@ -1,7 +1,8 @@
 //! Step 1: the Services themselves (K9): missing endpoints with the reason, Local policies without local endpoints,
 //! Services of another proxy.
 //!
-//! Owns C5d, C20, C21, C22, C25, C26 (addresses), C27 and N19, as the API shows them. `rules` checks the rules.
+//! Owns C5d, C20, C21, C22, C23 (ranges without effect), C25, C26 (addresses), C27 and N19, as the API shows them.
+//! `rules` checks the rules.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -38,6 +39,7 @@ pub(super) fn judge(facts: &Facts, scope: &Scope, findings: &mut Vec<Finding>) {
                     }
                 }
                 no_address(service, findings);
+                ranges_without_effect(service, facts.node.mode, findings);
             }
             Err(why) if asked => findings.push(not_proxied(service, why)),
             Err(_) => {}
@@ -346,6 +348,28 @@ fn no_address(service: &Service, findings: &mut Vec<Finding>) {
                  its node ports",
             )
             .now(&[action::READ_LOAD_BALANCER_EVENTS]),
+    );
+}
+
+/// An address that is a load balancer's and an external IP too: the rule of the external IP comes first in
+/// KUBE-SERVICES, so that iptables mode asks no source range (`pkg/proxy/iptables/proxier.go`, `syncProxyRules`).
+fn ranges_without_effect(service: &Service, mode: Option<ProxyMode>, findings: &mut Vec<Finding>) {
+    let both = service.load_balancer_ips.iter().find(|ip| service.external_ips.contains(ip));
+    let Some(ip) = both.filter(|_| mode == Some(ProxyMode::Iptables) && !service.source_ranges.is_empty())
+    else {
+        return;
+    };
+    let key = &service.key;
+    findings.push(
+        Finding::new(
+            Class::C23,
+            format!(
+                "{key}: loadBalancerSourceRanges keep no client from {ip}, which is an external IP of the Service too"
+            ),
+        )
+        .level(Level::Note)
+        .service(key, "*")
+        .api(None, format!("Service {key}: {ip} is in externalIPs and in status.loadBalancer.ingress")),
     );
 }
 
