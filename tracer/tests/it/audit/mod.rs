@@ -10,3 +10,4 @@ mod large;
 mod mutations;
 mod readers;
 mod suite;
+mod suite_mutations;

@@ -94,10 +94,15 @@ impl Subjects {
         audit.discrepancies.iter().any(|d| {
             d.service.as_deref().is_some_and(|service| services.iter().any(|known| *known == service))
                 || subject.contains(d.place.as_ref())
-                || d.frontends.iter().filter_map(|known| known.address).any(|ip| subject.contains(&ip.to_string()))
-                || (d.aspect == Aspect::Frame && d.text.split([' ', ':']).any(|word| word.len() > 4 && subject.to_lowercase().contains(&word.to_lowercase())))
-                // A fault of all Services is named by the rule that marks or masquerades.
-                || (d.service.is_none() && d.aspect == Aspect::Masquerade)
+                // A base chain has its hook, and the frame names it.
+                || d.aspect == Aspect::Frame
+                    && d.text.split_once(' ').is_some_and(|(hook, _)| {
+                        subject.contains(&format!("\"hook\":\"{}\"", hook.to_lowercase()))
+                    })
+                || d.frontends
+                    .iter()
+                    .filter_map(|known| known.address)
+                    .any(|ip| subject.contains(&ip.to_string()))
         })
     }
 }

@@ -202,7 +202,9 @@ fn source_ranges_of_an_address_in_two_roles() {
     assert!(only(&report, Class::C23).root_cause.contains("no source range admits"), "{}", texts(&report));
     // In iptables mode every client gets in, by kube-proxy's own rules.
     let report = check(&capture("B6-iptables"));
-    assert!(report.findings.iter().all(|finding| finding.class != Class::C23), "{}", texts(&report));
+    let note = only(&report, Class::C23);
+    assert_eq!(note.level, Level::Note, "{note:#?}");
+    assert!(note.root_cause.contains("keep no client from 1.2.3.4"), "{note:#?}");
 }
 
 /// B7: the rule that lets Pods through is not mistaken, and its loss is found.
@@ -292,14 +294,10 @@ fn an_unread_family_is_no_fault() {
 #[test]
 fn services_with_one_node_port_share_its_rules() {
     let second = |text: &str| {
-        let mut list: Value = serde_json::from_str(text).unwrap();
-        let items = list["items"].as_array_mut().unwrap();
-        let mut copy = items[0].clone();
-        copy["metadata"]["name"] = "svc2".into();
-        copy["spec"]["clusterIP"] = "10.20.30.42".into();
-        copy["spec"]["clusterIPs"] = serde_json::json!(["10.20.30.42"]);
-        items.push(copy);
-        list.to_string()
+        with_service(text, "svc2", |spec| {
+            spec["clusterIP"] = "10.20.30.42".into();
+            spec["clusterIPs"] = serde_json::json!(["10.20.30.42"]);
+        })
     };
     let report = check(&edited(capture("M2"), Kind::Services, second));
     // Only svc2's own address lacks its rules. Its endpoints differ (it has none), and the node port is svc1's.
@@ -308,4 +306,87 @@ fn services_with_one_node_port_share_its_rules() {
     let about: BTreeSet<_> = named(&report).into_iter().collect();
     assert!(about.contains("C20 ns1/svc2"), "{about:?}");
     assert!(!about.contains("C6 ns1/svc2") && !about.contains("C12 ns1/svc2"), "{}", texts(&report));
+}
+
+fn with_service(text: &str, name: &str, change: impl FnOnce(&mut Value)) -> String {
+    let mut list: Value = serde_json::from_str(text).unwrap();
+    let items = list["items"].as_array_mut().unwrap();
+    let mut copy = items[0].clone();
+    copy["metadata"]["name"] = name.into();
+    change(&mut copy["spec"]);
+    items.push(copy);
+    list.to_string()
+}
+
+/// The node's address within the Pods' range: kube-proxy takes the node's own connections for a Pod's.
+#[test]
+fn a_node_within_the_range_of_the_pods() {
+    let within = |text: &str| text.replace("10.0.0.0/8", "192.168.0.0/16");
+    let config = edited(capture("B3-no-endpoints"), Kind::ProxyConfig, within);
+    assert_eq!(named(&check(&config)), ["C20 ns1/svc1"]);
+    let rules = edited(capture("B2-iptables"), Kind::IptablesSave, within);
+    let report = check(&edited(rules.clone(), Kind::ProxyConfig, within));
+    assert!(named(&report).is_empty(), "{}", texts(&report));
+    let report = check(&rules);
+    assert!(named(&report).iter().any(|name| name.starts_with("C5e")), "{}", texts(&report));
+}
+
+/// `detectLocalMode: NodeCIDR`: the Node's range counts, and `clusterCIDR` does not.
+#[test]
+fn the_range_of_the_node() {
+    let mode = |text: &str| {
+        let text = text.replace("\"ClusterCIDR\"", "\"NodeCIDR\"");
+        text.replace("clusterCIDR: \"10.0.0.0/8", "clusterCIDR: \"172.16.0.0/12")
+    };
+    let of_node = |ranges: &'static str| {
+        let nodes = move |text: &str| {
+            text.replace("\"spec\": {}", &format!("\"spec\": {{\"podCIDRs\": [{ranges}]}}"))
+        };
+        check(&edited(edited(capture("B2-iptables"), Kind::ProxyConfig, mode), Kind::Nodes, nodes))
+    };
+    let report = of_node("\"10.0.0.0/8\"");
+    assert!(named(&report).is_empty(), "{}", texts(&report));
+    let report = of_node("\"10.7.0.0/24\"");
+    assert!(texts(&report).contains("masqueraded"), "{}", texts(&report));
+    // Without a range it is unknown.
+    let report = check(&edited(capture("B2-iptables"), Kind::ProxyConfig, mode));
+    assert!(named(&report).is_empty(), "{}", texts(&report));
+    assert!(report.gaps.iter().any(|gap| gap.contains("detectLocalMode")), "{:?}", report.gaps);
+}
+
+/// kube-proxy writes what an object with port 0 asks for; no Service can have it.
+#[test]
+fn a_service_with_port_0_is_not_judged() {
+    let service = |text: &str| {
+        with_service(text, "svc2", |spec| {
+            spec["type"] = "ClusterIP".into();
+            spec["clusterIP"] = "10.20.30.42".into();
+            spec["clusterIPs"] = serde_json::json!(["10.20.30.42"]);
+            spec["ports"] = serde_json::json!([{"name": "p", "protocol": "TCP", "port": 0}]);
+        })
+    };
+    let sets =
+        |text: &str| format!("{text}add KUBE-CLUSTER-IP 10.20.30.42,tcp:0\nadd KUBE-IPVS-IPS 10.20.30.42\n");
+    let servers = |text: &str| format!("{text}-A -t 10.20.30.42:0 -s rr\n");
+    let capture = edited(capture("M2"), Kind::Services, service);
+    let report = check(&edited(edited(capture, Kind::IpsetSave, sets), Kind::IpvsSave, servers));
+    assert!(report.findings.iter().all(|finding| finding.class != Class::C6), "{}", texts(&report));
+    assert!(report.gaps.iter().any(|gap| gap.contains("port 0 is not a port number")), "{:?}", report.gaps);
+}
+
+/// An external IP that is the node's own address: ipvs mode does not assign it to kube-ipvs0.
+#[test]
+fn an_external_ip_of_the_node() {
+    let services = |text: &str| {
+        text.replace("\"type\": \"NodePort\"", "\"externalIPs\": [\"192.168.0.2\"], \"type\": \"NodePort\"")
+    };
+    let to_pods = |vip: &str| format!("-A -t {vip} -s rr\n-a -t {vip} -r 10.180.0.1:80 -m -w 1\n");
+    let servers = |text: &str| format!("{text}{}{}", to_pods("192.168.1.2:3001"), to_pods("192.168.0.2:80"));
+    let sets = |text: &str| format!("{text}add KUBE-EXTERNAL-IP 192.168.0.2,tcp:80\n");
+    let jump = "-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT";
+    let mark = "-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j KUBE-MARK-MASQ";
+    let rules = |text: &str| text.replace(jump, &format!("{mark}\n{jump}"));
+    let capture = edited(edited(capture("M2"), Kind::Services, services), Kind::IpvsSave, servers);
+    let report = check(&edited(edited(capture, Kind::IpsetSave, sets), Kind::IptablesSave, rules));
+    assert!(named(&report).is_empty(), "{}", texts(&report));
 }
