@@ -2,7 +2,11 @@
 //!
 //! Owns the meaning of kube-proxy's settings for its rules. Must not read them (that is the caller's) or judge.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     net::{Cidr, Family},
@@ -10,6 +14,9 @@ use crate::{
     rules::LocalTraffic,
     time::Timestamp,
 };
+
+/// The first address of 127.0.0.0/8.
+const LOOPBACK_START: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0));
 
 /// Facts about the node and kube-proxy that the audit needs.
 #[derive(Clone, Debug)]
@@ -24,7 +31,7 @@ pub struct Context {
     /// The addresses of the node's interfaces, without those that serve no node port: loopback, IPv6 link-local, and
     /// those of kube-ipvs0. `None` if they were not read.
     pub own_addresses: Option<Vec<IpAddr>>,
-    /// The families whose iptables rules were not read.
+    /// The families whose iptables rules were not read, or not from each backend.
     pub unread: Vec<Family>,
     /// Conntrack treats packets out of the window as valid (`nf_conntrack_tcp_be_liberal`), so kube-proxy writes no
     /// rule against invalid packets.
@@ -103,6 +110,25 @@ impl Context {
         };
         let mut of_family = ranges.iter().filter(|cidr| Family::of(cidr.base) == family).peekable();
         of_family.peek().is_some() && of_family.all(|cidr| cidr.prefix > 0)
+    }
+
+    /// Whether iptables mode serves node ports at 127.0.0.1: `localhostNodePorts`, unless `nodePortAddresses` leave
+    /// loopback out (`ContainsIPv4Loopback` in `pkg/proxy/util/nodeport_addresses.go`).
+    pub(super) fn serves_localhost(&self) -> bool {
+        let Some(settings) = self.settings.as_ref().filter(|settings| !settings.no_localhost_node_ports)
+        else {
+            return false;
+        };
+        let is_v4 = |cidr: &&Cidr| Family::of(cidr.base) == Family::Ipv4;
+        let loopback = |cidr: &Cidr| cidr.base.is_loopback() || cidr.contains(LOOPBACK_START);
+        match &settings.node_ports {
+            NodePorts::All => true,
+            NodePorts::Primary => false,
+            NodePorts::Ranges(ranges) => {
+                let mut of_family = ranges.iter().filter(is_v4).peekable();
+                of_family.peek().is_none() || of_family.any(loopback)
+            }
+        }
     }
 
     /// kube-proxy's own notion of the node's address in this family, if the Node has one or the configuration sets it

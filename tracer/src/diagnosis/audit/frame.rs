@@ -92,7 +92,9 @@ pub(super) fn check(
     writer: Writer,
     audit: &mut Audit,
 ) -> Frame {
-    if context.mode == ProxyMode::Ipvs && context.unread.contains(&family) {
+    let written = |table: &Table| table.family == family && table.chain("KUBE-SERVICES").is_some();
+    let is_unread = context.unread.contains(&family) && !rules.tables.iter().any(written);
+    if context.mode == ProxyMode::Ipvs && is_unread {
         audit.gaps.push(format!(
             "{family}: the iptables rules of this family were not read, so masquerading and filtering were not judged"
         ));

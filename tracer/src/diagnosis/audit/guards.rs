@@ -10,7 +10,7 @@ use super::{
     frame::{discrepancy, leads},
 };
 use crate::{
-    cluster::Via,
+    cluster::{Via, model::ServiceType},
     net::{Family, Protocol},
     node::ProxyMode,
     rules::{
@@ -69,10 +69,8 @@ impl<'a> Guards<'a> {
     /// node's 127.0.0.0/8 (kubernetes/kubernetes#90259; `pkg/proxy/iptables/proxier.go`, `kubeletFirewallChain`). A
     /// kube-proxy before 1.26 leaves the chain to the kubelet, which writes the same rule.
     fn localnet(&self, missing: &mut impl FnMut(&str, String)) {
-        let wanted = self.context.settings.as_ref().is_some_and(|settings| !settings.no_localhost_node_ports);
-        let Some(table) = self.table("filter").filter(|_| wanted && self.family == Family::Ipv4) else {
-            return;
-        };
+        let wanted = self.context.serves_localhost() && self.family == Family::Ipv4;
+        let Some(table) = self.table("filter").filter(|_| wanted) else { return };
         let Some(chain) = table.chain("KUBE-FIREWALL") else { return };
         let loopback = |step: &Step| match step {
             Step::Destination { ranges, negated: false } => {
@@ -98,11 +96,12 @@ impl<'a> Guards<'a> {
         }
     }
 
-    /// The health check node ports of this family's Services (`NeedsHealthCheck` in pkg/api/v1/service/util.go; the
-    /// model has the port only for such a Service).
+    /// The health check node ports of this family's Services (`NeedsHealthCheck` in pkg/api/v1/service/util.go).
     fn health_ports(&self) -> BTreeSet<(u16, String)> {
         let ports = self.expected.ports.iter().filter(|port| port.family == self.family);
-        let ports = ports.filter(|port| port.is_local(Via::LoadBalancerIp));
+        let ports = ports.filter(|port| {
+            port.service.r#type == ServiceType::LoadBalancer && port.is_local(Via::LoadBalancerIp)
+        });
         let found = ports
             .filter_map(|port| Some((port.service.health_check_node_port?, port.service.key.to_string())));
         found.collect()

@@ -212,7 +212,8 @@ pub fn audit(expected: &Expected, rules: &Ruleset, context: &Context) -> Audit {
     let judged = |family: &Family| expected.has(*family) || rules.has_proxy_rules(*family);
     for family in Family::ALL.into_iter().filter(judged) {
         // Missing rules of a list that was not read are no missing rules.
-        if context.mode == ProxyMode::Iptables && context.unread.contains(&family) {
+        let is_unread = context.unread.contains(&family) && !rules.has_proxy_rules(family);
+        if context.mode == ProxyMode::Iptables && is_unread {
             audit.gaps.push(format!("{family}: the iptables rules of this family were not read"));
             continue;
         }

@@ -390,3 +390,62 @@ fn an_external_ip_of_the_node() {
     let report = check(&edited(edited(capture, Kind::IpsetSave, sets), Kind::IptablesSave, rules));
     assert!(named(&report).is_empty(), "{}", texts(&report));
 }
+
+/// The guard of 127.0.0.0/8 belongs to `localhostNodePorts`, which `nodePortAddresses` without loopback turns off.
+#[test]
+fn the_guard_of_loopback_belongs_to_localhost_node_ports() {
+    let report = without("B2-iptables", Kind::IptablesSave, "block incoming localnet connections");
+    let missing = only(&report, Class::C5e);
+    assert!(missing.level == Level::Warning && missing.root_cause.contains("127.0.0.1"), "{missing:#?}");
+    let report = without("B2-iptables", Kind::IptablesSave, "-A OUTPUT -j KUBE-FIREWALL");
+    assert!(only(&report, Class::C5e).root_cause.contains("OUTPUT does not lead"), "{}", texts(&report));
+    let unguarded = |text: &str| {
+        let keep = text.lines().filter(|line| !line.contains("localnet"));
+        keep.collect::<Vec<_>>()
+            .join("\n")
+            .replace("-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS", "-d 192.168.0.2/32 -j KUBE-NODEPORTS")
+            + "\n"
+    };
+    for (setting, guarded) in [
+        ("nodePortAddresses: [\"192.168.0.2/32\"]", false),
+        ("nodePortAddresses: [primary]", false),
+        ("nodePortAddresses: [\"192.168.0.2/32\", \"127.0.0.0/8\"]", true),
+    ] {
+        let rules = edited(capture("B2-iptables"), Kind::IptablesSave, unguarded);
+        let config = |text: &str| format!("{text}{setting}\n");
+        let report = check(&edited(rules, Kind::ProxyConfig, config));
+        assert_eq!(
+            named(&report),
+            if guarded { vec!["C5e"] } else { vec![] },
+            "{setting}: {}",
+            texts(&report)
+        );
+    }
+    let off = |text: &str| text.replace("localhostNodePorts: true", "localhostNodePorts: false");
+    let rules = |text: &str| {
+        let keep = text.lines().filter(|line| !line.contains("localnet"));
+        keep.collect::<Vec<_>>().join("\n") + "\n"
+    };
+    let report =
+        check(&edited(edited(capture("B2-iptables"), Kind::IptablesSave, rules), Kind::ProxyConfig, off));
+    assert!(named(&report).is_empty(), "{}", texts(&report));
+}
+
+/// A health check node port is accepted in iptables and ipvs mode.
+#[test]
+fn a_health_check_node_port_is_accepted() {
+    let service = |text: &str| {
+        let text =
+            text.replace("\"externalTrafficPolicy\": \"Cluster\"", "\"externalTrafficPolicy\": \"Local\"");
+        text.replace(
+            "\"type\": \"LoadBalancer\"",
+            "\"type\": \"LoadBalancer\", \"healthCheckNodePort\": 30999",
+        )
+    };
+    let report = check(&edited(capture("B2-iptables"), Kind::Services, service));
+    assert!(texts(&report).contains("KUBE-NODEPORTS does not accept port 30999"), "{}", texts(&report));
+    let accept = "-A KUBE-NODEPORTS -p tcp -m tcp --dport 30999 -j ACCEPT\nCOMMIT";
+    let rules = |text: &str| text.replacen("COMMIT", accept, 1);
+    let accepted = edited(edited(capture("B2-iptables"), Kind::Services, service), Kind::IptablesSave, rules);
+    assert!(!texts(&check(&accepted)).contains("30999"), "{}", texts(&check(&accepted)));
+}
