@@ -12,6 +12,7 @@ use viptrace::{
         http,
         interfaces::{self, Interfaces},
         procfs,
+        routes::Routes,
     },
 };
 
@@ -29,6 +30,8 @@ fuzz_target!(|input: &[u8]| {
         2 => {
             let (trie, inet6) = text.split_once('\0').unwrap_or((&text, &text));
             let _ = procfs::parse_addresses(trie, inet6);
+            let _ = Routes::parse(&Routes::lines_of(trie, inet6));
+            let _ = Routes::parse(&text);
             let names = Interfaces::parse(&interfaces::names_to_text(&text)).unwrap();
             assert!(names.iter().count() <= text.lines().count());
         }

@@ -12,7 +12,7 @@ use crate::{
     node::{
         Snapshot,
         capture::{Capture, Kind},
-        interfaces::IPVS_DEVICE,
+        interfaces::{Dataplane, IPVS_DEVICE},
         routes::Routes,
         snapshot::Listing,
     },
@@ -57,6 +57,8 @@ fn find(options: &PathOptions, capture: &Capture) -> anyhow::Result<Journey> {
         history: facts.history.as_ref(),
         node: facts.known_node(),
         knows_rules,
+        ipvs_is_untracked: facts.node.ipvs_settings.is_some_and(|settings| settings.conntrack == Some(false)),
+        dataplane: facts.node.served_elsewhere().map(Dataplane::as_str),
     };
     let found = scene.journey(&options.question);
     let mut journey = found.map_err(anyhow::Error::new)?;

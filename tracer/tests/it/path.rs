@@ -389,3 +389,141 @@ fn records_fit_their_schema() {
     let written = journey.as_object().unwrap();
     assert!(declared.keys().eq(written.keys()), "{declared:?}");
 }
+
+/// The portmap plugin of CNI (containernetworking/plugins, `plugins/meta/portmap`): a Pod's hostPort.
+#[test]
+fn a_host_port() {
+    let node = node("iptables");
+    beside(
+        &node,
+        "nat",
+        ":CNI-HOSTPORT-DNAT - [0:0]\n:CNI-DN-0123456789abcdef - [0:0]\n",
+        "",
+        "-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n\
+         -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment \"dnat name: cbr0\" -m multiport --dports 8081,8443 -j CNI-DN-0123456789abcdef\n\
+         -A CNI-DN-0123456789abcdef -p tcp -m tcp --dport 8081 -j DNAT --to-destination 10.244.1.41:80\n",
+    );
+    let (result, verdict) = result_of(&node, "198.51.100.7 192.0.2.11:8081");
+    assert_eq!(result, "reaches", "{verdict}");
+    assert!(verdict.starts_with("reaches 10.244.1.41:80 (Pod shop/api-1)"), "{verdict}");
+    assert_eq!(result_of(&node, "198.51.100.7 192.0.2.11:8443").0, "passes");
+}
+
+/// Rules of both backends of iptables are in the kernel, and both count.
+#[test]
+fn rules_of_both_backends() {
+    let node = node("iptables");
+    node.write(
+        "node/iptables-legacy-save.txt",
+        "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n-A FORWARD -d 10.244.2.0/24 -j REJECT --reject-with icmp-port-unreachable\nCOMMIT\n",
+    );
+    let journey = journey(&node, "pod/shop/client-1 shop/cart");
+    assert_eq!(journey["result"], "mixed", "{journey}");
+    let verdict = journey["verdict"].as_str().unwrap();
+    assert!(
+        verdict.contains("33 %: refused by rule 1 of FORWARD (iptables-legacy filter, FORWARD)"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn a_chain_that_is_missing_and_chains_in_a_loop() {
+    let gone = node("iptables");
+    gone.edit("node/iptables-save.txt", |text| {
+        let kept: Vec<&str> = text
+            .lines()
+            .filter(|line| {
+                !line.contains("A KUBE-SVC-I5LIAMPLWKMBJ54B")
+                    && !line.starts_with(":KUBE-SVC-I5LIAMPLWKMBJ54B")
+            })
+            .collect();
+        kept.join("\n") + "\n"
+    });
+    let missing = journey(&gone, "pod/shop/client-1 shop/cart");
+    assert_eq!(missing["result"], "not_translated", "{missing}");
+    assert!(
+        missing.to_string().contains("the chain KUBE-SVC-I5LIAMPLWKMBJ54B is not in the list"),
+        "{missing}"
+    );
+    let looping = node("iptables");
+    beside(&looping, "filter", ":A - [0:0]\n:B - [0:0]\n", "-A FORWARD -j A\n", "-A A -j B\n-A B -g A\n");
+    let journey = journey(&looping, "pod/shop/client-1 shop/cart");
+    assert_eq!(journey["result"], "unknown", "{journey}");
+}
+
+/// A list of clients that another program keeps, and an unknown map: each is named, and neither is taken as affinity.
+#[test]
+fn what_another_program_keeps_is_not_known() {
+    let node = node("iptables");
+    beside(
+        &node,
+        "filter",
+        "",
+        "-A FORWARD -m recent --rcheck --seconds 60 --name bad --mask 255.255.255.255 --rsource -j DROP\n",
+        "",
+    );
+    let journey = journey(&node, "pod/shop/client-1 shop/cart");
+    assert_eq!(
+        (journey["result"].as_str(), &journey["affinity"]),
+        (Some("reaches"), &Value::Null),
+        "{journey}"
+    );
+    assert_eq!(journey["depends_on"][0]["then"], "it is dropped", "{journey}");
+    let nft = self::node("nftables");
+    nft.write(
+        "node/nft-others.json",
+        r#"{"nftables": [{"table": {"family": "inet", "name": "fw"}},
+            {"chain": {"family": "inet", "table": "fw", "name": "f", "type": "filter", "hook": "forward", "prio": 0, "policy": "accept"}},
+            {"rule": {"family": "inet", "table": "fw", "chain": "f", "expr": [{"vmap": {"key": {"meta": {"key": "cpu"}}, "data": {"set": [[1, {"drop": null}]]}}}]}}]}"#,
+    );
+    let journey = self::journey(&nft, "pod/shop/client-1 shop/cart");
+    assert_eq!(journey["depends_on"][0]["then"], "its way is not known", "{journey}");
+}
+
+/// Masquerading of IPVS's connections needs conntrack.
+#[test]
+fn ipvs_without_conntrack() {
+    let node = node("ipvs");
+    assert_eq!(journey(&node, "node shop/payments")["ways"][0]["masqueraded"], true);
+    node.edit("node/sysctl.txt", |text| {
+        let kept: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.contains("vs.conntrack") && !line.contains("vs/conntrack"))
+            .collect();
+        kept.join("\n") + "\nnet.ipv4.vs.conntrack = 0\n"
+    });
+    assert_eq!(journey(&node, "node shop/payments")["ways"][0]["masqueraded"], false);
+}
+
+#[test]
+fn a_packet_to_the_internet_is_masqueraded_by_the_network_plugin() {
+    let node = node("iptables");
+    beside(
+        &node,
+        "nat",
+        "",
+        "",
+        "-A POSTROUTING -s 10.244.0.0/16 ! -d 10.244.0.0/16 -o eth0 -j MASQUERADE\n",
+    );
+    let (result, verdict) = result_of(&node, "pod/shop/client-1 198.51.100.7:443");
+    assert_eq!(result, "passes");
+    assert!(verdict.ends_with("it goes out of eth0 with an address of this node as its source"), "{verdict}");
+}
+
+/// Another program serves this node: its rules do not show the way.
+#[test]
+fn another_dataplane_serves_the_node() {
+    let node = node("iptables");
+    node.remove("node/ip6tables-save.txt");
+    node.remove("node/proxyMode.txt");
+    node.remove("node/metrics.txt");
+    node.remove("node/healthz.txt");
+    node.write(
+        "node/iptables-save.txt",
+        "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n",
+    );
+    node.write("node/ip-addr.json", r#"[{"ifname": "cilium_host", "addr_info": [{"family": "inet", "local": "10.244.1.1", "prefixlen": 32}]}]"#);
+    let journey = journey(&node, "pod/shop/client-1 shop/cart");
+    assert_eq!(journey["result"], "unknown", "{journey}");
+    assert!(journey["unjudged"].to_string().contains("Cilium serves Services on this node"), "{journey}");
+}

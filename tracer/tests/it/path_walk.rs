@@ -35,7 +35,8 @@ fn walk(rules: &Ruleset, origin: Origin, destination: &str, out: Option<&'static
         local: false,
         hairpin: false,
     };
-    let witness = Witness { devices: Through(out), source_port: None, is_reply: false };
+    let witness =
+        Witness { devices: Through(out), source_port: None, is_reply: false, ipvs_is_untracked: false };
     Walker::whole(rules, Family::Ipv4).observe(&probe, &witness)
 }
 

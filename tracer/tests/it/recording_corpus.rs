@@ -114,6 +114,8 @@ fn the_rules_lead_to_what_the_kernel_chose() {
                 history: None,
                 node: None,
                 knows_rules: [true; 2],
+                ipvs_is_untracked: false,
+                dataplane: None,
             };
             for judged in judgements.judged {
                 let Verdict { class, flow, .. } = &judged.verdict;

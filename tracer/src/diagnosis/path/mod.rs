@@ -48,6 +48,10 @@ pub struct Scene<'a> {
     pub history: Option<&'a History>,
     /// The node's name in Kubernetes.
     pub node: Option<&'a str>,
+    /// Whether IPVS hides its connections from conntrack.
+    pub ipvs_is_untracked: bool,
+    /// A program that serves Services here past these rules.
+    pub dataplane: Option<&'a str>,
     /// Whether kube-proxy's rules were read, by family: IPv4, IPv6.
     pub knows_rules: [bool; 2],
 }
@@ -97,6 +101,11 @@ impl<'a> Scene<'a> {
         if !knows_rules && !ways.iter().any(|way| way.result == Outcome::Reaches) {
             unjudged.push("kube-proxy's rules were not read".to_owned());
         }
+        if let Some(dataplane) = self.dataplane
+            && !ways.iter().any(|way| way.result == Outcome::Reaches)
+        {
+            unjudged.push(format!("{dataplane} serves Services on this node past these rules"));
+        }
         let summary = words::Summary::of(&packet, &steps, &ways, &depends_on, !unjudged.is_empty());
         Ok(Journey {
             node: self.node.map(ToOwned::to_owned),
@@ -138,8 +147,13 @@ impl<'a> Scene<'a> {
             local: packet.local,
             hairpin: false,
         };
-        let witness = Witness { devices: self.routes, source_port: Some(CLIENT_PORT), is_reply: false };
+        let witness = self.witness(CLIENT_PORT, false);
         Walker::whole(self.rules, Family::of(packet.destination.ip())).observe(&probe, &witness)
+    }
+
+    fn witness(&self, source_port: u16, is_reply: bool) -> Witness<&'a Routes> {
+        let ipvs_is_untracked = self.ipvs_is_untracked;
+        Witness { devices: self.routes, source_port: Some(source_port), is_reply, ipvs_is_untracked }
     }
 
     fn own_node(&self) -> Option<&'a Node> {

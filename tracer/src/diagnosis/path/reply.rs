@@ -7,7 +7,7 @@ use crate::{
     net::Family,
     rules::{
         End, Origin,
-        walk::{Devices as _, Walker, Witness},
+        walk::{Devices as _, Walker},
     },
     text::count,
     time::Timestamp,
@@ -119,8 +119,7 @@ impl Scene<'_> {
             let interface = if own { None } else { self.routes.device_to(endpoint.ip()) };
             let mut probe = probe_of_reply(*endpoint, packet.source, packet.protocol, interface, own);
             probe.local = packet.origin == Origin::Node;
-            let witness =
-                Witness { devices: self.routes, source_port: Some(endpoint.port()), is_reply: true };
+            let witness = self.witness(endpoint.port(), true);
             let fate = walker.observe(&probe, &witness);
             let stopped =
                 fate.branches.iter().filter(|branch| matches!(branch.end, End::Dropped | End::Refused));

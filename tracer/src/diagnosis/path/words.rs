@@ -114,10 +114,11 @@ fn group(packet: &Packet, outcome: Outcome, trunk: &[Step], ways: &[&Way]) -> St
 fn onward(trunk: &[Step], ways: &[&Way]) -> String {
     let own = ways.first().map(|way| way.steps.as_slice()).unwrap_or_default();
     let routed = trunk.iter().chain(own).find(|step| step.kind == StepKind::Routing);
-    match routed.map(|step| step.text.as_str()).filter(|text| text.starts_with("out of")) {
-        Some(text) => format!("{text} unchanged"),
-        None => "on unchanged".to_owned(),
-    }
+    let where_to =
+        routed.map(|step| step.text.as_str()).filter(|text| text.starts_with("out of")).unwrap_or("on");
+    let masqueraded = ways.iter().any(|way| way.masqueraded);
+    let how = if masqueraded { "with an address of this node as its source" } else { "unchanged" };
+    format!("{where_to} {how}")
 }
 
 fn reaches(packet: &Packet, ways: &[&Way]) -> String {

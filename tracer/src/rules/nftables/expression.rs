@@ -78,7 +78,13 @@ pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Ve
     match step {
         Some(Step::Harmless) => {}
         Some(step) => steps.push(step),
-        None => steps.push(unknown(statement)),
+        None => {
+            steps.push(unknown(statement));
+            // What it would do is not known either.
+            if matches!(name, "vmap" | "dnat" | "mangle") {
+                steps.push(Step::Do(Verdict::Unknown(name.into())));
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{
-    super::{Datum, Rule, Step, Table, Verdict},
+    super::{Chain, Datum, NFTABLES_TABLE, Rule, Step, Table, Verdict, Writer},
     Entry, Fate, MAX_STEPS, Note, Observer, Place, Probe, Unknown, Walker, is_own,
 };
 pub(super) use way::{MAX_DEPTH, MAX_TRAIL};
@@ -147,6 +147,10 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         if way.state.weight <= WEIGHT_MIN {
                             return None;
                         }
+                    }
+                    Step::Sticky { .. } if O::WHOLE && !is_of_kube_proxy(table, chain) => {
+                        self.assume(rule, way, ways, place, at);
+                        continue 'rules;
                     }
                     Step::Sticky { list, seconds } => {
                         if way.state.sticky.is_none() && self.branches_off() {
@@ -324,6 +328,14 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
         if self.fate.unknown.len() < MAX_UNKNOWN && !self.fate.unknown.contains(&what) {
             self.fate.unknown.push(what);
         }
+    }
+}
+
+/// Whether a list of clients in this chain is session affinity. In another program's chain, nothing is known about it.
+fn is_of_kube_proxy(table: &Table, chain: &Chain) -> bool {
+    match table.writer {
+        Writer::Nftables => table.name.as_ref() == NFTABLES_TABLE,
+        _ => chain.name.starts_with("KUBE-"),
     }
 }
 

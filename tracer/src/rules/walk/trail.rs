@@ -69,6 +69,12 @@ pub trait Observer {
         None
     }
 
+    /// Whether IPVS hides its connections from conntrack (`vs/conntrack=0`): NAT does not masquerade them
+    /// (`ip_vs_notrack` in `net/netfilter/ipvs/ip_vs_xmit.c`).
+    fn ipvs_is_untracked(&self) -> bool {
+        false
+    }
+
     /// Whether the packet answers a connection that conntrack knows: NAT's chains do not see it.
     fn is_reply(&self) -> bool {
         false
@@ -135,6 +141,7 @@ pub struct Witness<D> {
     pub devices: D,
     pub source_port: Option<u16>,
     pub is_reply: bool,
+    pub ipvs_is_untracked: bool,
 }
 
 /// Knows the device through which packets to an address leave.
@@ -173,5 +180,9 @@ impl<D: Devices> Observer for Witness<D> {
 
     fn is_reply(&self) -> bool {
         self.is_reply
+    }
+
+    fn ipvs_is_untracked(&self) -> bool {
+        self.ipvs_is_untracked
     }
 }

@@ -6,7 +6,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use proptest::prelude::*;
 use viptrace::{
+    diagnosis::path::{From, Question, Scene, To},
     net::{Family, Protocol},
+    node::routes::Routes,
+    report::{Paint, path},
     rules::{
         AddressRange, Datum, Destination, Field, Origin, Probe, Rule, Ruleset, Side, Step, Verdict,
         VirtualServer, ipset, iptables, ipvs, nftables,
@@ -206,8 +209,45 @@ impl Devices for Nowhere {
     }
 }
 
+/// The journey of one packet through damaged rules, from each place.
+fn journeys(rules: &Ruleset) {
+    let routes = Routes::default();
+    let scene = Scene {
+        rules,
+        routes: &routes,
+        interfaces: None,
+        sysctls: None,
+        history: None,
+        node: None,
+        ipvs_is_untracked: false,
+        dataplane: None,
+        knows_rules: [true; 2],
+    };
+    for (family, sources) in [
+        (Family::Ipv4, ["10.244.1.100", "198.51.100.7"]),
+        (Family::Ipv6, ["fd00:10:244:1::100", "2001:db8::7"]),
+    ] {
+        for frontend in rules.frontends(family).into_keys().take(4) {
+            for source in sources {
+                let source = source.parse().unwrap();
+                let question = Question {
+                    from: From::Address(source),
+                    to: To::Address((frontend.address.unwrap_or(source), frontend.port).into()),
+                    protocol: Some(frontend.protocol),
+                    family: None,
+                };
+                let Ok(journey) = scene.journey(&question) else { continue };
+                let sum: f64 = journey.ways.iter().map(|way| way.share).sum();
+                assert!((sum - 1.0).abs() < 1e-6 || !journey.unjudged.is_empty(), "{journey:?}");
+                assert!(!path::text(&journey, Paint(true)).is_empty());
+            }
+        }
+    }
+}
+
 /// Queries everything, so that a panic in a query shows as well.
 fn query_everything(rules: &Ruleset) {
+    journeys(rules);
     for family in Family::ALL {
         let walker = Walker::new(rules, family);
         let traffic = rules.local_traffic(family);
@@ -224,7 +264,12 @@ fn query_everything(rules: &Ruleset) {
                 let fate = walker.walk(&probe);
                 let sum: f64 = fate.branches.iter().map(|branch| branch.weight).sum();
                 assert!((sum - 1.0).abs() < 1e-6 || fate.cut, "{sum}: {fate:?}");
-                let witness = Witness { devices: Nowhere, source_port: None, is_reply: false };
+                let witness = Witness {
+                    devices: Nowhere,
+                    source_port: None,
+                    is_reply: false,
+                    ipvs_is_untracked: false,
+                };
                 let fate = Walker::whole(rules, family).observe(&probe, &witness);
                 let known = fate.branches.iter().filter(|branch| branch.seen.assumed().is_none());
                 let sum: f64 = known.map(|branch| branch.weight).sum();

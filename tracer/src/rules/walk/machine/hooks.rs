@@ -94,6 +94,7 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
                 });
             }
             state.translated = true;
+            state.untracked |= self.observer.ipvs_is_untracked();
             let masquerade = real.masquerade;
             O::note(&mut state.seen, || Note::Server { address, real: Some(real.address), masquerade });
             if masquerade {
