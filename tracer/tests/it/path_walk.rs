@@ -1,10 +1,16 @@
 //! A walk that notes every rule: the chains of every program, their policies, conditions that cannot be judged, and the
 //! text of rules.
 
-use std::{fs, net::IpAddr};
+use std::{
+    fs,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 use viptrace::{
+    diagnosis::path::{From, Outcome, Question, Scene, To},
     net::{Family, Protocol},
+    node::routes::Routes,
     rules::{
         Origin, Probe, Ruleset, Step,
         iptables::{self, Hint},
@@ -206,4 +212,38 @@ fn chains_in_a_loop_end_with_a_note() {
     assert!((sum - 1.0).abs() < 1e-9, "{fate:#?}");
     let is_lost = |note: &Note| matches!(note, Note::Lost { .. });
     assert!(fate.branches.iter().all(|branch| branch.seen.to_vec().iter().any(is_lost)), "{fate:#?}");
+}
+
+/// Rules that double the ways in each chain are given up in time, and the answer states it.
+#[test]
+fn ways_without_end_are_left_out() {
+    let mut text = String::from("*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j C0\n");
+    for chain in 0..15 {
+        let next = chain + 1;
+        let rule = format!(
+            "-A C{chain} -m statistic --mode random --probability 0.5 -j C{next}\n-A C{chain} -j C{next}\n"
+        );
+        text.push_str(&rule);
+    }
+    text.push_str("-A C15 -d 10.96.0.1/32 -j DNAT --to-destination 10.244.1.5:80\nCOMMIT\n");
+    let rules = iptables::parse(&text, Hint::default());
+    let routes = Routes::default();
+    let scene = Scene {
+        rules: &rules,
+        routes: &routes,
+        interfaces: None,
+        sysctls: None,
+        history: None,
+        node: None,
+        ipvs_is_untracked: false,
+        dataplane: None,
+        knows_rules: [true; 2],
+    };
+    let from = From::Address("10.244.1.90".parse().unwrap());
+    let to = To::Address("10.96.0.1:80".parse().unwrap());
+    let begun = Instant::now();
+    let journey = scene.journey(&Question { from, to, protocol: None, family: None }).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert_eq!(journey.result, Outcome::Unknown, "{}", journey.verdict);
+    assert!(journey.ways.len() <= 4096 && !journey.unjudged.is_empty(), "{}", journey.ways.len());
 }

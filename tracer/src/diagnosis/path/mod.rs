@@ -34,6 +34,8 @@ use steps::Reader;
 /// The source port of a client whose port is not known: in the range that Linux uses by default
 /// (`net.ipv4.ip_local_port_range`).
 const CLIENT_PORT: u16 = 40_000;
+/// The most ways of an answer: more than any Service has endpoints. Rules that branch without end have more.
+const MAX_WAYS: usize = 4096;
 /// The most conditions listed; an answer that depends on more is not an answer.
 const MAX_CONDITIONS: usize = 12;
 
@@ -69,6 +71,9 @@ impl<'a> Scene<'a> {
         let fate = self.fate(&packet);
         let (real, assumed): (Vec<_>, Vec<_>) =
             fate.branches.iter().partition(|branch| branch.seen.assumed().is_none());
+        let left_out = real.len().saturating_sub(MAX_WAYS);
+        let real = real.get(..MAX_WAYS).unwrap_or(&real);
+        let assumed = assumed.get(..MAX_WAYS).unwrap_or(&assumed);
         let reader = Reader { rules: self.rules };
         let notes: Vec<Vec<Note>> = real.iter().map(|branch| branch.seen.to_vec()).collect();
         let mut lists: Vec<Vec<Step>> = notes.iter().map(|notes| reader.steps(notes)).collect();
@@ -85,11 +90,14 @@ impl<'a> Scene<'a> {
             .map(|((branch, notes), steps)| self.way(&packet, branch, notes, steps))
             .collect();
         ways.sort_by_key(|way| way.endpoint.as_deref().and_then(|text| text.parse::<SocketAddr>().ok()));
-        let (depends_on, more) = conditions(&real, &assumed, &reader);
+        let (depends_on, more) = conditions(real, assumed, &reader);
         let reply = self.reply(&packet, &ways);
         let mut unjudged = Vec::new();
         if fate.cut {
             unjudged.push("the rules branch too often: the walk was given up".to_owned());
+        }
+        if left_out > 0 {
+            unjudged.push(format!("{left_out} further ways are left out"));
         }
         if more > 0 {
             unjudged.push(format!("{more} further conditions cannot be judged"));
