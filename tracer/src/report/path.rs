@@ -214,17 +214,18 @@ fn split(way: &Way) -> (&[Step], &[Step]) {
     way.steps.split_at(at)
 }
 
-/// `10.244.1.11:8080 shop/cart-1 on worker-1`
+/// `10.244.1.11:8080 shop/cart-1 on worker-1`, and what becomes of a packet that does not reach it.
 fn end(way: &Way) -> String {
-    let Some(endpoint) = &way.endpoint else {
-        return match way.result {
-            Outcome::Refused => "refused".to_owned(),
-            Outcome::Dropped => "dropped".to_owned(),
-            Outcome::Unknown => "not known".to_owned(),
-            _ => "not translated".to_owned(),
-        };
+    let fate = match way.result {
+        Outcome::Refused => "refused",
+        Outcome::Dropped => "dropped",
+        Outcome::Unknown => "not known",
+        Outcome::Reaches => "",
+        _ => "not translated",
     };
+    let Some(endpoint) = &way.endpoint else { return fate.to_owned() };
     let pod = way.pod.as_ref().map(|pod| format!(" {pod}")).unwrap_or_default();
     let node = way.node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
-    format!("{endpoint}{pod}{node}")
+    let fate = if fate.is_empty() { String::new() } else { format!(", {fate}") };
+    format!("{endpoint}{pod}{node}{fate}")
 }

@@ -205,6 +205,7 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
     let mut target: Option<(Cow<'_, str>, bool)> = None;
     let mut negated = false;
     let mut target_steps = Vec::new();
+    let mut module = Module::default();
     while let Some(word) = words.next() {
         match word.as_ref() {
             "!" => {
@@ -212,11 +213,15 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
                 continue;
             }
             "-m" | "--match" => {
-                words.next();
+                module.end(&mut rule.steps);
+                module = Module::begin(words.next());
                 continue;
             }
             "--comment" => rule.comment = words.next().map(|text| text.into_owned().into()),
-            "-j" | "-g" => target = words.next().map(|name| (name, word == "-g")),
+            "-j" | "-g" => {
+                module.end(&mut rule.steps);
+                target = words.next().map(|name| (name, word == "-g"));
+            }
             option if target.is_some() => {
                 // KUBE chains have no options, and only those of a few targets matter.
                 if let Some(step) = target_option(option, &mut words) {
@@ -224,10 +229,13 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
                 }
             }
             option => {
-                if !condition(option, negated, &mut words, &mut rule.steps) {
+                module.has_option = true;
+                if condition(option, negated, &mut words, &mut rule.steps) {
+                    module.is_unknown = false;
+                } else {
                     let mut text = if negated { format!("! {option}") } else { option.to_owned() };
                     words.arguments(&mut text);
-                    rule.steps.push(Step::Unknown(text.into()));
+                    module.unknown(&text, &mut rule.steps);
                 }
             }
         }
@@ -254,6 +262,45 @@ fn parse_rule(mut words: Words<'_>) -> Rule {
         }
     }
     rule
+}
+
+/// The match whose options follow (`-m NAME`).
+#[derive(Default)]
+struct Module<'a> {
+    name: Option<Cow<'a, str>>,
+    has_option: bool,
+    /// The last condition is one of its unknown options.
+    is_unknown: bool,
+}
+
+impl<'a> Module<'a> {
+    fn begin(name: Option<Cow<'a, str>>) -> Self {
+        Self { name, ..Self::default() }
+    }
+
+    /// Adds an unknown option: those of one match are one condition, with the match's name.
+    fn unknown(&mut self, option: &str, steps: &mut Vec<Step>) {
+        if let (true, Some(Step::Unknown(text))) = (self.is_unknown, steps.last_mut()) {
+            *text = format!("{text} {option}").into();
+            return;
+        }
+        self.is_unknown = true;
+        let text = match &self.name {
+            Some(name) => format!("-m {name} {option}"),
+            None => option.to_owned(),
+        };
+        steps.push(Step::Unknown(text.into()));
+    }
+
+    /// Some matches decide without an option.
+    fn end(&mut self, steps: &mut Vec<Step>) {
+        if let Some(name @ ("socket" | "rpfilter" | "eui64")) = self.name.as_deref()
+            && !self.has_option
+        {
+            steps.push(Step::Unknown(format!("-m {name}").into()));
+        }
+        self.name = None;
+    }
 }
 
 fn target_option(option: &str, words: &mut Words<'_>) -> Option<Step> {

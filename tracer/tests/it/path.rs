@@ -169,7 +169,8 @@ fn a_network_policy_of_calico() {
         condition["why"].as_str().unwrap().contains("the ipset cali40s:allowed was not captured"),
         "{unknown}"
     );
-    assert!(condition["then"].as_str().unwrap().starts_with("it reaches"), "{unknown}");
+    let then = "it reaches one of 3 endpoints, which sees the client's address";
+    assert_eq!(condition["then"], then, "{unknown}");
     let verdict = unknown["verdict"].as_str().unwrap();
     assert!(
         verdict.contains("rule 5 of cali-fw-cali1") && verdict.contains("Drop if no policies"),
@@ -188,6 +189,8 @@ fn a_network_policy_of_calico() {
         known["verdict"].as_str().unwrap().contains("33 %: dropped by rule 5 of cali-fw-cali1"),
         "{known}"
     );
+    let lost = known["ways"].as_array().unwrap().iter().find(|way| way["result"] == "dropped").unwrap();
+    assert_eq!(lost["endpoint"], "10.244.2.13:8080", "what it was translated to: {known}");
     node.write("node/ipset-save.txt", &set.replace("10.244.1.0/24", "10.244.0.0/16"));
     assert_eq!(result_of(&node, "pod/shop/client-1 shop/cart").0, "reaches");
 }
@@ -526,4 +529,33 @@ fn another_dataplane_serves_the_node() {
     let journey = journey(&node, "pod/shop/client-1 shop/cart");
     assert_eq!(journey["result"], "unknown", "{journey}");
     assert!(journey["unjudged"].to_string().contains("Cilium serves Services on this node"), "{journey}");
+}
+
+/// Matches that decide without an option, and several unknown options of one match.
+#[test]
+fn a_match_that_is_not_known_keeps_its_name() {
+    let node = node("iptables");
+    beside(
+        &node,
+        "filter",
+        "",
+        "-A FORWARD -m socket -j DROP\n-A FORWARD -m limit --limit 3/min --limit-burst 10 -j DROP\n-A FORWARD -m rpfilter --invert -j DROP\n",
+        "",
+    );
+    let journey = journey(&node, "pod/shop/client-1 shop/cart");
+    assert_eq!(journey["result"], "reaches", "{journey}");
+    let texts: Vec<&str> = journey["depends_on"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|condition| condition["rule"]["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        texts,
+        [
+            "-m socket -j DROP",
+            "-m limit --limit 3/min --limit-burst 10 -j DROP",
+            "-m rpfilter --invert -j DROP"
+        ]
+    );
 }

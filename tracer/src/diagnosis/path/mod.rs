@@ -24,7 +24,7 @@ use crate::{
     node::{interfaces::Interfaces, routes::Routes, sysctl::Sysctls},
     rules::{
         End, Origin, Probe, Ruleset,
-        walk::{Branch, Devices, Fate, Note, Notes, Walker, Witness},
+        walk::{Branch, Devices, Fate, Note, Notes, Place, Walker, Witness},
     },
     time::Timestamp,
 };
@@ -180,7 +180,7 @@ impl<'a> Scene<'a> {
         };
         let endpoint = match branch.end {
             End::Endpoint(endpoint) => Some(endpoint),
-            _ => None,
+            _ => steps::translated(self.rules, notes),
         };
         let pod = endpoint
             .and_then(|endpoint| self.history?.pod_by_ip(endpoint.ip(), Timestamp::MAX))
@@ -197,6 +197,16 @@ impl<'a> Scene<'a> {
     }
 }
 
+/// A rule that was assumed to match.
+struct Assumption {
+    /// Among the notes of its way.
+    position: usize,
+    place: Place,
+    /// The ends after it: each with whether it is masqueraded, and whether its way is not known.
+    ends: Vec<(End, bool, bool)>,
+    condition: Condition,
+}
+
 /// The rules whose conditions cannot be judged and that would change the result, and the number of those left out.
 fn conditions(
     real: &[&Branch<Notes>],
@@ -206,26 +216,30 @@ fn conditions(
     let is_known = |other: &Branch<Notes>| {
         real.iter().any(|one| one.end == other.end && one.masquerade == other.masquerade)
     };
-    let mut found: Vec<(usize, Condition, crate::rules::walk::Place)> = Vec::new();
+    let mut found: Vec<Assumption> = Vec::new();
     for branch in assumed {
         let Some(place) = branch.seen.assumed() else { continue };
         let notes = branch.seen.to_vec();
         let is_lost = notes.iter().any(|note| matches!(note, Note::Lost { .. }));
-        if is_known(branch) && !is_lost || found.iter().any(|(_, _, known)| *known == place) {
+        if is_known(branch) && !is_lost {
+            continue;
+        }
+        let end = (branch.end, branch.masquerade, is_lost);
+        if let Some(known) = found.iter_mut().find(|known| known.place == place) {
+            known.ends.push(end);
             continue;
         }
         let position = notes.iter().position(|note| matches!(note, Note::Assumes { .. })).unwrap_or(0);
         let Some(rule) = reader.rule_at(&notes, position) else { continue };
-        let then = if is_lost {
-            "its way is not known".to_owned()
-        } else {
-            words::then(branch.end, branch.masquerade)
-        };
-        found.push((position, Condition { why: reader.why(place), rule, then }, place));
+        let condition = Condition { why: reader.why(place), rule, then: String::new() };
+        found.push(Assumption { position, place, ends: vec![end], condition });
     }
-    found.sort_by_key(|(position, ..)| *position);
+    for one in &mut found {
+        one.condition.then = words::then(&one.ends);
+    }
+    found.sort_by_key(|one| (one.position, one.place));
     let more = found.len().saturating_sub(MAX_CONDITIONS);
-    (found.into_iter().take(MAX_CONDITIONS).map(|(_, condition, _)| condition).collect(), more)
+    (found.into_iter().take(MAX_CONDITIONS).map(|one| one.condition).collect(), more)
 }
 
 /// The number of steps that all ways have in common at their beginning.

@@ -78,6 +78,7 @@ pub struct Way {
     /// 0 to 1.
     pub share: f64,
     pub result: Outcome,
+    /// To which it is translated, also where it is dropped or refused after that.
     pub endpoint: Option<String>,
     pub pod: Option<String>,
     /// The node of the Pod.

@@ -58,7 +58,9 @@ impl Scene<'_> {
         }
         let others: Vec<SocketAddr> =
             kept.iter().copied().filter(|endpoint| endpoint.ip() != packet.source).collect();
-        let Some(first) = others.first() else { return };
+        if others.is_empty() {
+            return;
+        }
         if packet.origin != Origin::Outside {
             reply.lines.push(format!("the reply returns to this node, where conntrack restores {vip}"));
             let bridged = |endpoint: &SocketAddr| {
@@ -79,18 +81,19 @@ impl Scene<'_> {
             }
             return;
         }
-        let elsewhere = others.iter().filter(|endpoint| self.is_pod_here(**endpoint) == Some(false)).count();
-        if elsewhere > 0 {
-            let endpoints = if others.len() == 1 {
+        let elsewhere: Vec<SocketAddr> =
+            others.iter().copied().filter(|endpoint| self.is_pod_here(*endpoint) == Some(false)).collect();
+        if let Some(first) = elsewhere.first() {
+            let endpoints = if elsewhere.len() == 1 {
                 format!("{first} is not on this node and sees")
             } else {
-                format!("{} are not on this node and see", count(elsewhere, "endpoint"))
+                format!("{} are not on this node and see", count(elsewhere.len(), "endpoint"))
             };
             reply.lines.push(format!(
                 "{endpoints} the client's address: the reply does not come back through this node, and the client gets \
                  it from another address than {vip}"
             ));
-            reply.is_lost |= elsewhere == all;
+            reply.is_lost |= elsewhere.len() == all;
         } else {
             reply.lines.push(format!("the reply leaves through this node, where conntrack restores {vip}"));
         }

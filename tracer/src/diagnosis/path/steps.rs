@@ -1,5 +1,7 @@
 //! From the notes of a walk to the steps that a person reads: chains without an effect are left out.
 
+use std::net::SocketAddr;
+
 use super::record::{Step, StepKind};
 use crate::rules::{
     Base, Chain, HookPoint, Rule, Ruleset, Step as Part, Table, Verdict, text,
@@ -194,6 +196,22 @@ fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Opt
         _ => {}
     }
     (!effects.is_empty()).then(|| effects.join("; "))
+}
+
+/// Where the packet was translated to on its way, whatever became of it.
+pub(super) fn translated(rules: &Ruleset, notes: &[Note]) -> Option<SocketAddr> {
+    let reader = Reader { rules };
+    notes.iter().rev().find_map(|note| match note {
+        Note::Server { real, .. } => *real,
+        Note::Matches { place, verdict, .. } => {
+            let found = reader.find(*place)?;
+            match verdict.as_ref().or_else(|| verdict_of(found.rule)) {
+                Some(Verdict::Dnat(to)) if to.port() > 0 => Some(*to),
+                _ => None,
+            }
+        }
+        _ => None,
+    })
 }
 
 /// The verdict that the rule itself has.

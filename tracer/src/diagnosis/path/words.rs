@@ -161,18 +161,38 @@ pub(super) fn decider(step: &Step) -> String {
     }
 }
 
-/// The end of a packet if a rule matches.
-pub(super) fn then(end: End, masquerade: bool) -> String {
-    match end {
-        End::Endpoint(endpoint) if masquerade => {
-            format!("it reaches {endpoint}, which sees an address of this node as the client")
+/// The ends of a packet if a rule matches: each with whether it is masqueraded, and whether its way is not known.
+pub(super) fn then(ends: &[(End, bool, bool)]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut endpoints: Vec<_> = ends
+        .iter()
+        .filter_map(|(end, ..)| match end {
+            End::Endpoint(endpoint) => Some(*endpoint),
+            _ => None,
+        })
+        .collect();
+    endpoints.sort_unstable();
+    endpoints.dedup();
+    for (end, masquerade, is_lost) in ends {
+        let seen = if *masquerade { "an address of this node as the client" } else { "the client's address" };
+        let part = match (end, endpoints.as_slice()) {
+            _ if *is_lost => "its way is not known".to_owned(),
+            (End::Endpoint(_), [only]) => format!("it reaches {only}, which sees {seen}"),
+            (End::Endpoint(_), several) => {
+                format!("it reaches one of {}, which sees {seen}", count(several.len(), "endpoint"))
+            }
+            (End::Refused, _) => "it is refused".to_owned(),
+            (End::Dropped, _) => "it is dropped".to_owned(),
+            (End::Passed, _) if *masquerade => {
+                "it goes on with an address of this node as its source".to_owned()
+            }
+            (End::Passed, _) => "it goes on unchanged".to_owned(),
+        };
+        if !parts.contains(&part) {
+            parts.push(part);
         }
-        End::Endpoint(endpoint) => format!("it reaches {endpoint}, which sees the client's address"),
-        End::Refused => "it is refused".to_owned(),
-        End::Dropped => "it is dropped".to_owned(),
-        End::Passed if masquerade => "it goes on with an address of this node as its source".to_owned(),
-        End::Passed => "it goes on unchanged".to_owned(),
     }
+    parts.join(", or ")
 }
 
 /// What the rules of this node alone do not show.
