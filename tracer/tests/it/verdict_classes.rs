@@ -195,6 +195,37 @@ fn c1_when_kube_proxy_or_all_its_rules_are_gone() {
     assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
 }
 
+/// The same symptom with a kube-proxy that runs and had written its rules.
+#[test]
+fn c5e_when_another_program_removed_the_rules() {
+    // 1,700,000,000 is the start of the test's day.
+    const WRITTEN: &str = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 1.70000003e+09\n\
+        kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.70000003e+09\n";
+    const NEVER_WRITTEN: &str = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 1.70000003e+09\n\
+        kubeproxy_sync_proxy_rules_last_timestamp_seconds 0\n";
+    const WRITTEN_LATER: &str = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 1.70000007e+09\n\
+        kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.70000007e+09\n";
+    let mut world = World::new();
+    world.node.rules = Rules::Nothing;
+    world.node.metrics = WRITTEN;
+    let verdict = world.verdict(untranslated().silent(60_000), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C5e, Confidence::High));
+    assert!(verdict.evidence.iter().any(|e| e.content == "kube-proxy has written its rules"));
+    // It is starting: it has not written any yet.
+    for metrics in [NEVER_WRITTEN, WRITTEN_LATER] {
+        world.node.metrics = metrics;
+        assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1, "{metrics}");
+    }
+    // Without metrics: the trace saw a translation before.
+    world.node.metrics = "";
+    let (flows, _) = fold(to_cart().healthy(30_000).out, 40_000);
+    world.note(&flows[0]);
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C5e);
+    // kube-proxy does not run: nobody removed anything, as far as is known.
+    world.node.running = Some(false);
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
+}
+
 /// Observed on a guest without a single rule: no conntrack hook is registered, so there is no entry and no decision.
 #[test]
 fn c1_on_a_node_that_tracks_nothing() {

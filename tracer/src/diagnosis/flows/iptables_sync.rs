@@ -9,6 +9,7 @@ use crate::{
     flow::{Outcome, RefusalKind, Stage},
     node::{Presence, RuleEffect, interfaces::Dataplane},
     sighting::Hook,
+    time::Timestamp,
     verdict::EvidenceType,
 };
 
@@ -90,6 +91,12 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     // Several Services without a rule while kube-proxy runs and its rules stand: each lacks its own rule (C4, C5).
     let works = running == Some(true) && rules == Presence::Present;
     let elsewhere = !works && case.ctx.translations.other_services_untranslated(case.vip.addr, case.decided);
+    if running == Some(true)
+        && rules == Presence::Absent
+        && let Some(written) = rules_were_written(case)
+    {
+        return Some(lowered(case, removed(case, usable, written)));
+    }
     if running == Some(false) || rules == Presence::Absent || elsewhere {
         return Some(lowered(case, no_proxy(case, usable, rule, elsewhere)));
     }
@@ -153,6 +160,47 @@ fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
     .fill("DATAPLANE", dataplane.as_str())
 }
 
+/// The evidence that this kube-proxy has written its rules before: its last sync, or a translation that was observed.
+fn rules_were_written(case: &Case<'_>) -> Option<(Timestamp, &'static str)> {
+    let synced =
+        case.ctx.node.report.last_synced.filter(|synced| Timestamp::MIN < *synced && *synced < case.decided);
+    let synced = synced.map(|synced| (synced, "kube-proxy has written its rules"));
+    synced.or_else(|| {
+        Some((case.ctx.translations.last_translated(case.decided)?, "its rules translated connections"))
+    })
+}
+
+/// C5e.
+/// Mechanism: kube-proxy has written its rules and runs, and none are left: another program removed them. kube-proxy
+/// notices it by its canary chain within 30 s in iptables mode (`iptables.Monitor`, `pkg/util/iptables/iptables.go`), and
+/// in the other modes at its next full sync.
+fn removed(case: &Case<'_>, usable: Usable, (written, how): (Timestamp, &str)) -> Finding {
+    let node = case.ctx.node;
+    let mut finding = Finding::new(
+        Class::C5e,
+        format!(
+            "another program removed the rules of kube-proxy, which runs: {} is not translated",
+            case.name()
+        ),
+    )
+    .confidence(if case.decision.is_some() { Confidence::High } else { Confidence::Medium })
+    .api(Some(usable.since), case.usable_evidence())
+    .node(node.read_at(), "no rules of kube-proxy in the kernel, and a running kube-proxy")
+    .node(Some(written), how)
+    .unobserved("which program removed them")
+    .related(&[Class::C1]);
+    if case.decision.is_none() {
+        finding = untracked(finding);
+    }
+    finding
+}
+
+/// Without any rule that needs conntrack the kernel registers none of its hooks in a namespace
+/// (`nf_ct_netns_get`, `net/netfilter/nf_conntrack_proto.c`).
+fn untracked(finding: Finding) -> Finding {
+    finding.unobserved("a NAT decision: there is no conntrack entry, because no rule on this node needs one")
+}
+
 fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere: bool) -> Finding {
     let running = case.ctx.node.running;
     // If one family is known to have no rules while the other was not read, this proves nothing for IPv6.
@@ -202,13 +250,11 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere
         finding = finding.against(
             EvidenceType::Node,
             case.ctx.node.read_at(),
-            "kube-proxy runs: it may be starting, or another program flushed its rules (C5e)",
+            "kube-proxy runs: it may be starting, or another program removed its rules (C5e)",
         );
     }
     if case.decision.is_none() {
-        finding = finding.unobserved(
-            "a NAT decision: there is no conntrack entry, because no rule on this node needs one",
-        );
+        finding = untracked(finding);
     }
     if running.is_none() && rules == Presence::Unknown {
         finding = finding.unobserved("whether kube-proxy runs and which rules exist");

@@ -128,7 +128,7 @@ const RULES: [FlowRule; 39] = [
     rule(network_policy::dropped, &[Class::C30]),
     rule(no_endpoints::unanswered, &[Class::C20, Class::N19]),
     rule(service_config::node_port_not_here, &[Class::C26]),
-    rule(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::Unknown]),
+    rule(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::C5e, Class::Unknown]),
     rule(stale_endpoints::departing, &[Class::C5]),
     rule(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
     rule(backend_refused::refused, &[Class::C28]),

@@ -141,6 +141,11 @@ impl Translations {
         self.last_translated.is_some_and(|time| time >= at.saturating_sub(RECENTLY))
     }
 
+    /// When this node's rules last translated a Service, before `at`.
+    pub(super) fn last_translated(&self, at: Timestamp) -> Option<Timestamp> {
+        self.last_translated.filter(|time| *time < at)
+    }
+
     /// Whether this node's rules translated no Service around `at`, and left a Service other than `vip` untranslated.
     pub(super) fn other_services_untranslated(&self, vip: SocketAddr, at: Timestamp) -> bool {
         let lately = at.saturating_sub(RECENTLY);
