@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 
-use crate::{dataplane::Family, world::Stage};
+use crate::{dataplane::Family, rules::Rules, world::Stage};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Alone {
@@ -24,10 +24,19 @@ impl Alone {
             return Ok(Self { service: "shop/api", pod, vip, endpoint: at(pod, 8443)? });
         }
         let (pod, vip) = ("shop/payments-1", stage.vip("shop/payments", "grpc")?);
-        let endpoint = at(pod, 9090)?;
-        let other = stage.place("shop/payments-2")?.address;
-        let rules = stage.rules()?.with_endpoint_moved(other, endpoint.ip());
+        let alone = Self { service: "shop/payments", pod, vip, endpoint: at(pod, 9090)? };
+        let rules = alone.rules(stage)?;
         stage.break_rules(&rules)?;
-        Ok(Self { service: "shop/payments", pod, vip, endpoint })
+        Ok(alone)
+    }
+
+    /// The node's rules, which send to no other Pod.
+    pub(super) fn rules(&self, stage: &Stage) -> Result<Rules> {
+        let rules = stage.rules()?;
+        if stage.family() == Family::V4 {
+            return Ok(rules.clone());
+        }
+        let other = stage.place("shop/payments-2")?.address;
+        Ok(rules.with_endpoint_moved(other, self.endpoint.ip()))
     }
 }

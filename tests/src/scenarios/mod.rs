@@ -8,6 +8,7 @@ mod check;
 mod check_kernel;
 mod every_kind;
 mod exit_status;
+mod firewall;
 mod flood;
 mod hairpin;
 mod healthy;
@@ -131,6 +132,8 @@ pub const ALL: &[Scenario] = &[
     scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE).runs(TWO_KERNELS),
     scenario("c20-no-endpoints", no_endpoints::story).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
     scenario("c1-rules-flushed", no_rules::all).covers(TCP4).on(EVERY).runs(TWO_KERNELS),
+    scenario("c1-nothing-tracked", no_rules::nothing_tracked).covers(TCP4).on(NETFILTER),
+    scenario("c5e-rules-removed", no_rules::removed).covers(TCP4).on(EVERY),
     scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER).runs(TWO_KERNELS),
     scenario("c16-conntrack-table-full", table_full::story).covers(TCP4).runs(EVERY_KERNEL),
     scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
@@ -155,6 +158,8 @@ pub const ALL: &[Scenario] = &[
     scenario("n9-old-flow-reset", old_flow::reset).runs(EVERY_KERNEL),
     scenario("n9-old-flow-stalls", old_flow::stalls).runs(EVERY_KERNEL),
     scenario("udp-answered", resets::datagrams::answered),
+    scenario("c30-dropped-by-firewall", firewall::dropped).covers(TCP4).on(EVERY),
+    scenario("c30-datagrams-dropped", firewall::dropped_datagrams).covers(UDP4),
     scenario("c29-udp-unanswered", resets::datagrams::unanswered),
     scenario("c28-udp-refused", resets::datagrams::refused).on(BOTH_FAMILIES).runs(EVERY_KERNEL_AND_MODE),
     scenario("c8-stale-udp-entry", resets::datagrams::stale_entry),

@@ -25,7 +25,31 @@ pub(super) fn all(stage: &mut Stage) -> Result<()> {
     stage.kube_proxy.kill();
     let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
+    expect_no_translation(stage, Class::C1)
+}
 
+/// The same without any rule of anybody: the kernel has no reason to track connections in this namespace, so that no
+/// conntrack hook sees them.
+pub(super) fn nothing_tracked(stage: &mut Stage) -> Result<()> {
+    let _here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    stage.watch()?;
+    stage.kube_proxy.kill();
+    let rules = stage.rules()?.clone();
+    stage.break_rules(&rules.without_kube_proxy())?;
+    stage.break_with(move |world| rules.clear(&world.topology.host), |_| Ok(()))?;
+    expect_no_translation(stage, Class::C1)
+}
+
+/// Another program removes the rules of a kube-proxy that runs and has written them.
+pub(super) fn removed(stage: &mut Stage) -> Result<()> {
+    let _here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    stage.watch()?;
+    let removed = stage.rules()?.without_kube_proxy();
+    stage.break_rules(&removed)?;
+    expect_no_translation(stage, Class::C5e)
+}
+
+fn expect_no_translation(stage: &mut Stage, class: Class) -> Result<()> {
     let from = stage.place("shop/client-1")?;
     let script = Script::exchange().connect_limit(PATIENCE);
     let mut waiting = Vec::new();
@@ -36,7 +60,7 @@ pub(super) fn all(stage: &mut Stage) -> Result<()> {
     for (service, clients) in waiting {
         let attempts = clients.join().map_err(|_| anyhow!("the clients of {service} panicked"))??;
         all_ended(&attempts, &Outcome::ConnectTimedOut)?;
-        stage.expect(&attempts, service, Class::C1, &Endpoint::Null);
+        stage.expect(&attempts, service, class, &Endpoint::Null);
     }
     Ok(())
 }

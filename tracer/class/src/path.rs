@@ -43,19 +43,22 @@ pub(super) const C29: Entry = Entry::fault("endpoint silent or unreachable", &[N
     )])
     .lab(&["c29-silent-same-node", "c29-silent-other-node", "c29-host-unreachable", "c29-udp-unanswered"]);
 
-pub(super) const C30: Entry = Entry::fault("stopped by a network policy or firewall", &[NetworkPolicy], Medium)
-    .seen(Trace)
-    .now(&[
-        Action::reads(
-            "list the policies that select the endpoint's Pod: `kubectl -n {NAMESPACE} get networkpolicies`",
-        ),
-        action::READ_OTHER_FIREWALL,
-    ])
-    .later(&[Action::reads("escalate to the owner of the CNI or of the host's firewall; kube-proxy is exonerated")])
-    .no_scenario(
-        "the lab's nodes have no rules of a CNI; tests/it/verdict_classes.rs and tests/it/verdict_resets.rs judge drops \
-         and refusals after NAT",
-    );
+pub(super) const C30: Entry = Entry::fault(
+    "stopped by a network policy or firewall",
+    &[NetworkPolicy],
+    Medium,
+)
+.seen(Trace)
+.now(&[
+    Action::reads(
+        "list the policies that select the endpoint's Pod: `kubectl -n {NAMESPACE} get networkpolicies`",
+    ),
+    action::READ_OTHER_FIREWALL,
+])
+.later(&[Action::reads(
+    "escalate to the owner of the CNI or of the host's firewall; kube-proxy is exonerated",
+)])
+.lab(&["c30-dropped-by-firewall", "c30-datagrams-dropped"]);
 
 pub(super) const C31: Entry = Entry::fault("hairpin, or reply that bypasses NAT", &[Hairpin], Medium)
     .seen(Both)

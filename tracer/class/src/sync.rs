@@ -42,7 +42,7 @@ pub(super) const C1: Entry = Entry::fault("kube-proxy absent or crashing", &[Pod
         Action::reads("alert on its unready Pods and on absent kube-proxy metrics"),
     ])
     .escalate(&[RESTART_DOES_NOT_HELP, ALL_NODES])
-    .lab(&["c1-rules-flushed", "check-kube-proxy-gone"]);
+    .lab(&["c1-rules-flushed", "c1-nothing-tracked", "check-kube-proxy-gone"]);
 
 pub(super) const C2: Entry = Entry::fault("kube-proxy cannot read the API", &[ApiConnectivity], High)
     .seen(Check)
@@ -174,7 +174,7 @@ const FIND_FLUSHER: Action = Action::reads(
 
 pub(super) const C5e: Entry =
     Entry::fault("rules removed or changed by another program", &[IptablesSync], Critical)
-        .seen(Check)
+        .seen(Both)
         .now(&[
             FIND_FLUSHER,
             Action::disrupts(concat!(
@@ -185,7 +185,7 @@ pub(super) const C5e: Entry =
         ])
         .later(&[action::ONE_OWNER])
         .escalate(&[RESTART_DOES_NOT_HELP, ALL_NODES])
-        .lab(&["check-rules-flushed"]);
+        .lab(&["check-rules-flushed", "c5e-rules-removed"]);
 
 pub(super) const C6: Entry = Entry::fault("stale endpoint in the rules", &[StaleEndpoints], High)
     .seen(Both)
