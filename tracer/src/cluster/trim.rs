@@ -3,7 +3,7 @@
 //! Owns the tolerance: the result is a trimmed object, or an [`Oddity`] that names the object, whatever the object
 //! contains. Must not keep any of the JSON, do I/O or panic.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{core::v1 as core, discovery::v1 as discovery},
@@ -25,6 +25,9 @@ use crate::{
 mod probes;
 #[cfg(test)]
 mod tests;
+mod wire;
+
+use wire::{Meta, Resource, Slice};
 
 /// The longest name that the API accepts (DNS subdomain, RFC 1123), in bytes.
 const MAX_NAME_BYTES: usize = 253;
@@ -82,53 +85,6 @@ pub fn trim<'de, S: Source<'de>>(kind: Kind, source: S, odd: &mut Vec<Oddity>) -
             Some(Trimmed { object: Object::Node(Arc::new(object)), created, changed })
         }
     }
-}
-
-/// The API's types, with the metadata reduced to the used parts: `managedFields` is as large as the rest of an object.
-#[derive(Deserialize)]
-struct Resource<Spec, Status> {
-    #[serde(default, deserialize_with = "or_default")]
-    metadata: Meta,
-    spec: Option<Spec>,
-    status: Option<Status>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Slice {
-    #[serde(default, deserialize_with = "or_default")]
-    metadata: Meta,
-    #[serde(default, deserialize_with = "or_default")]
-    address_type: String,
-    #[serde(default, deserialize_with = "or_default")]
-    endpoints: Vec<discovery::Endpoint>,
-    ports: Option<Vec<discovery::EndpointPort>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Meta {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    generation: Option<i64>,
-    creation_timestamp: Option<Time>,
-    deletion_timestamp: Option<Time>,
-    deletion_grace_period_seconds: Option<i64>,
-    managed_fields: Option<Vec<Write>>,
-    labels: Option<BTreeMap<String, String>>,
-    annotations: Option<BTreeMap<String, String>>,
-}
-
-/// One writer's entry in `managedFields`.
-#[derive(Deserialize)]
-struct Write {
-    time: Option<Time>,
-}
-
-/// The API writes an empty value as null, too.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(json: D) -> Result<T, D::Error> {
-    Option::deserialize(json).map(Option::unwrap_or_default)
 }
 
 /// An object's JSON, which can be read more than once.
