@@ -67,9 +67,11 @@ impl Config {
         }
     }
 
-    /// The settings in the flags, if kube-proxy was started without `--config`, which overrides nearly all others.
+    /// The settings in the flags, if kube-proxy was started without `--config`, which overrides nearly all others. A
+    /// command line without any flag says nothing: every installation sets some, and a wrapper can hide them.
     pub fn from_flags(process: &ProcessList) -> Option<Self> {
-        if process.arguments.is_empty() || process.flag("config").is_some() {
+        let has_flags = process.arguments.iter().skip(1).any(|argument| argument.starts_with('-'));
+        if !has_flags || process.flag("config").is_some() {
             return None;
         }
         let flag = |name: &str| process.flag(name).filter(|value| !value.is_empty());
@@ -313,8 +315,10 @@ mod tests {
         assert_eq!(config.mode.as_deref(), Some("nftables"));
         assert_eq!(config.node_port_addresses, ["192.0.2.0/24", "primary"]);
         assert_eq!(config.feature_gates, [("A".to_owned(), true)]);
-        let arguments = vec!["kube-proxy".to_owned(), "--config=/x".to_owned()];
-        assert_eq!(Config::from_flags(&ProcessList { arguments, ..ProcessList::default() }), None);
+        for arguments in [&["kube-proxy", "--config=/x"][..], &["/usr/local/bin/kube-proxy"], &[]] {
+            let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+            assert_eq!(Config::from_flags(&ProcessList { arguments, ..ProcessList::default() }), None);
+        }
     }
 
     #[test]
