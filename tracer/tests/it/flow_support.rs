@@ -279,6 +279,14 @@ impl Script {
         self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
     }
 
+    /// An answer under the endpoint's own address, which NAT did not translate back, is dropped with an entry of its own.
+    pub(crate) fn drop_answer(self, ms: u64) -> Self {
+        let mut packet = self.packet(self.reply(), 18, Some(self.entry(0)));
+        packet.reason = Some("NETFILTER_DROP".into());
+        packet.original_direction = Some(false);
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
     pub(crate) fn drop_table_full(self, ms: u64) -> Self {
         let mut packet = self.packet(self.orig(), 2, None);
         packet.reason = Some("NETFILTER_DROP".into());

@@ -76,6 +76,13 @@ fn c17_an_entry_that_could_not_be_inserted() {
     assert_eq!(verdict.class, Class::C17);
     assert!(verdict.root_cause.contains("hash chain is too long"), "{}", verdict.root_cause);
     assert!(verdict.unseen.iter().any(|what| what.contains("chaintoolong")), "{verdict:#?}");
+    // The drop of an answer is another packet's, and so is a drop that comes later.
+    let answer = to_cart().confirm(10_000).drop_answer(10_001).client_has_no_socket(10_002, addr(EP));
+    let answer = answer.retransmit(11_000, TcpState::SynSent).retransmit(13_000, TcpState::SynSent);
+    assert_eq!(World::new().verdict(answer, 30_000).class, Class::C31);
+    let later = to_cart().confirm(10_000).retransmit(11_000, TcpState::SynSent);
+    let later = later.drop_syn(11_001, "NETFILTER_DROP").retransmit(13_000, TcpState::SynSent);
+    assert_ne!(World::new().verdict(later, 30_000).class, Class::C17);
     // A policy's drop comes before: the entry never reaches the confirmation.
     let policy = dropped(to_cart()).retransmit(13_000, TcpState::SynSent);
     assert_eq!(World::new().verdict(policy, 30_000).class, Class::C30);

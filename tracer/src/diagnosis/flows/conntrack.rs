@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
-    flow::{Answer, Dropped, Outcome},
+    flow::{Answer, Dropped, Outcome, Stage},
     node::snapshot::ConntrackUse,
     sighting::Hook,
     verdict::EvidenceType,
@@ -57,7 +57,10 @@ pub(super) fn rerouted(case: &Case<'_>) -> Option<Finding> {
     let masqueraded = case.decision.is_some_and(|decision| decision.ct.masqueraded());
     let at_once = |drop: &&Dropped| {
         let (first, last) = (drop.occurrences.first, drop.occurrences.last);
-        drop.is("NETFILTER_DROP") && first <= killed.time.saturating_add(MOMENT) && last >= killed.time
+        drop.is("NETFILTER_DROP")
+            && drop.stage != Stage::Reply
+            && first <= killed.time.saturating_add(MOMENT)
+            && last >= killed.time
     };
     let dropped = trouble.drops.iter().find(at_once)?;
     let broke = case.failed() || trouble.picked_up.is_some();
@@ -81,13 +84,18 @@ pub(super) fn rerouted(case: &Case<'_>) -> Option<Finding> {
 /// Within this time of the entry's end its packet is dropped.
 const MOMENT: Duration = Duration::from_millis(1);
 
+/// Within this time of `__nf_conntrack_confirm`'s entry a packet that it drops is dropped, on a busy CPU too. A drop later
+/// on is of another packet.
+const AT_ONCE: Duration = Duration::from_millis(10);
+
 /// C17.
 /// Mechanism: two first packets race for one tuple (UDP from one socket, or two masqueraded sources for one port); one
 /// entry cannot be inserted and its packet is dropped.
 /// Without a race (C17c) the hash chain is too long, or the entry is being deleted. Such a drop is no policy's: rules run
 /// before the entry is confirmed (`nf_confirm` has the last priority).
-/// For: `nf_ct_resolve_clash`, then a drop of the unconfirmed packet; or that drop after `__nf_conntrack_confirm` was
-/// entered for it, in the same namespace.
+/// For: `nf_ct_resolve_clash`, then a drop of the unconfirmed packet; or that drop at once after `__nf_conntrack_confirm`
+/// was entered for it, in the same namespace.
+/// Against: the drop of an answer, whose own entry is never confirmed where it bypassed NAT (C31).
 /// Against: a retransmit that succeeded: the client had only a delay. A clash without a drop is resolved (N10).
 pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     let trouble = case.trouble()?;
@@ -95,8 +103,10 @@ pub(super) fn insertion_failed(case: &Case<'_>) -> Option<Finding> {
     let in_confirm = |drop: &Dropped| {
         let entered =
             case.decision.filter(|decision| decision.netns == drop.netns).and_then(|it| it.confirmed);
+        let first = drop.occurrences.first;
+        let at_once = entered.is_some_and(|entered| first >= entered && first.since(entered) < AT_ONCE);
         let by_netfilter = drop.reason.is_none() || drop.is("NETFILTER_DROP");
-        by_netfilter && entered.is_some_and(|entered| drop.occurrences.last >= entered)
+        by_netfilter && at_once && drop.opening && drop.stage != Stage::Reply
     };
     let lost = trouble.drops.iter().any(|drop| {
         drop.unconfirmed
