@@ -19,6 +19,7 @@ mod loaded;
 pub(crate) mod modules;
 mod netlink;
 pub mod procfs;
+mod release;
 pub mod routes;
 pub(crate) mod snapshot;
 pub(crate) mod sysctl;
@@ -32,6 +33,7 @@ pub(crate) use gap::Gap;
 pub use gap::Reason;
 pub(crate) use kube_proxy::Health;
 pub use kube_proxy::ProxyMode;
+pub(crate) use release::Release;
 pub(crate) use snapshot::{Presence, WriterEffect};
 pub use snapshot::{RuleEffect, Snapshot};
 

@@ -217,7 +217,7 @@ impl Pipeline {
         self.flows.finish(now);
         let mut judged = self.judge_settled(now);
         while let Some(flow) = self.undecided.pop() {
-            self.judge_or_wait(flow, now, &mut judged);
+            self.judge_or_wait(flow, now, false, &mut judged);
         }
         self.collect(judged)
     }
@@ -261,27 +261,31 @@ impl Pipeline {
                 continue;
             }
             self.note(&flow, now);
-            if let Some(until) = diagnosis::waits_for_cluster(&flow, &self.context(now)) {
-                if self.undecided.len() >= self.bounded(MAX_WAITING)
-                    && let Some(oldest) = self.undecided.pop()
-                {
-                    self.judge_or_wait(oldest, now, &mut judged);
-                }
-                self.undecided.push(until, flow);
-                continue;
-            }
-            self.judge_or_wait(flow, now, &mut judged);
+            self.judge_or_wait(flow, now, true, &mut judged);
         }
         while let Some(flow) = self.undecided.pop_due(now) {
-            self.judge_or_wait(flow, now, &mut judged);
+            self.judge_or_wait(flow, now, false, &mut judged);
         }
         judged
     }
 
-    /// Judges the flow, unless it waits for a read of the node.
-    fn judge_or_wait(&mut self, flow: Flow, now: Timestamp, judged: &mut Vec<Judged>) {
+    /// Judges the flow, unless it waits for the cluster's metadata, if it may, or for a read of the node.
+    fn judge_or_wait(&mut self, flow: Flow, now: Timestamp, for_cluster: bool, judged: &mut Vec<Judged>) {
         let fresh = self.node_read_began.is_some_and(|began| began >= flow.first_seen);
-        if fresh || !self.depends_on_node(&flow, now) {
+        let ctx = self.context(now);
+        let until = diagnosis::end_of_grace(&flow, &ctx);
+        let is_early = for_cluster && now < until;
+        let is_wrong = (is_early || !fresh) && diagnosis::is_endpoint_wrong(&flow, &ctx);
+        if is_early && is_wrong {
+            if self.undecided.len() >= self.bounded(MAX_WAITING)
+                && let Some(oldest) = self.undecided.pop()
+            {
+                self.judge_or_wait(oldest, now, false, judged);
+            }
+            self.undecided.push(until, flow);
+            return;
+        }
+        if fresh || !self.depends_on_node(&flow, is_wrong) {
             judged.extend(self.judge_flow(&flow, now));
             return;
         }
@@ -313,13 +317,13 @@ impl Pipeline {
 
     /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
     /// found the conntrack table full; or for one whose endpoint no slice lists.
-    fn depends_on_node(&self, flow: &Flow, now: Timestamp) -> bool {
-        let ctx = self.context(now);
+    fn depends_on_node(&self, flow: &Flow, is_endpoint_wrong: bool) -> bool {
         if flow.endpoint(self.settings.node_netns).is_some() {
             // kube-proxy's figures show the cause of stale rules, and rules of another writer may have chosen it.
-            return diagnosis::is_endpoint_wrong(flow, &ctx);
+            return is_endpoint_wrong;
         }
-        let address = || ctx.cluster.address(flow.orig.dst, flow.orig.protocol, flow.first_seen);
+        let history = &self.cluster.history;
+        let address = || history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen);
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
         !refused && !flow.outcome().is_success() && address() != Address::Other
     }

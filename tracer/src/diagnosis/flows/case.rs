@@ -9,7 +9,7 @@ use crate::{
     cluster::{Address, EndpointState, Kind, Membership, Usable, Via, Vip},
     flow::{Decision, Dropped, Flow, Outcome, Stage, Trouble},
     net::Netns,
-    node::{Presence, ProxyMode, RuleEffect, interfaces::Dataplane},
+    node::{Presence, ProxyMode, Release, RuleEffect, interfaces::Dataplane},
     sighting::{Hook, Status},
     text::count,
     time::Timestamp,
@@ -38,17 +38,11 @@ pub(super) struct Case<'a> {
 impl<'a> Case<'a> {
     /// The flow as its outcome shows it.
     pub(super) fn new(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>) -> Self {
-        Self::of(flow, ctx, vip, decision(flow, ctx), decided(flow, ctx), endpoint(flow, ctx))
+        Self::of(flow, ctx, vip, Choice::of(flow, ctx))
     }
 
-    fn of(
-        flow: &'a Flow,
-        ctx: &'a Context<'a>,
-        vip: Vip<'a>,
-        decision: Option<&'a Decision>,
-        decided: Timestamp,
-        endpoint: Option<SocketAddr>,
-    ) -> Self {
+    fn of(flow: &'a Flow, ctx: &'a Context<'a>, vip: Vip<'a>, choice: Choice<'a>) -> Self {
+        let Choice { decision, decided, endpoint } = choice;
         let (membership, is_ahead) = match endpoint.map(|endpoint| membership(ctx, &vip, endpoint, decided)) {
             Some((membership, is_ahead)) => (Some(membership), is_ahead),
             None => (None, false),
@@ -71,13 +65,8 @@ impl<'a> Case<'a> {
     /// The same flow as seen from each of its attempts that the outcome is not due to.
     pub(super) fn other_attempts(&self) -> impl Iterator<Item = Case<'a>> {
         let Self { flow, ctx, vip, endpoint: instead, .. } = *self;
-        let others = flow.attempts(ctx.node_netns).filter(move |other| other.endpoint() != instead);
-        others.map(move |decision| {
-            // NAT decided between the flow's first packet and the drop of this one, which is all that is known.
-            let decided = decision.confirmed.map_or(flow.first_seen, |_| decision.time);
-            let case = Case::of(flow, ctx, vip, Some(decision), decided, decision.endpoint());
-            Case { instead, ..case }
-        })
+        Choice::others(flow, ctx, instead)
+            .map(move |choice| Case { instead, ..Case::of(flow, ctx, vip, choice) })
     }
 
     /// Whether the endpoint is known to have answered.
@@ -103,7 +92,8 @@ impl<'a> Case<'a> {
     /// (`pkg/features/kube_features.go`). An unknown version counts as a current one.
     pub(super) fn uses_terminating(&self) -> bool {
         let node = self.ctx.node;
-        let old = node.version.as_deref().and_then(release).is_some_and(|release| release < (1, 26));
+        let old =
+            node.version.as_deref().and_then(Release::parse).is_some_and(|release| release < Release(1, 26));
         node.report.uses_terminating.unwrap_or(!old)
     }
 
@@ -296,36 +286,49 @@ pub(super) fn address<'a>(flow: &Flow, ctx: &Context<'a>) -> Address<'a> {
     }
 }
 
-/// Major and minor number of a release: `v1.25.3` and `v1.25.3+k3s1` are (1, 25).
-fn release(version: &str) -> Option<(u32, u32)> {
-    let mut parts = version.trim().trim_start_matches('v').split('.');
-    let release = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    parts.next().filter(|_| release.0 > 0).map(|_| release)
+/// The choice of an endpoint, in the namespace of kube-proxy's rules.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice<'a> {
+    pub(super) decision: Option<&'a Decision>,
+    /// The time of the NAT decision, or of the first sighting.
+    pub(super) decided: Timestamp,
+    pub(super) endpoint: Option<SocketAddr>,
 }
 
-/// The decision in the namespace of kube-proxy's rules. If that namespace is unknown, a redirection to the loopback
-/// address is a sidecar's, in its Pod.
-pub(super) fn decision<'f>(flow: &'f Flow, ctx: &Context<'_>) -> Option<&'f Decision> {
-    let is_sidecars = |decision: &&Decision| {
-        ctx.node_netns.is_none() && decision.endpoint().is_some_and(|endpoint| endpoint.ip().is_loopback())
-    };
-    flow.decision(ctx.node_netns).filter(|decision| !is_sidecars(decision))
-}
+impl<'a> Choice<'a> {
+    /// The choice that the outcome is due to. If that namespace is unknown, a redirection to the loopback address is a
+    /// sidecar's, in its Pod.
+    pub(super) fn of(flow: &'a Flow, ctx: &Context<'_>) -> Self {
+        let is_sidecars = |decision: &&Decision| {
+            ctx.node_netns.is_none()
+                && decision.endpoint().is_some_and(|endpoint| endpoint.ip().is_loopback())
+        };
+        let decision = flow.decision(ctx.node_netns).filter(|decision| !is_sidecars(decision));
+        let ipvs = flow.chosen_by_ipvs(ctx.node_netns);
+        let confirmed = decision.filter(|decision| decision.confirmed.is_some());
+        // If no entry was confirmed, NAT decided separately for each retransmit: the first attempt counts.
+        let decided = confirmed.map(|decision| decision.time).or_else(|| Some(ipvs?.time));
+        Self {
+            decision,
+            decided: decided.unwrap_or(flow.first_seen),
+            endpoint: decision.and_then(Decision::endpoint).or_else(|| Some(ipvs?.destination)),
+        }
+    }
 
-/// The endpoint of that decision, or of IPVS's.
-pub(super) fn endpoint(flow: &Flow, ctx: &Context<'_>) -> Option<SocketAddr> {
-    let decided = decision(flow, ctx).and_then(Decision::endpoint);
-    decided.or_else(|| flow.chosen_by_ipvs(ctx.node_netns).map(|chosen| chosen.destination))
-}
-
-/// The time of the NAT decision, or of the first sighting.
-pub(super) fn decided(flow: &Flow, ctx: &Context<'_>) -> Timestamp {
-    // If no entry was confirmed, NAT decided separately for each retransmit: the first attempt counts.
-    decision(flow, ctx)
-        .filter(|decision| decision.confirmed.is_some())
-        .map(|decision| decision.time)
-        .or_else(|| flow.chosen_by_ipvs(ctx.node_netns).map(|chosen| chosen.time))
-        .unwrap_or(flow.first_seen)
+    /// The choices of the attempts that did not go to this endpoint.
+    pub(super) fn others(
+        flow: &'a Flow,
+        ctx: &Context<'_>,
+        endpoint: Option<SocketAddr>,
+    ) -> impl Iterator<Item = Self> {
+        let others = flow.attempts(ctx.node_netns).filter(move |other| other.endpoint() != endpoint);
+        others.map(|decision| Self {
+            decision: Some(decision),
+            // NAT decided between the flow's first packet and the drop of this one, which is all that is known.
+            decided: decision.confirmed.map_or(flow.first_seen, |_| decision.time),
+            endpoint: decision.endpoint(),
+        })
+    }
 }
 
 /// The state of the endpoint when it was chosen, and whether viptrace learned it later than kube-proxy: a state in which

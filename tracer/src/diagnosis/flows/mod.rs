@@ -25,9 +25,9 @@ mod stale_endpoints;
 mod timeline;
 mod translations;
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
-use case::Case;
+use case::{Case, Choice};
 
 use super::finding::{Finding, rules_of_endpoint};
 
@@ -229,29 +229,29 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     Some(Judgement { verdict: record::of(&case, finding), lasting })
 }
 
-/// Until when the verdict must wait for the cluster's metadata; `None` if it need not, or if that time has passed.
+/// Until when the cluster's metadata can still clear a [wrong endpoint](is_endpoint_wrong).
 ///
 /// kube-proxy and viptrace watch the API server independently, and either can be ahead: an endpoint that no slice lists
 /// yet may have been added, and one that left may have returned. An endpoint counts as wrong only if the metadata does
 /// not list it within the grace after it was chosen.
-pub fn waits_for_cluster(flow: &Flow, ctx: &Context<'_>) -> Option<Timestamp> {
-    let until = case::decided(flow, ctx).saturating_add(ctx.grace);
-    (ctx.now < until && is_endpoint_wrong(flow, ctx)).then_some(until)
+pub fn end_of_grace(flow: &Flow, ctx: &Context<'_>) -> Timestamp {
+    Choice::of(flow, ctx).decided.saturating_add(ctx.grace)
 }
 
 /// Whether kube-proxy should not have chosen the flow's endpoint, or that of an earlier attempt, for longer than the grace.
 pub fn is_endpoint_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
-    let Some(endpoint) = case::endpoint(flow, ctx) else { return false };
+    let choice = Choice::of(flow, ctx);
+    if choice.endpoint.is_none() {
+        return false;
+    }
     let Address::Vip(vip) = case::address(flow, ctx) else { return false };
-    let is_wrong =
-        |endpoint: SocketAddr, decided: Timestamp| match case::membership(ctx, &vip, endpoint, decided).0 {
+    let is_wrong = |Choice { decided, endpoint, .. }: Choice<'_>| {
+        endpoint.is_some_and(|endpoint| match case::membership(ctx, &vip, endpoint, decided).0 {
             Membership::NeverSeen { .. } => true,
             other => other.unusable_since().is_some_and(|since| since.saturating_add(ctx.grace) < decided),
-        };
-    let mut attempts =
-        flow.attempts(ctx.node_netns).filter_map(|attempt| Some((attempt.endpoint()?, attempt.time)));
-    is_wrong(endpoint, case::decided(flow, ctx))
-        || attempts.any(|(other, time)| other != endpoint && is_wrong(other, time))
+        })
+    };
+    is_wrong(choice) || Choice::others(flow, ctx, choice.endpoint).any(is_wrong)
 }
 
 /// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.
