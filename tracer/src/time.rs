@@ -28,6 +28,17 @@ impl Timestamp {
         self.0
     }
 
+    /// From seconds as a metric has them; `None` for a time before 1970 or after 2554.
+    pub(crate) fn from_unix_secs_f64(secs: f64) -> Option<Self> {
+        let since = Duration::try_from_secs_f64(secs).ok()?;
+        u64::try_from(since.as_nanos()).ok().map(Self)
+    }
+
+    /// In seconds, exact to a microsecond.
+    pub(crate) fn as_unix_secs_f64(self) -> f64 {
+        Duration::from_nanos(self.0).as_secs_f64()
+    }
+
     /// The time from `earlier` to `self`, zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -12,7 +12,7 @@ use crate::{
     node::{
         Snapshot,
         capture::{Capture, Kind},
-        interfaces::{Dataplane, IPVS_DEVICE},
+        interfaces::Dataplane,
         routes::Routes,
         snapshot::Listing,
     },
@@ -77,7 +77,6 @@ fn unread(node: &Snapshot, capture: &Capture, family: Family) -> Vec<String> {
         Family::Ipv4 => Kind::IPTABLES,
         Family::Ipv6 => Kind::IP6TABLES,
     };
-    let has_ipvs = node.interfaces.as_ref().is_some_and(|list| list.get(IPVS_DEVICE).is_some());
     let lacks = |kind| capture.get(kind).is_none();
     let wanted: [(&[Kind], bool); 6] = [
         (&iptables, is_open(node.listings.iptables(family))),
@@ -86,7 +85,7 @@ fn unread(node: &Snapshot, capture: &Capture, family: Family) -> Vec<String> {
             &[Kind::NftOthers],
             lacks(Kind::NftOthers) && lacks(Kind::NftRuleset) && lacks(Kind::NftRulesetJson),
         ),
-        (&Kind::IPVS, is_open(node.listings.ipvs) && has_ipvs),
+        (&Kind::IPVS, is_open(node.listings.ipvs) && node.has_ipvs_device()),
         (&[Kind::Routes], node.routes.is_none()),
         (&[Kind::Addresses, Kind::Interfaces], node.rules.addresses.is_none()),
     ];

@@ -4,7 +4,7 @@
 //! recovery. A fault needs a proof that the outage lasts: a change that kube-proxy did not follow, rules that it has
 //! never written, requests of which none has succeeded, or errors that go on until the log was read.
 
-use super::{Facts, Finding, Level};
+use super::{Facts, Finding, Level, proxy::logged_by};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
     node::kube_proxy::{
@@ -18,13 +18,15 @@ use crate::{
 
 /// In seconds. kube-proxy cannot have received changes that are newer than its answers.
 const UNHEARD_SECS: f64 = 15.0;
+/// In seconds. An update that kube-proxy queued up to this long before a change may be that change: clocks differ.
+const LATER_SECS: f64 = 5.0;
 /// In seconds. client-go repeats a failed list after at most 30 s, doubled at random (`tools/cache/reflector.go`), and a
 /// connection attempt takes up to 30 s: an outage that lasts has an error younger than this.
 const REPEATS_SECS: f64 = 90.0;
 /// In seconds. Errors over a shorter time are a blip: a restart of the API server, a new leader.
 const BLIP_SECS: f64 = 60.0;
 
-/// What is known of the outage.
+/// The signs of an outage.
 #[derive(Debug, Default)]
 struct Outage<'f> {
     /// Errors of the log that no successful read followed.
@@ -75,8 +77,7 @@ impl<'f> Outage<'f> {
         let age = clock(facts).and_then(|clock| {
             errors.iter().copied().chain(cut).filter_map(|error| clock.since(&error.last)).reduce(f64::min)
         });
-        let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
-        let queued = times.iter().map(|times| times.last_queued).fold(0.0, f64::max);
+        let queued = facts.sync_times().iter().map(|times| times.last_queued).fold(0.0, f64::max);
         let refused = facts.node.metrics.as_ref().and_then(Metrics::reads);
         Self {
             heard_since: age.zip(facts.now()).is_some_and(|(age, now)| queued > now - age + 1.0),
@@ -84,23 +85,22 @@ impl<'f> Outage<'f> {
             cut,
             age,
             unheard: unheard(facts, queued),
-            never_wrote: !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0),
+            never_wrote: facts.never_wrote(),
             refused: refused.filter(|reads| reads.succeeded == 0.0 && !reads.failed.is_empty()),
         }
     }
 
+    /// The most frequent error, or else the status of its requests.
+    fn trouble(&self) -> Option<Trouble> {
+        let logged = self.errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
+        logged.or_else(|| by_code(self.refused.as_ref()?))
+    }
+
     /// The cause in words.
     fn cause(&self) -> Option<String> {
-        if let Some(error) = self.errors.iter().max_by_key(|error| error.count) {
-            return Some(error.trouble.to_string());
-        }
-        if let Some(reads) = &self.refused {
-            return Some(
-                by_code(reads)
-                    .map_or("none of its requests succeeded".to_owned(), |trouble| trouble.to_string()),
-            );
-        }
-        self.unheard.as_ref().map(|_| "it has not received changes of the API".to_owned())
+        let counted = || self.refused.as_ref().map(|_| "none of its requests succeeded".to_owned());
+        let missed = || self.unheard.as_ref().map(|_| "it has not received changes of the API".to_owned());
+        self.trouble().map(|trouble| trouble.to_string()).or_else(counted).or_else(missed)
     }
 
     fn lasts(&self, facts: &Facts) -> Option<Lasts> {
@@ -155,7 +155,7 @@ impl<'f> Outage<'f> {
         let mut finding =
             Finding::new(Class::C2, detail).level(level).severity(severity).confidence(confidence);
         for error in self.errors.iter().copied().chain(self.cut) {
-            finding = finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text));
+            finding = logged_by(finding, error);
         }
         if let Some((content, since)) = &self.unheard {
             finding = finding.api(*since, content.clone()).since(*since);
@@ -173,15 +173,13 @@ impl<'f> Outage<'f> {
                 .node(None, format!("rest_client_requests_total: no GET succeeded, {}", counts.join(", ")));
         }
         finding = self.doubts(facts, lasts, finding);
-        let trouble = self.errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
-        let trouble = trouble.or_else(|| by_code(self.refused.as_ref()?));
-        match trouble.and_then(cure) {
+        match self.trouble().and_then(cure) {
             Some(action) => finding.now(&[action]),
             None => finding,
         }
     }
 
-    /// The evidence against it, and what would decide.
+    /// The evidence against it, and the missing fact that would decide.
     fn doubts(&self, facts: &Facts, lasts: Lasts, mut finding: Finding) -> Finding {
         if lasts == Lasts::Probable {
             finding = finding.unobserved("a change of the API that kube-proxy did not follow");
@@ -253,8 +251,8 @@ fn unheard(facts: &Facts, queued: f64) -> Option<(String, Option<Timestamp>)> {
     let changed = proxied
         .filter_map(|service| Some((history.endpoints_changed(&service.key, Timestamp::MAX)?, service)));
     let (at, service) = changed.max_by_key(|(at, _)| *at)?;
-    let at_secs = std::time::Duration::from_nanos(at.as_unix_ns()).as_secs_f64();
-    let unheard = queued > 0.0 && at_secs > queued + UNHEARD_SECS.min(5.0) && now - at_secs >= UNHEARD_SECS;
+    let at_secs = at.as_unix_secs_f64();
+    let unheard = queued > 0.0 && at_secs > queued + LATER_SECS && now - at_secs >= UNHEARD_SECS;
     let content = format!(
         "the EndpointSlices of {} changed {:.0} s after kube-proxy last had something to \
          write, and {:.0} s before it was asked",

@@ -17,10 +17,7 @@ use crate::{
         finding::rules_of_endpoint,
     },
     net::Family,
-    node::{
-        ProxyMode,
-        kube_proxy::metrics::{Metrics, SyncTimes},
-    },
+    node::ProxyMode,
     rules::Writer,
     text::count,
     time::Timestamp,
@@ -79,36 +76,29 @@ fn context(facts: &Facts, node: &str, mode: ProxyMode) -> Context {
     let listings = facts.node.listings;
     context.unread =
         Family::ALL.into_iter().filter(|family| !listings.iptables(*family).is_conclusive()).collect();
-    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
-    context.sync = sync(&times, facts, at);
+    context.sync = sync(facts, at);
     context
 }
 
 /// The time that a change may take to reach the rules: the grace of the catalogue, section 3.
 pub(super) fn grace(facts: &Facts) -> Duration {
-    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
-    sync(&times, facts, facts.taken.unwrap_or(Timestamp::MAX)).grace
+    facts.node.report.grace(SyncStatus::default().grace)
 }
 
-/// The latest queued update and the oldest write of both families; the grace of the catalogue, section 3.
-fn sync(times: &[SyncTimes], facts: &Facts, at: Timestamp) -> SyncStatus {
-    let moment = |seconds: f64| {
-        Duration::try_from_secs_f64(seconds)
-            .ok()
-            .and_then(|since| u64::try_from(since.as_nanos()).ok())
-            .map(Timestamp::from_unix_ns)
-    };
+/// The latest queued update and the oldest write of both families, and the grace.
+fn sync(facts: &Facts, at: Timestamp) -> SyncStatus {
     // The age of a waiting update comes from kube-proxy's own clock, not from the time at which a folder is read.
-    let skew = facts.node.proxy_clock.and_then(moment).map_or(Duration::ZERO, |clock| at.since(clock));
-    let waits = times.iter().any(|times| times.last_queued > times.last_synced);
-    let queued = times.iter().map(|times| times.last_queued).reduce(f64::max).and_then(moment);
-    let mut sync = SyncStatus {
-        last_queued: queued.map(|queued| if waits { queued.saturating_add(skew) } else { queued }),
-        last_synced: times.iter().map(|times| times.last_synced).reduce(f64::min).and_then(moment),
-        ..SyncStatus::default()
-    };
-    sync.grace = facts.node.report.grace(sync.grace);
-    sync
+    let clock = facts.node.proxy_clock.and_then(Timestamp::from_unix_secs_f64);
+    let skew = clock.map_or(Duration::ZERO, |clock| at.since(clock));
+    let waits = facts.sync_times().iter().any(|times| times.last_queued > times.last_synced);
+    let report = &facts.node.report;
+    SyncStatus {
+        last_queued: report
+            .last_queued
+            .map(|queued| if waits { queued.saturating_add(skew) } else { queued }),
+        last_synced: report.last_synced,
+        grace: grace(facts),
+    }
 }
 
 /// Every class that [`class_of`] can return.
@@ -264,7 +254,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
                 && finding.level == Level::Fault
                 && (finding.class == class
                     || is_frame && matches!(finding.class, Class::C1 | Class::C5e | Class::C11 | Class::C9)
-                    || is_frame && finding.class == Class::C2 && never_written(facts))
+                    || is_frame && finding.class == Class::C2 && facts.never_wrote())
         };
         if let Some(cause) = findings.iter_mut().find(explains) {
             cause.evidence.push(evidence(found));
@@ -289,11 +279,6 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
         finding.evidence.push(evidence(found));
         findings.push(finding);
     }
-}
-
-fn never_written(facts: &Facts) -> bool {
-    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
-    !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
 }
 
 fn unheard(services: &BTreeMap<&str, Vec<&Discrepancy>>, findings: &mut Vec<Finding>) {

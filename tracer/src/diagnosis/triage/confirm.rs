@@ -1,15 +1,14 @@
 //! A second reading of a live node, before a fault of the moment is reported; and the doubt where there is only one.
 //!
 //! The lists and the rules are read at slightly different times, and kube-proxy rewrites its rules whenever the cluster
-//! changes: in the middle of a rollout a difference may be gone a second later. Whatever two readings do not agree on
-//! is a note.
+//! changes: in the middle of a rollout a difference may be gone a second later. A difference that only
+//! one of two readings has is a note.
 
 use std::time::Duration;
 
 use super::{CheckReport, Facts, Finding, Found, Level, Scope, Step, audit, find, report};
 use crate::{
     class::Confidence,
-    node::kube_proxy::metrics::Metrics,
     text::length,
     time::Timestamp,
     verdict::{Evidence, EvidenceType},
@@ -99,10 +98,7 @@ enum Doubt {
 impl Doubt {
     fn of(facts: &Facts) -> Option<Self> {
         let Some(read) = facts.lists_read else { return Some(Self::NoTimes) };
-        let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
-        let queued = times.iter().map(|times| times.last_queued).fold(0.0, f64::max);
-        let read_secs = Duration::from_nanos(read.as_unix_ns()).as_secs_f64();
-        if queued > read_secs {
+        if facts.node.report.last_queued.is_some_and(|queued| queued > read) {
             return Some(Self::ChangedSince);
         }
         let rules = facts.node.rules_time.filter(|time| *time > Timestamp::MIN)?;
@@ -111,22 +107,22 @@ impl Doubt {
     }
 
     fn lower(self, finding: &mut Finding) {
+        if self != Self::NoTimes {
+            finding.level = finding.level.max(Level::Warning);
+            finding.confidence = Confidence::Low;
+        }
         match self {
             Self::ChangedSince => {
-                finding.level = finding.level.max(Level::Warning);
-                finding.confidence = Confidence::Low;
                 let why = "kube-proxy received a change after the lists were read: the rules may be newer than the lists";
                 against(finding, why.to_owned());
                 finding.unobserved.push("the lists and the rules of one moment: check again".to_owned());
             }
             Self::Apart(apart) => {
-                finding.level = finding.level.max(Level::Warning);
-                finding.confidence = Confidence::Low;
                 against(finding, format!("the lists and the rules were read {} apart", length(apart)));
                 finding.unobserved.push("the lists and the rules of one moment".to_owned());
             }
             Self::NoTimes => {
-                finding.confidence = finding.confidence.lower();
+                finding.doubt();
                 finding.unobserved.push(
                     "when the lists were read: a change between them and the rules looks the same".to_owned(),
                 );
@@ -148,7 +144,7 @@ fn depends_on_time(finding: &Finding) -> bool {
 
 fn demote(finding: &mut Finding, why: String) {
     finding.level = Level::Note;
-    finding.confidence = finding.confidence.lower();
+    finding.doubt();
     against(finding, why);
 }
 

@@ -13,12 +13,14 @@ use crate::{
     cluster::{
         History, Kind as ObjectKind,
         folder::{self, Warning},
+        model::Node,
     },
     net::Family,
     node::{
         Gap, ProxyMode, Reason, Snapshot,
         capture::{Artifact, Capture, Kind},
         interfaces::{Dataplane, Interfaces},
+        kube_proxy::metrics::{Metrics, SyncTimes},
         snapshot::Listing,
     },
     time::Timestamp,
@@ -206,8 +208,23 @@ impl Facts {
 
     /// The time to compare kube-proxy's times with, in seconds since the epoch.
     pub fn now(&self) -> Option<f64> {
-        let taken = || self.taken.map(|taken| Duration::from_nanos(taken.as_unix_ns()).as_secs_f64());
-        self.node.proxy_clock.or_else(taken)
+        self.node.proxy_clock.or_else(|| self.taken.map(Timestamp::as_unix_secs_f64))
+    }
+
+    /// The times of kube-proxy's syncs, by family; empty without its metrics.
+    pub(super) fn sync_times(&self) -> Vec<SyncTimes> {
+        self.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default()
+    }
+
+    /// Whether kube-proxy's metrics show that it has written no rules since its start, in any family.
+    pub(super) fn never_wrote(&self) -> bool {
+        let times = self.sync_times();
+        !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0)
+    }
+
+    /// The Node object of this node.
+    pub(crate) fn own_node(&self) -> Option<&Node> {
+        self.history.as_ref()?.node(self.known_node()?, Timestamp::MAX).map(|node| &**node)
     }
 
     /// The families in which the cluster's Services have addresses.

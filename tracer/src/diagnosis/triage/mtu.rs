@@ -6,9 +6,9 @@
 use super::{Facts, Finding, Level};
 use crate::{
     class::{Class, Confidence, Severity},
+    cluster::model::Node,
     net::Family,
     node::interfaces::{Interface, Interfaces},
-    time::Timestamp,
     verdict::EvidenceType,
 };
 
@@ -36,7 +36,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// The interface with the Node's own address, and its MTU: the tunnels send through it.
 fn uplink<'i>(facts: &Facts, interfaces: &'i Interfaces) -> Option<(&'i Interface, u64)> {
-    let node = facts.history.as_ref()?.node(facts.known_node()?, Timestamp::MAX)?;
+    let node = facts.own_node()?;
     let has_address = |interface: &&Interface| {
         interface.addresses.iter().any(|(address, _)| node.addresses.contains(address))
     };
@@ -55,10 +55,8 @@ fn is_tunnel(interface: &Interface) -> bool {
 /// The bytes that the tunnel adds: the outer IP header and, by its kind, UDP, its own header and an inner Ethernet header
 /// (`VXLAN_HEADROOM`, `GENEVE_BASE_HLEN`; `WireGuard` pads to 16 bytes and adds 32).
 fn overhead(facts: &Facts, kind: &str) -> Option<u64> {
-    let v6_only = facts.history.as_ref().zip(facts.known_node()).is_some_and(|(history, node)| {
-        let node = history.node(node, Timestamp::MAX);
-        node.is_some_and(|node| node.addresses.iter().all(|address| Family::of(*address) == Family::Ipv6))
-    });
+    let is_v6 = |node: &Node| node.addresses.iter().all(|address| Family::of(*address) == Family::Ipv6);
+    let v6_only = facts.own_node().is_some_and(is_v6);
     let ip = if v6_only { 40 } else { 20 };
     Some(match kind {
         "vxlan" | "geneve" => ip + 8 + 8 + 14,

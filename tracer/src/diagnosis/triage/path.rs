@@ -14,7 +14,6 @@ use crate::{
         sysctl::Sysctls,
     },
     text::{count, word},
-    time::Timestamp,
     verdict::EvidenceType,
 };
 
@@ -62,7 +61,7 @@ fn forwarding(facts: &Facts, sysctls: &Sysctls, findings: &mut Vec<Finding>) {
 /// The bridges of the Pods: with an address in the node's Pod range, or a Pod's gateway.
 fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Interface> {
     let Some(history) = &facts.history else { return Vec::new() };
-    let node = facts.known_node().and_then(|node| history.node(node, Timestamp::MAX));
+    let node = facts.own_node();
     let ranges: Vec<Cidr> =
         node.iter().flat_map(|node| &node.pod_cidrs).filter_map(|range| Cidr::parse(range)).collect();
     let local = |pod: &crate::cluster::model::Pod| {

@@ -173,7 +173,7 @@ fn ends(log: &Log, findings: &mut Vec<Finding>) {
     }
 }
 
-fn logged_by(finding: Finding, error: &LoggedError) -> Finding {
+pub(super) fn logged_by(finding: Finding, error: &LoggedError) -> Finding {
     finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text))
 }
 

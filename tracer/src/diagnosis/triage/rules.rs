@@ -46,7 +46,7 @@ fn two_backends(facts: &Facts, findings: &mut Vec<Finding>) {
 fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
     // Only kube-proxy's own report counts: a mode guessed from the rules could not contradict them.
     let Some(mode) = facts.node.reported_mode else { return };
-    let ipvs_device = has_ipvs_device(facts);
+    let ipvs_device = facts.node.has_ipvs_device();
     let mut left = Vec::new();
     for other in ProxyMode::ALL.into_iter().filter(|other| *other != mode) {
         let rules = match other {
@@ -63,7 +63,7 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
                     .then(|| format!("nftables mode: the table kube-proxy with {}", count(rules, "rule")))
             }
             ProxyMode::Ipvs => {
-                let servers = servers_of_services(facts, ipvs_device);
+                let servers = servers_of_services(facts);
                 (servers > 0).then(|| format!("ipvs mode: {}", count(servers, "virtual server")))
             }
         };
@@ -91,19 +91,15 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// Whether kube-proxy wrote any virtual server.
 pub(super) fn has_servers_of_services(facts: &Facts) -> bool {
-    servers_of_services(facts, has_ipvs_device(facts)) > 0
-}
-
-fn has_ipvs_device(facts: &Facts) -> bool {
-    facts.node.interfaces.as_ref().is_some_and(|interfaces| interfaces.get(IPVS_DEVICE).is_some())
+    servers_of_services(facts) > 0
 }
 
 /// The virtual servers that kube-proxy wrote: those with an address of a Service, present or past. keepalived, kube-vip and
 /// other load balancers use IPVS too. Without the Services kube-proxy's device decides.
-fn servers_of_services(facts: &Facts, ipvs_device: bool) -> usize {
+fn servers_of_services(facts: &Facts) -> usize {
     let servers = facts.node.rules.servers.iter().flatten();
     let Some(history) = facts.services() else {
-        return if ipvs_device { servers.count() } else { 0 };
+        return if facts.node.has_ipvs_device() { servers.count() } else { 0 };
     };
     let of_service = |server: &&VirtualServer| {
         history.lookup(server.address, server.protocol, Timestamp::MAX) != Address::Other

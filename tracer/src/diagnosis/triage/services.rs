@@ -99,6 +99,7 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
             }
         }
     }
+    let near = if found.is_empty() { None } else { history.nearly_selected(service, AT) };
     let several = families(service).len() > 1;
     for (family, reason, ports) in found {
         let all = ports.len() == service.ports.len();
@@ -114,7 +115,7 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
         } else {
             "*".to_owned()
         };
-        if let Some(note) = switched_off(history, service, &reason, &what, &label) {
+        if let Some(note) = switched_off(history, service, &reason, near.is_some(), &what, &label) {
             findings.push(note);
             continue;
         }
@@ -129,7 +130,7 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
                     family
                 ),
             );
-        if let Some((pod, label)) = history.nearly_selected(service, AT) {
+        if let Some((pod, label)) = &near {
             finding = finding.api(None, format!("Pod {pod} has {label} and belongs to no Service"));
         }
         if reason == NoEndpointsReason::Unexplained {
@@ -152,6 +153,7 @@ fn switched_off(
     history: &History,
     service: &Service,
     reason: &NoEndpointsReason,
+    nearly_selects: bool,
     what: &str,
     label: &str,
 ) -> Option<Finding> {
@@ -162,7 +164,7 @@ fn switched_off(
     );
     let never = history.has_had_endpoints(key, AT) == Some(false)
         && !matches!(reason, NoEndpointsReason::ScaledToZero { .. });
-    if !empty || never || history.nearly_selected(service, AT).is_some() {
+    if !empty || never || nearly_selects {
         return None;
     }
     let terms: Vec<String> =
@@ -377,7 +379,7 @@ fn ranges_without_effect(service: &Service, mode: Option<ProxyMode>, findings: &
 fn node_port_addresses(facts: &Facts, history: &History, scope: &Scope, findings: &mut Vec<Finding>) {
     let Some(config) = facts.node.config.as_ref() else { return };
     let ranges = &config.node_port_addresses;
-    let Some(node) = facts.known_node().and_then(|node| history.node(node, AT)) else { return };
+    let Some(node) = facts.own_node() else { return };
     if ranges.is_empty() || ranges.iter().any(|range| range == "primary") || node.addresses.is_empty() {
         return;
     }

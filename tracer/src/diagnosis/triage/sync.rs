@@ -3,7 +3,7 @@
 //! `last_queued` later than `last_timestamp` means that an update waits to be written. A young one is in flight; an old
 //! one fails (C4). If both are old while the API has changed, it is C2, which `proxy` reports.
 
-use super::{Facts, Finding, Level};
+use super::{Facts, Finding, Level, proxy::logged_by};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
     node::kube_proxy::{
@@ -32,7 +32,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     failing(facts, &times, findings);
     if let Some(metrics) = metrics {
         slow(metrics, findings);
-        starting(facts, metrics, &times, findings);
+        starting(facts, metrics, findings);
     }
     health(facts, &times, findings);
 }
@@ -96,7 +96,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
         finding = finding.node(None, format!("{name} is {count:.0}"));
     }
     for error in &errors {
-        finding = finding.node(None, format!("kube-proxy's log, {}: {}", error.when(), error.text));
+        finding = logged_by(finding, error);
     }
     // A sync that fails is repeated each syncPeriod (30 s), with the same error.
     let over = super::api::clock(facts).is_some_and(|clock| {
@@ -195,28 +195,29 @@ fn slow(metrics: &Metrics, findings: &mut Vec<Finding>) {
 /// pkg/proxy/ipvs/proxier.go).
 pub(super) fn is_starting(facts: &Facts) -> bool {
     let Some(metrics) = facts.node.metrics.as_ref() else { return false };
-    let times = metrics.sync_times();
-    let unwritten = times.iter().any(|times| times.last_synced == 0.0);
-    let age = facts.now().zip(metrics.started()).map(|(now, started)| now - started);
-    unwritten && age.is_some_and(|age| age <= START_SECS)
+    let unwritten = metrics.sync_times().iter().any(|times| times.last_synced == 0.0);
+    unwritten && age(facts, metrics).is_some_and(|age| age <= START_SECS)
+}
+
+/// The time since kube-proxy's start, in seconds.
+fn age(facts: &Facts, metrics: &Metrics) -> Option<f64> {
+    facts.now().zip(metrics.started()).map(|(now, started)| now - started)
 }
 
 /// Whether a sync is under way: a queued update is not written yet, and younger than one that has failed.
 pub(super) fn is_under_way(facts: &Facts) -> bool {
-    let times = facts.node.metrics.as_ref().map(Metrics::sync_times).unwrap_or_default();
     let young = |times: &SyncTimes| facts.now().is_some_and(|now| now - times.last_queued <= IN_FLIGHT_SECS);
-    is_starting(facts) || times.iter().any(|times| waiting(times) && young(times))
+    is_starting(facts) || facts.sync_times().iter().any(|times| waiting(times) && young(times))
 }
 
 /// kube-proxy has not written its rules since it started.
-fn starting(facts: &Facts, metrics: &Metrics, times: &[SyncTimes], findings: &mut Vec<Finding>) {
-    let never = !times.is_empty() && times.iter().all(|times| times.last_synced == 0.0);
-    if !never || findings.iter().any(|finding| finding.class == Class::C2) {
+fn starting(facts: &Facts, metrics: &Metrics, findings: &mut Vec<Finding>) {
+    if !facts.never_wrote() || findings.iter().any(|finding| finding.class == Class::C2) {
         return;
     }
-    let age = facts.now().zip(metrics.started()).map(|(now, started)| now - started);
+    let age = age(facts, metrics);
     let waits = facts.node.log.as_ref().is_some_and(|log| log.waiting_for_informers);
-    let late = !is_starting(facts) && age.is_some();
+    let late = age.is_some_and(|age| age > START_SECS);
     let detail = match age {
         Some(age) => format!("kube-proxy has run for {age:.0} s and has never written its rules"),
         None => "kube-proxy has never written its rules since its start".to_owned(),

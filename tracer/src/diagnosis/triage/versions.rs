@@ -4,7 +4,7 @@
 //! two if it is itself older than 1.25 (kubernetes.io/releases/version-skew-policy).
 
 use super::{Facts, Finding, Level};
-use crate::{class::Class, node::Release, time::Timestamp, verdict::EvidenceType};
+use crate::{class::Class, node::Release, verdict::EvidenceType};
 
 /// The number of minor versions by which this kube-proxy or kubelet may be older than the API server.
 fn allowed_behind(release: Release) -> i64 {
@@ -19,8 +19,7 @@ fn behind(release: Release, other: Release) -> Option<i64> {
 pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
     let Some(server_text) = facts.api_version.as_deref() else { return };
     let Some(server) = Release::parse(server_text) else { return };
-    let node = facts.known_node().and_then(|node| facts.history.as_ref()?.node(node, Timestamp::MAX));
-    let kubelet = node.map(|node| node.kubelet_version.to_string());
+    let kubelet = facts.own_node().map(|node| node.kubelet_version.to_string());
     for (name, version) in
         [("kube-proxy", facts.node.version.as_deref().map(str::to_owned)), ("the kubelet", kubelet)]
     {

@@ -52,8 +52,16 @@ impl ProxyReport {
             embedded_in: program.filter(|program| program != "kube-proxy"),
             min_sync_period: config.and_then(|config| config.min_sync_period),
             latency: PACE.iter().filter_map(p99).max(),
-            last_queued: times.iter().map(|times| times.last_queued).reduce(f64::max).and_then(moment),
-            last_synced: times.iter().map(|times| times.last_synced).reduce(f64::min).and_then(moment),
+            last_queued: times
+                .iter()
+                .map(|times| times.last_queued)
+                .reduce(f64::max)
+                .and_then(Timestamp::from_unix_secs_f64),
+            last_synced: times
+                .iter()
+                .map(|times| times.last_synced)
+                .reduce(f64::min)
+                .and_then(Timestamp::from_unix_secs_f64),
             failed_syncs: Duration::try_from_secs_f64(failed).map_or(0, |count| count.as_secs()),
             uses_terminating: config.and_then(|config| config.feature_gates.iter().find_map(gate)),
         }
@@ -65,9 +73,4 @@ impl ProxyReport {
         let period = self.min_sync_period.unwrap_or_default().saturating_mul(2);
         minimum.max(period).max(self.latency.unwrap_or_default())
     }
-}
-
-fn moment(seconds: f64) -> Option<Timestamp> {
-    let since = Duration::try_from_secs_f64(seconds).ok()?;
-    u64::try_from(since.as_nanos()).ok().map(Timestamp::from_unix_ns)
 }

@@ -156,12 +156,17 @@ impl Reader<'_> {
 impl Snapshot {
     /// The mode of the rules, if they belong to only one. IPVS's device counts as a rule.
     pub fn mode_of_rules(&self) -> Option<ProxyMode> {
-        let device = self.interfaces.as_ref().is_some_and(|list| list.get(IPVS_DEVICE).is_some());
+        let device = self.has_ipvs_device();
         let mut found = ProxyMode::ALL.into_iter().filter(|mode| {
             self.has_rules_of(*mode) == Presence::Present || device && *mode == ProxyMode::Ipvs
         });
         let first = found.next()?;
         found.next().is_none().then_some(first)
+    }
+
+    /// Whether kube-proxy's IPVS device exists, if the interfaces were read.
+    pub(crate) fn has_ipvs_device(&self) -> bool {
+        self.interfaces.as_ref().is_some_and(|list| list.get(IPVS_DEVICE).is_some())
     }
 
     /// Whether there are rules that kube-proxy writes only in this mode, reached or not.
