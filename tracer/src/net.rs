@@ -138,7 +138,8 @@ impl Cidr {
         }
     }
 
-    const fn bits(ip: IpAddr) -> u8 {
+    /// The prefix length of a host's own network.
+    pub(crate) const fn bits(ip: IpAddr) -> u8 {
         if ip.is_ipv4() { 32 } else { 128 }
     }
 }

@@ -226,14 +226,17 @@ impl ReplayArgs {
 /// The target of a verb, or an error of that verb's usage.
 fn target(verb: &str, text: Option<&str>, namespace: Option<&str>) -> Result<Option<Target>, clap::Error> {
     let Some(text) = text else { return Ok(None) };
-    Target::parse(text, namespace).map(Some).map_err(|why| {
-        let mut command = Cli::command();
-        command.build();
-        match command.find_subcommand_mut(verb) {
-            Some(verb) => verb.error(ErrorKind::ValueValidation, why),
-            None => command.error(ErrorKind::ValueValidation, why),
-        }
-    })
+    Target::parse(text, namespace).map(Some).map_err(|why| usage(verb, why))
+}
+
+/// An error of this verb's usage.
+fn usage(verb: &str, why: String) -> clap::Error {
+    let mut command = Cli::command();
+    command.build();
+    match command.find_subcommand_mut(verb) {
+        Some(verb) => verb.error(ErrorKind::ValueValidation, why),
+        None => command.error(ErrorKind::ValueValidation, why),
+    }
 }
 
 /// Where to record a trace.

@@ -163,12 +163,7 @@ impl Reading {
         let begun = now();
         match read(self) {
             Ok((source, text)) => {
-                self.capture.artifacts.push(Artifact {
-                    kind,
-                    text,
-                    source: source.into(),
-                    read: Some(begun),
-                });
+                self.capture.put_read(kind, source, text, Some(begun));
             }
             Err(reason) => self.capture.miss(kind, reason),
         }

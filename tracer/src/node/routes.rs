@@ -78,7 +78,7 @@ impl Routes {
                 metric: 0,
             })
         });
-        let is_network = |route: &Route| route.to.prefix < if route.to.base.is_ipv4() { 32 } else { 128 };
+        let is_network = |route: &Route| route.to.prefix < Cidr::bits(route.to.base);
         Self::sorted(own.filter(is_network).collect())
     }
 
@@ -141,7 +141,7 @@ fn put(out: &mut String, to: Cidr, via: Option<IpAddr>, device: &str, metric: &s
 }
 
 /// `default`, `10.244.1.0/24` or an address.
-fn destination(text: &str, gateway: Option<IpAddr>) -> Option<Cidr> {
+pub(in crate::node) fn destination(text: &str, gateway: Option<IpAddr>) -> Option<Cidr> {
     if text == "default" {
         let base = match gateway {
             Some(IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -149,7 +149,7 @@ fn destination(text: &str, gateway: Option<IpAddr>) -> Option<Cidr> {
         };
         return Some(Cidr { base, prefix: 0 });
     }
-    let host = |ip: IpAddr| Cidr { base: ip, prefix: if ip.is_ipv4() { 32 } else { 128 } };
+    let host = |ip: IpAddr| Cidr { base: ip, prefix: Cidr::bits(ip) };
     Cidr::parse(text).or_else(|| text.parse().ok().map(host))
 }
 

@@ -3,6 +3,8 @@
 //! Pure and tolerant: an unknown statement or condition becomes a step that cannot be judged. A text that is not an nft listing, or only the beginning of one, is an error. nft lists the rules
 //! that iptables wrote through `nf_tables` without their matches; [`crate::rules::iptables`] reads those.
 
+use std::borrow::Cow;
+
 use crate::{
     net::Family,
     parse::ParseError,
@@ -51,8 +53,8 @@ impl Wanted {
 }
 
 /// The name by which a table is kept: tables of different families can have one name.
-fn kept_name(family: &str, table: &str) -> String {
-    if family == "inet" { format!("inet {table}") } else { table.to_owned() }
+fn kept_name<'t>(family: &str, table: &'t str) -> Cow<'t, str> {
+    if family == "inet" { Cow::Owned(format!("inet {table}")) } else { Cow::Borrowed(table) }
 }
 
 /// Whether a listing names a table other than kube-proxy's. Looks for the declarations only: a listing of kube-proxy's

@@ -17,6 +17,19 @@ pub enum HookPoint {
     Postrouting,
 }
 
+impl HookPoint {
+    /// As iptables names it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Prerouting => "PREROUTING",
+            Self::Input => "INPUT",
+            Self::Forward => "FORWARD",
+            Self::Output => "OUTPUT",
+            Self::Postrouting => "POSTROUTING",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "saved::Table", into = "saved::Table")]
 pub struct Table {

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, ValueEnum, error::ErrorKind};
+use clap::{Args, ValueEnum};
 
 use super::{
-    Attach, Cli, EXIT_STATUS,
+    Attach, EXIT_STATUS,
     source::{ClusterSource, SourceArgs, own_name},
 };
 use crate::{cli::target::Target, report::Output};
@@ -81,14 +81,7 @@ pub struct CheckOptions {
 impl CheckArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<CheckOptions, clap::Error> {
-        let usage = |why: String| {
-            let mut command = Cli::command();
-            command.build();
-            match command.find_subcommand_mut("check") {
-                Some(check) => check.error(ErrorKind::ValueValidation, why),
-                None => command.error(ErrorKind::ValueValidation, why),
-            }
-        };
+        let usage = |why: String| super::usage("check", why);
         let service = match self.target.or(self.service) {
             Some(text) => match Target::parse(&text, self.namespace.as_deref()).map_err(usage)? {
                 Target::Service { namespace, name } => Some((namespace, name)),

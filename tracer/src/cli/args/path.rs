@@ -2,12 +2,9 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Args, CommandFactory, ValueEnum, error::ErrorKind};
+use clap::{Args, ValueEnum};
 
-use super::{
-    Cli,
-    source::{ClusterSource, SourceArgs, own_name},
-};
+use super::source::{ClusterSource, SourceArgs, own_name};
 use crate::{
     cli::target::Target,
     cluster::Key,
@@ -97,14 +94,7 @@ pub struct PathOptions {
 impl PathArgs {
     /// Resolves the arguments to options; the error is a usage error.
     pub fn resolve(self) -> Result<PathOptions, clap::Error> {
-        let usage = |why: String| {
-            let mut command = Cli::command();
-            command.build();
-            match command.find_subcommand_mut("path") {
-                Some(path) => path.error(ErrorKind::ValueValidation, why),
-                None => command.error(ErrorKind::ValueValidation, why),
-            }
-        };
+        let usage = |why: String| super::usage("path", why);
         let namespace = self.namespace.as_deref();
         let from = sender(&self.sender, namespace).map_err(usage)?;
         let to = destination(&self.destination, namespace).map_err(usage)?;

@@ -134,7 +134,7 @@ pub(super) fn check(
             Loss::Nothing => "no connection is touched as long as no other rule drops it".to_owned(),
         };
         let text = if table.chain(target).is_some() {
-            format!("{} does not lead to {target} in table {table_name}: {what}", hook_name(*hook))
+            format!("{} does not lead to {target} in table {table_name}: {what}", hook.as_str())
         } else {
             format!("the chain {target} is missing in table {table_name}: {what}")
         };
@@ -252,16 +252,6 @@ fn inner(rules: &Ruleset, family: Family, writer: Writer, context: &Context, aud
 
 fn names(origins: &[Origin]) -> String {
     origins.iter().map(|origin| origin.as_str()).collect::<Vec<_>>().join(" and ")
-}
-
-const fn hook_name(hook: HookPoint) -> &'static str {
-    match hook {
-        Prerouting => "PREROUTING",
-        Input => "INPUT",
-        Forward => "FORWARD",
-        Output => "OUTPUT",
-        Postrouting => "POSTROUTING",
-    }
 }
 
 pub(super) fn discrepancy(family: Family, writer: Writer, place: Name, text: String) -> Discrepancy {

@@ -169,9 +169,8 @@ impl<'a> Scene<'a> {
     }
 
     fn way(&self, packet: &Packet, branch: &Branch<Notes>, notes: &[Note], steps: Vec<Step>) -> Way {
-        let is_lost = notes.iter().any(|note| matches!(note, Note::Lost { .. }));
         let result = match branch.end {
-            _ if is_lost => Outcome::Unknown,
+            _ if branch.seen.is_lost() => Outcome::Unknown,
             End::Endpoint(_) => Outcome::Reaches,
             End::Refused => Outcome::Refused,
             End::Dropped => Outcome::Dropped,
@@ -219,8 +218,7 @@ fn conditions(
     let mut found: Vec<Assumption> = Vec::new();
     for branch in assumed {
         let Some(place) = branch.seen.assumed() else { continue };
-        let notes = branch.seen.to_vec();
-        let is_lost = notes.iter().any(|note| matches!(note, Note::Lost { .. }));
+        let is_lost = branch.seen.is_lost();
         if is_known(branch) && !is_lost {
             continue;
         }
@@ -229,6 +227,7 @@ fn conditions(
             known.ends.push(end);
             continue;
         }
+        let notes = branch.seen.to_vec();
         let position = notes.iter().position(|note| matches!(note, Note::Assumes { .. })).unwrap_or(0);
         let Some(rule) = reader.rule_at(&notes, position) else { continue };
         let condition = Condition { why: reader.why(place), rule, then: String::new() };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::{Packet, Scene};
 use crate::{
     net::Tuple,
-    rules::{End, Origin, walk::Note},
+    rules::{End, Origin},
 };
 
 /// What the rules say about a decision.
@@ -48,9 +48,7 @@ impl Scene<'_> {
         if ends.contains(&endpoint) {
             return Prediction::Possible;
         }
-        let lost = fate.branches.iter().any(|branch| {
-            branch.seen.is_cut() || branch.seen.to_vec().iter().any(|note| matches!(note, Note::Lost { .. }))
-        });
+        let lost = fate.branches.iter().any(|branch| branch.seen.is_cut() || branch.seen.is_lost());
         if fate.cut || lost {
             return Prediction::Unknown;
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::record::{Step, StepKind};
 use crate::rules::{
-    Base, Chain, HookPoint, Rule, Ruleset, Step as Part, Table, Verdict, text,
+    Base, Chain, Rule, Ruleset, Step as Part, Table, Verdict, text,
     walk::{Note, Place},
 };
 
@@ -240,15 +240,7 @@ impl State {
     }
 
     fn hook(&self) -> String {
-        let name = match self.base.map(|base| base.hook) {
-            Some(HookPoint::Prerouting) => "PREROUTING",
-            Some(HookPoint::Input) => "INPUT",
-            Some(HookPoint::Forward) => "FORWARD",
-            Some(HookPoint::Output) => "OUTPUT",
-            Some(HookPoint::Postrouting) => "POSTROUTING",
-            None => "",
-        };
-        name.to_owned()
+        self.base.map_or("", |base| base.hook.as_str()).to_owned()
     }
 
     /// A step without a rule.

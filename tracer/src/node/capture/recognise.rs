@@ -10,6 +10,7 @@ use serde::{
 };
 
 use super::Kind;
+use crate::node::routes;
 
 /// The number of bytes examined if the content must decide.
 const HEAD_BYTES: usize = 64 << 10;
@@ -239,9 +240,7 @@ fn is_routes(head: &str) -> bool {
     let first = head.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let mut words = first.split_ascii_whitespace();
     let to = words.next().unwrap_or_default();
-    let is_destination =
-        to == "default" || crate::net::Cidr::parse(to).is_some() || to.parse::<std::net::IpAddr>().is_ok();
-    is_destination && words.any(|word| word == "dev")
+    routes::destination(to, None).is_some() && words.any(|word| word == "dev")
 }
 
 fn is_modules(head: &str) -> bool {

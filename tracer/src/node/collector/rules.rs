@@ -11,6 +11,9 @@ use crate::{
 /// kube-proxy's own tables in nftables mode, as in `nft list tables`, with their families.
 const TABLES: [(&str, &str); 2] = [("table ip kube-proxy", "ip"), ("table ip6 kube-proxy", "ip6")];
 
+/// The command and its output.
+type Listed = Result<(String, String), Reason>;
+
 /// The most tables of other programs that are listed.
 const MAX_OTHER_TABLES: usize = 64;
 
@@ -29,9 +32,10 @@ impl Reading {
         for family in Family::ALL {
             self.iptables(family, request);
         }
-        self.nftables(request);
+        let tables = self.nft_tables(request);
+        self.nftables(request, &tables);
         if request == Request::Check {
-            self.other_tables(request);
+            self.other_tables(request, &tables);
         }
         self.ipvs(request);
     }
@@ -39,7 +43,8 @@ impl Reading {
     /// The lists that show kube-proxy's mode if its port does not answer and IPVS's device is missing: the smaller list
     /// first.
     pub(super) fn rules_of_mode(&mut self, request: Request) {
-        self.nftables(request);
+        let tables = self.nft_tables(request);
+        self.nftables(request, &tables);
         if self.capture.get(Kind::NftRulesetJson).is_none() {
             self.iptables(Family::Ipv4, request);
         }
@@ -83,44 +88,42 @@ impl Reading {
         }
     }
 
+    /// The list of all tables.
+    fn nft_tables(&self, request: Request) -> Listed {
+        Part::NfTables.require(&self.collector.root)?;
+        self.list(request, "nft", &["list", "tables"])
+    }
+
     /// Only kube-proxy's own tables: nft also lists iptables' rules, without their matches. If there are none, the list
     /// of tables is the proof.
-    fn nftables(&mut self, request: Request) {
-        let listed = Part::NfTables
-            .require(&self.collector.root)
-            .and_then(|()| self.list(request, "nft", &["list", "tables"]));
-        let tables: Vec<&str> = match &listed {
-            Ok((_, text)) => {
-                let own = TABLES.iter().filter(|(line, _)| text.lines().any(|other| other.trim() == *line));
-                own.map(|(_, family)| *family).collect()
-            }
-            Err(_) => Vec::new(),
-        };
-        if tables.is_empty() {
-            self.take(Kind::NftRuleset, |_| listed);
+    fn nftables(&mut self, request: Request, tables: &Listed) {
+        let all = tables.as_ref().map_or("", |(_, text)| text);
+        let own = TABLES.iter().filter(|(line, _)| all.lines().any(|other| other.trim() == *line));
+        let own: Vec<_> = own.map(|(_, family)| (*family, NFTABLES_TABLE)).collect();
+        if own.is_empty() {
+            self.take(Kind::NftRuleset, |_| tables.clone());
             return;
         }
-        let list = |reading: &Self, json: &[&str]| {
-            let mut all = (String::new(), String::new());
-            for family in &tables {
-                let (source, text) = reading.list(
-                    request,
-                    "nft",
-                    &[json, &["list", "table", family, "kube-proxy"]].concat(),
-                )?;
-                all.0 += if all.0.is_empty() { "" } else { "; " };
-                all.0 += &source;
-                all.1 += &text;
-                all.1.push('\n');
-            }
-            Ok(all)
-        };
-        let (kind, read) = match list(self, &["-j"]) {
+        let (kind, read) = match self.list_tables(request, &["-j"], &own) {
             // An nft without JSON support prints text.
-            Err(Reason::CommandFailed { .. }) => (Kind::NftRuleset, list(self, &[])),
+            Err(Reason::CommandFailed { .. }) => (Kind::NftRuleset, self.list_tables(request, &[], &own)),
             read => (Kind::NftRulesetJson, read),
         };
         self.take(kind, |_| read);
+    }
+
+    /// These tables, by family and name, one after the other.
+    fn list_tables(&self, request: Request, options: &[&str], tables: &[(&str, &str)]) -> Listed {
+        let mut all = (String::new(), String::new());
+        for (family, name) in tables {
+            let (source, text) =
+                self.list(request, "nft", &[options, &["list", "table", family, name]].concat())?;
+            all.0 += if all.0.is_empty() { "" } else { "; " };
+            all.0 += &source;
+            all.1 += &text;
+            all.1.push('\n');
+        }
+        Ok(all)
     }
 
     /// IPVS over generic netlink, or else through `ipvsadm`, or else from the kernel's file, which lacks the time of
@@ -154,29 +157,20 @@ impl Reading {
         });
     }
 
-    /// The tables that neither kube-proxy nor iptables wrote. Each is listed by itself, so that one that cannot be
-    /// listed does not hide the others.
-    fn other_tables(&mut self, request: Request) {
+    /// The tables that neither kube-proxy nor iptables wrote. If one cannot be listed, all are missing, for its reason.
+    fn other_tables(&mut self, request: Request, tables: &Listed) {
         self.take(Kind::NftOthers, |reading| {
-            Part::NfTables.require(&reading.collector.root)?;
-            let (_, tables) = reading.list(request, "nft", &["list", "tables"])?;
-            let mut all = (String::new(), String::new());
-            for (family, name) in tables.lines().filter_map(other_table).take(MAX_OTHER_TABLES) {
-                let (source, text) = reading.list(request, "nft", &["-j", "list", "table", family, name])?;
-                all.0 += if all.0.is_empty() { "" } else { "; " };
-                all.0 += &source;
-                all.1 += &text;
-                all.1.push('\n');
-            }
-            if all.1.is_empty() {
+            let (_, text) = tables.as_ref().map_err(Clone::clone)?;
+            let others: Vec<_> = text.lines().filter_map(other_table).take(MAX_OTHER_TABLES).collect();
+            if others.is_empty() {
                 return Ok(("nft list tables".to_owned(), "{\"nftables\": []}\n".to_owned()));
             }
-            Ok(all)
+            reading.list_tables(request, &["-j"], &others)
         });
     }
 
-    /// The output of a command, and the command.
-    fn list(&self, request: Request, program: &str, arguments: &[&str]) -> Result<(String, String), Reason> {
+    /// Runs a command that lists something.
+    fn list(&self, request: Request, program: &str, arguments: &[&str]) -> Listed {
         let source = [&[program], arguments].concat().join(" ");
         match self.commands(request).run(program, arguments) {
             Ok(text) => Ok((source, text)),

@@ -178,10 +178,11 @@ impl Reader {
         }
         let name = if matches!(kind, ItemKind::Table) { &object.name } else { &object.table };
         let (Some(family), Some(name)) = (object.family.as_deref(), name.as_deref()) else { return };
+        let own = kept_name(family, name);
         for kept in self.wanted.families(family, name) {
-            let of = |table: &Table| table.family == *kept && *table.name == kept_name(family, name);
+            let of = |table: &Table| table.family == *kept && *table.name == *own;
             let position = self.ruleset.tables.iter().position(of).unwrap_or_else(|| {
-                let table = Table::new(Writer::Nftables, *kept, &kept_name(family, name));
+                let table = Table::new(Writer::Nftables, *kept, &own);
                 self.ruleset.tables.push(table);
                 self.ruleset.tables.len() - 1
             });

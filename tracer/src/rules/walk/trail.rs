@@ -121,6 +121,11 @@ impl Notes {
         self.assumed
     }
 
+    /// Whether the way is not known to its end: nothing follows such a note.
+    pub fn is_lost(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| matches!(last.note, Note::Lost { .. }))
+    }
+
     /// The notes, the first one first.
     pub fn to_vec(&self) -> Vec<Note> {
         let mut notes = Vec::with_capacity(self.length);

@@ -202,40 +202,39 @@ impl<'a, O: Observer> Run<'_, 'a, '_, O> {
     fn travel(&mut self, start: State<O::Trail>) {
         let probe = self.probe;
         if probe.origin == Origin::Node {
-            let before = Part { priorities: i32::MIN..=IPVS_LOCAL_OUT, with_nat: true };
-            let after = Part { priorities: IPVS_LOCAL_OUT + 1..=i32::MAX, with_nat: true };
-            for state in self.part(HookPoint::Output, start, &before) {
-                match self.server_of(&state) {
-                    Some(server) => self.schedule(&state, &server.destinations, server.persistent),
-                    None => {
-                        for state in self.part(HookPoint::Output, state, &after) {
-                            self.depart(state);
-                        }
-                    }
-                }
-            }
+            self.past_ipvs(HookPoint::Output, IPVS_LOCAL_OUT, start, Self::depart);
             return;
         }
         for mut state in self.hook(HookPoint::Prerouting, start) {
             let local = self.walker.is_local(probe, state.destination);
             self.route(&mut state, local);
-            if !local {
+            if local {
+                self.past_ipvs(HookPoint::Input, IPVS_LOCAL_IN, state, |run, state| run.leave(state, true));
+            } else {
                 for state in self.hook(HookPoint::Forward, state) {
                     self.leave(state, false);
                 }
+            }
+        }
+    }
+
+    /// Through a hook in which IPVS has this priority, and on with `then` if IPVS does not take the packet.
+    fn past_ipvs(
+        &mut self,
+        hook: HookPoint,
+        ipvs: i32,
+        state: State<O::Trail>,
+        then: impl Fn(&mut Self, State<O::Trail>),
+    ) {
+        let before = Part { priorities: i32::MIN..=ipvs, with_nat: true };
+        let after = Part { priorities: ipvs + 1..=i32::MAX, with_nat: true };
+        for state in self.part(hook, state, &before) {
+            if let Some(server) = self.server_of(&state) {
+                self.schedule(&state, &server.destinations, server.persistent);
                 continue;
             }
-            let before = Part { priorities: i32::MIN..=IPVS_LOCAL_IN, with_nat: true };
-            let after = Part { priorities: IPVS_LOCAL_IN + 1..=i32::MAX, with_nat: true };
-            for state in self.part(HookPoint::Input, state, &before) {
-                match self.server_of(&state) {
-                    Some(server) => self.schedule(&state, &server.destinations, server.persistent),
-                    None => {
-                        for state in self.part(HookPoint::Input, state, &after) {
-                            self.leave(state, true);
-                        }
-                    }
-                }
+            for state in self.part(hook, state, &after) {
+                then(self, state);
             }
         }
     }
