@@ -22,17 +22,7 @@ fuzz_target!(|input: &[u8]| {
         _ => rules = ipset::parse(&text),
     }
     let routes = Routes::default();
-    let scene = Scene {
-        rules: &rules,
-        routes: &routes,
-        interfaces: None,
-        sysctls: None,
-        history: None,
-        node: None,
-        ipvs_is_untracked: false,
-        dataplane: None,
-        knows_rules: [true; 2],
-    };
+    let scene = Scene::new(&rules, &routes);
     for family in Family::ALL {
         let walker = Walker::new(&rules, family);
         let traffic = rules.local_traffic(family);

@@ -47,8 +47,10 @@ fn find(options: &PathOptions, capture: &Capture) -> anyhow::Result<Journey> {
     let unread = Family::ALL.map(|family| unread(&facts.node, capture, family));
     let (rules, gaps) = facts.node.take_everyones_rules(capture);
     let rules = ManuallyDrop::new(rules);
-    let of_interfaces = || facts.node.interfaces.as_ref().map(Routes::of_interfaces).unwrap_or_default();
-    let routes = facts.node.routes.clone().unwrap_or_else(of_interfaces);
+    let routes = match facts.node.routes.take() {
+        Some(routes) => routes,
+        None => facts.node.interfaces.as_ref().map(Routes::of_interfaces).unwrap_or_default(),
+    };
     let scene = Scene {
         rules: &rules,
         routes: &routes,

@@ -228,17 +228,7 @@ fn ways_without_end_are_left_out() {
     text.push_str("-A C15 -d 10.96.0.1/32 -j DNAT --to-destination 10.244.1.5:80\nCOMMIT\n");
     let rules = iptables::parse(&text, Hint::default());
     let routes = Routes::default();
-    let scene = Scene {
-        rules: &rules,
-        routes: &routes,
-        interfaces: None,
-        sysctls: None,
-        history: None,
-        node: None,
-        ipvs_is_untracked: false,
-        dataplane: None,
-        knows_rules: [true; 2],
-    };
+    let scene = Scene::new(&rules, &routes);
     let from = From::Address("10.244.1.90".parse().unwrap());
     let to = To::Address("10.96.0.1:80".parse().unwrap());
     let begun = Instant::now();

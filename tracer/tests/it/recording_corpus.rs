@@ -106,17 +106,7 @@ fn the_rules_lead_to_what_the_kernel_chose() {
             if snapshot.rules_time.is_none() {
                 continue;
             }
-            let scene = Scene {
-                rules: &snapshot.rules,
-                routes: &routes,
-                interfaces: None,
-                sysctls: None,
-                history: None,
-                node: None,
-                knows_rules: [true; 2],
-                ipvs_is_untracked: false,
-                dataplane: None,
-            };
+            let scene = Scene::new(&snapshot.rules, &routes);
             for judged in judgements.judged {
                 let Verdict { class, flow, .. } = &judged.verdict;
                 let (Some(vip), Some(endpoint)) = (flow.vip, flow.endpoint) else { continue };

@@ -114,11 +114,6 @@ pub(super) struct Packet {
     pub(super) local: bool,
 }
 
-/// A Service port with the names by which users know it.
-fn name(port: &ServicePort) -> String {
-    port.label()
-}
-
 fn has_family(ip: IpAddr, family: Option<Family>) -> bool {
     family.is_none_or(|family| Family::of(ip) == family)
 }
@@ -186,7 +181,7 @@ impl Scene<'_> {
                 }
                 let found = port_of(service, port.as_deref(), protocol)?;
                 let ip = address_of(&service.cluster_ips, family, || format!("Service {key}"))?;
-                let label = format!("{key}:{}", name(found));
+                let label = format!("{key}:{}", found.label());
                 Ok((SocketAddr::new(ip, found.port), found.protocol, Some(label)))
             }
         }
@@ -198,7 +193,7 @@ impl Scene<'_> {
         let ip = addr.ip();
         match history.address(addr, protocol, Timestamp::MAX) {
             Address::UnknownPort(service) => {
-                let has = list(&service.ports.iter().map(name).collect::<Vec<_>>());
+                let has = list(&service.ports.iter().map(ServicePort::label).collect::<Vec<_>>());
                 let remark = format!(
                     "Service {} has this address, but no port {}/{protocol}: it has {has}",
                     service.key,
@@ -349,7 +344,7 @@ fn port_of<'s>(
 ) -> Result<&'s ServicePort, NoPacket> {
     let of_protocol = |port: &&ServicePort| protocol.is_none_or(|protocol| port.protocol == protocol);
     let ports = || service.ports.iter().filter(of_protocol);
-    let has = || ports().map(name).collect::<Vec<_>>();
+    let has = || ports().map(ServicePort::label).collect::<Vec<_>>();
     let key = || service.key.clone();
     let Some(wanted) = wanted else {
         let mut all = ports();
@@ -358,7 +353,11 @@ fn port_of<'s>(
             (Some(_), Some(_)) => Err(NoPacket::SeveralPorts { key: key(), has: has() }),
             (None, _) => {
                 let port = protocol.map_or("of any kind".to_owned(), |protocol| protocol.to_string());
-                Err(NoPacket::NoPort { key: key(), port, has: service.ports.iter().map(name).collect() })
+                Err(NoPacket::NoPort {
+                    key: key(),
+                    port,
+                    has: service.ports.iter().map(ServicePort::label).collect(),
+                })
             }
         };
     };

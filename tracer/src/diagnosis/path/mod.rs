@@ -58,6 +58,23 @@ pub struct Scene<'a> {
     pub knows_rules: [bool; 2],
 }
 
+impl<'a> Scene<'a> {
+    /// A node of which only the rules and routes were read.
+    pub fn new(rules: &'a Ruleset, routes: &'a Routes) -> Self {
+        Self {
+            rules,
+            routes,
+            interfaces: None,
+            sysctls: None,
+            history: None,
+            node: None,
+            ipvs_is_untracked: false,
+            dataplane: None,
+            knows_rules: [true; 2],
+        }
+    }
+}
+
 impl Devices for &Routes {
     fn device_to(&self, address: IpAddr) -> Option<&str> {
         (**self).device_to(address)

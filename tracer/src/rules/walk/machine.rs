@@ -103,7 +103,6 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
             self.budget -= 1;
             let (port, address) = (way.state.destination.port(), way.state.destination.ip());
             let resume = way.resume.take();
-            let depth = way.depth;
             let Some(frame) = way.top() else { return Some(Stop::Policy) };
             let Some(chain) = table.chains.get(frame.chain) else { return Some(Stop::Pass) };
             let (position, mut at) = match (resume, &chain.index) {
@@ -127,7 +126,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                 at += 1;
                 if step.is_effect() && !is_noted {
                     is_noted = true;
-                    O::note(&mut way.state.seen, || Note::Matches { place, depth, verdict: None });
+                    O::note(&mut way.state.seen, || Note::Matches { place, verdict: None });
                 }
                 match step {
                     Step::Harmless => {}
@@ -174,11 +173,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                             let mut other = way.clone();
                             other.state.weight = share;
                             let taken = || Some(verdict.clone());
-                            O::note(&mut other.state.seen, || Note::Matches {
-                                place,
-                                depth,
-                                verdict: taken(),
-                            });
+                            O::note(&mut other.state.seen, || Note::Matches { place, verdict: taken() });
                             match self.apply(table, verdict, &mut other) {
                                 After::On => ways.push(other),
                                 // It ends when it is continued.
@@ -201,7 +196,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         self.fill(&way.state, fields);
                         let Some(Some(verdict)) = set.find(&self.key) else { continue 'rules };
                         let taken = || Some(verdict.clone());
-                        O::note(&mut way.state.seen, || Note::Matches { place, depth, verdict: taken() });
+                        O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
                         if !way.pass(&set.name, table.writer, way.depth + 1) {
                             return Some(self.lose(Unknown::Endless(map.clone()), way));
                         }
@@ -218,7 +213,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
                         let verdict = if self.observer.is_reply() { established } else { new };
                         let Some(verdict) = verdict else { continue 'rules };
                         let taken = || Some(verdict.clone());
-                        O::note(&mut way.state.seen, || Note::Matches { place, depth, verdict: taken() });
+                        O::note(&mut way.state.seen, || Note::Matches { place, verdict: taken() });
                         match self.apply(table, verdict, way) {
                             After::On => continue 'rules,
                             After::Stopped(stop) => return Some(stop),
@@ -256,7 +251,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
             return;
         }
         let mut other = way.clone();
-        if O::assume(&mut other.state.seen, place, way.depth) && self.branches_off() {
+        if O::assume(&mut other.state.seen, place) && self.branches_off() {
             other.resume = Some((place.rule, at));
             ways.push(other);
         }

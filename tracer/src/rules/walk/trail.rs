@@ -21,14 +21,14 @@ pub struct Place {
     pub rule: usize,
 }
 
-/// A step of a packet's way. `depth` is the number of chains that it is in, the base chain included.
+/// A step of a packet's way.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Note {
     /// A rule's conditions hold, and its statements apply. The verdict is that of the map or the random number if the
     /// rule has one.
-    Matches { place: Place, depth: usize, verdict: Option<Verdict> },
+    Matches { place: Place, verdict: Option<Verdict> },
     /// It was assumed that the conditions of this rule that cannot be judged hold.
-    Assumes { place: Place, depth: usize },
+    Assumes { place: Place },
     /// The base chain has no verdict for it, and its policy drops it.
     Policy { table: usize, chain: usize },
     /// The routing decision: to this node, or out of a device if it is known.
@@ -51,7 +51,7 @@ pub trait Observer {
 
     /// Begins or continues to assume that a rule's conditions hold. `false` if another rule is assumed to hold already:
     /// each assumption is followed by itself.
-    fn assume(_trail: &mut Self::Trail, _place: Place, _depth: usize) -> bool {
+    fn assume(_trail: &mut Self::Trail, _place: Place) -> bool {
         false
     }
 
@@ -162,12 +162,12 @@ impl<D: Devices> Observer for Witness<D> {
         trail.push(note());
     }
 
-    fn assume(trail: &mut Notes, place: Place, depth: usize) -> bool {
+    fn assume(trail: &mut Notes, place: Place) -> bool {
         if let Some(assumed) = trail.assumed {
             return assumed == place;
         }
         trail.assumed = Some(place);
-        trail.push(Note::Assumes { place, depth });
+        trail.push(Note::Assumes { place });
         true
     }
 

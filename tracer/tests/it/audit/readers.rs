@@ -212,17 +212,7 @@ impl Devices for Nowhere {
 /// The journey of one packet through damaged rules, from each place.
 fn journeys(rules: &Ruleset) {
     let routes = Routes::default();
-    let scene = Scene {
-        rules,
-        routes: &routes,
-        interfaces: None,
-        sysctls: None,
-        history: None,
-        node: None,
-        ipvs_is_untracked: false,
-        dataplane: None,
-        knows_rules: [true; 2],
-    };
+    let scene = Scene::new(rules, &routes);
     for (family, sources) in [
         (Family::Ipv4, ["10.244.1.100", "198.51.100.7"]),
         (Family::Ipv6, ["fd00:10:244:1::100", "2001:db8::7"]),
