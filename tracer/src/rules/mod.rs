@@ -101,6 +101,15 @@ impl Ruleset {
             .find(|table| table.writer == writer && table.family == family && table.name.as_ref() == name)
     }
 
+    /// The first table of this family and name, of any writer.
+    pub(crate) fn table_of(&self, family: Family, name: &str) -> Option<&Table> {
+        self.tables.iter().find(|table| table.family == family && *table.name == *name)
+    }
+
+    pub(crate) fn ipset(&self, name: &str) -> Option<&Set> {
+        self.sets.iter().find(|set| *set.name == *name)
+    }
+
     /// The writers of kube-proxy rules in this family: those with the chain KUBE-SERVICES or the table `kube-proxy`,
     /// and IPVS if it has virtual servers.
     pub fn writers(&self, family: Family) -> Vec<Writer> {

@@ -38,11 +38,9 @@ pub struct Expected {
     pub(super) others: BTreeSet<Frontend>,
     /// The addresses of all Services, whether or not they have a port that kube-proxy serves.
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Frontends of several Service ports, by their indices in `ports`: kube-proxy writes the rules in the random order
-    /// of a map, so any of the ports may have them.
-    pub(super) contested: BTreeMap<(Family, Frontend), Vec<usize>>,
-    /// Every frontend of `ports`.
-    served: BTreeSet<(Family, Frontend)>,
+    /// Every frontend, with the indices of its Service ports in `ports`. Of several, kube-proxy writes the rules in the
+    /// random order of a map, so any of the ports may have them.
+    owners: BTreeMap<(Family, Frontend), Vec<usize>>,
 }
 
 /// One port of a Service in one family.
@@ -117,15 +115,11 @@ impl Expected {
                 b.family,
             ))
         });
-        let mut owners = BTreeMap::<(Family, Frontend), Vec<usize>>::new();
         for (index, port) in expected.ports.iter().enumerate() {
             for known in &port.frontends {
-                owners.entry((port.family, known.frontend)).or_default().push(index);
+                expected.owners.entry((port.family, known.frontend)).or_default().push(index);
             }
         }
-        expected.served = owners.keys().copied().collect();
-        owners.retain(|_, owners| owners.len() > 1);
-        expected.contested = owners;
         expected
     }
 
@@ -219,7 +213,12 @@ impl Expected {
 
     /// Whether a Service port is served at this address and port.
     pub(super) fn has_frontend(&self, family: Family, frontend: Frontend) -> bool {
-        self.served.contains(&(family, frontend))
+        self.owners.contains_key(&(family, frontend))
+    }
+
+    /// The Service ports that claim this frontend, by their indices in `ports`.
+    pub(super) fn owners(&self, family: Family, frontend: Frontend) -> &[usize] {
+        self.owners.get(&(family, frontend)).map(Vec::as_slice).unwrap_or_default()
     }
 
     pub fn has(&self, family: Family) -> bool {

@@ -202,7 +202,7 @@ fn has_target(table: &Table, target: &str) -> bool {
 /// The jumps between chains, and from chains to maps and sets.
 fn inner(rules: &Ruleset, family: Family, writer: Writer, context: &Context, audit: &mut Audit) {
     let mode = context.mode;
-    let table = |name: &str| rules.tables.iter().find(|t| t.family == family && *t.name == *name);
+    let table = |name: &str| rules.table_of(family, name);
     // With `nodePortAddresses` there is a jump for each address of the node in these ranges, or none.
     let node_ports = (ProxyMode::Iptables, "nat", "KUBE-SERVICES", "KUBE-NODEPORTS");
     let one_jump = !context.restricts_node_ports(family);
@@ -289,7 +289,7 @@ fn jumps(rule: &Rule, target: &str) -> bool {
 /// KUBE-FORWARD: three rules that a new connection does not need unless another rule or policy drops it.
 fn forwarding(rules: &Ruleset, context: &Context, family: Family, writer: Writer, audit: &mut Audit) {
     let chain = |table: &'_ Table| table.chain("KUBE-FORWARD").cloned();
-    let filter = rules.tables.iter().find(|t| t.family == family && t.name.as_ref() == "filter");
+    let filter = rules.table_of(family, "filter");
     let Some(chain) = filter.and_then(chain) else { return };
     let has = |condition: fn(&Step) -> bool, verdict: &Verdict| has_rule(&chain, condition, verdict);
     let state = |step: &Step| matches!(step, Step::State { new: false, negated: false, .. });
@@ -319,11 +319,13 @@ fn forwarding(rules: &Ruleset, context: &Context, family: Family, writer: Writer
     }
 }
 
-fn has_rule(chain: &Chain, condition: fn(&Step) -> bool, verdict: &Verdict) -> bool {
-    chain
-        .rules
-        .iter()
-        .any(|rule| rule.steps.iter().any(condition) && rule.steps.last() == Some(&Step::Do(verdict.clone())))
+/// Whether a rule of the chain has a step like this, and this verdict at its end.
+pub(super) fn has_rule(chain: &Chain, condition: impl Fn(&Step) -> bool, verdict: &Verdict) -> bool {
+    chain.rules.iter().any(|rule| rule.steps.iter().any(&condition) && ends_with(rule, verdict))
+}
+
+pub(super) fn ends_with(rule: &Rule, verdict: &Verdict) -> bool {
+    matches!(rule.steps.last(), Some(Step::Do(last)) if last == verdict)
 }
 
 /// There are no rules of kube-proxy's mode.

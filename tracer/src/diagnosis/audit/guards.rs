@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{
     Aspect, Audit, Context, Discrepancy, Expected,
-    frame::{discrepancy, leads},
+    frame::{discrepancy, ends_with, has_rule, leads},
 };
 use crate::{
     cluster::{Via, model::ServiceType},
@@ -58,7 +58,7 @@ pub(super) fn check(
 
 impl<'a> Guards<'a> {
     fn table(&self, name: &str) -> Option<&'a Table> {
-        self.rules.tables.iter().find(|table| table.family == self.family && *table.name == *name)
+        self.rules.table_of(self.family, name)
     }
 
     fn chain(&self, table: &str, name: &str) -> Option<&'a Chain> {
@@ -78,9 +78,8 @@ impl<'a> Guards<'a> {
             }
             _ => false,
         };
-        let guards = |rule: &Rule| rule.steps.iter().any(loopback) && ends_with(rule, &Verdict::Drop);
         let effect = "other machines on its network reach what listens on the node's 127.0.0.1";
-        if !chain.rules.iter().any(guards) {
+        if !has_rule(chain, loopback, &Verdict::Drop) {
             missing(
                 "KUBE-FIREWALL",
                 format!("KUBE-FIREWALL does not drop connections to 127.0.0.0/8: {effect}"),
@@ -120,16 +119,16 @@ impl<'a> Guards<'a> {
 
     fn health_check_set(&self, missing: &mut impl FnMut(&str, String)) {
         let name = ipset_name("HEALTH-CHECK-NODE-PORT", self.family);
-        let Some(set) = self.rules.sets.iter().find(|set| *set.name == *name) else { return };
+        let Some(set) = self.rules.ipset(&name) else { return };
         for (port, service) in self.health_ports() {
             if set.find(&[Datum::Port(port)]).is_none() {
                 missing(&name, unaccepted(&name, port, &service));
             }
         }
         let Some(chain) = self.chain("filter", "KUBE-NODE-PORT").filter(|_| !set.is_empty()) else { return };
-        let asks = |step: &Step| matches!(step, Step::InIpset { set, negated: false, .. } if **set == *name);
-        let accepts = |rule: &Rule| rule.steps.iter().any(asks) && ends_with(rule, &Verdict::Accept);
-        if !chain.rules.iter().any(accepts) {
+        let in_set =
+            |step: &Step| matches!(step, Step::InIpset { set, negated: false, .. } if **set == *name);
+        if !has_rule(chain, in_set, &Verdict::Accept) {
             let text = format!("KUBE-NODE-PORT in table filter does not accept the ports of {name}");
             missing("KUBE-NODE-PORT", format!("{text}: {HEALTH_CHECKS_LOST}"));
         }
@@ -139,12 +138,13 @@ impl<'a> Guards<'a> {
     /// load balancers whose source ranges exclude it (kubernetes/kubernetes#119656). A version before 1.29 lacks it.
     fn out_filter(&self, missing: &mut impl FnMut(&str, String)) {
         let Some(chain) = self.chain("filter", "KUBE-IPVS-OUT-FILTER") else { return };
+        let filtered: BTreeSet<(IpAddr, &str)> = chain.rules.iter().flat_map(filtered).collect();
         let frontends = self.expected.ports.iter().filter(|port| port.family == self.family);
         let frontends = frontends.flat_map(|port| &port.frontends);
         for known in frontends.filter(|known| !known.ranges.is_empty() && known.admits_itself == Some(false))
         {
             let Frontend { address: Some(address), port, .. } = known.frontend else { continue };
-            if !chain.rules.iter().any(|rule| filters(rule, address, port)) {
+            if !filtered.contains(&(address, port.to_string().as_str())) {
                 let text = format!(
                     "KUBE-IPVS-OUT-FILTER does not drop the node's own connections to {}, which no source range admits",
                     known.frontend
@@ -158,9 +158,9 @@ impl<'a> Guards<'a> {
     fn hairpins(&self, missing: &mut impl FnMut(&str, String)) {
         let table = self.rules.table(Writer::Nftables, self.family, NFTABLES_TABLE);
         let Some(table) = table.filter(|table| table.set("hairpin-connections").is_some()) else { return };
-        let asks = |step: &Step| matches!(step, Step::InSet { set, negated: false, .. } if **set == *"hairpin-connections");
-        let masquerades = |rule: &Rule| rule.steps.iter().any(asks) && ends_with(rule, &Verdict::Masquerade);
-        if table.chain("masquerading").is_some_and(|chain| !chain.rules.iter().any(masquerades)) {
+        let in_set = |step: &Step| matches!(step, Step::InSet { set, negated: false, .. } if **set == *"hairpin-connections");
+        let has = |chain: &Chain| has_rule(chain, in_set, &Verdict::Masquerade);
+        if table.chain("masquerading").is_some_and(|chain| !has(chain)) {
             let text = "masquerading does not use the set hairpin-connections: a Pod's connection to itself through its \
                         Service gets no answer";
             missing("masquerading", text.to_owned());
@@ -193,10 +193,6 @@ fn unaccepted(place: &str, port: u16, service: &str) -> String {
     format!("{place} does not accept port {port}, the healthCheckNodePort of {service}: {HEALTH_CHECKS_LOST}")
 }
 
-fn ends_with(rule: &Rule, verdict: &Verdict) -> bool {
-    matches!(rule.steps.last(), Some(Step::Do(last)) if last == verdict)
-}
-
 /// The TCP port that the rule accepts.
 fn port_of(rule: &Rule) -> Option<u16> {
     let tcp = |step: &Step| matches!(step, Step::Protocol { protocol: Protocol::TCP, negated: false });
@@ -207,20 +203,26 @@ fn port_of(rule: &Rule) -> Option<u16> {
     port.filter(|_| rule.steps.iter().any(tcp))
 }
 
-/// `-s ADDRESS -m ipvs --vaddr ADDRESS --vport PORT -j DROP`: the match of IPVS is kept as text.
-fn filters(rule: &Rule, address: IpAddr, port: u16) -> bool {
-    let of_address = |step: &Step| match step {
-        Step::Source { ranges, negated: false } => {
-            ranges.iter().any(|range| range.as_host() == Some(address))
-        }
-        _ => false,
-    };
+/// The addresses and ports of `-s ADDRESS -m ipvs --vaddr ADDRESS --vport PORT -j DROP`: the match of IPVS is kept as
+/// text.
+fn filtered(rule: &Rule) -> Vec<(IpAddr, &str)> {
+    if !ends_with(rule, &Verdict::Drop) {
+        return Vec::new();
+    }
     let words = rule.steps.iter().filter_map(|step| match step {
         Step::Unknown(text) => Some(text.split_ascii_whitespace()),
         _ => None,
     });
     let words: Vec<&str> = words.flatten().collect();
-    let port = port.to_string();
-    let of_port = words.windows(2).any(|pair| pair == ["--vport", port.as_str()]);
-    rule.steps.iter().any(of_address) && of_port && ends_with(rule, &Verdict::Drop)
+    let ports = words.iter().zip(words.iter().skip(1)).filter(|(name, _)| **name == "--vport");
+    let ports: Vec<&str> = ports.map(|(_, port)| *port).collect();
+    let ranges = rule.steps.iter().filter_map(|step| match step {
+        Step::Source { ranges, negated: false } => Some(ranges),
+        _ => None,
+    });
+    let mut found = Vec::new();
+    for address in ranges.flatten().filter_map(|range| range.as_host()) {
+        found.extend(ports.iter().map(|port| (address, *port)));
+    }
+    found
 }

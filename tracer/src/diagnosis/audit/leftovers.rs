@@ -169,7 +169,7 @@ fn surplus_addresses(
             let table = rules.table(writer, family, crate::rules::NFTABLES_TABLE);
             table.and_then(|table| table.set("cluster-ips"))
         }
-        Writer::Ipvs => rules.sets.iter().find(|set| *set.name == *ipset_name("IPVS-IPS", family)),
+        Writer::Ipvs => rules.ipset(&ipset_name("IPVS-IPS", family)),
         _ => None,
     };
     let others = expected.others.iter().filter_map(|frontend| frontend.address).collect::<HashSet<_>>();

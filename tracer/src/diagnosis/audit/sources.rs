@@ -43,17 +43,16 @@ impl Sources {
         if let LocalTraffic::Range(range) = &traffic {
             ranges.push(*range);
         }
-        let outside = match &traffic {
-            // The nearest address shows whether the rules have a wider range.
-            LocalTraffic::Range(range) => beside(*range, &ranges, expected, context),
-            _ => None,
+        let (example, interface) = traffic.example(family);
+        let (pod, outside) = match &traffic {
+            LocalTraffic::Range(range) => {
+                let taken = special(expected, context);
+                // The nearest address shows whether the rules have a wider range.
+                (client_in(*range, example, &taken), beside(*range, &ranges, &taken))
+            }
+            _ => (example, None),
         };
         let outside = outside.unwrap_or_else(|| nowhere(family, &ranges));
-        let (pod, interface) = traffic.example(family);
-        let pod = match &traffic {
-            LocalTraffic::Range(range) => client_in(*range, pod, expected, context),
-            _ => pod,
-        };
         let of_node = expected.node_addresses.iter().find(|ip| Family::of(**ip) == family);
         ranges.push(AddressRange::host(outside));
         Self {
@@ -85,28 +84,21 @@ impl Sources {
         }
     }
 
-    /// Whether the rules show no distinction, and kube-proxy's configuration does not tell whether they should.
+    /// Whether the rules show no distinction, and kube-proxy's configuration does not show whether they should.
     pub(super) fn are_indistinct(&self) -> bool {
         self.traffic == LocalTraffic::Unmarked && !self.is_configured
     }
 }
 
 /// An address of the Pods' range that belongs to no endpoint and not to the node, whose connections are special.
-fn client_in(range: AddressRange, first: IpAddr, expected: &Expected, context: &Context) -> IpAddr {
-    let taken = special(expected, context);
+fn client_in(range: AddressRange, first: IpAddr, taken: &BTreeSet<IpAddr>) -> IpAddr {
     let below = |ip: &IpAddr| before(*ip).filter(|ip| range.contains(*ip));
     let free = std::iter::successors(Some(first), below).take(MAX_EXAMPLES).find(|ip| !taken.contains(ip));
     free.unwrap_or(first)
 }
 
 /// A usual address next to the Pods' range, outside all these ranges.
-fn beside(
-    pods: AddressRange,
-    ranges: &[AddressRange],
-    expected: &Expected,
-    context: &Context,
-) -> Option<IpAddr> {
-    let taken = special(expected, context);
+fn beside(pods: AddressRange, ranges: &[AddressRange], taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     let usual = |ip: &IpAddr| !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified();
     let free =
         |ip: &IpAddr| usual(ip) && !taken.contains(ip) && !ranges.iter().any(|range| range.contains(*ip));

@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         let of_part = |part: &Part| match part {
             Part::Unknown(text) => Some(format!("viptrace does not judge `{text}`")),
             Part::InIpset { set, .. } => {
-                let known = self.rules.sets.iter().find(|known| known.name == *set);
+                let known = self.rules.ipset(set);
                 match known {
                     None => Some(format!("the ipset {set} was not captured")),
                     Some(known) if known.partial => {

@@ -139,7 +139,7 @@ fn shared_place(aspect: Aspect, family: Family, writer: Writer, rules: &Ruleset)
         Writer::Nftables => ("kube-proxy", "mark-for-masquerade", "masquerading"),
         _ => ("nat", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"),
     };
-    let table = rules.tables.iter().find(|t| t.family == family && *t.name == *table)?;
+    let table = rules.table_of(family, table)?;
     let steps = |name: &str| {
         let chain = table.chain(name);
         chain.into_iter().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.steps).collect::<Vec<_>>()

@@ -31,13 +31,13 @@ impl Comparison<'_> {
 
     /// Whether several Service ports have this address and port, or this node port.
     pub(super) fn is_contested(&self, known: &ExpectedFrontend) -> bool {
-        self.expected.contested.contains_key(&(self.family, known.frontend))
+        self.expected.owners(self.family, known.frontend).len() > 1
     }
 
     /// Whether the result is the expected one of another Service port with the same frontend.
     fn is_anothers(&self, tried: Tried<'_>) -> bool {
-        let owners = self.expected.contested.get(&(self.family, tried.known.frontend));
-        owners.into_iter().flatten().filter(|index| **index != tried.index).any(|index| {
+        let owners = self.expected.owners(self.family, tried.known.frontend);
+        owners.iter().filter(|index| **index != tried.index).any(|index| {
             let Some(port) = self.expected.ports.get(*index) else { return false };
             let Some(known) = port.frontends.iter().find(|known| known.frontend == tried.known.frontend)
             else {

@@ -52,7 +52,7 @@ impl<O: Observer> Run<'_, '_, '_, O> {
                 self.is_in(set)? != *negated
             }
             Step::InIpset { set, sides, negated } => {
-                let Some(set) = self.walker.rules.sets.iter().find(|known| known.name == *set) else {
+                let Some(set) = self.walker.rules.ipset(set) else {
                     return self.unknown(Unknown::Ipset(set.clone()));
                 };
                 self.fill_sides(state, set, sides);
