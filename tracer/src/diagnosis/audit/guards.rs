@@ -14,8 +14,8 @@ use crate::{
     net::{Family, Protocol},
     node::ProxyMode,
     rules::{
-        Chain, Datum, Frontend, HookPoint, NFTABLES_TABLE, Rule, Ruleset, Step, Table, Verdict, Writer,
-        frontends::ipset_name,
+        AddressRange, Chain, Datum, Frontend, HookPoint, NFTABLES_TABLE, Rule, Ruleset, Step, Table, Verdict,
+        Writer, frontends::ipset_name,
     },
 };
 
@@ -221,7 +221,7 @@ fn filtered(rule: &Rule) -> Vec<(IpAddr, &str)> {
         _ => None,
     });
     let mut found = Vec::new();
-    for address in ranges.flatten().filter_map(|range| range.as_host()) {
+    for address in ranges.flatten().filter_map(AddressRange::as_host) {
         found.extend(ports.iter().map(|port| (address, *port)));
     }
     found
