@@ -76,78 +76,106 @@ impl std::fmt::Debug for Context<'_> {
     }
 }
 
-/// A rule of the diagnosis, and every class that it can return.
-struct FlowRule {
-    judge: fn(&Case<'_>) -> Option<Finding>,
+/// The name of a rule, which is its path, and every class that it can return.
+struct Named {
+    name: &'static str,
     gives: &'static [Class],
 }
 
-impl FlowRule {
-    fn apply(&self, case: &Case<'_>) -> Option<Finding> {
-        let finding = (self.judge)(case)?;
-        debug_assert!(self.gives.contains(&finding.class), "a rule does not declare {}", finding.class);
-        Some(finding)
+impl Named {
+    fn admits(&self, class: Class, omits: &impl Fn(&str, Class) -> bool) -> bool {
+        debug_assert!(self.gives.contains(&class), "{} does not declare {class}", self.name);
+        !omits(self.name, class)
+    }
+
+    fn admit(&self, finding: Option<Finding>, omits: &impl Fn(&str, Class) -> bool) -> Option<Finding> {
+        finding.filter(|finding| self.admits(finding.class, omits))
     }
 }
 
-const fn rule(judge: fn(&Case<'_>) -> Option<Finding>, gives: &'static [Class]) -> FlowRule {
-    FlowRule { judge, gives }
+/// A rule of the diagnosis.
+struct FlowRule {
+    named: Named,
+    judge: fn(&Case<'_>) -> Option<Finding>,
+}
+
+impl FlowRule {
+    fn apply(&self, case: &Case<'_>, omits: &impl Fn(&str, Class) -> bool) -> Option<Finding> {
+        self.named.admit((self.judge)(case), omits)
+    }
+}
+
+macro_rules! rule {
+    ($judge:path, $gives:expr $(,)?) => {
+        FlowRule { named: Named { name: stringify!($judge), gives: $gives }, judge: $judge }
+    };
 }
 
 /// The first rule that applies explains the flow.
 const RULES: [FlowRule; 39] = [
-    rule(conntrack::table_full, &[Class::C16]),
-    rule(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
-    rule(stale_endpoints::stale_entry, &[Class::C8]),
-    rule(resets::after_invalid, &[Class::C18]),
-    rule(conntrack::rerouted, &[Class::C34]),
-    rule(resets::stray, &[Class::N16]),
-    rule(resets::midstream, &[Class::C19]),
-    rule(resets::entry_gone, &[Class::N5, Class::C19]),
-    rule(host_kernel::reverse_path, &[Class::C32]),
-    rule(host_kernel::not_forwarded, &[Class::C32]),
-    rule(host_kernel::too_big, &[Class::C33]),
+    rule!(conntrack::table_full, &[Class::C16]),
+    rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
+    rule!(stale_endpoints::stale_entry, &[Class::C8]),
+    rule!(resets::after_invalid, &[Class::C18]),
+    rule!(conntrack::rerouted, &[Class::C34]),
+    rule!(resets::stray, &[Class::N16]),
+    rule!(resets::midstream, &[Class::C19]),
+    rule!(resets::entry_gone, &[Class::N5, Class::C19]),
+    rule!(host_kernel::reverse_path, &[Class::C32]),
+    rule!(host_kernel::not_forwarded, &[Class::C32]),
+    rule!(host_kernel::too_big, &[Class::C33]),
     // Names the setting behind the effect that the next rule observes.
-    rule(ipvs::reply_elsewhere, &[Class::C21]),
-    rule(resets::answered_directly, &[Class::C31]),
+    rule!(ipvs::reply_elsewhere, &[Class::C21]),
+    rule!(resets::answered_directly, &[Class::C31]),
     // Another node's rules on this machine (kind) refuse in their own namespace, as the next rule's firewalls do.
-    rule(no_endpoints::refused, &[Class::C20, Class::N19]),
-    rule(network_policy::prohibited, &[Class::C30]),
-    rule(service_config::other_proxy, &[Class::C5d]),
-    rule(service_config::source_ranges, &[Class::C23]),
-    rule(ipvs::no_destination, &[Class::C12, Class::C21, Class::C22, Class::C5]),
-    rule(iptables_sync::refused, &[Class::C4, Class::C5]),
-    rule(health_checks::judge, &[Class::N2]),
-    rule(service_config::no_local_endpoint, &[Class::C21, Class::C22]),
-    rule(ipvs::not_scheduled, &[Class::C12]),
-    rule(foreign_rules::chose, &[Class::C3, Class::C10]),
-    rule(ipvs::pinned, &[Class::C24]),
-    rule(stale_endpoints::stale, &[Class::C6, Class::C5]),
-    rule(ipvs::dead_destination, &[Class::C13]),
-    rule(ipvs::entry_expired, &[Class::C15]),
-    rule(network_policy::dropped, &[Class::C30]),
-    rule(no_endpoints::unanswered, &[Class::C20, Class::N19]),
-    rule(service_config::node_port_not_here, &[Class::C26]),
-    rule(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::C5e, Class::Unknown]),
-    rule(stale_endpoints::departing, &[Class::C5]),
-    rule(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
-    rule(backend_refused::refused, &[Class::C28]),
-    rule(resets::dropped_as_invalid, &[Class::C18b]),
-    rule(network_path::prohibited_there, &[Class::C30]),
-    rule(network_path::silent, &[Class::C29, Class::C31]),
-    rule(conntrack::clash_resolved, &[Class::N10]),
-    rule(
+    rule!(no_endpoints::refused, &[Class::C20, Class::N19]),
+    rule!(network_policy::prohibited, &[Class::C30]),
+    rule!(service_config::other_proxy, &[Class::C5d]),
+    rule!(service_config::source_ranges, &[Class::C23]),
+    rule!(ipvs::no_destination, &[Class::C12, Class::C21, Class::C22, Class::C5]),
+    rule!(iptables_sync::refused, &[Class::C4, Class::C5]),
+    rule!(health_checks::judge, &[Class::N2]),
+    rule!(service_config::no_local_endpoint, &[Class::C21, Class::C22]),
+    rule!(ipvs::not_scheduled, &[Class::C12]),
+    rule!(foreign_rules::chose, &[Class::C3, Class::C10]),
+    rule!(ipvs::pinned, &[Class::C24]),
+    rule!(stale_endpoints::stale, &[Class::C6, Class::C5]),
+    rule!(ipvs::dead_destination, &[Class::C13]),
+    rule!(ipvs::entry_expired, &[Class::C15]),
+    rule!(network_policy::dropped, &[Class::C30]),
+    rule!(no_endpoints::unanswered, &[Class::C20, Class::N19]),
+    rule!(service_config::node_port_not_here, &[Class::C26]),
+    rule!(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::C5e, Class::Unknown]),
+    rule!(stale_endpoints::departing, &[Class::C5]),
+    rule!(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
+    rule!(backend_refused::refused, &[Class::C28]),
+    rule!(resets::dropped_as_invalid, &[Class::C18b]),
+    rule!(network_path::prohibited_there, &[Class::C30]),
+    rule!(network_path::silent, &[Class::C29, Class::C31]),
+    rule!(conntrack::clash_resolved, &[Class::N10]),
+    rule!(
         normal::judge,
         &[Class::Ok, Class::N4, Class::N5, Class::N8, Class::N11, Class::N17, Class::N20, Class::Unknown],
     ),
 ];
 
-/// The classes of a flow to an address that is not a Service port, and of an unexplained flow.
-const WITHOUT_RULES: [Class; 5] = [Class::C5c, Class::C6, Class::C27, Class::N1, Class::Unknown];
+/// The rules of a flow to an address that is not a Service port, and of an attempt before the last one.
+const PROBE: Named = Named { name: "normal::probe", gives: &[Class::N1] };
+const UNALLOCATED: Named = Named { name: "service_config::unallocated", gives: &[Class::C5c] };
+const UNKNOWN_PORT: Named = Named { name: "service_config::unknown_port", gives: &[Class::C5c] };
+const GONE: Named = Named { name: "service_config::gone", gives: &[Class::C5c, Class::C27] };
+const STALE_ATTEMPT: Named = Named { name: "stale_endpoints::stale_attempt", gives: &[Class::C6] };
+const WITHOUT_CASE: [&Named; 5] = [&PROBE, &UNALLOCATED, &UNKNOWN_PORT, &GONE, &STALE_ATTEMPT];
+
+/// The name of each rule, and every class that it can return.
+pub fn rules() -> impl Iterator<Item = (&'static str, &'static [Class])> {
+    let named = RULES.iter().map(|rule| &rule.named).chain(WITHOUT_CASE);
+    named.map(|named| (named.name, named.gives))
+}
 
 /// Every class that a verdict on a flow can have.
 pub fn gives() -> impl Iterator<Item = Class> {
-    RULES.iter().flat_map(|rule| rule.gives).copied().chain(WITHOUT_RULES)
+    rules().flat_map(|(_, gives)| gives).copied().chain([Class::Unknown])
 }
 
 /// A verdict, and the flows that can share it.
@@ -188,19 +216,34 @@ pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
 
 /// Like [`judge`]; also returns whether other flows can share the verdict.
 pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
+    judge_by(flow, ctx, &|_, _| false)
+}
+
+/// The verdict if the rules of these names do not give these classes: what a rule is needed for.
+pub fn judge_without(
+    flow: &Flow,
+    ctx: &Context<'_>,
+    omits: &impl Fn(&str, Class) -> bool,
+) -> Option<Verdict> {
+    judge_by(flow, ctx, omits).map(|judgement| judgement.verdict)
+}
+
+fn judge_by(flow: &Flow, ctx: &Context<'_>, omits: &impl Fn(&str, Class) -> bool) -> Option<Judgement> {
     let alone = |verdict| Some(Judgement { verdict, lasting: None });
     let vip = match case::address(flow, ctx) {
         Address::Vip(vip) => vip,
         Address::UnknownPort(service) => {
-            let finding = service_config::unknown_port(flow, ctx, &service.key)?;
+            let finding = service_config::unknown_port(flow, ctx, &service.key);
+            let finding = UNKNOWN_PORT.admit(finding, omits)?;
             return alone(record::without_port(flow, ctx, finding, &service.key));
         }
         Address::Gone { service, since } => {
-            let finding = service_config::gone(flow, ctx, &service.key, since)?;
+            let finding = GONE.admit(service_config::gone(flow, ctx, &service.key, since), omits)?;
             return alone(record::without_port(flow, ctx, finding, &service.key));
         }
         Address::Other => {
-            let finding = normal::probe(flow, ctx).or_else(|| service_config::unallocated(flow, ctx))?;
+            let unallocated = || UNALLOCATED.admit(service_config::unallocated(flow, ctx), omits);
+            let finding = PROBE.admit(normal::probe(flow, ctx), omits).or_else(unallocated)?;
             return alone(record::without_service(flow, ctx, finding));
         }
     };
@@ -208,8 +251,10 @@ pub fn judge_lasting(flow: &Flow, ctx: &Context<'_>) -> Option<Judgement> {
     if case.is_of_another_cluster() || case.is_another_programs_port() {
         return None;
     }
-    let mut finding = RULES.iter().find_map(|rule| rule.apply(&case)).unwrap_or_else(|| unexplained(&case));
-    if let Some((attempt, stale)) = stale_endpoints::stale_attempt(&case) {
+    let mut finding =
+        RULES.iter().find_map(|rule| rule.apply(&case, omits)).unwrap_or_else(|| unexplained(&case));
+    let admitted = |(_, stale): &(_, Finding)| STALE_ATTEMPT.admits(stale.class, omits);
+    if let Some((attempt, stale)) = stale_endpoints::stale_attempt(&case).filter(admitted) {
         if finding.class.is_fault() {
             // The attempt that failed last has a cause of its own.
             let when = attempt.decision.map(|decision| decision.time);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{CheckReport, Facts, Finding, Found, Level, Scope, Step, audit, find, report};
 use crate::{
-    class::Confidence,
+    class::{Class, Confidence},
     text::length,
     time::Timestamp,
     verdict::{Evidence, EvidenceType},
@@ -29,7 +29,12 @@ pub struct Reading<'f> {
 
 impl<'f> Reading<'f> {
     pub fn of(facts: &'f Facts, scope: &'f Scope) -> Self {
-        Self { facts, scope, found: find(facts, scope) }
+        Self::without(facts, scope, &|_, _| false)
+    }
+
+    /// Without the findings of these classes by the checks of these names.
+    pub(super) fn without(facts: &'f Facts, scope: &'f Scope, omits: &impl Fn(&str, Class) -> bool) -> Self {
+        Self { facts, scope, found: find(facts, scope, omits) }
     }
 
     /// How long to wait before a second reading; `None` if there is nothing to confirm.

@@ -65,6 +65,7 @@ struct Found {
 
 /// A check, its step of the triage, and every class that it can return.
 struct Check {
+    name: &'static str,
     judge: fn(&Facts, &Scope, &mut Found),
     step: Step,
     gives: &'static [Class],
@@ -73,6 +74,7 @@ struct Check {
 /// In this order: later checks use the findings of earlier ones.
 const CHECKS: [Check; 11] = [
     Check {
+        name: "services",
         judge: |facts, scope, found| services::judge(facts, scope, &mut found.findings),
         step: Step::Endpoints,
         gives: &[
@@ -88,46 +90,55 @@ const CHECKS: [Check; 11] = [
         ],
     },
     Check {
+        name: "slices",
         judge: |facts, _, found| slices::judge(facts, &mut found.findings),
         step: Step::Endpoints,
         gives: &[Class::C29],
     },
     Check {
+        name: "proxy",
         judge: |facts, _, found| proxy::judge(facts, &mut found.findings),
         step: Step::KubeProxy,
         gives: &[Class::C1, Class::C2, Class::C8, Class::C9, Class::C10, Class::C11, Class::K1, Class::K3],
     },
     Check {
+        name: "pods",
         judge: |facts, _, found| pods::judge(facts, &mut found.findings),
         step: Step::KubeProxy,
         gives: &[Class::C1, Class::C29, Class::K10],
     },
     Check {
+        name: "versions",
         judge: |facts, _, found| versions::judge(facts, &mut found.findings),
         step: Step::KubeProxy,
         gives: &[Class::C9],
     },
     Check {
+        name: "sync",
         judge: |facts, _, found| sync::judge(facts, &mut found.findings),
         step: Step::Rules,
         gives: &[Class::C4, Class::C5, Class::N15],
     },
     Check {
+        name: "rules",
         judge: |facts, _, found| rules::judge(facts, &mut found.findings),
         step: Step::Rules,
         gives: &[Class::C1, Class::C3, Class::C5e, Class::C10, Class::C11],
     },
     Check {
+        name: "audit",
         judge: |facts, _, found| found.gaps = audit::judge(facts, &mut found.findings),
         step: Step::Rules,
         gives: audit::GIVES,
     },
     Check {
+        name: "conntrack",
         judge: |facts, _, found| conntrack::judge(facts, &mut found.findings),
         step: Step::Conntrack,
         gives: &[Class::C16, Class::C17, Class::N7],
     },
     Check {
+        name: "path",
         judge: |facts, _, found| path::judge(facts, &mut found.findings),
         step: Step::Path,
         gives: &[
@@ -142,11 +153,17 @@ const CHECKS: [Check; 11] = [
         ],
     },
     Check {
+        name: "mtu",
         judge: |facts, _, found| mtu::judge(facts, &mut found.findings),
         step: Step::Path,
         gives: &[Class::C33],
     },
 ];
+
+/// The name of each check, and every class that it can return.
+pub fn checks() -> impl Iterator<Item = (&'static str, &'static [Class])> {
+    CHECKS.iter().map(|check| (check.name, check.gives))
+}
 
 /// Every class that a finding of a check can have.
 pub fn gives() -> impl Iterator<Item = Class> {
@@ -154,9 +171,12 @@ pub fn gives() -> impl Iterator<Item = Class> {
 }
 
 impl Check {
-    fn run(&self, facts: &Facts, scope: &Scope, found: &mut Found) {
+    fn run(&self, facts: &Facts, scope: &Scope, found: &mut Found, omits: &impl Fn(&str, Class) -> bool) {
         let before = found.findings.len();
         (self.judge)(facts, scope, found);
+        let mut kept = found.findings.split_off(before);
+        kept.retain(|finding| !omits(self.name, finding.class));
+        found.findings.append(&mut kept);
         for finding in found.findings.iter_mut().skip(before) {
             debug_assert!(self.gives.contains(&finding.class), "a check does not declare {}", finding.class);
             debug_assert!(
@@ -177,10 +197,16 @@ pub fn triage(facts: &Facts, scope: &Scope) -> CheckReport {
     Reading::of(facts, scope).report()
 }
 
-fn find(facts: &Facts, scope: &Scope) -> Found {
+/// The report if the checks of these names do not find these classes: what a check is needed for. Later checks do not
+/// see these findings either.
+pub fn triage_without(facts: &Facts, scope: &Scope, omits: &impl Fn(&str, Class) -> bool) -> CheckReport {
+    Reading::without(facts, scope, omits).report()
+}
+
+fn find(facts: &Facts, scope: &Scope, omits: &impl Fn(&str, Class) -> bool) -> Found {
     let mut found = Found::default();
     for check in &CHECKS {
-        check.run(facts, scope, &mut found);
+        check.run(facts, scope, &mut found, omits);
     }
     if let Some(service) = &scope.service {
         found.findings.retain(|finding| finding.concerns(service));
