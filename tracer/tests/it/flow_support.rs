@@ -498,7 +498,7 @@ impl World {
         judge(flow, &self.context(&self.shop.history(), &self.snapshot()))
     }
 
-    fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         self.node.snapshot(&self.shop.cart)
     }
 
@@ -509,7 +509,7 @@ impl World {
         self.translations = translations;
     }
 
-    fn context<'a>(&'a self, cluster: &'a History, node: &'a Snapshot) -> Context<'a> {
+    pub(crate) fn context<'a>(&'a self, cluster: &'a History, node: &'a Snapshot) -> Context<'a> {
         Context {
             cluster,
             node,

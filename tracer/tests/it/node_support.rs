@@ -117,8 +117,8 @@ impl Node {
         );
         let mut own = self.own.clone();
         if self.mode == Some(ProxyMode::Ipvs) {
-            // As kube-ipvs0 has them.
-            own.extend(vips.iter().map(|(vip, _)| vip.ip()));
+            // As kube-ipvs0 has them; node ports are at the addresses that the nodes have.
+            own.extend(vips.iter().map(|(vip, _)| vip.ip()).filter(|ip| !node_addresses().contains(ip)));
         }
         put(Kind::Addresses, own.iter().map(IpAddr::to_string).collect::<Vec<_>>().join("\n"));
         for (kind, text) in self.lists(&vips) {
@@ -161,11 +161,15 @@ impl Node {
     }
 }
 
+fn node_addresses() -> [IpAddr; 2] {
+    ["192.168.1.2:0", "192.168.1.3:0"].map(|node| addr(node).ip())
+}
+
 /// Every address and port of the Service; node ports on both nodes.
 fn vips(service: &Service) -> Vec<(SocketAddr, Protocol)> {
     let addresses = [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips];
     let addresses: Vec<IpAddr> = addresses.into_iter().flatten().copied().collect();
-    let nodes = ["192.168.1.2:0", "192.168.1.3:0"].map(|node| addr(node).ip());
+    let nodes = node_addresses();
     let at = |ips: &[IpAddr], port: u16, protocol| -> Vec<(SocketAddr, Protocol)> {
         ips.iter().map(|ip| (SocketAddr::new(*ip, port), protocol)).collect()
     };

@@ -33,7 +33,7 @@ fn recordings() -> Vec<PathBuf> {
 }
 
 /// By client and beginning.
-type Verdicts = BTreeMap<(String, String), Verdict>;
+pub(crate) type Verdicts = BTreeMap<(String, String), Verdict>;
 
 /// The last verdict on each flow, and the end if the recording is complete.
 fn replay(bytes: Vec<u8>, detail: Detail) -> Option<(Verdicts, Option<End>)> {
@@ -55,14 +55,21 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> Option<(Verdicts, Option<End>)> {
     Some((verdicts, end))
 }
 
-/// The last verdict on each flow of every recording.
-pub(crate) fn verdicts() -> impl Iterator<Item = Verdict> {
-    recordings()
-        .into_iter()
-        .flat_map(|path| replay(fs::read(path).unwrap(), Detail::All).unwrap().0.into_values())
+/// Every recording, with the last verdict on each of its flows.
+pub(crate) fn replays() -> impl Iterator<Item = (PathBuf, Verdicts)> {
+    recordings().into_iter().map(|path| {
+        let verdicts = replay(fs::read(&path).unwrap(), Detail::All).unwrap().0;
+        (path, verdicts)
+    })
 }
 
-fn lines(verdicts: &Verdicts) -> String {
+/// The last verdict on each flow of every recording.
+pub(crate) fn verdicts() -> impl Iterator<Item = Verdict> {
+    replays().flat_map(|(_, verdicts)| verdicts.into_values())
+}
+
+/// As in a recording's `.expected`.
+pub(crate) fn lines(verdicts: &Verdicts) -> String {
     let text = |addr: Option<std::net::SocketAddr>| addr.map_or("-".to_owned(), |addr| addr.to_string());
     let mut lines: Vec<String> = verdicts
         .values()

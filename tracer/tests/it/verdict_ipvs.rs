@@ -2,98 +2,29 @@
 
 use crate::{
     cluster_support::Shop,
-    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_revisions},
+    flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, fold, last_revisions},
+    ipvs_support::{
+        PSH_ACK, SYN, by_ipvs, chosen, null_bound, packet, refused_by_ipvs, reset_by_the_node, seen,
+    },
     node_support::Rules,
 };
 use viptrace::{
     class::{Class, Confidence, Domain},
     cluster::{Kind, Via, model::TrafficPolicy},
     flow::{Outcome, ResetBy},
-    net::{Netns, Protocol, Tuple},
+    net::{Protocol, Tuple},
     node::{ProxyMode, RuleEffect},
     sighting::{
-        Conntrack, Fact, Hook, IpvsFact, IpvsFlags, PacketFact, Sighting, SocketEvent, SocketFact, Status,
-        TcpState,
+        Conntrack, Fact, Hook, IpvsFact, IpvsFlags, Sighting, SocketEvent, SocketFact, Status, TcpState,
     },
 };
-
-/// A connection whose entry IPVS changes: null bindings at the NAT hooks, then another reply tuple, no DNAT bit.
-fn by_ipvs(mut script: Script) -> Script {
-    for sighting in &mut script.out {
-        match &mut sighting.fact {
-            Fact::Conntrack(fact) => fact.ct.status.0 &= !Status::DST_NAT,
-            Fact::Packet(PacketFact { ct: Some(ct), .. }) => ct.status.0 &= !Status::DST_NAT,
-            _ => {}
-        }
-    }
-    script
-}
 
 fn to_cart() -> Script {
     Script::new(CLIENT, VIP, Some(EP))
 }
 
-fn orig() -> Tuple {
-    Tuple::new(Protocol::TCP, addr(CLIENT), addr(VIP))
-}
-
-/// The entry of a packet that was not translated.
-fn null_bound(id: u64, status: u32) -> Conntrack {
-    let status = Status(status | Status::DST_NAT_DONE | Status::SRC_NAT_DONE);
-    Conntrack { id, zone: 0, status, orig: orig(), reply: orig().reversed() }
-}
-
-fn seen(ms: u64, hook: Hook, netns: Netns, fact: Fact) -> Sighting {
-    Sighting { time: at(ms), cpu: 0, hook, netns, fact }
-}
-
-fn packet(ms: u64, hook: Hook, flags: u8, ct: Option<Conntrack>, reason: Option<&str>) -> Sighting {
-    let fact = PacketFact {
-        skb: 0xffff_8881_0000_0000,
-        tuple: Some(orig()),
-        tcp_flags: flags,
-        original_direction: ct.map(|_| true),
-        ct,
-        reason: reason.map(Into::into),
-        icmp_code: None,
-        nf_hook: None,
-        table_full: false,
-    };
-    seen(ms, hook, NODE, Fact::Packet(fact))
-}
-
-const SYN: u8 = 2;
-const PSH_ACK: u8 = 24;
-
-/// `ip_vs_leave` and the drop after it.
-fn refused_by_ipvs(ms: u64) -> Script {
-    let mut script = Script::new(CLIENT, VIP, None);
-    script.out.push(packet(ms, Hook::IpVsLeave, SYN, Some(null_bound(0x1000, 0)), None));
-    script.out.push(packet(ms, Hook::KfreeSkb, SYN, Some(null_bound(0x1000, 0)), Some("NETFILTER_DROP")));
-    script.connect_failed(ms + 1)
-}
-
-fn chosen(ms: u64, client: &str, destination: &str, flags: u32) -> Sighting {
-    let tuple = Tuple::new(Protocol::TCP, addr(client), addr(VIP));
-    let fact = IpvsFact { tuple, destination: addr(destination), flags: IpvsFlags(flags) };
-    seen(ms, Hook::IpVsConnNew, NODE, Fact::Ipvs(fact))
-}
-
-/// A packet of an established connection reaches the node's own stack: conntrack picks it up, the stack resets it.
-fn reset_by_the_node(mut script: Script, ms: u64) -> Script {
-    let ct = null_bound(0x2000, 0);
-    let confirmed =
-        viptrace::sighting::ConntrackFact { ct, task: None, note: viptrace::sighting::EntryNote::default() };
-    script.out.push(seen(ms, Hook::Confirm, NODE, Fact::Conntrack(confirmed)));
-    let ct = null_bound(0x2000, Status::CONFIRMED);
-    script.out.push(packet(ms, Hook::TcpSendReset, PSH_ACK, Some(ct), Some("NO_SOCKET")));
-    script.out.push(packet(ms, Hook::KfreeSkb, PSH_ACK, Some(ct), Some("NO_SOCKET")));
-    script.receive_reset(ms + 1, TcpState::Established).state(
-        ms + 1,
-        false,
-        TcpState::Established,
-        TcpState::Close,
-    )
+fn refused(ms: u64) -> Script {
+    refused_by_ipvs(Script::new(CLIENT, VIP, None), ms)
 }
 
 fn world() -> World {
@@ -161,22 +92,22 @@ fn a_null_binding_that_was_never_confirmed_proves_nothing() {
 fn c20_and_c12_by_what_the_api_has() {
     let mut world = world();
     world.node.rules = Rules::Vip(RuleEffect::Refuses);
-    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    let verdict = world.verdict(refused(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::IptablesSync));
     assert_eq!((verdict.confidence, verdict.flow.endpoint), (Confidence::High, None));
     assert!(statements(&verdict.evidence).contains("ip_vs_leave"), "{:?}", verdict.evidence);
 
     let mut young = Shop::with_endpoints(&[]);
     young.ready(EP, 58_000);
-    assert_eq!(world_of(young).verdict(refused_by_ipvs(60_000), 70_000).class, Class::C5);
+    assert_eq!(world_of(young).verdict(refused(60_000), 70_000).class, Class::C5);
 
     world.shop.known.retain(|kind| *kind != Kind::EndpointSlice);
-    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    let verdict = world.verdict(refused(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C12, Domain::NoEndpoints));
     assert!(verdict.unseen.iter().any(|unseen| unseen.contains("EndpointSlices")), "{:?}", verdict.unseen);
 
     let world = world_of(Shop::with_endpoints(&[]));
-    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    let verdict = world.verdict(refused(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C20, Domain::NoEndpoints));
     assert_eq!(verdict.confidence, Confidence::High);
 }
@@ -185,7 +116,7 @@ fn c20_and_c12_by_what_the_api_has() {
 fn without_its_hook_a_missing_real_server_is_only_a_drop() {
     let mut world = world();
     world.missing = vec![Hook::IpVsLeave];
-    let mut script = refused_by_ipvs(60_000);
+    let mut script = refused(60_000);
     script.out.retain(|sighting| sighting.hook != Hook::IpVsLeave);
     let verdict = world.verdict(script, 70_000);
     assert_eq!(verdict.class, Class::Unknown);
@@ -197,7 +128,7 @@ fn c22_a_local_policy_is_refused_here() {
     let mut world = world();
     world.shop.cart.internal_traffic_policy = TrafficPolicy::Local;
     world.shop.serves_elsewhere();
-    let verdict = world.verdict(refused_by_ipvs(60_000), 70_000);
+    let verdict = world.verdict(refused(60_000), 70_000);
     assert_eq!((verdict.class, verdict.domain), (Class::C22, Domain::ServiceConfig));
 }
 

@@ -10,7 +10,7 @@ use viptrace::{
     },
     net::{Cidr, Netns},
     node::{ProxyMode, RuleEffect, capture},
-    sighting::{Fact, Hook, Status, TcpState},
+    sighting::{Hook, TcpState},
 };
 
 use super::{
@@ -121,20 +121,13 @@ fn refused() -> Group<Traced> {
             shop.ready(EP, 58_000);
             of(mode, world_of(mode, shop))
         }),
-        case_in(
-            &[Nftables],
-            Class::C5,
-            "the same, and the rules see the packets of the node before NAT",
-            |mode| {
-                let mut shop = Shop::with_endpoints(&[]);
-                shop.ready(EP, 58_000);
-                let world = with_rules(world_of(mode, shop), RuleEffect::Refuses);
-                Traced::of(world, before_nat(refused_by_rules(mode, untranslated())))
-            },
-        ),
-        case_in(&[Nftables], Class::C4, "the same a minute later", |mode| {
-            let world = with_rules(world(mode), RuleEffect::Refuses);
-            Traced::of(world, before_nat(refused_by_rules(mode, untranslated())))
+        case_in(&[Ipvs], Class::C5, "the same, and the set of KUBE-IPVS-FILTER lacks the port", |mode| {
+            let mut shop = Shop::with_endpoints(&[]);
+            shop.ready(EP, 58_000);
+            Traced::of(world_of(mode, shop), untranslated().unreach(60_000, 3).connect_failed(60_001))
+        }),
+        case_in(&[Ipvs], Class::C4, "the set of KUBE-IPVS-FILTER lacks the port after a minute", |mode| {
+            Traced::of(world(mode), untranslated().unreach(60_000, 3).connect_failed(60_001))
         }),
         case_in(&[Ipvs], Class::C22, "the endpoint is on another node, internal policy Local", |mode| {
             local_refusal(mode, Via::ClusterIp, VIP, |script| script)
@@ -174,20 +167,6 @@ fn local_refusal(mode: ProxyMode, via: Via, address: &str, seen: fn(Script) -> S
 
 fn without_drops(mut script: Script) -> Script {
     script.out.retain(|sighting| sighting.hook != Hook::KfreeSkb);
-    script
-}
-
-/// The hook output of nftables mode's filter chain comes before NAT's (`pkg/proxy/nftables/proxier.go`: priority
-/// `dstnat - 10`): the entries have no decision yet.
-fn before_nat(mut script: Script) -> Script {
-    let asked = script.orig();
-    for sighting in &mut script.out {
-        if let Fact::Packet(packet) = &mut sighting.fact
-            && let Some(entry) = &mut packet.ct
-        {
-            (entry.status, entry.reply, packet.tuple) = (Status(0), asked.reversed(), Some(asked));
-        }
-    }
     script
 }
 
