@@ -28,7 +28,7 @@ pub(super) fn all(stage: &mut Stage) -> Result<()> {
     expect_no_translation(stage, Class::C1)
 }
 
-/// The same without any rule of anybody: the kernel has no reason to track connections in this namespace, so that no
+/// The same without any rule of any program: the kernel has no reason to track connections in this namespace, so that no
 /// conntrack hook sees them.
 pub(super) fn nothing_tracked(stage: &mut Stage) -> Result<()> {
     let _here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;

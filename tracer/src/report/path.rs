@@ -1,5 +1,5 @@
-//! Prints the way of a packet: the answer first, then one line for each rule, the endpoints with their shares, what the
-//! reply meets, and what the answer depends on.
+//! Prints the way of a packet: the answer first, then one line for each rule, the endpoints with their shares, the
+//! reply's own way, and the conditions of the answer.
 //!
 //! All text from rules and objects is made safe for a terminal.
 
@@ -127,7 +127,7 @@ impl Writer {
         let _ = writeln!(self.out, "{line}{}", self.paint.text(Style::Faint, &comment));
     }
 
-    /// Several ways: one line for each, then what follows, once for all ways that continue alike.
+    /// Several ways: one line for each, then the steps after it, once for all ways that continue alike.
     fn ways(&mut self, ways: &[Way]) {
         if let [way] = ways {
             self.steps(&way.steps);
@@ -214,7 +214,7 @@ fn split(way: &Way) -> (&[Step], &[Step]) {
     way.steps.split_at(at)
 }
 
-/// `10.244.1.11:8080 shop/cart-1 on worker-1`, and what becomes of a packet that does not reach it.
+/// `10.244.1.11:8080 shop/cart-1 on worker-1`, and the fate of a packet that does not reach it.
 fn end(way: &Way) -> String {
     let fate = match way.result {
         Outcome::Refused => "refused",

@@ -1,7 +1,8 @@
 //! Parses kube-proxy's nftables table in the output of `nft -j list …` and `nft list …`, or the other programs' tables.
 //!
-//! Pure and tolerant: an unknown statement or condition becomes a step that cannot be judged. A text that is not an nft listing, or only the beginning of one, is an error. nft lists the rules
-//! that iptables wrote through `nf_tables` without their matches; [`crate::rules::iptables`] reads those.
+//! Pure and tolerant: an unknown statement or condition becomes a step that cannot be judged. A text that is not an nft
+//! listing, or only the beginning of one, is an error. nft lists the rules that iptables wrote through `nf_tables` without
+//! their matches; [`crate::rules::iptables`] reads those.
 
 use std::borrow::Cow;
 

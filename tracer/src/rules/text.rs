@@ -54,7 +54,7 @@ fn ports((first, last): (u16, u16), between: char) -> String {
     if first == last { first.to_string() } else { format!("{first}{between}{last}") }
 }
 
-/// `-s A`, or for what is no network, `--src-range A-B`.
+/// `-s A`, or for a range that is no network, `--src-range A-B`.
 fn addresses(side: &str, ranges: &[AddressRange]) -> String {
     let text = joined(ranges, ToString::to_string);
     match (side, text.contains('-')) {

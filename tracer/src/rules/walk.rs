@@ -245,7 +245,7 @@ impl<'a> Walker<'a> {
         self.observe(probe, &Unobserved)
     }
 
-    /// The fate of this packet, with what the observer noted on the way.
+    /// The fate of this packet, with the observer's notes.
     pub fn observe<O: Observer>(&self, probe: &Probe, observer: &O) -> Fate<O::Trail> {
         let mut run = machine::Run::new(self, probe, observer);
         run.go();

@@ -28,7 +28,7 @@ pub(super) struct Slice {
     pub(super) ports: Option<Vec<discovery::EndpointPort>>,
 }
 
-/// Without what `managedFields` lists of each writer, which is as large as the rest of an object.
+/// Leaves out `managedFields`, which are as large as the rest of an object.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Meta {

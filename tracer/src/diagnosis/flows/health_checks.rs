@@ -1,6 +1,6 @@
 //! N2: a load balancer's health checks at a Service's own port.
 //!
-//! Owns a bounded memory of the clients outside the cluster: a health check is told only by its rhythm.
+//! Owns a bounded memory of the clients outside the cluster: a health check is recognised only by its rhythm.
 
 use std::{
     collections::HashMap,

@@ -153,7 +153,10 @@ fn out_of_scope(case: &Case<'_>, dataplane: Dataplane) -> Finding {
         ),
     )
     .confidence(Confidence::Low)
-    .node(case.ctx.node.read_at(), format!("neither kube-proxy nor its rules; interfaces of {dataplane}"))
+    .node(
+        case.ctx.node.read_at(),
+        format!("interfaces of {dataplane}, and no kube-proxy with rules in force"),
+    )
     .unobserved(format!("what {dataplane} decided: it does not use the hooks that viptrace watches"))
     .now(&[action::READ_OTHER_DATAPLANE])
     .later(&[])

@@ -323,7 +323,7 @@ pub(super) fn stale_entry(case: &Case<'_>) -> Option<Finding> {
         finding = finding.unobserved("when the endpoint was removed");
     }
     if answered {
-        finding = finding.unobserved("whether anybody still answers: the entry saw an answer earlier");
+        finding = finding.unobserved("whether anything still answers: the entry saw an answer earlier");
         finding = match former {
             Some((pod, until)) => {
                 finding.api(Some(until), format!("Pod {} gave up the address {}", pod.key, endpoint.ip()))

@@ -106,7 +106,7 @@ pub(super) struct Packet {
     pub(super) protocol: Protocol,
     /// The Service port that the destination belongs to.
     pub(super) service: Option<String>,
-    /// What the objects know about a destination that is no Service's.
+    /// The objects' facts about a destination that is no Service's.
     pub(super) remark: Option<String>,
     /// It has the address of a Service, or had it.
     pub(super) is_of_service: bool,

@@ -1,7 +1,7 @@
 //! The way of one packet through the node's rules as they are, without sending it: `viptrace path`.
 //!
 //! Asks the walk ([`crate::rules::walk`]) where the packet goes, and puts its notes into an operator's words: each rule
-//! that matters, the endpoints with their shares, what the reply meets, and what the answer depends on. Judges no class.
+//! that matters, the endpoints with their shares, the reply's own way, and the conditions of the answer. Judges no class.
 //! Pure.
 
 mod ends;

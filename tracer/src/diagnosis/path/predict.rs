@@ -8,7 +8,7 @@ use crate::{
     rules::{End, Origin},
 };
 
-/// What the rules say about a decision.
+/// The rules' answer to a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prediction {
     /// The packet can take this way.

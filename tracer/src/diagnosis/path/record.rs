@@ -25,9 +25,9 @@ pub struct Journey {
     pub affinity: Option<String>,
     /// Conditions that cannot be judged and would change the result. The ways are those on which none of them holds.
     pub depends_on: Vec<Condition>,
-    /// What the reply meets.
+    /// The rules and translations that the reply meets.
     pub reply: Vec<String>,
-    /// What else the reader has to know.
+    /// Further facts that the reader needs.
     pub notes: Vec<String>,
     /// Why the walk itself is incomplete.
     pub unjudged: Vec<String>,
@@ -39,7 +39,7 @@ pub struct Journey {
 pub struct Sender {
     pub address: String,
     pub pod: Option<String>,
-    /// `this node`, `a Pod of this node`, `a Pod on NODE`, `outside`, or what the address is taken as.
+    /// `this node`, `a Pod of this node`, `a Pod on NODE`, `outside`, or the assumed owner of the address.
     pub place: String,
 }
 
@@ -123,6 +123,6 @@ pub struct Step {
 pub struct Condition {
     pub rule: Step,
     pub why: String,
-    /// What happens to the packet if the rule matches.
+    /// The packet's fate if the rule matches.
     pub then: String,
 }

@@ -1,4 +1,4 @@
-//! What the reply meets: the translation back, the way that it takes, and the rules on it.
+//! The reply's own way: the translation back, the way that it takes, and the rules on it.
 
 use std::net::SocketAddr;
 

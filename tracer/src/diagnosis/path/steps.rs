@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a rule does to the packet, as far as its text does not show it.
+/// The effect of a rule on the packet, as far as its text does not show it.
 fn effect(found: &Found<'_>, chosen: Option<&Verdict>, state: &mut State) -> Option<String> {
     let mut effects = Vec::new();
     for part in &found.rule.steps {

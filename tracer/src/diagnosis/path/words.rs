@@ -145,7 +145,7 @@ fn reaches(packet: &Packet, ways: &[&Way]) -> String {
     format!("{what}; {seen}")
 }
 
-/// The rule that decides, with what its writer says about it.
+/// The rule that decides, with its writer's comment.
 pub(super) fn decider(step: &Step) -> String {
     let chain = step.chain.as_deref().unwrap_or_default();
     let table = step.table.as_deref().unwrap_or_default();
@@ -195,7 +195,7 @@ pub(super) fn then(ends: &[(End, bool, bool)]) -> String {
     parts.join(", or ")
 }
 
-/// What the rules of this node alone do not show.
+/// The facts that the rules of this node alone do not show.
 pub(super) fn notes(packet: &Packet) -> Vec<String> {
     let elsewhere = packet.other_node.as_ref().map(|node| {
         format!("{node} translates the packets of its own Pods: this is the way of one that arrives here untranslated")

@@ -354,7 +354,7 @@ fn no_address(service: &Service, findings: &mut Vec<Finding>) {
 }
 
 /// An address that is a load balancer's and an external IP too: the rule of the external IP comes first in
-/// KUBE-SERVICES, so that iptables mode asks no source range (`pkg/proxy/iptables/proxier.go`, `syncProxyRules`).
+/// KUBE-SERVICES, so that iptables mode checks no source range (`pkg/proxy/iptables/proxier.go`, `syncProxyRules`).
 fn ranges_without_effect(service: &Service, mode: Option<ProxyMode>, findings: &mut Vec<Finding>) {
     let both = service.load_balancer_ips.iter().find(|ip| service.external_ips.contains(ip));
     let Some(ip) = both.filter(|_| mode == Some(ProxyMode::Iptables) && !service.source_ranges.is_empty())

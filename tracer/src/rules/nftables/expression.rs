@@ -80,7 +80,7 @@ pub(super) fn statement(statement: &Value<'_>, table: &mut Table, steps: &mut Ve
         Some(step) => steps.push(step),
         None => {
             steps.push(unknown(statement));
-            // What it would do is not known either.
+            // Its effect is not known either.
             if matches!(name, "vmap" | "dnat" | "mangle") {
                 steps.push(Step::Do(Verdict::Unknown(name.into())));
             }
@@ -92,7 +92,7 @@ fn unknown(value: &Value<'_>) -> Step {
     Step::Unknown(foreign::describe(value).into())
 }
 
-/// Adds what a field implies in another program's rule.
+/// Adds the conditions that a field implies in another program's rule.
 fn imply(key: Option<&Value<'_>>, table: &Table, steps: &mut Vec<Step>) {
     if let Some(key) = key.filter(|_| !is_ours(&table.name)) {
         foreign::implied(key, table, steps);

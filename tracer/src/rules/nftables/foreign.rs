@@ -1,4 +1,4 @@
-//! Conditions that only other programs' tables have, and what nft leaves out when it lists a rule.
+//! Conditions that only other programs' tables have, and those that nft leaves out when it lists a rule.
 
 use serde_json_borrow::Value;
 
@@ -11,7 +11,7 @@ use crate::{
 /// The longest text of a condition that cannot be judged.
 const MAX_TEXT: usize = 120;
 
-/// What a field implies: `tcp dport` is only in TCP packets, and `ip saddr` only in IPv4 packets. nft does not list
+/// The conditions that a field implies: `tcp dport` is only in TCP packets, and `ip saddr` only in IPv4 packets. nft does not list
 /// these conditions. kube-proxy's own rules do not need them.
 pub(super) fn implied(key: &Value<'_>, table: &Table, steps: &mut Vec<Step>) {
     let parts = key.member("concat").and_then(Value::as_array);

@@ -1,4 +1,4 @@
-//! What a walk notes of a packet's way, for a reader that wants every rule and not only the fate.
+//! The notes of a walk about a packet's way, for a reader that wants every rule and not only the fate.
 //!
 //! Owns the form of the notes. [`Unobserved`] notes nothing and costs nothing: an audit walks with it.
 
@@ -41,7 +41,7 @@ pub enum Note {
 
 /// Follows one packet's ways.
 pub trait Observer {
-    /// What one way leaves behind. Ways that branch off share their beginning.
+    /// The notes of one way. Ways that branch off share their beginning.
     type Trail: Clone + Debug + Default;
     /// Whether the packet passes the chains and policies of every program, and whether a condition that cannot be
     /// judged is followed both ways.
