@@ -10,7 +10,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{matrix::Cell, sys};
+use crate::{
+    matrix::{Cell, Mode},
+    score::Scores,
+    sys,
+};
 
 const MACHINE_LINE: &str = "/dev/ttyS1";
 
@@ -29,8 +33,20 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// Reports how a scenario ended, and the cells of the matrix that it proves.
-pub fn scenario(name: &str, outcome: &Outcome, cells: &[Cell], took: Duration) {
+/// A scenario, as its result names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Of<'a> {
+    pub name: &'a str,
+    /// `None`: it runs beside the node, whatever the mode.
+    pub mode: Option<Mode>,
+    /// The cells of the matrix that it proves.
+    pub cells: &'a [Cell],
+    pub scores: &'a Scores,
+}
+
+/// Reports how a scenario ended.
+pub fn scenario(of: Of<'_>, outcome: &Outcome, took: Duration) {
+    let Of { name, mode, cells, scores } = of;
     let (result, detail) = match outcome {
         Outcome::Passed => ("passed", ""),
         Outcome::Failed(detail) => ("failed", detail.as_str()),
@@ -42,7 +58,7 @@ pub fn scenario(name: &str, outcome: &Outcome, cells: &[Cell], took: Duration) {
     }
     emit(&json!({
         "event": "scenario", "name": name, "result": result, "detail": detail, "seconds": took.as_secs_f64(),
-        "cells": cells,
+        "mode": mode, "cells": cells, "scores": scores,
     }));
 }
 

@@ -2,7 +2,7 @@
 //! comparison and reports differences. It reads records as any user of the JSON output would.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     fmt,
     net::SocketAddr,
 };
@@ -10,7 +10,10 @@ use std::{
 use serde_json::Value;
 use viptrace_class::{Class, Kind};
 
-use crate::traffic::{Attempt, Transport};
+use crate::{
+    score::{Scores, Verb},
+    traffic::{Attempt, Transport},
+};
 
 /// The expected `endpoint` of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,6 +208,23 @@ pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
     )
 }
 
+/// Counts what was caused and what was reported: each expected flow, and each reported failure that nothing caused.
+pub fn count(expected: &[Expected], records: &[Record], scores: &mut Scores) {
+    let mut by_key: HashMap<Key, VecDeque<&Record>> = HashMap::new();
+    for record in records {
+        if let Some(key) = record.key() {
+            by_key.entry(key).or_default().push_back(record);
+        }
+    }
+    for want in expected {
+        let record = by_key.get_mut(&want.key()).and_then(VecDeque::pop_front);
+        scores.count(Verb::Trace, Some(want.class), record.and_then(Record::class));
+    }
+    for record in by_key.into_values().flatten().filter(|record| record.reports_failure()) {
+        scores.count(Verb::Trace, None, record.class());
+    }
+}
+
 fn describe(want: &Expected) -> String {
     let vip = want.vip.map_or_else(|| "no VIP".to_owned(), |vip| vip.to_string());
     let endpoint = match want.endpoint {
@@ -307,6 +327,23 @@ mod tests {
         let uncaused = disagreements(&[], &[record("C6", "10.244.1.11:8080")]);
         assert!(uncaused.starts_with("a fault without a cause"), "{uncaused}");
         assert_eq!(disagreements(&[], &[record("ok", "10.244.1.11:8080")]), "");
+    }
+
+    #[test]
+    fn what_was_caused_is_counted_beside_what_was_reported() {
+        let mut scores = Scores::default();
+        let stray = {
+            let mut record = record("C6", "10.244.1.11:8080");
+            record.0["flow"]["client"] = json!("10.244.1.100:20001");
+            record
+        };
+        count(&[expected()], &[record("C28", "10.244.1.12:8080"), stray], &mut scores);
+        count(&[expected()], &[], &mut scores);
+        let mut wanted = Scores::default();
+        wanted.count(Verb::Trace, Some(Class::Ok), Some(Class::C28));
+        wanted.count(Verb::Trace, None, Some(Class::C6));
+        wanted.count(Verb::Trace, Some(Class::Ok), None);
+        assert_eq!(scores, wanted);
     }
 
     #[test]

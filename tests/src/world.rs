@@ -3,6 +3,7 @@
 //! what the scenario broke, and the expected records.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, HashSet},
     fmt, fs,
     net::{Ipv4Addr, SocketAddr},
@@ -22,9 +23,11 @@ use crate::{
     dataplane::{Family, Mode, Variant},
     expect::{self, Endpoint, Expected, Record},
     kube_proxy::KubeProxy,
+    predicted,
     published::Published,
     replay,
     rules::{self, Rules},
+    score::{Scores, Verb},
     tool::{Ended, Options, Tool},
     topology::{Place, Pod, Topology},
     traffic::{
@@ -159,6 +162,10 @@ pub struct Stage<'w> {
     sees_ends: bool,
     /// The path of the trace's recording, which is replayed and compared at the end.
     recording: Option<&'static str>,
+    /// Whether the node's rules at the end are those that the flows met.
+    rules_stay: bool,
+    /// What was caused and what was reported so far.
+    scores: RefCell<Scores>,
     /// Values that must live until the judgement.
     kept: Vec<Box<dyn std::any::Any>>,
 }
@@ -190,6 +197,8 @@ impl<'w> Stage<'w> {
             changed: None,
             sees_ends: true,
             recording: None,
+            rules_stay: true,
+            scores: RefCell::default(),
             kept: Vec::new(),
         })
     }
@@ -371,6 +380,16 @@ impl<'w> Stage<'w> {
         self.sees_ends = false;
     }
 
+    /// Declares that flows to one address meet different rules, so that no walk through the last ones explains all.
+    pub fn rules_change(&mut self) {
+        self.rules_stay = false;
+    }
+
+    /// Counts a finding of a check, or a cause that it did not find.
+    pub fn count_finding(&self, caused: Option<Class>, found: Option<Class>) {
+        self.scores.borrow_mut().count(Verb::Check, caused, found);
+    }
+
     /// Expects the same verdict for each of these attempts.
     pub fn expect(&mut self, attempts: &[Attempt], service: &str, class: Class, endpoint: &Endpoint) {
         self.expected.extend(
@@ -471,6 +490,10 @@ impl<'w> Stage<'w> {
             ));
         }
         found.push(expect::disagreements(&self.expected, &records));
+        expect::count(&self.expected, &records, self.scores.get_mut());
+        if self.rules_stay && self.watch == Watch::Json {
+            found.extend(predicted::differences(&self.expected, &self.kubeconfig()?)?);
+        }
         let faults = self.expected.iter().any(|expected| expected.class.is_fault());
         let status = if faults { 3 } else { 0 };
         if ended.status != status {
@@ -512,15 +535,15 @@ impl<'w> Stage<'w> {
         result
     }
 
-    /// Plays a scenario: the story, the judgement and the repairs.
-    pub fn play(mut self, name: &str, story: fn(&mut Stage) -> Result<()>) -> Result<()> {
+    /// Plays a scenario: the story, the judgement and the repairs. Returns what was caused and what was reported.
+    pub fn play(mut self, name: &str, story: fn(&mut Stage) -> Result<()>) -> (Result<()>, Scores) {
         let judged = story(&mut self).and_then(|()| self.judge(name));
         // After a failed story viptrace still runs. Its records may explain the failure.
         if let Some(ended) = self.tool.take().and_then(|tool| tool.stop().ok()) {
             hand_over(name, &ended);
         }
         let repaired = self.repair();
-        judged.and(repaired)
+        (judged.and(repaired), self.scores.take())
     }
 }
 

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     boot, console,
+    score::Scores,
     world::{Watch, World},
 };
 
@@ -32,12 +33,13 @@ pub fn run() -> ExitCode {
         Ok(Ok(all_passed)) => ExitCode::from(u8::from(!all_passed)),
         Ok(Err(error)) => {
             console::print(format!("lab: {error:#}"));
-            console::scenario(
-                &format!("lab {mode}"),
-                &console::Outcome::Failed(format!("{error:#}")),
-                &[],
-                Duration::ZERO,
-            );
+            let of = console::Of {
+                name: &format!("lab {mode}"),
+                mode: None,
+                cells: &[],
+                scores: &Scores::default(),
+            };
+            console::scenario(of, &console::Outcome::Failed(format!("{error:#}")), Duration::ZERO);
             ExitCode::FAILURE
         }
         Err(_panic) => ExitCode::FAILURE,

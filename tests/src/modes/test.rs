@@ -9,10 +9,11 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::{
     boot,
-    console::{self, Outcome},
+    console::{self, Of, Outcome},
     dataplane::Variant,
     matrix::{Cell, Skip},
     scenarios::{self, Scenario, Shares},
+    score::Scores,
     world::{Stage, Watch, World},
 };
 
@@ -72,13 +73,19 @@ pub(super) fn run(world: &World, filter: &str, watch: Watch) -> Result<bool> {
     for (scenario, variant) in chosen {
         let name = scenario.name_in(variant);
         let started = Instant::now();
-        let played = Stage::set(world, watch, variant).and_then(|stage| stage.play(&name, scenario.story));
-        all_passed &= report(&name, &scenario.cells(variant), started.elapsed(), played);
+        let (played, scores) = match Stage::set(world, watch, variant) {
+            Ok(stage) => stage.play(&name, scenario.story),
+            Err(error) => (Err(error), Scores::default()),
+        };
+        let of =
+            Of { name: &name, mode: Some(variant.mode), cells: &scenario.cells(variant), scores: &scores };
+        all_passed &= report(of, started.elapsed(), played);
     }
     for (name, story) in waiting {
         let (played, took) =
             story.join().unwrap_or_else(|_| (Err(anyhow!("its thread panicked")), Duration::ZERO));
-        all_passed &= report(name, &[], took, played);
+        let of = Of { name, mode: None, cells: &[], scores: &Scores::default() };
+        all_passed &= report(of, took, played);
     }
     Ok(all_passed)
 }
@@ -110,7 +117,7 @@ impl Part {
 }
 
 /// Prints the result of a scenario. Returns false if it failed.
-fn report(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> bool {
+fn report(of: Of<'_>, took: Duration, played: Result<()>) -> bool {
     let outcome = match played {
         Ok(()) => Outcome::Passed,
         Err(error) => match error.downcast::<Skip>() {
@@ -118,7 +125,7 @@ fn report(name: &str, cells: &[Cell], took: Duration, played: Result<()>) -> boo
             Err(error) => Outcome::Failed(format!("{error:#}")),
         },
     };
-    console::scenario(name, &outcome, cells, took);
+    console::scenario(of, &outcome, took);
     !matches!(outcome, Outcome::Failed(_))
 }
 

@@ -10,6 +10,7 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use viptrace_class::Class;
 
 use crate::{
     console,
@@ -93,9 +94,24 @@ pub(super) fn capture(stage: &Stage, folder: &Path) -> Result<Ended> {
     Invocation::start(&["capture", &folder, "--node", NODE, "--kubeconfig", &kubeconfig])?.end(LIMIT)
 }
 
+/// Counts these causes and what the check found.
+pub(super) fn count(stage: &Stage, caused: &[&str], checked: &Checked) {
+    let class = |name: &str| name.split(' ').next().and_then(|id| id.parse::<Class>().ok());
+    let caused: BTreeSet<&str> = caused.iter().copied().collect();
+    let named = checked.findings.iter().filter(|finding| finding.level != "note");
+    let found: BTreeSet<&str> = named.map(|finding| finding.name.as_str()).collect();
+    for cause in &caused {
+        stage.count_finding(class(cause), class(cause).filter(|_| found.contains(cause)));
+    }
+    for uncaused in found.difference(&caused) {
+        stage.count_finding(None, class(uncaused));
+    }
+}
+
 /// Checks, and expects these findings besides those by design. The status is 3, because the faults by design exist.
 pub(super) fn expect(stage: &Stage, expected: &[&str]) -> Result<Checked> {
     let checked = check(stage, &[])?;
+    count(stage, &[expected, &BY_DESIGN].concat(), &checked);
     let found = checked.besides_the_design();
     if found != expected.iter().copied().collect() {
         console::file("check.json", &format!("{:#}", checked.report));

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{check, expect};
+use super::{BY_DESIGN, check, count, expect};
 use crate::{
     command, console,
     dataplane::Mode,
@@ -37,6 +37,7 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     let checked = check(stage, &[])?;
+    count(stage, &[&["C5e"], &BY_DESIGN[..]].concat(), &checked);
     let first = checked.findings.first().map(|finding| finding.name.as_str());
     ensure!(first == Some("C5e"), "the first finding is {first:?}: {:#?}", checked.findings);
     Ok(())

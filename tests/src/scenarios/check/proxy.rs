@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::{check, expect};
+use super::{check, count, expect};
 use crate::{scenarios::stale::remove_cart_2, world::Stage};
 
 /// C1: the process was killed and its rules stay.
@@ -34,6 +34,7 @@ pub(in crate::scenarios) fn stale(stage: &mut Stage) -> Result<()> {
         let found = checked.find("C6 shop/cart")?;
         ensure!(found.root_cause.contains(&gone.to_string()), "{gone} is not named: {found:?}");
         if checked.ended.status == 3 {
+            count(stage, &["C6 shop/cart"], &checked);
             return Ok(());
         }
         ensure!(begun.elapsed() < BROKEN, "the exit status is still {}: {found:?}", checked.ended.status);
