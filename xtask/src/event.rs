@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::matrix::Cell;
+use crate::scores::Score;
 
 /// One machine line.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -69,9 +70,14 @@ pub(crate) struct Scenario {
     pub(crate) detail: String,
     #[serde(default)]
     pub(crate) seconds: f64,
+    /// kube-proxy's mode on the guest's node, if the scenario needs a node.
+    #[serde(default)]
+    pub(crate) mode: Option<String>,
     /// The cells of the matrix that it covers.
     #[serde(default)]
     pub(crate) cells: Vec<Cell>,
+    #[serde(default)]
+    pub(crate) scores: Vec<Score>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -128,7 +134,9 @@ mod tests {
             result: Verdict::Skipped,
             detail: "no BTF".into(),
             seconds: 1.2,
+            mode: None,
             cells: Vec::new(),
+            scores: Vec::new(),
         };
         assert_eq!(parse(scenario), Ok(Some(Event::Scenario(expected))));
         let file = "{\"event\":\"file\",\"name\":\"a.jsonl\",\"data\":\"x\\ny\"}\r";

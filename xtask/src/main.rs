@@ -21,6 +21,8 @@ mod modules;
 mod place;
 mod printer;
 mod replay;
+mod scoreboard;
+mod scores;
 mod setup;
 mod shell;
 mod stamp;
@@ -52,6 +54,8 @@ enum Verb {
     Test(test::Options),
     /// Break a Service in every known way and show viptrace's verdicts
     Demo(demo::Options),
+    /// Count for each class how often it was caused, detected and missed; writes docs/scoreboard.md
+    Scoreboard(scoreboard::Options),
     /// Measure the cost of tracing, replay and audit
     #[command(subcommand)]
     Bench(bench::What),
@@ -70,6 +74,7 @@ fn main() -> ExitCode {
         Verb::Setup => setup::everything(&printer).map(|()| true),
         Verb::Test(options) => Ok(test::run(&printer, options)),
         Verb::Demo(options) => demo::run(&printer, options),
+        Verb::Scoreboard(options) => scoreboard::run(&printer, options),
         Verb::Bench(what) => bench::run(&printer, what),
         Verb::Fuzz(options) => fuzz::run(&printer, options),
         Verb::Shell(options) => shell::run(&printer, options),

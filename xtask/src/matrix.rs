@@ -109,7 +109,8 @@ impl Matrix {
     }
 }
 
-fn markdown(table: &[Vec<String>]) -> Vec<String> {
+/// A table in Markdown, its first row as the heading.
+pub(crate) fn markdown(table: &[Vec<String>]) -> Vec<String> {
     let columns = table.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
         table.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or_default()
@@ -140,7 +141,15 @@ mod tests {
 
     fn scenario(result: Verdict, detail: &str, protocol: &str) -> Scenario {
         let cells = vec![cell(protocol)];
-        Scenario { name: "x".into(), result, detail: detail.into(), seconds: 1.0, cells }
+        Scenario {
+            name: "x".into(),
+            result,
+            detail: detail.into(),
+            seconds: 1.0,
+            mode: None,
+            cells,
+            scores: Vec::new(),
+        }
     }
 
     #[test]

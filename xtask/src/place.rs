@@ -50,6 +50,11 @@ impl Place {
         self.target.join("guest")
     }
 
+    /// The last results of the scenarios, for the scoreboard.
+    pub(crate) fn scores(&self) -> PathBuf {
+        self.guest().join("out/scores.json")
+    }
+
     /// The folder of the logs and files of this guest.
     pub(crate) fn guest_output(&self, guest: &str) -> PathBuf {
         self.guest().join("out").join(guest)

@@ -20,6 +20,7 @@ use crate::kernels::{self, SERIES, Series};
 use crate::matrix::Matrix;
 use crate::place::Place;
 use crate::printer::{Printer, indented, seconds};
+use crate::scores::Results;
 use crate::setup;
 use crate::tally::Tally;
 use crate::vm::{self, Console, Ending, Guest, Run};
@@ -31,7 +32,7 @@ const MATRIX_LIMIT: Duration = Duration::from_mins(90);
 /// The longest silence of a guest: the mixed run of 5,000 connections under emulation on a busy machine.
 const SILENCE: Duration = Duration::from_mins(5);
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Options {
     /// Only guests of this kernel; may be given more than once
     #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse)]
@@ -82,6 +83,11 @@ impl Part {
 }
 
 impl Options {
+    /// Every scenario on every kernel.
+    pub(crate) fn whole_matrix() -> Self {
+        Self { matrix: true, ..Self::default() }
+    }
+
     /// Whether each kernel runs its share, which is the default.
     fn shared(&self) -> bool {
         !self.matrix && self.kernels.is_empty() && self.scenario.is_none()
@@ -160,8 +166,15 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
             output: place.guest_output(&part.of(series).replace([' ', '/'], "-")),
         }));
     }
-    let mut matrix = Matrix::default();
-    tally.add(run_guests(printer, queue, &mut matrix)?);
+    let mut collected = Collected { matrix: Matrix::default(), results: Results::read(&place.scores())? };
+    if options.matrix {
+        // Scenarios that no longer exist must not count.
+        collected.results = Results::default();
+    }
+    let ran = run_guests(printer, queue, &mut collected);
+    collected.results.write(&place.scores())?;
+    tally.add(ran?);
+    let matrix = collected.matrix;
     if options.matrix {
         let names: Vec<&'static str> = guests.iter().map(|series| series.name).collect();
         let table = matrix.table(&names);
@@ -180,9 +193,15 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
     Ok(())
 }
 
+/// What all guests reported.
+struct Collected {
+    matrix: Matrix,
+    results: Results,
+}
+
 /// Runs the guests, at most `GUESTS` at a time.
-fn run_guests(printer: &Printer, queue: VecDeque<Guest>, matrix: &mut Matrix) -> Result<Tally> {
-    let (queue, shared) = (Mutex::new(queue), Mutex::new(matrix));
+fn run_guests(printer: &Printer, queue: VecDeque<Guest>, collected: &mut Collected) -> Result<Tally> {
+    let (queue, shared) = (Mutex::new(queue), Mutex::new(collected));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let work = || {
         let mut tally = Tally::default();
@@ -220,16 +239,19 @@ fn parameters(options: &Options, series: &Series, part: Part) -> Vec<String> {
 }
 
 /// Runs one guest and prints a line for each of its scenarios and for each failure of the guest itself.
-fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> Result<Tally> {
+fn scenarios(printer: &Printer, guest: &Guest, collected: &Mutex<&mut Collected>) -> Result<Tally> {
     let series = guest.kernel.series;
     let name = &guest.name;
     printer.say(&format!("==> guest {name} ({})", guest.kernel.release));
     let mut tally = Tally::default();
-    let matrix = || matrix.lock().unwrap_or_else(PoisonError::into_inner);
+    let collected = || collected.lock().unwrap_or_else(PoisonError::into_inner);
     let run = vm::run(printer, guest, |event| match event {
         Event::Scenario(scenario) => {
             tally.count(scenario.result);
-            matrix().count(series, scenario);
+            collected().matrix.count(series, scenario);
+            if scenario.result != Verdict::Skipped {
+                collected().results.keep(series, &guest.kernel.release, scenario);
+            }
             let line = scenario_line(&guest.name, scenario);
             match scenario.result {
                 Verdict::Passed => printer.data(&format!("passed   {line}")),
@@ -237,7 +259,7 @@ fn scenarios(printer: &Printer, guest: &Guest, matrix: &Mutex<&mut Matrix>) -> R
                 Verdict::Failed => printer.failed(&line),
             }
         }
-        Event::Matrix { cells } => matrix().list(cells),
+        Event::Matrix { cells } => collected().matrix.list(cells),
         Event::File { .. } | Event::Metric(_) | Event::Done { .. } => {}
     })?;
     for problem in problems(&run, tally) {
@@ -271,7 +293,7 @@ fn problems(run: &Run, tally: Tally) -> Vec<String> {
 
 /// The line of a scenario after its result.
 fn scenario_line(guest: &str, scenario: &Scenario) -> String {
-    let Scenario { name, result: _, detail, seconds, cells: _ } = scenario;
+    let Scenario { name, detail, seconds, .. } = scenario;
     let mut lines = detail.lines();
     let first = lines.next().map_or(String::new(), |line| format!(": {line}"));
     let detail = first + &indented(lines);
@@ -303,7 +325,9 @@ mod tests {
             result: Verdict::Failed,
             detail: "no verdict".into(),
             seconds: 2.34,
+            mode: None,
             cells: Vec::new(),
+            scores: Vec::new(),
         };
         assert_eq!(scenario_line("6.12", &scenario), "6.12  c6 (2.3 s): no verdict");
         let scenario = Scenario { result: Verdict::Passed, detail: String::new(), ..scenario };
@@ -328,14 +352,7 @@ mod tests {
 
     #[test]
     fn the_lab_receives_the_scenarios_and_the_hooks_to_leave_out() {
-        let mut options = Options {
-            kernels: Vec::new(),
-            scenario: None,
-            without_hooks: Vec::new(),
-            host_only: false,
-            keep_recordings: false,
-            matrix: false,
-        };
+        let mut options = Options::default();
         let series = |name: &str| kernels::parse(name).unwrap();
         let whole = Part { number: 1, parts: 1 };
         let part = Part { number: 2, parts: 3 };
@@ -354,14 +371,7 @@ mod tests {
     #[test]
     fn a_kernel_runs_its_share_by_default() {
         let series = |name: &str| kernels::parse(name).unwrap();
-        let mut options = Options {
-            kernels: Vec::new(),
-            scenario: None,
-            without_hooks: Vec::new(),
-            host_only: false,
-            keep_recordings: false,
-            matrix: false,
-        };
+        let mut options = Options::default();
         assert!(options.shared());
         assert_eq!((options.parts(series("6.12")).len(), options.parts(series("5.10")).len()), (2, 1));
         options.matrix = true;
