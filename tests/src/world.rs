@@ -23,6 +23,7 @@ use crate::{
     dataplane::{Family, Mode, Variant},
     expect::{self, Endpoint, Expected, Record},
     kube_proxy::KubeProxy,
+    matrix::Skip,
     predicted,
     published::Published,
     replay,
@@ -253,9 +254,13 @@ impl<'w> Stage<'w> {
         Ok(path)
     }
 
-    /// Whether viptrace runs in this stage.
-    pub fn is_watched(&self) -> bool {
-        self.watch != Watch::Nobody
+    /// Skips the scenario in a run that checks only the clients' results.
+    pub fn needs_viptrace(&self) -> Result<()> {
+        if self.watch == Watch::Nobody {
+            Err(Skip("viptrace is not part of this run".to_owned()).into())
+        } else {
+            Ok(())
+        }
     }
 
     pub fn tool(&self) -> Option<&Tool> {

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 
-use crate::{command, console, invocation::Invocation, tool::Ended, world::Stage};
+use crate::{command, console, invocation::Invocation, matrix::Skip, tool::Ended, world::Stage};
 
 const LIMIT: Duration = Duration::from_secs(90);
 /// All hooks.
@@ -45,9 +45,7 @@ const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     let check = ["check", "--kernel"];
     let whole = Invocation::start(&check)?.end(LIMIT)?;
     console::file("check-kernel.txt", &whole.stdout.join("\n"));
@@ -80,17 +78,16 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let refused = Invocation::start_without(&[CAP_SYS_ADMIN, CAP_BPF], &trace)?.end(LIMIT)?;
     expect_status(&refused, 1)?;
     ensure!(refused.stderr.contains("CAP_BPF"), "a trace does not say why it cannot run: {refused:?}");
-
-    without_reject_module(stage)
+    Ok(())
 }
 
 /// On a node without a rule that rejects, the rejecting module need not be loaded.
-fn without_reject_module(stage: &mut Stage) -> Result<()> {
+pub(super) fn without_reject_module(stage: &mut Stage) -> Result<()> {
+    stage.needs_viptrace()?;
     let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
     if let Err(error) = command::run("modprobe", &["-r", "ipt_REJECT"]) {
-        console::print(format!("check-kernel: nf_reject_ipv4 stays loaded: {error:#}"));
-        return Ok(());
+        return Err(Skip(format!("nf_reject_ipv4 stays loaded: {error:#}")).into());
     }
     let less = Invocation::start(&["check", "--kernel"])?.end(LIMIT)?;
     expect_status(&less, 0)?;

@@ -198,9 +198,7 @@ fn expect_port_names(stage: &mut Stage) {
 
 /// A trace of a Service without an address is refused with the reason and a hint.
 fn refused(stage: &Stage, target: &str, words: &str) -> Result<()> {
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     let kubeconfig = stage.kubeconfig()?.display().to_string();
     let arguments = ["trace", "--node", NODE, "--kubeconfig", &kubeconfig, target];
     let ended = Invocation::start(&arguments)?.end(REFUSAL_LIMIT)?;

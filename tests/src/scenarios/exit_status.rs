@@ -29,9 +29,7 @@ const UNANSWERED_LIMIT: Duration = Duration::from_mins(3);
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     let kubeconfig = stage.kubeconfig()?.display().to_string();
     let trace = ["trace", "--node", NODE, "--kubeconfig", &kubeconfig];
 

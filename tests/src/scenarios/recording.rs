@@ -115,9 +115,7 @@ pub(super) fn losses(stage: &mut Stage) -> Result<()> {
     let attempts = client::connect(&from, frontend, 300, 4, Script::exchange())?;
     all_ended(&attempts, &Outcome::Done)?;
     drop(serving);
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     // The affected flows are random: only the trace and its replay are compared.
     let live = stage.stop_watching()?;
     ensure!(live.stderr.contains("lost"), "nothing was lost: {}", live.stderr);

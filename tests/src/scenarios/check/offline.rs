@@ -8,9 +8,7 @@ use super::{Checked, capture, check, check_from};
 use crate::{invocation::Invocation, world::Stage};
 
 pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     let folder = Path::new("/tmp/captured");
     same(stage, folder)?;
     let manifest =

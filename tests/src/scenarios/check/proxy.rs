@@ -9,9 +9,7 @@ use crate::{scenarios::stale::remove_cart_2, world::Stage};
 
 /// C1: the process was killed and its rules stay.
 pub(in crate::scenarios) fn gone(stage: &mut Stage) -> Result<()> {
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     stage.kube_proxy.kill();
     let checked = expect(stage, &["C1"])?;
     ensure!(checked.find("C1")?.level == "fault", "{:#?}", checked.findings);
@@ -23,9 +21,7 @@ const BROKEN: Duration = Duration::from_mins(1);
 
 /// C6: the API has removed an endpoint and the rules still have it.
 pub(in crate::scenarios) fn stale(stage: &mut Stage) -> Result<()> {
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     let gone = remove_cart_2(stage)?;
     // A young difference may be a sync under way: the check reports it, but not as a fault.
     let begun = Instant::now();

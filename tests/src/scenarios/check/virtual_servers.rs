@@ -8,9 +8,7 @@ use super::capture;
 use crate::world::Stage;
 
 pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
-    if !stage.is_watched() {
-        return Ok(());
-    }
+    stage.needs_viptrace()?;
     let folder = Path::new("/tmp/captured-servers");
     let taken = capture(stage, folder)?;
     ensure!(taken.status == 0, "the capture failed: {taken:?}");

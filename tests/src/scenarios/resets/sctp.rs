@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use viptrace_class::Class;
 
 use crate::{
@@ -68,7 +68,7 @@ pub(in crate::scenarios) fn no_endpoints(stage: &mut Stage) -> Result<()> {
     let vip = service(stage, None)?;
     stage.watch()?;
     let attempts = sctp::connect(stage.place("shop/client-1")?, vip, 2)?;
-    attempts.first().context("there is no attempt")?;
+    all_ended(&attempts, &Outcome::Refused)?;
     stage.expect(&attempts, SERVICE, Class::C20, &Endpoint::Null);
     Ok(())
 }
