@@ -101,7 +101,7 @@ pub(super) const C24: Entry = Entry::fault("session affinity pins a dead endpoin
     ])
     .later(&[Action::disrupts("give the Pods readiness probes, and shorten the affinity's timeoutSeconds")])
     .escalate(&[STALE_AFTER_RESTART])
-    .lab(&["c24-affinity"]);
+    .lab(&["affinity", "c24-pinned-by-affinity"]);
 
 pub(super) const C25: Entry = Entry::fault("topology hints leave endpoints out", &[ServiceConfig], Low)
     .seen(Check)

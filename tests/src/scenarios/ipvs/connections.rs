@@ -175,3 +175,33 @@ pub(in super::super) fn affinity(stage: &mut Stage) -> Result<()> {
     });
     Ok(())
 }
+
+/// C24: the endpoint leaves, its real server gets weight 0, and the client's template outlives it, because
+/// `expire_quiescent_template` is 0. A client without a template is sent elsewhere.
+pub(in super::super) fn pinned(stage: &mut Stage) -> Result<()> {
+    ipvs::sysctl(stage, "expire_quiescent_template", "0")?;
+    let here = stage.serve("shop/payments-1", 9090, server::EXCHANGE)?;
+    let there = stage.serve("shop/payments-2", 9090, server::EXCHANGE)?;
+    stage.watch()?;
+    let from = stage.place("shop/client-1")?;
+    let payments = stage.vip("shop/payments", "grpc")?;
+    let before = client::connect(from, payments, 1, 1, Script::exchange())?;
+    all_ended(&before, &Outcome::Done)?;
+    stage.expect_by_server(&before, "shop/payments", &[(&here, Class::Ok), (&there, Class::Ok)])?;
+
+    let left = if here.accepted_count() > 0 { &here } else { &there };
+    let endpoint = left.at();
+    stage.apply(stage.world.cluster.slice_without("shop/payments", endpoint.ip())?)?;
+    ipvs::breaking(stage)?;
+    ipvs::set_weight_0(&stage.world.topology.host, payments, endpoint)?;
+    stage.after_grace();
+    stage.rules_change();
+
+    let pinned = client::connect(from, payments, 3, 1, Script::exchange())?;
+    all_ended(&pinned, &Outcome::Done)?;
+    stage.expect(&pinned, "shop/payments", Class::C24, &Endpoint::Is(endpoint));
+    let other = client::connect(stage.place("shop/slow-1")?, payments, 2, 1, Script::exchange())?;
+    all_ended(&other, &Outcome::Done)?;
+    let stays = if here.at() == endpoint { &there } else { &here };
+    stage.expect_by_server(&other, "shop/payments", &[(stays, Class::Ok)])
+}
