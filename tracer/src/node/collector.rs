@@ -47,7 +47,7 @@ const BETWEEN: Duration = Duration::from_secs(1);
 /// | request | kinds | a command, a netlink dump | a request to kube-proxy |
 /// |---|---|---|---|
 /// | `State` | kube-proxy's process and ports, conntrack's use, IPVS's settings, addresses, names of interfaces | 5 s, 256 MiB | 2 s, 8 MiB |
-/// | `Rules` | the same, and the rules of every mode and both families | 5 s, 256 MiB | 2 s, 8 MiB |
+/// | `Rules` | the same, the rules of every program in both families, and the routes | 5 s, 256 MiB | 2 s, 8 MiB |
 /// | `Check` | every kind of one node; counters twice, a second apart | 20 s, 256 MiB | 3 s, 32 MiB |
 ///
 /// `State` reads rules only if kube-proxy's port does not answer: then those that show its mode.
@@ -232,6 +232,9 @@ impl Reading {
                 let text = text_of(&devices)?;
                 Ok((devices.display().to_string(), interfaces::names_to_text(&text)))
             });
+            if request == Request::Rules {
+                self.routes(&proc);
+            }
             return;
         }
         self.take(Kind::Interfaces, |reading| {
@@ -243,13 +246,7 @@ impl Reading {
                 },
             }
         });
-        self.take(Kind::Routes, |_| {
-            let route = proc.join("net/route");
-            let text = text_of(&route)?;
-            // Without IPv6 this file does not exist.
-            let ipv6_route = procfs::read_text(&proc.join("net/ipv6_route")).unwrap_or_default();
-            Ok((route.display().to_string(), Routes::lines_of(&text, &ipv6_route)))
-        });
+        self.routes(&proc);
         self.take(Kind::ConntrackNamespaces, |_| {
             let list = conntrack::namespaces(&proc).map_err(|error| Reason::of_file(&proc, &error))?;
             let place = proc.join("*/net/stat/nf_conntrack").display().to_string();
@@ -267,6 +264,16 @@ impl Reading {
             Ok((modules.display().to_string(), text + &reading.built_in().unwrap_or_default()))
         });
         self.logs();
+    }
+
+    fn routes(&mut self, proc: &Path) {
+        self.take(Kind::Routes, |_| {
+            let route = proc.join("net/route");
+            let text = text_of(&route)?;
+            // Without IPv6 this file does not exist.
+            let ipv6_route = procfs::read_text(&proc.join("net/ipv6_route")).unwrap_or_default();
+            Ok((route.display().to_string(), Routes::lines_of(&text, &ipv6_route)))
+        });
     }
 
     /// The modules built into the running kernel, if their list is installed.

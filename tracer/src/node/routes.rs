@@ -8,12 +8,14 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{net::Cidr, node::interfaces::Interfaces, parse::ParseError, rules::walk::Devices};
 
 /// The most routes kept.
 const MAX_ROUTES: usize = 1_000_000;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Route {
     to: Cidr,
     /// `None`: there are several, or the route refuses packets.
@@ -22,7 +24,7 @@ struct Route {
 }
 
 /// The longest prefix first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Routes(Vec<Route>);
 
 impl Routes {

@@ -54,6 +54,8 @@ pub(crate) const IPTABLES_TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter",
 #[serde(default)]
 pub struct Ruleset {
     pub tables: Vec<Table>,
+    /// The nftables tables of programs other than kube-proxy, which only a walk of every program's rules passes.
+    pub others: Vec<Table>,
     pub sets: Vec<Set>,
     /// IPVS virtual servers; `None` if they were not read.
     pub servers: Option<Vec<VirtualServer>>,
@@ -72,6 +74,7 @@ impl Ruleset {
     /// Merges the result of another parser.
     pub fn absorb(&mut self, other: Self) {
         self.tables.extend(other.tables);
+        self.others.extend(other.others);
         self.sets.extend(other.sets);
         match (&mut self.servers, other.servers) {
             (Some(servers), Some(more)) => servers.extend(more),
@@ -99,6 +102,17 @@ impl Ruleset {
         self.tables
             .iter()
             .find(|table| table.writer == writer && table.family == family && table.name.as_ref() == name)
+    }
+
+    /// Every table, those of other programs last.
+    pub(crate) fn all_tables(&self) -> impl Iterator<Item = &Table> {
+        self.tables.iter().chain(&self.others)
+    }
+
+    /// The table at this position in [`Self::all_tables`].
+    pub(crate) fn table_at(&self, position: usize) -> Option<&Table> {
+        let others = || self.others.get(position.checked_sub(self.tables.len())?);
+        self.tables.get(position).or_else(others)
     }
 
     /// The first table of this family and name, of any writer.
@@ -144,6 +158,7 @@ impl Ruleset {
         };
         Self {
             tables: self.tables.iter().filter(keeps).cloned().collect(),
+            others: Vec::new(),
             sets: if writer == Writer::Nftables { Vec::new() } else { self.sets.clone() },
             servers: if writer == Writer::Ipvs { self.servers.clone() } else { None },
             addresses: self.addresses.clone(),
@@ -159,14 +174,14 @@ impl Ruleset {
             _ => table.writer == writer,
         });
         let servers = writer == Writer::Ipvs || self.servers.is_none();
-        tables && servers && (writer != Writer::Nftables || self.sets.is_empty())
+        tables && servers && self.others.is_empty() && (writer != Writer::Nftables || self.sets.is_empty())
     }
 
     /// The total number of rules, set and map elements, and real servers.
     pub fn size(&self) -> usize {
         let rules = |table: &Table| table.chains.iter().map(|chain| chain.rules.len()).sum::<usize>();
         let elements = |table: &Table| table.sets.iter().map(Set::len).sum::<usize>();
-        self.tables.iter().map(|table| rules(table) + elements(table)).sum::<usize>()
+        self.all_tables().map(|table| rules(table) + elements(table)).sum::<usize>()
             + self.sets.iter().map(Set::len).sum::<usize>()
             + self.servers.iter().flatten().map(|server| 1 + server.destinations.len()).sum::<usize>()
     }

@@ -203,17 +203,22 @@ pub struct Walker<'a> {
 impl<'a> Walker<'a> {
     /// Of the base chains that lead to kube-proxy's rules.
     pub fn new(rules: &'a Ruleset, family: Family) -> Self {
-        Self::of(rules, family, enters)
+        Self::of(rules, family, rules.tables.iter(), enters)
     }
 
     /// Of every base chain, for an observer that follows them all.
     pub fn whole(rules: &'a Ruleset, family: Family) -> Self {
-        Self::of(rules, family, |_, chain| chain.base.is_some())
+        Self::of(rules, family, rules.all_tables(), |_, chain| chain.base.is_some())
     }
 
-    fn of(rules: &'a Ruleset, family: Family, is_entry: impl Fn(&Table, &Chain) -> bool) -> Self {
+    fn of(
+        rules: &'a Ruleset,
+        family: Family,
+        tables: impl Iterator<Item = &'a Table>,
+        is_entry: impl Fn(&Table, &Chain) -> bool,
+    ) -> Self {
         let mut entries: [Vec<Entry>; 5] = Default::default();
-        for (table, found) in rules.tables.iter().enumerate().filter(|(_, table)| table.family == family) {
+        for (table, found) in tables.enumerate().filter(|(_, table)| table.family == family) {
             for (chain, found) in found.chains.iter().enumerate().filter(|(_, chain)| is_entry(found, chain))
             {
                 if let Some(base) = found.base

@@ -316,14 +316,17 @@ impl Pipeline {
     }
 
     /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
-    /// found the conntrack table full; or for one whose endpoint no slice lists.
+    /// found the conntrack table full; for one whose endpoint no slice lists; or for one that a rule stopped.
     fn depends_on_node(&self, flow: &Flow, is_endpoint_wrong: bool) -> bool {
+        let history = &self.cluster.history;
+        let address = || history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen);
+        if diagnosis::is_stopped_by_rule(flow) && address() != Address::Other {
+            return true;
+        }
         if flow.endpoint(self.settings.node_netns).is_some() {
             // kube-proxy's figures show the cause of stale rules, and rules of another writer may have chosen it.
             return is_endpoint_wrong;
         }
-        let history = &self.cluster.history;
-        let address = || history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen);
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
         !refused && !flow.outcome().is_success() && address() != Address::Other
     }

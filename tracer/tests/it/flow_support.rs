@@ -287,6 +287,15 @@ impl Script {
         self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
     }
 
+    /// A rule drops an answer whose entry would have translated it back.
+    pub(crate) fn drop_known_answer(self, ms: u64) -> Self {
+        let mut packet =
+            self.packet(self.reply(), 18, Some(self.entry(Status::CONFIRMED | Status::SEEN_REPLY)));
+        packet.reason = Some("NETFILTER_DROP".into());
+        packet.original_direction = Some(false);
+        self.push(ms, Hook::KfreeSkb, NODE, Fact::Packet(packet))
+    }
+
     pub(crate) fn drop_table_full(self, ms: u64) -> Self {
         let mut packet = self.packet(self.orig(), 2, None);
         packet.reason = Some("NETFILTER_DROP".into());

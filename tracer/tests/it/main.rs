@@ -51,5 +51,6 @@ mod verdict_ipvs;
 mod verdict_kinds;
 mod verdict_missing;
 mod verdict_ordinary;
+mod verdict_policy;
 mod verdict_resets;
 mod wording;

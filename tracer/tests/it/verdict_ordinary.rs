@@ -104,6 +104,18 @@ fn the_verdict_waits_for_the_metadata() {
     assert!(stale.wants_node());
     let judged = stale.node_read(std::sync::Arc::default(), at(66_100), at(66_200)).judged;
     assert_eq!(judged[0].verdict.class, Class::C6);
+
+    // A flow that a rule stopped waits for the rules; a SYN that was lost on the way does not.
+    let listed = Shop::new();
+    for (reason, class) in [("NETFILTER_DROP", Class::C30), ("NEIGH_FAILED", Class::C29)] {
+        let mut stopped = pipeline(&listed);
+        let script = to_cart().drop_syn(60_000, reason).connect_failed(63_000);
+        stopped.observe(script.out);
+        let mut judged = stopped.advance(at(70_000)).judged;
+        assert_eq!(stopped.wants_node(), class == Class::C30);
+        judged.extend(stopped.node_read(std::sync::Arc::default(), at(70_100), at(70_200)).judged);
+        assert_eq!(judged.iter().map(|it| it.verdict.class).collect::<Vec<_>>(), [class]);
+    }
 }
 
 #[test]

@@ -112,7 +112,7 @@ macro_rules! rule {
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 39] = [
+const RULES: [FlowRule; 40] = [
     rule!(conntrack::table_full, &[Class::C16]),
     rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule!(stale_endpoints::stale_entry, &[Class::C8]),
@@ -150,6 +150,7 @@ const RULES: [FlowRule; 39] = [
     rule!(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
     rule!(backend_refused::refused, &[Class::C28]),
     rule!(resets::dropped_as_invalid, &[Class::C18b]),
+    rule!(network_policy::answer_dropped, &[Class::C30]),
     rule!(network_path::prohibited_there, &[Class::C30]),
     rule!(network_path::silent, &[Class::C29, Class::C31]),
     rule!(conntrack::clash_resolved, &[Class::N10]),
@@ -297,6 +298,11 @@ pub fn is_endpoint_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
         })
     };
     is_wrong(choice) || Choice::others(flow, ctx, choice.endpoint).any(is_wrong)
+}
+
+/// Whether a rule stopped a packet of this flow: then the node's rules show which.
+pub fn is_stopped_by_rule(flow: &Flow) -> bool {
+    network_policy::is_stopped(flow)
 }
 
 /// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.

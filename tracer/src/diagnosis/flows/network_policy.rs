@@ -1,26 +1,32 @@
-//! C30: a rule of a program other than kube-proxy stopped the packet.
+//! C30: a rule of a program other than kube-proxy stopped the packet. Which rule it is, a walk of the node's rules shows.
 
-use super::{Case, Finding};
+use std::{net::SocketAddr, time::Duration};
+
+use super::{Case, Finding, text::length};
 use crate::{
     class::{Class, Confidence},
-    flow::{Outcome, RefusalKind, Stage},
+    diagnosis::path::{Crossing, Scene, Stop, Stops},
+    flow::{Dropped, Flow, Outcome, Refusal, RefusalKind, Stage},
+    net::{Family, Netns},
+    node::{routes::Routes, snapshot::Listing},
+    sighting::Hook,
+    time::Timestamp,
 };
+
+/// Rules that were read later than this after the packet are said to be of another moment.
+const SAME_MOMENT: Duration = Duration::from_secs(10);
 
 /// Mechanism: a network policy or host firewall rejects, after NAT or with a code that kube-proxy never uses (9, 10, 13
 /// of ICMP, 1, 5, 6 of `ICMPv6`: administratively prohibited; a forged RST if endpoints exist).
-/// For: the rejection and its place. Against: the CNI's own rules were not read.
+/// For: the rejection and its place, and the rule to which the packet comes. Against: rules that changed since.
 pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
-    let foreign = match refusal.kind {
-        RefusalKind::Unreachable { code } if case.flow.orig.dst.is_ipv4() => {
-            matches!(code, Some(9 | 10 | 13))
-        }
-        RefusalKind::Unreachable { code } => matches!(code, Some(1 | 5 | 6)),
-        RefusalKind::Reset => case.has_usable() == Some(true),
-        RefusalKind::NoDestination => false,
-    };
-    let elsewhere = case.ctx.node_netns.is_some_and(|netns| refusal.netns != netns && refusal.netns.0 != 0);
-    if case.outcome != Outcome::Rejected || !(foreign || refusal.stage == Stage::After || elsewhere) {
+    let elsewhere = is_elsewhere(case, refusal.netns);
+    let foreign = is_foreign(case.flow, &refusal)
+        && (refusal.kind != RefusalKind::Reset
+            || refusal.stage == Stage::After
+            || case.has_usable() == Some(true));
+    if case.outcome != Outcome::Rejected || !(foreign || elsewhere) {
         return None;
     }
     let place = if elsewhere {
@@ -28,7 +34,32 @@ pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     } else {
         "on this node".to_owned()
     };
-    Some(finding(format!("a rule {place} that is not kube-proxy's refuses {}", case.name())))
+    let hook = match refusal.nf_hook {
+        Some(1) => Some("INPUT"),
+        Some(2) => Some("FORWARD"),
+        Some(3) => Some("OUTPUT"),
+        _ => None,
+    };
+    let what = format!("a rule {place} that is not kube-proxy's refuses {}", case.name());
+    let packet = Packet {
+        stage: refusal.stage,
+        endpoint: refusal.endpoint,
+        netns: refusal.netns,
+        last: refusal.occurrences.last,
+        fate: Fate::Refused(hook),
+    };
+    Some(packet.finding(case, &what, packet.stops(case).as_ref()))
+}
+
+/// Whether kube-proxy never refuses like this.
+fn is_foreign(flow: &Flow, refusal: &Refusal) -> bool {
+    let by_code = match refusal.kind {
+        RefusalKind::Unreachable { code } if flow.orig.dst.is_ipv4() => matches!(code, Some(9 | 10 | 13)),
+        RefusalKind::Unreachable { code } => matches!(code, Some(1 | 5 | 6)),
+        RefusalKind::Reset => true,
+        RefusalKind::NoDestination => false,
+    };
+    by_code || refusal.stage == Stage::After
 }
 
 /// Drops of programs that are no netfilter rules: those of tc at an interface, and of a cgroup.
@@ -38,9 +69,9 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("BPF_CGROUP_EGRESS", "an eBPF program of the sender's cgroup"),
 ];
 
-/// Mechanism: a policy drops the packet after kube-proxy chose a current endpoint.
-/// For: `NETFILTER_DROP` after NAT, or the drop of a tc or cgroup program. Against: an INVALID packet dropped by
-/// KUBE-FORWARD looks the same (C18b).
+/// Mechanism: a policy drops the packet after kube-proxy chose a current endpoint, or before it could choose one.
+/// For: `NETFILTER_DROP`, and the rule to which the packet comes; or the drop of a tc or cgroup program. Against: an INVALID
+/// packet dropped by KUBE-FORWARD looks the same (C18b).
 pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
     if !matches!(case.outcome, Outcome::Dropped | Outcome::Stalled) {
         return None;
@@ -57,18 +88,171 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
                 .unobserved("which program it is: `bpftool net show`, `bpftool cgroup tree`"),
         );
     }
-    let drop = case.rule_drop()?;
-    case.endpoint?;
-    if !drop.opening {
+    let drop = case.rule_drop().filter(|drop| drop.opening)?;
+    let packet = Packet::of(drop);
+    let stops = packet.stops(case);
+    if case.endpoint.is_some() {
+        let endpoint = case.endpoint_name();
+        let what = format!("a rule drops packets to endpoint {endpoint} of {}, after NAT", case.name());
+        return Some(packet.finding(case, &what, stops.as_ref()));
+    }
+    // Before NAT, kube-proxy's own rules drop too: only a rule that was found is another program's.
+    let found = stops.as_ref().is_some_and(|stops| stops.is_foreign() && !stops.is_open);
+    if drop.stage != Stage::Before || !found {
         return None;
     }
-    let what =
-        format!("a rule drops packets to endpoint {} of {}, after NAT", case.endpoint_name(), case.name());
-    Some(finding(what))
+    let what = format!("a rule that is not kube-proxy's drops packets to {}, before NAT", case.name());
+    Some(packet.finding(case, &what, stops.as_ref()))
 }
 
-fn finding(detail: String) -> Finding {
-    Finding::new(Class::C30, detail)
-        .confidence(Confidence::Medium)
-        .unobserved("which chain or table stopped it")
+/// Mechanism: a policy drops the endpoint's answer. A datagram counts as answered once its answer reaches this node.
+/// For: `NETFILTER_DROP` of an answer whose entry is confirmed. Against: an INVALID answer (C18b), which the kernel reports.
+pub(super) fn answer_dropped(case: &Case<'_>) -> Option<Finding> {
+    let is_open = if case.flow.is_tcp() {
+        matches!(case.outcome, Outcome::Dropped | Outcome::Stalled)
+    } else {
+        !matches!(case.outcome, Outcome::Rejected | Outcome::Refused | Outcome::Unreachable)
+    };
+    let trouble = case.trouble()?;
+    let may_be_invalid =
+        !case.has_hook(Hook::InvalidLog) || trouble.invalid.iter().any(|invalid| invalid.reply);
+    let drop = trouble.drops.iter().find(|drop| is_answer(drop))?;
+    case.endpoint?;
+    if !is_open || (case.flow.is_tcp() && may_be_invalid) {
+        return None;
+    }
+    let packet = Packet { endpoint: case.endpoint, ..Packet::of(drop) };
+    let what = format!("a rule drops the answers of endpoint {} of {}", case.endpoint_name(), case.name());
+    Some(packet.finding(case, &what, packet.stops(case).as_ref()))
+}
+
+/// Whether a rule dropped an answer that its conntrack entry would have translated back.
+fn is_answer(drop: &Dropped) -> bool {
+    drop.stage == Stage::Reply && drop.is("NETFILTER_DROP") && !drop.unconfirmed
+}
+
+/// Whether a rule stopped a packet of this flow that failed, so that the node's rules show the cause.
+pub(super) fn is_stopped(flow: &Flow) -> bool {
+    let Some(trouble) = &flow.trouble else { return false };
+    let is_failed = !flow.outcome().is_success();
+    // A rule that refuses a packet also drops it.
+    if let Some(refusal) = trouble.refusal {
+        return is_failed && is_foreign(flow, &refusal);
+    }
+    let drops = &trouble.drops;
+    let by_rule = |drop: &Dropped| drop.is("NETFILTER_DROP") && drop.opening && drop.stage != Stage::Reply;
+    (is_failed && drops.iter().any(by_rule)) || ((is_failed || !flow.is_tcp()) && drops.iter().any(is_answer))
+}
+
+fn is_elsewhere(case: &Case<'_>, netns: Netns) -> bool {
+    case.ctx.node_netns.is_some_and(|node| netns != node && netns.0 != 0)
+}
+
+/// A packet that a rule stopped.
+#[derive(Clone, Copy)]
+struct Packet {
+    stage: Stage,
+    endpoint: Option<SocketAddr>,
+    netns: Netns,
+    last: Timestamp,
+    fate: Fate,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Dropped,
+    /// With the hook, if the kernel reported it.
+    Refused(Option<&'static str>),
+}
+
+impl Packet {
+    fn of(drop: &Dropped) -> Self {
+        let Dropped { stage, endpoint, netns, occurrences, .. } = *drop;
+        Self { stage, endpoint, netns, last: occurrences.last, fate: Fate::Dropped }
+    }
+
+    /// The rules that stop it; `None` if this node's rules do not concern it or were not read.
+    fn stops(&self, case: &Case<'_>) -> Option<Stops> {
+        let node = case.ctx.node;
+        node.rules_time?;
+        if is_elsewhere(case, self.netns) {
+            return None;
+        }
+        let unknown = Routes::default();
+        let mut scene = Scene::new(&node.rules, node.routes.as_ref().unwrap_or(&unknown));
+        scene.history = Some(case.ctx.cluster);
+        scene.node = case.ctx.node_name;
+        scene.ipvs_is_untracked =
+            node.ipvs_settings.is_some_and(|settings| settings.conntrack == Some(false));
+        let (is_refused, hook) = match self.fate {
+            Fate::Dropped => (false, None),
+            Fate::Refused(hook) => (true, hook),
+        };
+        scene.stops(&Crossing {
+            orig: case.flow.orig,
+            endpoint: self.endpoint.or(case.endpoint),
+            is_reply: self.stage == Stage::Reply,
+            is_refused,
+            hook,
+        })
+    }
+
+    fn finding(&self, case: &Case<'_>, what: &str, stops: Option<&Stops>) -> Finding {
+        let node = case.ctx.node;
+        let later = node.rules_time.map(|read| read.since(self.last)).unwrap_or_default();
+        let only = stops.and_then(Stops::only).filter(|only| !only.is_kube_proxys);
+        let what = only.map_or_else(|| what.to_owned(), |only| format!("{what}: {}", only.name));
+        let is_sure = only.is_some() && later <= SAME_MOMENT;
+        let confidence = if is_sure { Confidence::High } else { Confidence::Medium };
+        let finding = Finding::new(Class::C30, what).confidence(confidence);
+        let Some(stops) = stops else {
+            return finding.unobserved(if is_elsewhere(case, self.netns) {
+                "which chain or table stopped it: the rules of that network namespace were not read"
+            } else {
+                "which chain or table stopped it: this node's rules were not read"
+            });
+        };
+        let verb = if self.fate == Fate::Dropped { "drops" } else { "refuses" };
+        let mut finding = stops.by.iter().fold(finding, |finding, stop| {
+            let Stop { name, text, depends_on, .. } = stop;
+            let rule = if text.is_empty() { String::new() } else { format!(": `{text}`") };
+            let condition =
+                depends_on.as_ref().map(|why| format!("; it depends on whether {why}")).unwrap_or_default();
+            finding.node(node.rules_time, format!("{name} {verb} this packet{rule}{condition}"))
+        });
+        if stops.more > 0 {
+            finding = finding.unobserved(format!("{} further rules that can stop it", stops.more));
+        }
+        if stops.by.is_empty() {
+            finding = finding.unobserved(format!(
+                "which rule it is: no rule that was read on this node {verb} this packet. A rule that was removed since, a \
+                 rule of a bridge or netdev table, or an eBPF program at a netfilter hook can"
+            ));
+        }
+        if stops.is_open {
+            finding = finding
+                .unobserved("the packet's whole way: a rule hands it to something that cannot be judged");
+        }
+        let unread = unread(case);
+        if only.is_none() && !unread.is_empty() {
+            finding = finding.unobserved(format!("rules that were not read: {}", unread.join(", ")));
+        }
+        if later > SAME_MOMENT {
+            let later = length(later);
+            finding = finding.unobserved(format!("whether the rules changed: they were read {later} later"));
+        }
+        finding
+    }
+}
+
+/// The lists of rules that could contain the rule and were not read.
+fn unread(case: &Case<'_>) -> Vec<&'static str> {
+    let listings = &case.ctx.node.listings;
+    let lists = [
+        (listings.iptables(Family::of(case.flow.orig.dst.ip())), "iptables"),
+        (listings.nftables, "nftables"),
+        (listings.others, "other programs' nftables tables"),
+    ];
+    let is_open = |listing: Listing| !listing.is_conclusive();
+    lists.into_iter().filter(|(listing, _)| is_open(*listing)).map(|(_, name)| name).collect()
 }

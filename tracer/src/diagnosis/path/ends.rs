@@ -143,7 +143,7 @@ impl Scene<'_> {
         Ok(packet)
     }
 
-    fn is_own(&self, ip: IpAddr) -> bool {
+    pub(super) fn is_own(&self, ip: IpAddr) -> bool {
         self.rules.addresses.as_ref().is_some_and(|own| own.contains(&ip))
             || self.rules.addresses.is_none()
                 && self.own_node().is_some_and(|node| node.addresses.contains(&ip))
@@ -219,7 +219,7 @@ impl Scene<'_> {
         (Some(remark), false)
     }
 
-    fn source(&self, from: &From, to: IpAddr, family: Family) -> Result<Packet, NoPacket> {
+    pub(super) fn source(&self, from: &From, to: IpAddr, family: Family) -> Result<Packet, NoPacket> {
         let packet = |origin, source| Packet {
             origin,
             source,

@@ -9,6 +9,7 @@ mod predict;
 mod record;
 mod reply;
 mod steps;
+mod stops;
 mod words;
 
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 pub use ends::{From, NoPacket, Question, To};
 pub use predict::Prediction;
 pub use record::{Condition, Destination, Journey, Outcome, Sender, Step, StepKind, Way};
+pub(crate) use stops::{Crossing, Stop, Stops};
 pub(crate) use words::percent;
 
 use crate::{
@@ -29,7 +31,7 @@ use crate::{
     time::Timestamp,
 };
 use ends::Packet;
-use steps::Reader;
+use steps::{Reader, translated};
 
 /// The source port of a client whose port is not known: in the range that Linux uses by default
 /// (`net.ipv4.ip_local_port_range`).
@@ -85,7 +87,7 @@ impl<'a> Scene<'a> {
     /// The journey of the packet that the question means.
     pub fn journey(&self, question: &Question) -> Result<Journey, NoPacket> {
         let packet = self.packet(question)?;
-        let fate = self.fate(&packet);
+        let fate = self.fate(&packet, CLIENT_PORT);
         let (real, assumed): (Vec<_>, Vec<_>) =
             fate.branches.iter().partition(|branch| branch.seen.assumed().is_none());
         let left_out = real.len().saturating_sub(MAX_WAYS);
@@ -162,7 +164,7 @@ impl<'a> Scene<'a> {
         })
     }
 
-    fn fate(&self, packet: &Packet) -> Fate<Notes> {
+    fn fate(&self, packet: &Packet, source_port: u16) -> Fate<Notes> {
         let probe = Probe {
             origin: packet.origin,
             source: packet.source,
@@ -172,7 +174,7 @@ impl<'a> Scene<'a> {
             local: packet.local,
             hairpin: false,
         };
-        let witness = self.witness(CLIENT_PORT, false);
+        let witness = self.witness(source_port, false);
         Walker::whole(self.rules, Family::of(packet.destination.ip())).observe(&probe, &witness)
     }
 
@@ -196,7 +198,7 @@ impl<'a> Scene<'a> {
         };
         let endpoint = match branch.end {
             End::Endpoint(endpoint) => Some(endpoint),
-            _ => steps::translated(self.rules, notes),
+            _ => translated(self.rules, notes),
         };
         let pod = endpoint
             .and_then(|endpoint| self.history?.pod_by_ip(endpoint.ip(), Timestamp::MAX))
@@ -268,7 +270,7 @@ fn common(lists: &[Vec<Step>]) -> usize {
 /// Where the packet of a reply comes from.
 fn probe_of_reply(
     from: SocketAddr,
-    to: IpAddr,
+    to: SocketAddr,
     protocol: Protocol,
     interface: Option<&str>,
     own: bool,
@@ -277,7 +279,7 @@ fn probe_of_reply(
         origin: if own { Origin::Node } else { Origin::Outside },
         source: from.ip(),
         interface,
-        destination: SocketAddr::new(to, CLIENT_PORT),
+        destination: to,
         protocol,
         local: false,
         hairpin: false,

@@ -38,7 +38,7 @@ impl Scene<'_> {
             is_of_service: false,
             local: tuple.dst.ip().is_loopback() || is_own(tuple.dst.ip()),
         };
-        let fate = self.fate(&packet);
+        let fate = self.fate(&packet, tuple.src.port());
         let of_end = |end: End| match end {
             End::Endpoint(endpoint) => Some(endpoint),
             _ => None,

@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use super::{Outcome, Packet, Reader, Scene, Way, probe_of_reply, words};
+use super::{CLIENT_PORT, Outcome, Packet, Reader, Scene, Way, probe_of_reply, words};
 use crate::{
-    net::Family,
+    net::{Family, Protocol},
     rules::{
-        End, Origin,
-        walk::{Devices as _, Walker},
+        End, Fate, Origin, Probe,
+        walk::{Devices as _, Notes, Walker},
     },
     text::count,
     time::Timestamp,
@@ -108,6 +108,21 @@ impl Scene<'_> {
         Some(pod.node.as_deref()? == self.node?)
     }
 
+    /// The fate of the endpoint's reply to this client, which is on the node itself or not.
+    pub(super) fn fate_of_reply(
+        &self,
+        walker: &Walker<'_>,
+        endpoint: SocketAddr,
+        client: SocketAddr,
+        protocol: Protocol,
+        local: bool,
+    ) -> Fate<Notes> {
+        let own = self.rules.addresses.as_ref().is_some_and(|own| own.contains(&endpoint.ip()));
+        let interface = if own { None } else { self.routes.device_to(endpoint.ip()) };
+        let probe = Probe { local, ..probe_of_reply(endpoint, client, protocol, interface, own) };
+        walker.observe(&probe, &self.witness(endpoint.port(), true))
+    }
+
     /// The rules that refuse or drop the reply, at one endpoint on this node and one elsewhere.
     fn filtered(&self, packet: &Packet, ends: &[(SocketAddr, bool)], ways: &[Way], reply: &mut Reply) {
         let is_here = |endpoint: SocketAddr| self.is_pod_here(endpoint) == Some(true);
@@ -118,12 +133,9 @@ impl Scene<'_> {
         let walker = Walker::whole(self.rules, Family::of(packet.destination.ip()));
         let reader = Reader { rules: self.rules };
         for (endpoint, _) in here.into_iter().chain(there) {
-            let own = self.rules.addresses.as_ref().is_some_and(|own| own.contains(&endpoint.ip()));
-            let interface = if own { None } else { self.routes.device_to(endpoint.ip()) };
-            let mut probe = probe_of_reply(*endpoint, packet.source, packet.protocol, interface, own);
-            probe.local = packet.origin == Origin::Node;
-            let witness = self.witness(endpoint.port(), true);
-            let fate = walker.observe(&probe, &witness);
+            let client = SocketAddr::new(packet.source, CLIENT_PORT);
+            let local = packet.origin == Origin::Node;
+            let fate = self.fate_of_reply(&walker, *endpoint, client, packet.protocol, local);
             let stopped =
                 fate.branches.iter().filter(|branch| matches!(branch.end, End::Dropped | End::Refused));
             for branch in stopped {

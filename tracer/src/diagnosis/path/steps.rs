@@ -22,7 +22,7 @@ struct Found<'a> {
 
 impl<'a> Reader<'a> {
     fn chain(&self, table: usize, chain: usize) -> Option<(&'a Table, &'a Chain)> {
-        let table = self.rules.tables.get(table)?;
+        let table = self.rules.table_at(table)?;
         Some((table, table.chains.get(chain)?))
     }
 

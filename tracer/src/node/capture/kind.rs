@@ -54,7 +54,7 @@ kinds! {
     IpvsSave: "ipvsadm-save.txt", "the IPVS table", "ipvsadm -Sn";
     IpvsList: "ipvsadm-list.txt", "the IPVS table", "ipvsadm -Ln";
     IpsetSave: "ipset-save.txt", "the IP sets", "ipset save";
-    /// The tables of programs other than kube-proxy, in JSON, without those of iptables.
+    /// The tables of programs other than kube-proxy, without those of iptables: in JSON, or as text from an nft without it.
     NftOthers: "nft-others.json", "other programs' nftables rules", "";
     /// Of the main table, both families.
     Routes: "ip-route.txt", "the node's routes", "ip route show table all";

@@ -97,8 +97,7 @@ struct Item<'t> {
 fn json(name: &str, text: &str) -> Option<Kind> {
     let head = head(text);
     if head.contains("\"nftables\"") {
-        let others = name.ends_with(Kind::NftOthers.file_name());
-        return Some(if others { Kind::NftOthers } else { Kind::NftRulesetJson });
+        return Some(if is_of_others(name) { Kind::NftOthers } else { Kind::NftRulesetJson });
     }
     if head.contains("\"ifname\"") {
         return Some(Kind::Interfaces);
@@ -133,6 +132,11 @@ fn json(name: &str, text: &str) -> Option<Kind> {
     }
 }
 
+/// Whether a list of nftables, in JSON or as text, is that of other programs' tables.
+fn is_of_others(name: &str) -> bool {
+    name.ends_with(Kind::NftOthers.file_name())
+}
+
 /// `kubectl get A,B -o json` writes a plain List.
 fn list(items: &[Item<'_>]) -> Option<Kind> {
     let kinds: Vec<&str> = items.iter().filter_map(|item| item.kind.as_deref()).collect();
@@ -159,7 +163,7 @@ fn plain(name: &str, head: &str) -> Option<Kind> {
         return Some(iptables(name, head));
     }
     if line(&|line| ["table ip ", "table ip6 ", "table inet "].iter().any(|begin| line.starts_with(begin))) {
-        return Some(Kind::NftRuleset);
+        return Some(if is_of_others(name) { Kind::NftOthers } else { Kind::NftRuleset });
     }
     if head.contains("IP Virtual Server version") {
         return Some(Kind::IpvsList);
@@ -322,6 +326,7 @@ mod tests {
             ("x", "{\"lastUpdated\": \"x\", \"nodeEligible\": true}\n200", Some(Kind::ProxyHealthz)),
             ("routes", "default via 192.0.2.1 dev eth0 proto dhcp\n", Some(Kind::Routes)),
             ("nft-others.json", "{\"nftables\": []}", Some(Kind::NftOthers)),
+            ("nft-others.json", "table inet firewalld {\n}\n", Some(Kind::NftOthers)),
             ("x", "nf_nat 65536 2 a,b, Live 0xffffffffc050d000\n", Some(Kind::Modules)),
             ("README.md", "# Fixtures\n", None),
             ("ipvsadm-save.txt", "", Some(Kind::IpvsSave)),

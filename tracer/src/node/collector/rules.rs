@@ -1,6 +1,6 @@
 //! The lists of rules: each from the command or netlink request that lists it, if its part of the kernel is loaded.
 
-use super::{Reading, Request};
+use super::{Reading, Request, now};
 use crate::{
     kernel::environment::{Capability, capabilities},
     net::Family,
@@ -34,9 +34,7 @@ impl Reading {
         }
         let tables = self.nft_tables(request);
         self.nftables(request, &tables);
-        if request == Request::Check {
-            self.other_tables(request, &tables);
-        }
+        self.other_tables(request, &tables);
         self.ipvs(request);
     }
 
@@ -133,7 +131,7 @@ impl Reading {
         if let Err(reason) = Part::Ipvs.require(&root) {
             self.capture.miss(Kind::IpvsSave, reason.clone());
             // The rules of other programs use sets too.
-            if request == Request::Check {
+            if request == Request::Check || self.names_ipsets() {
                 self.ipsets(request);
             } else {
                 self.capture.miss(Kind::IpsetSave, reason);
@@ -157,16 +155,51 @@ impl Reading {
         });
     }
 
-    /// The tables that neither kube-proxy nor iptables wrote. If one cannot be listed, all are missing, for its reason.
+    /// Whether a rule of iptables that was read asks for a set.
+    fn names_ipsets(&self) -> bool {
+        let mut kinds = Kind::IPTABLES.into_iter().chain(Kind::IP6TABLES);
+        kinds.any(|kind| self.capture.text(kind).is_some_and(|text| text.contains("--match-set ")))
+    }
+
+    /// The tables that neither kube-proxy nor iptables wrote. One that cannot be listed is missing, for its reason.
     fn other_tables(&mut self, request: Request, tables: &Listed) {
-        self.take(Kind::NftOthers, |reading| {
-            let (_, text) = tables.as_ref().map_err(Clone::clone)?;
-            let others: Vec<_> = text.lines().filter_map(other_table).take(MAX_OTHER_TABLES).collect();
-            if others.is_empty() {
-                return Ok(("nft list tables".to_owned(), "{\"nftables\": []}\n".to_owned()));
+        let begun = now();
+        let text = match tables {
+            Ok((_, text)) => text,
+            Err(reason) => {
+                // A trace reports the reason once, for kube-proxy's table.
+                if request == Request::Check || matches!(reason, Reason::NotInKernel { .. }) {
+                    self.capture.miss(Kind::NftOthers, reason.clone());
+                }
+                return;
             }
-            reading.list_tables(request, &["-j"], &others)
-        });
+        };
+        let others: Vec<_> = text.lines().filter_map(other_table).take(MAX_OTHER_TABLES).collect();
+        if others.is_empty() {
+            let none = "{\"nftables\": []}\n".to_owned();
+            self.capture.put_read(Kind::NftOthers, "nft list tables", none, Some(begun));
+            return;
+        }
+        let list = |options: &[&str]| -> Vec<Listed> {
+            others
+                .iter()
+                .map(|table| self.list_tables(request, options, std::slice::from_ref(table)))
+                .collect()
+        };
+        let mut listed = list(&["-j"]);
+        // An nft without JSON support prints text.
+        if listed.iter().all(|one| matches!(one, Err(Reason::CommandFailed { .. }))) {
+            listed = list(&[]);
+        }
+        let why = listed.iter().find_map(|one| one.as_ref().err().cloned());
+        let read: Vec<(String, String)> = listed.into_iter().flatten().collect();
+        if !read.is_empty() {
+            let (sources, texts): (Vec<_>, Vec<_>) = read.into_iter().unzip();
+            self.capture.put_read(Kind::NftOthers, sources.join("; "), texts.concat(), Some(begun));
+        }
+        if let Some(reason) = why {
+            self.capture.miss(Kind::NftOthers, reason);
+        }
     }
 
     /// Runs a command that lists something.

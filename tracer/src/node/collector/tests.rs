@@ -13,7 +13,10 @@ use tokio::{
 };
 
 use super::*;
-use crate::node::{Gap, ProxyMode, Snapshot, snapshot::Presence};
+use crate::node::{
+    Gap, ProxyMode, Snapshot,
+    snapshot::{Listing, Presence},
+};
 
 /// Every command of the collector, and one that prints its backend.
 const COMMANDS: [&str; 10] = [
@@ -166,6 +169,55 @@ async fn what_is_in_the_kernel_is_listed_once() {
     let listed = capture.get(Kind::NftRulesetJson).unwrap();
     assert_eq!((listed.text.trim(), listed.source.as_str()), ("{\"nftables\": []}", calls[4]));
     assert!(listed.read.is_some());
+}
+
+/// Other programs' tables, of which one cannot be listed.
+const OTHERS: &str = "
+[ \"$1 $2\" = 'list tables' ] && printf 'table inet firewalld\\ntable ip cni\\ntable inet gone\\n' && exit 0
+case \"$*\" in *gone) echo 'No such file or directory' >&2; exit 1;; esac
+[ \"$1\" = -j ] && [ -n \"$NO_JSON\" ] && echo 'JSON support not compiled-in' >&2 && exit 1
+";
+
+#[tokio::test]
+async fn other_programs_tables_are_listed_as_far_as_they_can_be() {
+    let node = Node::new(&COMMANDS);
+    node.module("nf_tables");
+    let json = "echo '{\"nftables\": [{\"table\": {\"family\": \"ip\", \"name\": \"cni\", \"handle\": 1}}]}'";
+    let of_cni = format!("case \"$*\" in *cni) {json};; *) echo '{{\"nftables\": []}}';; esac");
+    node.command("nft", &format!("{OTHERS}{of_cni}"));
+    for request in [Request::Rules, Request::Check] {
+        let capture = node.collect(request).await;
+        let calls = node.calls();
+        assert!(calls.contains("nft -j list table inet firewalld"), "{calls:?}");
+        let snapshot = Snapshot::read(&capture);
+        let names: Vec<&str> = snapshot.rules.others.iter().map(|table| table.name.as_ref()).collect();
+        assert_eq!(names, ["cni"], "{request:?}");
+        // The one that is missing is named, and the list is not complete.
+        let why = capture.why_missing(Kind::NftOthers);
+        assert!(matches!(why, Some(Reason::CommandFailed { .. })), "{why:?}");
+        assert_eq!(snapshot.listings.others, Listing::Failed);
+    }
+    // An nft without JSON prints text.
+    node.command("nft", &format!("NO_JSON=1{OTHERS}echo \"table $3 $4 {{\"; echo '}}'"));
+    let snapshot = Snapshot::read(&node.collect(Request::Rules).await);
+    let names: BTreeSet<&str> = snapshot.rules.others.iter().map(|table| table.name.as_ref()).collect();
+    assert_eq!(names, ["cni", "inet firewalld"].into());
+}
+
+#[tokio::test]
+async fn a_trace_reads_the_sets_and_routes_that_rules_ask_for() {
+    let node = Node::new(&COMMANDS);
+    node.module("nf_tables");
+    node.module("ip_set");
+    node.command("iptables-nft-save", "echo '-A cali -m set --match-set cali40 src -j DROP'");
+    node.write(
+        "proc/net/route",
+        "Iface Destination Gateway Flags RefCnt Use Metric Mask\ncali1 00000000 00000000 0001 0 0 0 00000000\n",
+    );
+    let capture = node.collect(Request::Rules).await;
+    assert!(node.calls().contains("ipset save"));
+    assert!(capture.text(Kind::Routes).unwrap().contains("dev cali1"), "{capture:?}");
+    assert_eq!(node.collect(Request::State).await.get(Kind::Routes), None);
 }
 
 #[tokio::test]

@@ -44,6 +44,9 @@ pub struct Listings {
     pub nftables: Listing,
     pub ipvs: Listing,
     pub ipset: Listing,
+    /// The nftables tables of other programs. Not in the first version of recordings.
+    #[serde(default)]
+    pub others: Listing,
 }
 
 impl Listings {
@@ -109,7 +112,11 @@ impl Reader<'_> {
         let [v4, v6, nftables, ipvs, ipset] = LISTS;
         let [iptables_v4, iptables_v6] = [v4, v6].map(|kinds| self.listing(kinds, false));
         let [nftables, ipvs, ipset] = [nftables, ipvs, ipset].map(|kinds| self.listing(kinds, true));
-        self.snapshot.listings = Listings { iptables_v4, iptables_v6, nftables, ipvs, ipset };
+        let others = self.parse(Kind::NftOthers, nftables::parse_others);
+        let others = others.map(|others| others.tables).unwrap_or_default();
+        self.snapshot.rules.others = others;
+        let others = self.listing(&[Kind::NftOthers], false);
+        self.snapshot.listings = Listings { iptables_v4, iptables_v6, nftables, ipvs, ipset, others };
         let kinds = LISTS.into_iter().flatten().filter(|kind| self.capture.get(**kind).is_some());
         let times = kinds.map(|kind| self.time(*kind));
         self.snapshot.rules_time = times.min();
@@ -194,12 +201,11 @@ impl Snapshot {
             && self.mode.is_none_or(|mode| self.has_rules_of(mode) != Presence::Unknown)
     }
 
-    /// Takes the rules out of this snapshot and adds those of every other program: the other nftables tables in the
-    /// capture. nft also lists the tables of iptables, without their matches; those are left out if iptables itself
-    /// listed them.
+    /// Takes the rules out of this snapshot and adds the other programs' tables in the capture's list of kube-proxy's. nft
+    /// also lists the tables of iptables, without their matches; those are left out if iptables itself listed them.
     pub fn take_everyones_rules(&mut self, capture: &Capture) -> (Ruleset, Vec<Gap>) {
         let (mut all, mut gaps) = (std::mem::take(&mut self.rules), Vec::new());
-        for kind in [Kind::NftOthers, Kind::NftRulesetJson, Kind::NftRuleset] {
+        for kind in [Kind::NftRulesetJson, Kind::NftRuleset] {
             let Some(read) = capture.parse(kind, nftables::parse_others) else { continue };
             let mut others = match read {
                 Ok(others) => others,
@@ -216,9 +222,10 @@ impl Snapshot {
                 };
                 let of_iptables = IPTABLES_TABLES.contains(&table.name.as_ref())
                     && self.listings.iptables(table.family) == Listing::Read;
-                !of_iptables && !all.tables.iter().any(is_same)
+                !of_iptables && !all.all_tables().any(is_same)
             };
             others.tables.retain(is_new);
+            all.others.append(&mut others.tables);
             all.absorb(others);
         }
         (all, gaps)
@@ -226,7 +233,7 @@ impl Snapshot {
 
     /// Whether a list of rules exists but cannot be parsed in any form.
     pub fn has_damaged_rules(&self) -> bool {
-        let Listings { iptables_v4, iptables_v6, nftables, ipvs, ipset } = self.listings;
+        let Listings { iptables_v4, iptables_v6, nftables, ipvs, ipset, others: _ } = self.listings;
         let listings = [iptables_v4, iptables_v6, nftables, ipvs, ipset];
         let damaged = |kinds: &[Kind]| {
             let unparsable = |gap: &Gap| matches!(gap.reason, Reason::Unparsable { .. });

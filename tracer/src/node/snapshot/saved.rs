@@ -9,7 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::{ConntrackUse, Listing, Listings, Presence, ProxyReport, ProxyRules, Snapshot};
 use crate::{
     net::Family,
-    node::{Observed, gap::Gap, interfaces::Dataplane, ipvs::IpvsSettings, kube_proxy::ProxyMode},
+    node::{
+        Observed, gap::Gap, interfaces::Dataplane, ipvs::IpvsSettings, kube_proxy::ProxyMode, routes::Routes,
+    },
     rules::Ruleset,
     time::Timestamp,
 };
@@ -17,13 +19,13 @@ use crate::{
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Saved<'s> {
-    state: State,
+    state: State<'s>,
     rules: Option<Observed<Rules<'s>>>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-struct State {
+struct State<'s> {
     kube_proxy_mode: Option<Observed<ProxyMode>>,
     kube_proxy_version: Option<Observed<String>>,
     kube_proxy_running: Option<Observed<bool>>,
@@ -38,6 +40,7 @@ struct State {
     presence: Option<ProxyRules>,
     missing: Vec<Gap>,
     report: ProxyReport,
+    routes: Option<Cow<'s, Routes>>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -72,6 +75,7 @@ impl<'s> From<&'s Snapshot> for Saved<'s> {
             presence: Some(snapshot.proxy_rules),
             missing: snapshot.gaps.clone(),
             report: snapshot.report.clone(),
+            routes: snapshot.routes.as_ref().map(Cow::Borrowed),
         };
         let rules = Rules { rules: Cow::Borrowed(&snapshot.rules), listings: Some(snapshot.listings) };
         Self { state, rules: snapshot.rules_time.map(|time| Observed { time, value: rules }) }
@@ -101,6 +105,7 @@ impl From<Saved<'_>> for Snapshot {
             gaps: state.missing,
             recorded_gaps: state.gaps,
             report: state.report,
+            routes: state.routes.map(Cow::into_owned),
             ..Self::default()
         };
         let addresses = value(state.addresses);
@@ -129,6 +134,7 @@ fn listings_of(rules: &Ruleset) -> Listings {
         iptables_v4: iptables(Family::Ipv4),
         iptables_v6: iptables(Family::Ipv6),
         nftables: Listing::Read,
+        others: Listing::NotTried,
         ipvs: if rules.servers.is_some() { Listing::Read } else { Listing::Failed },
         ipset: Listing::Read,
     }

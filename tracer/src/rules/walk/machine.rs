@@ -75,7 +75,7 @@ impl<'w, 'a, 'p, O: Observer> Run<'w, 'a, 'p, O> {
     /// Runs one base chain and every chain that it calls.
     fn chain(&mut self, entry: Entry, state: State<O::Trail>) -> Vec<(State<O::Trail>, Stop)> {
         let mut done = Vec::new();
-        let Some(table) = self.walker.rules.tables.get(entry.table) else { return vec![(state, Stop::Pass)] };
+        let Some(table) = self.walker.rules.table_at(entry.table) else { return vec![(state, Stop::Pass)] };
         let mut ways = vec![Way::new(state, entry.table, entry.chain)];
         while let Some(mut way) = ways.pop() {
             if let Some(stop) = self.follow(table, &mut way, &mut ways) {

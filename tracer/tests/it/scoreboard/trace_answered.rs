@@ -88,6 +88,9 @@ fn datagrams() -> Group<Traced> {
         case(Class::C30, "a policy's rule drops them", |mode| {
             Traced::of(world(mode), dropped_behind(mode, cart().udp(), 60_000, "NETFILTER_DROP"))
         }),
+        case(Class::C30, "a policy's rule drops the answers", |mode| {
+            Traced::of(world(mode), cart().udp().confirm(60_000).drop_known_answer(60_001))
+        }),
         case(Class::C33, "they are too big for the path", |mode| {
             Traced::of(world(mode), dropped_behind(mode, cart().udp(), 60_000, "PKT_TOO_BIG"))
         }),

@@ -252,6 +252,10 @@ fn silent() -> Group<Traced> {
             let script = dropped_behind(mode, cart(), 60_000, "NETFILTER_DROP");
             Traced::of(world(mode), unanswered(script, 60_000))
         }),
+        case(Class::C30, "a policy's rule drops the answer", |mode| {
+            let script = cart().confirm(60_000).drop_known_answer(60_001);
+            Traced::of(world(mode), unanswered(script, 60_000))
+        }),
         case(Class::C30, "a tc program drops", |mode| {
             let script = dropped_behind(mode, cart(), 60_000, "TC_EGRESS");
             Traced::of(world(mode), unanswered(script, 60_000))
