@@ -59,6 +59,8 @@ pub(crate) struct Finding {
     pub level: Level,
     /// For a check, unless it is the step of the check itself.
     pub step: Option<Step>,
+    /// The check that found it; `None` until that check has ended.
+    pub check: Option<&'static str>,
     /// For a check: the only Service that it affects.
     pub service: Option<ServiceRef>,
     pub since: Option<Timestamp>,
@@ -86,6 +88,7 @@ impl Finding {
             unobserved: Vec::new(),
             level: Level::Fault,
             step: None,
+            check: None,
             service: None,
             since: None,
             related: Vec::new(),

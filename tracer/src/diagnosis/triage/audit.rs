@@ -254,7 +254,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
                 && finding.level == Level::Fault
                 && (finding.class == class
                     || is_frame && matches!(finding.class, Class::C1 | Class::C5e | Class::C11 | Class::C9)
-                    || is_frame && finding.class == Class::C2 && facts.never_wrote())
+                    || is_frame && matches!(finding.class, Class::C2 | Class::C5) && facts.never_wrote())
         };
         if let Some(cause) = findings.iter_mut().find(explains) {
             cause.evidence.push(evidence(found));

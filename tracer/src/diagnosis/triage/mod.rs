@@ -172,12 +172,10 @@ pub fn gives() -> impl Iterator<Item = Class> {
 
 impl Check {
     fn run(&self, facts: &Facts, scope: &Scope, found: &mut Found, omits: &impl Fn(&str, Class) -> bool) {
-        let before = found.findings.len();
         (self.judge)(facts, scope, found);
-        let mut kept = found.findings.split_off(before);
-        kept.retain(|finding| !omits(self.name, finding.class));
-        found.findings.append(&mut kept);
-        for finding in found.findings.iter_mut().skip(before) {
+        // A check may also withdraw what an earlier one found.
+        found.findings.retain(|finding| finding.check.is_some() || !omits(self.name, finding.class));
+        for finding in found.findings.iter_mut().filter(|finding| finding.check.is_none()) {
             debug_assert!(self.gives.contains(&finding.class), "a check does not declare {}", finding.class);
             debug_assert!(
                 finding.confidence == Confidence::High
@@ -188,6 +186,7 @@ impl Check {
                 finding.detail
             );
             finding.step.get_or_insert(self.step);
+            finding.check = Some(self.name);
         }
     }
 }
