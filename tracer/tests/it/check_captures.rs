@@ -6,9 +6,9 @@ use viptrace::{
 };
 
 /// The faults that this cluster has by design on every node.
-const BY_DESIGN: [&str; 3] = ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow"];
+pub(crate) const BY_DESIGN: [&str; 3] = ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow"];
 /// The faults by design on worker-1: frontend and cache run only on worker-2.
-const ON_WORKER_1: [&str; 5] =
+pub(crate) const ON_WORKER_1: [&str; 5] =
     ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
 
 #[test]

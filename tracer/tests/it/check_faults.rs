@@ -1,13 +1,13 @@
 //! The check finds each fault cut into the capture of a healthy node, and nothing else.
-use crate::check_support::{Gathered, named, only, says};
+use crate::{
+    check_captures::ON_WORKER_1,
+    check_support::{Gathered, named, only, says},
+};
 use serde_json::json;
 use viptrace::{
     class::Class,
     diagnosis::triage::{CheckReport, Level, compare, procedures::Outcome},
 };
-
-const ON_WORKER_1: [&str; 5] =
-    ["C20 default/kubernetes", "C20 shop/checkout", "C20 shop/slow", "C21 shop/frontend", "C22 shop/cache"];
 
 /// Settings of a healthy node.
 const SYSCTLS: &str = "net.ipv4.ip_forward = 1\nnet.bridge.bridge-nf-call-iptables = 1\n\
@@ -33,22 +33,30 @@ fn interfaces() -> String {
 /// worker-1 in iptables mode with everything that a live check reads.
 pub(crate) fn node() -> Gathered {
     let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
-    node.write("node/sysctl.txt", SYSCTLS);
-    node.write("node/nf_conntrack.stat.txt", COUNTERS);
-    node.write("node/nf_conntrack.stat.later.txt", COUNTERS);
-    node.write("node/netstat.txt", "TcpExt: IPReversePathFilter\nTcpExt: 5\n");
-    node.write("node/netstat.later.txt", "TcpExt: IPReversePathFilter\nTcpExt: 5\n");
-    node.write("node/ip-addr.json", &interfaces());
-    node.write("node/modules.txt", "br_netfilter 36864 0 - Live 0x0\nkernel/net/x.ko\n");
-    node.write(
-        "node/kube-proxy.process.json",
-        "{\"complete\": true, \"program\": \"kube-proxy\", \"cpus\": 4}",
-    );
     // This capture was made without the status.
     let health = "{\"lastUpdated\": \"2026-11-20 23:25:05.7 +0000 UTC\", \"currentTime\": \"2026-11-20 23:25:05.7 +0000 UTC m=+7.9\", \"nodeEligible\": true}\n200";
     node.write("node/healthz.txt", health);
-    node.write("cluster/version.json", "{\"gitVersion\": \"v1.36.2\"}");
-    node.write("cluster/events.json", "{\"kind\": \"EventList\", \"items\": []}");
+    complete(node)
+}
+
+/// Adds what a live check reads and the capture of a node does not have.
+pub(crate) fn complete(node: Gathered) -> Gathered {
+    for (file, text) in [
+        ("node/sysctl.txt", SYSCTLS),
+        ("node/nf_conntrack.stat.txt", COUNTERS),
+        ("node/nf_conntrack.stat.later.txt", COUNTERS),
+        ("node/netstat.txt", "TcpExt: IPReversePathFilter\nTcpExt: 5\n"),
+        ("node/netstat.later.txt", "TcpExt: IPReversePathFilter\nTcpExt: 5\n"),
+        ("node/ip-addr.json", &interfaces()),
+        ("node/modules.txt", "br_netfilter 36864 0 - Live 0x0\nkernel/net/x.ko\n"),
+        ("node/kube-proxy.process.json", "{\"complete\": true, \"program\": \"kube-proxy\", \"cpus\": 4}"),
+        ("cluster/version.json", "{\"gitVersion\": \"v1.36.2\"}"),
+        ("cluster/events.json", "{\"kind\": \"EventList\", \"items\": []}"),
+    ] {
+        if !node.path().join(file).exists() {
+            node.write(file, text);
+        }
+    }
     node
 }
 

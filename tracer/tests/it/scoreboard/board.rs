@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use viptrace::class::{Class, Kind, Seen};
+use viptrace::class::{Class, Seen};
+
+use super::case::Name;
 
 /// Where the truth of a case comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -52,8 +54,8 @@ struct Row<'b> {
 /// Another class than the one that was caused; `none` stands for no fault and for no record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct Pair {
-    caused: &'static str,
-    found: &'static str,
+    caused: String,
+    found: String,
     case: String,
 }
 
@@ -93,47 +95,48 @@ pub(super) struct Board {
     confused: BTreeMap<Pair, usize>,
 }
 
-/// The classes of which `of` has more than `others`.
-fn more(of: &[Class], others: &[Class]) -> Vec<Class> {
+/// The names of which `of` has more than `others`.
+fn more(of: &[Name], others: &[Name]) -> Vec<Name> {
     let mut others = others.to_vec();
-    let is_more = |class: &&Class| match others.iter().position(|other| other == *class) {
+    let is_more = |name: &&Name| match others.iter().position(|other| other == *name) {
         Some(position) => {
             others.swap_remove(position);
             false
         }
         None => true,
     };
-    of.iter().filter(is_more).copied().collect()
+    of.iter().filter(is_more).cloned().collect()
 }
 
 impl Board {
-    /// Counts what was found where these classes were caused.
+    /// Counts what was found where this was caused.
     ///
     /// A fault that was not caused is a false alarm of the class that was found.
-    pub(super) fn count(&mut self, place: &Place, case: &str, caused: &[Class], found: &[Class]) {
+    pub(super) fn count(&mut self, place: &Place, case: &str, caused: &[Name], found: &[Name]) {
         let (missed, surplus) = (more(caused, found), more(found, caused));
-        for class in caused {
-            self.row(*class, place).caused += 1;
+        for name in caused {
+            self.row(name.class, place).caused += 1;
         }
-        for class in more(caused, &missed) {
-            self.row(class, place).detected += 1;
+        for name in more(caused, &missed) {
+            self.row(name.class, place).detected += 1;
         }
-        for class in &missed {
-            self.row(*class, place).missed += 1;
+        for name in &missed {
+            self.row(name.class, place).missed += 1;
         }
-        let alarms: Vec<Class> = surplus.iter().filter(|class| class.is_fault()).copied().collect();
-        for class in &alarms {
-            self.row(*class, place).false_alarms += 1;
+        let alarms: Vec<&Name> = surplus.iter().filter(|name| name.class.is_fault()).collect();
+        for name in &alarms {
+            self.row(name.class, place).false_alarms += 1;
         }
-        let mut confuse = |caused: &'static str, found: &'static str| {
-            let pair = Pair { caused, found, case: case.to_owned() };
+        let text = |name: Option<&Name>| name.map_or_else(|| "none".to_owned(), ToString::to_string);
+        let mut confuse = |caused: Option<&Name>, found: Option<&Name>| {
+            let pair = Pair { caused: text(caused), found: text(found), case: case.to_owned() };
             *self.confused.entry(pair).or_default() += 1;
         };
-        for class in &missed {
-            confuse(class.id(), surplus.first().map_or("none", |found| found.id()));
+        for name in &missed {
+            confuse(Some(name), surplus.first());
         }
-        for class in alarms.iter().filter(|_| missed.is_empty()) {
-            confuse(caused.first().map_or("none", |class| class.id()), class.id());
+        for name in alarms.iter().filter(|_| missed.is_empty()) {
+            confuse(caused.first(), Some(name));
         }
     }
 
@@ -196,12 +199,8 @@ pub(super) fn not_seen() -> impl Iterator<Item = (Class, &'static str)> {
     neither.map(|class| (*class, class.entry().no_rule))
 }
 
-/// What counts as found: a look-alike that no record names was recognised if there is at most one record, and no
-/// fault.
-pub(super) fn found_as(caused: Class, found: Vec<Class>) -> Vec<Class> {
-    let unnamed = caused.entry().seen == Seen::Neither && caused.kind() == Kind::Normal;
-    let healthy = |class: &Class| matches!(class.kind(), Kind::Normal | Kind::Ok);
-    if unnamed && found.len() < 2 && found.iter().all(healthy) { vec![caused] } else { found }
+fn names(classes: &[Class]) -> Vec<Name> {
+    classes.iter().map(|class| Name::from(*class)).collect()
 }
 
 fn place() -> Place {
@@ -211,18 +210,18 @@ fn place() -> Place {
 #[test]
 fn a_miss_and_a_false_alarm_show_up() {
     let mut board = Board::default();
-    board.count(&place(), "found", &[Class::C6], &[Class::C6]);
+    board.count(&place(), "found", &names(&[Class::C6]), &names(&[Class::C6]));
     assert!(board.errors().is_empty());
-    board.count(&place(), "missed", &[Class::C6], &[Class::Unknown]);
+    board.count(&place(), "missed", &names(&[Class::C6]), &names(&[Class::Unknown]));
     let row = |board: &Board, class| board.rows[&(class, place())];
     let tally = |caused, detected, missed, false_alarms| Tally { caused, detected, missed, false_alarms };
     assert_eq!(row(&board, Class::C6), tally(2, 1, 1, 0));
-    board.count(&place(), "alarm", &[Class::Ok], &[Class::C28]);
+    board.count(&place(), "alarm", &names(&[Class::Ok]), &names(&[Class::C28]));
     assert_eq!(row(&board, Class::Ok), tally(1, 0, 1, 0));
     assert_eq!(row(&board, Class::C28), tally(0, 0, 0, 1));
-    board.count(&place(), "surplus", &[], &[Class::C1, Class::N4]);
+    board.count(&place(), "surplus", &names(&[]), &names(&[Class::C1, Class::N4]));
     assert_eq!(row(&board, Class::C1), tally(0, 0, 0, 1));
-    board.count(&place(), "twice", &[Class::C5], &[Class::C5, Class::C5]);
+    board.count(&place(), "twice", &names(&[Class::C5]), &names(&[Class::C5, Class::C5]));
     assert_eq!(row(&board, Class::C5), tally(1, 1, 0, 1));
     let errors = board.errors().join("\n");
     for pair in [
@@ -239,25 +238,16 @@ fn a_miss_and_a_false_alarm_show_up() {
 #[test]
 fn a_class_without_a_case_is_an_empty_row() {
     let mut board = Board::default();
-    board.count(&place(), "found", &[Class::C6], &[Class::C6]);
+    board.count(&place(), "found", &names(&[Class::C6]), &names(&[Class::C6]));
     let empty = board.empty(Verb::Trace);
     assert!(!empty.contains(&Class::C6) && empty.contains(&Class::C28) && !empty.contains(&Class::C2));
     assert!(board.empty(Verb::Check).contains(&Class::C6));
 }
 
 #[test]
-fn a_look_alike_without_a_record_of_its_own_is_found_by_silence() {
-    assert_eq!(found_as(Class::N3, vec![Class::Ok]), [Class::N3]);
-    assert_eq!(found_as(Class::N13, vec![]), [Class::N13]);
-    assert_eq!(found_as(Class::N3, vec![Class::C28]), [Class::C28]);
-    assert_eq!(found_as(Class::N3, vec![Class::Ok, Class::Ok]), [Class::Ok, Class::Ok]);
-    assert_eq!(found_as(Class::N4, vec![Class::Ok]), [Class::Ok]);
-}
-
-#[test]
 fn the_file_has_the_fields_that_its_readers_expect() {
     let mut board = Board::default();
-    board.count(&place(), "alarm", &[Class::Ok], &[Class::C28]);
+    board.count(&place(), "alarm", &names(&[Class::Ok]), &names(&[Class::C28]));
     let lost = Mutation { rule: "x".to_owned(), missed: vec!["C6 1 of 1 (became ok 1)".to_owned()] };
     let written: serde_json::Value = serde_json::from_str(&board.written(&[lost])).unwrap();
     let expected = serde_json::json!({

@@ -1,7 +1,6 @@
 //! A constructed flow with the world in which it is judged, and the builders that the groups share.
 
 use viptrace::{
-    class::Class,
     cluster::{History, Via},
     diagnosis::flows::judge_without,
     flow::Flow,
@@ -9,7 +8,10 @@ use viptrace::{
     sighting::{Fact, Status, TcpState},
 };
 
-use super::Ipvs;
+use super::{
+    Ipvs,
+    case::{Judged, Name, Omits},
+};
 use crate::{
     cluster_support::Shop,
     flow_support::{CLIENT, EP, Script, VIP, World, at, fold, last_revisions},
@@ -50,12 +52,13 @@ impl Traced {
         let (history, node) = (world.shop.history(), world.snapshot());
         Self { world, history, node, flows }
     }
+}
 
-    /// The classes of the verdicts, without those that `omits` returns for a rule and a class.
-    pub(super) fn found(&self, omits: &impl Fn(&str, Class) -> bool) -> Vec<Class> {
+impl Judged for Traced {
+    fn found(&self, omits: Omits<'_>) -> Vec<Name> {
         let context = self.world.context(&self.history, &self.node);
-        let verdicts = self.flows.iter().filter_map(|flow| judge_without(flow, &context, omits));
-        verdicts.map(|verdict| verdict.class).collect()
+        let verdicts = self.flows.iter().filter_map(|flow| judge_without(flow, &context, &omits));
+        verdicts.map(|verdict| verdict.class.into()).collect()
     }
 }
 

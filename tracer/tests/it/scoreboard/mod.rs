@@ -1,9 +1,15 @@
 //! The host's half of the scoreboard: every class and look-alike caused on purpose, and what the verbs find.
 //!
 //! Cases are grouped by symptom: the cases of a group look alike and have different causes, so that each is the twin of
-//! the others. `VIPTRACE_SCOREBOARD=FILE` writes the counts as JSON.
+//! the others. `VIPTRACE_SCOREBOARD=FILE` writes the counts as JSON. (What the audit finds of rules broken one by one
+//! is in `audit/mutations.rs` and `audit/suite_mutations.rs`.)
 
 mod board;
+mod captured;
+mod case;
+mod check_kernel;
+mod check_node;
+mod check_service;
 mod constructed;
 mod corpus;
 mod mutations;
@@ -17,40 +23,12 @@ use std::{collections::BTreeSet, env, fs};
 
 use viptrace::{class::Class, node::ProxyMode};
 
-use board::{Board, Place, Source, Verb, found_as, not_seen};
+use board::{Board, Verb, not_seen};
+use captured::Checked;
+use case::{Group, Subject, subjects};
 use constructed::Traced;
 
 use ProxyMode::{Iptables, Ipvs, Nftables};
-
-const MODES: &[ProxyMode] = &[Iptables, Nftables, Ipvs];
-
-/// A cause, built in each mode that it is possible in.
-struct Case<Scene> {
-    name: &'static str,
-    class: Class,
-    modes: &'static [ProxyMode],
-    build: fn(ProxyMode) -> Scene,
-}
-
-/// In every mode.
-const fn case<S>(class: Class, name: &'static str, build: fn(ProxyMode) -> S) -> Case<S> {
-    case_in(MODES, class, name, build)
-}
-
-const fn case_in<S>(
-    modes: &'static [ProxyMode],
-    class: Class,
-    name: &'static str,
-    build: fn(ProxyMode) -> S,
-) -> Case<S> {
-    Case { name, class, modes, build }
-}
-
-/// Cases with one symptom.
-struct Group<Scene> {
-    symptom: &'static str,
-    cases: Vec<Case<Scene>>,
-}
 
 fn traces() -> Vec<Group<Traced>> {
     [
@@ -65,21 +43,14 @@ fn traces() -> Vec<Group<Traced>> {
     .collect()
 }
 
-fn constructed(verb: Verb, mode: ProxyMode) -> Place {
-    Place { source: Source::Constructed, verb, mode: mode.to_string(), kernel: None }
+fn checks() -> Vec<Group<Checked>> {
+    [check_node::groups(), check_kernel::groups(), check_service::groups()].into_iter().flatten().collect()
 }
 
-fn board() -> Board {
+fn board(subjects: &[Subject]) -> Board {
     let mut board = Board::default();
-    for group in traces() {
-        for case in group.cases {
-            for mode in case.modes {
-                let scene = (case.build)(*mode);
-                let found = found_as(case.class, scene.found(&|_, _| false));
-                let name = format!("{}: {} ({mode})", group.symptom, case.name);
-                board.count(&constructed(Verb::Trace, *mode), &name, &[case.class], &found);
-            }
-        }
+    for subject in subjects {
+        board.count(&subject.place(), &subject.case, &subject.caused, &subject.found);
     }
     corpus::count(&mut board);
     board
@@ -87,8 +58,10 @@ fn board() -> Board {
 
 #[test]
 fn every_class_is_found_and_nothing_else() {
-    let board = board();
-    let mutations = mutations::run();
+    let mut subjects_of_both = subjects(Verb::Trace, traces());
+    subjects_of_both.extend(subjects(Verb::Check, checks()));
+    let board = board(&subjects_of_both);
+    let mutations = mutations::run(&subjects_of_both);
     if let Some(file) = env::var_os("VIPTRACE_SCOREBOARD") {
         fs::write(file, board.written(&mutations)).unwrap();
     }
@@ -98,8 +71,9 @@ fn every_class_is_found_and_nothing_else() {
     }
     assert_eq!(board.errors(), [""; 0]);
     assert_eq!(board.empty(Verb::Trace), []);
-    let silent: Vec<&str> =
-        mutations.iter().filter(|it| it.missed.is_empty()).map(|it| it.rule.as_str()).collect();
+    assert_eq!(board.empty(Verb::Check), []);
+    let silent = mutations.iter().filter(|mutation| mutation.missed.is_empty());
+    let silent: Vec<&str> = silent.map(|mutation| mutation.rule.as_str()).collect();
     assert_eq!(silent, [""; 0], "no case needs these rules");
 }
 
@@ -110,8 +84,10 @@ fn has_twins<S>(groups: &[Group<S>]) {
         let classes: BTreeSet<Class> = group.cases.iter().map(|case| case.class).collect();
         assert!(classes.len() > 1, "{}: no case has a twin", group.symptom);
         for case in &group.cases {
-            assert!(!case.modes.is_empty(), "{}", case.name);
-            assert!(names.insert((group.symptom, case.class, case.name)), "{} twice", case.name);
+            for mode in case.modes {
+                let is_new = names.insert((group.symptom, case.class, case.name, mode.as_str()));
+                assert!(is_new, "{}, {}: twice in {mode}", group.symptom, case.name);
+            }
         }
     }
 }
@@ -119,9 +95,12 @@ fn has_twins<S>(groups: &[Group<S>]) {
 #[test]
 fn each_case_has_a_twin_of_another_class() {
     has_twins(&traces());
+    has_twins(&checks());
 }
 
 #[test]
 fn a_class_that_no_verb_reports_has_its_reason() {
-    assert!(not_seen().all(|(class, reason)| reason.len() > 20 || panic!("{class}")));
+    for (class, reason) in not_seen() {
+        assert!(reason.len() > 20, "{class}: {reason}");
+    }
 }

@@ -1,66 +1,43 @@
-//! Without any one rule, or any one class of a rule, the board shows a miss.
+//! Without any one rule or check, or any one class of it, a case is missed.
 
-use std::{
-    cell::RefCell,
-    collections::{BTreeMap, BTreeSet},
+use std::collections::BTreeMap;
+
+use viptrace::{
+    class::Class,
+    diagnosis::{flows, triage},
 };
 
-use viptrace::{class::Class, diagnosis::flows};
+use super::{
+    board::{Mutation, Verb},
+    case::Subject,
+};
 
-use super::{board::Mutation, constructed::Traced, traces};
-
-/// What the cases have in common: a verdict or a report, judged with and without a rule.
-trait Judged {
-    fn found(&self, omits: &dyn Fn(&str, Class) -> bool) -> Vec<Class>;
-}
-
-impl Judged for Traced {
-    fn found(&self, omits: &dyn Fn(&str, Class) -> bool) -> Vec<Class> {
-        self.found(&omits)
-    }
-}
-
-struct Subject {
-    class: Class,
-    judged: Box<dyn Judged>,
-    /// The rules and classes whose findings the judgement used: without another one it is the same.
-    used: BTreeSet<(String, Class)>,
-    found: Vec<Class>,
-}
-
-impl Subject {
-    fn new(class: Class, judged: Box<dyn Judged>) -> Self {
-        let used = RefCell::default();
-        let found = judged.found(&|rule, class| {
-            RefCell::<BTreeSet<_>>::borrow_mut(&used).insert((rule.to_owned(), class));
-            false
-        });
-        Self { class, judged, used: used.into_inner(), found }
-    }
-}
-
-/// How often each class was caused, how often it is missed, and what is found instead.
+/// How often a class was caused, how often it is missed, and what is found instead.
 #[derive(Default)]
 struct Lost {
     of: usize,
     missed: usize,
-    became: BTreeMap<&'static str, usize>,
+    became: BTreeMap<String, usize>,
 }
 
-fn without(rule: &str, of: Option<Class>, subjects: &[Subject]) -> Vec<String> {
-    let omits = |name: &str, class: Class| name == rule && of.is_none_or(|of| of == class);
+/// What is missed without this part of the rules.
+fn without(part: &Part, subjects: &[Subject]) -> Vec<String> {
+    let omits = |name: &str, class: Class| name == part.rule && part.class.is_none_or(|of| of == class);
     let mut lost = BTreeMap::<Class, Lost>::new();
-    for subject in subjects {
-        let entry = lost.entry(subject.class).or_default();
+    for subject in subjects.iter().filter(|subject| subject.verb == part.verb) {
+        let Some(cause) = subject.caused.first().filter(|cause| subject.found.contains(cause)) else {
+            continue;
+        };
+        let entry = lost.entry(cause.class).or_default();
         entry.of += 1;
         if !subject.used.iter().any(|(name, class)| omits(name, *class)) {
             continue;
         }
         let now = subject.judged.found(&omits);
-        let had = |found: &[Class]| found.contains(&subject.class);
-        if had(&subject.found) && !had(&now) {
+        if !now.contains(cause) {
             entry.missed += 1;
-            let instead = now.first().map_or("none", |class| class.id());
+            let instead = now.iter().find(|name| !subject.found.contains(name));
+            let instead = instead.map_or_else(|| "none".to_owned(), ToString::to_string);
             *entry.became.entry(instead).or_default() += 1;
         }
     }
@@ -73,27 +50,39 @@ fn without(rule: &str, of: Option<Class>, subjects: &[Subject]) -> Vec<String> {
         .collect()
 }
 
-/// Each rule, and each of its classes where it gives several.
+/// A rule or check, or one of the classes that it gives.
+struct Part {
+    verb: Verb,
+    rule: &'static str,
+    class: Option<Class>,
+}
+
+impl Part {
+    fn name(&self) -> String {
+        let rule = match self.verb {
+            Verb::Trace => self.rule.to_owned(),
+            Verb::Check => format!("triage::{}", self.rule),
+        };
+        self.class.map_or_else(|| rule.clone(), |class| format!("{rule} ({class})"))
+    }
+}
+
+/// Each of these rules, and each class of those that give several.
 fn parts(
+    verb: Verb,
     rules: impl Iterator<Item = (&'static str, &'static [Class])>,
-) -> impl Iterator<Item = (String, &'static str, Option<Class>)> {
-    rules.flat_map(|(rule, gives)| {
-        let whole = [(rule.to_owned(), rule, None)];
+) -> impl Iterator<Item = Part> {
+    rules.flat_map(move |(rule, gives)| {
         // Without a rule a flow is `unknown` too.
         let several = gives.iter().filter(|class| gives.len() > 1 && **class != Class::Unknown);
-        let each = several.map(move |class| (format!("{rule} ({class})"), rule, Some(*class)));
-        whole.into_iter().chain(each).collect::<Vec<_>>()
+        let each = several.map(|class| Some(*class));
+        [None].into_iter().chain(each).map(move |class| Part { verb, rule, class })
     })
 }
 
-pub(super) fn run() -> Vec<Mutation> {
-    let mut subjects = Vec::new();
-    for case in traces().into_iter().flat_map(|group| group.cases) {
-        for mode in case.modes {
-            subjects.push(Subject::new(case.class, Box::new((case.build)(*mode))));
-        }
-    }
-    parts(flows::rules())
-        .map(|(rule, name, class)| Mutation { rule, missed: without(name, class, &subjects) })
+pub(super) fn run(subjects: &[Subject]) -> Vec<Mutation> {
+    parts(Verb::Trace, flows::rules())
+        .chain(parts(Verb::Check, triage::checks()))
+        .map(|part| Mutation { rule: part.name(), missed: without(&part, subjects) })
         .collect()
 }

@@ -8,7 +8,8 @@ use viptrace::{
 };
 
 use super::{
-    Group, Iptables, Nftables, case, case_in,
+    Iptables, Nftables,
+    case::{Group, case, case_in},
     constructed::{
         NODE_PORT, OTHER, Traced, cart, dropped_behind, flows, left, reached_by, refused_by_rules,
         untranslated, world, world_of,

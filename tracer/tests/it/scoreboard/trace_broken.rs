@@ -7,7 +7,8 @@ use viptrace::{
 };
 
 use super::{
-    Group, Iptables, Ipvs, Nftables, case, case_in,
+    Iptables, Ipvs, Nftables,
+    case::{Group, case, case_in},
     constructed::{OTHER, Traced, cart, falls_silent, reset_by_client, reset_by_endpoint, world},
 };
 use crate::{

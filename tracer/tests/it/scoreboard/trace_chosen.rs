@@ -11,7 +11,8 @@ use viptrace::{
 };
 
 use super::{
-    Group, Iptables, Ipvs, Nftables, case, case_in,
+    Iptables, Ipvs, Nftables,
+    case::{Group, case, case_in},
     constructed::{
         NODE_PORT, OTHER, OUTSIDE, Traced, cart, dropped_behind, left, reached_by, unanswered, world,
         world_of,

@@ -14,7 +14,8 @@ use viptrace::{
 };
 
 use super::{
-    Group, Iptables, Ipvs, Nftables, case, case_in,
+    Iptables, Ipvs, Nftables,
+    case::{Group, case, case_in},
     constructed::{
         LOAD_BALANCER, NODE_PORT, OUTSIDE, Traced, cart, flows, reached_by, refused_by_rules, untranslated,
         with_rules, world, world_of,

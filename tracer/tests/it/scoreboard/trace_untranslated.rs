@@ -12,7 +12,8 @@ use viptrace::{
 };
 
 use super::{
-    Group, Iptables, Nftables, case, case_in,
+    Iptables, Nftables,
+    case::{Group, case, case_in},
     constructed::{
         LOAD_BALANCER, NODE_PORT, OTHER, Traced, cart, flows, reached_by, untranslated, with_rules, world,
         world_of,
