@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{IcmpMeaning, Outcome},
+    flow::{IcmpMeaning, Outcome, SocketEnd},
     verdict::EvidenceType,
 };
 
@@ -23,7 +23,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         matches!(case.outcome, Outcome::Stalled | Outcome::Unreachable | Outcome::Dropped | Outcome::Silent)
             || unanswered.is_some();
     let member = case.member()?;
-    if !failed {
+    if !failed || only_its_close_failed(case) {
         return None;
     }
     // A program on the host's network that gets an endpoint there does not use a bridge.
@@ -89,6 +89,20 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
             .related(&[Class::C33]);
     }
     Some(finding)
+}
+
+/// Whether only a close got no answer, and the event of the entry's end may be one of those that were lost: then an idle
+/// connection that outlived its entry (N5) looks the same.
+fn only_its_close_failed(case: &Case<'_>) -> bool {
+    let flow = case.flow;
+    let retransmitted = |end: &&SocketEnd| end.retransmits().is_seen();
+    case.outcome == Outcome::Silent
+        && flow.lost > 0
+        && flow.deleted.is_none()
+        && [&flow.client, &flow.server]
+            .into_iter()
+            .filter(retransmitted)
+            .all(SocketEnd::retransmitted_only_its_end)
 }
 
 /// C30 on the path: another host's rule rejected it.
