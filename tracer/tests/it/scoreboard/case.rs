@@ -1,6 +1,12 @@
 //! What a case is, and what it has in common whatever the verb.
 
-use std::{cell::RefCell, collections::BTreeSet, fmt};
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    fmt,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
 
 use viptrace::{
     class::{Class, Kind, Seen},
@@ -79,6 +85,10 @@ pub(super) const fn case_in<S>(
 }
 
 impl<S> Case<S> {
+    pub(super) fn build(&self, mode: ProxyMode) -> S {
+        (self.build)(mode)
+    }
+
     pub(super) fn about(self, service: &'static str) -> Self {
         Self { about: service, ..self }
     }
@@ -104,7 +114,7 @@ pub(super) struct Subject {
     pub(super) found: Vec<Name>,
     /// The rules and classes whose findings were made: without any other one the judgement is the same.
     pub(super) used: BTreeSet<(String, Class)>,
-    pub(super) judged: Box<dyn Judged>,
+    pub(super) judged: Box<dyn Judged + Send + Sync>,
 }
 
 impl Subject {
@@ -113,32 +123,58 @@ impl Subject {
     }
 }
 
-pub(super) fn subjects<S: Judged + 'static>(verb: Verb, groups: Vec<Group<S>>) -> Vec<Subject> {
-    let mut subjects = Vec::new();
-    for group in groups {
-        for case in group.cases {
-            let caused = [(case.class, case.about)].into_iter().chain(case.and.iter().copied());
-            let caused: Vec<Name> = caused.map(|(class, service)| Name::of(class, service)).collect();
-            for mode in case.modes {
-                let judged = Box::new((case.build)(*mode));
-                let used = RefCell::new(BTreeSet::new());
-                let found = judged.found(&|rule, class| {
-                    used.borrow_mut().insert((rule.to_owned(), class));
-                    false
-                });
-                subjects.push(Subject {
-                    verb,
-                    case: format!("{}: {} ({mode})", group.symptom, case.name),
-                    mode: *mode,
-                    caused: caused.clone(),
-                    found: found_as(case.class, found),
-                    used: used.into_inner(),
-                    judged,
-                });
-            }
-        }
+/// Judges every case, the groups at the same time.
+pub(super) fn subjects<S: Judged + Send + Sync + 'static>(verb: Verb, groups: &[Group<S>]) -> Vec<Subject> {
+    let of_groups = at_once(groups, |group| {
+        let cases = group.cases.iter().flat_map(|case| case.modes.iter().map(move |mode| (case, *mode)));
+        cases.map(|(case, mode)| subject(verb, group.symptom, case, mode)).collect::<Vec<_>>()
+    });
+    of_groups.into_iter().flatten().collect()
+}
+
+fn subject<S: Judged + Send + Sync + 'static>(
+    verb: Verb,
+    symptom: &str,
+    case: &Case<S>,
+    mode: ProxyMode,
+) -> Subject {
+    let caused = [(case.class, case.about)].into_iter().chain(case.and.iter().copied());
+    let judged = Box::new(case.build(mode));
+    let used = RefCell::new(BTreeSet::new());
+    let found = judged.found(&|rule, class| {
+        used.borrow_mut().insert((rule.to_owned(), class));
+        false
+    });
+    Subject {
+        verb,
+        case: format!("{symptom}: {} ({mode})", case.name),
+        mode,
+        caused: caused.map(|(class, service)| Name::of(class, service)).collect(),
+        found: found_as(case.class, found),
+        used: used.into_inner(),
+        judged,
     }
-    subjects
+}
+
+/// The results in their order, computed on every CPU.
+pub(super) fn at_once<T: Sync, R: Send>(items: &[T], compute: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((index, item)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|index| Some((index, items.get(index)?)))
+        {
+            done.push((index, compute(item)));
+        }
+        done
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut all: Vec<(usize, R)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, result)| result).collect()
 }
 
 /// What counts as found: a look-alike that no record names was recognised if there is at most one record, and no

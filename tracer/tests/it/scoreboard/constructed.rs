@@ -1,6 +1,7 @@
 //! A constructed flow with the world in which it is judged, and the builders that the groups share.
 
 use viptrace::{
+    class::{Class, Confidence},
     cluster::{History, Via},
     diagnosis::flows::judge_without,
     flow::Flow,
@@ -30,6 +31,9 @@ pub(super) struct Traced {
     history: History,
     node: Snapshot,
     flows: Vec<Flow>,
+    script: Script,
+    /// When the flows are judged, in milliseconds after the last event.
+    after: u64,
 }
 
 impl Traced {
@@ -45,12 +49,37 @@ impl Traced {
         traced
     }
 
+    /// The last of several flows; the others are known when it is judged.
+    pub(super) fn last_of(world: World, script: Script) -> Self {
+        let mut traced = Self::of(world, script);
+        let last = traced.flows.pop().unwrap();
+        assert!(!traced.flows.is_empty(), "the sightings make one flow");
+        traced.flows = vec![last];
+        traced
+    }
+
     /// So many milliseconds after the last event.
     pub(super) fn after(world: World, script: Script, ms: u64) -> Self {
-        let flows = flows(&world, script, ms);
+        let flows = flows(&world, script.clone(), ms);
         assert!(!flows.is_empty(), "the sightings make no flow");
         let (history, node) = (world.shop.history(), world.snapshot());
-        Self { world, history, node, flows }
+        Self { world, history, node, flows, script, after: ms }
+    }
+
+    /// What is found without any one event, the loss of which is known.
+    pub(super) fn found_with_a_gap(&self) -> Vec<(String, Vec<(Class, Confidence)>)> {
+        let context = self.world.context(&self.history, &self.node);
+        let without = |index: usize| {
+            let mut script = self.script.clone();
+            let missing = script.out.remove(index);
+            let found = flows(&self.world, script, self.after).into_iter().filter_map(|mut flow| {
+                flow.lost = 1;
+                judge_without(&flow, &context, &|_, _| false)
+                    .map(|verdict| (verdict.class, verdict.confidence))
+            });
+            (format!("{:?} at {}", missing.hook, missing.time), found.collect())
+        };
+        (0..self.script.out.len()).map(without).collect()
     }
 }
 

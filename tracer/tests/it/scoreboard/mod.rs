@@ -12,6 +12,7 @@ mod check_node;
 mod check_service;
 mod constructed;
 mod corpus;
+mod gaps;
 mod mutations;
 mod trace_answered;
 mod trace_broken;
@@ -58,10 +59,12 @@ fn board(subjects: &[Subject]) -> Board {
 
 #[test]
 fn every_class_is_found_and_nothing_else() {
-    let mut subjects_of_both = subjects(Verb::Trace, traces());
-    subjects_of_both.extend(subjects(Verb::Check, checks()));
-    let board = board(&subjects_of_both);
-    let mutations = mutations::run(&subjects_of_both);
+    let subjects = subjects(Verb::Trace, &traces())
+        .into_iter()
+        .chain(subjects(Verb::Check, &checks()))
+        .collect::<Vec<_>>();
+    let board = board(&subjects);
+    let mutations = mutations::run(&subjects);
     if let Some(file) = env::var_os("VIPTRACE_SCOREBOARD") {
         fs::write(file, board.written(&mutations)).unwrap();
     }

@@ -9,7 +9,7 @@ use viptrace::{
 
 use super::{
     board::{Mutation, Verb},
-    case::Subject,
+    case::{Subject, at_once},
 };
 
 /// How often a class was caused, how often it is missed, and what is found instead.
@@ -81,8 +81,9 @@ fn parts(
 }
 
 pub(super) fn run(subjects: &[Subject]) -> Vec<Mutation> {
-    parts(Verb::Trace, flows::rules())
-        .chain(parts(Verb::Check, triage::checks()))
-        .map(|part| Mutation { rule: part.name(), missed: without(&part, subjects) })
-        .collect()
+    let parts = parts(Verb::Trace, flows::rules()).chain(parts(Verb::Check, triage::checks()));
+    at_once(&parts.collect::<Vec<_>>(), |part| Mutation {
+        rule: part.name(),
+        missed: without(part, subjects),
+    })
 }

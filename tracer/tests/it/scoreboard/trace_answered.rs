@@ -199,8 +199,13 @@ fn works() -> Group<Traced> {
             Traced::of(world(mode), script)
         }),
         case(Class::N12, "an offloaded flow, of which only the ends are seen", |mode| {
-            let script = cart().established(60_000).closed(600_000);
-            Traced::of(world(mode), script)
+            let ended = Status::SEEN_REPLY | Status::ASSURED | Status::OFFLOAD;
+            Traced::of(world(mode), cart().established(60_000).delete(600_000, ended).closed(600_001))
+        }),
+        case(Class::N6, "a client uses its port again", |mode| {
+            let mut script = cart().healthy(20_000);
+            script.out.extend(cart().with_ct(0x9000).healthy(60_000).out);
+            Traced::last_of(world(mode), script)
         }),
         case(Class::N13, "NAT of another owner", |mode| {
             Traced::of(world(mode), Script::new(CLIENT, "192.0.2.7:80", Some(EP)).healthy(60_000))
