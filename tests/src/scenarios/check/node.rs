@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use super::{check, expect};
 use crate::{
     command, console,
-    dataplane::Mode,
+    dataplane::{Mode, OF_ONE_TIME},
     matrix::Skip,
     traffic::{
         client::{self, Script},
@@ -33,7 +33,9 @@ pub(in crate::scenarios) fn flushed(stage: &mut Stage) -> Result<()> {
     stage.needs_viptrace()?;
     let flushed = stage.rules()?.without_kube_proxy();
     stage.break_rules(&flushed)?;
-    let checked = expect(stage, &["C5e"])?;
+    // IPVS's servers differ from the objects, which were captured at another time.
+    let whole = OF_ONE_TIME.contains(&stage.variant);
+    let checked = if whole { expect(stage, &["C5e"])? } else { check(stage, &[])? };
     let first = checked.findings.first().map(|finding| finding.name.as_str());
     ensure!(first == Some("C5e"), "the first finding is {first:?}: {:#?}", checked.findings);
     Ok(())
