@@ -125,6 +125,11 @@ pub const LIST_OLD_ENTRIES: Action =
     Action::reads("list entries to endpoints that are gone: `conntrack -L -p udp --orig-dst {VIP}`")
         .when("kube-proxy could not clean up");
 // C10.
+pub const RESTART_CLEANS: Action = Action::disrupts(concat!(
+    "restart kube-proxy, which removes the other mode's rules at its start: ",
+    restart!()
+))
+.when("one of the two modes is nftables");
 pub const RESTART_FOR_MODE: Action = Action::disrupts(
     "in a maintenance window: `kubectl -n kube-system rollout restart daemonset kube-proxy`",
 )

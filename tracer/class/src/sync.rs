@@ -260,10 +260,7 @@ pub(super) const C10: Entry = Entry::fault("leftovers of another proxy mode", &[
             "see the mode and which rules exist: `curl -s http://127.0.0.1:10249/proxyMode`; `iptables-save -t nat | grep -c \
              KUBE-SVC`; `nft list tables`; `ipvsadm -Ln`",
         ),
-        Action::disrupts(concat!(
-            "between nftables and another mode restart kube-proxy, which cleans up at its start: ",
-            restart!()
-        )),
+        action::RESTART_CLEANS,
         CLEAN_UP,
         action::RESTART_FOR_MODE,
         action::CORRECT_MODE,

@@ -214,6 +214,17 @@ impl Finding {
         self.now(&[&[action], &*usual].concat())
     }
 
+    /// For leftovers of another mode (C10): kube-proxy removes those at its start only between nftables and the other modes
+    /// (`platformCleanup` in `cmd/kube-proxy/app/server_linux.go`, since 1.29).
+    pub(crate) fn cleaned_by_restart(self, is_of_nftables: bool) -> Self {
+        if !is_of_nftables {
+            return self;
+        }
+        let mut now = usual(self.class.entry().now);
+        now.insert(now.len().min(1), action::RESTART_CLEANS);
+        self.now(&now)
+    }
+
     /// Replaces the preventive actions by those of this case.
     pub(crate) fn later(mut self, actions: &[Action]) -> Self {
         debug_assert!(

@@ -6,6 +6,7 @@ use crate::{
     class::{Class, Confidence, Severity},
     cluster::Membership,
     node::{ProxyMode, RuleEffect, WriterEffect},
+    rules::Writer,
     verdict::EvidenceType,
 };
 
@@ -59,6 +60,10 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         case.ctx.node.read_at(),
         format!("{}: {chain} sends {} to {endpoint}", leftover.writer, case.vip.addr),
     );
+    if let Some(mode) = other_mode {
+        let of_nftables = mode == ProxyMode::Nftables || leftover.writer == Writer::Nftables;
+        finding = finding.cleaned_by_restart(of_nftables);
+    }
     for effect in kept {
         let verb = match effect.rule {
             RuleEffect::Forwards => "sends it to endpoints, and not to this one",

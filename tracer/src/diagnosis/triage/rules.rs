@@ -83,9 +83,11 @@ fn leftovers(facts: &Facts, findings: &mut Vec<Finding>) {
         ),
     )
     .node(None, format!("/proxyMode answers {mode}"));
+    let of_nftables = mode == ProxyMode::Nftables || left.iter().any(|what| what.starts_with("nftables "));
     for what in left {
         finding = finding.node(None, format!("left over from {what}"));
     }
+    finding = finding.cleaned_by_restart(of_nftables);
     findings.push(finding);
 }
 
