@@ -245,9 +245,8 @@ fn nft(step: &Step, family: Family) -> String {
             format!("meta nfproto {}{name}", unequal(*negated))
         }
         Step::TcpFlags { mask, set, negated } => {
-            let lower = |bits| flags(bits).to_ascii_lowercase().replace(',', "|");
             let op = if *negated { "!=" } else { "==" };
-            format!("tcp flags & ({}) {op} {}", lower(*mask), lower(*set))
+            format!("tcp flags & ({}) {op} {}", nft_flags(*mask), nft_flags(*set))
         }
         Step::InSet { set, fields: list, negated } => {
             format!("{} {}@{set}", fields(list, family), unequal(*negated))
@@ -273,6 +272,14 @@ fn nft(step: &Step, family: Family) -> String {
         Step::ByState { .. } => "ct state vmap { … }".to_owned(),
         Step::Do(verdict) => nft_verdict(verdict),
         Step::InIpset { .. } | Step::Chance(_) | Step::Harmless => String::new(),
+    }
+}
+
+/// nft's name of ECE is `ecn`, and it has none for no flag (`tcp_flag_tbl` in `src/proto.c`, nftables 1.1).
+fn nft_flags(bits: u8) -> String {
+    match bits {
+        0 => "0x0".to_owned(),
+        bits => flags(bits).to_ascii_lowercase().replace("ece", "ecn").replace(',', "|"),
     }
 }
 

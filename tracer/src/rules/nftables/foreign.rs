@@ -152,14 +152,15 @@ fn ports(value: &Value<'_>) -> Option<(u16, u16)> {
     }
 }
 
-/// `"syn"`, `["syn", "ack"]` or `{"|": ["syn", "ack"]}`, as the bits of a TCP header.
+/// `"syn"`, `["syn", "ack"]` or `{"|": ["syn", "ack"]}`, or `"(syn|ack)"` of a text, as the bits of a TCP header.
 fn flags(value: &Value<'_>) -> Option<u8> {
     let bit = |name: &str| {
         let names = ["fin", "syn", "rst", "psh", "ack", "urg", "ecn", "cwr"];
         names.iter().position(|known| *known == name).map(|bit| 1_u8 << bit)
     };
-    if let Some(name) = value.as_str() {
-        return bit(name);
+    if let Some(names) = value.as_str() {
+        let mut names = names.trim_matches(['(', ')']).split('|');
+        return names.try_fold(0, |bits, name| Some(bits | bit(name)?));
     }
     if value.unsigned() == Some(0) {
         return Some(0);
@@ -238,6 +239,32 @@ fn words(value: &Value<'_>) -> String {
                 ("xt", _) => "a match of iptables that nft does not list".to_owned(),
                 _ => format!("{name} {}", words(body)).trim_end().to_owned(),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::rules::{Step, nftables::parse_others, text};
+
+    /// Every text of flags reads as the same flags.
+    #[test]
+    fn flags_are_read_as_they_are_written() {
+        let rule_of = |condition: &str| {
+            let text = format!(
+                "table inet x {{\n\tchain c {{\n\t\ttype filter hook input priority filter; policy accept;\n\
+                 \t\t{condition} drop\n\t}}\n}}\n"
+            );
+            let table = parse_others(&text).unwrap().tables.remove(0);
+            let steps = table.chains[0].rules[0].steps.clone();
+            (table, steps)
+        };
+        let (table, _) = rule_of("tcp flags & (syn|ack) == syn");
+        for set in [0, 0x02, 0x12, 0x40, 0xc0] {
+            let wanted = Step::TcpFlags { mask: 0xff, set, negated: false };
+            let written = text::step(&wanted, &table);
+            let (_, steps) = rule_of(&written);
+            assert!(steps.contains(&wanted), "`{written}` reads as {steps:?}");
         }
     }
 }
