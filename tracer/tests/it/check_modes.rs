@@ -16,13 +16,20 @@ fn an_internal_policy_without_local_endpoint_refuses_in_ipvs_mode_or_has_no_effe
     assert_eq!(refused.level, Level::Fault, "{refused:#?}");
     assert!(refused.root_cause.contains("are refused"), "{refused:#?}");
 
-    let outside = Gathered::new(&["kube-proxy/worker-1/ipvs"]);
-    edit_items(&outside, "services", |service| {
-        if service["metadata"]["name"] == "cache" {
-            service["spec"]["externalIPs"] = serde_json::json!(["198.51.100.7"]);
-        }
-    });
-    let report = outside.check();
+    let with_external = |ip: &str| {
+        let outside = Gathered::new(&["kube-proxy/worker-1/ipvs"]);
+        edit_items(&outside, "services", |service| {
+            if service["metadata"]["name"] == "cache" {
+                service["spec"]["externalIPs"] = serde_json::json!([ip]);
+            }
+        });
+        outside.check()
+    };
+    // An external address of the other family opens no port of this one.
+    let report = with_external("2001:db8::7");
+    let refused = report.findings.iter().find(|finding| finding.class == Class::C22).unwrap();
+    assert!(refused.root_cause.contains("are refused"), "{refused:#?}");
+    let report = with_external("198.51.100.7");
     let ignored = report.findings.iter().find(|finding| finding.class == Class::C22).unwrap();
     assert_eq!(ignored.level, Level::Warning, "{ignored:#?}");
     assert!(ignored.root_cause.contains("go to other nodes"), "{ignored:#?}");

@@ -249,7 +249,8 @@ fn no_local_endpoint(
     // pkg/proxy/serviceport.go): a client outside the cluster receives answers from an address that it did not connect
     // to (kubernetes/kubernetes#97081), and inside the cluster the policy has no effect (kubernetes/kubernetes#106497).
     // Any other port has a virtual server without a real server, which refuses.
-    let ignored = mode == Some(ProxyMode::Ipvs) && ports.iter().all(|port| is_external(service, port));
+    let ignored =
+        mode == Some(ProxyMode::Ipvs) && ports.iter().all(|port| is_external(service, port, family));
     let fate = match (mode, class) {
         (Some(ProxyMode::Ipvs), Class::C22) if ignored => "go to other nodes nevertheless",
         (Some(ProxyMode::Ipvs), Class::C22) => "are refused",
@@ -324,9 +325,10 @@ fn hints(history: &History, service: &Service, node: &str, findings: &mut Vec<Fi
     }
 }
 
-/// Whether kube-proxy opens the port to connections from outside the cluster.
-fn is_external(service: &Service, port: &ServicePort) -> bool {
-    port.node_port.is_some() || !service.load_balancer_ips.is_empty() || !service.external_ips.is_empty()
+/// Whether kube-proxy opens the port to connections of this family from outside the cluster.
+fn is_external(service: &Service, port: &ServicePort, family: AddressType) -> bool {
+    let addresses = || service.load_balancer_ips.iter().chain(&service.external_ips);
+    port.node_port.is_some() || addresses().any(|ip| AddressType::of(*ip) == family)
 }
 
 /// A `LoadBalancer` that no controller has given an address.
