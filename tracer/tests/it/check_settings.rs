@@ -103,3 +103,25 @@ fn both_backends_of_iptables_are_as_healthy() {
         assert_eq!(besides(&report), [""; 0], "{name}: {:#?}", report.findings);
     }
 }
+
+/// kube-proxy leaves its rule against invalid packets out where conntrack accepts them.
+#[test]
+fn a_missing_rule_against_invalid_packets_is_a_fault_only_if_the_setting_is_known() {
+    let without_rule = |sysctl: Option<u8>| {
+        let node = Gathered::new(&["kube-proxy/worker-1/iptables"]);
+        for list in ["node/iptables-save.txt", "node/ip6tables-save.txt"] {
+            node.edit(list, |text| {
+                let kept: Vec<&str> =
+                    text.lines().filter(|line| !line.contains("--ctstate INVALID")).collect();
+                kept.join("\n") + "\n"
+            });
+        }
+        if let Some(value) = sysctl {
+            node.write("node/sysctl.txt", &format!("net.netfilter.nf_conntrack_tcp_be_liberal = {value}\n"));
+        }
+        node.check().findings.iter().any(|finding| finding.class == Class::C18)
+    };
+    assert!(without_rule(Some(0)));
+    assert!(!without_rule(Some(1)));
+    assert!(!without_rule(None));
+}

@@ -306,7 +306,8 @@ fn forwarding(rules: &Ruleset, context: &Context, family: Family, writer: Writer
         audit.discrepancies.push(discrepancy(family, writer, place.clone(), text.into()));
     }
     if context.mode == ProxyMode::Iptables
-        && context.tcp_be_liberal != Some(true)
+        // Unknown: kube-proxy may have left the rule out on purpose.
+        && context.tcp_be_liberal == Some(false)
         && !has(state, &Verdict::Drop)
     {
         let text = "KUBE-FORWARD does not drop invalid packets: a reply out of the window reaches the client with the \

@@ -344,6 +344,7 @@ fn other_rules() -> Group<Checked> {
         case_in(&[Iptables], Class::C18, "the rule against invalid packets is missing", |mode| {
             let node = node(mode);
             without_lines(&node, rules_file(mode), "--ctstate INVALID -j DROP");
+            node.write("node/sysctl.txt", "net.netfilter.nf_conntrack_tcp_be_liberal = 0\n");
             Checked::of(mode, &node)
         }),
         case_in(&[Nftables], Class::C5c, "ports that no Service has are no longer refused", |mode| {
