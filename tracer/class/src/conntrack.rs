@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub(super) const C11: Entry = Entry::fault("IPVS unusable", &[IpvsModules], Critical)
-    .seen(Check)
+    .seen(Both)
     .now(&[
         Action::disrupts(concat!(
             "load the modules and restart kube-proxy: `modprobe -a ip_vs ip_vs_rr nf_conntrack`; ",

@@ -118,7 +118,9 @@ pub(super) const C34: Entry = Entry::fault("masquerade interface changed", &[Con
     );
 
 pub(super) const C35: Entry = Entry::fault("name resolution fails", &[ServiceConfig], Medium)
-    .no_rule("viptrace does not read DNS messages; it judges the path to the DNS Service")
+    .no_rule(
+        "viptrace does not read DNS messages: a trace names it beside the cause of a failed connection to the DNS Service",
+    )
     .now(&[
         Action::reads("judge the path to the DNS Service: `viptrace trace kube-system/kube-dns --all`"),
         Action::reads(
@@ -126,4 +128,4 @@ pub(super) const C35: Entry = Entry::fault("name resolution fails", &[ServiceCon
         ),
     ])
     .later(&[Action::disrupts("scale CoreDNS with the cluster, and use NodeLocal DNSCache")])
-    .no_scenario("no record names it, so that a scenario would have nothing to expect");
+    .no_scenario("no record has it as its class; tests/it/verdict_notes.rs expects it beside the cause");

@@ -279,6 +279,8 @@ pub struct Trouble {
     pub clashes: Occurrences,
     /// Dropped because no conntrack entry could be created.
     pub table_full: Occurrences,
+    /// In this namespace: each has its own table, and all share one limit.
+    pub full_netns: Netns,
     /// Packets that conntrack classified as invalid, by reason and direction; at most four kinds.
     pub invalid: Vec<Invalid>,
     /// ICMP errors about its packets; at most four kinds.

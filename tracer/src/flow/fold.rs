@@ -133,7 +133,9 @@ impl Flow {
                     ipvs.reused = packet.tcp_flags & (SYN | ACK) == SYN;
                 }
                 if packet.table_full {
-                    self.trouble_mut().table_full.hit(place.time);
+                    let trouble = self.trouble_mut();
+                    trouble.table_full.hit(place.time);
+                    trouble.full_netns = place.netns;
                 } else {
                     self.fold_drop(stage, opening, endpoint, packet, place);
                 }

@@ -13,6 +13,17 @@ impl Release {
         parts.next()?;
         (major > 0).then_some(Self(major, minor))
     }
+
+    /// The number of minor versions by which a kube-proxy or kubelet of this release may be older than the API server; it
+    /// may never be newer (kubernetes.io/releases/version-skew-policy).
+    pub(crate) fn allowed_behind(self) -> i64 {
+        if self >= Self(1, 25) { 3 } else { 2 }
+    }
+
+    /// The number of minor versions by which it is older than the other; negative if it is newer.
+    pub(crate) fn behind(self, other: Self) -> Option<i64> {
+        (self.0 == other.0).then(|| i64::from(other.1) - i64::from(self.1))
+    }
 }
 
 #[cfg(test)]
@@ -25,5 +36,12 @@ mod tests {
         assert_eq!(Release::parse("v1.29.6-eks-1552ad0"), Some(Release(1, 29)));
         assert_eq!(Release::parse("v0.0.0-master+$Format:%H$"), None);
         assert_eq!(Release::parse("latest"), None);
+    }
+    #[test]
+    fn the_skew_and_its_limit() {
+        assert_eq!(Release(1, 30).behind(Release(1, 33)), Some(3));
+        assert_eq!(Release(1, 34).behind(Release(1, 33)), Some(-1));
+        // The node's release decides, not the API server's.
+        assert_eq!((Release(1, 25).allowed_behind(), Release(1, 24).allowed_behind()), (3, 2));
     }
 }

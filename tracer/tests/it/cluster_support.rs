@@ -60,7 +60,7 @@ pub(crate) fn pod(name: &str, ip: IpAddr) -> Pod {
 const NODES: [(&str, &str); 2] = [("worker-1", "192.168.1.2"), ("worker-2", "192.168.1.3")];
 
 /// A Node that is ready, in its own zone.
-fn node(name: &str, ip: &str) -> Object {
+pub(crate) fn node(name: &str, ip: &str) -> Object {
     let labels = json!({"topology.kubernetes.io/zone": format!("zone-of-{name}")});
     let status = json!({
         "addresses": [{"type": "InternalIP", "address": ip}], "conditions": [{"type": "Ready", "status": "True"}],

@@ -50,6 +50,7 @@ mod verdict_history;
 mod verdict_ipvs;
 mod verdict_kinds;
 mod verdict_missing;
+mod verdict_notes;
 mod verdict_ordinary;
 mod verdict_policy;
 mod verdict_resets;

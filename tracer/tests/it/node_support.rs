@@ -9,7 +9,7 @@ use viptrace::{
     cluster::model::Service,
     net::{Family, Protocol},
     node::{
-        ProxyMode, RuleEffect, Snapshot,
+        ProxyMode, Reason, RuleEffect, Snapshot,
         capture::{Capture, Kind},
     },
 };
@@ -51,6 +51,8 @@ pub(crate) struct Node {
     pub(crate) own: Vec<IpAddr>,
     /// `entries, limit` of conntrack.
     pub(crate) conntrack: (u64, u64),
+    /// The kernel has no IPVS.
+    pub(crate) no_ipvs: bool,
     /// Further settings, as `sysctl -a` prints them.
     pub(crate) sysctls: &'static str,
 }
@@ -75,6 +77,7 @@ impl Node {
             rules: Rules::Vip(RuleEffect::Forwards),
             own: vec![addr("10.244.1.1:0").ip(), addr("192.168.1.2:0").ip()],
             conntrack: (1000, 131_072),
+            no_ipvs: false,
             sysctls: "",
         }
     }
@@ -123,6 +126,9 @@ impl Node {
         put(Kind::Addresses, own.iter().map(IpAddr::to_string).collect::<Vec<_>>().join("\n"));
         for (kind, text) in self.lists(&vips) {
             put(kind, text);
+        }
+        if self.no_ipvs {
+            capture.miss(Kind::IpvsSave, Reason::NotInKernel { part: "IPVS".to_owned() });
         }
         Snapshot::read(&capture)
     }

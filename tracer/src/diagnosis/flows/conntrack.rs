@@ -7,6 +7,7 @@ use crate::{
     class::{Class, Confidence},
     flow::{Answer, Dropped, Outcome, Stage},
     node::snapshot::ConntrackUse,
+    rules::walk::Devices as _,
     sighting::Hook,
     verdict::EvidenceType,
 };
@@ -21,6 +22,20 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     let full = case.trouble()?.table_full;
     if !full.is_seen() || !(case.failed() || case.outcome == Outcome::Pending) {
         return None;
+    }
+    let netns = case.trouble()?.full_netns;
+    // Each namespace counts its own entries; the node's are not those of a Pod.
+    if case.ctx.node_netns.is_some_and(|node| netns != node && netns.0 != 0) {
+        return Some(
+            Finding::new(
+                Class::C16,
+                format!(
+                    "the conntrack table of netns {} is full, which is not the node's: its new connections are dropped",
+                    netns.0
+                ),
+            )
+            .unobserved("the entries of that namespace: `viptrace check` counts them by namespace"),
+        );
     }
     let mut finding = Finding::new(
         Class::C16,
@@ -67,18 +82,24 @@ pub(super) fn rerouted(case: &Case<'_>) -> Option<Finding> {
     if !masqueraded || !broke {
         return None;
     }
-    Some(
-        Finding::new(
-            Class::C34,
-            format!(
-                "the masqueraded connection to {} left by another interface: its conntrack entry was ended",
-                case.name()
-            ),
-        )
-        .confidence(Confidence::Medium)
-        .kernel(Some(dropped.occurrences.first), "its packet was dropped at once (nf_nat_inet_fn)")
-        .unobserved("the interfaces before and after: `ip monitor route` shows the change of the route"),
+    let finding = Finding::new(
+        Class::C34,
+        format!(
+            "the masqueraded connection to {} left by another interface: its conntrack entry was ended",
+            case.name()
+        ),
     )
+    .confidence(Confidence::Medium)
+    .kernel(Some(dropped.occurrences.first), "its packet was dropped at once (nf_nat_inet_fn)");
+    let node = case.ctx.node;
+    let device = case.endpoint.and_then(|endpoint| node.routes.as_ref()?.device_to(endpoint.ip()));
+    Some(match device {
+        Some(device) => finding
+            .node(node.read_at(), format!("packets to {} leave by {device} now", case.endpoint_name()))
+            .unobserved("the interface before: `ip monitor route` shows the change of the route"),
+        None => finding
+            .unobserved("the interfaces before and after: `ip monitor route` shows the change of the route"),
+    })
 }
 
 /// Within this time of the entry's end its packet is dropped.

@@ -2,7 +2,7 @@
 //!
 //! Named after the domain; applies to every proxy mode.
 
-use super::{Case, Finding, text::length};
+use super::{Case, Finding, ipvs, text::length};
 use crate::{
     class::{Class, Confidence, Severity, action},
     cluster::{Usable, Via},
@@ -88,6 +88,9 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     if let Some(dataplane) = case.other_dataplane() {
         return Some(out_of_scope(case, dataplane));
     }
+    if let Some(finding) = ipvs::unusable(case, usable) {
+        return Some(finding);
+    }
     // Several Services without a rule while kube-proxy runs and its rules stand: each lacks its own rule (C4, C5).
     let works = running == Some(true) && rules == Presence::Present;
     let elsewhere = !works && case.ctx.translations.other_services_untranslated(case.vip.addr, case.decided);
@@ -106,8 +109,9 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     {
         return None;
     }
-    if rule == Some(RuleEffect::Forwards) {
-        return Some(before_the_rule(case));
+    let older = if rule == Some(RuleEffect::Forwards) { before_the_rule(case) } else { None };
+    if older.is_some() {
+        return older;
     }
     let confidence = if rule == Some(RuleEffect::Missing) { Confidence::High } else { Confidence::Medium };
     let mut finding = Finding::new(
@@ -119,6 +123,14 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
     .related(&[Class::C4]);
     finding = match rule {
         Some(RuleEffect::Missing) => finding.node(node.read_at(), format!("no rule names {}", case.vip.addr)),
+        Some(RuleEffect::Forwards) => finding.against(
+            EvidenceType::Node,
+            node.read_at(),
+            format!(
+                "a rule translated {} when the node was read, and not a connection after that",
+                case.vip.addr
+            ),
+        ),
         Some(RuleEffect::Refuses | RuleEffect::Drops) => finding.against(
             EvidenceType::Node,
             node.read_at(),
@@ -266,18 +278,28 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere
 }
 
 /// C5b (kubernetes/kubernetes#48719).
-fn before_the_rule(case: &Case<'_>) -> Finding {
-    let vip = case.vip.addr;
-    Finding::new(
+/// For: the rule exists when it is read after the connection. A later connection that was translated proves that new ones
+/// work. Against: one that was not, after the rule was read.
+fn before_the_rule(case: &Case<'_>) -> Option<Finding> {
+    let (vip, translations) = (case.vip.addr, case.ctx.translations);
+    let read = case.ctx.node.read_at();
+    if read.is_some_and(|read| translations.untranslated_after(vip, read).is_some()) {
+        return None;
+    }
+    let finding = Finding::new(
         Class::C5b,
         format!(
             "the connection is older than the rule for {}: it stays untranslated, new ones work",
             case.name()
         ),
     )
-    .confidence(Confidence::Medium)
-    .node(case.ctx.node.read_at(), format!("a rule translates {vip} now"))
-    .unobserved("a new connection: the rule was read after this one, and should translate it")
+    .node(read, format!("a rule translates {vip} now"));
+    Some(match translations.translated_after(vip, case.decided) {
+        Some(time) => finding.kernel(Some(time), format!("a later connection to {vip} was translated")),
+        None => finding
+            .confidence(Confidence::Medium)
+            .unobserved("a new connection: the rule was read after this one, and should translate it"),
+    })
 }
 
 /// C5 within the grace: resolves itself.

@@ -11,8 +11,9 @@ use super::{
 };
 use crate::{
     class::{Class, Confidence, Domain, Severity, action},
-    cluster::Via,
+    cluster::{Usable, Via},
     flow::{Dropped, End, Outcome, RefusalKind, StackReset, Stage},
+    node::{ProxyMode, snapshot::Listing},
     rules::Writer,
     sighting::Hook,
     time::Timestamp,
@@ -68,6 +69,40 @@ pub(super) fn no_destination(case: &Case<'_>) -> Option<Finding> {
         None => finding.unobserved("the Service's endpoints: EndpointSlices could not be read"),
     };
     Some(finding)
+}
+
+/// C11.
+/// Mechanism: kube-proxy is to use IPVS, and the kernel has none: it ends at its start and writes no rule. Or no interface
+/// has the VIP (kube-ipvs0 is gone, or a network manager flushed it): the kernel routes its packets away, and IPVS never
+/// sees them.
+/// For: the mode, and the part of the kernel or the address that is missing. Against: nothing here; both were read.
+pub(super) fn unusable(case: &Case<'_>, usable: Usable) -> Option<Finding> {
+    let node = case.ctx.node;
+    if node.mode != Some(ProxyMode::Ipvs) {
+        return None;
+    }
+    let ip = case.vip.addr.ip();
+    let finding = |detail: String| {
+        Finding::new(Class::C11, detail).api(Some(usable.since), case.usable_evidence()).related(&[Class::C1])
+    };
+    if node.listings.ipvs == Listing::NotInKernel {
+        let detail = format!(
+            "kube-proxy's mode is ipvs and the kernel has no IPVS: {} is not translated",
+            case.name()
+        );
+        return Some(finding(detail).node(node.read_at(), "IPVS is neither loaded nor built in"));
+    }
+    let has_server = node.rules.servers.iter().flatten().any(|server| server.address == case.vip.addr);
+    if !has_server || node.is_own_address(ip) != Some(false) {
+        return None;
+    }
+    let detail = format!("no interface has the address {ip} of {}: IPVS never sees its packets", case.name());
+    Some(
+        finding(detail)
+            .severity(Severity::High)
+            .now(&[action::RESTORE_DEVICE])
+            .node(node.read_at(), format!("a virtual server {} and no local address {ip}", case.vip.addr)),
+    )
 }
 
 /// C22, or C21 from outside. In iptables and nftables mode such packets are dropped; here they are refused, because the

@@ -18,6 +18,8 @@ mod network_path;
 mod network_policy;
 mod no_endpoints;
 mod normal;
+mod notes;
+mod probes;
 mod record;
 mod resets;
 mod service_config;
@@ -145,7 +147,10 @@ const RULES: [FlowRule; 40] = [
     rule!(network_policy::dropped, &[Class::C30]),
     rule!(no_endpoints::unanswered, &[Class::C20, Class::N19]),
     rule!(service_config::node_port_not_here, &[Class::C26]),
-    rule!(iptables_sync::untranslated, &[Class::C1, Class::C5, Class::C5b, Class::C5e, Class::Unknown]),
+    rule!(
+        iptables_sync::untranslated,
+        &[Class::C1, Class::C5, Class::C5b, Class::C5e, Class::C11, Class::Unknown]
+    ),
     rule!(stale_endpoints::departing, &[Class::C5]),
     rule!(stale_endpoints::removed_meanwhile, &[Class::N9, Class::C7]),
     rule!(backend_refused::refused, &[Class::C28]),
@@ -161,7 +166,7 @@ const RULES: [FlowRule; 40] = [
 ];
 
 /// The rules of a flow to an address that is not a Service port, and of an attempt before the last one.
-const PROBE: Named = Named { name: "normal::probe", gives: &[Class::N1] };
+const PROBE: Named = Named { name: "probes::probe", gives: &[Class::N1] };
 const UNALLOCATED: Named = Named { name: "service_config::unallocated", gives: &[Class::C5c] };
 const UNKNOWN_PORT: Named = Named { name: "service_config::unknown_port", gives: &[Class::C5c] };
 const GONE: Named = Named { name: "service_config::gone", gives: &[Class::C5c, Class::C27] };
@@ -244,7 +249,7 @@ fn judge_by(flow: &Flow, ctx: &Context<'_>, omits: &impl Fn(&str, Class) -> bool
         }
         Address::Other => {
             let unallocated = || UNALLOCATED.admit(service_config::unallocated(flow, ctx), omits);
-            let finding = PROBE.admit(normal::probe(flow, ctx), omits).or_else(unallocated)?;
+            let finding = PROBE.admit(probes::probe(flow, ctx), omits).or_else(unallocated)?;
             return alone(record::without_service(flow, ctx, finding));
         }
     };
@@ -265,6 +270,7 @@ fn judge_by(flow: &Flow, ctx: &Context<'_>, omits: &impl Fn(&str, Class) -> bool
         }
     }
     let finding = service_config::with_affinity(&case, service_config::with_hints(&case, finding));
+    let finding = notes::with_skew(&case, notes::with_names(&case, finding));
     let lasts = finding.class == Class::Ok
         && finding.against.is_empty()
         && case.endpoint.is_some()

@@ -1,123 +1,15 @@
-//! Healthy flows, and look-alikes of faults: probes (N1), client aborts (N4), terminating endpoints (N8).
+//! Healthy flows, and look-alikes of faults: client aborts (N4), terminating endpoints (N8).
 
 use std::time::Duration;
 
-use super::{
-    Case, Context, Finding, datagrams,
-    iptables_sync::answered_elsewhere,
-    text::{count, length, word},
-};
+use super::{Case, Finding, datagrams, iptables_sync::answered_elsewhere, text::length};
 use crate::{
-    class::{Class, Confidence, Severity, action},
-    cluster::{
-        Membership, Via,
-        model::{Pod, Probe},
-    },
-    flow::{Decision, Flow, Outcome, ResetBy},
-    sighting::{Hook, Task},
+    class::{Class, Confidence, Severity},
+    cluster::{Membership, Via},
+    flow::{Flow, Outcome, ResetBy},
+    sighting::Hook,
     verdict::EvidenceType,
 };
-
-/// Programs that contain the kubelet.
-const KUBELETS: [&str; 8] =
-    ["kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "k0s", "rke2", "microk8s"];
-/// Kernel threads in whose context a packet may be handled: they are not its sender.
-const SOFTIRQ: [&str; 5] = ["swapper", "ksoftirqd", "kworker", "rcu_", "idle"];
-
-/// N1.
-/// Mechanism: the kubelet connects to the Pod from its node, and may close the connection in any way: a reset or a
-/// refusal is the probe's result, not the dataplane's.
-/// For: the kubelet connects from an address of this node directly to a Pod's probe port.
-/// Against: a port number alone proves nothing: another program on the node may connect to it.
-pub(super) fn probe(flow: &Flow, ctx: &Context<'_>) -> Option<Finding> {
-    let decision = flow.decision(ctx.node_netns);
-    if decision.and_then(Decision::endpoint).is_some() || !flow.is_tcp() {
-        return None;
-    }
-    let (pod, probes) = ctx.cluster.probes(flow.orig.dst.ip(), flow.orig.dst.port(), flow.first_seen)?;
-    let source = flow.orig.src.ip();
-    let by_address = ctx.node.is_own_address(source);
-    let by_node =
-        ctx.cluster.node_by_ip(source, flow.first_seen).map(|node| Some(&*node.key.name) == ctx.node_name);
-    let by_netns = (flow.client.is_seen() && ctx.node_netns.is_some())
-        .then(|| Some(flow.client.netns) == ctx.node_netns);
-    let from_node = by_address.or(by_node).or(by_netns)?;
-    let pod_here = pod.node.as_deref().is_none_or(|node| ctx.node_name.is_none_or(|here| here == node));
-    if !from_node || !pod_here {
-        return None;
-    }
-    let task = sender(flow.client.task.as_ref()).or_else(|| sender(flow.confirm_task.as_ref()));
-    if task.is_some_and(|task| !KUBELETS.contains(&&*task.comm)) {
-        return None;
-    }
-    Some(probe_finding(flow, pod, &probes, task))
-}
-
-/// How far the end of a failed probe may lie from its timeout.
-const TIMEOUT_SLACK: Duration = Duration::from_millis(250);
-
-/// The names of the probes that this connection can be: a probe without an answer ends at its timeout, which excludes
-/// probes with another one. (The connection of an answered probe has the same form whatever its kind.)
-fn possible_kinds(flow: &Flow, probes: &[&Probe]) -> String {
-    let life = flow.client.closed.map(|closed| closed.time.since(flow.first_seen));
-    let unanswered = matches!(flow.outcome(), Outcome::Stalled | Outcome::Abandoned);
-    let ends_in_time =
-        |probe: &&&Probe| life.is_some_and(|life| life.abs_diff(probe.timeout) <= TIMEOUT_SLACK);
-    let mut possible: Vec<&&Probe> =
-        probes.iter().filter(|probe| unanswered && ends_in_time(probe)).collect();
-    if possible.is_empty() {
-        possible = probes.iter().collect();
-    }
-    let mut kinds: Vec<String> = possible.iter().map(|probe| probe.kind.to_string()).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    kinds.join(" or ")
-}
-
-fn probe_finding(flow: &Flow, pod: &Pod, probes: &[&Probe], task: Option<&Task>) -> Finding {
-    let key = &pod.key;
-    let how = match flow.outcome() {
-        Outcome::Closed | Outcome::Established => "and was answered".to_owned(),
-        Outcome::Reset(_) => "and ended by a RST, which is how such a connection may close".to_owned(),
-        Outcome::Refused => "and was refused: the Pod does not listen there (yet)".to_owned(),
-        Outcome::Pending => "and its end was not observed".to_owned(),
-        _ => "and was not answered".to_owned(),
-    };
-    let failed = !matches!(
-        flow.outcome(),
-        Outcome::Closed | Outcome::Established | Outcome::Reset(_) | Outcome::Pending
-    );
-    let kinds = possible_kinds(flow, probes);
-    let port = flow.orig.dst.port();
-    let specified = if probes.len() == 1 {
-        format!("Pod {key} has a {kinds} probe on port {port}")
-    } else {
-        format!("Pod {key} has {} on port {port}", count(probes.len(), "probe"))
-    };
-    let mut finding =
-        Finding::new(Class::N1, format!("the kubelet's {kinds} probe of {key} connected {how}"))
-            .confidence(if task.is_some() { Confidence::High } else { Confidence::Medium })
-            .api(None, specified);
-    if kinds.contains(" or ") {
-        finding = finding.unobserved("which probe it is: they share the port");
-    }
-    match task {
-        Some(task) => finding = finding.node(None, format!("the sender is {} (pid {})", task.comm, task.pid)),
-        None => finding = finding.unobserved("the program that sent it"),
-    }
-    if failed {
-        finding = finding
-            .now(&[action::DESCRIBE_PROBED_POD])
-            .fill("POD_NAMESPACE", word(&key.namespace))
-            .fill("POD", word(&key.name));
-    }
-    finding
-}
-
-/// The task, unless it is a kernel thread that happened to run.
-fn sender(task: Option<&Task>) -> Option<&Task> {
-    task.filter(|task| task.pid != 0 && !SOFTIRQ.iter().any(|thread| task.comm.starts_with(thread)))
-}
 
 /// The flow is healthy, or one of its ends broke it. `None` if the flow failed and nothing here explains it.
 pub(super) fn judge(case: &Case<'_>) -> Option<Finding> {

@@ -5,7 +5,9 @@
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
-use super::{Context, health_checks::Visitors};
+use foldhash::HashMap as FastMap;
+
+use super::{Context, health_checks::Visitors, probes::Rhythms};
 use crate::{
     cluster::{Address, Via, Vip},
     flow::{Answer, Decision, Flow},
@@ -24,11 +26,14 @@ const MIN_ANSWERS: u32 = 3;
 pub struct Translations {
     untranslated: HashMap<SocketAddr, Timestamp>,
     last_translated: Option<Timestamp>,
+    /// When each address was last translated.
+    translated: FastMap<SocketAddr, Timestamp>,
     /// How Services answered datagrams.
     answering: HashMap<(SocketAddr, Protocol), Answers>,
     /// When a cluster IP with endpoints was last answered without a translation here.
     served_elsewhere: Option<Timestamp>,
     visitors: Visitors,
+    rhythms: Rhythms,
 }
 
 /// How many of a Service's datagram flows were answered, and how many were not although nothing was wrong.
@@ -55,9 +60,14 @@ impl Translations {
         &self.visitors
     }
 
+    pub(super) const fn rhythms(&self) -> &Rhythms {
+        &self.rhythms
+    }
+
     /// Records the client's rhythm, and NAT's decision for this flow if the client connected to a cluster IP.
     pub fn note(&mut self, flow: &Flow, ctx: &Context<'_>) {
         self.visitors.note(flow, ctx);
+        self.rhythms.note(flow, ctx);
         let Some(decision) = flow.decision(ctx.node_netns) else {
             // If IPVS does not track in conntrack, only its own choice shows the decision.
             if let Some(chosen) = flow.chosen_by_ipvs(ctx.node_netns)
@@ -91,6 +101,11 @@ impl Translations {
     /// This cluster IP was translated at `time`.
     pub fn translated(&mut self, asked: SocketAddr, time: Timestamp) {
         self.last_translated = self.last_translated.max(Some(time));
+        if self.translated.len() >= MAX_SERVICES {
+            self.translated.clear();
+        }
+        let latest = self.translated.entry(asked).or_insert(time);
+        *latest = time.max(*latest);
         if !self.untranslated.is_empty() {
             self.untranslated.remove(&asked);
         }
@@ -139,6 +154,16 @@ impl Translations {
     /// Whether this node's rules translated a Service around `at`.
     pub(super) fn translated_lately(&self, at: Timestamp) -> bool {
         self.last_translated.is_some_and(|time| time >= at.saturating_sub(RECENTLY))
+    }
+
+    /// When a connection to this address was last translated, after `at`.
+    pub(super) fn translated_after(&self, vip: SocketAddr, at: Timestamp) -> Option<Timestamp> {
+        self.translated.get(&vip).copied().filter(|time| *time > at)
+    }
+
+    /// When a connection to this address was last not translated, after `at`.
+    pub(super) fn untranslated_after(&self, vip: SocketAddr, at: Timestamp) -> Option<Timestamp> {
+        self.untranslated.get(&vip).copied().filter(|time| *time > at)
     }
 
     /// When this node's rules last translated a Service, before `at`.

@@ -12,7 +12,7 @@ use viptrace::{
 };
 
 use super::{
-    Iptables, Nftables,
+    Iptables, Ipvs, Nftables,
     case::{Group, case, case_in},
     constructed::{
         LOAD_BALANCER, NODE_PORT, OTHER, Traced, cart, flows, reached_by, untranslated, with_rules, world,
@@ -64,6 +64,11 @@ fn untracked(mut script: Script) -> Script {
 
 fn untranslated_syn() -> Group<Traced> {
     let cases = vec![
+        case_in(&[Ipvs], Class::C11, "kube-proxy is to use IPVS, and the kernel has none", |mode| {
+            let mut world = world(mode);
+            (world.node.no_ipvs, world.node.rules) = (true, Rules::Lists(Vec::new()));
+            silent(world)
+        }),
         case(Class::C5, "the Service's rule is missing", |mode| {
             silent(with_rules(world(mode), RuleEffect::Missing))
         }),

@@ -1,0 +1,215 @@
+//! What a verdict adds to its cause, and causes behind kube-proxy's: names (C35), versions (C9), IPVS (C11), the proof that
+//! new connections work (C5b), other namespaces (C16), devices (C34).
+
+use crate::{
+    cluster_support::{Shop, node},
+    flow_support::{CLIENT, CLIENT_NS, EP, Script, VIP, World, addr, at, fold, last_revisions},
+    node_support::{Rules, iptables},
+};
+use viptrace::{
+    class::{Class, Confidence, Domain},
+    cluster::{
+        Key,
+        model::{Object, ProbeKind},
+    },
+    net::Protocol,
+    node::{ProxyMode, RuleEffect, capture::Kind},
+    sighting::{Hook, TcpState},
+    verdict::Verdict,
+};
+
+fn to_cart() -> Script {
+    Script::new(CLIENT, VIP, Some(EP))
+}
+
+fn untranslated() -> Script {
+    Script::new(CLIENT, VIP, None)
+}
+
+fn says(verdict: &Verdict, words: &str) -> bool {
+    verdict.evidence.iter().any(|evidence| evidence.content.contains(words))
+}
+
+fn names(verdict: &Verdict, class: &str) -> bool {
+    verdict.cross_reference.iter().any(|other| other == class)
+}
+
+#[test]
+fn c35_a_failure_of_the_dns_service_says_that_names_do_not_resolve() {
+    let dns = |port: u16| {
+        let mut world = World::new();
+        world.shop.cart.key = Key::new("kube-system", "kube-dns");
+        world.shop.cart.ports[0].port = port;
+        let vip = format!("10.96.0.10:{port}");
+        world.verdict(Script::new(CLIENT, &vip, None).silent(60_000), 70_000)
+    };
+    let verdict = dns(53);
+    assert!(verdict.class.is_fault() && names(&verdict, "C35"), "{verdict:#?}");
+    assert!(says(&verdict, "names do not resolve"), "{verdict:#?}");
+    // Its metrics port serves no names, and neither does another Service.
+    assert!(!names(&dns(9153), "C35"));
+    assert!(!names(&World::new().verdict(untranslated().silent(60_000), 70_000), "C35"));
+}
+
+#[test]
+fn c9_a_kube_proxy_that_is_too_old_is_named_beside_the_cause() {
+    let of = |version: &'static str| {
+        let mut world = World::new();
+        let Object::Node(mut newest) = node("worker-2", "192.168.1.3") else { panic!("a Node") };
+        std::sync::Arc::make_mut(&mut newest).kubelet_version = "v1.33.1".into();
+        world.shop.put(0, Object::Node(newest));
+        world.node.version = version;
+        world
+    };
+    let judged = |version: &'static str, script: Script| {
+        let mut world = of(version);
+        world.shop.leaves(EP, 20_000);
+        world.verdict(script, 70_000)
+    };
+    let verdict = judged("v1.28.4", to_cart().refused(60_000));
+    assert!(verdict.class == Class::C6 && names(&verdict, "C9"), "{verdict:#?}");
+    assert!(says(&verdict, "at least 5 minor versions newer, 3 are allowed"), "{verdict:#?}");
+    // Within the policy, and where kube-proxy is not at fault.
+    assert!(!names(&judged("v1.30.4", to_cart().refused(60_000)), "C9"));
+    assert!(!names(&of("v1.28.4").verdict(to_cart().refused(60_000), 70_000), "C9"));
+}
+
+#[test]
+fn c11_ipvs_mode_without_ipvs() {
+    let mut world = World::new();
+    world.node.mode = Some(ProxyMode::Ipvs);
+    world.node.rules = Rules::Lists(Vec::new());
+    world.node.no_ipvs = true;
+    let verdict = world.verdict(untranslated().silent(60_000), 70_000);
+    assert_eq!((verdict.class, verdict.domain), (Class::C11, Domain::IpvsModules));
+    assert_eq!(verdict.confidence, Confidence::High);
+    // In another mode a kernel without IPVS is usual.
+    world.node.mode = Some(ProxyMode::Iptables);
+    assert_ne!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C11);
+    // With IPVS, an empty table is kube-proxy's.
+    world.node.mode = Some(ProxyMode::Ipvs);
+    (world.node.no_ipvs, world.node.rules) = (false, Rules::Nothing);
+    assert_eq!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C1);
+}
+
+#[test]
+fn c11_an_address_that_is_on_no_interface() {
+    let mut world = World::new();
+    // The mode is known from the configuration only, so that the node has its own addresses and no VIP.
+    (world.node.mode, world.node.config) = (None, "kind: KubeProxyConfiguration\nmode: ipvs\n");
+    let server = format!("-A -t {VIP} -s rr\n-a -t {VIP} -r {EP} -m -w 1\n");
+    world.node.rules = Rules::Lists(vec![(Kind::IpvsSave, server)]);
+    let verdict = world.verdict(untranslated().silent(60_000), 70_000);
+    assert_eq!((verdict.class, verdict.domain), (Class::C11, Domain::IpvsModules));
+    assert!(verdict.root_cause.contains("no interface has the address 10.96.0.10"), "{}", verdict.root_cause);
+    world.node.own.push(addr(VIP).ip());
+    assert_ne!(world.verdict(untranslated().silent(60_000), 70_000).class, Class::C11);
+}
+
+fn flow(script: Script) -> viptrace::flow::Flow {
+    last_revisions(fold(script.out, 80_000).0).remove(0)
+}
+
+#[test]
+fn c5b_is_certain_once_a_later_connection_is_translated() {
+    let mut world = World::new();
+    world.node.read_ms = Some(66_000);
+    let old = || untranslated().silent(60_000);
+    let verdict = world.verdict(old(), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C5b, Confidence::Medium));
+    // An earlier one proves nothing.
+    let mut before = World::new();
+    before.node.read_ms = Some(66_000);
+    before.note(&flow(Script::new("10.244.1.101:40000", VIP, Some(EP)).healthy(50_000)));
+    assert_eq!(before.verdict(old(), 70_000).confidence, Confidence::Medium);
+    world.note(&flow(Script::new("10.244.1.101:40000", VIP, Some(EP)).healthy(62_000)));
+    let verdict = world.verdict(old(), 70_000);
+    assert_eq!((verdict.class, verdict.confidence), (Class::C5b, Confidence::High));
+    assert!(says(&verdict, "a later connection to 10.96.0.10:80 was translated"), "{verdict:#?}");
+    // One that was not translated after the rule was read: the rule does not translate.
+    let mut broken = World::new();
+    broken.node.read_ms = Some(66_000);
+    broken.note(&flow(Script::new("10.244.1.101:40000", VIP, None).silent(67_000)));
+    let verdict = broken.verdict(old(), 70_000);
+    assert_eq!(verdict.class, Class::C5, "{verdict:#?}");
+    assert!(!verdict.against.is_empty());
+}
+
+#[test]
+fn c16_the_table_of_another_namespace() {
+    let full = || untranslated().drop_table_full(10_000).retransmit(11_000, TcpState::SynSent);
+    let verdict = World::new().verdict(full(), 20_000);
+    assert!(!verdict.root_cause.contains("netns"), "{}", verdict.root_cause);
+    let mut elsewhere = full();
+    for sighting in &mut elsewhere.out {
+        if matches!(sighting.hook, Hook::KfreeSkb | Hook::EarlyDrop) {
+            sighting.netns = CLIENT_NS;
+        }
+    }
+    let verdict = World::new().verdict(elsewhere, 20_000);
+    assert_eq!(verdict.class, Class::C16);
+    assert!(verdict.root_cause.contains("netns 4026532100 is full, which is not the node's"), "{verdict:#?}");
+    assert!(verdict.against.is_empty(), "the node's own table says nothing about it: {verdict:#?}");
+}
+
+#[test]
+fn c34_names_the_device_that_is_known() {
+    let rerouted = || {
+        let mut script = to_cart();
+        script.masquerade = Some(addr("192.168.1.2:52000"));
+        script
+            .established(10_000)
+            .kill_answered(20_000)
+            .drop_later(20_000, "NETFILTER_DROP")
+            .send_reset(20_500, true, TcpState::Established, "X")
+            .receive_reset(20_501, TcpState::Established)
+    };
+    let verdict = World::new().verdict(rerouted(), 40_000);
+    assert_eq!(verdict.class, Class::C34, "{verdict:#?}");
+    assert!(!says(&verdict, "leave by"), "{verdict:#?}");
+    let mut world = World::new();
+    let rules = iptables("KUBE-SVC-A", &[(addr(VIP), Protocol::TCP, addr(EP), RuleEffect::Forwards)]);
+    let routes = "default via 192.168.1.1 dev eth1\n".to_owned();
+    world.node.rules = Rules::Lists(vec![(Kind::IptablesSave, rules), (Kind::Routes, routes)]);
+    let verdict = world.verdict(rerouted(), 40_000);
+    assert!(says(&verdict, "leave by eth1 now"), "{verdict:#?}");
+}
+
+#[test]
+fn n1_probes_of_one_port_are_told_apart_by_their_periods() {
+    let mut world = World::of(Shop::new());
+    let pod = world.shop.pods.get_mut(&addr(EP).ip()).unwrap();
+    let mut liveness = pod.probes[0].clone();
+    liveness.kind = ProbeKind::Liveness;
+    let readiness = pod.probes[0].period;
+    liveness.period = readiness * 2 + std::time::Duration::from_secs(1);
+    pod.probes.push(liveness);
+    let probe = |ms: u64, port: u16| {
+        flow(
+            Script::new(&format!("10.244.1.1:{port}"), EP, None)
+                .confirm_by(ms, 812, "kubelet")
+                .closed(ms + 5),
+        )
+    };
+    let (short, long) = (readiness.as_millis() as u64, readiness.as_millis() as u64 * 2 + 1000);
+    // The two begin three seconds apart.
+    let mut times: Vec<(u64, &str)> = (0..6).map(|n| (10_000 + n * short, "readiness")).collect();
+    times.extend((0..3).map(|n| (13_000 + n * long, "liveness")));
+    times.sort_unstable();
+    let mut judged = Vec::new();
+    for (port, (ms, kind)) in (50_000_u16..).zip(times) {
+        let flow = probe(ms, port);
+        world.note(&flow);
+        let verdict = world.judge(&flow).unwrap();
+        let told = if verdict.root_cause.contains(" or ") { "either" } else { kind };
+        assert!(
+            told == "either" || verdict.root_cause.contains(&format!("the kubelet's {kind} probe")),
+            "{ms}: {verdict:#?}"
+        );
+        judged.push((at(ms), told));
+    }
+    // The first ones have nothing before them.
+    assert_eq!(judged[0].1, "either");
+    let last = &judged[judged.len() - 3..];
+    assert!(last.iter().all(|(_, told)| *told != "either"), "{judged:?}");
+}
