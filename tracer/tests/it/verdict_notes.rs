@@ -14,7 +14,7 @@ use viptrace::{
     },
     net::Protocol,
     node::{ProxyMode, RuleEffect, capture::Kind},
-    sighting::{Hook, TcpState},
+    sighting::{Fact, Hook, TcpState},
     verdict::Verdict,
 };
 
@@ -212,4 +212,48 @@ fn n1_probes_of_one_port_are_told_apart_by_their_periods() {
     assert_eq!(judged[0].1, "either");
     let last = &judged[judged.len() - 3..];
     assert!(last.iter().all(|(_, told)| *told != "either"), "{judged:?}");
+}
+
+/// Without conntrack only what happens to a datagram on this node is observed: a drop, or IPVS's refusal.
+#[test]
+fn datagrams_that_nothing_tracks() {
+    let dropped = |reason: &str| {
+        let mut script = untranslated().udp().drop_syn(60_000, reason);
+        for sighting in &mut script.out {
+            if let Fact::Packet(packet) = &mut sighting.fact {
+                (packet.ct, packet.original_direction, packet.tuple) = (None, None, Some(script_orig()));
+            }
+        }
+        script
+    };
+    // Its address is on no host, on no route, or nobody listens there.
+    for reason in ["NEIGH_FAILED", "IP_OUTNOROUTES", "NO_SOCKET"] {
+        let mut world = World::new();
+        (world.node.rules, world.node.running) = (Rules::Nothing, Some(false));
+        let verdict = world.verdict(dropped(reason), 70_000);
+        assert_eq!(verdict.class, Class::C1, "{reason}: {verdict:#?}");
+        assert!(
+            verdict.unseen.iter().any(|what| what.contains("there is no conntrack entry")),
+            "{verdict:#?}"
+        );
+        // The rules stand: then the drop has another cause.
+        assert_ne!(World::new().verdict(dropped(reason), 70_000).class, Class::C1, "{reason}");
+    }
+    // A kube-proxy that had written its rules: another program removed them.
+    let mut world = World::new();
+    world.node.rules = Rules::Nothing;
+    world.note(&flow(Script::new("10.244.1.101:40000", VIP, Some(EP)).healthy(50_000)));
+    assert_eq!(world.verdict(dropped("NEIGH_FAILED"), 70_000).class, Class::C5e);
+    // IPVS without a real server answers with ICMP.
+    let mut world = World::new();
+    (world.node.mode, world.node.sysctls) = (Some(ProxyMode::Ipvs), "net.ipv4.vs.conntrack = 0\n");
+    let mut script = untranslated().udp().drop_syn(60_000, "NETFILTER_DROP");
+    let Fact::Packet(packet) = &mut script.out[0].fact else { panic!("a packet") };
+    (packet.ct, packet.original_direction, packet.reason) = (None, None, None);
+    script.out[0].hook = Hook::IpVsLeave;
+    assert_eq!(world.verdict(script, 70_000).class, Class::C12);
+}
+
+fn script_orig() -> viptrace::net::Tuple {
+    untranslated().udp().orig()
 }

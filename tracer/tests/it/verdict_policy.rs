@@ -172,8 +172,13 @@ fn a_dropped_answer_names_its_rule() {
     assert_eq!(verdict.class, Class::C30, "{verdict:#?}");
     assert!(verdict.root_cause.contains("rule 1 of cali-fw-cali007"), "{}", verdict.root_cause);
     // An invalid answer looks the same, and is not a policy's drop.
-    let invalid = tcp().invalid_answer(60_001, "SEQ is over upper bound");
-    assert_ne!(beside(egress.0, egress.1).verdict(invalid, 70_000).class, Class::C30);
+    let datagram = to_cart().udp().confirm(60_000).drop_known_answer(60_001);
+    for invalid in [
+        tcp().invalid_answer(60_001, "SEQ is over upper bound"),
+        datagram.invalid_answer(60_001, "bad checksum"),
+    ] {
+        assert_ne!(beside(egress.0, egress.1).verdict(invalid, 70_000).class, Class::C30);
+    }
 }
 
 #[test]

@@ -70,7 +70,11 @@ pub(super) fn untranslated(case: &Case<'_>) -> Option<Finding> {
         && case.has_hook(Hook::Confirm)
         && matches!(
             case.outcome,
-            Outcome::Stalled | Outcome::Abandoned | Outcome::Unreachable | Outcome::Dropped
+            Outcome::Stalled
+                | Outcome::Abandoned
+                | Outcome::Unreachable
+                | Outcome::Dropped
+                | Outcome::Refused
         );
     if !(case.untranslated() || untracked) || case.flow.was_answered() || case.other_nodes_port().is_some() {
         return None;

@@ -114,11 +114,12 @@ pub(super) fn answer_dropped(case: &Case<'_>) -> Option<Finding> {
         !matches!(case.outcome, Outcome::Rejected | Outcome::Refused | Outcome::Unreachable)
     };
     let trouble = case.trouble()?;
-    let may_be_invalid =
-        !case.has_hook(Hook::InvalidLog) || trouble.invalid.iter().any(|invalid| invalid.reply);
+    // A datagram has no window to be out of, so only a report counts.
+    let may_be_invalid = trouble.invalid.iter().any(|invalid| invalid.reply)
+        || case.flow.is_tcp() && !case.has_hook(Hook::InvalidLog);
     let drop = trouble.drops.iter().find(|drop| is_answer(drop))?;
     case.endpoint?;
-    if !is_open || (case.flow.is_tcp() && may_be_invalid) {
+    if !is_open || may_be_invalid {
         return None;
     }
     let packet = Packet { endpoint: case.endpoint, ..Packet::of(drop) };
