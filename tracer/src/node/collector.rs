@@ -230,7 +230,7 @@ impl Reading {
             self.take(Kind::Interfaces, |_| {
                 let devices = proc.join("net/dev");
                 let text = text_of(&devices)?;
-                Ok((devices.display().to_string(), interfaces::names_to_text(&text)))
+                Ok((devices.display().to_string(), interfaces::names_to_text(&text, &sys)))
             });
             if request == Request::Rules {
                 self.routes(&proc);

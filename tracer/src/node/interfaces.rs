@@ -136,6 +136,12 @@ impl Interfaces {
         Ok(Value::Array(items).to_string())
     }
 
+    /// The MTUs that were read of the interfaces that lead to other machines.
+    pub fn mtus(&self) -> BTreeMap<String, u64> {
+        let links = self.iter().filter(|one| !is_no_link(&one.name));
+        links.filter_map(|one| Some((one.name.clone(), one.mtu?))).collect()
+    }
+
     /// The first other dataplane that has its interface here.
     pub fn other_dataplane(&self) -> Option<Dataplane> {
         Dataplane::ALL.into_iter().find(|dataplane| self.get(dataplane.interface()).is_some())
@@ -155,10 +161,23 @@ impl Interfaces {
     }
 }
 
-/// The names in `/proc/net/dev`, in the form of `ip -j addr`.
-pub fn names_to_text(proc_net_dev: &str) -> String {
+/// Whether the interface leads to one Pod or to nowhere: a node has hundreds, and their MTU is not the path's.
+fn is_no_link(name: &str) -> bool {
+    ["lo", "veth", "cali", "lxc", "dummy", "kube-ipvs"].iter().any(|begin| name.starts_with(begin))
+}
+
+/// The names in `/proc/net/dev`, in the form of `ip -j addr`, with the MTU of those that lead to other machines.
+pub fn names_to_text(proc_net_dev: &str, sys: &Path) -> String {
     let names = proc_net_dev.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
-    names.map(|name| json!({ "ifname": name })).collect::<Value>().to_string()
+    let mtu = |name: &str| {
+        let file = sys.join("class/net").join(name).join("mtu");
+        fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
+    };
+    let item = |name: &str| match mtu(name).filter(|_| !is_no_link(name)) {
+        Some(mtu) => json!({ "ifname": name, "mtu": mtu }),
+        None => json!({ "ifname": name }),
+    };
+    names.map(item).collect::<Value>().to_string()
 }
 
 fn put(item: &mut Value, name: &str, value: Value) {
@@ -231,7 +250,13 @@ mod tests {
 
     #[test]
     fn names_alone_show_another_dataplane() {
-        let of = |dev: &str| Interfaces::parse(&names_to_text(dev)).unwrap();
+        let sys = tempfile::tempdir().unwrap();
+        for (name, mtu) in [("eth0", "1500\n"), ("veth1", "1450\n")] {
+            fs::create_dir_all(sys.path().join("class/net").join(name)).unwrap();
+            fs::write(sys.path().join("class/net").join(name).join("mtu"), mtu).unwrap();
+        }
+        let of = |dev: &str| Interfaces::parse(&names_to_text(dev, sys.path())).unwrap();
+        assert_eq!(of("eth0: 0\nveth1: 0\ntunl0: 0\n").mtus(), [("eth0".to_owned(), 1500)].into());
         let plain = of("Inter-|   Receive\n face |bytes\n    lo: 0 0\nkube-ipvs0:  0 0\n");
         assert!(plain.get(IPVS_DEVICE).is_some_and(|device| !device.addresses_known));
         assert_eq!((plain.get("kube-ipvs"), plain.other_dataplane()), (None, None));

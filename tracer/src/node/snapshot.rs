@@ -9,7 +9,10 @@ mod report;
 mod rules;
 mod saved;
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +57,8 @@ pub struct Snapshot {
     /// Whether rules of kube-proxy are in the kernel and packets reach them.
     pub proxy_rules: ProxyRules,
     pub conntrack_use: Option<Observed<ConntrackUse>>,
+    /// Of the interfaces that lead to other machines, by name, as far as they were read.
+    pub mtus: BTreeMap<String, u64>,
     pub ipvs_settings: Option<IpvsSettings>,
 
     /// The rules of every writer that were read, and the addresses of this network namespace.
@@ -180,6 +185,7 @@ impl Reader<'_> {
             Some(Modules::parse(text)).filter(|modules| !modules.is_empty())
         });
         let (count_time, snapshot) = (self.time(Kind::Sysctls), &mut self.snapshot);
+        snapshot.mtus = snapshot.interfaces.as_ref().map(Interfaces::mtus).unwrap_or_default();
         snapshot.other_dataplane = snapshot.interfaces.as_ref().and_then(Interfaces::other_dataplane);
         let number = |name: &str| snapshot.sysctls.as_ref()?.number(name).and_then(|n| u64::try_from(n).ok());
         let counted = || snapshot.conntrack.as_ref().and_then(Counters::entries);

@@ -257,3 +257,21 @@ fn datagrams_that_nothing_tracks() {
 fn script_orig() -> viptrace::net::Tuple {
     untranslated().udp().orig()
 }
+
+#[test]
+fn c29_a_connection_that_fell_silent_names_the_mtus_of_the_node() {
+    let silent = || {
+        let script = to_cart().established(10_000);
+        let repeats = [10_200, 10_600, 11_400, 13_000, 16_200, 22_600];
+        repeats.into_iter().fold(script, |script, ms| script.retransmit(ms, TcpState::Established))
+    };
+    let mut world = World::new();
+    let verdict = world.verdict(silent(), 40_000);
+    assert!(verdict.class == Class::C29 && !says(&verdict, "MTUs"), "{verdict:#?}");
+    let links = "[{\"ifname\": \"eth0\", \"mtu\": 1500}, {\"ifname\": \"veth1\", \"mtu\": 1450}, \
+                 {\"ifname\": \"flannel.1\", \"mtu\": 1450}]";
+    world.node.rules = Rules::Lists(vec![(Kind::Interfaces, links.to_owned())]);
+    let verdict = world.verdict(silent(), 40_000);
+    assert!(says(&verdict, "eth0 1500, flannel.1 1450"), "{verdict:#?}");
+    assert!(names(&verdict, "C33"));
+}

@@ -12,6 +12,9 @@ use crate::{
     verdict::EvidenceType,
 };
 
+/// The most interfaces whose MTU a verdict names.
+const MAX_LINKS: usize = 8;
+
 /// Mechanism: NAT worked and the SYN left; no answer arrived. On this node the Pod is gone or filtered (a
 /// paused process is not silent: its kernel answers the SYN); on another node the tunnel, a security group or the node fails.
 /// For: retransmitted SYNs, or an unresolved neighbour, to a listed endpoint.
@@ -87,6 +90,12 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         finding = finding
             .unobserved("the size of what was lost: `ping -M do -s 1422` from the client decides")
             .related(&[Class::C33]);
+        let mtus: Vec<String> =
+            case.ctx.node.mtus.iter().take(MAX_LINKS).map(|(name, mtu)| format!("{name} {mtu}")).collect();
+        if !mtus.is_empty() {
+            let what = format!("MTUs of this node's interfaces, in bytes: {}", mtus.join(", "));
+            finding = finding.node(case.ctx.node.read_at(), what);
+        }
     }
     Some(finding)
 }

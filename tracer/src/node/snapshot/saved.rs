@@ -2,7 +2,11 @@
 //!
 //! Owns the conversion in both directions. Facts that only a check reads are not stored.
 
-use std::{borrow::Cow, collections::BTreeSet, net::IpAddr};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -41,6 +45,7 @@ struct State<'s> {
     missing: Vec<Gap>,
     report: ProxyReport,
     routes: Option<Cow<'s, Routes>>,
+    mtus: BTreeMap<String, u64>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -76,6 +81,7 @@ impl<'s> From<&'s Snapshot> for Saved<'s> {
             missing: snapshot.gaps.clone(),
             report: snapshot.report.clone(),
             routes: snapshot.routes.as_ref().map(Cow::Borrowed),
+            mtus: snapshot.mtus.clone(),
         };
         let rules = Rules { rules: Cow::Borrowed(&snapshot.rules), listings: Some(snapshot.listings) };
         Self { state, rules: snapshot.rules_time.map(|time| Observed { time, value: rules }) }
@@ -106,6 +112,7 @@ impl From<Saved<'_>> for Snapshot {
             recorded_gaps: state.gaps,
             report: state.report,
             routes: state.routes.map(Cow::into_owned),
+            mtus: state.mtus,
             ..Self::default()
         };
         let addresses = value(state.addresses);

@@ -170,7 +170,7 @@ fn one_mode_is_what_the_best_source_says() {
     assert_eq!(mode(&all[1..]), Some("ipvs"));
     assert_eq!(mode(&all[2..]), Some("nftables"));
     assert_eq!(mode(&all[3..]), Some("iptables"));
-    let device = names_to_text("kube-ipvs0: 0 0\n");
+    let device = names_to_text("kube-ipvs0: 0 0\n", std::path::Path::new("/nowhere"));
     assert_eq!(mode(&[(Kind::Interfaces, &device)]), Some("ipvs"));
     // Rules of two modes show neither.
     assert_eq!(mode(&[(Kind::Interfaces, &device), (Kind::IptablesSave, SAVED)]), None);
@@ -194,7 +194,7 @@ fn a_port_that_answers_proves_that_kube_proxy_runs() {
 
 #[test]
 fn another_dataplane_serves_where_kube_proxy_does_not() {
-    let cilium = names_to_text("cilium_host: 0 0\n");
+    let cilium = names_to_text("cilium_host: 0 0\n", std::path::Path::new("/nowhere"));
     let gone = [(Kind::Interfaces, cilium.as_str()), (Kind::Process, "{\"complete\": true}")];
     assert_eq!(read(&gone).served_elsewhere(), Some(Dataplane::Cilium));
     let mut standing = gone.to_vec();
