@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -166,14 +167,10 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
             output: place.guest_output(&part.of(series).replace([' ', '/'], "-")),
         }));
     }
-    let mut collected = Collected { matrix: Matrix::default(), results: Results::read(&place.scores())? };
-    if options.matrix {
-        // Scenarios that no longer exist must not count.
-        collected.results = Results::default();
-    }
-    let ran = run_guests(printer, queue, &mut collected);
-    collected.results.write(&place.scores())?;
-    tally.add(ran?);
+    // After the whole matrix, scenarios that no longer exist must not count.
+    let results = if options.matrix { Results::default() } else { Results::read(&place.scores())? };
+    let mut collected = Collected { matrix: Matrix::default(), results, file: place.scores() };
+    tally.add(run_guests(printer, queue, &mut collected)?);
     let matrix = collected.matrix;
     if options.matrix {
         let names: Vec<&'static str> = guests.iter().map(|series| series.name).collect();
@@ -197,6 +194,14 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
 struct Collected {
     matrix: Matrix,
     results: Results,
+    /// Where the results are kept.
+    file: PathBuf,
+}
+
+impl Collected {
+    fn keep(&self) -> Result<()> {
+        self.results.write(&self.file)
+    }
 }
 
 /// Runs the guests, at most `GUESTS` at a time.
@@ -262,6 +267,7 @@ fn scenarios(printer: &Printer, guest: &Guest, collected: &Mutex<&mut Collected>
         Event::Matrix { cells } => collected().matrix.list(cells),
         Event::File { .. } | Event::Metric(_) | Event::Done { .. } => {}
     })?;
+    collected().keep()?;
     for problem in problems(&run, tally) {
         tally.count(Verdict::Failed);
         printer.failed(&format!("{name}  guest: {problem}"));
