@@ -19,7 +19,7 @@ fn to_cart() -> Script {
 }
 
 /// kube-proxy's rules, with these chains and rules of another program in the table filter.
-fn beside(chains: &str, rules: &str) -> World {
+pub(crate) fn beside(chains: &str, rules: &str) -> World {
     let own =
         iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &[(addr(VIP), Protocol::TCP, addr(EP), RuleEffect::Forwards)]);
     let (head, filter) = own.split_once("*filter\n").unwrap();
@@ -35,7 +35,7 @@ fn with(lists: Vec<(Kind, String)>) -> World {
 }
 
 /// As Calico writes a policy for the endpoint's interface.
-const CALICO: (&str, &str) = (
+pub(crate) const CALICO: (&str, &str) = (
     ":cali-FORWARD - [0:0]\n:cali-to-wl-dispatch - [0:0]\n:cali-tw-cali007 - [0:0]\n:cali-tw-cali008 - [0:0]\n",
     "-A FORWARD -j cali-FORWARD\n-A cali-FORWARD -o cali+ -j cali-to-wl-dispatch\n\
      -A cali-to-wl-dispatch -o cali008 -g cali-tw-cali008\n-A cali-to-wl-dispatch -o cali007 -g cali-tw-cali007\n\
@@ -75,6 +75,32 @@ fn the_chain_that_dropped_the_packet_is_named() {
     assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::Medium));
     assert!(misses(&verdict, "no rule that was read on this node drops this packet"), "{verdict:#?}");
     assert!(misses(&verdict, "other programs' nftables tables"), "{verdict:#?}");
+}
+
+/// Before 5.17 the kernel gives no reason for a drop: then only the rules show that one of them dropped the packet.
+#[test]
+fn a_drop_without_a_reason_is_a_rules_if_a_rule_stops_the_packet() {
+    let without_reason = || {
+        to_cart()
+            .drop_syn(60_000, "")
+            .retransmit(61_000, TcpState::SynSent)
+            .drop_syn(61_000, "")
+            .retransmit(63_000, TcpState::SynSent)
+    };
+    let on_an_old_kernel = |mut world: World| {
+        world.drop_reasons = false;
+        world.verdict(without_reason(), 70_000)
+    };
+    let verdict = on_an_old_kernel(beside(CALICO.0, CALICO.1));
+    assert_eq!((verdict.class, verdict.confidence), (Class::C30, Confidence::Medium));
+    assert!(verdict.root_cause.contains("rule 3 of cali-tw-cali007"), "{}", verdict.root_cause);
+    assert!(misses(&verdict, "this kernel gives no reason"), "{verdict:#?}");
+    // The twin: no rule stops it, or it is not certain that one does.
+    let elsewhere = CALICO.1.replace("cali007", "cali009");
+    let unsure = CALICO.1.replace("-j DROP\n", "-m limit --limit 5/sec -j DROP\n");
+    for rules in [elsewhere, unsure] {
+        assert_eq!(on_an_old_kernel(beside(CALICO.0, &rules)).class, Class::C29, "{rules}");
+    }
 }
 
 #[test]

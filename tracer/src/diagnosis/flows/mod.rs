@@ -114,7 +114,7 @@ macro_rules! rule {
 }
 
 /// The first rule that applies explains the flow.
-const RULES: [FlowRule; 40] = [
+const RULES: [FlowRule; 41] = [
     rule!(conntrack::table_full, &[Class::C16]),
     rule!(conntrack::insertion_failed, &[Class::C17, Class::C17a]),
     rule!(stale_endpoints::stale_entry, &[Class::C8]),
@@ -145,6 +145,7 @@ const RULES: [FlowRule; 40] = [
     rule!(ipvs::dead_destination, &[Class::C13]),
     rule!(ipvs::entry_expired, &[Class::C15]),
     rule!(network_policy::dropped, &[Class::C30]),
+    rule!(network_policy::dropped_without_reason, &[Class::C30]),
     rule!(no_endpoints::unanswered, &[Class::C20, Class::N19]),
     rule!(service_config::node_port_not_here, &[Class::C26]),
     rule!(

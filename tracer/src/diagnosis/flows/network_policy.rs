@@ -105,6 +105,30 @@ pub(super) fn dropped(case: &Case<'_>) -> Option<Finding> {
     Some(packet.finding(case, &what, stops.as_ref()))
 }
 
+/// Mechanism: as [`dropped`], on a kernel that gives no reason for drops (before 5.17).
+/// For: packets dropped before their entry was confirmed, and a rule of another program that certainly stops them.
+/// Against: the rule may be younger than the drop.
+pub(super) fn dropped_without_reason(case: &Case<'_>) -> Option<Finding> {
+    if case.ctx.drop_reasons || !case.failed() {
+        return None;
+    }
+    let drop = case.trouble()?.drops.iter().find(|drop| is_without_reason(drop))?;
+    let packet = Packet::of(drop);
+    let stops = packet.stops(case)?;
+    stops.only().filter(|only| !only.is_kube_proxys)?;
+    let what = match case.endpoint {
+        Some(_) => format!("a rule drops packets to endpoint {} of {}", case.endpoint_name(), case.name()),
+        None => format!("a rule that is not kube-proxy's drops packets to {}, before NAT", case.name()),
+    };
+    let finding = packet.finding(case, &what, Some(&stops)).confidence(Confidence::Medium);
+    Some(finding.unobserved("why the packets were dropped: this kernel gives no reason"))
+}
+
+/// Whether a first packet was dropped before its entry was confirmed, on a kernel without drop reasons.
+fn is_without_reason(drop: &Dropped) -> bool {
+    drop.reason.is_none() && drop.unconfirmed && drop.opening && drop.stage != Stage::Reply
+}
+
 /// Mechanism: a policy drops the endpoint's answer. A datagram counts as answered once its answer reaches this node.
 /// For: `NETFILTER_DROP` of an answer whose entry is confirmed. Against: an INVALID answer (C18b), which the kernel reports.
 pub(super) fn answer_dropped(case: &Case<'_>) -> Option<Finding> {
@@ -141,7 +165,9 @@ pub(super) fn is_stopped(flow: &Flow) -> bool {
         return is_failed && is_foreign(flow, &refusal);
     }
     let drops = &trouble.drops;
-    let by_rule = |drop: &Dropped| drop.is("NETFILTER_DROP") && drop.opening && drop.stage != Stage::Reply;
+    let by_rule = |drop: &Dropped| {
+        is_without_reason(drop) || drop.is("NETFILTER_DROP") && drop.opening && drop.stage != Stage::Reply
+    };
     (is_failed && drops.iter().any(by_rule)) || ((is_failed || !flow.is_tcp()) && drops.iter().any(is_answer))
 }
 

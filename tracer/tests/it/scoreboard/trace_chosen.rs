@@ -23,6 +23,7 @@ use crate::{
     flow_support::{CLIENT, EP, Script, VIP, World, addr},
     ipvs_support::chosen,
     node_support::{Rules, iptables, nftables},
+    verdict_policy::{CALICO, beside},
 };
 
 pub(super) fn groups() -> Vec<Group<Traced>> {
@@ -252,6 +253,16 @@ fn silent() -> Group<Traced> {
         case(Class::C30, "a policy's rule drops", |mode| {
             let script = dropped_behind(mode, cart(), 60_000, "NETFILTER_DROP");
             Traced::of(world(mode), unanswered(script, 60_000))
+        }),
+        case_in(&[Iptables], Class::C30, "a policy's rule drops, on a kernel without drop reasons", |_| {
+            let mut world = beside(CALICO.0, CALICO.1);
+            world.drop_reasons = false;
+            Traced::of(world, unanswered(cart().drop_syn(60_000, ""), 60_000))
+        }),
+        case_in(&[Iptables], Class::C29, "a drop without a reason that no rule explains", |_| {
+            let mut world = beside(CALICO.0, "");
+            world.drop_reasons = false;
+            Traced::of(world, unanswered(cart().drop_syn(60_000, ""), 60_000))
         }),
         case(Class::C30, "a policy's rule drops the answer", |mode| {
             let script = cart().confirm(60_000).drop_known_answer(60_001);
