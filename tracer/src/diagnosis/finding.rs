@@ -55,6 +55,8 @@ pub(crate) struct Finding {
     pub evidence: Vec<Evidence>,
     pub against: Vec<Evidence>,
     pub unobserved: Vec<String>,
+    /// For a flow: an event that was not observed would name another cause.
+    pub rests_on_absence: bool,
     /// For a check.
     pub level: Level,
     /// For a check, unless it is the step of the check itself.
@@ -86,6 +88,7 @@ impl Finding {
             evidence: Vec::new(),
             against: Vec::new(),
             unobserved: Vec::new(),
+            rests_on_absence: false,
             level: Level::Fault,
             step: None,
             check: None,
@@ -181,6 +184,12 @@ impl Finding {
         self
     }
 
+    /// States that the finding holds only because no event names another cause: it is unknown near a loss of events.
+    pub(crate) fn if_nothing_was_lost(mut self) -> Self {
+        self.rests_on_absence = true;
+        self
+    }
+
     /// Other classes that explain it, or look the same.
     pub(crate) fn related(mut self, classes: &[Class]) -> Self {
         self.related.extend_from_slice(classes);
@@ -242,9 +251,14 @@ impl Finding {
         self
     }
 
-    /// Turns a healthy finding into one that claims nothing, because of `reason`.
-    pub(crate) fn into_unknown(self, reason: &str) -> Self {
-        let detail = format!("{reason}; the other evidence looks healthy: {}", self.detail);
+    /// Turns the finding into one that claims nothing, because of `reason`.
+    pub(crate) fn into_unknown(mut self, reason: &str) -> Self {
+        let detail = if self.class.is_fault() {
+            self.related.insert(0, self.class);
+            format!("{reason}; the other evidence looks like {}: {}", self.class, self.detail)
+        } else {
+            format!("{reason}; the other evidence looks healthy: {}", self.detail)
+        };
         let domain = Class::Unknown.domain();
         let nothing = Some(Vec::new());
         Self {

@@ -74,6 +74,8 @@ pub struct Flow {
     /// Events that the tracer lost while it watched this flow.
     pub lost: u64,
     pub(super) handed: Option<Outcome>,
+    /// The number of decisions when it was last handed out.
+    pub(super) handed_decisions: usize,
 }
 
 /// The NAT decision of one conntrack entry at its latest sighting.
@@ -462,6 +464,7 @@ impl Flow {
             sightings: 0,
             lost: 0,
             handed: None,
+            handed_decisions: 0,
         }
     }
 
@@ -511,9 +514,14 @@ impl Flow {
     /// The time from the first sighting to the client's complete handshake; `None` if either was not observed.
     pub fn connect_time(&self) -> Option<Duration> {
         let established = self.client.established?;
-        let from_the_start = self.decisions.iter().any(|decision| decision.time <= self.first_seen)
+        self.is_seen_from_start().then(|| established.since(self.first_seen))
+    }
+
+    /// Whether its first sighting is that of a decision.
+    pub(super) fn is_seen_from_start(&self) -> bool {
+        let decided = self.decisions.iter().any(|decision| decision.time <= self.first_seen)
             || self.chosen_by_ipvs(None).is_some_and(|chosen| chosen.time <= self.first_seen);
-        (!self.partial && from_the_start).then(|| established.since(self.first_seen))
+        !self.partial && decided
     }
 
     pub(super) fn ipvs_mut(&mut self) -> &mut Ipvs {

@@ -35,9 +35,14 @@ impl Flow {
     }
 
     pub(super) fn fold_decision(&mut self, ct: Conntrack, place: Place) {
+        let is_handshake = self.is_handshake();
+        self.fold_attempt(ct, place, is_handshake);
+    }
+
+    /// Like [`Self::fold_decision`], for a packet that is known to be of the handshake or not.
+    pub(super) fn fold_attempt(&mut self, ct: Conntrack, place: Place, is_handshake: bool) {
         let confirmed = (place.hook == Hook::Confirm).then_some(place.time);
         let room = self.decisions.len() < MAX_DECISIONS;
-        let is_handshake = self.is_handshake();
         let known = self.decisions.iter_mut().find(|decision| {
             let differ = decision.endpoint().is_some()
                 && ct.endpoint().is_some()

@@ -254,7 +254,9 @@ impl Flow {
                 return Outcome::Refused;
             }
             let reported = |meaning| {
-                trouble.icmp_errors.iter().any(|error| error.about_request && error.meaning == meaning)
+                trouble.icmp_errors.iter().any(|error| {
+                    error.about_request && error.meaning == meaning && stands(error.occurrences.last)
+                })
             };
             if !self.is_tcp() && reported(IcmpMeaning::NothingListens) {
                 return Outcome::Refused;
@@ -303,6 +305,16 @@ impl Flow {
     pub(super) fn is_still_trying(&self) -> bool {
         let repeats = self.is_tcp() || self.orig.protocol == Protocol::SCTP;
         repeats && self.client.closed.is_none() && self.deleted.is_none() && !self.was_answered()
+    }
+
+    /// Whether the client got an answer to a repeated SYN.
+    pub(super) fn is_repeated(&self) -> bool {
+        self.client.syn_retransmits().is_seen() && self.client.established.is_some()
+    }
+
+    /// Whether the table may hand it out again.
+    pub(crate) fn may_follow(&self) -> bool {
+        self.ended.is_none() || self.is_repeated() || self.is_still_trying()
     }
 
     /// Whether only late evidence can follow.

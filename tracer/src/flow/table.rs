@@ -245,10 +245,12 @@ impl FlowTable {
                 flow.ipvs_mut().old_entry = ct.id;
             } else {
                 let known = flow.decision_for(ct, place.netns);
-                let may_differ =
-                    |known: &Decision| !confirmed && (known.confirmed.is_none() || flow.is_handshake());
+                // A SYN that waited for its next hop's address, while a repeated one was answered.
+                let held_back = opening && flow.is_tcp() && !confirmed && waited(fact);
+                let is_handshake = held_back || flow.is_handshake();
+                let may_differ = |known: &Decision| !confirmed && (known.confirmed.is_none() || is_handshake);
                 if known.is_none_or(may_differ) {
-                    flow.fold_decision(*ct, place);
+                    flow.fold_attempt(*ct, place, is_handshake);
                 }
                 self.link(index, ct, place);
             }
@@ -407,13 +409,15 @@ impl FlowTable {
         let first_told = flow.revision == 1 && flow.reread.is_none() && flow.deleted.is_some();
         let after_all = flow.was_answered_after_all() || (!tcp && first_told);
         let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
+        // An earlier SYN waited for its next hop's address until now, perhaps that of a wrong endpoint.
+        let first_try = flow.is_repeated() && flow.decisions.len() > flow.handed_decisions;
         let goes_on = outcome == Outcome::Pending && handed.is_none() && flow.awaits_answer();
         let now = self.slots.queue_of(index);
         if now == Some(Queue::Settling) && !goes_on {
             return;
         }
         let news = handed.map_or(over || outcome == Outcome::Silent, |handed| {
-            is_news(handed, outcome) || (handed == Outcome::Pending && after_all)
+            is_news(handed, outcome) || (handed == Outcome::Pending && after_all) || first_try
         });
         let (queue, wait) = if news {
             (Queue::Settling, self.limits.settle)
@@ -472,7 +476,7 @@ impl FlowTable {
         };
         self.hand_out(&mut flow, time);
         if let Some(kept) = self.slots.get_mut(index) {
-            kept.handed = flow.handed;
+            (kept.handed, kept.handed_decisions) = (flow.handed, flow.handed_decisions);
             kept.revision = flow.revision;
             kept.settled = flow.settled;
         }
@@ -484,14 +488,19 @@ impl FlowTable {
         if flow.handed.is_none() {
             self.counters.settled += 1;
         }
-        flow.handed = Some(flow.outcome());
+        (flow.handed, flow.handed_decisions) = (Some(flow.outcome()), flow.decisions.len());
         flow.revision = flow.revision.saturating_add(1);
         flow.settled = Some(time.max(flow.last_seen));
-        let until = flow.ended.unwrap_or(time).max(flow.last_seen);
+        // Events of its last moment may follow its end.
+        let ended = flow.ended.map_or(time, |ended| ended.saturating_add(self.limits.settle));
+        let until = ended.min(time).max(flow.last_seen);
+        // Without its first decision it may have begun, and lost that event, before.
+        let unseen = if flow.is_seen_from_start() { Duration::ZERO } else { self.limits.answer };
+        let since = flow.first_seen.saturating_sub(unseen);
         flow.lost = self
             .losses
             .iter()
-            .filter(|loss| loss.from <= until && loss.to >= flow.first_seen)
+            .filter(|loss| loss.from <= until && loss.to >= since)
             .fold(0, |sum: u64, loss| sum.saturating_add(loss.count));
     }
 
@@ -564,6 +573,8 @@ fn is_news(before: Outcome, after: Outcome) -> bool {
         Outcome::Pending => !matches!(after, Outcome::Pending | Outcome::Closed | Outcome::Abandoned),
         Outcome::Stalled | Outcome::Dropped | Outcome::Silent => before != after,
         Outcome::Established => !after.is_success(),
+        // A repeated SYN passed after all: a busy socket keeps an ICMP error for later (`tcp_v4_err`).
+        Outcome::Refused | Outcome::Rejected | Outcome::Unreachable => after.is_success(),
         _ => false,
     }
 }

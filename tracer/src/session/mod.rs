@@ -285,7 +285,7 @@ impl Pipeline {
             self.undecided.push(until, flow);
             return;
         }
-        if fresh || !self.depends_on_node(&flow, is_wrong) {
+        if fresh || !self.depends_on_node(&flow, &ctx, is_wrong) {
             judged.extend(self.judge_flow(&flow, now));
             return;
         }
@@ -317,10 +317,8 @@ impl Pipeline {
 
     /// Whether the node's state can matter: for a flow to a Service that got no endpoint and was not refused, or that
     /// found the conntrack table full; for one whose endpoint no slice lists; or for one that a rule stopped.
-    fn depends_on_node(&self, flow: &Flow, is_endpoint_wrong: bool) -> bool {
-        let history = &self.cluster.history;
-        let address = || history.address(flow.orig.dst, flow.orig.protocol, flow.first_seen);
-        if diagnosis::is_stopped_by_rule(flow) && address() != Address::Other {
+    fn depends_on_node(&self, flow: &Flow, ctx: &Context<'_>, is_endpoint_wrong: bool) -> bool {
+        if diagnosis::is_stopped_by_rule(flow) && diagnosis::is_to_service(flow, ctx) {
             return true;
         }
         if flow.endpoint(self.settings.node_netns).is_some() {
@@ -328,7 +326,7 @@ impl Pipeline {
             return is_endpoint_wrong;
         }
         let refused = flow.trouble.as_ref().is_some_and(|trouble| trouble.refusal.is_some());
-        !refused && !flow.outcome().is_success() && address() != Address::Other
+        !refused && !flow.outcome().is_success() && diagnosis::is_to_service(flow, ctx)
     }
 
     fn note(&mut self, flow: &Flow, now: Timestamp) {
@@ -343,9 +341,9 @@ impl Pipeline {
         let verdict = judgement.verdict;
         let lasting =
             judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
-        if lasting.is_some() || flow.ended.is_none() {
+        if lasting.is_some() || flow.may_follow() {
             let key = Arc::new(verdict.key());
-            if flow.ended.is_none() {
+            if flow.may_follow() {
                 self.remember(flow.id, Arc::clone(&key));
             }
             if let Some(lasting) = lasting {
@@ -365,7 +363,7 @@ impl Pipeline {
         limit.min(self.settings.limits.max_flows)
     }
 
-    /// Remembers the verdict of a flow that is not over.
+    /// Remembers the verdict of a flow that may be handed out again.
     fn remember(&mut self, id: u64, key: Arc<VerdictKey>) {
         if self.before.len() >= self.bounded(MAX_BEFORE) {
             self.before.pop_first();

@@ -49,6 +49,7 @@ mod verdict_confounders;
 mod verdict_history;
 mod verdict_ipvs;
 mod verdict_kinds;
+mod verdict_late;
 mod verdict_missing;
 mod verdict_notes;
 mod verdict_ordinary;

@@ -44,6 +44,11 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
         None,
         format!("{endpoint} is an endpoint of {}, whose targetPort is {}", case.name(), case.vip.port.target),
     );
+    let killed = trouble.is_some_and(|trouble| trouble.killed.is_some());
+    if !seen_at_endpoint && !killed && !case.flow.client.is_seen() {
+        // That it was the answer to a SYN follows from the entry's missing answer.
+        finding = finding.if_nothing_was_lost();
+    }
     if !seen_at_endpoint {
         finding = if !case.flow.is_tcp() {
             finding.unobserved("the sender of the refusal: only the refusal itself was observed")

@@ -158,8 +158,9 @@ fn chain_too_long(case: &Case<'_>) -> Finding {
          hash chain is too long or the entry was being deleted",
     )
     .confidence(Confidence::Medium)
+    .if_nothing_was_lost()
     .unobserved("which of them: the chaintoolong counter over this moment, conntrack -S");
-    if case.has_hook(Hook::ResolveClash) && case.flow.lost == 0 {
+    if case.has_hook(Hook::ResolveClash) {
         finding
     } else {
         finding.unobserved(

@@ -73,7 +73,7 @@ pub(super) fn chose(case: &Case<'_>) -> Option<Finding> {
         };
         finding = finding.node(case.ctx.node.read_at(), format!("{}: {verb}", effect.writer));
     }
-    if case.flow.was_answered() {
+    if case.was_answered() {
         finding = finding.against(
             EvidenceType::Kernel,
             case.flow.client.established,

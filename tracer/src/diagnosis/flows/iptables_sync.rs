@@ -185,7 +185,7 @@ fn rules_were_written(case: &Case<'_>) -> Option<(Timestamp, &'static str)> {
         case.ctx.node.report.last_synced.filter(|synced| Timestamp::MIN < *synced && *synced < case.decided);
     let synced = synced.map(|synced| (synced, "kube-proxy has written its rules"));
     synced.or_else(|| {
-        Some((case.ctx.translations.last_translated(case.decided)?, "its rules translated connections"))
+        Some((case.ctx.translations.translated_before(case.decided)?, "its rules translated connections"))
     })
 }
 
@@ -217,7 +217,9 @@ fn removed(case: &Case<'_>, usable: Usable, (written, how): (Timestamp, &str)) -
 /// Without any rule that needs conntrack the kernel registers none of its hooks in a namespace
 /// (`nf_ct_netns_get`, `net/netfilter/nf_conntrack_proto.c`).
 fn untracked(finding: Finding) -> Finding {
-    finding.unobserved("a NAT decision: there is no conntrack entry, because no rule on this node needs one")
+    finding
+        .if_nothing_was_lost()
+        .unobserved("a NAT decision: there is no conntrack entry, because no rule on this node needs one")
 }
 
 fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere: bool) -> Finding {

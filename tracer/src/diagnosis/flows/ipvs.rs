@@ -341,7 +341,9 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
             .cluster
             .pod_by_ip(client, case.decided)
             .is_some_and(|pod| pod.node.as_deref() == Some(here));
-    if **node == *here || client_here {
+    // With a local endpoint the policy does not explain a choice on another node.
+    let has_local = case.usable().and_then(|usable| usable.local).is_some_and(|local| local > 0);
+    if **node == *here || client_here || has_local {
         return None;
     }
     let (class, policy) = local_policy(case);

@@ -170,8 +170,9 @@ const RULES: [FlowRule; 41] = [
 const PROBE: Named = Named { name: "probes::probe", gives: &[Class::N1] };
 const UNALLOCATED: Named = Named { name: "service_config::unallocated", gives: &[Class::C5c] };
 const UNKNOWN_PORT: Named = Named { name: "service_config::unknown_port", gives: &[Class::C5c] };
-const GONE: Named = Named { name: "service_config::gone", gives: &[Class::C5c, Class::C27] };
-const STALE_ATTEMPT: Named = Named { name: "stale_endpoints::stale_attempt", gives: &[Class::C6] };
+const GONE: Named = Named { name: "service_config::gone", gives: &[Class::C5c, Class::C6, Class::C27] };
+const STALE_ATTEMPT: Named =
+    Named { name: "stale_endpoints::stale_attempt", gives: &[Class::C3, Class::C6, Class::C10] };
 const WITHOUT_CASE: [&Named; 5] = [&PROBE, &UNALLOCATED, &UNKNOWN_PORT, &GONE, &STALE_ATTEMPT];
 
 /// The name of each rule, and every class that it can return.
@@ -310,6 +311,11 @@ pub fn is_endpoint_wrong(flow: &Flow, ctx: &Context<'_>) -> bool {
 /// Whether a rule stopped a packet of this flow: then the node's rules show which.
 pub fn is_stopped_by_rule(flow: &Flow) -> bool {
     network_policy::is_stopped(flow)
+}
+
+/// Whether the client used an address of a Service, also one that only this node knows as its own.
+pub fn is_to_service(flow: &Flow, ctx: &Context<'_>) -> bool {
+    case::address(flow, ctx) != Address::Other
 }
 
 /// The flow broke and no rule explains it: the verdict contains the evidence and names the missing observations.

@@ -35,6 +35,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         return Some(hairpin::itself(case));
     }
     let cluster = case.ctx.cluster;
+    let is_shown = matches!(case.outcome, Outcome::Unreachable | Outcome::Dropped) && is_loss_shown(case);
     let of_pod = || cluster.pod_by_ip(endpoint.ip(), case.decided)?.node.as_deref();
     let node = member.node.as_deref().or_else(of_pod);
     let local = node.is_some_and(|node| Some(node) == case.ctx.node_name);
@@ -63,6 +64,9 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         .confidence(if case.outcome == Outcome::Unreachable { Confidence::High } else { Confidence::Medium })
         .severity(if case.outcome == Outcome::Silent { Severity::Low } else { Severity::Medium })
         .api(None, format!("{endpoint} is an endpoint of {}", case.name()));
+    if !is_shown {
+        finding = finding.if_nothing_was_lost();
+    }
     let is_ready = |name: &str| cluster.node(name, case.decided).and_then(|node| node.ready);
     match node {
         Some(name) if is_ready(name) == Some(false) => {
@@ -112,6 +116,15 @@ fn only_its_close_failed(case: &Case<'_>) -> bool {
             .into_iter()
             .filter(retransmitted)
             .all(SocketEnd::retransmitted_only_its_end)
+}
+
+/// Whether an event shows the loss of a packet. Otherwise the lost event of a drop, an ICMP error or an invalid packet
+/// would have named another cause.
+fn is_loss_shown(case: &Case<'_>) -> bool {
+    case.trouble().is_some_and(|trouble| {
+        let dropped = trouble.drops.iter().any(|drop| drop.stage != crate::flow::Stage::Reply);
+        dropped || trouble.icmp_errors.iter().any(|error| error.about_request)
+    })
 }
 
 /// C30 on the path: another host's rule rejected it.

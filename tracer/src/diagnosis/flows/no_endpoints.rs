@@ -43,7 +43,8 @@ fn is_of_kube_proxy(kind: RefusalKind, case: &Case<'_>) -> bool {
 /// Without an observed rejection: the address was not translated and the connection failed.
 pub(super) fn unanswered(case: &Case<'_>) -> Option<Finding> {
     let untranslated = case.untranslated() || (case.decision.is_none() && case.flow.decisions.is_empty());
-    if case.endpoint.is_some() || case.has_usable() != Some(false) || !case.failed() || !untranslated {
+    let never_opened = case.failed() && !case.flow.was_answered();
+    if case.endpoint.is_some() || case.has_usable() != Some(false) || !never_opened || !untranslated {
         return None;
     }
     let confidence = if case.untranslated() { Confidence::Medium } else { Confidence::Low };

@@ -129,7 +129,8 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
 }
 
 /// Lowers the confidence by one step for each thing that the trace itself missed, and names it. What was observed stays
-/// the evidence: only the confidence that nothing else happened is less. A healthy verdict rests on that alone.
+/// the evidence: only the confidence that nothing else happened is less. A healthy verdict rests on that alone, and so does
+/// one that excludes other causes because no event shows them.
 fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
     let healthy = matches!(finding.class, Class::Ok | Class::N8);
     if flow.lost > 0 {
@@ -137,7 +138,7 @@ fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
             1 => "1 event was lost while this flow was watched".to_owned(),
             lost => format!("{lost} events were lost while this flow was watched"),
         };
-        if healthy {
+        if healthy || finding.rests_on_absence {
             finding = finding.into_unknown(&lost);
         } else {
             finding.doubt();

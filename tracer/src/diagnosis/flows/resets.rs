@@ -129,12 +129,19 @@ fn recreated(case: &Case<'_>) -> Option<Recreated> {
 /// N16: a segment after its connection.
 /// Mechanism: a late segment or retransmit of a connection that has ended finds no entry and creates one
 /// (`nf_conntrack_tcp_loose`). The endpoint that NAT then chooses resets it, and no socket receives the RST.
-/// For: an entry for a segment without SYN, and a client on this node without an open socket.
-/// Against: the client's socket was not observed because the hook on received RSTs is missing.
+/// For: an entry for a segment without SYN, the endpoint's RST, and a client on this node without an open socket.
+/// Against: the client's socket was not observed because the hook on received RSTs is missing. Without the RST the
+/// connection may be older than the trace and open: an idle socket has no events.
 pub(super) fn stray(case: &Case<'_>) -> Option<Finding> {
     let decision = case.decision.filter(|decision| decision.midstream == Some(true))?;
     let watched = case.has_hook(Hook::TcpReceiveReset) && case.has_hook(Hook::SockState);
     if case.flow.client.is_seen() || case.flow.server.is_seen() || !watched || case.flow.lost > 0 {
+        return None;
+    }
+    let trouble = case.trouble()?;
+    let reset = trouble.stack_resets.iter().any(|reset| reset.by == End::Endpoint)
+        || trouble.transit_resets.iter().any(|reset| reset.by == End::Endpoint);
+    if !reset {
         return None;
     }
     (case.is_client_here() == Some(true)).then(|| {
@@ -240,6 +247,9 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
         Confidence::Medium
     });
     if !case.flow.client.is_seen() {
+        if case.is_client_here() == Some(true) {
+            finding = finding.if_nothing_was_lost();
+        }
         finding = finding.unobserved(
             "whether the client still had the connection: a late segment of an ended one looks the same (N16), and a \
              trace on the client's node decides",

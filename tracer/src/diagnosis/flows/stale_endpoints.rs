@@ -1,7 +1,7 @@
 //! Former endpoints: chosen although they had left (C6), or removed during the flow (N9, C7).
 
 use super::{
-    Case, Finding,
+    Case, Finding, foreign_rules,
     iptables_sync::lag,
     rules_of_endpoint,
     text::{self, length},
@@ -261,7 +261,8 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
 /// lost time there, or gave up because of it.
 pub(super) fn stale_attempt<'a>(case: &Case<'a>) -> Option<(Case<'a>, Finding)> {
     let stale = |attempt: Case<'a>| {
-        let finding = stale(&attempt).filter(|finding| finding.class == Class::C6)?;
+        let of_kube_proxy = || stale(&attempt).filter(|finding| finding.class == Class::C6);
+        let finding = foreign_rules::chose(&attempt).or_else(of_kube_proxy)?;
         Some((attempt, finding))
     };
     case.other_attempts().find_map(stale)
@@ -425,6 +426,10 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     .api(Some(removed), left);
     if case.flow.orig.protocol == Protocol::UDP {
         finding = finding.related(&[Class::C8]);
+    }
+    if case.flow.partial {
+        // A lost decision may have been taken after the removal (C6).
+        finding = finding.if_nothing_was_lost();
     }
     Some(finding)
 }

@@ -25,6 +25,8 @@ const MIN_ANSWERS: u32 = 3;
 #[derive(Debug, Default)]
 pub struct Translations {
     untranslated: HashMap<SocketAddr, Timestamp>,
+    /// The first and the last translation.
+    first_translated: Option<Timestamp>,
     last_translated: Option<Timestamp>,
     /// When each address was last translated.
     translated: FastMap<SocketAddr, Timestamp>,
@@ -100,6 +102,7 @@ impl Translations {
 
     /// This cluster IP was translated at `time`.
     pub fn translated(&mut self, asked: SocketAddr, time: Timestamp) {
+        self.first_translated = Some(self.first_translated.map_or(time, |first| first.min(time)));
         self.last_translated = self.last_translated.max(Some(time));
         if self.translated.len() >= MAX_SERVICES {
             self.translated.clear();
@@ -166,9 +169,9 @@ impl Translations {
         self.untranslated.get(&vip).copied().filter(|time| *time > at)
     }
 
-    /// When this node's rules last translated a Service, before `at`.
-    pub(super) fn last_translated(&self, at: Timestamp) -> Option<Timestamp> {
-        self.last_translated.filter(|time| *time < at)
+    /// When this node's rules translated a Service before `at`: the last time, or the first if they have done so since.
+    pub(super) fn translated_before(&self, at: Timestamp) -> Option<Timestamp> {
+        [self.last_translated, self.first_translated].into_iter().flatten().find(|time| *time < at)
     }
 
     /// Whether this node's rules translated no Service around `at`, and left a Service other than `vip` untranslated.

@@ -112,7 +112,9 @@ impl Snapshot {
         match self.rules.writers(Family::of(addr.ip()))[..] {
             // Nearly every node: the rules need not be split.
             [writer] => vec![effect(writer, &self.rules)],
-            ref writers => writers.iter().map(|writer| effect(*writer, &self.rules.of(*writer))).collect(),
+            ref writers => {
+                writers.iter().map(|writer| effect(*writer, &only(*writer, &self.rules))).collect()
+            }
         }
     }
 
@@ -126,6 +128,16 @@ impl Snapshot {
         };
         self.rules.addresses.as_ref()?.iter().take(MAX_ADDRESSES).find(served).copied()
     }
+}
+
+/// The rules of this writer. Those of iptables that belong to ipvs mode translate no destination (KUBE-SERVICES of
+/// `pkg/proxy/ipvs/proxier.go` only marks and accepts): one that does is of another mode.
+fn only(writer: Writer, rules: &Ruleset) -> Ruleset {
+    let mut own = rules.of(writer);
+    if writer == Writer::Ipvs {
+        own.tables.retain(|table| &*table.name != "nat");
+    }
+    own
 }
 
 /// The effect of these rules on a connection from `source`.

@@ -3,7 +3,7 @@
 use viptrace::{
     class::Class,
     cluster::Via,
-    node::ProxyMode,
+    node::{ProxyMode, capture::Kind},
     sighting::{Fact, Hook, Status, TcpState},
 };
 
@@ -14,7 +14,7 @@ use super::{
         NODE_PORT, OTHER, Traced, cart, dropped_behind, flows, left, reached_by, refused_by_rules,
         untranslated, world, world_of,
     },
-    trace_chosen::two_attempts,
+    trace_chosen::{left_with, two_attempts},
     trace_refused::visits,
 };
 use crate::{
@@ -161,6 +161,15 @@ fn works() -> Group<Traced> {
                 Traced::of(world, two_attempts(OTHER).established(143_201).closed(143_300))
             },
         ),
+        case_in(
+            &[Nftables],
+            Class::C10,
+            "three seconds late, because of leftovers of iptables mode",
+            |mode| late(mode, &[(Kind::IptablesNftSave, EP), (Kind::NftRuleset, OTHER)]),
+        ),
+        case_in(&[Iptables], Class::C3, "three seconds late, because of the other backend's rules", |mode| {
+            late(mode, &[(Kind::IptablesLegacySave, EP), (Kind::IptablesNftSave, OTHER)])
+        }),
         case(Class::N8, "the endpoint terminates and serves", |mode| {
             let mut world = world(mode);
             world.shop.becomes(EP, TERMINATING, 5_000);
@@ -232,4 +241,11 @@ fn visit(client: &str, ms: u64) -> Script {
         TcpState::Established,
         TcpState::Close,
     )
+}
+
+/// The first SYNs went to the endpoint that left, and the next one to another, which answered; these rules stand.
+fn late(mode: ProxyMode, lists: &[(Kind, &str)]) -> Traced {
+    let mut world = left_with(mode, lists);
+    world.shop.ready(OTHER, 20_000);
+    Traced::of(world, two_attempts(OTHER).established(143_201).closed(143_300))
 }

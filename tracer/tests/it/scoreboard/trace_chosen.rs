@@ -32,19 +32,19 @@ pub(super) fn groups() -> Vec<Group<Traced>> {
 
 const BY_RULE: &[ProxyMode] = &[Iptables, Nftables];
 
-/// Rules of one backend of iptables, or of nftables mode, that send VIP to the endpoint.
+/// Rules of one backend of iptables, of nftables mode, or a virtual server, that send VIP to the endpoint.
 fn rules(kind: Kind, endpoint: &str) -> (Kind, String) {
     let entry = (addr(VIP), Protocol::TCP, addr(endpoint), RuleEffect::Forwards);
-    let text = if kind == Kind::NftRuleset {
-        nftables(Family::Ipv4, &[entry])
-    } else {
-        iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &[entry])
+    let text = match kind {
+        Kind::NftRuleset => nftables(Family::Ipv4, &[entry]),
+        Kind::IpvsSave => format!("-A -t {VIP} -s rr\n-a -t {VIP} -r {endpoint} -m -w 1\n"),
+        _ => iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &[entry]),
     };
     (kind, text)
 }
 
 /// The endpoint left, and these rules stand.
-fn left_with(mode: ProxyMode, lists: &[(Kind, &str)]) -> World {
+pub(super) fn left_with(mode: ProxyMode, lists: &[(Kind, &str)]) -> World {
     let mut world = left(mode);
     world.node.rules = Rules::Lists(lists.iter().map(|(kind, endpoint)| rules(*kind, endpoint)).collect());
     world
@@ -170,6 +170,12 @@ fn refuses() -> Group<Traced> {
         case_in(&[Iptables], Class::C3, "the backend that kube-proxy does not write sends there", |mode| {
             let lists = [(Kind::IptablesLegacySave, EP), (Kind::IptablesNftSave, OTHER)];
             Traced::of(left_with(mode, &lists), refused())
+        }),
+        case_in(&[Ipvs], Class::C10, "leftovers of iptables mode translate before IPVS", |mode| {
+            Traced::of(left_with(mode, &[(Kind::IptablesSave, EP), (Kind::IpvsSave, OTHER)]), refused())
+        }),
+        case_in(&[Ipvs], Class::C6, "leftovers and the virtual server send there", |mode| {
+            Traced::of(left_with(mode, &[(Kind::IptablesSave, EP), (Kind::IpvsSave, EP)]), refused())
         }),
     ];
     Group { symptom: "NAT chose an endpoint that refuses", cases }

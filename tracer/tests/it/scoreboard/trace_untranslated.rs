@@ -220,6 +220,10 @@ fn no_such_port() -> Group<Traced> {
         case(Class::C5c, "the Service gave its address up", |mode| {
             silent(formerly(mode, |service| service.cluster_ips.push(addr("10.96.0.99:0").ip())))
         }),
+        case(Class::C6, "the Service gave its address up, and a rule still translates it", |mode| {
+            let world = formerly(mode, |service| service.cluster_ips.push(addr("10.96.0.99:0").ip()));
+            Traced::of(world, cart().silent(60_000))
+        }),
         case(Class::C5c, "no Service has an address among the cluster IPs", |mode| {
             let mut world = world(mode);
             let far = service("far", "10.96.200.1");

@@ -1,0 +1,288 @@
+//! Evidence that arrives after the verdict that it changes, and verdicts that must not be given before it.
+
+use std::sync::Arc;
+
+use crate::{
+    cluster_support::{READY, Shop},
+    flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, at, fold, last_revisions},
+    node_support::{Rules, iptables},
+};
+use viptrace::{
+    class::{Class, Confidence},
+    cluster::{Cluster, Origin, Status as ClusterStatus, Via, model::TrafficPolicy},
+    flow::{FlowTable, Limits},
+    net::Protocol,
+    node::{ProxyMode, RuleEffect, capture::Kind},
+    session::{Detail, Grace, Judged, Pipeline, Settings},
+    sighting::{Fact, Status, TcpState},
+    verdict::Verdict,
+};
+
+const OTHER: &str = "10.244.1.8:8080";
+
+fn to_cart() -> Script {
+    Script::new(CLIENT, VIP, Some(EP))
+}
+
+/// A pipeline of the world's cluster that has read its node.
+fn pipeline(world: &World) -> Pipeline {
+    let settings = Settings {
+        limits: Limits::default(),
+        node_name: Some("worker-1".into()),
+        node_netns: Some(NODE),
+        missing_hooks: Vec::new(),
+        drop_reasons: true,
+        grace: Grace::default(),
+        detail: Detail::All,
+    };
+    let status = ClusterStatus::new(Origin::None);
+    Pipeline::new(settings, Cluster { history: world.shop.history(), status })
+}
+
+/// All verdicts of these sightings, in steps of 100 ms, with a node that is read whenever a flow waits for it.
+fn verdicts(world: &World, script: Script, until_ms: u64) -> Vec<Judged> {
+    let mut pipeline = pipeline(world);
+    let (mut sightings, mut judged) = (script.out, Vec::new());
+    sightings.sort_by_key(|sighting| sighting.time);
+    let first = sightings[0].time;
+    for ms in (0..=until_ms).step_by(100).filter(|ms| at(*ms) >= first) {
+        let due = sightings.iter().position(|it| it.time > at(ms)).unwrap_or(sightings.len());
+        pipeline.observe(sightings.drain(..due));
+        judged.extend(pipeline.advance(at(ms)).judged);
+        if pipeline.wants_node() {
+            let node = Arc::new(world.node.snapshot(&world.shop.cart));
+            judged.extend(pipeline.node_read(node, at(ms), at(ms)).judged);
+        }
+    }
+    judged
+}
+
+fn classes(judged: &[Judged]) -> Vec<(Option<Class>, Class)> {
+    judged.iter().map(|it| (it.before.as_ref().map(|before| before.class), it.verdict.class)).collect()
+}
+
+/// SYNs to `EP` at 10, 11 and 12 s; the last one goes to `OTHER`, which answers, and the connection closes at once.
+fn third_time_lucky() -> Script {
+    let ct = to_cart().ct;
+    let script = to_cart().retransmit(11_000, TcpState::SynSent).retransmit(12_000, TcpState::SynSent);
+    let script = script.with_ct(ct + 64).with_endpoint(OTHER).established(12_001).closed(12_100);
+    script.with_ct(ct).with_endpoint(EP).drop_syn(13_100, "NEIGH_FAILED")
+}
+
+#[test]
+fn a_connection_that_a_stale_endpoint_delayed_is_reported_once_that_is_known() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    world.shop.leaves(EP, 1_000);
+    let judged = verdicts(&world, third_time_lucky(), 30_000);
+    // The second verdict replaces the first in every count.
+    assert_eq!(classes(&judged), [(None, Class::Ok), (Some(Class::Ok), Class::C6)]);
+    assert!(judged[1].verdict.root_cause.contains(&format!("a repeated packet went to {OTHER}")));
+    // Both endpoints are listed: the first was slow.
+    let world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    assert_eq!(classes(&verdicts(&world, third_time_lucky(), 30_000)), [(None, Class::Ok)]);
+}
+
+#[test]
+fn leftover_rules_that_delay_a_connection_are_named() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    world.shop.leaves(EP, 1_000);
+    let table = |endpoint| {
+        crate::node_support::nftables(
+            viptrace::net::Family::Ipv4,
+            &[(addr(VIP), Protocol::TCP, addr(endpoint), RuleEffect::Forwards)],
+        )
+    };
+    let chains = |endpoint| {
+        iptables(
+            "KUBE-SVC-I5LIAMPLWKMBJ54B",
+            &[(addr(VIP), Protocol::TCP, addr(endpoint), RuleEffect::Forwards)],
+        )
+    };
+    let lists =
+        |kept, left| Rules::Lists(vec![(Kind::IptablesSave, chains(kept)), (Kind::NftRuleset, table(left))]);
+    world.node.rules = lists(OTHER, EP);
+    let judged = verdicts(&world, third_time_lucky(), 30_000);
+    assert_eq!(judged.last().map(|it| it.verdict.class), Some(Class::C10));
+    // kube-proxy's own rules send there too.
+    world.node.rules = lists(EP, EP);
+    let judged = verdicts(&world, third_time_lucky(), 30_000);
+    assert_eq!(judged.last().map(|it| it.verdict.class), Some(Class::C6));
+}
+
+/// A mode switch from iptables to ipvs without `kube-proxy --cleanup`.
+#[test]
+fn c10_iptables_rules_that_translate_before_ipvs() {
+    let mut world = World::of(Shop::with_endpoints(&[EP, OTHER]));
+    world.shop.leaves(EP, 1_000);
+    world.node.mode = Some(ProxyMode::Ipvs);
+    let chains =
+        iptables("KUBE-SVC-I5LIAMPLWKMBJ54B", &[(addr(VIP), Protocol::TCP, addr(EP), RuleEffect::Forwards)]);
+    let servers = |endpoint| format!("-A -t {VIP} -s rr\n-a -t {VIP} -r {endpoint} -m -w 1\n");
+    world.node.rules =
+        Rules::Lists(vec![(Kind::IptablesSave, chains.clone()), (Kind::IpvsSave, servers(OTHER))]);
+    assert_eq!(world.verdict(to_cart().refused(60_000), 70_000).class, Class::C10);
+    // IPVS sends there too: its own table is old.
+    world.node.rules = Rules::Lists(vec![(Kind::IptablesSave, chains), (Kind::IpvsSave, servers(EP))]);
+    assert_eq!(world.verdict(to_cart().refused(60_000), 70_000).class, Class::C6);
+}
+
+/// The client's socket was busy when the ICMP error arrived, and repeats its SYN.
+#[test]
+fn a_refusal_that_the_client_outlasts_is_withdrawn() {
+    let passes = |script: Script| script.retransmit(11_000, TcpState::SynSent).healthy(11_001);
+    let world = World::new();
+    let unreachable = || to_cart().neighbour_failed(10_000);
+    let rejected = || Script::new(CLIENT, VIP, None).unreach(10_000, 3);
+    let withdrawn = classes(&verdicts(&world, passes(unreachable()), 30_000));
+    assert_eq!(withdrawn, [(None, Class::C29), (Some(Class::C29), Class::Ok)]);
+    let withdrawn = classes(&verdicts(&world, passes(rejected().with_endpoint(EP)), 30_000));
+    assert_eq!(withdrawn.last(), Some(&(Some(withdrawn[0].1), Class::Ok)));
+    // It ends the connect.
+    let ended = classes(&verdicts(&world, unreachable().connect_failed(10_001), 30_000));
+    assert_eq!(ended, [(None, Class::C29)]);
+    assert_eq!(classes(&verdicts(&world, rejected().connect_failed(10_001), 30_000)), [(None, Class::C4)]);
+}
+
+#[test]
+fn an_idle_connection_that_is_older_than_the_trace_is_no_late_segment() {
+    let segment = || to_cart().confirm_midstream(20_000);
+    let verdict = World::new().verdict(segment(), 30_000);
+    assert_ne!(verdict.class, Class::N16, "{}", verdict.root_cause);
+    // The endpoint resets it, here or on another node, and no socket has the RST.
+    for stray in [
+        segment().endpoint_has_no_connection(20_001),
+        segment().transit_reset(20_001, false, Status::SEEN_REPLY),
+    ] {
+        assert_eq!(World::new().verdict(stray, 30_000).class, Class::N16);
+    }
+}
+
+#[test]
+fn rules_that_translate_again_were_removed_all_the_same() {
+    let mut world = World::new();
+    world.node.rules = Rules::Nothing;
+    let untranslated = || Script::new(CLIENT, VIP, None).silent(60_000);
+    let note = |world: &mut World, ms| {
+        let flow = last_revisions(fold(to_cart().healthy(ms).out, ms + 10_000).0).remove(0);
+        world.note(&flow);
+    };
+    note(&mut world, 61_000);
+    assert_eq!(world.verdict(untranslated(), 70_000).class, Class::C1, "the first rules came later");
+    note(&mut world, 30_000);
+    note(&mut world, 62_000);
+    assert_eq!(world.verdict(untranslated(), 70_000).class, Class::C5e);
+}
+
+#[test]
+fn a_node_port_at_an_address_of_this_node_alone_waits_for_the_rules_too() {
+    let floating = "203.0.113.50:30080";
+    let mut world = World::new();
+    world.shop.reached_by(Via::NodePort, "192.168.1.2:30080");
+    world.node.own.push(addr(floating).ip());
+    world.node.rules = Rules::Nothing;
+    let mut pipeline = pipeline(&world);
+    let read = |pipeline: &mut Pipeline, world: &World, ms| {
+        let node = Arc::new(world.node.snapshot(&world.shop.cart));
+        pipeline.node_read(node, at(ms), at(ms)).judged
+    };
+    assert!(read(&mut pipeline, &world, 50_000).is_empty());
+    pipeline.observe(Script::new("192.0.2.7:40000", floating, None).silent(60_000).out);
+    assert!(pipeline.advance(at(75_000)).judged.is_empty(), "the rules were read before");
+    assert!(pipeline.wants_node());
+    world.node.rules = Rules::At("192.168.1.2:30080");
+    let judged = read(&mut pipeline, &world, 76_000);
+    assert_eq!(classes(&judged), [(None, Class::C26)]);
+}
+
+#[test]
+fn a_remote_choice_of_ipvs_is_not_the_policys_if_an_endpoint_is_here() {
+    let node_port = "192.168.1.2:30080";
+    let mut world = World::new();
+    world.node.mode = Some(ProxyMode::Ipvs);
+    world.shop.reached_by(Via::NodePort, node_port);
+    world.shop.cart.external_traffic_policy = TrafficPolicy::Local;
+    world.shop.serves_elsewhere();
+    let silent = || {
+        let mut script = Script::new("192.0.2.7:40000", node_port, Some(EP)).silent(60_000);
+        for sighting in &mut script.out {
+            if let Fact::Conntrack(fact) = &mut sighting.fact {
+                fact.ct.status.0 &= !Status::DST_NAT;
+            }
+        }
+        script
+    };
+    assert_eq!(world.verdict(silent(), 70_000).class, Class::C21);
+    world.shop.becomes(OTHER, READY, 10_000);
+    assert_eq!(world.verdict(silent(), 70_000).class, Class::C29);
+    world.shop.leaves(OTHER, 20_000);
+    assert_eq!(world.verdict(silent(), 70_000).class, Class::C21);
+}
+
+/// The only verdict on a flow near which events were lost.
+fn with_losses(world: &World, script: Script) -> Verdict {
+    let mut flow = last_revisions(fold(script.out, 200_000).0).remove(0);
+    flow.lost = 3;
+    world.judge(&flow).unwrap()
+}
+
+#[test]
+fn near_a_loss_no_cause_is_named_only_because_no_event_shows_another() {
+    let mut world = World::new();
+    let falls_silent = |script: Script, ms| {
+        let retries = [0_u64, 400, 1_200, 2_800, 6_000];
+        retries.iter().fold(script, |script, wait| script.retransmit(ms + wait, TcpState::Established))
+    };
+    let raced = |script: Script| {
+        let script = script.drop_syn(60_000, "NETFILTER_DROP").retransmit(61_000, TcpState::SynSent);
+        script.retransmit(63_000, TcpState::SynSent)
+    };
+    // A drop, a race or a refusal may be among what was lost.
+    for (silence, class) in [
+        (to_cart().silent(60_000), Class::C29),
+        (falls_silent(to_cart().established(60_000), 61_000), Class::C29),
+        (raced(to_cart().confirm(60_000)), Class::C17),
+    ] {
+        assert_eq!(world.verdict(silence.clone(), 100_000).class, class);
+        let verdict = with_losses(&world, silence);
+        assert_eq!((verdict.class, verdict.confidence), (Class::Unknown, Confidence::Low));
+        assert!(verdict.root_cause.contains(&format!("looks like {class}")), "{}", verdict.root_cause);
+        assert!(verdict.cross_reference.contains(&class.to_string()), "{verdict:#?}");
+    }
+    // An event shows the cause: only the confidence is less.
+    for (shown, class) in [
+        (to_cart().dead_pod(60_000), Class::C29),
+        (raced(to_cart().confirm(60_000).clash(60_000)), Class::C17),
+        (to_cart().refused(60_000), Class::C28),
+    ] {
+        let before = world.verdict(shown.clone(), 100_000);
+        let verdict = with_losses(&world, shown);
+        assert_eq!((before.class, verdict.class), (class, class));
+        assert!(verdict.confidence < before.confidence, "{verdict:#?}");
+    }
+    // A connection whose beginning is unknown may have begun after its endpoint left.
+    world.shop.leaves(EP, 20_000);
+    let partial = falls_silent(to_cart().drop_later(70_900, "NETFILTER_DROP"), 71_000);
+    assert_eq!(world.verdict(partial.clone(), 100_000).class, Class::C7);
+    assert_ne!(with_losses(&world, partial).class, Class::C7);
+    // An answered connection had an endpoint, also if its decision was not observed.
+    assert_ne!(world.verdict(falls_silent(to_cart(), 71_000), 100_000).class, Class::C20);
+}
+
+#[test]
+fn a_loss_counts_if_it_can_hide_an_event_of_the_flow() {
+    let lost = |script: Script, from, to| {
+        let mut table = FlowTable::new(Limits::default());
+        script.out.into_iter().for_each(|sighting| table.observe(sighting));
+        table.lost(5, at(from), at(to));
+        table.advance(at(30_000));
+        table.drain_settled().next().unwrap().lost
+    };
+    // Between its end and its verdict.
+    assert_eq!(lost(to_cart().healthy(10_000), 10_100, 10_150), 5);
+    assert_eq!(lost(to_cart().healthy(10_000), 10_500, 10_600), 0);
+    // Before its first sighting, if that shows that it had begun earlier.
+    assert_eq!(lost(to_cart().healthy(10_000), 9_800, 9_900), 0);
+    let repeated = || to_cart().retransmit(10_000, TcpState::SynSent).connect_failed(10_500);
+    assert_eq!(lost(repeated(), 8_900, 9_000), 5);
+    assert_eq!(lost(repeated(), 1_000, 2_000), 0);
+}
