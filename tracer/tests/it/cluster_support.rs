@@ -57,7 +57,7 @@ pub(crate) fn pod(name: &str, ip: IpAddr) -> Pod {
     }
 }
 
-const NODES: [(&str, &str); 2] = [("worker-1", "192.168.1.2"), ("worker-2", "192.168.1.3")];
+pub(crate) const NODES: [(&str, &str); 2] = [("worker-1", "192.168.1.2"), ("worker-2", "192.168.1.3")];
 
 /// A Node that is ready, in its own zone.
 pub(crate) fn node(name: &str, ip: &str) -> Object {

@@ -186,10 +186,10 @@ fn vips(service: &Service) -> Vec<(SocketAddr, Protocol)> {
     of_port.collect()
 }
 
-type Entry = (SocketAddr, Protocol, SocketAddr, RuleEffect);
+pub(crate) type Entry = (SocketAddr, Protocol, SocketAddr, RuleEffect);
 
 /// kube-proxy's rules in this mode for these VIPs.
-fn list(mode: Option<ProxyMode>, family: Family, entries: &[Entry]) -> Vec<(Kind, String)> {
+pub(crate) fn list(mode: Option<ProxyMode>, family: Family, entries: &[Entry]) -> Vec<(Kind, String)> {
     match mode {
         Some(ProxyMode::Nftables) => vec![(Kind::NftRuleset, nftables(family, entries))],
         Some(ProxyMode::Ipvs) => vec![(Kind::IpvsSave, ipvs(entries))],

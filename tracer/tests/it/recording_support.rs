@@ -117,7 +117,7 @@ pub(crate) fn node(at: Timestamp) -> Snapshot {
 
 /// `splitmix64`: the same traffic in every run.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     pub(crate) fn next(&mut self) -> u64 {
