@@ -1,5 +1,5 @@
 //! `cargo xtask bench kernel` measures the cost of tracing for a Service, in guest instructions, for viptrace and its
-//! peers. `bench audit` measures the cost of the audit of a node's rules on the host.
+//! peers. `bench audit` measures the cost of the audit of a node's rules on the host, and `bench judge` that of verdicts.
 //!
 //! The guest measures and sends metrics. This file runs it on a virtual clock that counts instructions, and prints
 //! medians, ranges and ratios. A ratio divides one round's value with the tool by the same round's value without it.
@@ -33,6 +33,8 @@ pub(crate) enum What {
     Replay(replay::Options),
     /// Cost of the audit of a node's rules, alone and in a whole check; writes a plot
     Audit,
+    /// Flows folded and judged a second, on one core of this machine
+    Judge,
 }
 
 #[derive(Debug, Args)]
@@ -56,7 +58,8 @@ pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
     let place = Place::find()?;
     let options = match what {
         What::Kernel(options) => options,
-        What::Audit => return audit(&place),
+        What::Audit => return on_host(&place, "audit"),
+        What::Judge => return on_host(&place, "judge"),
         What::Replay(options) => return replay::run(printer, options),
     };
     setup::tools(printer, &place, &[apt::GUEST, apt::BENCH])?;
@@ -131,9 +134,10 @@ fn measure(
     }
 }
 
-/// Runs the audit's benchmark on the host; the benchmark prints its own table.
-fn audit(place: &Place) -> Result<bool> {
-    let call = cargo("measure the audit").args(["bench", "--locked", "-p", "viptrace", "--bench", "audit"]);
+/// Runs a benchmark of the library on the host; the benchmark prints its own table.
+fn on_host(place: &Place, name: &str) -> Result<bool> {
+    let call =
+        cargo("measure on this machine").args(["bench", "--locked", "-p", "viptrace", "--bench", name]);
     call.directory(&place.repository).stream()?;
     Ok(true)
 }
