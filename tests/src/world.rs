@@ -163,7 +163,7 @@ pub struct Stage<'w> {
     sees_ends: bool,
     /// The path of the trace's recording, which is replayed and compared at the end.
     recording: Option<&'static str>,
-    /// Whether the node's rules at the end are those that the flows met.
+    /// Whether nothing was broken or repaired between the flows, so that all of them met the last rules.
     rules_stay: bool,
     /// What was caused and what was reported so far.
     scores: RefCell<Scores>,
@@ -316,6 +316,8 @@ impl<'w> Stage<'w> {
         fault: impl FnOnce(&World) -> Result<()>,
         repair: impl FnOnce(&World) -> Result<()> + 'w,
     ) -> Result<()> {
+        // Flows before and after it may meet different rules.
+        self.rules_stay &= self.expected.is_empty();
         // The repair runs even if the fault was applied only half-way.
         self.repairs.push(Box::new(repair));
         fault(self.world)
@@ -383,11 +385,6 @@ impl<'w> Stage<'w> {
     /// end.
     pub fn ends_are_unseen(&mut self) {
         self.sees_ends = false;
-    }
-
-    /// Declares that flows to one address meet different rules, so that no walk through the last ones explains all.
-    pub fn rules_change(&mut self) {
-        self.rules_stay = false;
     }
 
     /// Counts a finding of a check, or a cause that it did not find.
@@ -531,6 +528,7 @@ impl<'w> Stage<'w> {
 
     /// Repairs everything that was broken, in reverse order.
     pub fn repair(&mut self) -> Result<()> {
+        self.rules_stay &= self.repairs.is_empty();
         let mut result = Ok(());
         while let Some(repair) = self.repairs.pop() {
             if let Err(error) = repair(self.world) {

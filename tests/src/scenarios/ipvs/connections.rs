@@ -195,7 +195,6 @@ pub(in super::super) fn pinned(stage: &mut Stage) -> Result<()> {
     ipvs::breaking(stage)?;
     ipvs::set_weight_0(&stage.world.topology.host, payments, endpoint)?;
     stage.after_grace();
-    stage.rules_change();
 
     let pinned = client::connect(from, payments, 3, 1, Script::exchange())?;
     all_ended(&pinned, &Outcome::Done)?;
