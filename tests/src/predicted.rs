@@ -44,6 +44,8 @@ const fn is_decided_by_rules(class: Class) -> bool {
         class,
         Class::C7
             | Class::C8
+            | Class::C13
+            | Class::C15
             | Class::C16
             | Class::C17
             | Class::C17a
