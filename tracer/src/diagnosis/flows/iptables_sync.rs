@@ -240,6 +240,10 @@ fn no_proxy(case: &Case<'_>, usable: Usable, rule: Option<RuleEffect>, elsewhere
         .confidence(if certain { Confidence::High } else { Confidence::Medium })
         .api(Some(usable.since), case.usable_evidence())
         .related(&[Class::C5e]);
+    if rules != Presence::Absent {
+        // Without the event of a refusal, a rule that refuses looks the same (C4).
+        finding = finding.if_nothing_was_lost();
+    }
     if running == Some(false) {
         finding = finding.node(case.ctx.node.read_at(), "no kube-proxy process");
     }

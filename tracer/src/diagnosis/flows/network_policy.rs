@@ -231,7 +231,11 @@ impl Packet {
         let what = only.map_or_else(|| what.to_owned(), |only| format!("{what}: {}", only.name));
         let is_sure = only.is_some() && later <= SAME_MOMENT;
         let confidence = if is_sure { Confidence::High } else { Confidence::Medium };
-        let finding = Finding::new(Class::C30, what).confidence(confidence);
+        let mut finding = Finding::new(Class::C30, what).confidence(confidence);
+        if self.fate == Fate::Dropped && only.is_none() {
+            // An entry that could not be inserted drops its packet with the same reason (C17).
+            finding = finding.if_nothing_was_lost();
+        }
         let Some(stops) = stops else {
             return finding.unobserved(if is_elsewhere(case, self.netns) {
                 "which chain or table stopped it: the rules of that network namespace were not read"

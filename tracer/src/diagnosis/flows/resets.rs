@@ -101,7 +101,9 @@ pub(super) fn answered_directly(case: &Case<'_>) -> Option<Finding> {
         )
         .confidence(Confidence::High)
         .severity(Severity::High)
-        .now(&[action::SHOW_BYPASS]),
+        .now(&[action::SHOW_BYPASS])
+        // An invalid answer of an established connection looks the same without its events (C18).
+        .if_nothing_was_lost(),
     )
 }
 
@@ -245,11 +247,10 @@ pub(super) fn midstream(case: &Case<'_>) -> Option<Finding> {
         Confidence::High
     } else {
         Confidence::Medium
-    });
+    })
+    // Without the event of its end, a connection that was over looks the same (N16).
+    .if_nothing_was_lost();
     if !case.flow.client.is_seen() {
-        if case.is_client_here() == Some(true) {
-            finding = finding.if_nothing_was_lost();
-        }
         finding = finding.unobserved(
             "whether the client still had the connection: a late segment of an ended one looks the same (N16), and a \
              trace on the client's node decides",

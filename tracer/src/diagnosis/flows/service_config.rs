@@ -90,7 +90,12 @@ pub(super) fn gone(flow: &Flow, ctx: &Context<'_>, service: &Key, since: Timesta
             Some(why) => Finding::new(Class::C27, format!("{asks}: {why}")),
             None => Finding::new(Class::C5c, asks),
         };
-        finding.severity(Severity::Low).api(Some(since), past).now(&[action::FIND_OLD_ADDRESS])
+        finding
+            .severity(Severity::Low)
+            .api(Some(since), past)
+            .now(&[action::FIND_OLD_ADDRESS])
+            // Without the event of NAT's choice, an address that the rules still have looks the same (C6).
+            .if_nothing_was_lost()
     })
 }
 
