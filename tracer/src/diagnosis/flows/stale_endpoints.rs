@@ -1,5 +1,7 @@
 //! Former endpoints: chosen although they had left (C6), or removed during the flow (N9, C7).
 
+use std::time::Duration;
+
 use super::{
     Case, Finding, foreign_rules,
     iptables_sync::lag,
@@ -107,6 +109,10 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         .severity(if case.failed() { Severity::High } else { Severity::Medium })
         .api(since, what)
         .fill("RULES_OF_ENDPOINT", rules_of_endpoint(case.ctx.node.mode, endpoint));
+    if since.is_some_and(|since| may_be_within_grace(case, since)) {
+        // Without the events of the packet's beginning, the choice looks younger than it is (C5).
+        finding = finding.if_nothing_was_lost();
+    }
     finding = with_cause(case, since, finding);
     if case.vip.service.affinity.is_some() {
         finding = finding
@@ -140,6 +146,16 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
             finding.against(EvidenceType::Api, None, "the metadata is old: the endpoint may be listed again");
     }
     Some(finding)
+}
+
+/// A packet waits this long for its next hop's address before it is dropped: three requests, one a second
+/// (`mcast_solicit` and `retrans_time`, net/core/neighbour.c and net/ipv4/arp.c).
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(3);
+
+/// Whether a choice that is known only from its packet's drop may have been made within the grace.
+fn may_be_within_grace(case: &Case<'_>, since: Timestamp) -> bool {
+    let is_dated = case.decision.is_none_or(|decision| decision.confirmed.is_some());
+    !is_dated && since > Timestamp::MIN && case.within_grace(since.saturating_add(NEIGHBOUR_WAIT))
 }
 
 fn how_long(case: &Case<'_>, since: Timestamp) -> String {
