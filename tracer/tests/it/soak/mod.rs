@@ -5,7 +5,7 @@
 //! seed decides everything, and a failure prints it.
 //!
 //! `cargo test` runs a small soak in each mode. The whole one, 60,000 flows with 3 seeds in 3 modes, and the same with
-//! losses: `cargo test -p viptrace --test it soak -- --ignored --nocapture` (10 minutes).
+//! losses: `cargo test -p viptrace --test it soak -- --ignored --nocapture` (a quarter of an hour).
 
 mod cluster;
 mod conditions;
