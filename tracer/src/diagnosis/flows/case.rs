@@ -215,6 +215,11 @@ impl<'a> Case<'a> {
         node.other_dataplane.filter(|_| !by_kube_proxy)
     }
 
+    /// Whether this namespace is known, and is not that of kube-proxy's rules.
+    pub(super) fn is_elsewhere(&self, netns: Netns) -> bool {
+        self.ctx.node_netns.is_some_and(|node| netns != node && netns != Netns::default())
+    }
+
     pub(super) fn has_hook(&self, hook: Hook) -> bool {
         !self.ctx.missing_hooks.contains(&hook)
     }

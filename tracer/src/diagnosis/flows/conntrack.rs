@@ -25,7 +25,7 @@ pub(super) fn table_full(case: &Case<'_>) -> Option<Finding> {
     }
     let netns = case.trouble()?.full_netns;
     // Each namespace counts its own entries; the node's are not those of a Pod.
-    if case.ctx.node_netns.is_some_and(|node| netns != node && netns.0 != 0) {
+    if case.is_elsewhere(netns) {
         return Some(
             Finding::new(
                 Class::C16,

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Case, Context, Finding};
+use super::{Case, Context, Finding, bounded};
 use crate::{
     class::{Class, Confidence},
     cluster::{Address, Via},
@@ -44,16 +44,14 @@ impl Visitors {
         if !flow.is_tcp() || flow.partial || flow.revision > 1 || !is_outside(flow, ctx) {
             return;
         }
-        if self.0.len() >= MAX_CLIENTS {
-            self.0.clear();
-        }
         let now = flow.first_seen;
         let key = (flow.orig.src.ip(), flow.orig.dst);
-        let visits = self.0.entry(key).or_insert(Visits { last: now, period: Duration::ZERO, intervals: 0 });
+        let first = Visits { last: now, period: Duration::ZERO, intervals: 0 };
+        let visits = bounded::entry(&mut self.0, MAX_CLIENTS, key).or_insert(first);
         let gap = now.since(visits.last);
         if !(MIN_PERIOD..=MAX_PERIOD).contains(&gap) {
             if gap > Duration::ZERO {
-                *visits = Visits { last: now, period: Duration::ZERO, intervals: 0 };
+                *visits = first;
             }
             return;
         }

@@ -5,6 +5,7 @@
 //! I/O and has no clock except the flow's.
 
 mod backend_refused;
+mod bounded;
 mod case;
 mod conntrack;
 mod datagrams;

@@ -21,7 +21,7 @@ const SAME_MOMENT: Duration = Duration::from_secs(10);
 /// For: the rejection and its place, and the rule to which the packet comes. Against: rules that changed since.
 pub(super) fn prohibited(case: &Case<'_>) -> Option<Finding> {
     let refusal = case.trouble()?.refusal?;
-    let elsewhere = is_elsewhere(case, refusal.netns);
+    let elsewhere = case.is_elsewhere(refusal.netns);
     let foreign = is_foreign(case.flow, &refusal)
         && (refusal.kind != RefusalKind::Reset
             || refusal.stage == Stage::After
@@ -171,10 +171,6 @@ pub(super) fn is_stopped(flow: &Flow) -> bool {
     (is_failed && drops.iter().any(by_rule)) || ((is_failed || !flow.is_tcp()) && drops.iter().any(is_answer))
 }
 
-fn is_elsewhere(case: &Case<'_>, netns: Netns) -> bool {
-    case.ctx.node_netns.is_some_and(|node| netns != node && netns.0 != 0)
-}
-
 /// A packet that a rule stopped.
 #[derive(Clone, Copy)]
 struct Packet {
@@ -202,7 +198,7 @@ impl Packet {
     fn stops(&self, case: &Case<'_>) -> Option<Stops> {
         let node = case.ctx.node;
         node.rules_time?;
-        if is_elsewhere(case, self.netns) {
+        if case.is_elsewhere(self.netns) {
             return None;
         }
         let unknown = Routes::default();
@@ -237,7 +233,7 @@ impl Packet {
             finding = finding.if_nothing_was_lost();
         }
         let Some(stops) = stops else {
-            return finding.unobserved(if is_elsewhere(case, self.netns) {
+            return finding.unobserved(if case.is_elsewhere(self.netns) {
                 "which chain or table stopped it: the rules of that network namespace were not read"
             } else {
                 "which chain or table stopped it: this node's rules were not read"

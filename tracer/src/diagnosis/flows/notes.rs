@@ -1,4 +1,4 @@
-//! What a fault means beside its own cause: names that do not resolve (C35), and a kube-proxy that is too old (C9).
+//! Notes beside a fault's own cause: names that do not resolve (C35), and a kube-proxy that is too old (C9).
 
 use super::{Case, Finding};
 use crate::{class::Class, node::Release};
@@ -11,6 +11,9 @@ const DNS: u16 = 53;
 /// name fails too, whatever Service it wants.
 /// For: the Service is the cluster's DNS, by its selector or its usual name.
 pub(super) fn with_names(case: &Case<'_>, finding: Finding) -> Finding {
+    if !finding.class.is_fault() || case.vip.port.port != DNS {
+        return finding;
+    }
     let service = &case.vip.service;
     let by_name = matches!(
         (&*service.key.namespace, &*service.key.name),
@@ -18,7 +21,7 @@ pub(super) fn with_names(case: &Case<'_>, finding: Finding) -> Finding {
             | ("openshift-dns", "dns-default")
     );
     let by_selector = service.selector.get("k8s-app").is_some_and(|app| app == "kube-dns");
-    if !finding.class.is_fault() || case.vip.port.port != DNS || !(by_name || by_selector) {
+    if !(by_name || by_selector) {
         return finding;
     }
     let what = format!("{} is the cluster's DNS Service: names do not resolve where it fails", service.key);
@@ -35,14 +38,14 @@ const OF_KUBE_PROXY: [Class; 7] =
 /// For: kube-proxy's version, and a node's kubelet, which is never newer than the API server. Against: a skew alone breaks
 /// nothing.
 pub(super) fn with_skew(case: &Case<'_>, finding: Finding) -> Finding {
+    if !OF_KUBE_PROXY.contains(&finding.class) {
+        return finding;
+    }
     let node = case.ctx.node;
     let Some((text, own)) = node.version.as_deref().and_then(|text| Some((text, Release::parse(text)?)))
     else {
         return finding;
     };
-    if !OF_KUBE_PROXY.contains(&finding.class) {
-        return finding;
-    }
     let releases = case.ctx.cluster.nodes().filter_map(|node| Release::parse(&node.kubelet_version));
     let Some(newest) = releases.max() else { return finding };
     let Some(behind) = own.behind(newest).filter(|behind| *behind > own.allowed_behind()) else {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Context, Finding,
+    Context, Finding, bounded,
     text::{count, word},
 };
 use crate::{
@@ -41,10 +41,7 @@ impl Rhythms {
         if probes.len() < 2 {
             return;
         }
-        if self.0.len() >= MAX_PORTS {
-            self.0.clear();
-        }
-        let times = self.0.entry(dst).or_default();
+        let times = bounded::entry(&mut self.0, MAX_PORTS, dst).or_default();
         if times.len() >= MAX_TIMES {
             times.pop_front();
         }

@@ -7,7 +7,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use foldhash::HashMap as FastMap;
 
-use super::{Context, health_checks::Visitors, probes::Rhythms};
+use super::{Context, bounded, health_checks::Visitors, probes::Rhythms};
 use crate::{
     cluster::{Address, Via, Vip},
     flow::{Answer, Decision, Flow},
@@ -104,10 +104,7 @@ impl Translations {
     pub fn translated(&mut self, asked: SocketAddr, time: Timestamp) {
         self.first_translated = Some(self.first_translated.map_or(time, |first| first.min(time)));
         self.last_translated = self.last_translated.max(Some(time));
-        if self.translated.len() >= MAX_SERVICES {
-            self.translated.clear();
-        }
-        let latest = self.translated.entry(asked).or_insert(time);
+        let latest = bounded::entry(&mut self.translated, MAX_SERVICES, asked).or_insert(time);
         *latest = time.max(*latest);
         if !self.untranslated.is_empty() {
             self.untranslated.remove(&asked);
@@ -120,18 +117,13 @@ impl Translations {
             && vip.service.proxy_name.is_none()
             && usable().is_some_and(|usable| usable.count > 0)
         {
-            if self.untranslated.len() >= MAX_SERVICES {
-                self.untranslated.clear();
-            }
-            self.untranslated.insert(vip.addr, decision.time);
+            *bounded::entry(&mut self.untranslated, MAX_SERVICES, vip.addr).or_default() = decision.time;
         }
     }
 
     fn note_answer(&mut self, vip: &Vip<'_>, answer: Answer) {
-        if self.answering.len() >= MAX_SERVICES {
-            self.answering.clear();
-        }
-        let answers = self.answering.entry((vip.addr, vip.port.protocol)).or_default();
+        let key = (vip.addr, vip.port.protocol);
+        let answers = bounded::entry(&mut self.answering, MAX_SERVICES, key).or_default();
         match answer {
             Answer::Seen => answers.seen = answers.seen.saturating_add(1),
             // The first silence of a Service that always answers is a fault, not a habit.
