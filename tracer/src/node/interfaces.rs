@@ -170,10 +170,13 @@ fn is_no_link(name: &str) -> bool {
 pub fn names_to_text(proc_net_dev: &str, sys: &Path) -> String {
     let names = proc_net_dev.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     let mtu = |name: &str| {
+        if is_no_link(name) {
+            return None;
+        }
         let file = sys.join("class/net").join(name).join("mtu");
         fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
     };
-    let item = |name: &str| match mtu(name).filter(|_| !is_no_link(name)) {
+    let item = |name: &str| match mtu(name) {
         Some(mtu) => json!({ "ifname": name, "mtu": mtu }),
         None => json!({ "ifname": name }),
     };
