@@ -16,6 +16,8 @@ mod flow_support;
 mod node_support;
 #[path = "../tests/it/recording_support.rs"]
 mod recording_support;
+#[path = "../tests/it/session_support.rs"]
+mod session_support;
 #[path = "../tests/it/soak/mod.rs"]
 mod soak;
 

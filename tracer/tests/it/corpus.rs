@@ -5,24 +5,21 @@
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
+use crate::session_support::settings;
 use viptrace::{
     class::Class,
     cluster::{LOOK_BACK, Source},
-    flow::Limits,
     kernel::{
         decode::Decoder,
         layout::{FIELDS, Layout},
     },
-    net::Netns,
-    session::{Detail, Grace, Pipeline, Settings},
+    session::{Detail, Pipeline},
     sighting::Sighting,
     time::Timestamp,
     verdict::Verdict,
 };
 
 const KERNELS: [&str; 2] = ["debian-6.1", "debian-6.12"];
-/// The initial network namespace of every recording (`PROC_NET_INIT_INO` less one on these kernels).
-const NODE: Netns = Netns(4_026_531_840);
 /// 2026-12-01, long after the fixture cluster was listed.
 const CLOCK_OFFSET_NS: u64 = 1_796_083_200_000_000_000;
 
@@ -60,16 +57,7 @@ fn verdicts(sightings: Vec<Sighting>) -> BTreeMap<u16, Verdict> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/cluster");
     let opened = runtime.block_on(Source::Folder(cluster).open(LOOK_BACK)).unwrap();
-    let settings = Settings {
-        limits: Limits::default(),
-        node_name: Some("worker-1".into()),
-        node_netns: Some(NODE),
-        missing_hooks: Vec::new(),
-        drop_reasons: true,
-        grace: Grace::default(),
-        detail: Detail::All,
-    };
-    let mut pipeline = Pipeline::new(settings, opened.cluster);
+    let mut pipeline = Pipeline::new(settings(Detail::All), opened.cluster);
     let end = sightings.iter().map(|sighting| sighting.time).max().unwrap_or(Timestamp::MIN);
     let end = end.saturating_add(Duration::from_mins(1));
     pipeline.observe(sightings);

@@ -19,6 +19,7 @@ use viptrace::{
 
 use crate::node_support::Node;
 
+/// The initial network namespace, also of every recording in the corpus (`PROC_NET_INIT_INO` less one).
 pub(crate) const NODE: Netns = Netns(4_026_531_840);
 pub(crate) const CLIENT_NS: Netns = Netns(4_026_532_100);
 pub(crate) const SERVER_NS: Netns = Netns(4_026_532_200);
@@ -408,6 +409,16 @@ impl Script {
             ms + 1,
             true,
             TcpState::LastAck,
+            TcpState::Close,
+        )
+    }
+
+    /// A connection of a client elsewhere, which the endpoint ends.
+    pub(crate) fn ended_by_server(self, ms: u64) -> Self {
+        self.confirm(ms).state(ms + 1, true, TcpState::SynRecv, TcpState::Established).state(
+            ms + 3,
+            true,
+            TcpState::Established,
             TcpState::Close,
         )
     }

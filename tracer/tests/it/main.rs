@@ -42,6 +42,7 @@ mod recording_support;
 mod schema;
 mod scoreboard;
 mod session_folds;
+mod session_support;
 mod soak;
 mod terminal_support;
 mod verdict_classes;

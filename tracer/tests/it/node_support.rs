@@ -299,3 +299,27 @@ fn ipvs(entries: &[Entry]) -> String {
     }
     text
 }
+
+/// kube-proxy's rules of a Service port with `loadBalancerSourceRanges`, in nftables mode: only 198.51.100.0/24 reaches
+/// this element of its map.
+pub(crate) fn source_ranges(element: &str, port: &str) -> String {
+    format!(
+        "table ip kube-proxy {{
+\tmap firewall-ips {{
+\t\ttype ipv4_addr . inet_proto . inet_service : verdict
+\t\telements = {{ {element} : goto firewall-F4VWTUNH-{port} }}
+\t}}
+\tchain filter-prerouting {{
+\t\ttype filter hook prerouting priority dstnat - 10; policy accept;
+\t\tct state new jump firewall-check
+\t}}
+\tchain firewall-check {{
+\t\tip daddr . meta l4proto . th dport vmap @firewall-ips
+\t}}
+\tchain firewall-F4VWTUNH-{port} {{
+\t\tip saddr != 198.51.100.0/24 drop
+\t}}
+}}
+"
+    )
+}

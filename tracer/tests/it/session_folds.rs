@@ -9,7 +9,8 @@ use std::{
 
 use crate::{
     cluster_support::{self, NOT_READY, READY, TERMINATING, endpoint, listed, put},
-    flow_support::{NODE, Script, addr, at},
+    flow_support::{Script, addr, at},
+    session_support::settings,
 };
 use proptest::prelude::*;
 use viptrace::{
@@ -18,9 +19,8 @@ use viptrace::{
         Cluster, Kind, Origin, Status,
         model::{Conditions, Object},
     },
-    flow::Limits,
     report::{Output, Printer, Report, Verbosity, View},
-    session::{Detail, Ending, Grace, Judgements, Latency, Pipeline, Settings, Summary},
+    session::{Detail, Ending, Judgements, Latency, Pipeline, Summary},
     sighting::{Sighting, Status as CtStatus, TcpState},
 };
 
@@ -103,22 +103,13 @@ struct Trace {
 
 impl Trace {
     fn new(detail: Detail) -> Self {
-        let settings = Settings {
-            limits: Limits::default(),
-            node_name: Some("worker-1".into()),
-            node_netns: Some(NODE),
-            missing_hooks: vec![],
-            drop_reasons: true,
-            grace: Grace::default(),
-            detail,
-        };
         let reports = [Output::Table, Output::Wide].map(|output| {
             let text = Text::default();
             let printer = Printer::to(Box::new(text.clone()), Box::new(Text::default()), Verbosity::Normal);
             (Report::new(output, View::Default, printer), text)
         });
         Self {
-            pipeline: Pipeline::new(settings, cluster()),
+            pipeline: Pipeline::new(settings(detail), cluster()),
             summary: Summary::default(),
             reports,
             folded: 0,

@@ -3,7 +3,7 @@
 use crate::{
     cluster_support::Shop,
     flow_support::{CLIENT, EP, Script, VIP, World, addr},
-    node_support::{Rules, iptables, nftables},
+    node_support::{Rules, iptables, nftables, source_ranges},
 };
 use viptrace::{
     class::{Class, Confidence, Domain},
@@ -39,25 +39,6 @@ fn ruleset(endpoint: &str) -> (Kind, String) {
     (Kind::NftRuleset, nftables(Family::Ipv4, &[entry]))
 }
 
-/// `loadBalancerSourceRanges` in nftables mode.
-const FIREWALL: &str = "table ip kube-proxy {
-\tmap firewall-ips {
-\t\ttype ipv4_addr . inet_proto . inet_service : verdict
-\t\telements = { 203.0.113.80 . tcp . 443 : goto firewall-F4VWTUNH-shop/api/tcp/https }
-\t}
-\tchain filter-prerouting {
-\t\ttype filter hook prerouting priority dstnat - 10; policy accept;
-\t\tct state new jump firewall-check
-\t}
-\tchain firewall-check {
-\t\tip daddr . meta l4proto . th dport vmap @firewall-ips
-\t}
-\tchain firewall-F4VWTUNH-shop/api/tcp/https {
-\t\tip saddr != 198.51.100.0/24 drop
-\t}
-}
-";
-
 fn says(verdict: &Verdict, words: &str) -> bool {
     verdict.evidence.iter().any(|evidence| evidence.content.contains(words))
 }
@@ -67,7 +48,10 @@ fn a_source_outside_the_ranges_is_dropped_by_design() {
     let mut world = reached_by(Via::LoadBalancerIp, LB);
     world.shop.cart.source_ranges = vec![Cidr::parse("198.51.100.0/24").unwrap()];
     world.node.mode = Some(ProxyMode::Nftables);
-    world.node.rules = Rules::Lists(vec![(Kind::NftRuleset, FIREWALL.to_owned())]);
+    world.node.rules = Rules::Lists(vec![(
+        Kind::NftRuleset,
+        source_ranges("203.0.113.80 . tcp . 443", "shop/api/tcp/https"),
+    )]);
     let seen = |script: Script| {
         script
             .drop_before_nat(60_000)

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::{
     cluster_support::{READY, Shop},
-    flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr, at, fold, last_revisions},
+    flow_support::{CLIENT, EP, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::{Rules, iptables},
+    session_support::settings,
 };
 use viptrace::{
     class::{Class, Confidence},
@@ -13,7 +14,7 @@ use viptrace::{
     flow::{FlowTable, Limits},
     net::Protocol,
     node::{ProxyMode, RuleEffect, capture::Kind},
-    session::{Detail, Grace, Judged, Pipeline, Settings},
+    session::{Detail, Judged, Pipeline},
     sighting::{Fact, Status, TcpState},
     verdict::Verdict,
 };
@@ -26,17 +27,8 @@ fn to_cart() -> Script {
 
 /// A pipeline of the world's cluster that has read its node.
 fn pipeline(world: &World) -> Pipeline {
-    let settings = Settings {
-        limits: Limits::default(),
-        node_name: Some("worker-1".into()),
-        node_netns: Some(NODE),
-        missing_hooks: Vec::new(),
-        drop_reasons: true,
-        grace: Grace::default(),
-        detail: Detail::All,
-    };
     let status = ClusterStatus::new(Origin::None);
-    Pipeline::new(settings, Cluster { history: world.shop.history(), status })
+    Pipeline::new(settings(Detail::All), Cluster { history: world.shop.history(), status })
 }
 
 /// All verdicts of these sightings, in steps of 100 ms, with a node that is read whenever a flow waits for it.

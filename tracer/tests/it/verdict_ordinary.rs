@@ -6,6 +6,7 @@ use crate::{
     cluster_support::{NOT_READY, READY, Shop, TERMINATING},
     flow_support::{CLIENT, CLIENT_NS, EP, NODE, Script, VIP, World, addr, at, fold, last_revisions},
     node_support::Rules,
+    session_support::settings,
 };
 use viptrace::{
     class::{Class, Confidence, Severity},
@@ -16,7 +17,7 @@ use viptrace::{
     flow::Limits,
     net::Netns,
     node::RuleEffect,
-    session::{Detail, Grace, Pipeline, Settings},
+    session::{Detail, Grace, Pipeline},
     sighting::{Fact, Sighting, Status, TcpState},
     verdict::Verdict,
 };
@@ -75,16 +76,10 @@ fn an_endpoint_that_returns_is_not_stale() {
 #[test]
 fn the_verdict_waits_for_the_metadata() {
     let pipeline = |shop: &Shop| {
-        let settings = Settings {
-            limits: Limits::default(),
-            node_name: Some("worker-1".into()),
-            node_netns: Some(NODE),
-            missing_hooks: Vec::new(),
-            drop_reasons: true,
-            grace: Grace::default(),
-            detail: Detail::All,
-        };
-        Pipeline::new(settings, Cluster { history: shop.history(), status: ClusterStatus::new(Origin::None) })
+        Pipeline::new(
+            settings(Detail::All),
+            Cluster { history: shop.history(), status: ClusterStatus::new(Origin::None) },
+        )
     };
     let shop = Shop::with_endpoints(&[OTHER]);
     let mut late = pipeline(&shop);
@@ -506,15 +501,7 @@ fn health_checks_of_a_load_balancer_are_told_by_their_rhythm() {
     );
 
     // On a node with an endpoint the check resets what it opened.
-    let served = |client: &str, ms| {
-        let script = Script::new(client, NODE_PORT, Some(EP)).confirm(ms);
-        script.state(ms + 1, true, TcpState::SynRecv, TcpState::Established).state(
-            ms + 3,
-            true,
-            TcpState::Established,
-            TcpState::Close,
-        )
-    };
+    let served = |client: &str, ms| Script::new(client, NODE_PORT, Some(EP)).ended_by_server(ms);
     let silent = |client: &str, ms| {
         let mut script = served(client, ms);
         for sighting in &mut script.out {

@@ -234,13 +234,7 @@ fn works() -> Group<Traced> {
 
 /// A connection from outside that the endpoint's side closes first.
 fn visit(client: &str, ms: u64) -> Script {
-    let script = Script::new(client, NODE_PORT, Some(EP)).confirm(ms);
-    script.state(ms + 1, true, TcpState::SynRecv, TcpState::Established).state(
-        ms + 3,
-        true,
-        TcpState::Established,
-        TcpState::Close,
-    )
+    Script::new(client, NODE_PORT, Some(EP)).ended_by_server(ms)
 }
 
 /// The first SYNs went to the endpoint that left, and the next one to another, which answered; these rules stand.

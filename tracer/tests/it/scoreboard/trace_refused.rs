@@ -25,7 +25,7 @@ use crate::{
     cluster_support::{NOT_READY, Shop, TERMINATING},
     flow_support::{CLIENT, EP, NODE, Script, VIP, World, addr},
     ipvs_support::{SYN, null_bound, packet},
-    node_support::Rules,
+    node_support::{Rules, source_ranges},
 };
 
 pub(super) fn groups() -> Vec<Group<Traced>> {
@@ -189,30 +189,14 @@ fn by_rule(address: &str) -> Script {
         .retransmit(63_000, TcpState::SynSent)
 }
 
-/// kube-proxy's rules of a Service with `loadBalancerSourceRanges`, in nftables mode.
-const FIREWALL: &str = "table ip kube-proxy {
-\tmap firewall-ips {
-\t\ttype ipv4_addr . inet_proto . inet_service : verdict
-\t\telements = { 203.0.113.80 . tcp . 80 : goto firewall-F4VWTUNH-shop/cart/tcp/http }
-\t}
-\tchain filter-prerouting {
-\t\ttype filter hook prerouting priority dstnat - 10; policy accept;
-\t\tct state new jump firewall-check
-\t}
-\tchain firewall-check {
-\t\tip daddr . meta l4proto . th dport vmap @firewall-ips
-\t}
-\tchain firewall-F4VWTUNH-shop/cart/tcp/http {
-\t\tip saddr != 198.51.100.0/24 drop
-\t}
-}
-";
-
 fn with_ranges(mode: ProxyMode, range: &str) -> World {
     let mut world = reached_by(mode, Via::LoadBalancerIp, LOAD_BALANCER);
     world.shop.cart.source_ranges = vec![Cidr::parse(range).unwrap()];
     if mode == Nftables {
-        world.node.rules = Rules::Lists(vec![(capture::Kind::NftRuleset, FIREWALL.to_owned())]);
+        world.node.rules = Rules::Lists(vec![(
+            capture::Kind::NftRuleset,
+            source_ranges("203.0.113.80 . tcp . 80", "shop/cart/tcp/http"),
+        )]);
     }
     world
 }

@@ -9,7 +9,7 @@ use viptrace::{
     cluster::{Event, Update, model::Change},
     flow::{Limits, Reread},
     node::ProxyMode,
-    session::{Detail, Grace, Judgements, Pipeline, Settings},
+    session::{Detail, Judgements, Pipeline, Settings},
     sighting::{ListedEntry, Sighting},
     time::Timestamp,
 };
@@ -20,10 +20,7 @@ use super::{
     traffic::Traffic,
     wire::{Entry, Planned, listed, reread},
 };
-use crate::{
-    flow_support::{NODE, at},
-    recording_support::Random,
-};
+use crate::{flow_support::at, recording_support::Random, session_support::settings};
 
 /// Which events never reach the flows. The loss of each is reported, as the kernel half counts every record for which its
 /// buffer has no room; a trace cannot know of losses that nothing counts.
@@ -47,7 +44,7 @@ pub(crate) struct Soak {
     pub(crate) loss: Loss,
 }
 
-/// What a trace receives at once.
+/// The events that a trace receives at once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Turn {
     pub(crate) ms: u64,
@@ -71,7 +68,7 @@ pub(crate) struct Prepared {
 /// The time in which flows begin, and the time after it until the last one is over.
 const LENGTH: u64 = 600_000;
 pub(crate) const REST: u64 = 200_000;
-/// What a trace reads at once, in milliseconds.
+/// The time whose events a trace reads at once, milliseconds.
 const TURN: u64 = 100;
 /// How often the node's old UDP entries are listed.
 const LIST_EVERY: u64 = 15_000;
@@ -132,15 +129,8 @@ fn mix(sightings: &mut [Sighting], random: &mut Random) {
 impl Prepared {
     /// Plays everything. `take` gets the results of each step.
     pub(crate) fn play(self, detail: Detail, take: &mut dyn FnMut(Judgements)) {
-        let settings = Settings {
-            limits: Limits { reread: Reread::All, ..Limits::default() },
-            node_name: Some("worker-1".into()),
-            node_netns: Some(NODE),
-            missing_hooks: Vec::new(),
-            drop_reasons: true,
-            grace: Grace::default(),
-            detail,
-        };
+        let limits = Limits { reread: Reread::All, ..Limits::default() };
+        let settings = Settings { limits, ..settings(detail) };
         let Self { soaked, turns, entries, kept, .. } = self;
         let mut run = Run { pipeline: Pipeline::new(settings, soaked.cluster()), entries, kept, take };
         // As a trace does before it attaches.
