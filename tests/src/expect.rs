@@ -208,7 +208,7 @@ pub fn disagreements(expected: &[Expected], records: &[Record]) -> String {
     )
 }
 
-/// Counts what was caused and what was reported: each expected flow, and each reported failure that nothing caused.
+/// Counts the causes and the reports: each expected flow, and each reported failure that nothing caused.
 pub fn count(expected: &[Expected], records: &[Record], scores: &mut Scores) {
     let mut by_key: HashMap<Key, VecDeque<&Record>> = HashMap::new();
     for record in records {

@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_mins(2);
 /// The most questions of a scenario. The others differ by the client's port only, or repeat the Service.
 const MAX_QUESTIONS: usize = 4;
 
-/// What happened to the flows of one client and one Service address.
+/// The fate of the flows of one client and one Service address.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
     endpoints: BTreeSet<SocketAddr>,

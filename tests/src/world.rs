@@ -165,7 +165,7 @@ pub struct Stage<'w> {
     recording: Option<&'static str>,
     /// Whether nothing was broken or repaired between the flows, so that all of them met the last rules.
     rules_stay: bool,
-    /// What was caused and what was reported so far.
+    /// The causes and the reports so far.
     scores: RefCell<Scores>,
     /// Values that must live until the judgement.
     kept: Vec<Box<dyn std::any::Any>>,
@@ -538,7 +538,7 @@ impl<'w> Stage<'w> {
         result
     }
 
-    /// Plays a scenario: the story, the judgement and the repairs. Returns what was caused and what was reported.
+    /// Plays a scenario: the story, the judgement and the repairs. Returns the causes and the reports.
     pub fn play(mut self, name: &str, story: fn(&mut Stage) -> Result<()>) -> (Result<()>, Scores) {
         let judged = story(&mut self).and_then(|()| self.judge(name));
         // After a failed story viptrace still runs. Its records may explain the failure.

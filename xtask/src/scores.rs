@@ -1,4 +1,4 @@
-//! What was caused and what viptrace reported, counted: the rows of the scoreboard, whatever their source.
+//! Causes and reports, counted: the rows of the scoreboard, from each source.
 //!
 //! It owns the counting and the file in which the guests' results wait for the scoreboard; it draws nothing.
 

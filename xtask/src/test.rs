@@ -190,7 +190,7 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
     Ok(())
 }
 
-/// What all guests reported.
+/// The reports of all guests.
 struct Collected {
     matrix: Matrix,
     results: Results,

@@ -37,6 +37,7 @@ mod tests {
         assert_eq!(Release::parse("v0.0.0-master+$Format:%H$"), None);
         assert_eq!(Release::parse("latest"), None);
     }
+
     #[test]
     fn the_skew_and_its_limit() {
         assert_eq!(Release(1, 30).behind(Release(1, 33)), Some(3));

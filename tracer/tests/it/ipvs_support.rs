@@ -1,4 +1,4 @@
-//! What a kernel reports in ipvs mode: IPVS translates behind the NAT hooks, which bind nothing.
+//! The reports of a kernel in ipvs mode: IPVS translates behind the NAT hooks, which bind nothing.
 
 use viptrace::{
     net::{Netns, Protocol, Tuple},

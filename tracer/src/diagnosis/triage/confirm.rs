@@ -1,8 +1,8 @@
 //! A second reading of a live node, before a fault of the moment is reported; and the doubt where there is only one.
 //!
 //! The lists and the rules are read at slightly different times, and kube-proxy rewrites its rules whenever the cluster
-//! changes: in the middle of a rollout a difference may be gone a second later. A difference that only
-//! one of two readings has is a note.
+//! changes: in the middle of a rollout a difference may be gone a second later. A difference that only one of
+//! two readings has is a note.
 
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ pub(super) enum Verb {
     Check,
 }
 
-/// What the rows are told apart by, besides the class.
+/// The key of a row, besides the class.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct Place {
     pub(super) source: Source,
@@ -73,7 +73,7 @@ struct NotSeen {
     reason: &'static str,
 }
 
-/// What is lost without a rule, or without one class that it gives.
+/// The loss without a rule, or without one class that it gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Mutation {
     pub(super) rule: String,

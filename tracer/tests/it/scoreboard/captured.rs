@@ -57,7 +57,7 @@ fn names(facts: &Facts, scope: &Scope, omits: Omits<'_>) -> Vec<Name> {
     findings.iter().map(|finding| Name::read(&name(finding))).collect()
 }
 
-/// What is found on a node as it was captured.
+/// The findings on a node as it was captured.
 fn by_design(mode: ProxyMode) -> &'static [Name] {
     static FOUND: OnceLock<BTreeMap<&'static str, Vec<Name>>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {

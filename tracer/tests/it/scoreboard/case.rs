@@ -1,4 +1,4 @@
-//! What a case is, and what it has in common whatever the verb.
+//! A case, and the parts that cases of both verbs share.
 
 use std::{
     cell::RefCell,
@@ -64,7 +64,7 @@ pub(super) struct Case<S> {
     pub(super) class: Class,
     /// The Service that is named, in a check.
     about: &'static str,
-    /// What is true as well, and is found beside it.
+    /// Classes that are true as well, and are found beside it.
     and: &'static [(Class, &'static str)],
     pub(super) modes: &'static [ProxyMode],
     build: fn(ProxyMode) -> S,
@@ -177,7 +177,7 @@ pub(super) fn at_once<T: Sync, R: Send>(items: &[T], compute: impl Fn(&T) -> R +
     all.into_iter().map(|(_, result)| result).collect()
 }
 
-/// What counts as found: a look-alike that no record names was recognised if there is at most one record, and no
+/// The classes that count as found: a look-alike that no record names was recognised if there is at most one record, and no
 /// fault.
 fn found_as(caused: Class, found: Vec<Name>) -> Vec<Name> {
     let unnamed = caused.entry().seen == Seen::Neither && caused.kind() == Kind::Normal;

@@ -66,7 +66,7 @@ impl Traced {
         Self { world, history, node, flows, script, after: ms }
     }
 
-    /// What is found without any one event, the loss of which is known.
+    /// The verdicts without any one event, the loss of which is known.
     pub(super) fn found_with_a_gap(&self) -> Vec<(String, Vec<(Class, Confidence)>)> {
         let context = self.world.context(&self.history, &self.node);
         let without = |index: usize| {
@@ -139,7 +139,7 @@ pub(super) fn untranslated() -> Script {
     Script::new(CLIENT, VIP, None)
 }
 
-/// What kube-proxy's rules for a Service without endpoints do to a SYN.
+/// The effect of kube-proxy's rules for a Service without endpoints on a SYN.
 pub(super) fn refused_by_rules(mode: ProxyMode, script: Script) -> Script {
     if mode == Ipvs {
         refused_by_ipvs(script, 60_000)

@@ -5,7 +5,7 @@ use viptrace::class::{Class, Confidence, Kind};
 
 use super::traces;
 
-/// What is found instead of a case's class, by cases for which `concerns` holds: the class, and text about the case.
+/// The classes found instead of a case's own, by cases for which `concerns` holds: the class, and text about the case.
 fn instead(concerns: impl Fn(Class) -> bool) -> Vec<(Class, Confidence, String)> {
     let mut wrong = Vec::new();
     for group in traces() {

@@ -20,7 +20,7 @@ struct Lost {
     became: BTreeMap<String, usize>,
 }
 
-/// What is missed without this part of the rules.
+/// The classes that are missed without this part of the rules.
 fn without(part: &Part, subjects: &[Subject]) -> Vec<String> {
     let omits = |name: &str, class: Class| name == part.rule && part.class.is_none_or(|of| of == class);
     let mut lost = BTreeMap::<Class, Lost>::new();

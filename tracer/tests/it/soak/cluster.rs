@@ -23,7 +23,7 @@ use crate::{
     recording_support::Random,
 };
 
-/// What is wrong with the whole node.
+/// The fault of the whole node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Normal,

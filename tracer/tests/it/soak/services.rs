@@ -41,7 +41,7 @@ pub(super) fn client_ip(number: u64, v6: bool) -> IpAddr {
     backend_ip(4, number as usize, v6)
 }
 
-/// What an address of a former endpoint does.
+/// The behaviour of a former endpoint's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// No host has it.
@@ -52,7 +52,7 @@ pub(super) enum Fate {
     Other,
 }
 
-/// What is wrong with a Service, from `from` to `to` unless the condition is of its specification.
+/// The fault of a Service, from `from` to `to` unless the condition is of its specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
     Healthy,

@@ -1,4 +1,4 @@
-//! What was caused, and what was found.
+//! The causes, and the classes found for them.
 
 use std::{
     collections::{BTreeMap, HashMap},
