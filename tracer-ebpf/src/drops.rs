@@ -2,14 +2,14 @@
 
 use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use tracer_ebpf::{
-    FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE,
+    FLAG_TABLE_FULL, Hook, IP_CT_NEW, IPS_CONFIRMED, Kind, MISSING, PacketRecord, REASON_NONE, SITE_SHIFT,
 };
 
 use crate::{conntrack, globals, ipvs, output, packet::Packet};
 
 /// Tracepoint `skb:kfree_skb(skb, location, [rx_sk,] reason)`: most calls are housekeeping. It reports the reasons that
 /// concern a Service, and any packet whose conntrack entry was new and never confirmed: that entry holds the decision
-/// that had no effect.
+/// that had no effect. Where the kernel gives no reasons, the dropping function stands for one.
 #[raw_tracepoint(tracepoint = "kfree_skb")]
 pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let skb = ctx.arg::<u64>(0);
@@ -17,8 +17,10 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
         MISSING => REASON_NONE,
         position => output::tracepoint_argument(&ctx, position),
     };
-    let wanted =
-        reason < 256 && globals::WANTED_REASONS.load()[(reason >> 6) as usize & 3] >> (reason & 63) & 1 == 1;
+    let site = if reason == REASON_NONE { globals::site(ctx.arg::<u64>(1)) } else { 0 };
+    let wanted = site != 0
+        || reason < 256
+            && globals::WANTED_REASONS.load()[(reason >> 6) as usize & 3] >> (reason & 63) & 1 == 1;
     let nfct = conntrack::nfct(skb);
     let ct = nfct & !7;
     let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
@@ -35,7 +37,7 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
     let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
     let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
-    let flags = u32::from(table_full) * FLAG_TABLE_FULL;
+    let flags = u32::from(table_full) * FLAG_TABLE_FULL | site << SITE_SHIFT;
     packet.fill(&mut entry, (hook, Kind::Packet), reason, 0, flags);
     output::submit(entry);
     0

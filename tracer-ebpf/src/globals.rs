@@ -21,6 +21,8 @@ offsets! {
     OFF_SKB_NETWORK_HEADER,
     /// `sk_buff.dev`
     OFF_SKB_DEV,
+    /// `sk_buff.len`
+    OFF_SKB_LEN,
     /// `net_device.nd_net.net`
     OFF_DEV_NET,
     /// `nf_conn.ct_net.net`
@@ -83,6 +85,42 @@ offsets! {
     ARG_SEND_RESET_REASON,
     /// `enum skb_drop_reason`: `SKB_DROP_REASON_NETFILTER_DROP`.
     REASON_NETFILTER_DROP,
+}
+
+macro_rules! sites {
+    ($($number:literal: $start:ident, $end:ident;)+) => {
+        $(
+            /// The first address of a [`tracer_ebpf::DropSite`], by its number.
+            #[unsafe(no_mangle)]
+            pub(crate) static $start: Global<u64> = Global::new(0);
+            /// The address behind it; 0 where it is not looked up.
+            #[unsafe(no_mangle)]
+            pub(crate) static $end: Global<u64> = Global::new(0);
+        )+
+
+        /// The number of the [`tracer_ebpf::DropSite`] that has this address, 0 if none has.
+        #[inline(always)]
+        pub(crate) fn site(address: u64) -> u32 {
+            let mut site = 0;
+            $(
+                if address >= $start.load() && address < $end.load() {
+                    site = $number;
+                }
+            )+
+            site
+        }
+    };
+}
+
+sites! {
+    1: SITE_1, SITE_1_END;
+    2: SITE_2, SITE_2_END;
+    3: SITE_3, SITE_3_END;
+    4: SITE_4, SITE_4_END;
+    5: SITE_5, SITE_5_END;
+    6: SITE_6, SITE_6_END;
+    7: SITE_7, SITE_7_END;
+    8: SITE_8, SITE_8_END;
 }
 
 /// Bit set of the drop reasons that are always reported, by this kernel's numbers; reasons of 256 and above

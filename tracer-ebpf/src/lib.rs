@@ -124,7 +124,8 @@ pub struct PacketRecord {
     pub reason: u32,
     /// `enum nf_inet_hooks` for the reject hooks, otherwise 0.
     pub nf_hook: u32,
-    /// [`FLAG_TABLE_FULL`].
+    /// [`FLAG_TABLE_FULL`], and for [`Hook::KfreeSkb`] above [`SITE_SHIFT`] the number of a [`DropSite`], 0 for any other
+    /// place.
     pub flags: u32,
     pub packet_head: [u8; PACKET_HEAD_BYTES],
     /// All zero where `ct` is 0.
@@ -151,11 +152,12 @@ pub struct SocketRecord {
     pub old_state: u8,
     pub new_state: u8,
     pub protocol: u16,
-    /// `enum sk_rst_reason` where the kernel gives one, else [`REASON_NONE`].
+    /// `enum sk_rst_reason` where the kernel gives one, for [`Hook::TcpRetransmit`] the bytes of the segment
+    /// (`sk_buff.len`), else [`REASON_NONE`].
     pub reason: u32,
-    /// `tcp_sock.bytes_acked`, bytes; 0 where unknown.
+    /// `tcp_sock.bytes_acked`, bytes, at a close and a retransmit; 0 where unknown.
     pub bytes_acked: u64,
-    /// `tcp_sock.bytes_received`, bytes; 0 where unknown.
+    /// `tcp_sock.bytes_received`, bytes, likewise.
     pub bytes_received: u64,
     pub pid: u32,
     /// `inet_sock.inet_sport`, network byte order: `skc_num` is 0 already when a socket's close is reported
@@ -203,6 +205,69 @@ pub const CTINFO_NONE: u32 = u32::MAX;
 pub const REASON_NONE: u32 = u32::MAX;
 /// [`PacketRecord::flags`]: `early_drop` had just failed on this CPU, so this packet found the table full.
 pub const FLAG_TABLE_FULL: u32 = 1;
+/// [`PacketRecord::flags`]: the bits below the number of the [`DropSite`].
+pub const SITE_SHIFT: u32 = 8;
+
+/// A function of the kernel that drops packets: the caller of `kfree_skb`. It is looked up where the kernel gives no
+/// reasons. The numbers are part of the recording format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DropSite {
+    /// A rule's verdict, whatever program wrote it; also an entry that could not be inserted, or a packet that IPVS drops.
+    NfHookSlow = 1,
+    /// The next hop's address was not found, in IPv4 and in IPv6.
+    ArpErrorReport = 2,
+    NdiscErrorReport = 3,
+    /// The next hop is known to be unreachable, or too many packets wait for its address.
+    NeighEventSend = 4,
+    /// The packet's route is an error.
+    IpError = 5,
+    IpForward = 6,
+    Ip6Forward = 7,
+    Ip6PktDrop = 8,
+}
+
+impl DropSite {
+    pub const ALL: [Self; 8] = [
+        Self::NfHookSlow,
+        Self::ArpErrorReport,
+        Self::NdiscErrorReport,
+        Self::NeighEventSend,
+        Self::IpError,
+        Self::IpForward,
+        Self::Ip6Forward,
+        Self::Ip6PktDrop,
+    ];
+
+    /// The kernel's name of the function.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Self::NfHookSlow => "nf_hook_slow",
+            Self::ArpErrorReport => "arp_error_report",
+            Self::NdiscErrorReport => "ndisc_error_report",
+            Self::NeighEventSend => "__neigh_event_send",
+            Self::IpError => "ip_error",
+            Self::IpForward => "ip_forward",
+            Self::Ip6Forward => "ip6_forward",
+            Self::Ip6PktDrop => "ip6_pkt_drop",
+        }
+    }
+
+    /// The kernel half's globals with the function's first address and the one behind it.
+    pub const fn globals(self) -> [&'static str; 2] {
+        match self {
+            Self::NfHookSlow => ["SITE_1", "SITE_1_END"],
+            Self::ArpErrorReport => ["SITE_2", "SITE_2_END"],
+            Self::NdiscErrorReport => ["SITE_3", "SITE_3_END"],
+            Self::NeighEventSend => ["SITE_4", "SITE_4_END"],
+            Self::IpError => ["SITE_5", "SITE_5_END"],
+            Self::IpForward => ["SITE_6", "SITE_6_END"],
+            Self::Ip6Forward => ["SITE_7", "SITE_7_END"],
+            Self::Ip6PktDrop => ["SITE_8", "SITE_8_END"],
+        }
+    }
+}
+
 /// The value of an offset or argument position that this kernel does not have.
 pub const MISSING: u32 = u32::MAX;
 

@@ -71,12 +71,12 @@ fn on_sock_state(ctx: &RawTracePointContext) {
 /// Tracepoint `tcp:tcp_retransmit_skb(sk, skb, …)`.
 #[raw_tracepoint(tracepoint = "tcp_retransmit_skb")]
 pub(crate) fn tcp_retransmit(ctx: RawTracePointContext) -> i32 {
-    report(
-        &ctx,
-        Hook::TcpRetransmit,
-        ctx.arg(0),
-        &Change { states: None, reason: REASON_NONE, with_task: false },
-    );
+    let length = match globals::OFF_SKB_LEN.load() {
+        MISSING => None,
+        offset => output::read::<u32>(ctx.arg::<u64>(1).wrapping_add(u64::from(offset))),
+    };
+    let reason = length.unwrap_or(REASON_NONE);
+    report(&ctx, Hook::TcpRetransmit, ctx.arg(0), &Change { states: None, reason, with_task: false });
     0
 }
 
@@ -191,8 +191,9 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
         (*record).protocol = 6;
         (*record).reason = change.reason;
         let ends = new == CLOSE;
-        (*record).bytes_acked = at_end(ends, sk, globals::OFF_TCP_BYTES_ACKED.load());
-        (*record).bytes_received = at_end(ends, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
+        let counts = ends || matches!(hook, Hook::TcpRetransmit);
+        (*record).bytes_acked = at_end(counts, sk, globals::OFF_TCP_BYTES_ACKED.load());
+        (*record).bytes_received = at_end(counts, sk, globals::OFF_TCP_BYTES_RECEIVED.load());
         (*record).sport = at_end(ends, sk, globals::OFF_INET_SPORT.load());
         (*record).reserved = 0;
         if change.with_task {
@@ -206,7 +207,7 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     output::submit(entry);
 }
 
-/// A field that matters once a socket closes, 0 before.
+/// A field that matters only then, 0 otherwise.
 #[inline(always)]
 fn at_end<T: output::Scalar + Default>(ends: bool, sk: u64, offset: u32) -> T {
     if !ends || offset == MISSING {

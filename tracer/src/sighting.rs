@@ -166,6 +166,8 @@ pub struct PacketFact {
     /// The kernel's name of the drop or reset reason (`NETFILTER_DROP`, `NO_SOCKET`…), from BTF. For an invalid packet
     /// the format of the message (`SEQ is over upper bound …`), for an ICMP error its type (`DEST_UNREACH`).
     pub reason: Option<Arc<str>>,
+    /// The kernel's function that dropped it, where the kernel gives no reasons and the function is known.
+    pub site: Option<&'static str>,
     /// The ICMP code for `nf_send_unreach` (3 = port unreachable) and for an ICMP error.
     pub icmp_code: Option<u8>,
     /// The netfilter hook of a reject: 1 `LOCAL_IN`, 2 `FORWARD`, 3 `LOCAL_OUT`.
@@ -257,8 +259,20 @@ pub struct SocketFact {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SocketEvent {
-    State { old: TcpState, new: TcpState },
-    Retransmit { state: TcpState },
-    SendReset { state: TcpState, reason: Option<Arc<str>> },
-    ReceiveReset { state: TcpState },
+    State {
+        old: TcpState,
+        new: TcpState,
+    },
+    /// `bytes` is the length of the segment's data, if known.
+    Retransmit {
+        state: TcpState,
+        bytes: Option<u32>,
+    },
+    SendReset {
+        state: TcpState,
+        reason: Option<Arc<str>>,
+    },
+    ReceiveReset {
+        state: TcpState,
+    },
 }

@@ -205,6 +205,10 @@ impl SocketEnd {
             .is_some_and(|it| it.retransmits.count > 0 && it.while_closing == it.retransmits.count)
     }
 
+    pub fn stuck(&self) -> Option<&Stuck> {
+        self.trouble.as_ref()?.stuck.as_ref()
+    }
+
     pub fn reset_sent(&self) -> Option<&ResetEvent> {
         self.trouble.as_ref()?.reset_sent.as_ref()
     }
@@ -233,8 +237,22 @@ pub struct EndTrouble {
     /// The retransmits after the socket had closed its side: of a FIN, and of data before it.
     pub while_closing: u32,
     pub(super) last_gap: Duration,
+    /// The data that it retransmits and that is not acknowledged.
+    pub stuck: Option<Stuck>,
     pub reset_sent: Option<ResetEvent>,
     pub reset_received: Option<ResetEvent>,
+}
+
+/// A segment that is retransmitted and not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// The bytes of its data; the fewest, if the kernel split it.
+    pub bytes: u32,
+    /// What was acknowledged before it.
+    pub acked: u64,
+    /// What was received up to its last repetition.
+    pub received: u64,
+    pub repeats: u32,
 }
 
 /// The first RST that a socket sent or received.
@@ -382,8 +400,10 @@ pub struct Previous {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dropped {
-    /// The kernel's name; `None` on kernels without drop reasons.
+    /// The kernel's name; `None` on kernels without drop reasons, unless the function that dropped it shows one.
     pub reason: Option<Arc<str>>,
+    /// That function, on kernels without drop reasons.
+    pub site: Option<&'static str>,
     pub stage: Stage,
     pub netns: Netns,
     /// Whether the packet's entry was not confirmed yet: the drop destroyed the entry.

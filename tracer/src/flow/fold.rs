@@ -6,7 +6,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use super::{
     Closed, Decision, Dropped, End, Ended, Flow, IcmpError, IcmpMeaning, Invalid, Occurrences, Refusal,
-    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset,
+    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, Stuck, TransitReset,
     evidence::{MAX_DECISIONS, MAX_DROPS, MAX_ICMP_ERRORS, MAX_INVALID, MAX_STACK_RESETS},
 };
 use crate::{
@@ -310,7 +310,7 @@ impl Flow {
         let drops = &mut self.trouble_mut().drops;
         let same = |known: &&mut Dropped| {
             known.stage == stage
-                && known.reason == packet.reason
+                && (known.reason == packet.reason && known.site == packet.site)
                 && known.opening == opening
                 && known.endpoint == endpoint
                 && known.netns == place.netns
@@ -321,6 +321,7 @@ impl Flow {
         } else if drops.len() < MAX_DROPS {
             drops.push(Dropped {
                 reason: packet.reason.clone(),
+                site: packet.site,
                 stage,
                 netns: place.netns,
                 unconfirmed,
@@ -390,7 +391,7 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
             }
         }
         SocketEvent::State { .. } => {}
-        SocketEvent::Retransmit { state } => {
+        SocketEvent::Retransmit { state, bytes } => {
             let trouble = end.trouble.get_or_insert_default();
             if matches!(state, TcpState::SynSent | TcpState::SynRecv | TcpState::NewSynRecv) {
                 if trouble.syn_retransmits.last != time {
@@ -410,6 +411,18 @@ fn fold_event(end: &mut SocketEnd, socket: &SocketFact, time: Timestamp) {
                 trouble.last_gap = gap;
             }
             trouble.retransmits.hit(time);
+            trouble.stuck = bytes.filter(|bytes| *bytes > 0).map(|bytes| {
+                let (acked, received) = (socket.bytes_acked, socket.bytes_received);
+                match trouble.stuck {
+                    Some(known) if known.acked == acked => Stuck {
+                        bytes: known.bytes.min(bytes),
+                        received,
+                        repeats: known.repeats.saturating_add(1),
+                        acked,
+                    },
+                    _ => Stuck { bytes, acked, received, repeats: 1 },
+                }
+            });
             let closing = matches!(state, TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck);
             trouble.while_closing = trouble.while_closing.saturating_add(u32::from(closing));
         }
@@ -436,7 +449,7 @@ pub(super) const fn begins(event: &SocketEvent) -> bool {
     matches!(
         event,
         SocketEvent::State { old: TcpState::SynSent | TcpState::SynRecv, new: TcpState::Established }
-            | SocketEvent::Retransmit { state: TcpState::SynSent }
+            | SocketEvent::Retransmit { state: TcpState::SynSent, .. }
     )
 }
 
@@ -445,7 +458,7 @@ pub(super) const fn accepts(event: &SocketEvent) -> bool {
     matches!(
         event,
         SocketEvent::State { old: TcpState::SynRecv | TcpState::NewSynRecv, .. }
-            | SocketEvent::Retransmit { state: TcpState::SynRecv | TcpState::NewSynRecv }
+            | SocketEvent::Retransmit { state: TcpState::SynRecv | TcpState::NewSynRecv, .. }
     )
 }
 

@@ -66,7 +66,7 @@ impl FlowTable {
         let connects = matches!(
             fact.event,
             SocketEvent::State { old: TcpState::SynSent, .. }
-                | SocketEvent::Retransmit { state: TcpState::SynSent }
+                | SocketEvent::Retransmit { state: TcpState::SynSent, .. }
         );
         let index =
             if connects { self.index.get(&Key::new(&fact.tuple, place.netns)).copied() } else { None };

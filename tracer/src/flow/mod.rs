@@ -19,7 +19,7 @@ mod table;
 
 pub(crate) use evidence::{
     Chosen, Closed, Dropped, End, Ended, IcmpError, Invalid, Ipvs, Occurrences, PickedUp, Refusal,
-    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, TransitReset, Trouble,
+    RefusalKind, ResetEvent, SocketEnd, StackReset, Stage, Stuck, TransitReset, Trouble,
 };
 pub use evidence::{Decision, Flow, IcmpMeaning};
 pub(crate) use limits::Counters;

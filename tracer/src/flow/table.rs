@@ -302,7 +302,7 @@ impl FlowTable {
                 self.begin(
                     orig,
                     place,
-                    !matches!(fact.event, SocketEvent::Retransmit { state: TcpState::SynSent }),
+                    !matches!(fact.event, SocketEvent::Retransmit { state: TcpState::SynSent, .. }),
                 )
             }
         };

@@ -260,6 +260,11 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
     for (name, value) in &offsets {
         loader.override_global(name, value, true);
     }
+    for (site, range) in layout.drop_sites() {
+        for (name, value) in site.globals().into_iter().zip([&range.start, &range.end]) {
+            loader.override_global(name, value, true);
+        }
+    }
     loader.override_global("WANTED_REASONS", &wanted, true);
     loader.override_global(aya_log::LEVEL, &level, true);
     loader.map_max_entries(map::MESSAGES, messages_bytes);

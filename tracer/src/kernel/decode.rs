@@ -21,8 +21,8 @@ use network_types::{
     udp::UdpHdr,
 };
 use tracer_ebpf::{
-    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, FLAG_TABLE_FULL, Hook, Kind, MISSING, PACKET_HEAD_BYTES,
-    REASON_NONE, SOCK_HEAD_BYTES, WHY_BYTES,
+    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, DropSite, FLAG_TABLE_FULL, Hook, Kind, MISSING,
+    PACKET_HEAD_BYTES, REASON_NONE, SITE_SHIFT, SOCK_HEAD_BYTES, WHY_BYTES,
 };
 
 use super::{encode, layout::Layout};
@@ -239,6 +239,7 @@ impl Decoder {
         };
         let icmp = if hook.is_icmp_error() { icmp_error(packet) } else { None };
         let rejects = hook.is_unreach() || hook.is_forged_reset();
+        let site = DropSite::ALL.into_iter().find(|site| *site as u32 == flags >> SITE_SHIFT);
         let reason_name = match hook {
             Hook::KfreeSkb | Hook::IpVsConnExpire => self.layout.drop_reason(reason),
             Hook::TcpSendReset | Hook::TcpV4SendReset | Hook::TcpV6SendReset => {
@@ -254,6 +255,7 @@ impl Decoder {
             original_direction: (ctinfo != CTINFO_NONE).then_some(ctinfo < IP_CT_IS_REPLY),
             reason: match reason_name {
                 Some(name) => Some(Arc::clone(name)),
+                None if reason == REASON_NONE && site.is_some() => site.and_then(reason_at).map(Arc::from),
                 None if icmp.is_some() => icmp.map(|(kind, _)| Arc::from(icmp_type(hook, kind))),
                 None if reason == REASON_NONE || hook.is_unreach() => None,
                 None => Some(Arc::from(format!("reason {reason}"))),
@@ -264,6 +266,7 @@ impl Decoder {
                 None => None,
             },
             nf_hook: if rejects { u8::try_from(nf_hook).ok() } else { None },
+            site: site.map(DropSite::symbol),
             table_full: flags & FLAG_TABLE_FULL != 0,
         })
     }
@@ -285,7 +288,9 @@ impl Decoder {
             local.set_port(sport);
         }
         let event = match hook {
-            Hook::TcpRetransmit => SocketEvent::Retransmit { state: new },
+            Hook::TcpRetransmit => {
+                SocketEvent::Retransmit { state: new, bytes: (reason != REASON_NONE).then_some(reason) }
+            }
             Hook::TcpReceiveReset => SocketEvent::ReceiveReset { state: new },
             Hook::TcpSendReset => SocketEvent::SendReset {
                 state: new,
@@ -356,6 +361,18 @@ impl Decoder {
             String::from_utf8_lossy(&comm[..end]).into()
         });
         Some(Task { pid, comm: Arc::clone(name) })
+    }
+}
+
+/// The reason that later kernels give for a drop in this function (`include/net/dropreason-core.h`); `None` where it has
+/// several.
+const fn reason_at(site: DropSite) -> Option<&'static str> {
+    match site {
+        DropSite::NfHookSlow => Some("NETFILTER_DROP"),
+        DropSite::ArpErrorReport | DropSite::NdiscErrorReport | DropSite::NeighEventSend => {
+            Some("NEIGH_FAILED")
+        }
+        DropSite::IpError | DropSite::IpForward | DropSite::Ip6Forward | DropSite::Ip6PktDrop => None,
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::{self, BufRead, BufReader},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -185,6 +186,42 @@ impl Environment {
             }
         }
         Ok(found)
+    }
+
+    /// Where these functions of vmlinux begin and end. Those whose address is hidden (`kptr_restrict`) are left out, and so
+    /// are `NAME.cold` and other split-off parts; a copy for fixed arguments (`NAME.constprop.0`, `NAME.isra.0`) counts if
+    /// there is no whole function.
+    ///
+    /// # Errors
+    ///
+    /// If `/proc/kallsyms` cannot be read.
+    pub fn functions<T: Copy>(&self, wanted: &[(T, &str)]) -> io::Result<Vec<(T, Range<u64>)>> {
+        let mut file = BufReader::with_capacity(64 << 10, File::open(self.root.join("proc/kallsyms"))?);
+        let mut found: Vec<(usize, bool, Range<u64>)> = Vec::new();
+        let mut open: Option<(usize, bool, u64)> = None;
+        let mut line = String::new();
+        // The kernel lists vmlinux's symbols by address; those of modules follow.
+        while file.read_line(&mut line)? > 0 {
+            let mut words = line.split_ascii_whitespace();
+            let (address, name) = (words.next().unwrap_or_default(), words.nth(1).unwrap_or_default());
+            let Ok(address) = u64::from_str_radix(address, 16) else { break };
+            if let Some((position, is_whole, begin)) = open.take_if(|(_, _, begin)| *begin < address) {
+                found.push((position, is_whole, begin..address));
+            }
+            if words.next().is_some() {
+                break;
+            }
+            let (base, suffix) = name.split_once('.').unwrap_or((name, ""));
+            let is_copy = ["", "constprop", "isra"].contains(&suffix.split('.').next().unwrap_or_default());
+            let position = wanted.iter().position(|(_, known)| *known == base);
+            if let (Some(position), true, true) = (position, is_copy, address > 0) {
+                open = Some((position, suffix.is_empty(), address));
+            }
+            line.clear();
+        }
+        found.sort_by_key(|(position, is_whole, _)| (*position, !*is_whole));
+        found.dedup_by_key(|(position, ..)| *position);
+        Ok(found.into_iter().filter_map(|(at, _, range)| Some((wanted.get(at)?.0, range))).collect())
     }
 }
 

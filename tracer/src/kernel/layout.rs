@@ -3,7 +3,9 @@
 //! One table names every field in the kernel's own words. A missing field becomes a named gap in the hook plan, never a
 //! guess, except in a module without BTF (`WITHOUT_BTF`). Nothing here depends on a kernel version.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use tracer_ebpf::DropSite;
 
 use super::btf::Btf;
 
@@ -57,6 +59,7 @@ pub const FIELDS: &[FieldSpec] = &[
     global("OFF_SKB_HEAD", "sk_buff", "head", &[8]),
     global("OFF_SKB_NETWORK_HEADER", "sk_buff", "network_header", &[2]),
     global("OFF_SKB_DEV", "sk_buff", "dev", &[8]),
+    global("OFF_SKB_LEN", "sk_buff", "len", &[4]),
     global("OFF_DEV_NET", "net_device", "nd_net.net", &[8]),
     global("OFF_CT_NET", "nf_conn", "ct_net.net", &[8]),
     global("OFF_CT_STATUS", "nf_conn", "status", &[4, 8]),
@@ -140,6 +143,8 @@ pub struct Layout {
     gaps: Vec<FieldGap>,
     drop_reasons: HashMap<u32, Arc<str>>,
     reset_reasons: HashMap<u32, Arc<str>>,
+    /// Never printed or recorded: kernel addresses.
+    drop_sites: Vec<(DropSite, Range<u64>)>,
 }
 
 /// A field that this kernel lacks, or has in an unexpected form.
@@ -199,6 +204,7 @@ impl Layout {
         Self {
             offsets: offsets.into_iter().collect(),
             gaps: Vec::new(),
+            drop_sites: Vec::new(),
             drop_reasons: drop_reasons.into_iter().collect(),
             reset_reasons: reset_reasons.into_iter().collect(),
         }
@@ -212,6 +218,15 @@ impl Layout {
     /// All offsets, in bytes.
     pub fn offsets(&self) -> impl Iterator<Item = (&'static str, u32)> {
         self.offsets.iter().map(|(name, offset)| (*name, *offset))
+    }
+
+    /// The functions that stand for a drop's reason where the kernel gives none; their addresses are for the kernel half.
+    pub(crate) fn drop_sites(&self) -> &[(DropSite, Range<u64>)] {
+        &self.drop_sites
+    }
+
+    pub(super) fn set_drop_sites(&mut self, sites: Vec<(DropSite, Range<u64>)>) {
+        self.drop_sites = sites;
     }
 
     /// The numbers and names of this kernel's drop reasons.

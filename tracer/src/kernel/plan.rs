@@ -124,6 +124,8 @@ pub struct HookPlan {
     /// Parts of hooks' functions that only a kprobe could reach, where kprobes may not be used.
     out_of_reach: Vec<(Hook, &'static str)>,
     kfree_reason: Option<usize>,
+    /// The functions that drop packets are known by their addresses.
+    knows_sites: bool,
     send_reset_reason: Option<usize>,
 }
 
@@ -162,7 +164,8 @@ impl HookPlan {
             Tiers::Auto | Tiers::Kprobe => Vec::new(),
         };
         let preempts_programs = kernel.preempts_programs();
-        Self { lines, tiers, preempts_programs, out_of_reach, kfree_reason, send_reset_reason }
+        let knows_sites = !layout.drop_sites().is_empty();
+        Self { lines, tiers, preempts_programs, out_of_reach, kfree_reason, knows_sites, send_reset_reason }
     }
 
     pub fn lines(&self) -> &[PlanLine] {
@@ -231,11 +234,14 @@ impl HookPlan {
         let planned = |hook| self.planned().any(|(_, spec)| spec.hook == hook);
         let mut limits = Vec::new();
         if self.kfree_reason.is_none() && planned(Hook::KfreeSkb) {
-            limits.push(
-                "kfree_skb gives no reason on this kernel (it does since 5.17): which rule or fault dropped a packet \
-                 is unknown, and drops of established connections are not observed"
-                    .to_owned(),
-            );
+            let cost = if self.knows_sites {
+                "the function that dropped a packet stands for one, and drops of established connections are observed in \
+                 a few functions only"
+            } else {
+                "/proc/kallsyms shows no addresses (kernel.kptr_restrict), so which rule or fault dropped a packet is \
+                 unknown, and drops of established connections are not observed"
+            };
+            limits.push(format!("kfree_skb gives no reason on this kernel (it does since 5.17): {cost}"));
         }
         if self.send_reset_reason.is_none() && planned(Hook::TcpSendReset) {
             limits.push(

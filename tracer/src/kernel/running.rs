@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use tracer_ebpf::{Hook, IPVS};
+use tracer_ebpf::{DropSite, Hook, IPVS};
 
 use super::{
     btf::{Btf, BtfError, Prototype},
@@ -97,6 +97,15 @@ impl RunningKernel {
             Module::Loaded => layout.resolve_module(IPVS, self.module(IPVS).as_deref()),
             Module::BuiltIn => layout.resolve_module(IPVS, Some(&self.vmlinux)),
             Module::Absent => {}
+        }
+        let reason = self.tracepoint("kfree_skb").and_then(|tracepoint| tracepoint.position("reason"));
+        if reason.is_none() {
+            let wanted = DropSite::ALL.map(|site| (site, site.symbol()));
+            let found = self.environment.functions(&wanted).unwrap_or_else(|error| {
+                tracing::warn!("/proc/kallsyms cannot be read, so drops have no reason: {error}");
+                Vec::new()
+            });
+            layout.set_drop_sites(found);
         }
         layout
     }

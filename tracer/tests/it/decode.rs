@@ -8,7 +8,9 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tracer_ebpf::{CT_HEAD_BYTES, MISSING, PACKET_HEAD_BYTES, SOCK_HEAD_BYTES, WHY_BYTES};
+use tracer_ebpf::{
+    CT_HEAD_BYTES, DropSite, MISSING, PACKET_HEAD_BYTES, SITE_SHIFT, SOCK_HEAD_BYTES, WHY_BYTES,
+};
 use viptrace::{
     kernel::{
         decode::{DecodeError, Decoder},
@@ -224,7 +226,21 @@ fn a_dropped_packet_has_its_reason_its_addresses_and_the_full_table() {
     assert_eq!(fact.tuple, Some(client_to_vip()));
     assert_eq!((fact.tcp_flags, fact.table_full, fact.original_direction), (2, true, None));
     assert_eq!(fact.reason.as_deref(), Some("NETFILTER_DROP"));
-    assert_eq!(fact.ct, None);
+    assert_eq!((fact.ct, fact.site), (None, None));
+    // Where the kernel gives no reason, the function that dropped the packet stands for one.
+    let at = |site: u32| {
+        let mut record = record.clone();
+        record[36..40].copy_from_slice(&u32::MAX.to_ne_bytes());
+        record[44..48].copy_from_slice(&(site << SITE_SHIFT).to_ne_bytes());
+        let Fact::Packet(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
+        (fact.reason, fact.site)
+    };
+    assert_eq!(at(DropSite::NfHookSlow as u32), (Some("NETFILTER_DROP".into()), Some("nf_hook_slow")));
+    assert_eq!(at(DropSite::IpForward as u32), (None, Some("ip_forward")));
+    assert_eq!((at(0), at(200)), ((None, None), (None, None)));
+    for (position, site) in DropSite::ALL.into_iter().enumerate() {
+        assert_eq!(site as usize, position + 1, "a recording's number changed");
+    }
 }
 
 #[test]
@@ -269,6 +285,13 @@ fn a_closed_socket_still_has_its_port() {
     assert_eq!(fact.tuple, client_to_vip());
     assert_eq!(fact.event, SocketEvent::State { old: TcpState::FinWait2, new: TcpState::Close });
     assert_eq!((fact.bytes_acked, fact.bytes_received), (120, 456));
+    // A retransmit has the length of its segment, if the kernel half read it.
+    record[14] = Hook::TcpRetransmit as u8;
+    for (reason, bytes) in [(u32::MAX, None), (1398, Some(1398))] {
+        record[28..32].copy_from_slice(&reason.to_ne_bytes());
+        let Fact::Socket(fact) = decoder().decode(&record).unwrap().fact else { unreachable!() };
+        assert_eq!(fact.event, SocketEvent::Retransmit { state: TcpState::Close, bytes });
+    }
 }
 
 #[test]

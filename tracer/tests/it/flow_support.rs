@@ -262,6 +262,7 @@ impl Script {
             ct,
             original_direction: ct.map(|_| true),
             reason: None,
+            site: None,
             icmp_code: None,
             nf_hook: None,
             table_full: false,
@@ -365,7 +366,17 @@ impl Script {
     }
 
     pub(crate) fn retransmit(self, ms: u64, state: TcpState) -> Self {
-        self.socket(ms, Hook::TcpRetransmit, false, SocketEvent::Retransmit { state })
+        self.socket(ms, Hook::TcpRetransmit, false, SocketEvent::Retransmit { state, bytes: None })
+    }
+
+    /// An end repeats a segment of so many bytes, after these numbers of bytes were acknowledged and received.
+    pub(crate) fn repeats_segment(mut self, ms: u64, server: bool, bytes: u32, counts: (u64, u64)) -> Self {
+        let event = SocketEvent::Retransmit { state: TcpState::Established, bytes: Some(bytes) };
+        self = self.socket(ms, Hook::TcpRetransmit, server, event);
+        if let Some(Fact::Socket(socket)) = self.out.last_mut().map(|sighting| &mut sighting.fact) {
+            (socket.bytes_acked, socket.bytes_received) = counts;
+        }
+        self
     }
 
     pub(crate) fn receive_reset(self, ms: u64, state: TcpState) -> Self {

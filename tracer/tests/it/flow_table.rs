@@ -170,7 +170,8 @@ fn any_state() -> BoxedStrategy<TcpState> {
 fn any_event() -> BoxedStrategy<SocketEvent> {
     prop_oneof![
         (any_state(), any_state()).prop_map(|(old, new)| SocketEvent::State { old, new }),
-        any_state().prop_map(|state| SocketEvent::Retransmit { state }),
+        (any_state(), prop::option::of(any::<u32>()))
+            .prop_map(|(state, bytes)| SocketEvent::Retransmit { state, bytes }),
         any_state().prop_map(|state| SocketEvent::SendReset { state, reason: Some("\u{1b}[2J".into()) }),
         any_state().prop_map(|state| SocketEvent::ReceiveReset { state }),
     ]
@@ -208,6 +209,7 @@ fn any_fact() -> BoxedStrategy<Fact> {
                     ct,
                     original_direction,
                     reason,
+                    site: None,
                     icmp_code: code,
                     nf_hook: code,
                     table_full,

@@ -50,6 +50,7 @@ pub(crate) fn packet(
         original_direction: ct.map(|_| true),
         ct,
         reason: reason.map(Into::into),
+        site: None,
         icmp_code: None,
         nf_hook: None,
         table_full: false,

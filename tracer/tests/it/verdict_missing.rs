@@ -359,3 +359,34 @@ fn an_entry_of_another_translator_is_no_c8() {
     let old = || Script::new(CLIENT, VIP, Some(OTHER)).udp().listed(60_000, 58_000);
     assert_eq!(World::new().verdict(old(), 61_000).class, Class::C8);
 }
+
+#[test]
+fn c33_only_large_segments_are_lost() {
+    let stalled = |bytes: u32, counts: (u64, u64)| {
+        let script = to_cart().established(10_000);
+        let repeats = [10_200, 10_600, 11_400, 13_000, 16_200, 22_600];
+        let script =
+            repeats.into_iter().fold(script, |script, ms| script.repeats_segment(ms, true, bytes, counts));
+        World::new().verdict(script, 30_000)
+    };
+    // The endpoint received a small request, and its answer never arrives.
+    let verdict = stalled(1398, (0, 120));
+    assert_eq!((verdict.class, verdict.domain), (Class::C33, Domain::Mtu));
+    assert_eq!(verdict.confidence, Confidence::Medium);
+    assert!(verdict.root_cause.contains("the endpoint's segments of 1398 bytes"), "{}", verdict.root_cause);
+    // Full segments were acknowledged before, or a small one is lost: the path or the endpoint failed.
+    let unrelated = |verdict: &Verdict| !verdict.cross_reference.iter().any(|class| class == "C33");
+    for counts in [(500_000, 120), (2_800, 0)] {
+        let verdict = stalled(1398, counts);
+        assert!(verdict.class == Class::C29 && unrelated(&verdict), "{counts:?}: {verdict:#?}");
+    }
+    let verdict = stalled(120, (0, 120));
+    assert!(verdict.class == Class::C29 && unrelated(&verdict), "{verdict:#?}");
+    // Nothing but the handshake passed: the MTU is a candidate.
+    let verdict = stalled(1398, (0, 0));
+    assert!(verdict.class == Class::C29 && !unrelated(&verdict), "{verdict:#?}");
+    assert!(
+        verdict.unseen.iter().any(|what| what.contains("whether a small segment would pass")),
+        "{verdict:#?}"
+    );
+}

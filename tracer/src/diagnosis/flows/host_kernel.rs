@@ -3,7 +3,7 @@
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence, action},
-    flow::{Dropped, IcmpMeaning, Outcome, Stage},
+    flow::{Dropped, IcmpMeaning, Outcome, SocketEnd, Stage, Stuck},
     verdict::EvidenceType,
 };
 
@@ -74,6 +74,56 @@ pub(super) fn too_big(case: &Case<'_>) -> Option<Finding> {
         );
     }
     Some(finding)
+}
+
+/// Data of at least this length fills a segment on a path that is narrower than it seems: the smallest MTU of a tunnel over
+/// Ethernet is above 1,280 (RFC 8200).
+pub(super) const LARGE_BYTES: u32 = 1_000;
+/// Repetitions of one segment, the first of which may be an ordinary loss.
+const MIN_REPEATS: u32 = 3;
+
+/// C33 without an ICMP error.
+/// Mechanism: a link drops full-size packets and reports nothing, or the report is filtered. The handshake and small
+/// segments pass; a large one is repeated and never acknowledged.
+/// For: a large segment that an end repeats, longer than everything that was acknowledged before, while data was
+/// exchanged in the connection. Against: an endpoint or path that failed at that moment looks the same.
+pub(super) fn only_large_ones(case: &Case<'_>) -> Option<Finding> {
+    case.member()?;
+    if case.outcome != Outcome::Silent {
+        return None;
+    }
+    let ends = [("client", &case.flow.client), ("endpoint", &case.flow.server)];
+    let (who, stuck) = ends.into_iter().find_map(|(who, end)| Some((who, stuck(end)?)))?;
+    // The SYN counts as one acknowledged byte of the client (`tcp_snd_una_update`).
+    if !is_larger_than_all_before(stuck) || (stuck.acked <= 1 && stuck.received == 0) {
+        return None;
+    }
+    Some(
+        Finding::new(
+            Class::C33,
+            format!(
+                "the {who}'s segments of {} bytes in the connection to {} are never acknowledged, and smaller ones were",
+                stuck.bytes,
+                case.name()
+            ),
+        )
+        .confidence(Confidence::Medium)
+        .unobserved(
+            "whether only large packets are lost: an endpoint or path that failed at that moment looks the same, and \
+             `ping -M do -s 1422` from the client decides",
+        )
+        .related(&[Class::C29]),
+    )
+}
+
+/// The large segment that this end repeats.
+pub(super) fn stuck(end: &SocketEnd) -> Option<&Stuck> {
+    end.stuck().filter(|stuck| stuck.bytes >= LARGE_BYTES && stuck.repeats >= MIN_REPEATS)
+}
+
+/// Whether no segment of this length can have been acknowledged before.
+pub(super) const fn is_larger_than_all_before(stuck: &Stuck) -> bool {
+    stuck.acked <= stuck.bytes as u64
 }
 
 /// The drop of a flow that failed.

@@ -4,11 +4,12 @@ use super::{
     Case, Finding,
     datagrams::unanswered_for,
     hairpin,
+    host_kernel::{LARGE_BYTES, is_larger_than_all_before},
     text::{length, word},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{IcmpMeaning, Outcome, SocketEnd},
+    flow::{IcmpMeaning, Outcome, SocketEnd, Stuck},
     verdict::EvidenceType,
 };
 
@@ -86,22 +87,39 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
         None => finding = finding.unobserved("the node of the endpoint"),
     }
     if case.outcome == Outcome::Silent {
-        finding = finding.against(
-            EvidenceType::Kernel,
-            None,
-            "small packets arrived: lost full-size packets indicate the MTU (C33)",
-        );
-        finding = finding
-            .unobserved("the size of what was lost: `ping -M do -s 1422` from the client decides")
-            .related(&[Class::C33]);
-        let mtus: Vec<String> =
-            case.ctx.node.mtus.iter().take(MAX_LINKS).map(|(name, mtu)| format!("{name} {mtu}")).collect();
-        if !mtus.is_empty() {
-            let what = format!("MTUs of this node's interfaces, in bytes: {}", mtus.join(", "));
-            finding = finding.node(case.ctx.node.read_at(), what);
-        }
+        finding = with_size(case, finding);
     }
     Some(finding)
+}
+
+/// Names the MTU as a candidate (C33), unless the size of what was lost excludes it.
+fn with_size(case: &Case<'_>, finding: Finding) -> Finding {
+    let mut ends = [&case.flow.client, &case.flow.server].into_iter().filter_map(SocketEnd::stuck).peekable();
+    let (seen, unseen) = if ends.peek().is_none() {
+        let seen = "small packets arrived: lost full-size packets indicate the MTU (C33)";
+        (seen.to_owned(), "the size of what was lost")
+    } else {
+        let is_candidate = |stuck: &Stuck| stuck.bytes >= LARGE_BYTES && is_larger_than_all_before(stuck);
+        let Some(stuck) = ends.find(|stuck| is_candidate(stuck)) else { return finding };
+        let seen = format!(
+            "the first segment of {} bytes was lost: the MTU of a link may be smaller (C33)",
+            stuck.bytes
+        );
+        (seen, "whether a small segment would pass")
+    };
+    let finding = finding
+        .against(EvidenceType::Kernel, None, seen)
+        .unobserved(format!("{unseen}: `ping -M do -s 1422` from the client decides"))
+        .related(&[Class::C33]);
+    let mtus: Vec<String> =
+        case.ctx.node.mtus.iter().take(MAX_LINKS).map(|(name, mtu)| format!("{name} {mtu}")).collect();
+    if mtus.is_empty() {
+        return finding;
+    }
+    finding.node(
+        case.ctx.node.read_at(),
+        format!("MTUs of this node's interfaces, in bytes: {}", mtus.join(", ")),
+    )
 }
 
 /// Whether only a close got no answer, and the event of the entry's end may be one of those that were lost: then an idle

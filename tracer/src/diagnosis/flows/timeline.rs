@@ -43,7 +43,13 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             say(trouble.clashes.first, "two entries raced for one tuple (nf_ct_resolve_clash)".to_owned());
         }
         for drop in &trouble.drops {
-            let reason = drop.reason.as_deref().unwrap_or("no reason given by this kernel");
+            let reason = match (drop.reason.as_deref(), drop.site) {
+                (reason, Some(site)) => {
+                    format!("{}, in {site}", reason.unwrap_or("no reason given by this kernel"))
+                }
+                (Some(reason), None) => reason.to_owned(),
+                (None, None) => "no reason given by this kernel".to_owned(),
+            };
             let entry = if drop.unconfirmed { ", before its entry was confirmed" } else { "" };
             say(
                 drop.occurrences.first,
@@ -261,7 +267,12 @@ fn ends(flow: &Flow, say: &mut impl FnMut(Timestamp, String)) {
         }
         let repeats = end.retransmits();
         if repeats.is_seen() {
-            say(repeats.first, format!("the {who} retransmitted data {}", repeated(repeats)));
+            let stuck = end.stuck().map(|stuck| {
+                let bytes = count(u64::from(stuck.bytes), "byte");
+                format!("; the last segment has {bytes}, after {} acknowledged", count(stuck.acked, "byte"))
+            });
+            let stuck = stuck.unwrap_or_default();
+            say(repeats.first, format!("the {who} retransmitted data {}{stuck}", repeated(repeats)));
         }
         if let Some(reset) = end.reset_sent() {
             let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();

@@ -169,3 +169,29 @@ fn the_running_host_is_looked_at_without_complaint() {
         assert!(!gap.to_string().is_empty());
     }
 }
+
+#[test]
+fn functions_have_the_addresses_that_the_kernel_shows() {
+    let root = host();
+    let wanted = [('a', "nf_hook_slow"), ('b', "ip_forward"), ('c', "ip_error"), ('d', "early_drop")];
+    let found = || Environment::inspect_at(root.path()).functions(&wanted).unwrap();
+    // kptr_restrict.
+    assert_eq!(found(), []);
+    put(
+        &root,
+        "proc/kallsyms",
+        "0000000000000000 A fixed_percpu_data\n\
+         ffffffff81000000 t ip_error.cold\nffffffff81000040 T nf_hook_slow\nffffffff81000040 T alias\n\
+         ffffffff81000100 t ip_forward.isra.0\nffffffff81000200 t ip_forward_finish\n\
+         ffffffff81000300 t ip_error\nffffffff81000380 T last\n\
+         ffffffffc0000000 t early_drop\t[nf_conntrack]\nffffffffc0000100 t next\t[nf_conntrack]\n",
+    );
+    assert_eq!(
+        found(),
+        [
+            ('a', 0xffff_ffff_8100_0040..0xffff_ffff_8100_0100),
+            ('b', 0xffff_ffff_8100_0100..0xffff_ffff_8100_0200),
+            ('c', 0xffff_ffff_8100_0300..0xffff_ffff_8100_0380),
+        ]
+    );
+}

@@ -181,6 +181,12 @@ fn silent() -> Group<Traced> {
             let script = cart().established(10_000).icmp_error(20_000, "10.244.1.1:0", 4);
             Traced::of(world(mode), falls_silent(script, 20_001))
         }),
+        case(Class::C33, "its large segments are lost, and no ICMP error comes", |mode| {
+            Traced::of(world(mode), repeats(cart().established(10_000), 1_398))
+        }),
+        case(Class::C29, "its small segments are lost too", |mode| {
+            Traced::of(world(mode), repeats(cart().established(10_000), 120))
+        }),
         case(Class::Ok, "the sender heeds the ICMP error", |mode| {
             let script = cart().established(10_000).icmp_error(20_000, "10.244.1.1:0", 4);
             Traced::of(world(mode), script.closed(21_000))
@@ -232,4 +238,11 @@ fn dropped_by_ipvs() -> Script {
         script = script.retransmit(ms + 1, TcpState::Established);
     }
     script
+}
+
+/// The endpoint repeats its first answer, of so many bytes.
+fn repeats(script: Script, bytes: u32) -> Script {
+    [20_200, 20_600, 21_400, 23_000, 26_200, 32_600]
+        .into_iter()
+        .fold(script, |script, ms| script.repeats_segment(ms, true, bytes, (0, 120)))
 }

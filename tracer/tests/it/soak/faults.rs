@@ -318,6 +318,7 @@ fn packet(script: &Script, flags: u8, status: u32) -> PacketFact {
         reason: None,
         icmp_code: None,
         nf_hook: None,
+        site: None,
         table_full: false,
     }
 }
