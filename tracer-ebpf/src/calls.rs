@@ -12,7 +12,7 @@ use tracer_ebpf::Hook;
 
 use crate::messages;
 
-/// How deep a function is nested on a CPU: a task's own packet, and a softirq on top of it.
+/// More than a function is nested on a CPU: a task's own packet, and a softirq on top of it.
 const DEPTHS: usize = 4;
 
 /// One function's calls on one CPU.
@@ -46,12 +46,12 @@ pub(crate) fn begin(calls: &Map, argument: u64) {
     // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs. A program
     // that interrupts this one on this CPU ends its own calls before it returns.
     unsafe {
-        let depth = (*calls).depth as usize;
-        if depth < DEPTHS {
-            (*calls).open[depth & (DEPTHS - 1)] =
-                Call { argument_or_time: argument, pid_tgid: bpf_get_current_pid_tgid() };
-        }
-        (*calls).depth = (*calls).depth.wrapping_add(1);
+        // The kernel may lose a return (no free instance of the kretprobe, a skipped program). Real calls are never this
+        // deep, so all of these are lost ones: start over.
+        let depth = if ((*calls).depth as usize) < DEPTHS { (*calls).depth as usize } else { 0 };
+        (*calls).open[depth & (DEPTHS - 1)] =
+            Call { argument_or_time: argument, pid_tgid: bpf_get_current_pid_tgid() };
+        (*calls).depth = depth as u32 + 1;
     }
 }
 
@@ -67,11 +67,7 @@ pub(crate) fn end(calls: &Map, hook: Hook) -> Option<u64> {
             return None;
         }
         (*calls).depth = depth - 1;
-        let index = (depth - 1) as usize;
-        if index >= DEPTHS {
-            return None;
-        }
-        let call = (*calls).open[index & (DEPTHS - 1)];
+        let call = (*calls).open[(depth - 1) as usize & (DEPTHS - 1)];
         if call.pid_tgid != bpf_get_current_pid_tgid() {
             messages::moved(hook);
             // A call that moved away left its entry on this CPU's stack: start over.
