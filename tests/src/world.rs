@@ -272,6 +272,11 @@ impl<'w> Stage<'w> {
         Server::start(self.place(pod)?, port, script)
     }
 
+    /// Starts the TCP server that acts as the Pod's application, on a dual-stack socket.
+    pub fn serve_dual_stack(&self, pod: &str, port: u16, script: Script) -> Result<Server> {
+        Server::start_dual_stack(self.place(pod)?, port, script)
+    }
+
     /// Starts the UDP server that acts as the Pod's application.
     pub fn serve_udp(&self, pod: &str, port: u16, answer: Answer) -> Result<UdpServer> {
         UdpServer::start(self.place(pod)?, port, answer)

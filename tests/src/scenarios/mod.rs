@@ -190,6 +190,7 @@ pub const ALL: &[Scenario] = &[
     scenario("targeted-service", targeted::service),
     scenario("targeted-pod", targeted::pod),
     scenario("targeted-address", targeted::address),
+    scenario("targeted-dual-stack", targeted::dual_stack).runs(ENDS),
     scenario("lean", lean::story),
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story).runs(EVERY_KERNEL),

@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
 
-use super::stale;
+use super::{resets::senders, stale};
 use viptrace_class::Class;
 
 use crate::{
     expect::Endpoint,
     traffic::{
         Attempt, Outcome, all_ended,
-        client::{self, Script},
-        server::{EXCHANGE, Server},
+        client::{self, REQUEST},
+        server::{EXCHANGE, Script, Server},
     },
     world::Stage,
 };
@@ -26,7 +26,7 @@ fn cart(stage: &Stage) -> Result<[Server; 3]> {
 
 fn connect(stage: &Stage, client: &str, service: &str, port: &str, count: usize) -> Result<Vec<Attempt>> {
     let vip = stage.vip(service, port)?;
-    client::connect(stage.place(client)?, vip, count, 2, Script::exchange())
+    client::connect(stage.place(client)?, vip, count, 2, client::Script::exchange())
 }
 
 /// The summary names every hook that could not be attached. A targeted trace needs one more hook than others.
@@ -58,7 +58,7 @@ pub(super) fn service(stage: &mut Stage) -> Result<()> {
     let without_endpoints = connect(stage, "shop/client-1", "shop/checkout", "http", 3)?;
     // The Pod serves the Service, and this connection does not use the Service address.
     let past = SocketAddr::new(stage.place("shop/cart-1")?.address, 8080);
-    let direct = client::connect(stage.place("shop/client-1")?, past, 2, 1, Script::exchange())?;
+    let direct = client::connect(stage.place("shop/client-1")?, past, 2, 1, client::Script::exchange())?;
     all_ended(&direct, &Outcome::Done)?;
     for other in [served, refused, without_endpoints, direct] {
         stage.expect_unrecorded(&other);
@@ -118,9 +118,22 @@ pub(super) fn address(stage: &mut Stage) -> Result<()> {
         .with_endpoint_moved(stage.at(first)?.address, endpoint.ip())
         .with_endpoint_moved(stage.at(second)?.address, endpoint.ip());
     stage.break_rules(&only_here)?;
-    let attempts = client::connect(from, cart, 4, 1, Script::exchange())?;
+    let attempts = client::connect(from, cart, 4, 1, client::Script::exchange())?;
     all_ended(&attempts, &Outcome::Refused)?;
     stage.expect(&attempts, "shop/cart", Class::C28, &Endpoint::Is(endpoint));
+    check_that_no_hook_is_missing(stage);
+    Ok(())
+}
+
+/// A server as Go, Java and Node.js programs open it: an IPv6 socket on every address, whose IPv4 peers are
+/// `::ffff:a.b.c.d`. A trace of its Service observes the RST that it sends.
+pub(super) fn dual_stack(stage: &mut Stage) -> Result<()> {
+    let server = stage.serve_dual_stack("shop/api-1", 8443, Script::ResetOnRequest { request: REQUEST })?;
+    stage.watch_with(&["shop/api"])?;
+    let attempts = connect(stage, "shop/client-1", "shop/api", "https", 4)?;
+    all_ended(&attempts, &Outcome::Reset)?;
+    stage.expect(&attempts, "shop/api", Class::Ok, &Endpoint::Is(server.address()));
+    senders::check_statement(stage, "the endpoint's socket sent a RST");
     check_that_no_hook_is_missing(stage);
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr},
+    net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -61,10 +61,20 @@ pub struct Server {
 impl Server {
     /// Starts a server on `port` of the place's address. It listens when this returns.
     pub fn start(place: &Place, port: u16, script: Script) -> Result<Self> {
+        Self::start_on(place, port, place.address, script)
+    }
+
+    /// The same on an IPv6 socket that is bound to no address, as many languages' libraries open it. Its IPv4 peers are
+    /// `::ffff:a.b.c.d`.
+    pub fn start_dual_stack(place: &Place, port: u16, script: Script) -> Result<Self> {
+        Self::start_on(place, port, Ipv6Addr::UNSPECIFIED.into(), script)
+    }
+
+    fn start_on(place: &Place, port: u16, bound: IpAddr, script: Script) -> Result<Self> {
         let address = SocketAddr::new(place.address, port);
         let listener = place
             .netns
-            .run(move || listen(address))?
+            .run(move || listen(SocketAddr::new(bound, port)))?
             .with_context(|| format!("listening on {address} in namespace {}", place.netns.name()))?;
         let listener = Arc::new(listener);
         let accepted = Accepted::default();
@@ -100,6 +110,9 @@ impl Drop for Server {
 fn listen(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!address.ip().is_unspecified())?;
+    }
     socket.bind(&address.into())?;
     socket.listen(1024)?;
     Ok(socket)
@@ -108,6 +121,7 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
 fn accept_all(listener: &Socket, accepted: &Accepted, script: Script) {
     while let Ok((connection, peer)) = listener.accept() {
         if let Some(peer) = peer.as_socket() {
+            let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
             accepted.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
         }
         let serve = move || {

@@ -16,7 +16,7 @@ use crate::{
     world::Stage,
 };
 
-fn check_statement(stage: &mut Stage, what: &'static str) {
+pub(in crate::scenarios) fn check_statement(stage: &mut Stage, what: &'static str) {
     stage.check(move |records, _| {
         let text = records.iter().map(Record::statements).collect::<Vec<_>>().join("\n---\n");
         ensure!(text.contains(what), "the record lacks {what:?}: {text}");
