@@ -26,7 +26,8 @@ pub(crate) struct Series {
     suites: &'static [&'static str],
 }
 
-/// Debian 11's kernel, Debian 12's own, the newer one in Debian 12's security archive, and the newest of all.
+/// Debian 11's kernel, Debian 12's own, the newer one in Debian 12's security archive, its `PREEMPT_RT` build, and the
+/// newest of all.
 pub(crate) const SERIES: &[Series] = &[
     Series {
         name: "5.10",
@@ -43,6 +44,12 @@ pub(crate) const SERIES: &[Series] = &[
     Series {
         name: "6.12",
         metapackage: "linux-image-6.12-cloud-amd64",
+        build_prefix: "linux-image-6.12.",
+        suites: &[],
+    },
+    Series {
+        name: "6.12-rt",
+        metapackage: "linux-image-6.12-rt-amd64",
         build_prefix: "linux-image-6.12.",
         suites: &[],
     },
@@ -268,7 +275,10 @@ mod tests {
 
     #[test]
     fn a_prefix_matches_one_series() {
-        let of = |name: &str| SERIES.iter().filter(|series| name.starts_with(series.build_prefix)).count();
+        let of = |name: &str| {
+            let matching = SERIES.iter().filter(|series| name.starts_with(series.build_prefix));
+            matching.map(|series| series.build_prefix).collect::<std::collections::BTreeSet<_>>().len()
+        };
         assert_eq!(of("linux-image-6.1.0-56-cloud-amd64"), 1);
         assert_eq!(of("linux-image-6.12.117+deb12-cloud-amd64"), 1);
         assert_eq!(of("linux-image-5.10.0-32-cloud-amd64"), 1);
@@ -278,7 +288,7 @@ mod tests {
     #[test]
     fn only_known_kernels_are_accepted() {
         assert_eq!(parse("6.12").unwrap().name, "6.12");
-        assert_eq!(parse("6").unwrap_err(), "known kernels are 5.10, 6.1, 6.12, 7.2");
+        assert_eq!(parse("6").unwrap_err(), "known kernels are 5.10, 6.1, 6.12, 6.12-rt, 7.2");
         assert!(parse(DEFAULT).is_ok());
     }
 

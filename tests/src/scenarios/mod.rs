@@ -37,7 +37,7 @@ use anyhow::Result;
 
 pub use share::Shares;
 use share::{
-    ENDS, EVERY_KERNEL, EVERY_KERNEL_AND_MODE, NEWER_KERNELS, NO_OLD_KERNEL, ONE_KERNEL, TWO_KERNELS,
+    ENDS, EVERY_KERNEL, EVERY_KERNEL_AND_MODE, EVERY_KIND_OF_KERNEL, NEWER_KERNELS, NO_OLD_KERNEL, ONE_KERNEL, TWO_KERNELS,
 };
 
 use crate::{
@@ -126,7 +126,7 @@ const FROM_OUTSIDE4: &[Covers] = &[Covers {
 
 /// All scenarios, in the order in which they run.
 pub const ALL: &[Scenario] = &[
-    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
+    scenario("healthy-tcp", healthy::tcp).covers(TCP4).on(EVERY).runs(EVERY_KIND_OF_KERNEL),
     scenario("healthy-udp", healthy::udp).covers(UDP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
     scenario("c6-stale-endpoint-answers", stale::answers).covers(TCP4).on(EVERY).runs(TWO_KERNELS),
     scenario("c6-stale-endpoint-gone", stale::gone).covers(TCP4).on(WIDE).runs(TWO_KERNELS),
@@ -136,7 +136,7 @@ pub const ALL: &[Scenario] = &[
     scenario("c5e-rules-removed", no_rules::removed).covers(TCP4).on(EVERY),
     scenario("c5-one-service-without-rules", no_rules::one).covers(TCP4).on(NETFILTER).runs(TWO_KERNELS),
     scenario("c16-conntrack-table-full", table_full::story).covers(TCP4).runs(EVERY_KERNEL),
-    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY).runs(EVERY_KERNEL_AND_MODE),
+    scenario("c28-refused-same-node", refused::same_node).covers(TCP4).on(EVERY).runs(EVERY_KIND_OF_KERNEL),
     scenario("c28-refused-other-node", refused::other_node).covers(TCP4).on(WIDE).runs(EVERY_KERNEL),
     scenario("c29-silent-same-node", silent::same_node).covers(TCP4).on(EVERY).runs(EVERY_KERNEL),
     scenario("c29-silent-other-node", silent::other_node).covers(TCP4).on(WIDE).runs(EVERY_KERNEL),

@@ -27,6 +27,8 @@ const NEWEST: Share = ("7.2", Which::First);
 const OLDEST: Share = ("5.10", Which::First);
 const IPTABLES_6_1: Share = ("6.1", Which::Default);
 const MODES_6_1: Share = ("6.1", Which::All);
+/// Its structures have other offsets than any other kernel's.
+const REAL_TIME: Share = ("6.12-rt", Which::Default);
 
 /// Every scenario runs on this kernel.
 pub(super) const ONE_KERNEL: Shares = Shares(&[WHOLE]);
@@ -41,6 +43,8 @@ pub(super) const ENDS: Shares = Shares(&[WHOLE, NEWEST, OLDEST]);
 pub(super) const EVERY_KERNEL: Shares = Shares(&[WHOLE, NEWEST, OLDEST, IPTABLES_6_1]);
 /// For scenarios that also differ between modes and families.
 pub(super) const EVERY_KERNEL_AND_MODE: Shares = Shares(&[WHOLE, NEWEST, OLDEST, MODES_6_1]);
+/// The same, and on a kernel with other structures.
+pub(super) const EVERY_KIND_OF_KERNEL: Shares = Shares(&[WHOLE, NEWEST, OLDEST, MODES_6_1, REAL_TIME]);
 
 impl Shares {
     /// The variants that this kernel runs.
