@@ -83,6 +83,8 @@ offsets! {
     ARG_KFREE_REASON,
     /// Position of `reason` among the arguments of `tcp:tcp_send_reset`, missing before 6.10.
     ARG_SEND_RESET_REASON,
+    /// Position of `err` among the arguments of `tcp:tcp_retransmit_skb`, missing before 6.17.
+    ARG_RETRANSMIT_ERROR,
     /// `enum skb_drop_reason`: `SKB_DROP_REASON_NETFILTER_DROP`.
     REASON_NETFILTER_DROP,
 }

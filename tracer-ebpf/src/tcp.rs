@@ -68,9 +68,17 @@ fn on_sock_state(ctx: &RawTracePointContext) {
     }
 }
 
-/// Tracepoint `tcp:tcp_retransmit_skb(sk, skb, …)`.
+/// Tracepoint `tcp:tcp_retransmit_skb(sk, skb[, err])`. since 6.17 it also reports segments that could not be sent, with
+/// the error (kernel commit "tcp: trace retransmit failures in tcp_retransmit_skb"): they are left out on every kernel.
 #[raw_tracepoint(tracepoint = "tcp_retransmit_skb")]
 pub(crate) fn tcp_retransmit(ctx: RawTracePointContext) -> i32 {
+    let error = match globals::ARG_RETRANSMIT_ERROR.load() {
+        MISSING => 0,
+        position => output::tracepoint_argument(&ctx, position),
+    };
+    if error != 0 {
+        return 0;
+    }
     let length = match globals::OFF_SKB_LEN.load() {
         MISSING => None,
         offset => output::read::<u32>(ctx.arg::<u64>(1).wrapping_add(u64::from(offset))),

@@ -127,6 +127,7 @@ pub struct HookPlan {
     /// The functions that drop packets are known by their addresses.
     knows_sites: bool,
     send_reset_reason: Option<usize>,
+    retransmit_error: Option<usize>,
 }
 
 impl HookPlan {
@@ -138,6 +139,7 @@ impl HookPlan {
     pub fn with_tiers(set: HookSet, tiers: Tiers, layout: &Layout, kernel: &impl KernelFacts) -> Self {
         let kfree_reason = position(kernel.tracepoint("kfree_skb").as_ref(), "reason");
         let send_reset_reason = position(kernel.tracepoint("tcp_send_reset").as_ref(), "reason");
+        let retransmit_error = position(kernel.tracepoint("tcp_retransmit_skb").as_ref(), "err");
         // Variadic: only BTF shows the position of the format, which was argument 2 before 5.14.
         let format_is_third = position(kernel.function(Hook::InvalidLog.symbol()).as_ref(), "fmt") == Some(3);
         let mut lines: Vec<PlanLine> = Hook::ALL
@@ -165,7 +167,16 @@ impl HookPlan {
         };
         let preempts_programs = kernel.preempts_programs();
         let knows_sites = !layout.drop_sites().is_empty();
-        Self { lines, tiers, preempts_programs, out_of_reach, kfree_reason, knows_sites, send_reset_reason }
+        Self {
+            lines,
+            tiers,
+            preempts_programs,
+            out_of_reach,
+            kfree_reason,
+            knows_sites,
+            send_reset_reason,
+            retransmit_error,
+        }
     }
 
     pub fn lines(&self) -> &[PlanLine] {
@@ -266,13 +277,14 @@ impl HookPlan {
     }
 
     /// Positions of arguments that move between kernels, as the kernel half's globals.
-    pub(super) fn arguments(&self) -> [(&'static str, u32); 2] {
+    pub(super) fn arguments(&self) -> [(&'static str, u32); 3] {
         let number = |position: Option<usize>| {
             position.and_then(|position| u32::try_from(position).ok()).unwrap_or(tracer_ebpf::MISSING)
         };
         [
             ("ARG_KFREE_REASON", number(self.kfree_reason)),
             ("ARG_SEND_RESET_REASON", number(self.send_reset_reason)),
+            ("ARG_RETRANSMIT_ERROR", number(self.retransmit_error)),
         ]
     }
 }
