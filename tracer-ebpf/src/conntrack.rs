@@ -138,6 +138,12 @@ pub(crate) fn nfct(skb: u64) -> u64 {
     }
 }
 
+/// The address of the part of an entry that records carry.
+#[inline(always)]
+pub(crate) fn head(ct: u64) -> u64 {
+    ct.wrapping_add(u64::from(globals::OFF_CT_BASE.load()))
+}
+
 /// The namespace of an entry.
 #[inline(always)]
 pub(crate) fn netns(ct: u64) -> u32 {
@@ -157,7 +163,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
     // submitted or discarded. Every field is written before it is submitted.
     unsafe {
-        if !output::copy(&raw mut (*record).ct_head, ct) {
+        if !output::copy(&raw mut (*record).ct_head, head(ct)) {
             messages::unreadable(hook);
             output::discard(entry);
             return;

@@ -27,6 +27,8 @@ offsets! {
     OFF_DEV_NET,
     /// `nf_conn.ct_net.net`
     OFF_CT_NET,
+    /// Where the copy of a `struct nf_conn` begins: 0, except where the spinlock at its beginning is long.
+    OFF_CT_BASE,
     /// `nf_conn.status`
     OFF_CT_STATUS,
     /// `nf_conn.tuplehash[0].tuple.src.u3`

@@ -14,8 +14,9 @@ mod hooks;
 
 pub use hooks::{Attach, Copies, HOOK_SLOTS, Hook, HookSpec, IPVS, LOST_ANY, Need};
 
-/// Bytes of `struct nf_conn` that a record carries: zone, both tuples, status and `ct_net`
-/// (offsets 12 to 152 on 5.10, to 144 on 6.1 to 7.2).
+/// Bytes of `struct nf_conn` that a record carries: zone, both tuples and status (offsets 12 to 148 on 5.10, 12 to 140
+/// on 6.1 to 7.2). Where the spinlock before them is longer (`PREEMPT_RT`, lock debugging), the copy begins at the zone,
+/// and they take 124 bytes.
 pub const CT_HEAD_BYTES: usize = 152;
 /// Bytes of `struct sock_common` that a record carries: addresses, ports, family, state and both v6 addresses.
 pub const SOCK_HEAD_BYTES: usize = 88;

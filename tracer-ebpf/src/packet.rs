@@ -184,7 +184,7 @@ impl Packet {
             if ct == 0 {
                 (*record).ct_head = [0; _];
             } else {
-                output::copy(&raw mut (*record).ct_head, ct);
+                output::copy(&raw mut (*record).ct_head, conntrack::head(ct));
             }
             if self.network == 0 {
                 (*record).packet_head = [0; _];

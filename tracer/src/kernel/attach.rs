@@ -244,6 +244,7 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
         .map(|field| (field.name, layout.offset(field.name).unwrap_or(MISSING)))
         .chain(plan.arguments())
         .chain([
+            ("OFF_CT_BASE", layout.entry_base()),
             ("REASON_NETFILTER_DROP", layout.drop_reason_number("NETFILTER_DROP").unwrap_or(MISSING)),
             ("TARGETED", u32::from(options.targets.is_some())),
             ("CONFIRM_COPIES", copies(Hook::Confirm, plan.preempts_programs())),

@@ -15,7 +15,7 @@ mod prototype;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod writer;
+pub(in crate::kernel) mod writer;
 
 use std::{ops::Range, sync::Arc};
 

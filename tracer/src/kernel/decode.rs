@@ -129,10 +129,10 @@ impl Fields {
             })
         };
         Self {
-            orig: at("CT_ORIG"),
-            reply: at("CT_REPLY"),
-            zone: at("CT_ZONE"),
-            status: at("OFF_CT_STATUS"),
+            orig: layout.offset_in_entry("CT_ORIG"),
+            reply: layout.offset_in_entry("CT_REPLY"),
+            zone: layout.offset_in_entry("CT_ZONE"),
+            status: layout.offset_in_entry("OFF_CT_STATUS"),
             tuple: tuple(),
             sock: sock(),
         }

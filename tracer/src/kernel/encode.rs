@@ -35,7 +35,7 @@ pub(super) fn record(
     put(&mut record, offset_of!(ConntrackRecord, detail), &idle.to_ne_bytes())?;
     put(&mut record, offset_of!(ConntrackRecord, tcp_state), &MISSING.to_ne_bytes())?;
     let mut head = [0; CT_HEAD_BYTES];
-    let at = |name| layout.offset(name).map(|offset| offset as usize);
+    let at = |name| layout.offset_in_entry(name);
     put(&mut head, at("OFF_CT_STATUS")?, &entry.ct.status.0.to_ne_bytes())?;
     if let Some(zone) = at("CT_ZONE") {
         put(&mut head, zone, &entry.ct.zone.to_ne_bytes())?;

@@ -3,9 +3,12 @@
 //! One table names every field in the kernel's own words. A missing field becomes a named gap in the hook plan, never a
 //! guess, except in a module without BTF (`WITHOUT_BTF`). Nothing here depends on a kernel version.
 
+#[cfg(test)]
+mod tests;
+
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use tracer_ebpf::DropSite;
+use tracer_ebpf::{CT_HEAD_BYTES, DropSite, SOCK_HEAD_BYTES};
 
 use super::btf::Btf;
 
@@ -112,6 +115,22 @@ const WITHOUT_BTF: &[(&str, u32)] = &[
     ("OFF_IPVS_PARAM_AF", 30),
 ];
 
+/// The fields that the decoder reads from a record's copy of `struct nf_conn`, with the number of bytes, and whether an
+/// entry is of use without them.
+const COPIED_OF_ENTRY: &[(&str, u32, bool)] =
+    &[("CT_ZONE", 2, true), ("CT_ORIG", 40, false), ("CT_REPLY", 40, false), ("OFF_CT_STATUS", 4, false)];
+
+/// The fields that the decoder reads from a record's copy of `struct sock_common`, with the number of bytes.
+const COPIED_OF_SOCKET: &[(&str, u32)] = &[
+    ("OFF_SK_FAMILY", 2),
+    ("OFF_SK_DADDR", 4),
+    ("OFF_SK_SADDR", 4),
+    ("OFF_SK_V6_DADDR", 16),
+    ("OFF_SK_V6_SADDR", 16),
+    ("SK_DPORT", 2),
+    ("SK_NUM", 2),
+];
+
 /// The drop reasons that are reported for every packet, by the kernel's names without their prefix. All of them lie on
 /// failure paths; the noisy ones (`NOT_SPECIFIED`, `QUEUE_PURGE`, TCP's own) are left out.
 pub const WANTED_REASONS: &[&str] = &[
@@ -161,6 +180,7 @@ impl Layout {
         for spec in FIELDS.iter().filter(|spec| spec.module.is_none()) {
             layout.resolve_field(btf, spec);
         }
+        layout.leave_out_what_is_not_copied();
         layout.drop_reasons = names(btf, DROP_REASONS);
         layout.reset_reasons = names(btf, RESET_REASONS);
         layout
@@ -193,6 +213,53 @@ impl Layout {
             }
             Err(error) => self.gaps.push(FieldGap { field: *spec, reason: error.to_string() }),
         }
+    }
+
+    /// A record carries a limited part of each structure: a field outside it is a gap.
+    fn leave_out_what_is_not_copied(&mut self) {
+        let base = self.entry_base();
+        let of_entry = COPIED_OF_ENTRY.iter().map(|(name, bytes, _)| (*name, *bytes, base, CT_HEAD_BYTES));
+        let of_socket = COPIED_OF_SOCKET.iter().map(|(name, bytes)| (*name, *bytes, 0, SOCK_HEAD_BYTES));
+        for (name, bytes, base, copied) in of_entry.chain(of_socket) {
+            let Some(offset) = self.offset(name) else { continue };
+            let end = base.saturating_add(copied as u32);
+            if offset >= base && offset.saturating_add(bytes) <= end {
+                continue;
+            }
+            self.offsets.remove(name);
+            let reason = format!("lies at offset {offset}, and records carry the bytes {base} to {end}");
+            let field = FIELDS.iter().find(|field| field.name == name);
+            self.gaps.extend(field.map(|field| FieldGap { field: *field, reason }));
+        }
+    }
+
+    /// Where a record's copy of `struct nf_conn` begins, in bytes. 0, if all its fields are among the structure's first
+    /// bytes. On `PREEMPT_RT` and with lock debugging they are not, because the spinlock before them is longer
+    /// (`include/linux/spinlock_types.h`): the copy begins at the first field then. It follows from the offsets alone, so
+    /// a recording needs no other fact.
+    pub(super) fn entry_base(&self) -> u32 {
+        let span = |with_optional: bool| {
+            let fields = COPIED_OF_ENTRY.iter().filter(|(.., is_optional)| with_optional || !is_optional);
+            let places =
+                fields.filter_map(|(name, bytes, _)| Some((self.offset(name)?, *bytes))).collect::<Vec<_>>();
+            let begin = places.iter().map(|(offset, _)| offset & !7).min().unwrap_or_default();
+            let end = places.iter().map(|(offset, bytes)| offset.saturating_add(*bytes)).max();
+            begin..end.unwrap_or_default()
+        };
+        let (all, needed) = (span(true), span(false));
+        let copied = CT_HEAD_BYTES as u32;
+        if all.end <= copied {
+            0
+        } else if all.end - all.start <= copied {
+            all.start
+        } else {
+            needed.start
+        }
+    }
+
+    /// The offset of a field in a record's copy of `struct nf_conn`, in bytes.
+    pub(super) fn offset_in_entry(&self, name: &str) -> Option<usize> {
+        self.offset(name)?.checked_sub(self.entry_base()).map(|offset| offset as usize)
     }
 
     /// A layout with these offsets, for tests and for recordings, which have their own.
