@@ -107,14 +107,16 @@ impl Folded {
     /// Folds all flows without judging them. Each has the last of its revisions.
     fn of(prepared: Prepared) -> Self {
         let mut table = FlowTable::new(Limits::default());
+        let mut flows: BTreeMap<u64, Flow> = BTreeMap::new();
         let mut cluster = prepared.soaked.cluster();
         for turn in prepared.turns {
             turn.changes.into_iter().for_each(|(ms, change)| cluster.absorb(update(ms, change)));
             turn.sightings.into_iter().for_each(|sighting| table.observe(sighting));
             table.advance(at(turn.ms));
+            flows.extend(table.drain_settled().map(|flow| (flow.id, flow)));
         }
         table.finish(at(prepared.soaked.end + REST + 100_000));
-        let flows: BTreeMap<u64, Flow> = table.drain_settled().map(|flow| (flow.id, flow)).collect();
+        flows.extend(table.drain_settled().map(|flow| (flow.id, flow)));
         let node = prepared.soaked.snapshot(prepared.soaked.end);
         let mut folded =
             Self { flows: flows.into_values().collect(), cluster, node, translations: Translations::new() };

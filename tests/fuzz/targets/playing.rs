@@ -22,7 +22,9 @@ pub fn play(bytes: Vec<u8>, detail: Detail) {
             show(&mut report, &judgements);
         }
     }
-    show(&mut report, &player.cut_off());
+    while let Some(judgements) = player.cut_off() {
+        show(&mut report, &judgements);
+    }
     let (damage, count) = player.damage();
     assert!(count >= damage.len() as u64);
     assert!(damage.iter().all(|damage| damage.offset <= length && damage.skipped <= length - damage.offset));

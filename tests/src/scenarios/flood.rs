@@ -29,11 +29,11 @@ const FLOOD: usize = WAVES * WAVE;
 const MAX_FLOWS: usize = 2_000;
 /// The growth of a wave whose flows were kept, at 1 KiB each, minus the free memory that it may find.
 const KEPT_KIB: u64 = (WAVE as u64) / 4 * 3;
-/// This many waves may grow by that much without keeping a flow: short-lived data, mostly verdicts judged together
-/// after a read of the node, takes up to 13 MiB, twice that on a machine that stalls meanwhile, and grows in steps.
+/// This many waves may grow by that much without keeping a flow: short-lived data, such as the sightings of one read and
+/// the verdicts of one step, grows in steps.
 const MAX_STEPS: usize = (WAVES - 1) / 3 * 2;
-/// The growth since the first wave, which fills the table: twice the size of all other waves' flows.
-const GROWTH_LIMIT_KIB: u64 = 2 * (FLOOD - WAVE) as u64;
+/// The growth since the first wave, which fills the table: the size of all other waves' flows, 18 MB.
+const GROWTH_LIMIT_KIB: u64 = (FLOOD - WAVE) as u64;
 /// The total: the program, its buffer from the kernel (8 MiB, mapped twice) and its flows.
 const TOTAL_LIMIT_KIB: u64 = 96 * 1024;
 

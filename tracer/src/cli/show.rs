@@ -47,6 +47,7 @@ impl Show {
             self.summary.add_folded(folded);
             report.fold(folded, at);
         }
+        judgements.unjudged.iter().for_each(|flows| self.summary.add_unjudged(flows));
         if report.shows_status() {
             let status = &pipeline.cluster().status;
             report.status(Status {

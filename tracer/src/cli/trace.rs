@@ -3,6 +3,7 @@
 //! Owns the event loop: its events, the order of reads, and the end of a trace. Time advances for the flows only up to
 //! the point to which all of the kernel's records have been read (`reader.rs`).
 
+mod limits;
 mod node_poller;
 mod reader;
 mod record;
@@ -28,7 +29,7 @@ use crate::{
         show::{Show, detail},
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
-    flow::{Limits, Reread},
+    flow::Limits,
     kernel::{
         self,
         attach::Options,
@@ -42,7 +43,7 @@ use crate::{
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
     session::{Ending, Grace, Judgements, Pipeline, Settings},
-    sighting::{Hook, ListedEntry},
+    sighting::ListedEntry,
     time::Timestamp,
 };
 use node_poller::{EntryLister, NodePoller};
@@ -84,6 +85,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         (Some(_), Hooks::Full) => HookSet::Targeted,
         (None, Hooks::Full) => HookSet::Full,
     };
+    let limits = limits::limits(options, &environment);
     let kernel = check::Kernel::inspect(environment, set, options.attach.into());
     if let Some(obstacle) = kernel.obstacle() {
         return Err(obstacle).hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
@@ -93,7 +95,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         forget_ready(path)?;
     }
     let begin = async {
-        let mut trace = Trace::prepare(options, kernel, cluster, feed).await?;
+        let mut trace = Trace::prepare(options, limits, kernel, cluster, feed).await?;
         trace.sync().await?;
         anyhow::Ok(trace)
     };
@@ -162,6 +164,7 @@ struct Trace<'a> {
 impl<'a> Trace<'a> {
     async fn prepare(
         options: &'a TraceOptions,
+        limits: Limits,
         kernel: check::Kernel,
         cluster: cluster::Cluster,
         feed: Feed,
@@ -178,7 +181,7 @@ impl<'a> Trace<'a> {
         let (mut plan, layout) = kernel.into_plan()?;
         options.without_hooks.iter().for_each(|hook| plan.leave_out(*hook));
         let settings = Settings {
-            limits: Limits { max_flows: options.max_flows, reread: reread(options), ..Limits::default() },
+            limits,
             node_name: options.node.clone(),
             node_netns,
             missing_hooks: Vec::new(),
@@ -442,7 +445,17 @@ impl<'a> Trace<'a> {
     fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
         let flows =
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
-        [flows, report.deadline(), self.lister.deadline(), end].into_iter().flatten().min()
+        let backlog = self.pipeline.pipeline().has_backlog().then(Instant::now);
+        [backlog, flows, report.deadline(), self.lister.deadline(), end].into_iter().flatten().min()
+    }
+
+    /// Judges until nothing is left, once the flows have been handed out.
+    fn judge_all(&mut self, report: &mut Report, now: Timestamp) -> anyhow::Result<()> {
+        while self.pipeline.pipeline().has_backlog() {
+            let judged = self.pipeline.judge(now);
+            self.show(report, judged, now)?;
+        }
+        Ok(())
     }
 
     /// Judges the open flows, detaches and prints the summary. A second stop request ends the wait for the node.
@@ -463,6 +476,7 @@ impl<'a> Trace<'a> {
         let ended = now();
         let judged = self.pipeline.finish(ended);
         self.show(report, judged, ended)?;
+        self.judge_all(report, ended)?;
         if self.pipeline.pipeline().wants_node() {
             let mut node = NodePoller::default();
             let (snapshot, asked) = tokio::select! {
@@ -473,6 +487,7 @@ impl<'a> Trace<'a> {
             let now = now();
             let judged = self.pipeline.node_read(snapshot, asked, now);
             self.show(report, judged, now)?;
+            self.judge_all(report, now)?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);
         gaps.extend(self.tracer.iter().flat_map(skipped::events));
@@ -502,16 +517,6 @@ fn served_elsewhere(node: &Snapshot) -> Option<String> {
         "{dataplane} may serve Services on this node: what it translates without netfilter, at sockets or in tc, is out of \
          scope and has no verdict"
     ))
-}
-
-/// In a lean trace no socket event shows that a connection was answered. Rereading every connection's entry would cost
-/// more than such events.
-fn reread(options: &TraceOptions) -> Reread {
-    if options.hooks == Hooks::Lean || options.without_hooks.contains(&Hook::SockState) {
-        Reread::Datagrams
-    } else {
-        Reread::All
-    }
 }
 
 /// The network namespace that this process runs in.

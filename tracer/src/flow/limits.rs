@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
-    /// Flows held at once, about 1 KiB each; at least 1. Half-open ones make room first.
+    /// Flows held at once, about 1 KiB each; at least 1. In a full table flows that were handed out make room first,
+    /// and each other kind has a share that no other kind takes.
     pub max_flows: usize,
     /// How long sightings wait to be sorted by time.
     pub reorder: Duration,
@@ -24,6 +25,11 @@ pub struct Limits {
     pub linger: Duration,
     /// The same for an unanswered flow: the client retransmits its SYN for about 130 s.
     pub unanswered: Duration,
+    /// How long an answered connection without an event is kept: conntrack's timeout of an established connection
+    /// (`nf_conntrack_tcp_timeout_established`). It is then handed out as it is.
+    pub idle_connection: Duration,
+    /// The same for answered datagrams (`nf_conntrack_udp_timeout_stream`).
+    pub idle_datagrams: Duration,
     /// The flows whose entries are read again before they are handed out unanswered.
     #[serde(rename = "look")]
     pub reread: Reread,
@@ -56,6 +62,9 @@ impl Default for Limits {
             silence: Duration::from_secs(5),
             linger: Duration::from_secs(3),
             unanswered: Duration::from_secs(135),
+            // The kernel's defaults (nf_conntrack_proto_tcp.c and nf_conntrack_proto_udp.c, Linux 6.12).
+            idle_connection: Duration::from_hours(5 * 24),
+            idle_datagrams: Duration::from_mins(2),
             reread: Reread::Nothing,
             reread_wait: Duration::from_secs(2),
         }
@@ -73,10 +82,8 @@ pub struct Counters {
     pub settled: u64,
     /// Flows in the table that are not handed out yet.
     pub open: u64,
-    /// Flows evicted before they could be handed out, because the table was full.
+    /// Flows evicted before they had an outcome, because the table was full ([`Unjudged`](super::Unjudged)).
     pub evicted: u64,
-    /// The evicted flows that were half-open.
-    pub evicted_half_open: u64,
     /// Flows that turned out to be the other end of another.
     pub absorbed: u64,
     /// Sightings that belong to no flow: of other protocols, without readable addresses, or of flows evicted long ago.

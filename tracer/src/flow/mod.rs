@@ -12,8 +12,10 @@ mod ipvs;
 mod key;
 mod limits;
 mod outcome;
+mod queues;
 mod reorder;
 mod rereads;
+mod room;
 mod slots;
 mod table;
 
@@ -26,4 +28,5 @@ pub(crate) use limits::Counters;
 pub use limits::{Limits, Reread};
 pub(crate) use outcome::Answer;
 pub use outcome::{Outcome, ResetBy};
+pub use room::Unjudged;
 pub use table::FlowTable;

@@ -15,8 +15,10 @@ pub(super) enum Queue {
     Datagram,
     /// Waiting for its conntrack entry to be reread.
     Rereading,
-    /// Answered and open; no deadline, ordered by activity.
+    /// An answered connection that is open, ordered by activity: until conntrack would forget an idle one.
     Live,
+    /// Answered datagrams, ordered by activity: until conntrack would forget an idle entry.
+    Answered,
     /// Its outcome is known; waiting for the evidence of other CPUs and of the other end.
     Settling,
     /// Handed out; kept for late evidence.
@@ -25,11 +27,12 @@ pub(super) enum Queue {
     Waiting,
 }
 
-pub(super) const QUEUES: [Queue; 7] = [
+pub(super) const QUEUES: [Queue; 8] = [
     Queue::Opening,
     Queue::Datagram,
     Queue::Rereading,
     Queue::Live,
+    Queue::Answered,
     Queue::Settling,
     Queue::Lingering,
     Queue::Waiting,
@@ -50,6 +53,7 @@ struct Slot {
 struct Ends {
     head: u32,
     tail: u32,
+    len: u32,
 }
 
 #[derive(Debug)]
@@ -61,7 +65,11 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new() -> Self {
-        Self { all: Vec::new(), free: Vec::new(), queues: [Ends { head: NONE, tail: NONE }; QUEUES.len()] }
+        Self {
+            all: Vec::new(),
+            free: Vec::new(),
+            queues: [Ends { head: NONE, tail: NONE, len: 0 }; QUEUES.len()],
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -134,6 +142,11 @@ impl Slots {
         self.all.get(head as usize).map(|slot| (head, slot.deadline))
     }
 
+    /// The number of flows in a queue.
+    pub(super) fn len_of(&self, queue: Queue) -> usize {
+        self.queues[queue as usize].len as usize
+    }
+
     fn link(&mut self, index: u32) {
         let queue = self.all[index as usize].queue as usize;
         let tail = self.queues[queue].tail;
@@ -145,11 +158,13 @@ impl Slots {
             self.all[tail as usize].next = index;
         }
         self.queues[queue].tail = index;
+        self.queues[queue].len += 1;
     }
 
     fn unlink(&mut self, index: u32) {
         let Slot { queue, previous, next, .. } = self.all[index as usize];
         let ends = &mut self.queues[queue as usize];
+        ends.len -= 1;
         if previous == NONE {
             ends.head = next;
         }

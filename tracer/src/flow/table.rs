@@ -1,7 +1,8 @@
-//! The table of flows: finds the flow of each sighting, ends flows, and evicts flows when it is full.
+//! The table of flows: finds the flow of each sighting.
 //!
-//! Every operation except `finish` is in constant time. Owns the index, the queues and time. `identity.rs` assigns
-//! entries to flows, `fold.rs` interprets facts, `outcome.rs` evaluates the evidence.
+//! Every operation except `finish` is in constant time. Owns the index and time. `queues.rs` ends the flows' waits,
+//! `room.rs` evicts, `identity.rs` assigns entries to flows, `fold.rs` interprets facts, `outcome.rs` evaluates the
+//! evidence.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -11,11 +12,13 @@ use std::{
 use foldhash::fast::RandomState;
 
 use super::{
-    Counters, Decision, End, Flow, Limits, Outcome, SocketEnd,
+    Counters, Decision, End, Flow, Limits, SocketEnd,
     fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Key, make_plain, make_plain_entry},
+    queues::is_news,
     reorder::Reorder,
+    room::Evicted,
     slots::{QUEUES, Queue, Slots},
 };
 use crate::{
@@ -34,15 +37,17 @@ const MAX_LOSSES: usize = 64;
 ///
 /// Time comes from sightings and [`advance`](Self::advance). A live caller advances to no later than the time at which
 /// it began to read waiting events, so that a flow does not time out while its answer waits to be read. The caller owns
-/// [drained](Self::drain_settled) flows and should drain after each batch.
+/// [drained](Self::drain_settled) flows and drains them after each batch: while a thousand of them wait, no further flow
+/// is handed out.
 #[derive(Debug)]
 pub struct FlowTable {
     pub(super) limits: Limits,
     pub(super) slots: Slots,
     pub(super) index: HashMap<Key, u32, RandomState>,
     reorder: Reorder,
-    settled: VecDeque<Flow>,
-    losses: VecDeque<Loss>,
+    pub(super) settled: VecDeque<Flow>,
+    pub(super) unjudged: Evicted,
+    pub(super) losses: VecDeque<Loss>,
     pub(super) counters: Counters,
     /// The addresses of the entries to read again.
     pub(super) rereads: Vec<u64>,
@@ -55,10 +60,10 @@ pub struct FlowTable {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Loss {
-    count: u64,
-    from: Timestamp,
-    to: Timestamp,
+pub(super) struct Loss {
+    pub(super) count: u64,
+    pub(super) from: Timestamp,
+    pub(super) to: Timestamp,
 }
 
 impl FlowTable {
@@ -69,6 +74,7 @@ impl FlowTable {
             index: HashMap::default(),
             reorder: Reorder::new(limits.reorder),
             settled: VecDeque::new(),
+            unjudged: Evicted::default(),
             losses: VecDeque::new(),
             counters: Counters::default(),
             rereads: Vec::new(),
@@ -103,7 +109,6 @@ impl FlowTable {
     pub fn next_deadline(&self) -> Option<Timestamp> {
         QUEUES
             .iter()
-            .filter(|queue| **queue != Queue::Live)
             .filter_map(|queue| self.slots.head(*queue).map(|(_, deadline)| deadline))
             .chain(self.reorder.next_deadline())
             .min()
@@ -112,6 +117,11 @@ impl FlowTable {
     /// Flows whose outcome became known, or changed, since the last call.
     pub fn drain_settled(&mut self) -> impl Iterator<Item = Flow> + '_ {
         self.settled.drain(..)
+    }
+
+    /// Whether flows wait to be drained.
+    pub fn has_settled(&self) -> bool {
+        !self.settled.is_empty()
     }
 
     /// The first of them, as [`Self::drain_settled`] would return it.
@@ -343,9 +353,11 @@ impl FlowTable {
     fn supersede(&mut self, index: u32, time: Timestamp) {
         let Some(flow) = self.slots.get_mut(index) else { return };
         flow.ended.get_or_insert(time);
-        if flow.handed.is_none() {
-            self.slots.enqueue(index, Queue::Settling, self.clock.saturating_add(self.limits.settle));
-        }
+        let (queue, wait) = match flow.handed {
+            None => (Queue::Settling, self.limits.settle),
+            Some(_) => (Queue::Lingering, self.limits.linger),
+        };
+        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
     }
 
     /// Indexes the flow by its addresses after NAT, and absorbs earlier sightings there.
@@ -389,155 +401,13 @@ impl FlowTable {
         }
     }
 
-    /// Puts a flow into the queue that its evidence requires.
-    pub(super) fn place(&mut self, index: u32) {
-        let Some(flow) = self.slots.get_mut(index) else { return };
-        let outcome = flow.outcome();
-        let over = flow.is_over(outcome);
-        if over && flow.ended.is_none() {
-            flow.ended = Some(flow.last_seen);
-        } else if !over && flow.ended.is_some() {
-            // A repeated packet passed after all, unless a newer flow has its addresses.
-            let key = Key::new(&flow.orig, flow.netns);
-            if self.index.get(&key) == Some(&index) {
-                flow.ended = None;
-            }
-        }
-        let tcp = flow.is_tcp();
-        let handed = flow.handed;
-        // If no entry was read again, the entry's end is the first to show that there was no answer.
-        let first_told = flow.revision == 1 && flow.reread.is_none() && flow.deleted.is_some();
-        let after_all = flow.was_answered_after_all() || (!tcp && first_told);
-        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
-        // An earlier SYN waited for its next hop's address until now, perhaps that of a wrong endpoint.
-        let first_try = flow.is_repeated() && flow.decisions.len() > flow.handed_decisions;
-        let goes_on = outcome == Outcome::Pending && handed.is_none() && flow.awaits_answer();
-        let now = self.slots.queue_of(index);
-        if now == Some(Queue::Settling) && !goes_on {
-            return;
-        }
-        let news = handed.map_or(over || outcome == Outcome::Silent, |handed| {
-            is_news(handed, outcome) || (handed == Outcome::Pending && after_all) || first_try
-        });
-        let (queue, wait) = if news {
-            (Queue::Settling, self.limits.settle)
-        } else if over && !trying && !may_be_held_back(outcome) {
-            (Queue::Lingering, self.limits.linger)
-        } else if handed.is_some() && !outcome.is_success() {
-            (Queue::Waiting, self.limits.unanswered)
-        } else if outcome == Outcome::Established {
-            (Queue::Live, Duration::ZERO)
-        } else if tcp || outcome != Outcome::Pending {
-            if now == Some(Queue::Opening) {
-                return;
-            }
-            (Queue::Opening, self.limits.answer)
-        } else {
-            (Queue::Datagram, self.limits.silence)
-        };
-        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
-    }
-
-    fn expire(&mut self, now: Timestamp) {
-        self.clock = self.clock.max(now);
-        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Rereading] {
-            while let Some((index, deadline)) = self.slots.head(queue)
-                && deadline <= self.clock
-            {
-                if queue == Queue::Rereading || !self.wants_reread(index) {
-                    self.settle(index, deadline);
-                }
-            }
-        }
-        for queue in [Queue::Lingering, Queue::Waiting] {
-            while let Some((index, deadline)) = self.slots.head(queue)
-                && deadline <= self.clock
-            {
-                if queue == Queue::Waiting && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
-                    self.settle(index, deadline);
-                } else {
-                    self.forget(index);
-                }
-            }
-        }
-    }
-
-    /// Hands the flow out and keeps it for late evidence.
-    fn settle(&mut self, index: u32, time: Timestamp) {
-        let Some(mut flow) = self.slots.get(index).cloned() else { return };
-        let outcome = flow.outcome();
-        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
-        let (queue, wait) = if flow.ended.is_some() && !trying && !may_be_held_back(outcome) {
-            (Queue::Lingering, self.limits.linger)
-        } else if outcome == Outcome::Established {
-            (Queue::Live, Duration::ZERO)
-        } else {
-            (Queue::Waiting, self.limits.unanswered)
-        };
-        self.hand_out(&mut flow, time);
-        if let Some(kept) = self.slots.get_mut(index) {
-            (kept.handed, kept.handed_decisions) = (flow.handed, flow.handed_decisions);
-            kept.revision = flow.revision;
-            kept.settled = flow.settled;
-        }
-        self.settled.push_back(flow);
-        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
-    }
-
-    fn hand_out(&mut self, flow: &mut Flow, time: Timestamp) {
-        if flow.handed.is_none() {
-            self.counters.settled += 1;
-        }
-        (flow.handed, flow.handed_decisions) = (Some(flow.outcome()), flow.decisions.len());
-        flow.revision = flow.revision.saturating_add(1);
-        flow.settled = Some(time.max(flow.last_seen));
-        // Events of its last moment may follow its end.
-        let ended = flow.ended.map_or(time, |ended| ended.saturating_add(self.limits.settle));
-        let until = ended.min(time).max(flow.last_seen);
-        // Without its first decision it may have begun, and lost that event, before.
-        let unseen = if flow.is_seen_from_start() { Duration::ZERO } else { self.limits.answer };
-        let since = flow.first_seen.saturating_sub(unseen);
-        flow.lost = self
-            .losses
-            .iter()
-            .filter(|loss| loss.from <= until && loss.to >= since)
-            .fold(0, |sum: u64, loss| sum.saturating_add(loss.count));
-    }
-
-    /// Makes room for one flow: evicts flows already handed out first, then half-open ones, then idle ones.
-    fn evict(&mut self) {
-        for queue in [
-            Queue::Lingering,
-            Queue::Waiting,
-            Queue::Opening,
-            Queue::Datagram,
-            Queue::Rereading,
-            Queue::Live,
-            Queue::Settling,
-        ] {
-            let Some((index, _)) = self.slots.head(queue) else { continue };
-            if queue == Queue::Settling {
-                self.settle(index, self.clock);
-                self.forget(index);
-                return;
-            }
-            if self.slots.get(index).is_some_and(|flow| flow.handed.is_none()) {
-                self.counters.evicted += 1;
-                self.counters.evicted_half_open +=
-                    u64::from(matches!(queue, Queue::Opening | Queue::Datagram | Queue::Rereading));
-            }
-            self.forget(index);
-            return;
-        }
-    }
-
     /// Removes and returns the flow.
     fn take(&mut self, index: u32) -> Option<Flow> {
         self.unlink(index);
         self.slots.remove(index)
     }
 
-    fn forget(&mut self, index: u32) {
+    pub(super) fn forget(&mut self, index: u32) {
         self.unlink(index);
         self.slots.clear(index);
     }
@@ -564,25 +434,6 @@ impl FlowTable {
             }
         }
     }
-}
-
-/// Whether a flow that was handed out with `before` has to be handed out again.
-fn is_news(before: Outcome, after: Outcome) -> bool {
-    match before {
-        // The end of an entry adds little to a quiet flow, and nothing that changes the earlier verdict.
-        Outcome::Pending => !matches!(after, Outcome::Pending | Outcome::Closed | Outcome::Abandoned),
-        Outcome::Stalled | Outcome::Dropped | Outcome::Silent => before != after,
-        Outcome::Established => !after.is_success(),
-        // A repeated SYN passed after all: a busy socket keeps an ICMP error for later (`tcp_v4_err`).
-        Outcome::Refused | Outcome::Rejected | Outcome::Unreachable => after.is_success(),
-        _ => false,
-    }
-}
-
-/// Whether later packets of a flow with this outcome may still wait for their next hop's address: they are not the
-/// beginning of another flow.
-const fn may_be_held_back(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Unreachable | Outcome::Dropped)
 }
 
 pub(super) const fn is_tracked(protocol: Protocol) -> bool {

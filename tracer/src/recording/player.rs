@@ -50,6 +50,8 @@ pub struct Player<R> {
     decoder: Decoder,
     pipeline: Pipeline,
     started: bool,
+    /// The flows were handed out: from here on a trace judges until nothing is left.
+    is_finished: bool,
     block: Block,
     /// How far the block's items and records have been read.
     at: usize,
@@ -73,6 +75,7 @@ impl<R: Read + Seek> Player<R> {
             decoder: Decoder::new(Arc::new(header.layout()), header.clock_offset_ns),
             pipeline: Pipeline::new(header.settings(detail), cluster),
             started: false,
+            is_finished: false,
             block: Block::default(),
             at: 0,
             next_record: 0,
@@ -109,6 +112,10 @@ impl<R: Read + Seek> Player<R> {
 
     /// Plays until there are judgements; `None` at the end of the file.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
+        if self.is_finished && self.pipeline.has_backlog() {
+            let now = self.now;
+            return Ok(Some(Step::Judged { judgements: self.pipeline.judge(now), now }));
+        }
         loop {
             let mut items = self.block.items.get(self.at..).unwrap_or_default();
             let item = self.assembler.next(&mut items);
@@ -134,17 +141,19 @@ impl<R: Read + Seek> Player<R> {
         }
     }
 
-    /// Judges the open flows of a recording that was cut off.
-    pub fn cut_off(&mut self) -> Judgements {
+    /// Judges the open flows of a recording that was cut off, in steps of bounded size; `None` when all are judged.
+    pub fn cut_off(&mut self) -> Option<Judgements> {
         let now = self.now;
-        self.report_missing(now);
-        let mut judgements = self.pipeline.finish(now);
-        if self.pipeline.wants_node() {
-            let last = self.pipeline.node_read(self.pipeline.node().clone(), now, now);
-            judgements.judged.extend(last.judged);
-            judgements.folded.extend(last.folded);
+        if !self.is_finished {
+            self.report_missing(now);
+            self.is_finished = true;
+            return Some(self.pipeline.finish(now));
         }
-        judgements
+        if self.pipeline.has_backlog() {
+            return Some(self.pipeline.judge(now));
+        }
+        let node = self.pipeline.node().clone();
+        self.pipeline.wants_node().then(|| self.pipeline.node_read(node, now, now))
     }
 
     fn unreadable(&mut self, error: &Unreadable) {
@@ -164,6 +173,7 @@ impl<R: Read + Seek> Player<R> {
             }
             Item::Finish(now) => {
                 self.to(now);
+                self.is_finished = true;
                 return judged(self.pipeline.finish(now), now);
             }
             Item::Node(reading) => {

@@ -97,7 +97,7 @@ fn play(bytes: Vec<u8>) -> usize {
     while player.step().unwrap().is_some() {
         steps += 1;
     }
-    player.cut_off();
+    while player.cut_off().is_some() {}
     steps
 }
 

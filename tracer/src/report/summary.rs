@@ -11,10 +11,13 @@ use crate::{
     },
     session::{Cause, Counts, Ending, Latency, Summary},
     text::{self, count, measured, safe},
+    verdict::ServiceRef,
 };
 
 /// The maximum number of classes, Services and gaps listed; the others are counted.
 const MAX_LINES: usize = 40;
+/// The maximum number of Services named that have flows without a verdict.
+const MAX_EVICTED: usize = 5;
 /// The maximum number of pieces of evidence shown with a cause.
 const MAX_EVIDENCE: usize = 6;
 
@@ -30,7 +33,7 @@ pub(super) fn render(summary: &Summary, ending: &Ending, paint: Paint) -> String
         other_causes(&mut out, paint, rest);
     }
     latency_table(&mut out, paint, summary.latencies());
-    limits(&mut out, paint, ending);
+    limits(&mut out, paint, summary, ending);
     out
 }
 
@@ -43,6 +46,9 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
         (0, 0) if counts.total() == 0 => (Style::Unknown, "no Service traffic was observed".to_owned()),
         (0, 0) if ending.lost_events > 0 => {
             (Style::Unknown, "no fault observed, but events were lost: not proof of health".to_owned())
+        }
+        (0, 0) if ending.flows_evicted > 0 => {
+            (Style::Unknown, "no fault observed, but flows were evicted: not proof of health".to_owned())
         }
         (0, 0) => (Style::Good, "no fault".to_owned()),
         (0, unknown) => (Style::Unknown, format!("no fault observed, {}", unexplained(unknown))),
@@ -106,7 +112,21 @@ fn latency_table(out: &mut String, paint: Paint, mut latencies: Vec<Latency>) {
     table(out, rows.collect(), &[Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
 }
 
-fn limits(out: &mut String, paint: Paint, ending: &Ending) {
+/// The Services with the most flows that have no verdict.
+fn by_service(summary: &Summary) -> String {
+    let mut known: Vec<_> =
+        summary.unjudged().filter_map(|(service, count)| Some((service?, count))).collect();
+    known.sort_by_key(|(_, count)| Reverse(*count));
+    let name = |(service, count): &(&ServiceRef, u64)| format!("{count} to {}", safe(&service.to_string()));
+    let names: Vec<String> = known.iter().take(MAX_EVICTED).map(name).collect();
+    match (names.len(), known.len().saturating_sub(MAX_EVICTED)) {
+        (0, _) => String::new(),
+        (_, 0) => format!(": {}", names.join(", ")),
+        (_, hidden) => format!(": {}, and {hidden} more Services", names.join(", ")),
+    }
+}
+
+fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
     heading(out, paint, "Not observed");
     let mut lines = Vec::new();
     if ending.lost_events > 0 {
@@ -118,7 +138,8 @@ fn limits(out: &mut String, paint: Paint, ending: &Ending) {
     if ending.flows_evicted > 0 {
         let evicted = count(ending.flows_evicted, "flow");
         lines.push(format!(
-            "{evicted} evicted without a verdict to limit memory (a larger --max-flows helps)"
+            "{evicted} evicted without a verdict to limit memory (a larger --max-flows helps){}",
+            by_service(summary)
         ));
     }
     lines.extend(ending.gaps.iter().map(|gap| safe(gap).into_owned()));

@@ -9,6 +9,7 @@ mod healthy_folds;
 mod latency;
 mod summary;
 mod undecided;
+mod unjudged;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -34,9 +35,14 @@ pub(crate) use healthy_folds::Folded;
 pub use latency::Latency;
 pub(crate) use summary::Cause;
 pub use summary::{Counts, Ending, Summary};
+pub use unjudged::NotJudged;
 
 /// The most flows that wait for a read of the node; beyond it the oldest is judged with the known facts.
 const MAX_WAITING: usize = 16_384;
+/// The most verdicts of one step, a few KiB each, and the most flows that one step takes: healthy flows that share a
+/// verdict cost little.
+const MAX_VERDICTS: usize = 256;
+const MAX_TAKEN: usize = 4096;
 /// The most flows that are not over whose last verdict is remembered.
 const MAX_BEFORE: usize = 65_536;
 
@@ -81,6 +87,8 @@ pub struct Judgements {
     pub judged: Vec<Judged>,
     /// Further healthy flows that share a verdict with a judged one. None with [`Detail::All`].
     pub folded: Vec<Folded>,
+    /// Flows that have no verdict, because the table was full.
+    pub unjudged: Vec<NotJudged>,
 }
 
 /// The flows of a trace, and everything that they are judged with.
@@ -94,6 +102,10 @@ pub struct Pipeline {
     node_read_began: Option<Timestamp>,
     translations: Translations,
     waiting: VecDeque<Flow>,
+    /// The flows whose wait for the node is over.
+    ready: VecDeque<Flow>,
+    /// All flows were handed out: none waits for the cluster's metadata any more.
+    is_finished: bool,
     undecided: Undecided,
     /// The grace on this node.
     grace: Duration,
@@ -114,6 +126,8 @@ impl Pipeline {
             node_read_began: None,
             translations: Translations::new(),
             waiting: VecDeque::new(),
+            ready: VecDeque::new(),
+            is_finished: false,
             undecided: Undecided::default(),
             before: BTreeMap::new(),
             healthy: HealthyFolds::default(),
@@ -188,7 +202,8 @@ impl Pipeline {
         }
     }
 
-    /// Judges the flows that are settled at `now`, by which time every earlier event has been observed. A flow whose
+    /// Judges flows that are settled at `now`, by which time every earlier event has been observed: one step of bounded
+    /// size, after which [`Self::has_backlog`] reports whether [`Self::judge`] has more. A flow whose
     /// cause is in the node's rules or counters waits for a read of the node that began after the flow
     /// ([`Self::wants_node`]): older rules say nothing about its decision.
     pub fn advance(&mut self, now: Timestamp) -> Judgements {
@@ -204,22 +219,24 @@ impl Pipeline {
         self.flows.take_rereads()
     }
 
-    /// The second half: judges settled flows.
+    /// The second half: judges settled flows, as many as fit into one step.
     pub fn judge(&mut self, now: Timestamp) -> Judgements {
         let judged = self.judge_settled(now);
         self.collect(judged)
     }
 
-    /// Ends the trace: judges all open flows as they are. A last [`Self::node_read`] judges the flows that still wait
-    /// for the node.
+    /// Whether [`Self::judge`] has more to judge at once.
+    pub fn has_backlog(&self) -> bool {
+        !self.ready.is_empty() || self.flows.has_settled() || (self.is_finished && self.undecided.len() > 0)
+    }
+
+    /// Ends the trace: all open flows are judged as they are, in this step and in those of [`Self::judge`] while there is
+    /// a [backlog](Self::has_backlog). A last [`Self::node_read`] then judges the flows that still wait for the node.
     pub fn finish(&mut self, now: Timestamp) -> Judgements {
         self.flows.advance(now);
         self.flows.finish(now);
-        let mut judged = self.judge_settled(now);
-        while let Some(flow) = self.undecided.pop() {
-            self.judge_or_wait(flow, now, false, &mut judged);
-        }
-        self.collect(judged)
+        self.is_finished = true;
+        self.judge(now)
     }
 
     /// The entries of all open flows, as [`Self::advance_clock`] returns them, before [`Self::finish`].
@@ -237,7 +254,8 @@ impl Pipeline {
         !self.waiting.is_empty()
     }
 
-    /// Takes a snapshot whose reading began at `began`, and judges the flows that waited for it.
+    /// Takes a snapshot whose reading began at `began`, and judges flows that waited for it: one step, as
+    /// [`Self::judge`].
     pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) -> Judgements {
         self.grace = self.settings.grace.on(&snapshot);
         self.node = snapshot;
@@ -246,24 +264,47 @@ impl Pipeline {
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= began);
         self.waiting = waiting;
-        let judged = ready.iter().filter_map(|flow| self.judge_flow(flow, now)).collect();
+        self.ready.extend(ready);
+        let mut judged = Vec::new();
+        self.judge_ready(now, &mut judged);
         self.collect(judged)
     }
 
     fn collect(&mut self, judged: Vec<Judged>) -> Judgements {
-        Judgements { judged, folded: self.healthy.take() }
+        let history = &self.cluster.history;
+        let unjudged = self.flows.take_unjudged().into_iter().map(|flows| NotJudged::of(flows, history));
+        Judgements { judged, unjudged: unjudged.collect(), folded: self.healthy.take() }
+    }
+
+    fn judge_ready(&mut self, now: Timestamp, judged: &mut Vec<Judged>) {
+        while judged.len() < MAX_VERDICTS
+            && let Some(flow) = self.ready.pop_front()
+        {
+            judged.extend(self.judge_flow(&flow, now));
+        }
     }
 
     fn judge_settled(&mut self, now: Timestamp) -> Vec<Judged> {
         let mut judged = Vec::new();
-        while let Some(flow) = self.flows.next_settled() {
+        self.judge_ready(now, &mut judged);
+        let mut taken = 0;
+        while judged.len() < MAX_VERDICTS
+            && taken < MAX_TAKEN
+            && let Some(flow) = self.flows.next_settled()
+        {
+            taken += 1;
             if self.fold(&flow) {
                 continue;
             }
             self.note(&flow, now);
             self.judge_or_wait(flow, now, true, &mut judged);
         }
-        while let Some(flow) = self.undecided.pop_due(now) {
+        let until = if self.is_finished { Timestamp::MAX } else { now };
+        while judged.len() < MAX_VERDICTS
+            && taken < MAX_TAKEN
+            && let Some(flow) = self.undecided.pop_due(until)
+        {
+            taken += 1;
             self.judge_or_wait(flow, now, false, &mut judged);
         }
         judged

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    Folded, Judged, Pipeline,
+    Folded, Judged, NotJudged, Pipeline,
     latency::{Latencies, Latency},
 };
 use crate::{
@@ -64,6 +64,7 @@ pub struct Summary {
     services: BTreeMap<ServiceRef, BTreeMap<Class, u64>>,
     causes: BTreeMap<(Class, Option<ServiceRef>), Cause>,
     latencies: Latencies,
+    unjudged: BTreeMap<Option<ServiceRef>, u64>,
 }
 
 impl Summary {
@@ -98,6 +99,19 @@ impl Summary {
         if let Some(service) = &folded.verdict.service {
             self.latencies.record(service, &folded.connect_times);
         }
+    }
+
+    /// Counts flows that have no verdict.
+    pub fn add_unjudged(&mut self, flows: &NotJudged) {
+        let is_counted_apart =
+            self.unjudged.len() < MAX_SERVICES || self.unjudged.contains_key(&flows.service);
+        let service = flows.service.clone().filter(|_| is_counted_apart);
+        *self.unjudged.entry(service).or_default() += flows.count;
+    }
+
+    /// The flows without a verdict of each Service port, and of no known one.
+    pub fn unjudged(&self) -> impl Iterator<Item = (Option<&ServiceRef>, u64)> {
+        self.unjudged.iter().map(|(service, count)| (service.as_ref(), *count))
     }
 
     fn count(&mut self, verdict: &Verdict, count: u64) {

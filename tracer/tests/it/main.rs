@@ -24,6 +24,7 @@ mod commands;
 mod corpus;
 mod decode;
 mod errors;
+mod flow_room;
 mod flow_support;
 mod flow_table;
 mod help;

@@ -51,7 +51,7 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> Option<(Verdicts, Option<End>)> {
             Step::Ended(ended) => end = Some(ended),
         }
     }
-    take(player.cut_off());
+    std::iter::from_fn(|| player.cut_off()).for_each(take);
     Some((verdicts, end))
 }
 

@@ -430,13 +430,22 @@ impl Live {
         }
     }
 
+    fn judge_all(&mut self) {
+        while self.recorded.pipeline().has_backlog() {
+            let judgements = self.recorded.judge(self.now);
+            self.lines.extend(lines(&judgements));
+        }
+    }
+
     /// Ends the trace. Returns its output and the result of the recording.
     pub(crate) fn end(mut self) -> (Vec<String>, viptrace::recording::Finished) {
         let judgements = self.recorded.finish(self.now);
         self.lines.extend(lines(&judgements));
+        self.judge_all();
         if self.recorded.pipeline().wants_node() {
             self.read_node();
         }
+        self.judge_all();
         let end = End { ended: self.now, gaps: vec!["nothing but a test".to_owned()] };
         (self.lines, self.recorded.end(end).unwrap())
     }
@@ -469,7 +478,7 @@ pub(crate) fn replayed<R: std::io::Read + std::io::Seek>(
         }
     }
     if end.is_none() {
-        said.extend(lines(&player.cut_off()));
+        said.extend(std::iter::from_fn(|| player.cut_off()).flat_map(|judgements| lines(&judgements)));
     }
     (said, end)
 }

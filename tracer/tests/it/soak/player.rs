@@ -166,6 +166,7 @@ impl Run<'_> {
         self.reread(&wanted, now);
         let judgements = self.pipeline.judge(now);
         (self.take)(judgements);
+        self.judge_all(now);
         // A trace reads the node at most once a second.
         if ms.is_multiple_of(1_000) && self.pipeline.wants_node() {
             let judgements = self.pipeline.node_read(soaked.snapshot(ms), now, now);
@@ -179,8 +180,17 @@ impl Run<'_> {
         self.reread(&wanted, now);
         let judgements = self.pipeline.finish(now);
         (self.take)(judgements);
+        self.judge_all(now);
         let judgements = self.pipeline.node_read(soaked.snapshot(ms), now, now);
         (self.take)(judgements);
+        self.judge_all(now);
+    }
+
+    fn judge_all(&mut self, now: Timestamp) {
+        while self.pipeline.has_backlog() {
+            let judgements = self.pipeline.judge(now);
+            (self.take)(judgements);
+        }
     }
 
     fn reread(&mut self, wanted: &[u64], now: Timestamp) {

@@ -1,0 +1,172 @@
+//! How long a flow stays: the queue that its evidence requires, and what happens at the queue's deadline.
+//!
+//! Owns the hand-out of flows and their deadlines; no flow is without one. `slots.rs` stores the queues, `room.rs`
+//! decides which flow leaves a full table.
+
+use std::time::Duration;
+
+use super::{Flow, FlowTable, Outcome, key::Key, slots::Queue};
+use crate::{sighting::Status, time::Timestamp};
+
+/// The most flows that wait to be drained; further flows stay in their queues until then.
+pub(super) const MAX_SETTLED: usize = 1024;
+
+impl FlowTable {
+    /// Puts a flow into the queue that its evidence requires.
+    pub(super) fn place(&mut self, index: u32) {
+        let Some(flow) = self.slots.get_mut(index) else { return };
+        let outcome = flow.outcome();
+        let over = flow.is_over(outcome);
+        if over && flow.ended.is_none() {
+            flow.ended = Some(flow.last_seen);
+        } else if !over && flow.ended.is_some() {
+            // A repeated packet passed after all, unless a newer flow has its addresses.
+            let key = Key::new(&flow.orig, flow.netns);
+            if self.index.get(&key) == Some(&index) {
+                flow.ended = None;
+            }
+        }
+        let tcp = flow.is_tcp();
+        let handed = flow.handed;
+        // If no entry was read again, the entry's end is the first to show that there was no answer.
+        let first_told = flow.revision == 1 && flow.reread.is_none() && flow.deleted.is_some();
+        let after_all = flow.was_answered_after_all() || (!tcp && first_told);
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
+        // An earlier SYN waited for its next hop's address until now, perhaps that of a wrong endpoint.
+        let first_try = flow.is_repeated() && flow.decisions.len() > flow.handed_decisions;
+        let goes_on = outcome == Outcome::Pending && handed.is_none() && flow.awaits_answer();
+        let now = self.slots.queue_of(index);
+        if now == Some(Queue::Settling) && !goes_on {
+            return;
+        }
+        let news = handed.map_or(over || outcome == Outcome::Silent, |handed| {
+            is_news(handed, outcome) || (handed == Outcome::Pending && after_all) || first_try
+        });
+        let (queue, wait) = if news {
+            (Queue::Settling, self.limits.settle)
+        } else if over && !trying && !may_be_held_back(outcome) {
+            (Queue::Lingering, self.limits.linger)
+        } else if handed.is_some() && !outcome.is_success() {
+            (Queue::Waiting, self.limits.unanswered)
+        } else if outcome == Outcome::Established {
+            self.open_queue(index)
+        } else if tcp || outcome != Outcome::Pending {
+            if now == Some(Queue::Opening) {
+                return;
+            }
+            (Queue::Opening, self.limits.answer)
+        } else {
+            (Queue::Datagram, self.limits.silence)
+        };
+        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
+    }
+
+    /// The queue of an answered flow that is not over.
+    fn open_queue(&self, index: u32) -> (Queue, Duration) {
+        match self.slots.get(index) {
+            Some(flow) if flow.is_tcp() || flow.is_sctp() => (Queue::Live, self.limits.idle_connection),
+            Some(flow) if flow.is_one_exchange() => (Queue::Lingering, self.limits.linger),
+            _ => (Queue::Answered, self.limits.idle_datagrams),
+        }
+    }
+
+    /// Ends every wait whose deadline has passed, as long as there is room for the flows that it hands out.
+    pub(super) fn expire(&mut self, now: Timestamp) {
+        self.clock = self.clock.max(now);
+        for queue in [Queue::Settling, Queue::Opening, Queue::Datagram, Queue::Rereading] {
+            while let Some((index, deadline)) = self.due(queue) {
+                if queue == Queue::Rereading || !self.wants_reread(index) {
+                    self.settle(index, deadline);
+                }
+            }
+        }
+        for queue in [Queue::Live, Queue::Answered, Queue::Lingering, Queue::Waiting] {
+            while let Some((index, deadline)) = self.due(queue) {
+                if queue == Queue::Waiting && self.slots.get_mut(index).is_some_and(Flow::has_recovered) {
+                    self.settle(index, deadline);
+                    continue;
+                }
+                if self.slots.get(index).is_some_and(|flow| flow.handed.is_none()) {
+                    self.settle(index, deadline);
+                }
+                self.forget(index);
+            }
+        }
+    }
+
+    /// The next flow of a queue whose deadline has passed.
+    fn due(&self, queue: Queue) -> Option<(u32, Timestamp)> {
+        let is_due = |(_, deadline): &(u32, Timestamp)| *deadline <= self.clock;
+        self.slots.head(queue).filter(is_due).filter(|_| self.settled.len() < MAX_SETTLED)
+    }
+
+    /// Hands the flow out and keeps it for late evidence.
+    pub(super) fn settle(&mut self, index: u32, time: Timestamp) {
+        let Some(mut flow) = self.slots.get(index).cloned() else { return };
+        let outcome = flow.outcome();
+        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
+        let (queue, wait) = if flow.ended.is_some() && !trying && !may_be_held_back(outcome) {
+            (Queue::Lingering, self.limits.linger)
+        } else if outcome == Outcome::Established {
+            self.open_queue(index)
+        } else {
+            (Queue::Waiting, self.limits.unanswered)
+        };
+        self.hand_out(&mut flow, time);
+        if let Some(kept) = self.slots.get_mut(index) {
+            (kept.handed, kept.handed_decisions) = (flow.handed, flow.handed_decisions);
+            kept.revision = flow.revision;
+            kept.settled = flow.settled;
+        }
+        self.settled.push_back(flow);
+        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
+    }
+
+    pub(super) fn hand_out(&mut self, flow: &mut Flow, time: Timestamp) {
+        if flow.handed.is_none() {
+            self.counters.settled += 1;
+        }
+        (flow.handed, flow.handed_decisions) = (Some(flow.outcome()), flow.decisions.len());
+        flow.revision = flow.revision.saturating_add(1);
+        flow.settled = Some(time.max(flow.last_seen));
+        // Events of its last moment may follow its end.
+        let ended = flow.ended.map_or(time, |ended| ended.saturating_add(self.limits.settle));
+        let until = ended.min(time).max(flow.last_seen);
+        // Without its first decision it may have begun, and lost that event, before.
+        let unseen = if flow.is_seen_from_start() { Duration::ZERO } else { self.limits.answer };
+        let since = flow.first_seen.saturating_sub(unseen);
+        flow.lost = self
+            .losses
+            .iter()
+            .filter(|loss| loss.from <= until && loss.to >= since)
+            .fold(0, |sum: u64, loss| sum.saturating_add(loss.count));
+    }
+}
+
+/// Whether a flow that was handed out with `before` has to be handed out again.
+pub(super) fn is_news(before: Outcome, after: Outcome) -> bool {
+    match before {
+        // The end of an entry adds little to a quiet flow, and nothing that changes the earlier verdict.
+        Outcome::Pending => !matches!(after, Outcome::Pending | Outcome::Closed | Outcome::Abandoned),
+        Outcome::Stalled | Outcome::Dropped | Outcome::Silent => before != after,
+        Outcome::Established => !after.is_success(),
+        // A repeated SYN passed after all: a busy socket keeps an ICMP error for later (`tcp_v4_err`).
+        Outcome::Refused | Outcome::Rejected | Outcome::Unreachable => after.is_success(),
+        _ => false,
+    }
+}
+
+/// Whether later packets of a flow with this outcome may still wait for their next hop's address: they are not the
+/// beginning of another flow.
+const fn may_be_held_back(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Unreachable | Outcome::Dropped)
+}
+
+impl Flow {
+    /// Whether it was a request with its answer, as in DNS: its entry is not assured, so that no datagram followed two
+    /// seconds later (`nf_conntrack_udp_packet` in `nf_conntrack_proto_udp.c`, Linux 6.12), and it expires
+    /// within seconds. A later failure reports its entry again.
+    fn is_one_exchange(&self) -> bool {
+        self.last_packet.is_none() && self.reread.is_some_and(|entry| !entry.status.has(Status::ASSURED))
+    }
+}

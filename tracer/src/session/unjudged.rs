@@ -1,0 +1,46 @@
+//! Flows that left a full table without a verdict: how many, and of which Service.
+
+use crate::{
+    cluster::{Address, History},
+    flow::Unjudged,
+    net::Protocol,
+    text::clean,
+    time::Timestamp,
+    verdict::ServiceRef,
+};
+use std::net::SocketAddr;
+
+/// Flows of one Service port that have no verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotJudged {
+    /// `None` for addresses of no Service, and for the flows that the table did not count apart.
+    pub service: Option<ServiceRef>,
+    pub count: u64,
+    /// When the first and the last of them began.
+    pub first: Timestamp,
+    pub last: Timestamp,
+}
+
+impl NotJudged {
+    pub(super) fn of(flows: Unjudged, history: &History) -> Self {
+        let Unjudged { to, count, first, last } = flows;
+        let service = to.and_then(|(protocol, dst)| service_of(dst, protocol, last, history));
+        Self { service, count, first, last }
+    }
+}
+
+/// The Service port that an address belongs to at a time.
+pub(super) fn service_of(
+    dst: SocketAddr,
+    protocol: Protocol,
+    at: Timestamp,
+    history: &History,
+) -> Option<ServiceRef> {
+    let Address::Vip(vip) = history.address(dst, protocol, at) else { return None };
+    let key = &vip.service.key;
+    Some(ServiceRef {
+        namespace: clean(&*key.namespace),
+        name: clean(&*key.name),
+        port: clean(vip.port.label()),
+    })
+}
