@@ -101,8 +101,7 @@ pub(crate) fn wants_socket(sk: u64) -> bool {
     // An IPv6 socket with an IPv4 peer (`::ffff:a.b.c.d`: a dual-stack server) has both forms, as `tcp_v4_syn_recv_sock`
     // and `tcp_v4_connect` fill in the IPv4 addresses. With an IPv6 peer these are 0 or 127.0.0.6 (`LOOPBACK4_IPV6`).
     (family == AF_INET6
-        && (listed_at(sk, globals::OFF_SK_V6_DADDR.load())
-            || listed_at(sk, globals::OFF_SK_V6_SADDR.load())))
+        && (listed_at(sk, globals::OFF_SK_V6_DADDR.load()) || listed_at(sk, globals::OFF_SK_V6_SADDR.load())))
         || v4_listed_at(sk, globals::OFF_SK_DADDR.load())
         || v4_listed_at(sk, globals::OFF_SK_SADDR.load())
 }

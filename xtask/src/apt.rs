@@ -31,6 +31,8 @@ pub(crate) const GUEST: &[&str] = &[
 ];
 /// To test on the host that the commands that viptrace prints are valid. Other packages have `kubectl` as well.
 pub(crate) const HOST_TESTS: &[&str] = &["kubernetes-client"];
+/// To fetch Helm and the API's schemas, if Python cannot make an environment.
+pub(crate) const DEPLOY: &[&str] = &["python3-venv"];
 /// To build libFuzzer from source and to link it.
 pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.

@@ -1,4 +1,4 @@
-//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell, packages.
+//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell, manifests, packages.
 //!
 //! This file owns the command line and the exit status (0 success, 1 failure, 2 wrong usage, from clap). Each verb has
 //! its own file; this one must not start a program.
@@ -8,6 +8,7 @@ mod bench;
 mod call;
 mod cpio;
 mod demo;
+mod deploy;
 mod disk;
 mod dist;
 mod event;
@@ -63,6 +64,8 @@ enum Verb {
     Fuzz(fuzz::Options),
     /// Open a shell in a guest
     Shell(shell::Options),
+    /// Write deploy/viptrace.yaml from the chart
+    Render,
     /// Fill target/dist with the contents of a package: binary, man pages, completions, licence, checksums
     Dist,
 }
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Verb::Bench(what) => bench::run(&printer, what),
         Verb::Fuzz(options) => fuzz::run(&printer, options),
         Verb::Shell(options) => shell::run(&printer, options),
+        Verb::Render => deploy::write_plain(&printer).map(|()| true),
         Verb::Dist => dist::run(&printer).map(|()| true),
     };
     match outcome {

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::apt;
+use crate::deploy;
 use crate::event::{Event, Scenario, Verdict};
 use crate::host_tests;
 use crate::image::Flavour;
@@ -145,6 +146,8 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
         tally.add(host_tests::checks(&place, printer)?);
         printer.say("==> tests on the host");
         tally.add(host_tests::cargo_test(&place, printer)?);
+        printer.say("==> checks of deploy/");
+        tally.add(deploy::checks(&place, printer)?);
     }
     if guests.is_empty() {
         return Ok(());

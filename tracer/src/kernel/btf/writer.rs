@@ -84,7 +84,12 @@ impl Writer {
         self.add(name, kind, members.len() as u32, flag, size, &words)
     }
 
-    pub(in crate::kernel) fn enumeration(&mut self, name: &str, signed: bool, variants: &[(&str, i32)]) -> u32 {
+    pub(in crate::kernel) fn enumeration(
+        &mut self,
+        name: &str,
+        signed: bool,
+        variants: &[(&str, i32)],
+    ) -> u32 {
         let words: Vec<u32> =
             variants.iter().flat_map(|(name, value)| [self.string(name), value.cast_unsigned()]).collect();
         self.add(name, KIND_ENUM, variants.len() as u32, signed, 4, &words)

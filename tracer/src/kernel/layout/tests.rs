@@ -19,9 +19,13 @@ fn kernel(lock: u32, before_tuples: u32, before_status: u32) -> Layout {
     let (u8_, u16_, u32_) = (w.int("unsigned char", 1), w.int("unsigned short", 2), w.int("unsigned int", 4));
     let u64_ = w.int("unsigned long", 8);
     let address = w.union("nf_inet_addr", 16, &[("ip", u32_, 0, 0)]);
-    let source =
-        w.structure("nf_conntrack_man", 20, &[("u3", address, 0, 0), ("u", u16_, 128, 0), ("l3num", u16_, 144, 0)]);
-    let target = w.structure("", 20, &[("u3", address, 0, 0), ("u", u16_, 128, 0), ("protonum", u8_, 144, 0)]);
+    let source = w.structure(
+        "nf_conntrack_man",
+        20,
+        &[("u3", address, 0, 0), ("u", u16_, 128, 0), ("l3num", u16_, 144, 0)],
+    );
+    let target =
+        w.structure("", 20, &[("u3", address, 0, 0), ("u", u16_, 128, 0), ("protonum", u8_, 144, 0)]);
     let tuple = w.structure("nf_conntrack_tuple", 40, &[("src", source, 0, 0), ("dst", target, 160, 0)]);
     let hash = w.structure("nf_conntrack_tuple_hash", 56, &[("tuple", tuple, 16 * 8, 0)]);
     let hashes = w.array(hash, 2);

@@ -1,0 +1,155 @@
+//! The checks of `deploy/` that need no other program: the plain manifests, the alerts against the knowledge base.
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::{apps, core, rbac, scheduling};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use viptrace_class::{Class, Domain};
+
+use super::*;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn folder() -> Folder {
+    Folder::of(&repository())
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn default_rendering() -> Rendering {
+    Rendering::parse(&read(&folder().plain())).unwrap()
+}
+
+#[test]
+fn by_default_the_agent_has_exactly_the_capabilities_that_it_needs() {
+    let rendering = default_rendering();
+    rendering.examine().unwrap();
+    assert_eq!(rendering.capabilities().unwrap(), manifest::NEEDED);
+    assert!(rendering.configuration().unwrap().contains("version: 1"));
+}
+
+/// Fields that the API's types do not have are lost on the way.
+fn round_trip<T: DeserializeOwned + Serialize + Debug>(object: &Value) {
+    let typed: T = serde_json::from_value(object.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&typed).unwrap(), *object);
+}
+
+#[test]
+fn every_field_of_the_plain_manifests_is_one_of_the_api() {
+    let rendering = default_rendering();
+    for object in &rendering.0 {
+        match object["kind"].as_str().unwrap() {
+            "Namespace" => round_trip::<core::v1::Namespace>(object),
+            "ServiceAccount" => round_trip::<core::v1::ServiceAccount>(object),
+            "ConfigMap" => round_trip::<core::v1::ConfigMap>(object),
+            "ClusterRole" => round_trip::<rbac::v1::ClusterRole>(object),
+            "ClusterRoleBinding" => round_trip::<rbac::v1::ClusterRoleBinding>(object),
+            "PriorityClass" => round_trip::<scheduling::v1::PriorityClass>(object),
+            "DaemonSet" => round_trip::<apps::v1::DaemonSet>(object),
+            other => panic!("{other} is not read here"),
+        }
+    }
+    assert_eq!(rendering.core(), 7);
+}
+
+#[test]
+fn a_rendering_with_too_much_is_refused() {
+    let text = read(&folder().plain());
+    for (from, to, reason) in [
+        ("privileged: false", "privileged: true", "the container is privileged"),
+        ("readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false", "can be written"),
+        ("drop: [ALL]", "drop: []", "are not dropped"),
+        ("\"BPF\",", "\"BPF\",\"SYS_MODULE\",", "SYS_MODULE has no switch"),
+        ("\"BPF\",", "", "BPF is missing"),
+        ("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true", "without need"),
+        ("hostNetwork: true", "hostNetwork: false", "network namespace"),
+        ("cpu: 200m", "ephemeral-storage: 1Gi", "no limit"),
+        ("name: recordings\n          hostPath", "name: root\n          hostPath", "another folder"),
+        (
+            "path: /readyz\n              port: 9479",
+            "path: /readyz\n              port: 9478",
+            "another port",
+        ),
+        ("[services, pods, nodes]", "[secrets]", "a role for secrets"),
+        ("verbs: [get, list, watch]", "verbs: [get, patch]", "may patch"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        let changed = Rendering::parse(&text.replace(from, to)).unwrap();
+        let error = changed.examine().unwrap_err().to_string();
+        assert!(error.contains(reason), "{from} to {to}: {error}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_programs_version() {
+    let chart: Value = serde_saphyr::from_str(&read(&folder().chart().join("Chart.yaml"))).unwrap();
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[derive(Debug)]
+struct Alert {
+    name: String,
+    expression: String,
+    runbook: String,
+}
+
+fn alerts() -> Vec<Alert> {
+    let file: Value = serde_saphyr::from_str(&read(&folder().alerts())).unwrap();
+    let groups = file["groups"].as_array().unwrap().iter();
+    let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    rules
+        .filter(|rule| rule["alert"].is_string())
+        .map(|rule| Alert {
+            name: text(&rule["alert"]),
+            expression: text(&rule["expr"]),
+            runbook: text(&rule["annotations"]["runbook_url"]),
+        })
+        .collect()
+}
+
+#[test]
+fn each_domain_of_a_fault_has_an_alert() {
+    let alerts = alerts();
+    let has = |part: &str| alerts.iter().filter(|alert| alert.expression.contains(part)).count();
+    for domain in Domain::ALL {
+        let expected = usize::from(!matches!(domain, Domain::Normal | Domain::Unknown));
+        assert_eq!(has(&format!("{{domain=\"{domain}\"}}")), expected, "{domain}");
+    }
+    assert_eq!(has("viptrace:unexplained:"), 1);
+}
+
+/// The template in a runbook's address, filled in as Prometheus does for this class.
+fn page_of(runbook: &str, class: Class) -> String {
+    const TEMPLATE: &str = "{{ reReplaceAll \"^C17[a-z]$\" \"C17\" $labels.class }}";
+    let variant = class.id().strip_prefix("C17").is_some_and(|rest| rest.len() == 1);
+    runbook.replace(TEMPLATE, if variant { "C17" } else { class.id() })
+}
+
+#[test]
+fn each_alert_links_a_page_of_this_repository() {
+    const BASE: &str = "https://github.com/viptrace/viptrace/blob/main/";
+    for alert in alerts().into_iter().filter(|alert| alert.runbook.contains("/docs/classes/")) {
+        for class in Class::ALL.iter().copied().filter(|class| class.is_fault()) {
+            let page = page_of(&alert.runbook, class);
+            let path = page.strip_prefix(BASE).unwrap_or_else(|| panic!("{alert:?}"));
+            assert!(repository().join(path).is_file(), "{}: {path}", alert.name);
+        }
+    }
+}
+
+#[test]
+fn grafanas_variables_are_filled_in_before_promtool_reads_a_query() {
+    let dashboard = r#"{"panels": [{"type": "row"}, {"targets": [{"expr": "rate(a[$__rate_interval])"}]}]}"#;
+    assert_eq!(queries(dashboard).unwrap(), ["rate(a[5m])"]);
+    assert!(queries(r#"{"panels": []}"#).is_err());
+    let rules = as_rules(&["up".to_owned()]).unwrap();
+    assert_eq!(rules, r#"{"groups":[{"name":"dashboard","rules":[{"expr":"up","record":"query:0"}]}]}"#);
+}

