@@ -20,6 +20,7 @@ use crate::{
     diagnosis::{self, Lasting},
     flow::{Flow, Outcome},
     net::Protocol,
+    node::Snapshot,
     time::Timestamp,
     verdict::{Verdict, VerdictKey},
 };
@@ -191,6 +192,13 @@ impl HealthyFolds {
             last: Timestamp::MIN,
         };
         self.known.insert(key, template);
+    }
+
+    /// Drops the verdicts if the node has changed in a fact that they depend on.
+    pub(super) fn node_read(&mut self, before: &Snapshot, after: &Snapshot) {
+        if !diagnosis::lasts_over(before, after) {
+            self.clear();
+        }
     }
 
     /// Drops all verdicts and keeps the counts.

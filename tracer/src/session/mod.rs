@@ -258,9 +258,9 @@ impl Pipeline {
     /// [`Self::judge`].
     pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) -> Judgements {
         self.grace = self.settings.grace.on(&snapshot);
+        self.healthy.node_read(&self.node, &snapshot);
         self.node = snapshot;
         self.node_read_began = Some(began);
-        self.healthy.clear();
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|flow| flow.first_seen <= began);
         self.waiting = waiting;

@@ -19,6 +19,7 @@ use viptrace::{
         Cluster, Kind, Origin, Status,
         model::{Conditions, Object},
     },
+    node::{ProxyMode, Snapshot},
     report::{Output, Printer, Report, Verbosity, View},
     session::{Detail, Ending, Judgements, Latency, Pipeline, Summary},
     sighting::{Sighting, Status as CtStatus, TcpState},
@@ -96,6 +97,7 @@ struct Trace {
     pipeline: Pipeline,
     summary: Summary,
     reports: [(Report, Text); 2],
+    node: Arc<Snapshot>,
     folded: u64,
     judged: u64,
     now: Instant,
@@ -112,6 +114,7 @@ impl Trace {
             pipeline: Pipeline::new(settings(detail), cluster()),
             summary: Summary::default(),
             reports,
+            node: Arc::default(),
             folded: 0,
             judged: 0,
             now: Instant::now(),
@@ -142,9 +145,13 @@ impl Trace {
         let judgements = self.pipeline.advance(at(ms));
         self.take(&judgements);
         if self.pipeline.wants_node() {
-            let judgements = self.pipeline.node_read(Arc::default(), at(ms), at(ms));
-            self.take(&judgements);
+            self.read_node(ms);
         }
+    }
+
+    fn read_node(&mut self, ms: u64) {
+        let judgements = self.pipeline.node_read(Arc::clone(&self.node), at(ms), at(ms));
+        self.take(&judgements);
     }
 
     fn change(&mut self, ms: u64, object: Object) {
@@ -154,8 +161,7 @@ impl Trace {
     fn story(&mut self, end_ms: u64) -> Story {
         let judgements = self.pipeline.finish(at(end_ms));
         self.take(&judgements);
-        let judgements = self.pipeline.node_read(Arc::default(), at(end_ms), at(end_ms));
-        self.take(&judgements);
+        self.read_node(end_ms);
         let [table, wide] = self.reports.each_mut().map(|(report, text)| {
             report.finish(&Summary::default(), &Ending::default()).unwrap();
             String::from_utf8(text.0.lock().unwrap().clone()).unwrap()
@@ -191,6 +197,12 @@ enum Event {
     Elsewhere(Listed),
     Lost,
     Prune,
+    /// The node is read, and has this mode.
+    Node(Option<ProxyMode>),
+}
+
+fn node(mode: Option<ProxyMode>) -> Arc<Snapshot> {
+    Arc::new(Snapshot { mode, ..Snapshot::default() })
 }
 
 fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
@@ -210,6 +222,7 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
         1 => listed().prop_map(Event::Elsewhere),
         1 => Just(Event::Lost),
         1 => Just(Event::Prune),
+        4 => prop_oneof![Just(None), Just(Some(ProxyMode::Iptables))].prop_map(Event::Node),
     ];
     proptest::collection::vec((0..400_u64, event), 1..120)
 }
@@ -267,6 +280,10 @@ fn run(events: &[(u64, Event)], detail: Detail) -> (Story, u64) {
             Event::Service { port } => trace.change(ms, service("cart", CART, *port)),
             Event::Elsewhere(listed) => trace.change(ms, slice("other", &[(ENDPOINTS[0], *listed)])),
             Event::Lost => trace.pipeline.lost(3, at(ms - 1), at(ms)),
+            Event::Node(mode) => {
+                trace.node = node(*mode);
+                trace.read_node(ms);
+            }
             Event::Prune => trace.pipeline.cluster_mut().history.prune(at(ms + 4_500_000)),
         }
     }
@@ -337,4 +354,21 @@ fn other_services_changes_do_not_raise_the_cost() {
     }
     trace.story(80_000);
     assert_eq!((trace.judged, trace.folded), (1, 99));
+}
+
+#[test]
+fn a_node_that_has_not_changed_does_not_raise_the_cost() {
+    let mut trace = Trace::new(Detail::Faults);
+    for number in 0..100_usize {
+        let ms = 60_000 + number as u64 * 100;
+        trace.until(ms, healthy(number, ms));
+        trace.read_node(ms);
+    }
+    assert_eq!(trace.judged, 1);
+    // The record contains the mode: the next flow has a verdict of its own.
+    trace.node = node(Some(ProxyMode::Nftables));
+    trace.read_node(71_000);
+    trace.until(73_000, [healthy(100, 72_000), healthy(101, 72_500)].concat());
+    trace.story(80_000);
+    assert_eq!((trace.judged, trace.folded), (2, 100));
 }

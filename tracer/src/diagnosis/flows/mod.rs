@@ -219,6 +219,15 @@ pub fn is_plain(flow: &Flow) -> bool {
         && matches!(flow.outcome(), Outcome::Established | Outcome::Closed | Outcome::Pending)
 }
 
+/// Whether a [lasting](Judgement::lasting) verdict stays the same when the node is read again: it contains kube-proxy's
+/// mode and version, and the node's addresses decide whether a node port is this node's. No rule queries more of the node
+/// for a [plain](is_plain) flow.
+pub(crate) fn lasts_over(before: &Snapshot, after: &Snapshot) -> bool {
+    before.mode == after.mode
+        && before.version == after.version
+        && before.rules.addresses == after.rules.addresses
+}
+
 /// The verdict on this flow. `None` if it concerns neither a Service nor a probe.
 pub fn judge(flow: &Flow, ctx: &Context<'_>) -> Option<Verdict> {
     judge_lasting(flow, ctx).map(|judgement| judgement.verdict)
