@@ -3,6 +3,7 @@
 //! Plain values: nothing here does I/O or knows Kubernetes.
 
 use std::{
+    borrow::Cow,
     fmt,
     net::{IpAddr, SocketAddr},
 };
@@ -24,15 +25,30 @@ impl Protocol {
     pub const SCTP: Self = Self(132);
 }
 
-/// Kubernetes' name (`TCP`, `UDP`, `SCTP`), otherwise the number.
+impl Protocol {
+    /// Kubernetes' name (`TCP`, `UDP`, `SCTP`), or ICMP.
+    const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::TCP => Some("TCP"),
+            Self::UDP => Some("UDP"),
+            Self::SCTP => Some("SCTP"),
+            Self::ICMP => Some("ICMP"),
+            Self(_) => None,
+        }
+    }
+
+    /// As it is displayed. A name is not copied.
+    pub fn text(self) -> Cow<'static, str> {
+        self.name().map_or_else(|| Cow::Owned(self.to_string()), Cow::Borrowed)
+    }
+}
+
+/// The name (`TCP`, `UDP`, `SCTP`), otherwise the number.
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::TCP => f.write_str("TCP"),
-            Self::UDP => f.write_str("UDP"),
-            Self::SCTP => f.write_str("SCTP"),
-            Self::ICMP => f.write_str("ICMP"),
-            Self(number) => write!(f, "protocol {number}"),
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "protocol {}", self.0),
         }
     }
 }

@@ -3,10 +3,17 @@
 //! Object names come from an API server or a folder of files, and a process chooses its own name: nothing here trusts
 //! them.
 
-use std::{borrow::Cow, time::Duration};
+use std::{
+    borrow::Cow,
+    fmt::{self, Display, Write as _},
+    time::Duration,
+};
 
 /// The longest text of a record's field, in bytes. Object names have at most 253.
 const MAX_BYTES: usize = 2048;
+
+/// The capacity of a [`sentence`]: evidence with two IPv4 addresses has less.
+const SENTENCE_BYTES: usize = 128;
 
 /// Replaces characters that would move the cursor, recolour or reorder the line, or stay invisible: control characters,
 /// bidi marks and overrides, line separators, zero-width and tag characters. They become a visible `\u{…}`.
@@ -19,11 +26,11 @@ pub fn safe(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// As [`safe`], for a field of a record: at most about [`MAX_BYTES`] long.
-pub fn clean(text: impl AsRef<str> + Into<String>) -> String {
+/// As [`safe`], for a field of a record: at most about [`MAX_BYTES`] long. Nearly every text is returned as it is.
+pub fn clean<T: AsRef<str> + From<String>>(text: T) -> T {
     let whole = text.as_ref();
     if whole.len() < MAX_BYTES && (is_plain(whole) || !whole.contains(is_unsafe)) {
-        return text.into();
+        return text;
     }
     let mut out = String::with_capacity(whole.len().min(MAX_BYTES) + 16);
     for character in whole.chars() {
@@ -33,7 +40,7 @@ pub fn clean(text: impl AsRef<str> + Into<String>) -> String {
         }
         push_safe(&mut out, character);
     }
-    out
+    out.into()
 }
 
 fn push_safe(out: &mut String, character: char) {
@@ -42,6 +49,14 @@ fn push_safe(out: &mut String, character: char) {
     } else {
         out.push(character);
     }
+}
+
+/// The text, in a single allocation if it has the length of a sentence: it begins with that capacity.
+pub fn sentence(parts: fmt::Arguments<'_>) -> String {
+    let mut out = String::with_capacity(SENTENCE_BYTES);
+    // Writing to a String returns an error only if a part does, and none of ours does.
+    let _ = out.write_fmt(parts);
+    out
 }
 
 /// Makes a text of these bytes. Bytes that are not UTF-8 are replaced. Nearly every text is UTF-8 and is not copied.
@@ -75,19 +90,23 @@ pub fn word(name: &str) -> String {
     if !name.is_empty() && !name.starts_with('-') && name.chars().all(plain) {
         name.to_owned()
     } else {
-        format!("'{}'", clean(name).replace('\'', "'\\''"))
+        format!("'{}'", clean(name.to_owned()).replace('\'', "'\\''"))
     }
 }
 
 /// `1 endpoint`, `2 endpoints`, `3 entries`, `4 addresses`: the count and its noun. The caller passes the singular.
 pub fn count(count: impl TryInto<u64>, noun: &str) -> String {
-    let count = count.try_into().unwrap_or(u64::MAX);
-    match noun.strip_suffix('y') {
-        _ if count == 1 => format!("1 {noun}"),
-        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => format!("{count} {stem}ies"),
-        _ if noun.ends_with('s') => format!("{count} {noun}es"),
-        _ => format!("{count} {noun}s"),
-    }
+    counted(count.try_into().unwrap_or(u64::MAX), noun).to_string()
+}
+
+/// As [`count`], inside a sentence.
+pub fn counted(count: u64, noun: &str) -> impl Display {
+    fmt::from_fn(move |f| match noun.strip_suffix('y') {
+        _ if count == 1 => write!(f, "1 {noun}"),
+        Some(stem) if !stem.ends_with(['a', 'e', 'o', 'u']) => write!(f, "{count} {stem}ies"),
+        _ if noun.ends_with('s') => write!(f, "{count} {noun}es"),
+        _ => write!(f, "{count} {noun}s"),
+    })
 }
 
 /// `Services`, `Services and Pods`, `Services, Pods and Nodes`.
@@ -100,10 +119,10 @@ pub fn list(names: &[impl AsRef<str>]) -> String {
 }
 
 /// `once`, `3 times`.
-pub fn times(count: impl Into<u64>) -> String {
+pub fn times(count: impl Into<u64>) -> Cow<'static, str> {
     match count.into() {
-        1 => "once".to_owned(),
-        count => format!("{count} times"),
+        1 => Cow::Borrowed("once"),
+        count => Cow::Owned(format!("{count} times")),
     }
 }
 
@@ -161,7 +180,7 @@ mod tests {
         assert_eq!(safe("\u{202e}gnp.exe\r\n"), "\\u{202e}gnp.exe\\u{d}\\u{a}");
         assert_eq!(safe("\u{9b}31m"), "\\u{9b}31m");
         assert_eq!(safe("größe 価格"), "größe 価格");
-        assert_eq!(clean("a\u{1b}[2Jb\u{202e}c"), "a\\u{1b}[2Jb\\u{202e}c");
+        assert_eq!(clean("a\u{1b}[2Jb\u{202e}c".to_owned()), "a\\u{1b}[2Jb\\u{202e}c");
         assert!(clean("x".repeat(10_000)).len() < MAX_BYTES + 8);
     }
 
@@ -179,7 +198,7 @@ mod tests {
         assert_eq!(count(1, "entry"), "1 entry");
         assert_eq!(count(2, "entry"), "2 entries");
         assert_eq!(count(2, "day"), "2 days");
-        assert_eq!((times(1_u32), times(2_u32)), ("once".to_owned(), "2 times".to_owned()));
+        assert_eq!((&*times(1_u32), &*times(2_u32)), ("once", "2 times"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! The names of the fields are a promise (`viptrace schema`): they stay.
 
-use std::{fmt, net::SocketAddr};
+use std::{borrow::Cow, fmt, net::SocketAddr, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,6 +11,9 @@ use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
     time::Timestamp,
 };
+
+/// A text of a record. Most are fixed sentences, which no verdict copies.
+pub type Text = Cow<'static, str>;
 
 /// The verdict on one flow. Absent facts are `null`, never left out.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -21,7 +24,7 @@ pub struct Verdict {
     /// `ok`, `unknown`, or the class of the failure catalogue: `C…` a fault, `N…` a normal look-alike.
     pub class: Class,
     /// `domain — detail`.
-    pub root_cause: String,
+    pub root_cause: Text,
     pub domain: Domain,
     pub confidence: Confidence,
     pub severity: Severity,
@@ -33,17 +36,17 @@ pub struct Verdict {
     /// Evidence against it, or for another explanation.
     pub against: Vec<Evidence>,
     /// Facts that could not be observed and would have shown more.
-    pub unseen: Vec<String>,
+    pub unseen: Vec<Text>,
     /// Events that the tracer lost while it watched this flow; above 0 no flow is called healthy.
     pub lost_events: u64,
     /// `iptables`, `nftables`, `ipvs`; `null` if unknown.
-    pub kube_proxy_mode: Option<String>,
+    pub kube_proxy_mode: Option<Text>,
     pub kube_proxy_version: Option<String>,
     /// Seconds since the API server last sent data, or the age of the object files; `null` without metadata.
     pub metadata_age: Option<f64>,
     pub mitigation: Mitigation,
     /// References for this class: the catalogue's class and upstream issues.
-    pub cross_reference: Vec<String>,
+    pub cross_reference: Vec<Text>,
 }
 
 /// The part of a verdict that is counted, which is kept for a flow that may be judged again.
@@ -71,11 +74,11 @@ impl Verdict {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
 pub struct ServiceRef {
-    pub namespace: String,
-    pub name: String,
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
     /// The Service port's name, or its number if it has none; for a port that the Service lacks, the flow's port
     /// number.
-    pub port: String,
+    pub port: Arc<str>,
 }
 
 impl fmt::Display for ServiceRef {
@@ -88,7 +91,7 @@ impl fmt::Display for ServiceRef {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FlowRef {
     /// `TCP`, `UDP` or `SCTP`.
-    pub protocol: String,
+    pub protocol: Text,
     #[schemars(with = "String")]
     pub client: SocketAddr,
     /// The address that the client connected to; `null` if it is the endpoint's own.
@@ -114,7 +117,7 @@ pub struct Evidence {
     pub r#type: EvidenceType,
     #[schemars(with = "Option<String>")]
     pub time: Option<Timestamp>,
-    pub content: String,
+    pub content: Text,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
@@ -131,8 +134,8 @@ pub enum EvidenceType {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Mitigation {
     /// The actions for now; empty if nothing is broken.
-    pub immediate: String,
+    pub immediate: Text,
     /// The actions that prevent a recurrence.
-    pub long_term: String,
+    pub long_term: Text,
     pub safety: Safety,
 }

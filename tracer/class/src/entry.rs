@@ -81,25 +81,35 @@ impl Action {
 
     /// The text with its placeholders, and with its commands in backticks.
     pub fn marked(&self) -> String {
-        filled(self.text, |_| None)
+        let mut out = String::new();
+        fill(&mut out, self.text, |_| None, String::push_str);
+        out
     }
 
     /// The text with its placeholders.
     pub fn plain(&self) -> String {
-        self.fill(|_| None)
+        let mut out = String::new();
+        self.fill(&mut out, |_| None);
+        out
     }
 
-    /// The text; `value` returns the value of a placeholder, quoted for a shell.
-    pub fn fill<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> String {
-        filled(&self.text.replace('`', ""), value)
+    /// Appends the text; `value` returns the value of a placeholder, quoted for a shell.
+    pub fn fill<'v>(&self, out: &mut String, value: impl Fn(&str) -> Option<Cow<'v, str>>) {
+        out.reserve(self.text.len());
+        fill(out, self.text, value, |out, text| out.extend(text.split('`')));
     }
 }
 
-fn filled<'v>(text: &str, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> String {
-    let mut out = String::with_capacity(text.len());
+/// Appends the text with its placeholders filled. `push` appends the text between them.
+fn fill<'v>(
+    out: &mut String,
+    text: &str,
+    value: impl Fn(&str) -> Option<Cow<'v, str>>,
+    push: impl Fn(&mut String, &str),
+) {
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('{') {
-        out.push_str(before);
+        push(out, before);
         let inner =
             after.split_once('}').filter(|(inner, _)| inner.starts_with(|c: char| c.is_ascii_uppercase()));
         if let Some((inner, behind)) = inner {
@@ -114,7 +124,7 @@ fn filled<'v>(text: &str, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> Strin
             rest = after;
         }
     }
-    out + rest
+    push(out, rest);
 }
 
 /// The general knowledge about a class; a finding adds its evidence.
@@ -203,10 +213,14 @@ mod tests {
     fn placeholders_are_filled_and_other_braces_stay() {
         let action = Action::reads("{TOOL=nft} list | awk '{print $1}' on {NODE}, not {");
         assert_eq!(action.plain(), "nft list | awk '{print $1}' on NODE, not {");
-        let filled = action.fill(|name| (name == "NODE").then_some(Cow::Borrowed("worker-1")));
-        assert_eq!(filled, "nft list | awk '{print $1}' on worker-1, not {");
+        let filled = |action: &Action, name: &str, value: &'static str| {
+            let mut out = String::new();
+            action.fill(&mut out, |asked| (asked == name).then_some(Cow::Borrowed(value)));
+            out
+        };
+        assert_eq!(filled(&action, "NODE", "worker-1"), "nft list | awk '{print $1}' on worker-1, not {");
         let action = Action::reads("look: `ls {PATH}`");
         assert_eq!(action.marked(), "look: `ls PATH`");
-        assert_eq!(action.fill(|_| Some("'`id`'".into())), "look: ls '`id`'");
+        assert_eq!(filled(&action, "PATH", "'`id`'"), "look: ls '`id`'");
     }
 }

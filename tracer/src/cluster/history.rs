@@ -6,12 +6,14 @@
 //! this code panic.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     hash::Hash,
     net::IpAddr,
     sync::Arc,
     time::Duration,
 };
+
+use foldhash::HashMap;
 
 use crate::{
     cluster::{

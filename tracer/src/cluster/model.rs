@@ -69,6 +69,17 @@ impl Key {
     }
 }
 
+impl Key {
+    /// As it is displayed, in a single allocation: most verdicts name two Pods.
+    pub(crate) fn text(&self) -> String {
+        if self.namespace.is_empty() {
+            self.name.as_ref().to_owned()
+        } else {
+            [&*self.namespace, "/", &*self.name].concat()
+        }
+    }
+}
+
 /// `namespace/name`, or only the name if there is no namespace.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -245,8 +256,8 @@ pub struct ServicePort {
 
 impl ServicePort {
     /// The name in a verdict: the port's name, or its number if it has none.
-    pub fn label(&self) -> String {
-        if self.name.is_empty() { self.port.to_string() } else { self.name.to_string() }
+    pub fn label(&self) -> Arc<str> {
+        if self.name.is_empty() { self.port.to_string().into() } else { Arc::clone(&self.name) }
     }
 }
 

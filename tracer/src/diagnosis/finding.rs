@@ -6,6 +6,7 @@
 use std::{
     borrow::Cow,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use schemars::JsonSchema;
@@ -17,7 +18,7 @@ use crate::{
     node::ProxyMode,
     text::word,
     time::Timestamp,
-    verdict::{Evidence, EvidenceType, Mitigation, ServiceRef},
+    verdict::{Evidence, EvidenceType, Mitigation, ServiceRef, Text},
 };
 
 /// How much a finding of a check matters.
@@ -48,13 +49,13 @@ pub enum Step {
 pub(crate) struct Finding {
     pub class: Class,
     /// The cause in one sentence without a full stop.
-    pub detail: String,
+    pub detail: Text,
     pub domain: Domain,
     pub severity: Severity,
     pub confidence: Confidence,
     pub evidence: Vec<Evidence>,
     pub against: Vec<Evidence>,
-    pub unobserved: Vec<String>,
+    pub unobserved: Vec<Text>,
     /// For a flow: an event that was not observed would name another cause.
     pub rests_on_absence: bool,
     /// For a check.
@@ -72,12 +73,12 @@ pub(crate) struct Finding {
     now: Option<Vec<Action>>,
     later: Option<Vec<Action>>,
     /// The values of the actions' placeholders, quoted for a shell.
-    values: Vec<(&'static str, String)>,
+    values: Vec<(&'static str, Text)>,
 }
 
 impl Finding {
     /// A fault of high confidence with the domain, severity and actions of its class, which other methods can change.
-    pub(crate) fn new(class: Class, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(class: Class, detail: impl Into<Text>) -> Self {
         let entry = class.entry();
         Self {
             class,
@@ -135,9 +136,9 @@ impl Finding {
 
     pub(crate) fn service(mut self, key: &Key, port: &str) -> Self {
         self.service = Some(ServiceRef {
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
-            port: port.to_owned(),
+            namespace: Arc::clone(&key.namespace),
+            name: Arc::clone(&key.name),
+            port: port.into(),
         });
         self
     }
@@ -148,21 +149,21 @@ impl Finding {
     }
 
     /// Observed by a kernel hook. (Every verdict also has the evidence of its flow's sightings.)
-    pub(crate) fn kernel(self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+    pub(crate) fn kernel(self, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
         self.evidence(EvidenceType::Kernel, time, content)
     }
 
     /// Read from the Kubernetes API.
-    pub(crate) fn api(self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+    pub(crate) fn api(self, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
         self.evidence(EvidenceType::Api, time, content)
     }
 
     /// Read from the node.
-    pub(crate) fn node(self, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+    pub(crate) fn node(self, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
         self.evidence(EvidenceType::Node, time, content)
     }
 
-    fn evidence(mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Into<String>) -> Self {
+    fn evidence(mut self, r#type: EvidenceType, time: Option<Timestamp>, content: impl Into<Text>) -> Self {
         self.evidence.push(Evidence { r#type, time: known(time), content: content.into() });
         self
     }
@@ -172,14 +173,14 @@ impl Finding {
         mut self,
         r#type: EvidenceType,
         time: Option<Timestamp>,
-        content: impl Into<String>,
+        content: impl Into<Text>,
     ) -> Self {
         self.against.push(Evidence { r#type, time: known(time), content: content.into() });
         self
     }
 
     /// A fact that could not be observed and would have shown more.
-    pub(crate) fn unobserved(mut self, what: impl Into<String>) -> Self {
+    pub(crate) fn unobserved(mut self, what: impl Into<Text>) -> Self {
         self.unobserved.push(what.into());
         self
     }
@@ -209,17 +210,16 @@ impl Finding {
 
     /// Leaves out advice to move to the mode that the node is already in.
     pub(crate) fn in_mode(mut self, mode: Option<ProxyMode>) -> Self {
-        if mode == Some(ProxyMode::Nftables) {
-            let mut later = self.later.take().unwrap_or_else(|| usual(self.class.entry().later));
-            later.retain(|action| *action != action::MOVE_TO_NFTABLES);
-            self.later = Some(later);
+        let is_move = |action: &Action| *action == action::MOVE_TO_NFTABLES;
+        if mode == Some(ProxyMode::Nftables) && self.chosen_later().any(is_move) {
+            self.later = Some(self.chosen_later().filter(|action| !is_move(action)).copied().collect());
         }
         self
     }
 
     /// Adds one of the class's actions for a special case, before the usual ones.
     pub(crate) fn first(self, action: Action) -> Self {
-        let usual = usual(self.class.entry().now);
+        let usual: Vec<Action> = chosen(None, self.class.entry().now).copied().collect();
         self.now(&[&[action], &*usual].concat())
     }
 
@@ -229,7 +229,7 @@ impl Finding {
         if !is_of_nftables {
             return self;
         }
-        let mut now = usual(self.class.entry().now);
+        let mut now: Vec<Action> = chosen(None, self.class.entry().now).copied().collect();
         now.insert(now.len().min(1), action::RESTART_CLEANS);
         self.now(&now)
     }
@@ -246,7 +246,7 @@ impl Finding {
     }
 
     /// Sets the value of a placeholder, quoted for a shell: the caller quotes foreign names.
-    pub(crate) fn fill(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub(crate) fn fill(mut self, name: &'static str, value: impl Into<Text>) -> Self {
         self.values.push((name, value.into()));
         self
     }
@@ -263,7 +263,7 @@ impl Finding {
         let nothing = Some(Vec::new());
         Self {
             class: Class::Unknown,
-            detail,
+            detail: detail.into(),
             domain,
             severity: Severity::None,
             confidence: Confidence::Low,
@@ -274,37 +274,45 @@ impl Finding {
     }
 
     /// `domain — detail`.
-    pub(crate) fn root_cause(&self) -> String {
-        format!("{} — {}", self.domain, self.detail)
+    pub(crate) fn root_cause(&self) -> Text {
+        [self.domain.as_str(), " — ", &self.detail].concat().into()
+    }
+
+    fn chosen_now(&self) -> impl Iterator<Item = &Action> {
+        chosen(self.now.as_deref(), self.class.entry().now)
+    }
+
+    fn chosen_later(&self) -> impl Iterator<Item = &Action> {
+        chosen(self.later.as_deref(), self.class.entry().later)
     }
 
     /// The actions; `value` returns the record's value, unquoted, for a placeholder that the rule did not set.
     pub(crate) fn mitigation<'v>(&self, value: impl Fn(&str) -> Option<Cow<'v, str>>) -> Mitigation {
-        let entry = self.class.entry();
         let of_rule = |name: &str| self.values.iter().find(|(known, _)| *known == name);
         let value = |name: &str| match of_rule(name) {
-            Some((_, value)) => Some(Cow::Borrowed(value.as_str())),
+            Some((_, value)) => Some(Cow::Borrowed(&**value)),
             None => value(name).map(|value| Cow::Owned(word(&value))),
         };
-        let text = |actions: &[Action]| {
-            actions.iter().map(|action| action.fill(value)).collect::<Vec<_>>().join("; ")
+        let append = |mut text: String, action: &Action| {
+            if !text.is_empty() {
+                text.push_str("; ");
+            }
+            action.fill(&mut text, value);
+            text
         };
-        let now = self.now.clone().unwrap_or_else(|| usual(entry.now));
-        let later = self.later.clone().unwrap_or_else(|| usual(entry.later));
         Mitigation {
-            immediate: text(&now),
-            long_term: text(&later),
-            safety: now.iter().map(|action| action.safety).max().unwrap_or(Safety::ReadOnly),
+            immediate: self.chosen_now().fold(String::new(), append).into(),
+            long_term: self.chosen_later().fold(String::new(), append).into(),
+            safety: self.chosen_now().map(|action| action.safety).max().unwrap_or(Safety::ReadOnly),
         }
     }
 
     /// The class, its related classes, and its upstream references.
-    pub(crate) fn cross_reference(&self) -> Vec<String> {
+    pub(crate) fn cross_reference(&self) -> Vec<Text> {
         let own = !matches!(self.class.kind(), Kind::Ok | Kind::Unknown);
         let classes = own.then_some(&self.class).into_iter().chain(&self.related);
-        let mut all: Vec<String> = classes.map(ToString::to_string).collect();
-        all.extend(self.class.entry().references.iter().map(|reference| (*reference).to_owned()));
-        all
+        let references = self.class.entry().references.iter().copied();
+        classes.map(|class| class.id()).chain(references).map(Text::Borrowed).collect()
     }
 
     /// Whether it can explain a failure of this Service.
@@ -326,9 +334,10 @@ pub(crate) fn rules_of_endpoint(mode: Option<ProxyMode>, endpoint: SocketAddr) -
     }
 }
 
-/// The actions without a special case.
-fn usual(actions: &[Action]) -> Vec<Action> {
-    actions.iter().filter(|action| action.when.is_empty()).copied().collect()
+/// The actions of the special case, or else those of the class that need none.
+fn chosen<'a>(special: Option<&'a [Action]>, of_class: &'a [Action]) -> impl Iterator<Item = &'a Action> {
+    let is_special = special.is_some();
+    special.unwrap_or(of_class).iter().filter(move |action| is_special || action.when.is_empty())
 }
 
 /// `None` for `Timestamp::MIN`, which is never printed.

@@ -7,7 +7,7 @@ use crate::{
     report::printer::Style,
     text::{measured, safe},
     time::Timestamp,
-    verdict::{FlowRef, Mitigation, Verdict},
+    verdict::{FlowRef, Mitigation, Text, Verdict},
 };
 
 /// The cells of a line. Every text is safe for a terminal.
@@ -135,7 +135,7 @@ fn wide(verdict: &Verdict) -> Wide {
 
 /// Identifies the flow of a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct FlowKey(String, SocketAddr, Option<SocketAddr>, Timestamp);
+pub(super) struct FlowKey(Text, SocketAddr, Option<SocketAddr>, Timestamp);
 
 impl FlowKey {
     pub(super) fn new(flow: &FlowRef) -> Self {

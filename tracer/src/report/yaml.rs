@@ -56,7 +56,7 @@ mod tests {
         assert!(!text.replace('\n', "").contains(is_unsafe), "{text}");
         assert_eq!(text.matches("\n---").count(), 0, "{text}");
         let value: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
-        assert_eq!(value["root_cause"], verdict.root_cause);
+        assert_eq!(value["root_cause"], *verdict.root_cause);
         assert_eq!(value["flow"]["node"], "yes");
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::{
     cluster::{Address, History},
+    diagnosis,
     flow::Unjudged,
     net::Protocol,
-    text::clean,
     time::Timestamp,
     verdict::ServiceRef,
 };
@@ -37,10 +37,5 @@ pub(super) fn service_of(
     history: &History,
 ) -> Option<ServiceRef> {
     let Address::Vip(vip) = history.address(dst, protocol, at) else { return None };
-    let key = &vip.service.key;
-    Some(ServiceRef {
-        namespace: clean(&*key.namespace),
-        name: clean(&*key.name),
-        port: clean(vip.port.label()),
-    })
+    Some(diagnosis::service_ref(&vip.service.key, vip.port.label()))
 }

@@ -196,7 +196,7 @@ fn a_crashing_pod_and_an_incomplete_daemon_set_are_found() {
         .findings
         .iter()
         .filter(|finding| finding.class == Class::C1)
-        .map(|finding| finding.root_cause.as_str())
+        .map(|finding| &*finding.root_cause)
         .collect();
     assert!(details.iter().any(|detail| detail.contains("CrashLoopBackOff after OOMKilled")), "{details:?}");
     assert!(details.iter().any(|detail| detail.contains("1 of 2 kube-proxy Pods are ready")), "{details:?}");

@@ -68,7 +68,7 @@ fn node_heard(_: &Cluster, kind: Kind, event: &Event, _: Timestamp) -> bool {
     kind == Kind::Node && matches!(event, Event::Heard)
 }
 
-fn cart(cluster: &Cluster, at: Timestamp) -> Membership {
+fn cart(cluster: &Cluster, at: Timestamp) -> Membership<'_> {
     let key = Key::new("shop", "cart");
     let service = cluster.history.service(&key, at).unwrap();
     cluster.history.membership_in(&key, service.ports.first().unwrap(), CART_2.parse().unwrap(), at)

@@ -70,11 +70,11 @@ static TEXTS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
         texts.extend(literal.split('`').skip(1).step_by(2).map(ToOwned::to_owned));
     });
     for verdict in recording_corpus::verdicts() {
-        texts.extend([verdict.mitigation.immediate, verdict.mitigation.long_term]);
+        texts.extend([verdict.mitigation.immediate, verdict.mitigation.long_term].map(String::from));
     }
     for capture in captures() {
         for finding in capture.check().findings {
-            texts.extend([finding.mitigation.immediate, finding.mitigation.long_term]);
+            texts.extend([finding.mitigation.immediate, finding.mitigation.long_term].map(String::from));
         }
     }
     texts

@@ -117,7 +117,7 @@ fn the_rules_lead_to_what_the_kernel_chose() {
             for judged in judgements.judged {
                 let Verdict { class, flow, .. } = &judged.verdict;
                 let (Some(vip), Some(endpoint)) = (flow.vip, flow.endpoint) else { continue };
-                let protocol = match flow.protocol.as_str() {
+                let protocol = match &*flow.protocol {
                     "TCP" => Protocol::TCP,
                     "UDP" => Protocol::UDP,
                     _ => Protocol::SCTP,

@@ -64,7 +64,7 @@ fn bare() -> Verdict {
     verdict.flow.client_pod = None;
     verdict.flow.endpoint_pod = None;
     verdict.flow.node = None;
-    verdict.evidence = vec![Evidence { r#type: EvidenceType::Node, time: None, content: String::new() }];
+    verdict.evidence = vec![Evidence { r#type: EvidenceType::Node, time: None, content: "".into() }];
     verdict.kube_proxy_mode = None;
     verdict.kube_proxy_version = None;
     verdict.metadata_age = None;

@@ -38,7 +38,7 @@ fn world_of(shop: Shop) -> World {
 }
 
 fn statements(evidence: &[viptrace::verdict::Evidence]) -> String {
-    evidence.iter().map(|evidence| evidence.content.as_str()).collect::<Vec<_>>().join("\n")
+    evidence.iter().map(|evidence| &*evidence.content).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn c14_is_a_note_on_the_connection_that_had_to_wait() {
     let [before, after] = verdicts.as_slice() else { unreachable!("two flows expected: {flows:#?}") };
     assert_eq!((before.class, after.class), (Class::Ok, Class::Ok));
     assert!(!statements(&before.against).contains("C14"), "{:?}", before.against);
-    assert!(statements(&after.against).contains("C14") && after.cross_reference.contains(&"C14".to_owned()));
+    assert!(statements(&after.against).contains("C14") && after.cross_reference.contains(&"C14".into()));
     assert_eq!(after.flow.endpoint, Some(addr(EP)));
 }
 

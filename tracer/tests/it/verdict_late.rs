@@ -238,7 +238,7 @@ fn near_a_loss_no_cause_is_named_only_because_no_event_shows_another() {
         let verdict = with_losses(&world, silence);
         assert_eq!((verdict.class, verdict.confidence), (Class::Unknown, Confidence::Low));
         assert!(verdict.root_cause.contains(&format!("looks like {class}")), "{}", verdict.root_cause);
-        assert!(verdict.cross_reference.contains(&class.to_string()), "{verdict:#?}");
+        assert!(verdict.cross_reference.contains(&class.id().into()), "{verdict:#?}");
     }
     // An event shows the cause: only the confidence is less.
     for (shown, class) in [

@@ -122,11 +122,11 @@ fn c24_affinity_keeps_a_client_at_a_dead_endpoint() {
     let mut world = World::new();
     world.shop.ready(OTHER, 0);
     let plain = world.verdict(to_cart().refused(60_000), 70_000);
-    assert!(!plain.cross_reference.contains(&"C24".to_owned()), "{plain:#?}");
+    assert!(!plain.cross_reference.contains(&"C24".into()), "{plain:#?}");
     world.shop.cart.affinity = Some(Duration::from_hours(3));
     let verdict = world.verdict(to_cart().refused(60_000), 70_000);
     assert_eq!(verdict.class, Class::C28);
-    assert!(verdict.cross_reference.contains(&"C24".to_owned()), "{verdict:#?}");
+    assert!(verdict.cross_reference.contains(&"C24".into()), "{verdict:#?}");
     assert!(says(&verdict, "keeps this client at the endpoint for 3 h"), "{verdict:#?}");
 }
 
@@ -218,7 +218,7 @@ fn c33_packets_that_are_too_big() {
     // Nothing shows the size of what was lost.
     let verdict = World::new().verdict(silent(), 40_000);
     assert_eq!(verdict.class, Class::C29);
-    assert!(verdict.cross_reference.contains(&"C33".to_owned()), "{verdict:#?}");
+    assert!(verdict.cross_reference.contains(&"C33".into()), "{verdict:#?}");
     let datagram = to_cart().udp().confirm(10_000).drop_syn(10_001, "PKT_TOO_BIG");
     assert_eq!(World::new().verdict(datagram, 40_000).class, Class::C33);
 }

@@ -403,7 +403,7 @@ fn the_cause_behind_a_stale_endpoint() {
     assert_eq!(found.class, Class::C6);
     assert!(found.root_cause.ends_with("cut off from the API server (C2)"), "{}", found.root_cause);
     assert!(says(&found, "15.0 s before that change, and none since"), "{found:#?}");
-    assert!(found.cross_reference.contains(&"C2".to_owned()));
+    assert!(found.cross_reference.contains(&"C2".into()));
     let failing = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 1.7000000201e+09\n\
                    kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.700000006e+09\n\
                    kubeproxy_sync_proxy_rules_iptables_restore_failures_total 3\n";

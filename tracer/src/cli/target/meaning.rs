@@ -74,7 +74,7 @@ impl Target {
             Self::Service { namespace, name } => verdict
                 .service
                 .as_ref()
-                .is_some_and(|service| service.namespace == *namespace && service.name == *name),
+                .is_some_and(|service| *service.namespace == **namespace && *service.name == **name),
             Self::Pod { namespace, name } => {
                 let is = |pod: &Option<String>| {
                     pod.as_deref().and_then(|pod| pod.split_once('/'))

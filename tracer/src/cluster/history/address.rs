@@ -61,7 +61,11 @@ impl<'a> Vip<'a> {
 /// `namespace/service:port`.
 impl fmt::Display for Vip<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.service.key, self.port.label())
+        write!(f, "{}:", self.service.key)?;
+        match &*self.port.name {
+            "" => write!(f, "{}", self.port.port),
+            name => f.write_str(name),
+        }
     }
 }
 

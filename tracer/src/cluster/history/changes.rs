@@ -2,7 +2,7 @@
 //!
 //! Owns a count of changes and the reach of each: a slice affects its Service, a Service or Node affects any address.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use super::History;
 use crate::{

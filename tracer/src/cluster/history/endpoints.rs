@@ -19,21 +19,21 @@ use crate::{
 };
 
 /// One endpoint of a Service port.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EndpointState {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EndpointState<'a> {
     pub addr: SocketAddr,
     pub conditions: Conditions,
-    pub node: Option<Arc<str>>,
-    pub pod: Option<PodRef>,
+    pub node: Option<&'a str>,
+    pub pod: Option<&'a PodRef>,
 }
 
 /// Whether an address and port was an endpoint of a Service port at a moment.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Membership {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Membership<'a> {
     /// It has been in this condition since this time or longer.
-    Member { state: EndpointState, since: Timestamp },
+    Member { state: EndpointState<'a>, since: Timestamp },
     /// It was an endpoint and left at `at`; `last` is its last state.
-    Left { at: Timestamp, last: EndpointState },
+    Left { at: Timestamp, last: EndpointState<'a> },
     /// No slice of this Service listed it since `since`, when the known time begins. It may have left before that.
     /// `Timestamp::MIN` if the slices do not record their last change.
     NeverSeen { since: Timestamp },
@@ -42,9 +42,9 @@ pub enum Membership {
     Unknown,
 }
 
-impl Membership {
+impl<'a> Membership<'a> {
     /// Its state, or its last state if it has left.
-    pub const fn state(&self) -> Option<&EndpointState> {
+    pub const fn state(&self) -> Option<&EndpointState<'a>> {
         match self {
             Self::Member { state, .. } | Self::Left { last: state, .. } => Some(state),
             Self::NeverSeen { .. } | Self::Unknown => None,
@@ -52,7 +52,7 @@ impl Membership {
     }
 
     /// The state of a listed endpoint.
-    pub const fn member(&self) -> Option<&EndpointState> {
+    pub const fn member(&self) -> Option<&EndpointState<'a>> {
         match self {
             Self::Member { state, .. } => Some(state),
             Self::Left { .. } | Self::NeverSeen { .. } | Self::Unknown => None,
@@ -95,7 +95,7 @@ struct Stretch<'a> {
 
 impl History {
     /// The state of `endpoint` in the VIP's Service port at `at`.
-    pub fn membership(&self, vip: &Vip<'_>, endpoint: SocketAddr, at: Timestamp) -> Membership {
+    pub fn membership(&self, vip: &Vip<'_>, endpoint: SocketAddr, at: Timestamp) -> Membership<'_> {
         match self.vip_at(vip, at) {
             Some(vip) if self.knows(Kind::EndpointSlice) => {
                 self.membership_in(&vip.service.key, vip.port, endpoint, at)
@@ -112,7 +112,7 @@ impl History {
         port: &ServicePort,
         endpoint: SocketAddr,
         at: Timestamp,
-    ) -> Membership {
+    ) -> Membership<'_> {
         let endpoint = SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
         let mut stretches = Vec::new();
         let mut begins = Timestamp::MIN;
@@ -184,8 +184,8 @@ impl History {
 
     /// The endpoints of this Service port at `at`, ready or not, each once, ordered by address. Only an endpoint's
     /// first address counts, as for kube-proxy.
-    pub fn endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> Vec<EndpointState> {
-        let mut found = BTreeMap::<SocketAddr, EndpointState>::new();
+    pub fn endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> Vec<EndpointState<'_>> {
+        let mut found = BTreeMap::<SocketAddr, EndpointState<'_>>::new();
         for slice in self.slices_at(service, at) {
             let Some(number) = slice.port_for(port) else { continue };
             for endpoint in &slice.endpoints {
@@ -211,10 +211,11 @@ impl History {
         let Vip { service, port, .. } = self.vip_at(vip, at)?;
         let on = |node| self.usable_endpoints(&service.key, port, vip.family(), node, at);
         let all = on(None);
-        let age = |endpoint: &EndpointState| match self.membership_in(&service.key, port, endpoint.addr, at) {
-            Membership::Member { since, .. } => since,
-            _ => at,
-        };
+        let age =
+            |endpoint: &EndpointState<'_>| match self.membership_in(&service.key, port, endpoint.addr, at) {
+                Membership::Member { since, .. } => since,
+                _ => at,
+            };
         let since = if all.is_empty() {
             self.endpoints_changed(&service.key, at).unwrap_or(Timestamp::MIN)
         } else {
@@ -238,10 +239,10 @@ impl History {
         family: AddressType,
         local_to: Option<&str>,
         at: Timestamp,
-    ) -> Vec<EndpointState> {
+    ) -> Vec<EndpointState<'_>> {
         let mut all = self.endpoints(service, port, at);
         all.retain(|e| AddressType::of(e.addr.ip()) == family);
-        all.retain(|e| local_to.is_none_or(|node| e.node.as_deref() == Some(node)));
+        all.retain(|e| local_to.is_none_or(|node| e.node == Some(node)));
         if all.iter().any(|e| e.conditions.ready) {
             all.retain(|e| e.conditions.ready);
         } else {
@@ -290,7 +291,7 @@ impl History {
     /// The Service's slices in force at `at`.
     pub fn slices_at<'a>(
         &'a self,
-        service: &'a Key,
+        service: &Key,
         at: Timestamp,
     ) -> impl Iterator<Item = &'a Arc<EndpointSlice>> {
         let keys = self.slices_of_service.get(service).into_iter().flatten();
@@ -319,9 +320,9 @@ fn find<'a>(slice: &'a EndpointSlice, port: &ServicePort, wanted: SocketAddr) ->
     endpoints.max_by_key(|e| rank(e.conditions))
 }
 
-fn state(endpoint: &Endpoint, addr: SocketAddr) -> EndpointState {
+fn state(endpoint: &Endpoint, addr: SocketAddr) -> EndpointState<'_> {
     let Endpoint { conditions, node, pod, .. } = endpoint;
-    EndpointState { addr, conditions: *conditions, node: node.clone(), pod: pod.clone() }
+    EndpointState { addr, conditions: *conditions, node: node.as_deref(), pod: pod.as_ref() }
 }
 
 const fn rank(conditions: Conditions) -> (bool, bool, bool) {

@@ -19,7 +19,7 @@ pub enum NoEndpointsReason {
     /// Usable endpoints exist, but in slices of the other address family.
     AddressFamily { wanted: AddressType, offered: AddressType },
     /// Endpoints exist, but their slices have no port of the Service port's name and protocol.
-    PortName { wanted: String, target: TargetPort, offered: Vec<String> },
+    PortName { wanted: Arc<str>, target: TargetPort, offered: Vec<String> },
     /// The Service has no selector and no slice with endpoints.
     NoSelector,
     /// Pods match, but none is ready.

@@ -143,8 +143,10 @@ mod tests {
                     let vip = (*ip, port.port).into();
                     let meant = again.address(vip, Protocol::TCP, now);
                     assert_eq!(history.address(vip, Protocol::TCP, now), meant);
-                    let ask = |history: &History| history.endpoints(&service.key, port, now);
-                    assert_eq!(ask(&history), ask(&again));
+                    assert_eq!(
+                        history.endpoints(&service.key, port, now),
+                        again.endpoints(&service.key, port, now)
+                    );
                 }
             }
         }

@@ -89,7 +89,7 @@ fn web_port(history: &History, at: Timestamp) -> (&Service, &ServicePort) {
     (service, &service.ports[0])
 }
 
-fn membership(history: &History, endpoint: &str, when: u64) -> Membership {
+fn membership<'h>(history: &'h History, endpoint: &str, when: u64) -> Membership<'h> {
     let (service, port) = web_port(history, at(when));
     history.membership_in(&service.key, port, endpoint.parse().unwrap(), at(when))
 }

@@ -60,7 +60,7 @@ pub(super) fn refused(case: &Case<'_>) -> Option<Finding> {
             finding.unobserved("the sender of the RST: this trace has no hook for sent RSTs")
         };
     }
-    if let Some(listed) = &member.pod
+    if let Some(listed) = member.pod
         && let Some(holder) = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided)
         && (holder.key != listed.key || differ(&holder.uid, &listed.uid))
     {

@@ -2,7 +2,12 @@
 //!
 //! Makes each query once, for the moment of the NAT decision. Judges nothing.
 
-use std::{cell::OnceCell, net::SocketAddr, time::Duration};
+use std::{
+    cell::OnceCell,
+    fmt::{self, Display},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use super::{Context, Finding};
 use crate::{
@@ -27,7 +32,7 @@ pub(super) struct Case<'a> {
     pub(super) decided: Timestamp,
     pub(super) endpoint: Option<SocketAddr>,
     /// The state of the endpoint when it was chosen.
-    pub(super) membership: Option<Membership>,
+    pub(super) membership: Option<Membership<'a>>,
     /// The API listed the endpoint only after it was chosen: kube-proxy received the change before viptrace did.
     pub(super) is_ahead: bool,
     /// For an attempt that the outcome is not due to: the endpoint of the one that it is due to.
@@ -253,19 +258,23 @@ impl<'a> Case<'a> {
     }
 
     /// `namespace/service:port`.
-    pub(super) fn name(&self) -> String {
-        self.vip.to_string()
+    pub(super) const fn name(&self) -> &Vip<'a> {
+        &self.vip
     }
 
     /// The endpoint's name for a person: with its Pod, if known.
-    pub(super) fn endpoint_name(&self) -> String {
-        let Some(endpoint) = self.endpoint else { return "no endpoint".to_owned() };
-        let pod = self.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod.as_ref());
-        pod.map_or_else(|| endpoint.to_string(), |pod| format!("{endpoint} (Pod {})", pod.key))
+    pub(super) fn endpoint_name(&self) -> impl Display {
+        let listed = self.membership.as_ref().and_then(Membership::state);
+        let pod = listed.and_then(|state| state.pod);
+        fmt::from_fn(move |f| match (self.endpoint, pod) {
+            (Some(endpoint), Some(pod)) => write!(f, "{endpoint} (Pod {})", pod.key),
+            (Some(endpoint), None) => write!(f, "{endpoint}"),
+            (None, _) => f.write_str("no endpoint"),
+        })
     }
 
     /// The endpoint's state when it was chosen, if a slice listed it then.
-    pub(super) fn member(&self) -> Option<&EndpointState> {
+    pub(super) fn member(&self) -> Option<&EndpointState<'a>> {
         self.membership.as_ref()?.member()
     }
 
@@ -338,12 +347,12 @@ impl<'a> Choice<'a> {
 
 /// The state of the endpoint when it was chosen, and whether viptrace learned it later than kube-proxy: a state in which
 /// the endpoint may serve that the API reported within the grace after the choice was kube-proxy's state already.
-pub(super) fn membership(
-    ctx: &Context<'_>,
+pub(super) fn membership<'a>(
+    ctx: &Context<'a>,
     vip: &Vip<'_>,
     endpoint: SocketAddr,
     decided: Timestamp,
-) -> (Membership, bool) {
+) -> (Membership<'a>, bool) {
     let then = ctx.cluster.membership(vip, endpoint, decided);
     let may_be_wrong = matches!(then, Membership::NeverSeen { .. }) || then.unusable_since().is_some();
     if may_be_wrong {

@@ -3,10 +3,11 @@
 //! Owns a bounded memory of the clients outside the cluster: a health check is recognised only by its rhythm.
 
 use std::{
-    collections::HashMap,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
+
+use foldhash::HashMap;
 
 use super::{Case, Context, Finding, bounded};
 use crate::{

@@ -193,7 +193,7 @@ fn rules_were_written(case: &Case<'_>) -> Option<(Timestamp, &'static str)> {
 /// Mechanism: kube-proxy has written its rules and runs, and none are left: another program removed them. kube-proxy
 /// notices it by its canary chain within 30 s in iptables mode (`iptables.Monitor`, `pkg/util/iptables/iptables.go`), and
 /// in the other modes at its next full sync.
-fn removed(case: &Case<'_>, usable: Usable, (written, how): (Timestamp, &str)) -> Finding {
+fn removed(case: &Case<'_>, usable: Usable, (written, how): (Timestamp, &'static str)) -> Finding {
     let node = case.ctx.node;
     let mut finding = Finding::new(
         Class::C5e,

@@ -332,7 +332,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
     {
         return None;
     }
-    let node = case.member()?.node.as_ref()?;
+    let node = case.member()?.node?;
     let here = case.ctx.node_name?;
     let client = case.flow.orig.src.ip();
     let client_here = case.ctx.node.is_own_address(client) == Some(true)
@@ -343,7 +343,7 @@ pub(super) fn reply_elsewhere(case: &Case<'_>) -> Option<Finding> {
             .is_some_and(|pod| pod.node.as_deref() == Some(here));
     // With a local endpoint the policy does not explain a choice on another node.
     let has_local = case.usable().and_then(|usable| usable.local).is_some_and(|local| local > 0);
-    if **node == *here || client_here || has_local {
+    if node == here || client_here || has_local {
         return None;
     }
     let (class, policy) = local_policy(case);

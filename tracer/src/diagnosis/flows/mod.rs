@@ -34,6 +34,7 @@ use case::{Case, Choice};
 
 use super::finding::{Finding, rules_of_endpoint};
 
+pub(crate) use self::record::service_ref;
 pub use self::translations::Translations;
 use crate::{
     class::{Class, Confidence},

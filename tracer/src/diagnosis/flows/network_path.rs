@@ -38,7 +38,7 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
     let cluster = case.ctx.cluster;
     let is_shown = matches!(case.outcome, Outcome::Unreachable | Outcome::Dropped) && is_loss_shown(case);
     let of_pod = || cluster.pod_by_ip(endpoint.ip(), case.decided)?.node.as_deref();
-    let node = member.node.as_deref().or_else(of_pod);
+    let node = member.node.or_else(of_pod);
     let local = node.is_some_and(|node| Some(node) == case.ctx.node_name);
     let dropped = case
         .trouble()

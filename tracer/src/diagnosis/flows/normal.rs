@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Case, Finding, datagrams, iptables_sync::answered_elsewhere, text::length};
+use super::{
+    Case, Finding, datagrams,
+    iptables_sync::answered_elsewhere,
+    text::{length, sentence},
+};
 use crate::{
     class::{Class, Confidence, Severity},
     cluster::{Membership, Via},
@@ -100,15 +104,14 @@ fn healthy(case: &Case<'_>) -> Finding {
             format!("{} has no ready endpoint; {endpoint} serves while it terminates", case.name()),
         )
     } else {
+        let name = case.name();
         let detail = match (case.endpoint, pending) {
-            (Some(_), false) => format!("{} was served by {endpoint}", case.name()),
+            (Some(_), false) => sentence(format_args!("{name} was served by {endpoint}")),
             (Some(_), true) => {
-                format!("{} was sent to {endpoint}, and no failure was observed", case.name())
+                sentence(format_args!("{name} was sent to {endpoint}, and no failure was observed"))
             }
-            (None, false) => format!("{} answered; the endpoint was not observed", case.name()),
-            (None, true) => {
-                format!("no failure of a connection to {} was observed", case.name())
-            }
+            (None, false) => format!("{name} answered; the endpoint was not observed"),
+            (None, true) => format!("no failure of a connection to {name} was observed"),
         };
         Finding::new(Class::Ok, detail)
     };

@@ -2,11 +2,9 @@
 //!
 //! Owns a bounded memory of the connections to ports that several probes share.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{collections::VecDeque, net::SocketAddr, time::Duration};
+
+use foldhash::HashMap;
 
 use super::{
     Context, Finding, bounded,

@@ -2,7 +2,7 @@
 //!
 //! Owns the parts that all verdicts share: the flow's identity, the kernel's evidence, gaps, losses, and clean texts.
 
-use std::{borrow::Cow, net::SocketAddr};
+use std::{borrow::Cow, net::SocketAddr, sync::Arc};
 
 use super::{Context, Finding, case::Case, resets, text::clean, timeline::kernel_evidence, verdict_time};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     cluster::{History, Key, Membership},
     flow::{Decision, Flow},
     sighting::Hook,
-    verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
+    verdict::{EvidenceType, FlowRef, Mitigation, ServiceRef, Text, Verdict},
 };
 
 /// Metadata older than this, in seconds, may lack the explanation of the flow.
@@ -35,7 +35,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
         );
     }
     let service = service_ref(&case.vip.service.key, case.vip.port.label());
-    let listed = case.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod.as_ref());
+    let listed = case.membership.as_ref().and_then(Membership::state).and_then(|state| state.pod);
     let endpoint_pod = listed.map(|pod| &pod.key).or_else(|| {
         let holder = case.ctx.cluster.pod_by_ip(case.endpoint?.ip(), case.decided)?;
         Some(&holder.key)
@@ -43,7 +43,7 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
     let reference = FlowRef {
         vip: Some(case.flow.orig.dst),
         endpoint: case.endpoint,
-        endpoint_pod: endpoint_pod.map(|pod| clean(pod.to_string())),
+        endpoint_pod: endpoint_pod.map(|pod| clean(pod.text())),
         ..reference(case.flow, case.ctx)
     };
     build(case.flow, case.ctx, case.decision, Some(service), reference, finding)
@@ -51,12 +51,13 @@ pub(super) fn of(case: &Case<'_>, mut finding: Finding) -> Verdict {
 
 /// The verdict on a flow to a port that the Service does not have: it names the Service with the port's number.
 pub(super) fn without_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: &Key) -> Verdict {
-    let service = service_ref(service, flow.orig.dst.port().to_string());
+    let service = service_ref(service, flow.orig.dst.port().to_string().into());
     not_to_a_port(flow, ctx, finding, Some(service))
 }
 
-fn service_ref(Key { namespace, name }: &Key, port: String) -> ServiceRef {
-    ServiceRef { namespace: clean(&**namespace), name: clean(&**name), port: clean(port) }
+/// The Service port as a record names it.
+pub(crate) fn service_ref(Key { namespace, name }: &Key, port: Arc<str>) -> ServiceRef {
+    ServiceRef { namespace: clean(Arc::clone(namespace)), name: clean(Arc::clone(name)), port: clean(port) }
 }
 
 pub(super) fn without_service(flow: &Flow, ctx: &Context<'_>, finding: Finding) -> Verdict {
@@ -72,7 +73,7 @@ fn not_to_a_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: Opti
         endpoint,
         endpoint_pod: endpoint
             .and_then(|endpoint| ctx.cluster.pod_by_ip(endpoint.ip(), flow.first_seen))
-            .map(|pod| clean(pod.key.to_string())),
+            .map(|pod| clean(pod.key.text())),
         ..reference(flow, ctx)
     };
     build(flow, ctx, decision.filter(|_| !probe), service, reference, finding)
@@ -80,25 +81,25 @@ fn not_to_a_port(flow: &Flow, ctx: &Context<'_>, finding: Finding, service: Opti
 
 fn reference(flow: &Flow, ctx: &Context<'_>) -> FlowRef {
     FlowRef {
-        protocol: flow.orig.protocol.to_string(),
+        protocol: flow.orig.protocol.text(),
         client: flow.orig.src,
         vip: None,
         endpoint: None,
         client_pod: client_pod(flow, ctx.cluster),
         endpoint_pod: None,
-        node: ctx.node_name.map(clean),
+        node: ctx.node_name.map(|name| clean(name.to_owned())),
         started: flow.first_seen,
     }
 }
 
 pub(super) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
-    cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(pod.key.to_string()))
+    cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(pod.key.text()))
 }
 
 fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     let mut gap = |hook: Hook, cost: &str| {
         if !case.has_hook(hook) {
-            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
+            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()).into());
         }
     };
     gap(Hook::Confirm, "NAT's decision");
@@ -113,18 +114,18 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
         gap(Hook::TcpRetransmit, "retransmitted SYNs");
     }
     if let Some(arrival) = resets::arrival(case) {
-        finding.unobserved.push(arrival);
+        finding.unobserved.push(arrival.into());
     }
     let mut gap = |hook: Hook, cost: &str| {
         if !case.has_hook(hook) {
-            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()));
+            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()).into());
         }
     };
     gap(Hook::SockState, "when the sockets were established and closed");
     if case.flow.partial {
         finding
             .unobserved
-            .push("the beginning of the flow: the trace began later, or its event was lost".to_owned());
+            .push("the beginning of the flow: the trace began later, or its event was lost".into());
     }
 }
 
@@ -143,19 +144,19 @@ fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
         } else {
             finding.doubt();
         }
-        finding.unobserved.push(lost);
+        finding.unobserved.push(lost.into());
     }
     match ctx.metadata_age {
         Some(age) if age > OLD_METADATA_SECS => {
             let missed = format!("changes of the last {age:.0} s: the API server has sent nothing since");
-            finding.unobserved.push(missed);
+            finding.unobserved.push(missed.into());
             if !healthy {
                 finding.doubt();
             }
         }
         Some(_) => {}
         None => {
-            finding.unobserved.push("how fresh the cluster's metadata is".to_owned());
+            finding.unobserved.push("how fresh the cluster's metadata is".into());
             if !healthy {
                 finding.doubt();
             }
@@ -164,8 +165,7 @@ fn lowered(mut finding: Finding, flow: &Flow, ctx: &Context<'_>) -> Finding {
     if ctx.node_netns.is_none() && finding.class.is_fault() {
         finding.doubt();
         finding.unobserved.push(
-            "the network namespace of kube-proxy's rules: run viptrace in the node's own namespace"
-                .to_owned(),
+            "the network namespace of kube-proxy's rules: run viptrace in the node's own namespace".into(),
         );
     }
     finding
@@ -188,6 +188,13 @@ fn build(
     let mut evidence = kernel_evidence(flow, decision);
     evidence.append(&mut finding.evidence);
     evidence.sort_by_key(|evidence| evidence.time);
+    let (mut against, mut unseen) = (finding.against, finding.unobserved);
+    evidence
+        .iter_mut()
+        .chain(&mut against)
+        .map(|evidence| &mut evidence.content)
+        .chain(&mut unseen)
+        .for_each(clean_in_place);
     Verdict {
         time: verdict_time(flow),
         class: finding.class,
@@ -197,12 +204,12 @@ fn build(
         severity: finding.severity,
         service,
         flow: reference,
-        evidence: evidence.into_iter().map(clean_evidence).collect(),
-        against: finding.against.into_iter().map(clean_evidence).collect(),
-        unseen: finding.unobserved.into_iter().map(clean).collect(),
+        evidence,
+        against,
+        unseen,
         lost_events: flow.lost,
-        kube_proxy_mode: ctx.node.mode.map(|mode| mode.to_string()),
-        kube_proxy_version: ctx.node.version.as_deref().map(clean),
+        kube_proxy_mode: ctx.node.mode.map(|mode| mode.as_str().into()),
+        kube_proxy_version: ctx.node.version.clone().map(clean),
         metadata_age: ctx.metadata_age.filter(|age| age.is_finite()),
         mitigation: Mitigation {
             immediate: clean(mitigation.immediate),
@@ -238,6 +245,6 @@ fn value<'v>(
     })
 }
 
-fn clean_evidence(evidence: Evidence) -> Evidence {
-    Evidence { content: clean(evidence.content), ..evidence }
+fn clean_in_place(text: &mut Text) {
+    *text = clean(std::mem::take(text));
 }

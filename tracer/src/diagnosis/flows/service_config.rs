@@ -179,9 +179,11 @@ pub(super) fn other_proxy(case: &Case<'_>) -> Option<Finding> {
 /// For: a load balancer IP, a source outside its ranges, and a rule's drop before any endpoint was chosen.
 /// Against: an unobserved drop may have another cause. The ranges do not apply to node ports.
 pub(super) fn source_ranges(case: &Case<'_>) -> Option<Finding> {
+    if case.vip.via != Via::LoadBalancerIp || case.endpoint.is_some() {
+        return None;
+    }
     let (ranges, source) = (case.vip.source_ranges().collect::<Vec<_>>(), case.flow.orig.src.ip());
-    let excluded = !ranges.is_empty() && !ranges.iter().any(|range| range.contains(source));
-    if case.vip.via != Via::LoadBalancerIp || !excluded || case.endpoint.is_some() {
+    if ranges.is_empty() || ranges.iter().any(|range| range.contains(source)) {
         return None;
     }
     let drop = case.rule_drop();

@@ -207,7 +207,7 @@ fn with_cause(case: &Case<'_>, since: Option<Timestamp>, mut finding: Finding) -
     };
     match behind {
         Some((class, what, evidence)) => {
-            finding.detail = format!("{}; {what} ({class})", finding.detail);
+            finding.detail = format!("{}; {what} ({class})", finding.detail).into();
             finding.node(read, evidence).related(&[class])
         }
         None => finding
@@ -241,7 +241,7 @@ pub(super) fn departing(case: &Case<'_>) -> Option<Finding> {
         _ => None,
     };
     let deletion = || {
-        let listed = &member.pod.as_ref()?.key;
+        let listed = &member.pod?.key;
         let pod = cluster.pod(listed, soon).filter(|pod| pod.ips.contains(&endpoint.ip()))?;
         Some(pod.deletion?.saturating_sub(pod.termination_grace))
     };

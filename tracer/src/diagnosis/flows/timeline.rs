@@ -1,130 +1,178 @@
 //! The kernel's observed actions on a flow, in words and in chronological order.
 
-use std::net::SocketAddr;
-
-use super::text::{count, length, times};
-use crate::{
-    flow::{Decision, End, Flow, IcmpMeaning, Ipvs, Occurrences, RefusalKind, SocketEnd, Stage},
-    sighting::{Status, TcpState},
-    time::Timestamp,
-    verdict::{Evidence, EvidenceType},
+use std::{
+    fmt::{self, Display},
+    net::SocketAddr,
 };
 
+use super::text::{counted, length, sentence, times};
+use crate::{
+    flow::{
+        Decision, Dropped, End, Flow, IcmpError, IcmpMeaning, Ipvs, Occurrences, Refusal, RefusalKind,
+        SocketEnd, Stage, Trouble,
+    },
+    sighting::{Status, TcpState},
+    time::Timestamp,
+    verdict::{Evidence, EvidenceType, Text},
+};
+
+/// A connection that was served and ended has six, and one or two of a rule follow.
+const USUAL_EVENTS: usize = 8;
+
+/// The events so far, each kind in its place.
+struct Events<'a> {
+    flow: &'a Flow,
+    /// NAT chose several endpoints for it: an event names the one that it belongs to.
+    has_attempts: bool,
+    said: Vec<Evidence>,
+}
+
 pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<Evidence> {
-    let mut out = Vec::new();
-    let mut say = |time: Timestamp, content: String| {
-        out.push(Evidence { r#type: EvidenceType::Kernel, time: Some(time), content });
-    };
     // Without a decision of this namespace there is nothing to compare the others with.
-    let mut attempts: Vec<&Decision> =
-        decision.iter().flat_map(|decision| flow.attempts(Some(decision.netns))).collect();
-    if attempts.len() < 2 {
-        attempts = decision.into_iter().collect();
+    let attempts = || decision.into_iter().flat_map(|decision| flow.attempts(Some(decision.netns)));
+    let has_attempts = attempts().nth(1).is_some();
+    let mut events = Events { flow, has_attempts, said: Vec::with_capacity(USUAL_EVENTS) };
+    if has_attempts {
+        attempts().for_each(|attempt| events.say(attempt.time, decided(attempt)));
+    } else if let Some(decision) = decision {
+        events.say(decision.time, decided(decision));
     }
-    for attempt in &attempts {
-        say(attempt.time, decided(attempt));
-    }
-    let way = |stage: Stage, endpoint: Option<SocketAddr>| match endpoint {
-        Some(endpoint) if attempts.len() > 1 && stage != Stage::Reply => format!("on the way to {endpoint}"),
-        _ => on_the_way(stage).to_owned(),
-    };
     if let Some(ipvs) = &flow.ipvs {
-        by_ipvs(flow, ipvs, &mut say);
+        events.by_ipvs(ipvs);
     }
-    ends(flow, &mut say);
+    events.of_end("client", &flow.client);
+    events.of_end("endpoint", &flow.server);
     if let Some(trouble) = &flow.trouble {
+        events.of_trouble(trouble);
+    }
+    events.of_entry();
+    events.said.sort_by_key(|evidence| evidence.time);
+    events.said
+}
+
+impl Events<'_> {
+    fn say(&mut self, time: Timestamp, content: impl Into<Text>) {
+        self.said.push(Evidence { r#type: EvidenceType::Kernel, time: Some(time), content: content.into() });
+    }
+
+    /// Where the packet was.
+    fn way(&self, stage: Stage, endpoint: Option<SocketAddr>) -> impl Display + use<> {
+        let endpoint = endpoint.filter(|_| self.has_attempts && stage != Stage::Reply);
+        fmt::from_fn(move |f| match endpoint {
+            Some(endpoint) => write!(f, "on the way to {endpoint}"),
+            None => f.write_str(match stage {
+                Stage::Before => "on the way to the Service address",
+                Stage::After => "on the way to the endpoint",
+                Stage::Reply => "on the way back",
+            }),
+        })
+    }
+
+    /// The events of IPVS's own functions. The endpoint is stated here only if no conntrack entry shows it.
+    fn by_ipvs(&mut self, ipvs: &Ipvs) {
+        if let Some(chosen) = &ipvs.chosen {
+            let affinity = if chosen.first_of_client {
+                "; a persistence template was created, which the client's next connections follow"
+            } else {
+                ""
+            };
+            let tracked = if self.flow.decision(None).is_some() {
+                ""
+            } else {
+                "; it leaves no conntrack entry (vs/conntrack=0)"
+            };
+            self.say(
+                chosen.time,
+                format!(
+                    "IPVS created an entry for {} with real server {} (ip_vs_conn_new){affinity}{tracked}",
+                    chosen.tuple.dst, chosen.destination
+                ),
+            );
+        }
+        if ipvs.unscheduled.is_seen() {
+            self.say(
+                ipvs.unscheduled.first,
+                format!("IPVS chose no real server {} (ip_vs_schedule)", repeated(ipvs.unscheduled)),
+            );
+        }
+        if ipvs.expired.is_seen() {
+            let what = if ipvs.reused { "SYN" } else { "packet" };
+            self.say(
+                ipvs.expired.first,
+                format!(
+                    "IPVS deleted its old entry and dropped the {what} that used it {} (ip_vs_conn_expire_now)",
+                    repeated(ipvs.expired)
+                ),
+            );
+        }
+    }
+
+    fn of_end(&mut self, who: &'static str, end: &SocketEnd) {
+        let is_client = who == "client";
+        if let Some(time) = end.established {
+            let what = if is_client {
+                "the client's socket was established"
+            } else {
+                "the endpoint's socket was established"
+            };
+            self.say(time, what);
+        }
+        let repeats = end.syn_retransmits();
+        if repeats.is_seen() {
+            let what = if is_client { "SYN" } else { "SYN-ACK" };
+            self.say(repeats.first, format!("the {who} retransmitted its {what} {}", repeated(repeats)));
+        }
+        let repeats = end.retransmits();
+        if repeats.is_seen() {
+            let stuck = fmt::from_fn(|f| match end.stuck() {
+                Some(stuck) => write!(
+                    f,
+                    "; the last segment has {}, after {} acknowledged",
+                    counted(u64::from(stuck.bytes), "byte"),
+                    counted(stuck.acked, "byte")
+                ),
+                None => Ok(()),
+            });
+            self.say(repeats.first, format!("the {who} retransmitted data {}{stuck}", repeated(repeats)));
+        }
+        if let Some(reset) = end.reset_sent() {
+            let reason = in_brackets(reset.reason.as_deref());
+            let what = format!("the {who}'s socket sent a RST in state {}{reason}", state(reset.state));
+            self.say(reset.time, what);
+        }
+        if let Some(reset) = end.reset_received() {
+            self.say(
+                reset.time,
+                format!("the {who}'s socket received a RST in state {}", state(reset.state)),
+            );
+        }
+        if let Some(closed) = end.closed {
+            self.say(closed.time, ending(who, end, closed.from));
+        }
+    }
+
+    fn of_trouble(&mut self, trouble: &Trouble) {
         if trouble.table_full.is_seen() {
-            say(
+            self.say(
                 trouble.table_full.first,
                 format!("no conntrack entry could be created: dropped {}", repeated(trouble.table_full)),
             );
         }
         if trouble.clashes.is_seen() {
-            say(trouble.clashes.first, "two entries raced for one tuple (nf_ct_resolve_clash)".to_owned());
+            self.say(trouble.clashes.first, "two entries raced for one tuple (nf_ct_resolve_clash)");
         }
-        for drop in &trouble.drops {
-            let reason = match (drop.reason.as_deref(), drop.site) {
-                (reason, Some(site)) => {
-                    format!("{}, in {site}", reason.unwrap_or("no reason given by this kernel"))
-                }
-                (Some(reason), None) => reason.to_owned(),
-                (None, None) => "no reason given by this kernel".to_owned(),
-            };
-            let entry = if drop.unconfirmed { ", before its entry was confirmed" } else { "" };
-            say(
-                drop.occurrences.first,
-                format!(
-                    "dropped {} {}{entry}: {reason}, in netns {}",
-                    repeated(drop.occurrences),
-                    way(drop.stage, drop.endpoint),
-                    drop.netns.0
-                ),
-            );
+        trouble.drops.iter().for_each(|drop| self.of_drop(drop));
+        if let Some(refusal) = &trouble.refusal {
+            self.of_refusal(refusal);
         }
-        if let Some(refusal) = &trouble.refusal
-            && refusal.kind == RefusalKind::NoDestination
-        {
-            say(
-                refusal.occurrences.first,
-                format!(
-                    "IPVS found no real server {} and refused with ICMP port unreachable (ip_vs_leave), in netns {}",
-                    repeated(refusal.occurrences),
-                    refusal.netns.0
-                ),
-            );
-        } else if let Some(refusal) = &trouble.refusal {
-            let how = match refusal.kind {
-                RefusalKind::Unreachable { code } => format!("ICMP {}", icmp(code, flow.orig.dst.is_ipv4())),
-                RefusalKind::Reset => "a forged RST".to_owned(),
-                RefusalKind::NoDestination => "ICMP port unreachable".to_owned(),
-            };
-            let hook = match refusal.nf_hook {
-                Some(1) => " at LOCAL_IN",
-                Some(2) => " at FORWARD",
-                Some(3) => " at LOCAL_OUT",
-                _ => "",
-            };
-            say(
-                refusal.occurrences.first,
-                format!(
-                    "a rule refused it {} with {how}{hook}, {}, in netns {}",
-                    times(refusal.occurrences.count),
-                    way(refusal.stage, refusal.endpoint),
-                    refusal.netns.0
-                ),
-            );
-        }
-        for reset in &trouble.stack_resets {
-            let by = match reset.by {
-                End::Client => "the client's stack",
-                End::Vip => "the stack that received the untranslated packet",
-                End::Endpoint => "the endpoint's stack",
-            };
-            let what =
-                if reset.to_syn { "the SYN" } else { "a packet of a connection that it does not have" };
-            let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-            let from = if reset.untranslated { " that came from the endpoint's own address" } else { "" };
-            say(
-                reset.occurrences.first,
-                format!("{by} answered {what}{from} with a RST{reason}, in netns {}", reset.netns.0),
-            );
-        }
-        for reset in &trouble.transit_resets {
-            let by = if reset.by == End::Client { "the client's" } else { "the endpoint's" };
-            let what = if reset.to_syn { ", in answer to the SYN" } else { "" };
-            say(
-                reset.occurrences.first,
-                format!(
-                    "a RST from {by} side passed {}{what}, in netns {}",
-                    repeated(reset.occurrences),
-                    reset.netns.0
-                ),
-            );
-        }
+        self.of_resets(trouble);
         for invalid in &trouble.invalid {
             let which = if invalid.reply { "an answer of the endpoint" } else { "a packet of the client" };
-            let why = invalid.why.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
-            say(
+            let why = fmt::from_fn(|f| match &invalid.why {
+                Some(why) => write!(f, ": {why}"),
+                None => Ok(()),
+            });
+            self.say(
                 invalid.occurrences.first,
                 format!(
                     "conntrack called {which} invalid {}{why}, in netns {}",
@@ -133,29 +181,13 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
                 ),
             );
         }
-        for error in &trouble.icmp_errors {
-            let from = error.from.map(|ip| format!(" from {ip}")).unwrap_or_default();
-            let about = match error.endpoint {
-                _ if !error.about_request => "an answer".to_owned(),
-                Some(endpoint) if attempts.len() > 1 => format!("a packet to {endpoint}"),
-                Some(_) => "a packet to the endpoint".to_owned(),
-                None => "a packet to the Service address".to_owned(),
-            };
-            let kind = if error.meaning == IcmpMeaning::TooBig {
-                "fragmentation needed".to_owned()
-            } else if &*error.kind == "DEST_UNREACH" {
-                icmp(error.code, flow.orig.dst.is_ipv4())
-            } else {
-                error.kind.to_string()
-            };
-            say(error.occurrences.first, format!("ICMP {kind}{from}, about {about}"));
-        }
+        trouble.icmp_errors.iter().for_each(|error| self.of_icmp_error(error));
         if let Some(picked_up) = trouble.picked_up {
-            let to = picked_up
-                .ct
-                .endpoint()
-                .map_or_else(|| "not translated".to_owned(), |endpoint| format!("sent to {endpoint}"));
-            say(
+            let to = fmt::from_fn(|f| match picked_up.ct.endpoint() {
+                Some(endpoint) => write!(f, "sent to {endpoint}"),
+                None => f.write_str("not translated"),
+            });
+            self.say(
                 picked_up.time,
                 format!("its packets found no conntrack entry; a new one was created and {to}"),
             );
@@ -167,194 +199,236 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
             } else {
                 "the kernel ended the conntrack entry before an answer (nf_ct_kill_acct), as it does for a RST"
             };
-            say(killed.time, what.to_owned());
+            self.say(killed.time, what);
         }
     }
-    if let Some(deleted) = flow.deleted {
-        let replied = if deleted.status.has(Status::SEEN_REPLY) { "after" } else { "without" };
-        let by = deleted.deleted_by.map(|port| format!(", by netlink port {port}")).unwrap_or_default();
-        say(deleted.time, format!("the conntrack entry ended {replied} a reply (nf_ct_delete){by}"));
+
+    fn of_drop(&mut self, drop: &Dropped) {
+        let reason = drop.reason.as_deref().unwrap_or("no reason given by this kernel");
+        let place = fmt::from_fn(|f| match drop.site {
+            Some(site) => write!(f, ", in {site}"),
+            None => Ok(()),
+        });
+        let entry = if drop.unconfirmed { ", before its entry was confirmed" } else { "" };
+        let way = self.way(drop.stage, drop.endpoint);
+        self.say(
+            drop.occurrences.first,
+            format!(
+                "dropped {} {way}{entry}: {reason}{place}, in netns {}",
+                repeated(drop.occurrences),
+                drop.netns.0
+            ),
+        );
     }
-    if let Some(reread) = flow.reread {
-        let replied = if reread.status.has(Status::SEEN_REPLY) { "had seen" } else { "had not seen" };
-        let offload =
-            if reread.status.has(Status::OFFLOAD) { ", and was offloaded to a flowtable" } else { "" };
-        say(reread.time, format!("the conntrack entry, read again, {replied} a reply{offload}"));
+
+    fn of_refusal(&mut self, refusal: &Refusal) {
+        let what = match refusal.kind {
+            RefusalKind::NoDestination => format!(
+                "IPVS found no real server {} and refused with ICMP port unreachable (ip_vs_leave), in netns {}",
+                repeated(refusal.occurrences),
+                refusal.netns.0
+            ),
+            RefusalKind::Unreachable { code } => {
+                let icmp = icmp(code, self.flow.orig.dst.is_ipv4());
+                self.by_rule(refusal, format_args!("ICMP {icmp}"))
+            }
+            RefusalKind::Reset => self.by_rule(refusal, format_args!("a forged RST")),
+        };
+        self.say(refusal.occurrences.first, what);
     }
-    out.sort_by_key(|evidence| evidence.time);
-    out
+
+    fn by_rule(&self, refusal: &Refusal, how: fmt::Arguments<'_>) -> String {
+        let hook = match refusal.nf_hook {
+            Some(1) => " at LOCAL_IN",
+            Some(2) => " at FORWARD",
+            Some(3) => " at LOCAL_OUT",
+            _ => "",
+        };
+        format!(
+            "a rule refused it {} with {how}{hook}, {}, in netns {}",
+            times(refusal.occurrences.count),
+            self.way(refusal.stage, refusal.endpoint),
+            refusal.netns.0
+        )
+    }
+
+    /// RSTs without a socket.
+    fn of_resets(&mut self, trouble: &Trouble) {
+        for reset in &trouble.stack_resets {
+            let by = match reset.by {
+                End::Client => "the client's stack",
+                End::Vip => "the stack that received the untranslated packet",
+                End::Endpoint => "the endpoint's stack",
+            };
+            let what =
+                if reset.to_syn { "the SYN" } else { "a packet of a connection that it does not have" };
+            let reason = in_brackets(reset.reason.as_deref());
+            let from = if reset.untranslated { " that came from the endpoint's own address" } else { "" };
+            self.say(
+                reset.occurrences.first,
+                format!("{by} answered {what}{from} with a RST{reason}, in netns {}", reset.netns.0),
+            );
+        }
+        for reset in &trouble.transit_resets {
+            let by = if reset.by == End::Client { "the client's" } else { "the endpoint's" };
+            let what = if reset.to_syn { ", in answer to the SYN" } else { "" };
+            self.say(
+                reset.occurrences.first,
+                format!(
+                    "a RST from {by} side passed {}{what}, in netns {}",
+                    repeated(reset.occurrences),
+                    reset.netns.0
+                ),
+            );
+        }
+    }
+
+    fn of_icmp_error(&mut self, error: &IcmpError) {
+        let kind = if error.meaning == IcmpMeaning::TooBig {
+            Text::Borrowed("fragmentation needed")
+        } else if &*error.kind == "DEST_UNREACH" {
+            icmp(error.code, self.flow.orig.dst.is_ipv4())
+        } else {
+            Text::Owned(error.kind.as_ref().to_owned())
+        };
+        let from = fmt::from_fn(|f| match error.from {
+            Some(ip) => write!(f, " from {ip}"),
+            None => Ok(()),
+        });
+        let has_attempts = self.has_attempts;
+        let about = fmt::from_fn(|f| match error.endpoint {
+            _ if !error.about_request => f.write_str("an answer"),
+            Some(endpoint) if has_attempts => write!(f, "a packet to {endpoint}"),
+            Some(_) => f.write_str("a packet to the endpoint"),
+            None => f.write_str("a packet to the Service address"),
+        });
+        self.say(error.occurrences.first, format!("ICMP {kind}{from}, about {about}"));
+    }
+
+    /// The end of the conntrack entry, and its last state.
+    fn of_entry(&mut self) {
+        if let Some(deleted) = self.flow.deleted {
+            let what = match (deleted.status.has(Status::SEEN_REPLY), deleted.deleted_by) {
+                (true, None) => Text::Borrowed("the conntrack entry ended after a reply (nf_ct_delete)"),
+                (false, None) => Text::Borrowed("the conntrack entry ended without a reply (nf_ct_delete)"),
+                (replied, Some(port)) => {
+                    let how = if replied { "after" } else { "without" };
+                    let what = "the conntrack entry ended";
+                    format!("{what} {how} a reply (nf_ct_delete), by netlink port {port}").into()
+                }
+            };
+            self.say(deleted.time, what);
+        }
+        if let Some(reread) = self.flow.reread {
+            let replied = if reread.status.has(Status::SEEN_REPLY) { "had seen" } else { "had not seen" };
+            let offload =
+                if reread.status.has(Status::OFFLOAD) { ", and was offloaded to a flowtable" } else { "" };
+            self.say(reread.time, format!("the conntrack entry, read again, {replied} a reply{offload}"));
+        }
+    }
 }
 
 fn decided(decision: &Decision) -> String {
     let ct = &decision.ct;
-    let what = match ct.endpoint() {
-        Some(endpoint) if ct.by_ipvs() => {
-            format!(
-                "IPVS chose endpoint {endpoint} for {} (the reply tuple changed without the DNAT bit)",
-                ct.orig.dst
-            )
+    let (asked, endpoint) = (ct.orig.dst, ct.endpoint());
+    let what = fmt::from_fn(|f| match endpoint {
+        Some(endpoint) if ct.by_ipvs() => write!(
+            f,
+            "IPVS chose endpoint {endpoint} for {asked} (the reply tuple changed without the DNAT bit)"
+        ),
+        Some(endpoint) => write!(f, "NAT chose endpoint {endpoint} for {asked}"),
+        None => write!(f, "{asked} was not translated: the reply tuple still names it"),
+    });
+    let source = fmt::from_fn(|f| {
+        if endpoint.is_none() || !ct.masqueraded() {
+            return Ok(());
         }
-        Some(endpoint) => format!("NAT chose endpoint {endpoint} for {}", ct.orig.dst),
-        None => format!("{} was not translated: the reply tuple still names it", ct.orig.dst),
-    };
-    let source = if ct.masqueraded() && ct.endpoint().is_some() {
-        format!(
-            ", source masqueraded as {}: the endpoint sees that address, not the client's (N14)",
-            ct.reply.dst.ip()
-        )
-    } else {
-        String::new()
-    };
-    let entry = match (decision.confirmed, decision.attempts) {
-        (Some(_), 1) => String::new(),
-        (Some(_), n) => format!("; confirmed at entry {n}"),
-        (None, 1) => "; the entry was never confirmed".to_owned(),
-        (None, n) => format!("; {n} entries were created and none was confirmed"),
-    };
+        let source = ct.reply.dst.ip();
+        write!(f, ", source masqueraded as {source}: the endpoint sees that address, not the client's (N14)")
+    });
+    let entry = fmt::from_fn(|f| match (decision.confirmed, decision.attempts) {
+        (Some(_), 1) => Ok(()),
+        (Some(_), n) => write!(f, "; confirmed at entry {n}"),
+        (None, 1) => f.write_str("; the entry was never confirmed"),
+        (None, n) => write!(f, "; {n} entries were created and none was confirmed"),
+    });
     let midstream =
         if decision.midstream == Some(true) { "; created mid-stream, for a segment without SYN" } else { "" };
-    format!("{what}{source}{entry}{midstream}")
-}
-
-/// The events of IPVS's own functions. The endpoint is stated here only if no conntrack entry shows it.
-fn by_ipvs(flow: &Flow, ipvs: &Ipvs, say: &mut impl FnMut(Timestamp, String)) {
-    if let Some(chosen) = &ipvs.chosen {
-        let affinity = if chosen.first_of_client {
-            "; a persistence template was created, which the client's next connections follow"
-        } else {
-            ""
-        };
-        let tracked = if flow.decision(None).is_some() {
-            ""
-        } else {
-            "; it leaves no conntrack entry (vs/conntrack=0)"
-        };
-        say(
-            chosen.time,
-            format!(
-                "IPVS created an entry for {} with real server {} (ip_vs_conn_new){affinity}{tracked}",
-                chosen.tuple.dst, chosen.destination
-            ),
-        );
-    }
-    if ipvs.unscheduled.is_seen() {
-        say(
-            ipvs.unscheduled.first,
-            format!("IPVS chose no real server {} (ip_vs_schedule)", repeated(ipvs.unscheduled)),
-        );
-    }
-    if ipvs.expired.is_seen() {
-        let what = if ipvs.reused { "SYN" } else { "packet" };
-        say(
-            ipvs.expired.first,
-            format!(
-                "IPVS deleted its old entry and dropped the {what} that used it {} (ip_vs_conn_expire_now)",
-                repeated(ipvs.expired)
-            ),
-        );
-    }
-}
-
-fn ends(flow: &Flow, say: &mut impl FnMut(Timestamp, String)) {
-    for (who, end) in [("client", &flow.client), ("endpoint", &flow.server)] {
-        if let Some(time) = end.established {
-            say(time, format!("the {who}'s socket was established"));
-        }
-        let repeats = end.syn_retransmits();
-        if repeats.is_seen() {
-            let what = if who == "client" { "SYN" } else { "SYN-ACK" };
-            say(repeats.first, format!("the {who} retransmitted its {what} {}", repeated(repeats)));
-        }
-        let repeats = end.retransmits();
-        if repeats.is_seen() {
-            let stuck = end.stuck().map(|stuck| {
-                let bytes = count(u64::from(stuck.bytes), "byte");
-                format!("; the last segment has {bytes}, after {} acknowledged", count(stuck.acked, "byte"))
-            });
-            let stuck = stuck.unwrap_or_default();
-            say(repeats.first, format!("the {who} retransmitted data {}{stuck}", repeated(repeats)));
-        }
-        if let Some(reset) = end.reset_sent() {
-            let reason = reset.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-            say(reset.time, format!("the {who}'s socket sent a RST in state {}{reason}", state(reset.state)));
-        }
-        if let Some(reset) = end.reset_received() {
-            say(reset.time, format!("the {who}'s socket received a RST in state {}", state(reset.state)));
-        }
-        if let Some(closed) = end.closed {
-            say(closed.time, ending(who, end, closed.from));
-        }
-    }
+    sentence(format_args!("{what}{source}{entry}{midstream}"))
 }
 
 fn ending(who: &str, end: &SocketEnd, from: TcpState) -> String {
     if from == TcpState::SynSent {
         return format!("the {who}'s connect failed");
     }
-    format!(
+    sentence(format_args!(
         "the {who}'s socket ended from {}: {} sent and acknowledged, {} received",
         state(from),
-        count(end.bytes_acked, "byte"),
+        counted(end.bytes_acked, "byte"),
         end.bytes_received
-    )
+    ))
 }
 
-fn repeated(occurrences: Occurrences) -> String {
-    if occurrences.count > 1 {
-        format!("{} within {}", times(occurrences.count), length(occurrences.last.since(occurrences.first)))
-    } else {
-        times(occurrences.count)
+/// ` (reason)`, or nothing.
+fn in_brackets(reason: Option<&str>) -> impl Display {
+    fmt::from_fn(move |f| match reason {
+        Some(reason) => write!(f, " ({reason})"),
+        None => Ok(()),
+    })
+}
+
+fn repeated(occurrences: Occurrences) -> impl Display {
+    let Occurrences { count, first, last } = occurrences;
+    fmt::from_fn(move |f| {
+        write!(f, "{}", times(count))?;
+        if count > 1 { write!(f, " within {}", length(last.since(first))) } else { Ok(()) }
+    })
+}
+
+fn icmp(code: Option<u8>, ipv4: bool) -> Text {
+    match code {
+        None => Text::Borrowed("unreachable"),
+        Some(code) => match if ipv4 { icmp4(code) } else { icmp6(code) } {
+            Some(name) => Text::Borrowed(name),
+            None => format!("unreachable, code {code}").into(),
+        },
     }
-}
-
-const fn on_the_way(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Before => "on the way to the Service address",
-        Stage::After => "on the way to the endpoint",
-        Stage::Reply => "on the way back",
-    }
-}
-
-fn icmp(code: Option<u8>, ipv4: bool) -> String {
-    if ipv4 { icmp4(code) } else { icmp6(code) }
 }
 
 /// RFC 4443, destination unreachable.
-fn icmp6(code: Option<u8>) -> String {
-    match code {
-        Some(0) => "no route".to_owned(),
-        Some(1) => "administratively prohibited".to_owned(),
-        Some(3) => "address unreachable".to_owned(),
-        Some(4) => "port unreachable".to_owned(),
-        Some(code) => format!("unreachable, code {code}"),
-        None => "unreachable".to_owned(),
-    }
+const fn icmp6(code: u8) -> Option<&'static str> {
+    Some(match code {
+        0 => "no route",
+        1 => "administratively prohibited",
+        3 => "address unreachable",
+        4 => "port unreachable",
+        _ => return None,
+    })
 }
 
-fn icmp4(code: Option<u8>) -> String {
-    match code {
-        Some(0) => "network unreachable".to_owned(),
-        Some(1) => "host unreachable".to_owned(),
-        Some(3) => "port unreachable".to_owned(),
-        Some(9 | 10 | 13) => "administratively prohibited".to_owned(),
-        Some(code) => format!("unreachable, code {code}"),
-        None => "unreachable".to_owned(),
-    }
+const fn icmp4(code: u8) -> Option<&'static str> {
+    Some(match code {
+        0 => "network unreachable",
+        1 => "host unreachable",
+        3 => "port unreachable",
+        9 | 10 | 13 => "administratively prohibited",
+        _ => return None,
+    })
 }
 
-fn state(state: TcpState) -> String {
-    match state {
-        TcpState::Established => "ESTABLISHED".to_owned(),
-        TcpState::SynSent => "SYN_SENT".to_owned(),
-        TcpState::SynRecv | TcpState::NewSynRecv => "SYN_RECV".to_owned(),
-        TcpState::FinWait1 => "FIN_WAIT1".to_owned(),
-        TcpState::FinWait2 => "FIN_WAIT2".to_owned(),
-        TcpState::TimeWait => "TIME_WAIT".to_owned(),
-        TcpState::Close => "CLOSE".to_owned(),
-        TcpState::CloseWait => "CLOSE_WAIT".to_owned(),
-        TcpState::LastAck => "LAST_ACK".to_owned(),
-        TcpState::Listen => "LISTEN".to_owned(),
-        TcpState::Closing => "CLOSING".to_owned(),
-        TcpState::Other(number) => format!("state {number}"),
-    }
+fn state(state: TcpState) -> Text {
+    Text::Borrowed(match state {
+        TcpState::Established => "ESTABLISHED",
+        TcpState::SynSent => "SYN_SENT",
+        TcpState::SynRecv | TcpState::NewSynRecv => "SYN_RECV",
+        TcpState::FinWait1 => "FIN_WAIT1",
+        TcpState::FinWait2 => "FIN_WAIT2",
+        TcpState::TimeWait => "TIME_WAIT",
+        TcpState::Close => "CLOSE",
+        TcpState::CloseWait => "CLOSE_WAIT",
+        TcpState::LastAck => "LAST_ACK",
+        TcpState::Listen => "LISTEN",
+        TcpState::Closing => "CLOSING",
+        TcpState::Other(number) => return format!("state {number}").into(),
+    })
 }

@@ -3,9 +3,9 @@
 //!
 //! Owns a bounded memory across flows. The trace records each flow here before it judges the flow.
 
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use foldhash::HashMap as FastMap;
+use foldhash::HashMap;
 
 use super::{Context, bounded, health_checks::Visitors, probes::Rhythms};
 use crate::{
@@ -29,7 +29,7 @@ pub struct Translations {
     first_translated: Option<Timestamp>,
     last_translated: Option<Timestamp>,
     /// When each address was last translated.
-    translated: FastMap<SocketAddr, Timestamp>,
+    translated: HashMap<SocketAddr, Timestamp>,
     /// How Services answered datagrams.
     answering: HashMap<(SocketAddr, Protocol), Answers>,
     /// When a cluster IP with endpoints was last answered without a translation here.

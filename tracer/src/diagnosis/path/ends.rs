@@ -1,6 +1,9 @@
 //! The two ends of a question: a Pod, a Service, an address or the node itself, resolved to a packet.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use super::Scene;
 use crate::{
@@ -56,9 +59,9 @@ pub enum NoPacket {
     #[error("{key} has no address of its own: {why}")]
     Headless { key: Key, why: &'static str },
     #[error("{key} has no port {port}: it has {}", list(.has))]
-    NoPort { key: Key, port: String, has: Vec<String> },
+    NoPort { key: Key, port: String, has: Vec<Arc<str>> },
     #[error("{key} has several ports: {}", list(.has))]
-    SeveralPorts { key: Key, has: Vec<String> },
+    SeveralPorts { key: Key, has: Vec<Arc<str>> },
     #[error("{from} and {to} are addresses of different families")]
     TwoFamilies { from: IpAddr, to: IpAddr },
     #[error("{to} is not an {family} address")]

@@ -21,7 +21,7 @@ use crate::{
     rules::Writer,
     text::count,
     time::Timestamp,
-    verdict::EvidenceType,
+    verdict::{Evidence, EvidenceType, Text},
 };
 
 /// The most Services of one cause that get a finding each. If there are more, the node gets one finding.
@@ -169,7 +169,7 @@ fn is_empty_server(found: &Discrepancy) -> bool {
 }
 
 /// A finding about rules, with the actions for differing rules instead of the class's usual ones.
-fn of_rules(class: Class, detail: impl Into<String>, is_in_flight: bool) -> Finding {
+fn of_rules(class: Class, detail: impl Into<Text>, is_in_flight: bool) -> Finding {
     let mut finding = Finding::new(class, detail);
     if class == Class::C5c {
         finding = finding.domain(Domain::IptablesSync);
@@ -272,7 +272,7 @@ fn whole_node(facts: &Facts, discrepancies: &[Named<'_>], findings: &mut Vec<Fin
             }
             _ => (Level::Fault, Severity::High),
         };
-        let mut finding = of_rules(class, &found.text, found.sync == SyncState::InFlight)
+        let mut finding = of_rules(class, found.text.clone(), found.sync == SyncState::InFlight)
             .severity(severity)
             .level(level)
             .since(found.since);
@@ -367,7 +367,7 @@ fn many(class: Class, services: &BTreeMap<&str, Vec<&Discrepancy>>) -> Finding {
     finding
 }
 
-fn evidence(found: &Discrepancy) -> crate::verdict::Evidence {
+fn evidence(found: &Discrepancy) -> Evidence {
     let writer = found.writer.map(|writer| format!("{writer} ")).unwrap_or_default();
     let sync = match found.sync {
         SyncState::Unknown => String::new(),
@@ -375,7 +375,7 @@ fn evidence(found: &Discrepancy) -> crate::verdict::Evidence {
     };
     let content =
         format!("{}: {} [{writer}{} {}]{sync}", found.kind.as_str(), found.text, found.family, found.place);
-    crate::verdict::Evidence { r#type: EvidenceType::Node, time: found.since, content }
+    Evidence { r#type: EvidenceType::Node, time: found.since, content: content.into() }
 }
 
 const fn severity(found: &Discrepancy) -> Severity {

@@ -66,7 +66,7 @@ pub fn differences(report: &CheckReport, saved: &Saved) -> Vec<Difference> {
         .map(|finding| {
             let service =
                 finding.service.as_ref().map(|service| format!("{}/{}", service.namespace, service.name));
-            (key(finding.class.id(), service), finding.root_cause.as_str())
+            (key(finding.class.id(), service), &*finding.root_cause)
         })
         .collect();
     let there: BTreeMap<String, &str> = saved
@@ -76,7 +76,7 @@ pub fn differences(report: &CheckReport, saved: &Saved) -> Vec<Difference> {
         .map(|finding| {
             let service =
                 finding.service.as_ref().map(|service| format!("{}/{}", service.namespace, service.name));
-            (key(&finding.class, service), finding.root_cause.as_str())
+            (key(&finding.class, service), &*finding.root_cause)
         })
         .collect();
     for name in here.keys().chain(there.keys()).collect::<BTreeSet<_>>() {

@@ -120,16 +120,16 @@ impl Doubt {
             Self::ChangedSince => {
                 let why = "kube-proxy received a change after the lists were read: the rules may be newer than the lists";
                 against(finding, why.to_owned());
-                finding.unobserved.push("the lists and the rules of one moment: check again".to_owned());
+                finding.unobserved.push("the lists and the rules of one moment: check again".into());
             }
             Self::Apart(apart) => {
                 against(finding, format!("the lists and the rules were read {} apart", length(apart)));
-                finding.unobserved.push("the lists and the rules of one moment".to_owned());
+                finding.unobserved.push("the lists and the rules of one moment".into());
             }
             Self::NoTimes => {
                 finding.doubt();
                 finding.unobserved.push(
-                    "when the lists were read: a change between them and the rules looks the same".to_owned(),
+                    "when the lists were read: a change between them and the rules looks the same".into(),
                 );
             }
         }
@@ -154,7 +154,11 @@ fn demote(finding: &mut Finding, why: String) {
 }
 
 fn against(finding: &mut Finding, content: String) {
-    finding.against.push(Evidence { r#type: EvidenceType::Node, time: None::<Timestamp>, content });
+    finding.against.push(Evidence {
+        r#type: EvidenceType::Node,
+        time: None::<Timestamp>,
+        content: content.into(),
+    });
 }
 
 fn is_about_same(one: &Finding, other: &Finding) -> bool {

@@ -228,9 +228,9 @@ fn nodes(facts: &Facts, history: &History, findings: &mut Vec<Finding>) {
                 [crate::cluster::model::AddressType::Ipv4, crate::cluster::model::AddressType::Ipv6];
             families.iter().any(|family| {
                 let usable = history.usable_endpoints(&service.key, port, *family, None, Timestamp::MAX);
-                usable.iter().any(|endpoint| {
-                    endpoint.node.as_deref().is_some_and(|node| away.iter().any(|name| name == node))
-                })
+                usable
+                    .iter()
+                    .any(|endpoint| endpoint.node.is_some_and(|node| away.iter().any(|name| name == node)))
             })
         })
     });

@@ -11,7 +11,7 @@ use crate::{
     class::{Class, Confidence, Domain, Severity},
     diagnosis::finding::{Finding, Level, Step},
     time::Timestamp,
-    verdict::{Evidence, Mitigation, ServiceRef},
+    verdict::{Evidence, Mitigation, ServiceRef, Text},
 };
 
 /// One check of one node.
@@ -68,7 +68,7 @@ pub struct FindingRecord {
     pub severity: Severity,
     pub confidence: Confidence,
     /// `domain — detail`.
-    pub root_cause: String,
+    pub root_cause: Text,
     /// The affected Service port; `null` if the whole node or the cluster is affected. A port `*` means all ports.
     pub service: Option<ServiceRef>,
     /// The time since when it is known to exist.
@@ -79,10 +79,10 @@ pub struct FindingRecord {
     /// Evidence against it, or for another explanation.
     pub against: Vec<Evidence>,
     /// Facts that could not be observed and would decide.
-    pub unseen: Vec<String>,
+    pub unseen: Vec<Text>,
     pub mitigation: Mitigation,
     /// References for this class: the catalogue's class and upstream issues.
-    pub cross_reference: Vec<String>,
+    pub cross_reference: Vec<Text>,
 }
 
 impl FindingRecord {

@@ -4,7 +4,7 @@
 //! Owns C5d, C20, C21, C22, C23 (ranges without effect), C25, C26 (addresses), C27 and N19, as the API shows them.
 //! `rules` checks the rules.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use super::{Facts, Finding, Level, Scope};
 use crate::{
@@ -103,7 +103,7 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
     let several = families(service).len() > 1;
     for (family, reason, ports) in found {
         let all = ports.len() == service.ports.len();
-        let labels: Vec<String> = ports.iter().map(|port| port.label()).collect();
+        let labels: Vec<Arc<str>> = ports.iter().map(|port| port.label()).collect();
         let what = match (all, several) {
             (true, false) => key.to_string(),
             (true, true) => format!("{key} ({family})"),
@@ -111,9 +111,9 @@ fn no_endpoints(history: &History, service: &Service, findings: &mut Vec<Finding
             (false, true) => format!("{key} port {} ({family})", labels.join(", ")),
         };
         let label = if let ([only], true) = (labels.as_slice(), ports.len() == 1) {
-            only.clone()
+            Arc::clone(only)
         } else {
-            "*".to_owned()
+            "*".into()
         };
         if let Some(note) = switched_off(history, service, &reason, near.is_some(), &what, &label) {
             findings.push(note);
@@ -238,8 +238,8 @@ fn no_local_endpoint(
     mode: Option<ProxyMode>,
 ) -> Finding {
     let key = &service.key;
-    let labels: Vec<String> = ports.iter().map(|port| port.label()).collect();
-    let label = if let [only] = labels.as_slice() { only.clone() } else { "*".to_owned() };
+    let labels: Vec<Arc<str>> = ports.iter().map(|port| port.label()).collect();
+    let label = if let [only] = labels.as_slice() { Arc::clone(only) } else { "*".into() };
     let (which, who) = if class == Class::C22 {
         ("internalTrafficPolicy", format!("connections from {node} and its Pods"))
     } else {
@@ -257,12 +257,12 @@ fn no_local_endpoint(
         (Some(ProxyMode::Ipvs), _) => "are answered from a wrong address",
         _ => "time out",
     };
-    let elsewhere: BTreeSet<String> = ports
+    let elsewhere: BTreeSet<&str> = ports
         .iter()
         .flat_map(|port| history.usable_endpoints(key, port, family, None, AT))
-        .filter_map(|endpoint| endpoint.node.map(|node| node.to_string()))
+        .filter_map(|endpoint| endpoint.node)
         .collect();
-    let elsewhere: Vec<String> = elsewhere.into_iter().take(5).collect();
+    let elsewhere: Vec<&str> = elsewhere.into_iter().take(5).collect();
     let detail = format!("{key} is {which}: Local and has no endpoint on {node}: {who} {fate}");
     let finding = Finding::new(class, detail)
         .severity(Severity::Medium)

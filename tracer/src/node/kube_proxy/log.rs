@@ -138,7 +138,7 @@ impl LoggedError {
     pub fn when(&self) -> String {
         let times = times(self.count);
         match (self.count, self.first.as_str(), self.last.as_str()) {
-            (_, "", _) | (_, _, "") => times,
+            (_, "", _) | (_, _, "") => times.into_owned(),
             (1, _, last) => format!("{times}, at {last}"),
             (_, first, last) => format!("{times}, first at {first}, last at {last}"),
         }

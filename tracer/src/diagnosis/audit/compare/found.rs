@@ -93,7 +93,7 @@ impl Found {
                 aspect: fault.aspect,
                 family,
                 service: port.map(|port| port.service.key.to_string().into()),
-                port: port.map(|port| port.port.label().into()),
+                port: port.map(|port| port.port.label()),
                 frontends: frontends.iter().copied().collect(),
                 origins: origins.iter().copied().collect(),
                 endpoint: fault.endpoint,
