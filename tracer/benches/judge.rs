@@ -12,6 +12,8 @@
 mod cluster_support;
 #[path = "../tests/it/flow_support.rs"]
 mod flow_support;
+#[path = "../tests/it/folded_support.rs"]
+mod folded_support;
 #[path = "../tests/it/node_support.rs"]
 mod node_support;
 #[path = "../tests/it/recording_support.rs"]
@@ -21,20 +23,14 @@ mod session_support;
 #[path = "../tests/it/soak/mod.rs"]
 mod soak;
 
-use std::{cell::Cell, collections::BTreeMap, env, fs, hint::black_box, sync::Arc, time::Duration};
+use std::{cell::Cell, env, fs, hint::black_box};
 
-use flow_support::{NODE, at};
+use folded_support::Folded;
 use soak::{
     MODES,
-    player::{Loss, Prepared, REST, Soak, update},
+    player::{Loss, Prepared, Soak},
 };
-use viptrace::{
-    cluster::Cluster,
-    diagnosis::{Context, Translations, judge},
-    flow::{Flow, FlowTable, Limits},
-    node::Snapshot,
-    session::Detail,
-};
+use viptrace::{diagnosis::judge, session::Detail};
 
 const ROUNDS: usize = 5;
 
@@ -90,56 +86,6 @@ fn main() {
                     })
                 }),
             );
-        }
-    }
-}
-
-/// The flows of a soak as the table hands them out, with what they are judged by.
-#[derive(Debug)]
-struct Folded {
-    flows: Vec<Flow>,
-    cluster: Cluster,
-    node: Arc<Snapshot>,
-    translations: Translations,
-}
-
-impl Folded {
-    /// Folds all flows without judging them. Each has the last of its revisions.
-    fn of(prepared: Prepared) -> Self {
-        let mut table = FlowTable::new(Limits::default());
-        let mut flows: BTreeMap<u64, Flow> = BTreeMap::new();
-        let mut cluster = prepared.soaked.cluster();
-        for turn in prepared.turns {
-            turn.changes.into_iter().for_each(|(ms, change)| cluster.absorb(update(ms, change)));
-            turn.sightings.into_iter().for_each(|sighting| table.observe(sighting));
-            table.advance(at(turn.ms));
-            flows.extend(table.drain_settled().map(|flow| (flow.id, flow)));
-        }
-        table.finish(at(prepared.soaked.end + REST + 100_000));
-        flows.extend(table.drain_settled().map(|flow| (flow.id, flow)));
-        let node = prepared.soaked.snapshot(prepared.soaked.end);
-        let mut folded =
-            Self { flows: flows.into_values().collect(), cluster, node, translations: Translations::new() };
-        let mut translations = Translations::new();
-        for flow in &folded.flows {
-            translations.note(flow, &folded.context());
-        }
-        folded.translations = translations;
-        folded
-    }
-
-    fn context(&self) -> Context<'_> {
-        Context {
-            cluster: &self.cluster.history,
-            node: &self.node,
-            node_name: Some("worker-1"),
-            node_netns: Some(NODE),
-            missing_hooks: &[],
-            drop_reasons: true,
-            translations: &self.translations,
-            grace: Duration::from_secs(5),
-            now: at(u64::from(u32::MAX)),
-            metadata_age: Some(0.0),
         }
     }
 }

@@ -45,6 +45,7 @@ mod scoreboard;
 mod session_folds;
 mod session_support;
 mod soak;
+mod soak_verdicts;
 mod terminal_support;
 mod verdict_classes;
 mod verdict_confidence;

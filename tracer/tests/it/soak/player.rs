@@ -59,7 +59,7 @@ pub(crate) struct Prepared {
     pub(crate) soaked: Soaked,
     pub(crate) turns: Vec<Turn>,
     /// In the order of their beginnings.
-    pub(super) flows: Vec<Planned>,
+    pub(crate) flows: Vec<Planned>,
     entries: HashMap<u64, Entry>,
     /// Entries that datagrams keep alive, with the times of these.
     kept: Vec<(Entry, Vec<Timestamp>)>,

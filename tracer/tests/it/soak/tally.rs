@@ -31,7 +31,7 @@ struct Case {
 
 /// All flows of a soak.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     cases: Vec<Case>,
     by_ends: HashMap<(SocketAddr, SocketAddr), Vec<usize>>,
     /// Verdicts on no planned flow.
@@ -42,7 +42,7 @@ pub(super) struct Tally {
 const EARLY: Duration = Duration::from_millis(50);
 
 impl Tally {
-    pub(super) fn of(flows: &[Planned]) -> Self {
+    pub(crate) fn of(flows: &[Planned]) -> Self {
         let mut tally = Self::default();
         for planned in flows {
             let ends = (planned.orig.src, planned.orig.dst);
@@ -59,7 +59,7 @@ impl Tally {
         tally
     }
 
-    pub(super) fn take(&mut self, verdict: Verdict) {
+    pub(crate) fn take(&mut self, verdict: Verdict) {
         let flow = &verdict.flow;
         let asked = flow.vip.or(flow.endpoint);
         let started = flow.started.saturating_add(EARLY);
@@ -77,12 +77,12 @@ impl Tally {
         }
     }
 
-    pub(super) fn flows(&self) -> usize {
+    pub(crate) fn flows(&self) -> usize {
         self.cases.len()
     }
 
     /// Verdicts that differ from what was caused.
-    pub(super) fn confusions(&self) -> Vec<String> {
+    pub(crate) fn confusions(&self) -> Vec<String> {
         self.wrong(|case| match &case.found {
             Some(verdict) => case.truth.classes.contains(&verdict.class),
             None => case.truth.or_none,
@@ -90,7 +90,7 @@ impl Tally {
     }
 
     /// Verdicts that name a fault that was not caused.
-    pub(super) fn inventions(&self) -> Vec<String> {
+    pub(crate) fn inventions(&self) -> Vec<String> {
         self.wrong(|case| {
             let found = case.found.as_ref();
             found.is_none_or(|verdict| !verdict.is_fault() || case.truth.allows(verdict.class))
@@ -98,7 +98,7 @@ impl Tally {
     }
 
     /// Verdicts that were given without an event of their flow and do not admit it.
-    pub(super) fn too_certain(&self) -> Vec<String> {
+    pub(crate) fn too_certain(&self) -> Vec<String> {
         self.wrong(|case| {
             let Some(verdict) = &case.found else { return true };
             let within = |lost: &Timestamp| (verdict.flow.started..=verdict.time).contains(lost);
