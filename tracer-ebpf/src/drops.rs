@@ -18,9 +18,7 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
         position => output::tracepoint_argument(&ctx, position),
     };
     let site = if reason == REASON_NONE { globals::site(ctx.arg::<u64>(1)) } else { 0 };
-    let wanted = site != 0
-        || reason < 256
-            && globals::WANTED_REASONS.load()[(reason >> 6) as usize & 3] >> (reason & 63) & 1 == 1;
+    let wanted = site != 0 || globals::is_wanted(reason);
     let nfct = conntrack::nfct(skb);
     let ct = nfct & !7;
     let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);

@@ -127,10 +127,27 @@ sites! {
     8: SITE_8, SITE_8_END;
 }
 
-/// Bit set of the drop reasons that are always reported, by this kernel's numbers; reasons of 256 and above
-/// belong to other subsystems (`enum skb_drop_reason_subsys`).
+/// Bit set of the drop reasons that are always reported, by this kernel's numbers: those of the core, all below 256.
 #[unsafe(no_mangle)]
 pub(crate) static WANTED_REASONS: Global<[u64; 4]> = Global::new([0; 4]);
+
+/// Bit set of the subsystems all of whose drop reasons are reported (`enum skb_drop_reason_subsys`).
+#[unsafe(no_mangle)]
+pub(crate) static WANTED_SUBSYSTEMS: Global<u64> = Global::new(0);
+
+/// The bits of a drop reason below its subsystem (`SKB_DROP_REASON_SUBSYS_SHIFT`).
+const SUBSYSTEM_SHIFT: u32 = 16;
+
+/// Whether a drop with this reason is always reported.
+#[inline(always)]
+pub(crate) fn is_wanted(reason: u32) -> bool {
+    let subsystem = reason >> SUBSYSTEM_SHIFT;
+    if subsystem == 0 {
+        reason < 256 && WANTED_REASONS.load()[(reason >> 6) as usize & 3] >> (reason & 63) & 1 == 1
+    } else {
+        subsystem < 64 && WANTED_SUBSYSTEMS.load() >> (subsystem & 63) & 1 == 1
+    }
+}
 
 /// Not 0 if only flows with an address in `TARGETS` are reported.
 #[unsafe(no_mangle)]

@@ -251,7 +251,7 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
             ("SOCK_STATE_COPIES", copies(Hook::SockState, plan.preempts_programs())),
         ])
         .collect();
-    let wanted = layout.wanted_reasons();
+    let (wanted, subsystems) = (layout.wanted_reasons(), layout.wanted_subsystems());
     // Where the programs' debug lines are not read, the verifier removes them and their buffer is one page.
     let (level, messages_bytes) =
         if reads_messages() { (Level::Debug as u8, MESSAGES_BYTES) } else { (0, 1) };
@@ -354,3 +354,4 @@ mod tests {
         assert_eq!(of(true), [3, 3, 1]);
     }
 }
+    loader.override_global("WANTED_SUBSYSTEMS", &subsystems, true);

@@ -131,26 +131,67 @@ const COPIED_OF_SOCKET: &[(&str, u32)] = &[
     ("SK_NUM", 2),
 ];
 
-/// The drop reasons that are reported for every packet, by the kernel's names without their prefix. All of them lie on
-/// failure paths; the noisy ones (`NOT_SPECIFIED`, `QUEUE_PURGE`, TCP's own) are left out.
+/// The drop reasons that are reported for every packet, by the kernel's names without their prefix
+/// (`include/net/dropreason-core.h`, 5.17 to 7.2). All of them lie on failure paths; the noisy ones (`NOT_SPECIFIED`,
+/// `QUEUE_PURGE`, most of TCP's own) are left out.
 pub const WANTED_REASONS: &[&str] = &[
     "NETFILTER_DROP",
     "NO_SOCKET",
     "NEIGH_FAILED",
     "NEIGH_QUEUEFULL",
     "NEIGH_DEAD",
+    "NEIGH_CREATEFAIL",
+    "NEIGH_HH_FILLFAIL",
     "IP_RPFILTER",
     "IP_OUTNOROUTES",
     "IP_INNOROUTES",
     "IP_INADDRERRORS",
+    "IP_LOCAL_SOURCE",
+    "IP_INVALID_SOURCE",
+    "IP_INVALID_DEST",
+    "IP_LOCALNET",
     "IP_NOPROTO",
+    "IPV6DISABLED",
+    "XFRM_POLICY",
     "PKT_TOO_BIG",
     "UNICAST_IN_L2_MULTICAST",
-    // An eBPF or tc program of a CNI or of the host.
+    // The receiver's queues, and memory.
+    "SOCKET_RCVBUFF",
+    "SOCKET_BACKLOG",
+    "TCP_LISTEN_OVERFLOW",
+    "PROTO_MEM",
+    "CPU_BACKLOG",
+    "QDISC_DROP",
+    "QDISC_BURST_DROP",
+    "FULL_RING",
+    "NOMEM",
+    // A network card that computes a checksum wrongly, often of an encapsulated packet.
+    "IP_CSUM",
+    "TCP_CSUM",
+    "UDP_CSUM",
+    "SKB_CSUM",
+    // The tunnel of a CNI.
+    "TUNNEL_TXINFO",
+    "IP_TUNNEL_ECN",
+    "VXLAN_INVALID_HDR",
+    "VXLAN_VNI_NOT_FOUND",
+    "RECURSION_LIMIT",
+    // An eBPF or tc program, or a security module, of a CNI or of the host.
     "BPF_CGROUP_EGRESS",
     "TC_EGRESS",
     "TC_INGRESS",
+    "XDP",
+    "SECURITY_HOOK",
 ];
+
+/// The subsystems with drop reasons of their own whose reasons are all reported (`enum skb_drop_reason_subsys`): Open
+/// vSwitch (OVN-Kubernetes, Antrea), and the queues of interfaces since 7.2.
+const WANTED_SUBSYSTEMS: &[&str] = &["OPENVSWITCH", "QDISC"];
+const SUBSYSTEMS: (&str, &str) = ("skb_drop_reason_subsys", "SKB_DROP_REASON_SUBSYS_");
+/// Their reasons: the module, `None` for vmlinux, and the enumeration, whose names need no prefix.
+const SUBSYSTEM_REASONS: &[(Option<&str>, &str)] =
+    &[(None, "qdisc_drop_reason"), (Some(OPENVSWITCH), "ovs_drop_reason")];
+pub(super) const OPENVSWITCH: &str = "openvswitch";
 
 const DROP_REASONS: (&str, &str) = ("skb_drop_reason", "SKB_DROP_REASON_");
 const RESET_REASONS: (&str, &str) = ("sk_rst_reason", "SK_RST_REASON_");
@@ -162,6 +203,8 @@ pub struct Layout {
     gaps: Vec<FieldGap>,
     drop_reasons: HashMap<u32, Arc<str>>,
     reset_reasons: HashMap<u32, Arc<str>>,
+    /// The numbers of [`WANTED_SUBSYSTEMS`], as a bit set.
+    subsystems: u64,
     /// Never printed or recorded: kernel addresses.
     drop_sites: Vec<(DropSite, Range<u64>)>,
 }
@@ -182,8 +225,21 @@ impl Layout {
         }
         layout.leave_out_what_is_not_copied();
         layout.drop_reasons = names(btf, DROP_REASONS);
+        layout.add_subsystem_reasons(None, btf);
+        for (number, _) in
+            names(btf, SUBSYSTEMS).iter().filter(|(_, name)| WANTED_SUBSYSTEMS.contains(&&***name))
+        {
+            layout.subsystems |= 1_u64.checked_shl(*number).unwrap_or_default();
+        }
         layout.reset_reasons = names(btf, RESET_REASONS);
         layout
+    }
+
+    /// Adds the names of the drop reasons of a subsystem in this BTF: of vmlinux, or of a module.
+    pub(super) fn add_subsystem_reasons(&mut self, module: Option<&str>, btf: &Btf) {
+        for (_, enumeration) in SUBSYSTEM_REASONS.iter().filter(|(of, _)| *of == module) {
+            self.drop_reasons.extend(names(btf, (enumeration, "")));
+        }
     }
 
     /// Resolves the fields of a module that is in the kernel, from its own BTF if it has any.
@@ -271,6 +327,7 @@ impl Layout {
         Self {
             offsets: offsets.into_iter().collect(),
             gaps: Vec::new(),
+            subsystems: 0,
             drop_sites: Vec::new(),
             drop_reasons: drop_reasons.into_iter().collect(),
             reset_reasons: reset_reasons.into_iter().collect(),
@@ -327,6 +384,11 @@ impl Layout {
     /// The number of a drop reason.
     pub fn drop_reason_number(&self, name: &str) -> Option<u32> {
         self.drop_reasons.iter().find_map(|(number, known)| (&**known == name).then_some(*number))
+    }
+
+    /// [`WANTED_SUBSYSTEMS`] as the kernel half's bit set.
+    pub fn wanted_subsystems(&self) -> u64 {
+        self.subsystems
     }
 
     /// [`WANTED_REASONS`] as the kernel half's bit set.

@@ -13,7 +13,7 @@ use tracer_ebpf::{DropSite, Hook, IPVS};
 use super::{
     btf::{Btf, BtfError, Prototype},
     environment::{Capability, Environment, Module},
-    layout::Layout,
+    layout::{Layout, OPENVSWITCH},
     plan::{FentryTarget, KernelFacts},
 };
 use crate::error::Hint;
@@ -95,8 +95,14 @@ impl RunningKernel {
         let mut layout = Layout::resolve(&self.vmlinux);
         match self.environment.module(IPVS) {
             Module::Loaded => layout.resolve_module(IPVS, self.module(IPVS).as_deref()),
-            Module::BuiltIn => layout.resolve_module(IPVS, Some(&self.vmlinux)),
-            Module::Absent => {}
+            // Built-in code may leave no trace in /sys/module.
+            Module::BuiltIn | Module::Absent if self.is_built_in(Hook::IpVsConnNew.symbol()) => {
+                layout.resolve_module(IPVS, Some(&self.vmlinux));
+            }
+            Module::BuiltIn | Module::Absent => {}
+        }
+        if let Some(btf) = self.module(OPENVSWITCH) {
+            layout.add_subsystem_reasons(Some(OPENVSWITCH), &btf);
         }
         let reason = self.tracepoint("kfree_skb").and_then(|tracepoint| tracepoint.position("reason"));
         if reason.is_none() {

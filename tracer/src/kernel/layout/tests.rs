@@ -100,3 +100,26 @@ fn a_field_outside_the_copy_is_a_gap() {
     assert!(!layout.has("OFF_CT_STATUS"), "{:?}", not_copied(&layout));
     assert_eq!(read_again(layout), None);
 }
+
+/// 7.2 has the subsystems of its queues and of Open vSwitch; the reasons of other subsystems are not reported.
+#[test]
+fn the_reasons_of_subsystems_have_names() {
+    let mut w = Writer::new();
+    let core = [("SKB_DROP_REASON_NO_SOCKET", 3), ("SKB_DROP_REASON_QUEUE_PURGE", 5)];
+    w.enumeration("skb_drop_reason", false, &core);
+    let subsystems = [("CORE", 0), ("MAC80211_UNUSABLE", 1), ("OPENVSWITCH", 2), ("QDISC", 3)]
+        .map(|(name, number)| (format!("SKB_DROP_REASON_SUBSYS_{name}"), number));
+    let subsystems: Vec<_> = subsystems.iter().map(|(name, number)| (name.as_str(), *number)).collect();
+    w.enumeration("skb_drop_reason_subsys", false, &subsystems);
+    w.enumeration("qdisc_drop_reason", false, &[("QDISC_DROP_OVERLIMIT", 3 << 16 | 2)]);
+    let mut module = w.split();
+    module.enumeration("ovs_drop_reason", false, &[("OVS_DROP_LAST_ACTION", 2 << 16 | 1)]);
+    let vmlinux = Arc::new(Btf::parse(w.finish()).unwrap());
+    let mut layout = Layout::resolve(&vmlinux);
+    layout.add_subsystem_reasons(Some("openvswitch"), &Btf::parse_split(&vmlinux, module.finish()).unwrap());
+    let name = |number| layout.drop_reason(number).map(ToString::to_string);
+    assert_eq!(name(3 << 16 | 2).as_deref(), Some("QDISC_DROP_OVERLIMIT"));
+    assert_eq!(name(2 << 16 | 1).as_deref(), Some("OVS_DROP_LAST_ACTION"));
+    assert_eq!(layout.wanted_subsystems(), 1 << 2 | 1 << 3);
+    assert_eq!(layout.wanted_reasons(), [1 << 3, 0, 0, 0]);
+}
