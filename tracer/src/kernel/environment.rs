@@ -97,6 +97,8 @@ pub struct Environment {
     pub unprivileged_bpf_disabled: Option<i32>,
     /// Whether the kernel may preempt programs of fentry and of tracepoints.
     pub preempts_programs: bool,
+    /// `PREEMPT_RT` (`/sys/kernel/realtime`).
+    pub is_realtime: bool,
     /// Whether this process is in the network namespace of process 1; none if that cannot be compared. Process 1
     /// is the node's only if the PID namespace is the node's.
     pub in_init_netns: Option<bool>,
@@ -122,6 +124,7 @@ impl Environment {
                 .and_then(|line| line.parse().ok()),
             perf_event_paranoid: number("proc/sys/kernel/perf_event_paranoid"),
             unprivileged_bpf_disabled: number("proc/sys/kernel/unprivileged_bpf_disabled"),
+            is_realtime: read_line(&root.join("sys/kernel/realtime")).as_deref() == Some("1"),
             in_init_netns: same_link(&root.join("proc/self/ns/net"), &root.join("proc/1/ns/net")),
             root: root.to_owned(),
         }

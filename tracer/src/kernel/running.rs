@@ -28,7 +28,13 @@ pub enum KernelError {
     Read { path: PathBuf, error: io::Error },
     #[error("cannot use {path}: {error}")]
     Btf { path: PathBuf, error: BtfError },
+    #[error("the ring buffer of this PREEMPT_RT kernel takes a lock that sleeps, where tracepoints must not sleep")]
+    SleepingRingBuffer,
 }
+
+/// The bytes of `spinlock_t` on `PREEMPT_RT`, where it sleeps (`struct rt_mutex_base`). A `raw_spinlock_t`, which the ring
+/// buffer has since 6.12 (kernel commit "bpf: Use raw_spinlock_t in ringbuf"), has 4.
+const SLEEPING_SPINLOCK_BYTES: u32 = 32;
 
 impl Hint for KernelError {
     fn hint(&self) -> Option<String> {
@@ -37,6 +43,7 @@ impl Hint for KernelError {
                 "run as root, on a kernel with CONFIG_DEBUG_INFO_BTF=y (any distribution's since 2021)"
             }
             Self::Btf { .. } => "use a later viptrace: the kernel may be newer than this one",
+            Self::SleepingRingBuffer => "use Linux 6.12 or later with PREEMPT_RT, or a kernel without it",
         };
         Some(hint.to_owned())
     }
@@ -57,6 +64,10 @@ impl RunningKernel {
         let path = environment.btf_path("vmlinux");
         let bytes = read_bounded(&path).map_err(|error| KernelError::Read { path: path.clone(), error })?;
         let vmlinux = Btf::parse(bytes).map_err(|error| KernelError::Btf { path, error })?;
+        let lock = vmlinux.member("bpf_ringbuf", "spinlock").map(|lock| lock.size_bytes);
+        if environment.is_realtime && lock == Ok(SLEEPING_SPINLOCK_BYTES) {
+            return Err(KernelError::SleepingRingBuffer);
+        }
         Ok(Self {
             environment,
             vmlinux: Arc::new(vmlinux),
@@ -222,4 +233,33 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other(format!("{size} bytes are more than {MAX_BTF_BYTES}")));
     }
     fs::read(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::btf::writer::Writer;
+
+    /// A host whose ring buffer has a lock of this many bytes.
+    fn open(lock: u32, realtime: &str) -> Result<RunningKernel, KernelError> {
+        let mut w = Writer::new();
+        let byte = w.int("unsigned char", 1);
+        let lock = w.array(byte, lock);
+        w.structure("bpf_ringbuf", 256, &[("spinlock", lock, 0, 0)]);
+        let root = tempfile::tempdir().unwrap();
+        for (path, bytes) in
+            [("sys/kernel/btf/vmlinux", w.finish()), ("sys/kernel/realtime", realtime.into())]
+        {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        RunningKernel::open(Environment::inspect_at(root.path()))
+    }
+
+    #[test]
+    fn a_ring_buffer_that_sleeps_is_refused() {
+        assert!(matches!(open(32, "1\n"), Err(KernelError::SleepingRingBuffer)));
+        assert!(open(4, "1\n").is_ok() && open(32, "0\n").is_ok() && open(4, "").is_ok());
+    }
 }
