@@ -46,6 +46,17 @@ pub(super) enum Item {
     Dropped(Dropped),
     /// The end of the trace and of the recording.
     End(Box<End>),
+    /// A hook was attached or lost while the trace ran.
+    Hook(HookChanged),
+}
+
+/// A hook that was attached, or is lost, since a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HookChanged {
+    /// As in the header.
+    pub(super) hook: String,
+    pub(super) is_attached: bool,
+    pub(super) time: Timestamp,
 }
 
 /// Events that were lost between the kernel and viptrace.
@@ -106,6 +117,7 @@ const OBJECT: u8 = 8;
 const START: u8 = 9;
 const DROPPED: u8 = 10;
 const END: u8 = 11;
+const HOOK: u8 = 12;
 
 impl Item {
     /// Kind and body. The packer counts records.
@@ -129,6 +141,7 @@ impl Item {
             Self::Start(start) => (START, json(start)?),
             Self::Dropped(dropped) => (DROPPED, json(dropped)?),
             Self::End(end) => (END, json(end)?),
+            Self::Hook(change) => (HOOK, json(change)?),
         };
         if body.len() > MAX_BODY_BYTES {
             return Err(Unwritable::TooLong(body.len()));
@@ -156,6 +169,7 @@ impl Item {
             START => Self::Start(parsed(kind, body)?),
             DROPPED => Self::Dropped(parsed(kind, body)?),
             END => Self::End(parsed(kind, body)?),
+            HOOK => Self::Hook(parsed(kind, body)?),
             _ => return Ok(None),
         }))
     }
@@ -412,6 +426,8 @@ mod tests {
                 from,
                 to
             })),
+            (any::<String>(), any::<bool>(), time())
+                .prop_map(|(hook, is_attached, time)| Item::Hook(HookChanged { hook, is_attached, time })),
             (time(), vec(any::<String>(), 0..3))
                 .prop_map(|(ended, gaps)| Item::End(Box::new(End { ended, gaps }))),
         ]

@@ -38,6 +38,7 @@
 //! | 9 | start | JSON: the other metadata at that time; follows the objects |
 //! | 10 | dropped | JSON: the inputs that the recorder dropped |
 //! | 11 | end | JSON: the end of the trace; without it the recording was cut off |
+//! | 12 | hook | JSON: a hook was attached, or is lost, since a time |
 //!
 //! A reader skips kinds that it does not know. A record has the form of the kernel half (`tracer_ebpf`'s structs:
 //! `Header` and the data that follows). The header's offsets and reason names describe the copies of `struct nf_conn`

@@ -16,6 +16,7 @@ use crate::{
     cluster::{Cluster, History, LOOK_BACK, Origin, Status},
     kernel::decode::Decoder,
     session::{Detail, Judgements, Pipeline},
+    sighting::Hook,
     time::Timestamp,
 };
 
@@ -181,6 +182,12 @@ impl<R: Read + Seek> Player<R> {
                 return judged(judgements, reading.now);
             }
             Item::Update(update) => self.pipeline.cluster_mut().absorb(update),
+            Item::Hook(change) => {
+                // A hook of a later version has no record here.
+                if let Some(hook) = Hook::from_symbol(&change.hook) {
+                    self.pipeline.hook_changed(hook, change.is_attached, change.time);
+                }
+            }
             Item::Prune(now) => self.pipeline.cluster_mut().history.prune(now),
             Item::Object(object) => self.pipeline.cluster_mut().history.restore_object(*object),
             Item::Start(start) => {

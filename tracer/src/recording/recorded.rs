@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{End, Failure, Finished, NodeReading, Recorder, Records};
+use super::{End, Failure, Finished, NodeReading, Recorder, Records, item::HookChanged};
 use crate::{
     cluster::{Cluster, Update},
     node::Snapshot,
@@ -76,6 +76,14 @@ impl Recorded {
         if let Some(recorder) = &mut self.recorder {
             recorder.lost(count, from, to);
         }
+    }
+
+    /// As [`Pipeline::hook_changed`].
+    pub fn hook_changed(&mut self, hook: Hook, is_attached: bool, time: Timestamp) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.hook_changed(HookChanged { hook: hook.symbol().to_owned(), is_attached, time });
+        }
+        self.pipeline.hook_changed(hook, is_attached, time);
     }
 
     pub fn absorb(&mut self, update: Update) {

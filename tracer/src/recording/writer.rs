@@ -21,7 +21,7 @@ use std::{
 
 use super::{
     header::Header,
-    item::{Dropped, End, Item, Lost, NodeReading, Start},
+    item::{Dropped, End, HookChanged, Item, Lost, NodeReading, Start},
     records::Records,
 };
 use crate::{
@@ -191,6 +191,10 @@ impl Recorder {
         if count > 0 {
             self.item(Item::Lost(Lost { count, from, to }));
         }
+    }
+
+    pub(super) fn hook_changed(&mut self, change: HookChanged) {
+        self.item(Item::Hook(change));
     }
 
     pub fn update(&mut self, update: Update) {

@@ -19,7 +19,7 @@ use std::{
 
 use crate::{
     cluster::{Address, Cluster, Membership},
-    diagnosis::{self, Context, Translations},
+    diagnosis::{self, Context, HookGap, Translations},
     flow::{Counters, Flow, FlowTable, Limits},
     net::Netns,
     node::Snapshot,
@@ -45,6 +45,8 @@ const MAX_VERDICTS: usize = 256;
 const MAX_TAKEN: usize = 4096;
 /// The most flows that are not over whose last verdict is remembered.
 const MAX_BEFORE: usize = 65_536;
+/// The most gaps of hooks that are kept: two for each hook.
+const MAX_HOOK_GAPS: usize = 64;
 
 /// How healthy flows are reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,6 +115,7 @@ pub struct Pipeline {
     before: BTreeMap<u64, Arc<VerdictKey>>,
     healthy: HealthyFolds,
     lost: u64,
+    hook_gaps: Vec<HookGap>,
 }
 
 impl Pipeline {
@@ -132,6 +135,7 @@ impl Pipeline {
             before: BTreeMap::new(),
             healthy: HealthyFolds::default(),
             lost: 0,
+            hook_gaps: Vec::new(),
         }
     }
 
@@ -152,6 +156,43 @@ impl Pipeline {
     pub fn set_missing_hooks(&mut self, missing: Vec<Hook>) {
         self.settings.missing_hooks = missing;
         self.healthy.clear();
+    }
+
+    /// A hook was attached at `time` (its module was loaded), or is lost since then. Flows that lived before, or after, were
+    /// not observed there.
+    pub fn hook_changed(&mut self, hook: Hook, is_attached: bool, time: Timestamp) {
+        let open = self.hook_gaps.iter_mut().find(|gap| gap.hook == hook && gap.until.is_none());
+        let was_missing = self.settings.missing_hooks.contains(&hook);
+        match open {
+            Some(gap) if is_attached => gap.until = Some(time),
+            None if is_attached && was_missing => {
+                self.settings.missing_hooks.retain(|missing| *missing != hook);
+                self.hook_gaps.push(HookGap { hook, from: None, until: Some(time) });
+            }
+            None if !is_attached && !was_missing => {
+                self.hook_gaps.push(HookGap { hook, from: Some(time), until: None });
+            }
+            Some(_) | None => {}
+        }
+        if self.hook_gaps.len() > MAX_HOOK_GAPS {
+            self.merge_oldest_gaps();
+        }
+        self.healthy.clear();
+    }
+
+    /// Two gaps of one hook become one, with the time between them: a module that comes and goes needs no more memory.
+    fn merge_oldest_gaps(&mut self) {
+        let gaps = &mut self.hook_gaps;
+        let next = |(index, gap): (usize, &HookGap)| {
+            let later = gaps.iter().skip(index + 1).position(|other| other.hook == gap.hook)?;
+            Some((index, index + 1 + later))
+        };
+        if let Some((earlier, later)) = gaps.iter().enumerate().find_map(next) {
+            let from = gaps.remove(earlier).from;
+            if let Some(gap) = gaps.get_mut(later - 1) {
+                gap.from = from;
+            }
+        }
     }
 
     pub fn node(&self) -> &Arc<Snapshot> {
@@ -380,8 +421,12 @@ impl Pipeline {
         let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
         let before = self.before.remove(&flow.id);
         let verdict = judgement.verdict;
-        let lasting =
-            judgement.lasting.filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1);
+        // A later flow has not the gaps of this one, or more.
+        let since_then = |time: Option<Timestamp>| time.is_some_and(|time| time > flow.first_seen);
+        let has_changed = self.hook_gaps.iter().any(|gap| since_then(gap.from) || since_then(gap.until));
+        let lasting = judgement
+            .lasting
+            .filter(|_| self.settings.detail == Detail::Faults && flow.revision <= 1 && !has_changed);
         if lasting.is_some() || flow.may_follow() {
             let key = Arc::new(verdict.key());
             if flow.may_follow() {
@@ -419,6 +464,7 @@ impl Pipeline {
             node_name: self.settings.node_name.as_deref(),
             node_netns: self.settings.node_netns,
             missing_hooks: &self.settings.missing_hooks,
+            hook_gaps: &self.hook_gaps,
             drop_reasons: self.settings.drop_reasons,
             translations: &self.translations,
             grace: self.grace,

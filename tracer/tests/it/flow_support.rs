@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use crate::cluster_support::Shop;
 use viptrace::{
     cluster::History,
-    diagnosis::{Context, Translations, judge},
+    diagnosis::{Context, HookGap, Translations, judge},
     flow::{Flow, FlowTable, Limits, Reread},
     net::{Netns, Protocol, Tuple},
     node::Snapshot,
@@ -494,6 +494,7 @@ pub(crate) struct World {
     pub(crate) shop: Shop,
     pub(crate) node: Node,
     pub(crate) missing: Vec<Hook>,
+    pub(crate) hook_gaps: Vec<HookGap>,
     pub(crate) drop_reasons: bool,
     pub(crate) translations: Translations,
     pub(crate) metadata_age: Option<f64>,
@@ -517,6 +518,7 @@ impl World {
             shop,
             node: Node::new(),
             missing: Vec::new(),
+            hook_gaps: Vec::new(),
             drop_reasons: true,
             translations: Translations::new(),
             metadata_age: Some(0.5),
@@ -547,6 +549,7 @@ impl World {
             node_name: Some("worker-1"),
             node_netns: self.node_netns,
             missing_hooks: &self.missing,
+            hook_gaps: &self.hook_gaps,
             drop_reasons: self.drop_reasons,
             translations: &self.translations,
             grace: Duration::from_secs(5),

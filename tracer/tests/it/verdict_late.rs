@@ -15,7 +15,7 @@ use viptrace::{
     net::Protocol,
     node::{ProxyMode, RuleEffect, capture::Kind},
     session::{Detail, Judged, Pipeline},
-    sighting::{Fact, Status, TcpState},
+    sighting::{Fact, Hook, Status, TcpState},
     verdict::Verdict,
 };
 
@@ -277,4 +277,54 @@ fn a_loss_counts_if_it_can_hide_an_event_of_the_flow() {
     let repeated = || to_cart().retransmit(10_000, TcpState::SynSent).connect_failed(10_500);
     assert_eq!(lost(repeated(), 8_900, 9_000), 5);
     assert_eq!(lost(repeated(), 1_000, 2_000), 0);
+}
+
+/// Without the hook of a refusal, C20 is an inference (medium). With it, the refusal itself was observed.
+fn refused(at_ms: u64) -> Script {
+    Script::new(CLIENT, VIP, None).unreach(at_ms, 3).connect_failed(at_ms + 1)
+}
+
+fn dropped(at_ms: u64) -> Script {
+    Script::new(CLIENT, VIP, None).drop_syn(at_ms, "NETFILTER_DROP").connect_failed(at_ms + 1)
+}
+
+/// Whether the only verdict of a flow lacks the hook of REJECT, after these changes of it.
+fn lacks_the_hook(script: Script, missing: bool, changes: &[(bool, u64)]) -> bool {
+    let world = World::of(Shop::with_endpoints(&[]));
+    let mut pipeline = pipeline(&world);
+    if missing {
+        pipeline.set_missing_hooks(vec![Hook::SendUnreach]);
+    }
+    for (is_attached, ms) in changes {
+        pipeline.hook_changed(Hook::SendUnreach, *is_attached, at(*ms));
+    }
+    let mut sightings = script.out;
+    sightings.sort_by_key(|sighting| sighting.time);
+    pipeline.observe(sightings);
+    let node = Arc::new(world.node.snapshot(&world.shop.cart));
+    let mut judged = pipeline.node_read(Arc::clone(&node), at(60_000), at(60_000)).judged;
+    judged.extend(pipeline.finish(at(60_000)).judged);
+    judged.extend(pipeline.node_read(node, at(60_000), at(60_000)).judged);
+    let [judged] = judged.as_slice() else { panic!("one verdict expected: {judged:#?}") };
+    judged.verdict.unseen.iter().any(|what| what.contains("nf_send_unreach"))
+}
+
+#[test]
+fn a_flow_lacks_a_hook_that_was_attached_after_it() {
+    assert!(lacks_the_hook(dropped(20_000), true, &[]));
+    assert!(!lacks_the_hook(refused(20_000), true, &[(true, 10_000)]));
+    assert!(lacks_the_hook(dropped(20_000), true, &[(true, 30_000)]));
+    assert!(!lacks_the_hook(refused(20_000), false, &[]));
+}
+
+#[test]
+fn a_flow_lacks_a_hook_whose_module_was_unloaded() {
+    assert!(lacks_the_hook(dropped(20_000), false, &[(false, 10_000)]));
+    assert!(lacks_the_hook(dropped(20_000), false, &[(false, 10_000), (true, 30_000)]));
+    assert!(!lacks_the_hook(refused(20_000), false, &[(false, 10_000), (true, 15_000)]));
+    assert!(!lacks_the_hook(refused(20_000), false, &[(false, 30_000)]));
+    // A module that comes and goes all the time needs no more memory, and its gaps grow together.
+    let often: Vec<_> = (0..400).map(|n| (n % 2 == 1, 100 * n)).collect();
+    assert!(lacks_the_hook(dropped(20_050), false, &often));
+    assert!(!lacks_the_hook(refused(45_000), false, &often));
 }

@@ -225,8 +225,11 @@ impl<'a> Case<'a> {
         self.ctx.node_netns.is_some_and(|node| netns != node && netns != Netns::default())
     }
 
+    /// Whether the hook was attached as long as the flow lived.
     pub(super) fn has_hook(&self, hook: Hook) -> bool {
-        !self.ctx.missing_hooks.contains(&hook)
+        let (begin, end) = (self.flow.first_seen, self.flow.ended.unwrap_or(self.ctx.now));
+        let mut gaps = self.ctx.hook_gaps.iter().filter(|gap| gap.hook == hook);
+        !self.ctx.missing_hooks.contains(&hook) && !gaps.any(|gap| gap.concerns(begin, end))
     }
 
     /// The hook that sees a rule refuse a packet of this family.

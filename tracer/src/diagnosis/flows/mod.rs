@@ -48,6 +48,23 @@ use crate::{
     verdict::Verdict,
 };
 
+/// A part of a trace in which a hook was not attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HookGap {
+    pub hook: Hook,
+    /// `None` for the beginning of the trace.
+    pub from: Option<Timestamp>,
+    /// `None` for the end of the trace.
+    pub until: Option<Timestamp>,
+}
+
+impl HookGap {
+    /// Whether an event of a flow that lived from `begin` to `end` may have been missed.
+    pub fn concerns(&self, begin: Timestamp, end: Timestamp) -> bool {
+        self.until.is_none_or(|until| begin < until) && self.from.is_none_or(|from| from <= end)
+    }
+}
+
 /// The input of a verdict besides the flow.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
@@ -59,6 +76,8 @@ pub struct Context<'a> {
     pub node_netns: Option<Netns>,
     /// Hooks that this kernel or this trace does not have.
     pub missing_hooks: &'a [Hook],
+    /// Hooks that were not attached in a part of the trace.
+    pub hook_gaps: &'a [HookGap],
     /// The kernel gives a reason for drops. Otherwise drops of established connections are not observed.
     pub drop_reasons: bool,
     /// Facts about this node's rules from other flows.
