@@ -21,6 +21,21 @@ use crate::{
 /// More than exist. The first number that the kernel does not know ends the loop.
 const CAPABILITIES: u32 = 64;
 
+/// Calls `start` in a thread whose children have no capabilities but those of these numbers, as in a Pod.
+pub fn with_only<T: Send>(kept: &[u32], start: impl FnOnce() -> T + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let starting = scope.spawn(|| {
+            for capability in (0..CAPABILITIES).filter(|capability| !kept.contains(capability)) {
+                if sys::withhold_capability(capability).is_err() {
+                    break;
+                }
+            }
+            start()
+        });
+        starting.join().map_err(|_| anyhow!("the thread that starts viptrace panicked"))
+    })
+}
+
 /// A running viptrace. Its output goes to files.
 #[derive(Debug)]
 pub struct Invocation {

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{boot, console, expect::Record, sys, wait};
+use crate::{boot, console, expect::Record, invocation::with_only, sys, wait};
 
 pub const PROGRAM: &str = "/bin/viptrace";
 
@@ -98,6 +98,8 @@ pub struct Options {
     pub show: bool,
     /// Whether standard output is a terminal.
     pub terminal: bool,
+    /// The only capabilities, by their numbers; `None` for all.
+    pub capabilities: Option<&'static [u32]>,
 }
 
 impl Tool {
@@ -116,8 +118,9 @@ impl Tool {
             Some((shows, runs)) => (Some(shows), Stdio::from(runs)),
             None => (None, Stdio::piped()),
         };
-        let started = Instant::now();
-        let mut child = Command::new(PROGRAM)
+        let began = Instant::now();
+        let mut command = Command::new(PROGRAM);
+        command
             .arg("trace")
             .args(["--node", &options.node])
             .arg("--kubeconfig")
@@ -129,9 +132,14 @@ impl Tool {
             .env("NODE_NAME", &options.node)
             .stdin(Stdio::null())
             .stdout(stdout)
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {PROGRAM}; is it in the guest image?"))?;
+            .stderr(Stdio::piped());
+        let started = match options.capabilities {
+            None => command.spawn(),
+            Some(kept) => with_only(kept, || command.spawn())?,
+        };
+        let mut child = started.with_context(|| format!("starting {PROGRAM}; is it in the guest image?"))?;
+        // It would keep the terminal open.
+        drop(command);
         let lines = Lines::default();
         let stdout: Box<dyn Read + Send> = match (shown, child.stdout.take()) {
             (Some(shown), _) => Box::new(shown),
@@ -163,7 +171,7 @@ impl Tool {
                 Err(error) => Some(Err(error.to_string())),
             }
         });
-        tool.ready_after = started.elapsed();
+        tool.ready_after = began.elapsed();
         let failure = match ready {
             Ok(Ok(())) => return Ok(tool),
             Ok(Err(status)) => format!("it exited before it was ready ({status})"),

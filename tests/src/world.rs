@@ -161,6 +161,8 @@ pub struct Stage<'w> {
     changed: Option<Instant>,
     /// Whether viptrace sees the ends of healthy TCP flows.
     sees_ends: bool,
+    /// The only capabilities of viptrace, by their numbers; `None` for all.
+    capabilities: Option<&'static [u32]>,
     /// The path of the trace's recording, which is replayed and compared at the end.
     recording: Option<&'static str>,
     /// Whether nothing was broken or repaired between the flows, so that all of them met the last rules.
@@ -197,6 +199,7 @@ impl<'w> Stage<'w> {
             checks: Vec::new(),
             changed: None,
             sees_ends: true,
+            capabilities: None,
             recording: None,
             rules_stay: true,
             scores: RefCell::default(),
@@ -213,6 +216,12 @@ impl<'w> Stage<'w> {
     pub fn watch_with(&mut self, arguments: &[&str]) -> Result<()> {
         self.recording = Some(replay::RECORDING);
         self.watch_recorded(replay::RECORDING, arguments)
+    }
+
+    /// Starts viptrace with these capabilities only, by their numbers, as in a Pod.
+    pub fn watch_with_only(&mut self, capabilities: &'static [u32]) -> Result<()> {
+        self.capabilities = Some(capabilities);
+        self.watch()
     }
 
     /// Starts viptrace with a recording at another path. That recording is not compared with the trace.
@@ -241,6 +250,7 @@ impl<'w> Stage<'w> {
             arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
             show: self.watch == Watch::Table,
             terminal,
+            capabilities: self.capabilities,
         })?);
         Ok(())
     }

@@ -56,6 +56,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
             arguments: arguments.into(),
             show: false,
             terminal: false,
+            capabilities: None,
         })?);
     }
 
@@ -123,7 +124,7 @@ fn reached_by(tier: &str) -> Result<()> {
     }
     ensure!(line.contains(tier), "the plan does not use {tier}: {line}");
     let drop = line_of("early_drop").and_then(|number| checked.stdout.get(number)).map_or("", String::as_str);
-    let way = if tier == "fentry" { "fexit" } else { "kprobe+kretprobe" };
+    let way = if tier == "fentry" { "fexit" } else { "kprobe.multi" };
     ensure!(drop.contains(way), "early_drop is not reached by {way}: {drop}");
     Ok(())
 }

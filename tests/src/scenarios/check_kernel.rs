@@ -40,9 +40,10 @@ pub(super) fn modules_have_btf() -> bool {
 }
 
 /// Numbers of `include/uapi/linux/capability.h`.
+pub(super) const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
-const CAP_PERFMON: u32 = 38;
-const CAP_BPF: u32 = 39;
+pub(super) const CAP_PERFMON: u32 = 38;
+pub(super) const CAP_BPF: u32 = 39;
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.needs_viptrace()?;

@@ -8,12 +8,14 @@ mod check;
 mod check_kernel;
 mod every_kind;
 mod exit_status;
+mod few_capabilities;
 mod firewall;
 mod flood;
 mod hairpin;
 mod healthy;
 mod ipvs;
 mod kinds;
+mod late_module;
 mod lean;
 mod leftovers;
 mod mixed;
@@ -196,6 +198,8 @@ pub const ALL: &[Scenario] = &[
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story).runs(EVERY_KERNEL),
     scenario("check-kernel-without-reject", check_kernel::without_reject_module).runs(EVERY_KERNEL),
+    scenario("few-capabilities", few_capabilities::story).runs(NO_OLD_KERNEL),
+    scenario("late-module", late_module::story).runs(EVERY_KERNEL),
     scenario("attach-tiers", attach_tiers::story).runs(NEWER_KERNELS),
     scenario("check-healthy", check::node::healthy).on(OF_ONE_TIME),
     scenario("check-rules-flushed", check::node::flushed).on(WIDE),

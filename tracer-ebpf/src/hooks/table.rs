@@ -129,7 +129,7 @@ hooks! {
         arguments: &[("net", 0)], fields: &[&["OFF_NET_INUM"]],
         records: &[Kind::TableFull],
         absence: "a full conntrack table is not observed (C16): its victims look like rule drops",
-        skipped: None,
+        skipped: Some("evictions from a full conntrack table"),
     }
 
     /// `nf_ct_resolve_clash(skb, h, reply_hash)`: two entries raced for one tuple.
@@ -184,7 +184,7 @@ hooks! {
         arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
         absence: "a RST from a port without a listener is observed only at the client (C28)",
-        skipped: None,
+        skipped: Some("sent RSTs"),
     }
 
     /// `tcp_v6_send_reset(sk, skb)`: the same over IPv6.
@@ -195,7 +195,7 @@ hooks! {
         arguments: &[("sk", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
         absence: "over IPv6 a RST from a port without a listener is observed only at the client (C28)",
-        skipped: None,
+        skipped: Some("sent RSTs"),
     }
 
     /// Tracepoint `tcp:tcp_retransmit_skb(sk, skb, …)`.
@@ -245,7 +245,7 @@ hooks! {
         arguments: &[("skb", 0), ("ct", 1)], fields: &[SKB_ENTRY, ENTRY],
         records: &[Kind::Invalid],
         absence: "why conntrack calls a packet invalid is not observed (C18, C18b)",
-        skipped: None,
+        skipped: Some("invalid packets"),
     }
 
     /// `nf_nat_icmp_reply_translation(skb, ct, ctinfo, hooknum)`: an ICMP error about a packet of this entry.
@@ -311,7 +311,7 @@ hooks! {
         arguments: &[("svc", 0), ("skb", 1)], fields: &[PACKET],
         records: &[Kind::Packet],
         absence: "a Service without a real server in IPVS is observed only as a drop (C12, C20 in ipvs mode)",
-        skipped: None,
+        skipped: Some("packets without a real server"),
     }
 
     /// `ip_vs_conn_expire_now(cp)` and then a drop: IPVS gave up its entry and dropped the packet, for which an old
@@ -342,7 +342,7 @@ hooks! {
         ]],
         records: &[Kind::Ipvs],
         absence: "if IPVS does not track in conntrack (vs/conntrack=0), which endpoint a flow got is unknown",
-        skipped: None,
+        skipped: Some("real servers that IPVS chose"),
     }
 
     /// `ip_vs_schedule(svc, skb, …)` returned NULL: no real server was chosen for this packet.

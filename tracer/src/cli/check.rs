@@ -169,12 +169,7 @@ fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<Obstacle> {
     let options = Options { buffer_bytes: 4096, targets: None };
     match Tracer::attach(plan, Arc::new(layout), &options) {
         Ok(tracer) => {
-            for fallback in tracer.fallbacks() {
-                plan.fall_back(fallback.spec_index, fallback.reason.clone());
-            }
-            for gap in tracer.gaps() {
-                plan.refuse(gap.spec_index, gap.reason.clone());
-            }
+            tracer.report(plan);
             None
         }
         Err(error) => Some(Obstacle::new(&error)),

@@ -36,7 +36,7 @@ use crate::{
         environment::Environment,
         layout::Layout,
         plan::{HookPlan, HookSet, State},
-        tracer::Tracer,
+        tracer::{HookChangeKind, Tracer},
     },
     net::Netns,
     node::{Presence, Request, Snapshot},
@@ -44,6 +44,7 @@ use crate::{
     report::{Printer, Report},
     session::{Ending, Grace, Judgements, Pipeline, Settings},
     sighting::ListedEntry,
+    text::count,
     time::Timestamp,
 };
 use node_poller::{EntryLister, NodePoller};
@@ -56,6 +57,8 @@ const TOGETHER: Duration = Duration::from_millis(50);
 const BATCH_UPDATES: usize = 512;
 /// The interval at which versions older than the look-back are removed.
 const PRUNE: Duration = Duration::from_mins(1);
+/// The interval at which the modules are read: the hooks of a new one are attached within it.
+const MODULES: Duration = Duration::from_secs(1);
 
 /// Runs until the duration has passed, or until Ctrl-C.
 pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
@@ -159,6 +162,7 @@ struct Trace<'a> {
     reader: Reader,
     started: Timestamp,
     pruned: Instant,
+    modules_read: Instant,
 }
 
 impl<'a> Trace<'a> {
@@ -208,6 +212,7 @@ impl<'a> Trace<'a> {
             reader: Reader::new(now()),
             started: now(),
             pruned: Instant::now(),
+            modules_read: Instant::now(),
         })
     }
 
@@ -254,13 +259,7 @@ impl<'a> Trace<'a> {
                     .hint(|| "`viptrace check --kernel` prints what this kernel allows".to_owned());
             }
         };
-        for fallback in tracer.fallbacks() {
-            tracing::info!("a kprobe stands in for fentry: {}", fallback.reason);
-            self.plan.fall_back(fallback.spec_index, fallback.reason.clone());
-        }
-        for gap in tracer.gaps() {
-            self.plan.refuse(gap.spec_index, gap.reason.clone());
-        }
+        tracer.report(&mut self.plan);
         self.gaps.extend(
             self.plan.gaps().map(|(spec, reason)| format!("{}: {} ({reason})", spec.symbol, spec.absence)),
         );
@@ -354,6 +353,7 @@ impl<'a> Trace<'a> {
     /// Reads the kernel's records, advances the time, prints.
     fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
         let now = self.read()?;
+        self.follow_modules();
         let entries = self.pipeline.advance_clock(now);
         self.reread(&entries);
         let judged = self.pipeline.judge(now);
@@ -370,6 +370,22 @@ impl<'a> Trace<'a> {
             report.warn(&record::failed(&record.path, &failure))?;
         }
         Ok(())
+    }
+
+    /// Attaches the hooks of modules that were loaded since the last look, and notes those that are lost.
+    fn follow_modules(&mut self) {
+        let Some(tracer) = self.tracer.as_mut().filter(|_| self.modules_read.elapsed() >= MODULES) else {
+            return;
+        };
+        self.modules_read = Instant::now();
+        for change in tracer.follow_modules(&mut self.plan) {
+            let is_attached = change.kind == HookChangeKind::Attached;
+            self.pipeline.hook_changed(change.hook, is_attached, change.time);
+            // The earlier lines of the hook are about a gap that has just ended, or begun.
+            let symbol = format!("{}: ", change.hook.symbol());
+            self.gaps.retain(|gap| !is_attached || !gap.starts_with(&symbol));
+            self.gaps.push(change.text);
+        }
     }
 
     /// Reads all records in the ring buffer. Returns the time up to which all records have been read.
@@ -446,7 +462,9 @@ impl<'a> Trace<'a> {
         let flows =
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let backlog = self.pipeline.pipeline().has_backlog().then(Instant::now);
-        [backlog, flows, report.deadline(), self.lister.deadline(), end].into_iter().flatten().min()
+        let modules = Some(self.modules_read + MODULES);
+        let due = [backlog, flows, report.deadline(), self.lister.deadline(), modules, end];
+        due.into_iter().flatten().min()
     }
 
     /// Judges until nothing is left, once the flows have been handed out.
@@ -491,6 +509,13 @@ impl<'a> Trace<'a> {
         }
         let mut gaps = std::mem::take(&mut self.gaps);
         gaps.extend(self.tracer.iter().flat_map(skipped::events));
+        let left_out = self.tracer.as_ref().map_or(0, Tracer::targets_left_out);
+        if left_out > 0 {
+            gaps.push(format!(
+                "the kernel's filter is full: flows of {} of the target are not observed",
+                count(left_out, "address")
+            ));
+        }
         let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
         if let (Some(finished), Some(record)) = (recorded, &self.options.record) {
             let (note, missing) = record::ended(&record.path, &finished);

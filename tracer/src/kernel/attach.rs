@@ -18,8 +18,9 @@ use tracer_ebpf::{Attach, Copies, Hook, HookSpec, MISSING, map};
 use tracing::debug;
 
 use super::{
-    fentry::{self, Link, Loader, Place},
+    bpf::{self, Place},
     layout::{FIELDS, Layout},
+    loader::{LoadError, Link, Loader},
     plan::{FentryTarget, HookPlan, Tier},
 };
 use crate::error::{Hint, sentence};
@@ -77,16 +78,29 @@ pub struct AttachGap {
 
 /// The loaded object and the attached hooks of the plan. Dropping it detaches every hook.
 pub(super) struct Attached {
-    /// Owns the programs and their links, except those of fentry.
+    /// Owns the programs and their links, except those that `loader` loads.
     pub(super) ebpf: Ebpf,
-    pub(super) fentry: Vec<Link>,
     /// The attached programs, by hook.
-    pub(super) programs: Vec<(Hook, OwnedFd)>,
+    pub(super) programs: Vec<(Hook, Attachment)>,
+    /// The planned hooks that kprobe.multi links reach.
+    pub(super) by_kprobe_multi: Vec<usize>,
+    loader: LazyLoader,
+    targets: Targets,
+    /// The addresses of the target that the filter has no room for.
+    pub(super) left_out: usize,
     pub(super) hooks: Vec<Hook>,
     /// Planned hooks that the kernel refused.
     pub(super) gaps: Vec<AttachGap>,
     /// Functions planned for fentry that the kernel let only kprobes reach, each with the reason.
     pub(super) fallbacks: Vec<AttachGap>,
+}
+
+/// An attached program.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    pub(super) program: OwnedFd,
+    /// Its link, unless aya owns that.
+    pub(super) link: Option<OwnedFd>,
 }
 
 /// Loads the object with this kernel's layout and attaches every hook of the plan.
@@ -95,54 +109,82 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
         return Err(AttachError::NoObject);
     }
     let mut ebpf = load(plan, layout, options).map_err(|error| AttachError::Load(Box::new(error)))?;
-    if let Some(targets) = &options.targets {
-        set_targets(&mut ebpf, targets)?;
+    let (mut targets, mut left_out) = (Targets::default(), 0);
+    if let Some(wanted) = &options.targets {
+        left_out = targets.set(&mut ebpf, wanted)?;
     }
-    let mut loader = LazyLoader::default();
     let mut attached = Attached {
         ebpf,
-        fentry: Vec::new(),
         programs: Vec::new(),
+        by_kprobe_multi: Vec::new(),
+        loader: LazyLoader::default(),
+        targets,
+        left_out,
         hooks: Vec::new(),
         gaps: Vec::new(),
         fallbacks: Vec::new(),
     };
     for (spec_index, spec) in plan.planned() {
-        match attached.attach(plan, spec_index, spec, &mut loader) {
+        match attached.attach(plan, spec_index, spec) {
             Ok(()) => attached.hooks.push(spec.hook),
             Err(error) if plan.is_essential(spec) => return Err(error),
             Err(error) => attached.gaps.push(AttachGap { spec_index, reason: error.to_string() }),
         }
     }
+    // For hooks that come later: it needs maps that the reader takes.
+    if let Err(error) = attached.loader.get(&attached.ebpf) {
+        debug!("hooks of modules that are loaded later cannot be attached: {error}");
+    }
     Ok(attached)
 }
 
 impl Attached {
-    fn attach(
-        &mut self,
-        plan: &HookPlan,
-        spec_index: usize,
-        spec: &HookSpec,
-        loader: &mut LazyLoader,
-    ) -> Result<(), AttachError> {
+    /// Replaces the addresses of a targeted trace.
+    pub(super) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
+        self.left_out = self.targets.set(&mut self.ebpf, targets)?;
+        Ok(())
+    }
+
+    /// Attaches a hook of the plan that could not be attached before.
+    pub(super) fn attach_late(&mut self, plan: &HookPlan, spec_index: usize) -> Result<(), AttachError> {
+        let planned = plan.planned().find(|(index, _)| *index == spec_index);
+        let Some((_, spec)) = planned else { return Ok(()) };
+        self.attach(plan, spec_index, spec)?;
+        self.hooks.push(spec.hook);
+        self.gaps.retain(|gap| gap.spec_index != spec_index);
+        Ok(())
+    }
+
+    /// Forgets the hooks of a module that is gone, with the kernel's ends of their links. Returns them.
+    pub(super) fn detach(&mut self, module: &str) -> Vec<Hook> {
+        let is_gone = |hook: &Hook| hook.spec().module == Some(module);
+        let gone = self.hooks.extract_if(.., |hook| is_gone(hook)).collect();
+        self.programs.retain(|(hook, _)| !is_gone(hook));
+        gone
+    }
+
+    fn attach(&mut self, plan: &HookPlan, spec_index: usize, spec: &HookSpec) -> Result<(), AttachError> {
         // Where the part exists, calls of the function itself reach it too.
         if let Attach::Entry { kprobe, split_part: Some(part), .. } = spec.attach
             && plan.may_use_kprobes()
-            && self.attach_programs(spec.hook, &[kprobe], part).is_ok()
+            && self.attach_part(plan, (spec_index, spec.hook), kprobe, part)
         {
             return Ok(());
         }
         let preempts = plan.preempts_programs();
         if let Some(Tier::Fentry(target)) = plan.tier(spec_index) {
-            match self.attach_fentry(spec, target, preempts, loader) {
+            match self.attach_fentry(spec, target, preempts) {
                 Ok(()) => return Ok(()),
                 Err(reason) => self.fallbacks.push(AttachGap { spec_index, reason }),
             }
         }
         match spec.attach {
-            Attach::Entry { kprobe, .. } => self.attach_programs(spec.hook, &[kprobe], spec.symbol),
+            Attach::Entry { kprobe, .. } => {
+                self.attach_kprobes(plan, (spec_index, spec.hook), &[(kprobe, Place::Entry)], spec.symbol)
+            }
             Attach::Return { kprobe, kretprobe, .. } => {
-                self.attach_programs(spec.hook, &[kprobe, kretprobe], spec.symbol)
+                let programs = [(kprobe, Place::Entry), (kretprobe, Place::Exit)];
+                self.attach_kprobes(plan, (spec_index, spec.hook), &programs, spec.symbol)
             }
             Attach::RawTracepoint(copies) => {
                 self.attach_programs(spec.hook, copies.attached(preempts), spec.symbol)
@@ -151,19 +193,82 @@ impl Attached {
         }
     }
 
+    /// By a kprobe.multi link, which counts what it misses, or else by a perf event, which some kernels refuse to a process
+    /// without `CAP_SYS_ADMIN` (`kernel.perf_event_paranoid` above 2, a patch of Debian and Ubuntu).
+    fn attach_kprobes(
+        &mut self,
+        plan: &HookPlan,
+        hook: (usize, Hook),
+        programs: &[(&'static str, Place)],
+        symbol: &'static str,
+    ) -> Result<(), AttachError> {
+        let Err(refused) = self.attach_kprobe_multi(plan, hook, programs, symbol) else { return Ok(()) };
+        let names: Vec<&'static str> = programs.iter().map(|(name, _)| *name).collect();
+        self.attach_programs(hook.1, &names, symbol).map_err(|error| match error {
+            AttachError::Program { program, symbol, error } => {
+                let error = format!("{error}; by a kprobe.multi link: {refused}");
+                AttachError::Program { program, symbol, error }
+            }
+            other => other,
+        })
+    }
+
+    /// Attaches to the part of a function that callers in its own module enter, if the compiler split one off.
+    fn attach_part(
+        &mut self,
+        plan: &HookPlan,
+        hook: (usize, Hook),
+        kprobe: &'static str,
+        part: &'static str,
+    ) -> bool {
+        if plan.has_kprobe_multi() {
+            self.attach_kprobe_multi(plan, hook, &[(kprobe, Place::Entry)], part).is_ok()
+        } else {
+            self.attach_programs(hook.1, &[kprobe], part).is_ok()
+        }
+    }
+
+    fn attach_kprobe_multi(
+        &mut self,
+        plan: &HookPlan,
+        (spec_index, hook): (usize, Hook),
+        programs: &[(&'static str, Place)],
+        symbol: &'static str,
+    ) -> Result<(), String> {
+        if !plan.has_kprobe_multi() {
+            return Err(LoadError::NoKprobeMulti.to_string());
+        }
+        let loader = self.loader.get(&self.ebpf)?;
+        // All or none: an exit needs its entry.
+        let links: Vec<Link> = programs
+            .iter()
+            .map(|(name, place)| loader.attach_kprobe_multi(name, *place, symbol))
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
+        for (link, (program, _)) in links.into_iter().zip(programs) {
+            self.keep(hook, symbol, program, link);
+        }
+        self.by_kprobe_multi.push(spec_index);
+        Ok(())
+    }
+
+    fn keep(&mut self, hook: Hook, symbol: &str, name: &str, link: Link) {
+        report_attached(symbol, name, link.program.as_fd());
+        self.programs.push((hook, Attachment { program: link.program, link: Some(link.link) }));
+    }
+
     fn attach_fentry(
         &mut self,
         spec: &HookSpec,
         target: &FentryTarget,
         preempts: bool,
-        loader: &mut LazyLoader,
     ) -> Result<(), String> {
         let (names, place) = match &spec.attach {
             Attach::Entry { fentry: Some(copies), .. } => (copies.attached(preempts), Place::Entry),
             Attach::Return { fexit, .. } => (std::slice::from_ref(fexit), Place::Exit),
             _ => return Err(format!("{} has no fentry program", spec.symbol)),
         };
-        let loader = loader.get(&self.ebpf)?;
+        let loader = self.loader.get(&self.ebpf)?;
         // All or none: the copies rely on each other.
         let links: Vec<Link> = names
             .iter()
@@ -171,9 +276,7 @@ impl Attached {
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
         for (link, program) in links.into_iter().zip(names) {
-            report_attached(spec.symbol, program, link.program.as_fd());
-            self.programs.extend(link.program.try_clone().ok().map(|fd| (spec.hook, fd)));
-            self.fentry.push(link);
+            self.keep(spec.hook, spec.symbol, program, link);
         }
         Ok(())
     }
@@ -219,7 +322,7 @@ impl Attached {
             let fd = fd.ok().and_then(|fd| fd.as_fd().try_clone_to_owned().ok());
             if let Some(fd) = fd {
                 report_attached(symbol, program, fd.as_fd());
-                self.programs.push((hook, fd));
+                self.programs.push((hook, Attachment { program: fd, link: None }));
             }
         }
         Ok(())
@@ -267,6 +370,7 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
         }
     }
     loader.override_global("WANTED_REASONS", &wanted, true);
+    loader.override_global("WANTED_SUBSYSTEMS", &subsystems, true);
     loader.override_global(aya_log::LEVEL, &level, true);
     loader.map_max_entries(map::MESSAGES, messages_bytes);
     loader.map_max_entries(map::EVENTS, options.buffer_bytes.max(4096).next_power_of_two());
@@ -289,25 +393,30 @@ fn copies(hook: Hook, preempts_programs: bool) -> u32 {
 
 /// Logs the length of an attached program, as the kernel runs it, and of the part that the verifier walked through.
 fn report_attached(symbol: &str, program: &str, fd: BorrowedFd<'_>) {
-    let size = fentry::size(fd).unwrap_or_default();
+    let size = bpf::size(fd).unwrap_or_default();
     debug!(symbol, program, instructions = size.instructions, verified = size.verified, "attached");
 }
 
-/// Replaces the addresses of a targeted trace.
-pub(super) fn set_targets(ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<(), AttachError> {
-    let missing = AttachError::Map { name: map::TARGETS };
-    let Some(targets_map) = ebpf.map_mut(map::TARGETS) else { return Err(missing) };
-    let Ok(mut set) = HashMap::<_, [u8; 16], u8>::try_from(targets_map) else { return Err(missing) };
-    let wanted: HashSet<[u8; 16]> = targets.iter().map(key).collect();
-    let present: Vec<[u8; 16]> = set.keys().filter_map(Result::ok).collect();
-    for address in wanted.iter().filter(|address| !present.contains(address)) {
-        // A full set leaves the remaining addresses out; `check` and the summary name what was not observed.
-        let _ = set.insert(address, 1, 0);
+/// The addresses of a targeted trace that are in the kernel's filter.
+#[derive(Debug, Default)]
+pub(super) struct Targets(HashSet<[u8; 16]>);
+
+impl Targets {
+    /// Makes these the addresses of the filter. Returns how many of them do not fit: their flows are not observed.
+    pub(super) fn set(&mut self, ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<usize, AttachError> {
+        let missing = AttachError::Map { name: map::TARGETS };
+        let Some(targets_map) = ebpf.map_mut(map::TARGETS) else { return Err(missing) };
+        let Ok(mut set) = HashMap::<_, [u8; 16], u8>::try_from(targets_map) else { return Err(missing) };
+        let wanted: HashSet<[u8; 16]> = targets.iter().map(key).collect();
+        // First, for the room.
+        self.0.retain(|address| wanted.contains(address) || set.remove(address).is_err());
+        for address in wanted.iter().copied() {
+            if !self.0.contains(&address) && set.insert(address, 1, 0).is_ok() {
+                self.0.insert(address);
+            }
+        }
+        Ok(wanted.difference(&self.0).count())
     }
-    for address in present.iter().filter(|address| !wanted.contains(*address)) {
-        let _ = set.remove(address);
-    }
-    Ok(())
 }
 
 /// An address as the kernel half's key: IPv4 in the first four bytes.
@@ -354,4 +463,3 @@ mod tests {
         assert_eq!(of(true), [3, 3, 1]);
     }
 }
-    loader.override_global("WANTED_SUBSYSTEMS", &subsystems, true);

@@ -2,18 +2,20 @@
 //!
 //! The only module that uses BPF. All facts about each hook are in `tracer_ebpf`'s table. `btf` reads the kernel's own
 //! description of itself, `environment` reports what this host allows, `layout` and `plan` decide from both (through
-//! `running`), `attach` and `fentry` attach, `tracer` reads records, `messages` reads what programs log, and `decode`
+//! `running`), `attach`, `loader` and `bpf` attach, `modules` watches for modules that come and go, `tracer` reads records, `messages` reads what programs log, and `decode`
 //! makes sightings.
 
 pub mod attach;
+mod bpf;
 pub mod btf;
 mod clock;
 pub mod decode;
 mod encode;
 pub mod environment;
-mod fentry;
 pub mod layout;
+mod loader;
 mod messages;
+mod modules;
 pub mod plan;
 pub mod running;
 pub(crate) mod tracer;

@@ -27,6 +27,14 @@ pub trait KernelFacts {
     fn ipvs_conntrack(&self) -> Option<bool> {
         None
     }
+    /// Whether kprobe.multi links exist (since 5.18).
+    fn has_kprobe_multi(&self) -> bool {
+        false
+    }
+    /// Whether the kernel counts the runs of kprobes' programs that it skips (since 6.7).
+    fn counts_skipped_kprobes(&self) -> bool {
+        true
+    }
     /// Whether a program that fentry or a tracepoint runs may be preempted: the kernel then skips it for other events
     /// on its CPU.
     fn preempts_programs(&self) -> bool {
@@ -106,21 +114,39 @@ pub struct PlanLine {
     pub spec: &'static HookSpec,
     pub state: State,
     pub tier: Tier,
+    /// A kprobe.multi link reaches it, not a perf event.
+    by_kprobe_multi: bool,
+    is_left_out: bool,
 }
 
 impl PlanLine {
     /// How the hook is attached, in a word.
     pub fn attach(&self) -> &'static str {
-        self.spec.attach.as_str(matches!(self.tier, Tier::Fentry(_)))
+        if self.by_kprobe_multi {
+            "kprobe.multi"
+        } else {
+            self.spec.attach.as_str(matches!(self.tier, Tier::Fentry(_)))
+        }
     }
+}
+
+/// The links that this kernel has for kprobes.
+#[derive(Clone, Copy, Debug)]
+struct KprobeLinks {
+    /// As [`KernelFacts::has_kprobe_multi`].
+    are_multi: bool,
+    /// As [`KernelFacts::counts_skipped_kprobes`].
+    count_skipped: bool,
 }
 
 /// The hooks of one trace on one kernel.
 #[derive(Clone, Debug)]
 pub struct HookPlan {
+    set: HookSet,
     lines: Vec<PlanLine>,
     tiers: Tiers,
     preempts_programs: bool,
+    kprobes: KprobeLinks,
     /// Parts of hooks' functions that only a kprobe could reach, where kprobes may not be used.
     out_of_reach: Vec<(Hook, &'static str)>,
     kfree_reason: Option<usize>,
@@ -148,7 +174,7 @@ impl HookPlan {
                 let spec = hook.spec();
                 let tier = tier(spec, tiers, kernel);
                 let state = state(spec, set, layout, kernel, send_reset_reason.is_some(), (tiers, &tier));
-                PlanLine { spec, state, tier }
+                PlanLine { spec, state, tier, by_kprobe_multi: false, is_left_out: false }
             })
             .collect();
         if !format_is_third
@@ -168,9 +194,14 @@ impl HookPlan {
         let preempts_programs = kernel.preempts_programs();
         let knows_sites = !layout.drop_sites().is_empty();
         Self {
+            set,
             lines,
             tiers,
             preempts_programs,
+            kprobes: KprobeLinks {
+                are_multi: kernel.has_kprobe_multi(),
+                count_skipped: kernel.counts_skipped_kprobes(),
+            },
             out_of_reach,
             kfree_reason,
             knows_sites,
@@ -202,6 +233,11 @@ impl HookPlan {
         self.preempts_programs
     }
 
+    /// As [`KernelFacts::has_kprobe_multi`].
+    pub fn has_kprobe_multi(&self) -> bool {
+        self.kprobes.are_multi
+    }
+
     /// How the hook with this index is reached.
     pub fn tier(&self, index: usize) -> Option<&Tier> {
         self.lines.get(index).map(|line| &line.tier)
@@ -221,10 +257,43 @@ impl HookPlan {
         }
     }
 
+    /// A kprobe.multi link reached a function.
+    pub(crate) fn reached_by_kprobe_multi(&mut self, index: usize) {
+        if let Some(line) = self.lines.get_mut(index) {
+            line.by_kprobe_multi = true;
+        }
+    }
+
+    /// The same trace's plan on the kernel as it is now, after a module was loaded.
+    pub(super) fn again(&self, layout: &Layout, kernel: &impl KernelFacts) -> Self {
+        Self::with_tiers(self.set, self.tiers, layout, kernel)
+    }
+
+    /// The hooks of this module that `later` plans and this plan does not, with their index in [`Self::lines`]: those that
+    /// can be attached now. Not those that the user left out.
+    pub(super) fn come_with(&self, module: &str, later: &Self) -> Vec<usize> {
+        let lines = self.lines.iter().zip(&later.lines).enumerate();
+        let come = lines.filter(|(_, (line, later))| {
+            line.spec.module == Some(module)
+                && line.state != State::Planned
+                && later.state == State::Planned
+                && !line.is_left_out
+        });
+        come.map(|(index, _)| index).collect()
+    }
+
+    /// Takes over the line of a later plan.
+    pub(super) fn replace(&mut self, index: usize, later: &Self) {
+        if let (Some(line), Some(later)) = (self.lines.get_mut(index), later.lines.get(index)) {
+            *line = later.clone();
+        }
+    }
+
     /// Leaves a hook out at the user's request.
     pub fn leave_out(&mut self, hook: Hook) {
         for line in self.lines.iter_mut().filter(|line| line.spec.hook == hook) {
             line.state = State::Missing("left out by --without-hook".to_owned());
+            line.is_left_out = true;
         }
     }
 
@@ -260,6 +329,16 @@ impl HookPlan {
                  reason is not"
                     .to_owned(),
             );
+        }
+        let by_kprobe = |line: &&PlanLine| line.state == State::Planned && matches!(line.tier, Tier::Kprobe(_));
+        let uncounted: Vec<&str> =
+            self.lines.iter().filter(by_kprobe).map(|line| line.spec.symbol).collect();
+        if !self.kprobes.count_skipped && !uncounted.is_empty() {
+            limits.push(format!(
+                "the kernel may skip a kprobe while another one runs on that CPU, and does not count it (it does since \
+                 6.7): an event may be missing silently at {}",
+                uncounted.join(", ")
+            ));
         }
         for (hook, part) in self.out_of_reach.iter().filter(|(hook, _)| planned(*hook)) {
             limits.push(format!(

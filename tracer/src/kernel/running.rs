@@ -33,7 +33,7 @@ pub enum KernelError {
 }
 
 /// The bytes of `spinlock_t` on `PREEMPT_RT`, where it sleeps (`struct rt_mutex_base`). A `raw_spinlock_t`, which the ring
-/// buffer has since 6.12 (kernel commit "bpf: Use raw_spinlock_t in ringbuf"), has 4.
+/// buffer has since 6.12 (kernel commit "bpf: Use `raw_spinlock_t` in ringbuf"), has 4.
 const SLEEPING_SPINLOCK_BYTES: u32 = 32;
 
 impl Hint for KernelError {
@@ -127,6 +127,11 @@ impl RunningKernel {
         layout
     }
 
+    /// Whether vmlinux has the function.
+    fn is_built_in(&self, function: &str) -> bool {
+        self.vmlinux.function(function).is_ok()
+    }
+
     fn in_kallsyms(&self, name: &str) -> bool {
         let symbols = self.symbols.get_or_init(|| {
             let names =
@@ -181,15 +186,29 @@ impl KernelFacts for RunningKernel {
         self.environment.module(name) != Module::Absent
     }
 
+    fn has_kprobe_multi(&self) -> bool {
+        self.vmlinux.enum_value("bpf_attach_type", "BPF_TRACE_KPROBE_MULTI").is_ok()
+    }
+
+    fn counts_skipped_kprobes(&self) -> bool {
+        self.vmlinux.member("bpf_link_info", "kprobe_multi.missed").is_ok()
+    }
+
     fn preempts_programs(&self) -> bool {
         self.environment.preempts_programs
     }
 
     /// Static functions can share a name, and the compiler may have changed them: BTF describes neither.
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
-        let module = module_of(name);
-        let Some(module) = module.filter(|module| self.environment.module(module) != Module::BuiltIn) else {
-            let function = self.vmlinux.function_id(name).map_err(|error| error.to_string())?;
+        // Built-in code without parameters has no folder in /sys/module, so a module that is not loaded may be built in.
+        let in_module = module_of(name).filter(|module| self.environment.module(module) == Module::Loaded);
+        let Some(module) = in_module else {
+            let function = self.vmlinux.function_id(name).map_err(|error| match module_of(name) {
+                Some(module) if self.environment.module(module) == Module::Absent => {
+                    format!("the module {module} is not loaded")
+                }
+                _ => error.to_string(),
+            })?;
             return Ok(FentryTarget { module: None, function });
         };
         let Some(btf) = self.module(module) else {
@@ -255,6 +274,23 @@ mod tests {
             fs::write(path, bytes).unwrap();
         }
         RunningKernel::open(Environment::inspect_at(root.path()))
+    }
+
+    /// `nf_nat` in vmlinux leaves no trace in /sys/module, because it has no parameters.
+    #[test]
+    fn built_in_code_is_found_in_the_btf_of_vmlinux() {
+        let mut w = Writer::new();
+        let int = w.int("int", 4);
+        let prototype = w.prototype(int, &[("ct", int), ("range", int), ("maniptype", int)]);
+        w.function("nf_nat_setup_info", prototype);
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("sys/kernel/btf")).unwrap();
+        fs::write(root.path().join("sys/kernel/btf/vmlinux"), w.finish()).unwrap();
+        let kernel = RunningKernel::open(Environment::inspect_at(root.path())).unwrap();
+        assert!(matches!(kernel.fentry("nf_nat_setup_info"), Ok(FentryTarget { module: None, .. })));
+        assert!(kernel.has_symbol("nf_nat_setup_info"));
+        let absent = kernel.fentry("nf_send_unreach").unwrap_err();
+        assert_eq!(absent, "the module nf_reject_ipv4 is not loaded");
     }
 
     #[test]

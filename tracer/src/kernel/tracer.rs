@@ -5,7 +5,7 @@
 use std::{
     fmt, io,
     net::IpAddr,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _},
     sync::Arc,
     time::Duration,
 };
@@ -16,16 +16,18 @@ use aya::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 use tracer_ebpf::{Attach, HOOK_SLOTS, Hook, LOST_ANY, map};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::{
-    attach::{self, AttachError, AttachGap, Attached, Options},
-    clock,
+    attach::{self, AttachError, AttachGap, Attached, Attachment, Options},
+    bpf, clock,
     decode::Decoder,
-    fentry,
+    environment::Environment,
     layout::Layout,
     messages::Messages,
-    plan::HookPlan,
+    modules::{ModuleChange, Modules},
+    plan::{HookPlan, State},
+    running::RunningKernel,
 };
 use crate::{
     error::sentence,
@@ -44,11 +46,34 @@ pub(crate) struct Tracer {
     ring: AsyncFd<RingBuf<MapData>>,
     lost: PerCpuArray<MapData, u64>,
     lost_before: [u64; HOOK_SLOTS],
+    skipped_before: [u64; HOOK_SLOTS],
     decoder: Decoder,
     clock_offset_ns: u64,
     armed_at: Timestamp,
     counters: Counters,
+    layout: Arc<Layout>,
+    modules: Modules,
+    modules_read: Timestamp,
     _messages: Option<Messages>,
+}
+
+/// A hook that was attached, or was lost, while the trace runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HookChange {
+    pub hook: Hook,
+    pub kind: HookChangeKind,
+    /// When it was attached, or since when it may be lost.
+    pub time: Timestamp,
+    /// For an operator: what is not observed, and when.
+    pub text: String,
+}
+
+/// The kind of a [`HookChange`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HookChangeKind {
+    Attached,
+    /// Events since its time may be missed: the hook was lost, or its module was loaded and it is not attached yet.
+    Lost,
 }
 
 /// The reader's counts since it started.
@@ -86,11 +111,15 @@ impl Tracer {
         let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
         let clock_offset_ns = clock::monotonic_to_unix_ns();
         Ok(Self {
+            modules: Modules::read("/"),
+            modules_read: armed_at,
             attached,
             ring,
             lost,
             lost_before: [0; HOOK_SLOTS],
-            decoder: Decoder::new(layout, clock_offset_ns),
+            skipped_before: [0; HOOK_SLOTS],
+            decoder: Decoder::new(Arc::clone(&layout), clock_offset_ns),
+            layout,
             clock_offset_ns,
             armed_at,
             counters: Counters::default(),
@@ -98,14 +127,18 @@ impl Tracer {
         })
     }
 
-    /// Planned hooks that the kernel refused.
-    pub(crate) fn gaps(&self) -> &[AttachGap] {
-        &self.attached.gaps
-    }
-
-    /// Functions planned for fentry that the kernel let only kprobes reach, each with the reason.
-    pub(crate) fn fallbacks(&self) -> &[AttachGap] {
-        &self.attached.fallbacks
+    /// Writes into the plan how each hook was attached, or why it was not.
+    pub(crate) fn report(&self, plan: &mut HookPlan) {
+        for AttachGap { spec_index, reason } in &self.attached.fallbacks {
+            info!("a kprobe stands in for fentry: {reason}");
+            plan.fall_back(*spec_index, reason.clone());
+        }
+        for spec_index in &self.attached.by_kprobe_multi {
+            plan.reached_by_kprobe_multi(*spec_index);
+        }
+        for AttachGap { spec_index, reason } in &self.attached.gaps {
+            plan.refuse(*spec_index, reason.clone());
+        }
     }
 
     pub(crate) fn attached(&self) -> &[Hook] {
@@ -202,9 +235,18 @@ impl Tracer {
         }
     }
 
-    /// Records lost in the kernel since the last call, by hook.
+    /// Events lost in the kernel since the last call, by hook: records without room, and events for which the kernel skipped
+    /// every program.
     pub(crate) fn losses(&mut self) -> Result<Vec<(Hook, u64)>, MapError> {
         let mut losses = Vec::new();
+        for hook in &self.attached.hooks {
+            let skipped = if hook.spec().skipped.is_some() { self.skipped_events(*hook) } else { 0 };
+            let before = &mut self.skipped_before[*hook as usize];
+            if skipped > *before {
+                losses.push((*hook, skipped - *before));
+                *before = skipped;
+            }
+        }
         // Read after every batch, and rarely changed.
         let any: u64 = self.lost.get(&(LOST_ANY as u32), 0)?.iter().sum();
         if any == self.lost_before[LOST_ANY] {
@@ -246,17 +288,144 @@ impl Tracer {
         failed
     }
 
-    /// The most events for which the kernel skipped all of a hook's programs, because they were already running on that
-    /// CPU. Counted since 5.12 for fentry and later for the others.
+    /// The most events for which the kernel skipped all of a hook's programs, because that CPU was already running them, or
+    /// another program. Counted since 5.12 for fentry, and since 6.7 for all.
     pub(crate) fn skipped_events(&self, hook: Hook) -> u64 {
-        let skipped = |program: &OwnedFd| fentry::missed_runs(program.as_fd()).unwrap_or_default();
-        let programs = self.attached.programs.iter().filter(|(of, _)| *of == hook);
-        programs.map(|(_, program)| skipped(program)).min().unwrap_or_default()
+        let skipped = |(_, Attachment { program, link }): &(Hook, Attachment)| {
+            let runs = bpf::missed_runs(program.as_fd()).unwrap_or_default();
+            let by_link = link.as_ref().and_then(|link| bpf::missed_by_link(link.as_fd()).ok().flatten());
+            runs + by_link.unwrap_or_default()
+        };
+        let counts = self.attached.programs.iter().filter(|(of, _)| *of == hook).map(skipped);
+        // An event is lost if every copy misses it, and a pair of kprobes needs both.
+        match hook.spec().attach {
+            Attach::Return { .. } => counts.sum(),
+            _ => counts.min().unwrap_or_default(),
+        }
+    }
+
+    /// Attaches the hooks of modules that were loaded since the last call, and gives up those of unloaded ones: with the first
+    /// REJECT of a node comes `nf_reject_ipv4`, often long after the trace began. Call it every second or so; it costs
+    /// microseconds as long as nothing changes.
+    pub(crate) fn follow_modules(&mut self, plan: &mut HookPlan) -> Vec<HookChange> {
+        let before = std::mem::replace(&mut self.modules_read, Timestamp::from_unix_ns(clock::unix_ns()));
+        let mut changes = Vec::new();
+        for change in self.modules.changes() {
+            match change {
+                ModuleChange::Loaded(module) => self.attach_module(module, before, plan, &mut changes),
+                ModuleChange::Unloaded(module) => self.detach_module(module, before, plan, &mut changes),
+            }
+        }
+        changes
+    }
+
+    fn attach_module(
+        &mut self,
+        module: &str,
+        before: Timestamp,
+        plan: &mut HookPlan,
+        changes: &mut Vec<HookChange>,
+    ) {
+        let running = match RunningKernel::open(Environment::inspect()) {
+            Ok(running) => running,
+            Err(error) => {
+                warn!("the hooks of the module {module} cannot be attached: {error}");
+                return;
+            }
+        };
+        let later = plan.again(&running.layout(), &running);
+        for index in plan.come_with(module, &later) {
+            let Some(line) = plan.lines().get(index) else { continue };
+            let (spec, was_missing) = (line.spec, matches!(line.state, State::Missing(_)));
+            let lost = |reason: &str| HookChange {
+                hook: spec.hook,
+                kind: HookChangeKind::Lost,
+                time: before,
+                text: format!(
+                    "{}: since {}, {} ({reason})",
+                    spec.symbol,
+                    before.to_the_millisecond(),
+                    spec.absence
+                ),
+            };
+            // The programs' offsets are those of the beginning.
+            let fields = spec.fields.iter().copied().flatten();
+            let unknown: Vec<&str> = fields.copied().filter(|field| !self.layout.has(field)).collect();
+            let attached = if unknown.is_empty() {
+                self.attached.attach_late(&later, index).map_err(|error| error.to_string())
+            } else {
+                Err(format!(
+                    "the module {module} was loaded after the trace had begun: only a new trace knows its fields"
+                ))
+            };
+            match attached {
+                Ok(()) => {
+                    plan.replace(index, &later);
+                    if self.attached.by_kprobe_multi.contains(&index) {
+                        plan.reached_by_kprobe_multi(index);
+                    }
+                    let time = Timestamp::from_unix_ns(clock::unix_ns());
+                    if !was_missing {
+                        changes.push(lost("its module was just loaded"));
+                    }
+                    changes.push(HookChange {
+                        hook: spec.hook,
+                        kind: HookChangeKind::Attached,
+                        time,
+                        text: format!(
+                            "{}: until {}, {} (the module {module} was loaded after the trace had begun)",
+                            spec.symbol,
+                            time.to_the_millisecond(),
+                            spec.absence
+                        ),
+                    });
+                }
+                Err(reason) => {
+                    if !was_missing {
+                        changes.push(lost(&reason));
+                    }
+                    plan.refuse(index, reason);
+                }
+            }
+        }
+    }
+
+    fn detach_module(
+        &mut self,
+        module: &str,
+        before: Timestamp,
+        plan: &mut HookPlan,
+        changes: &mut Vec<HookChange>,
+    ) {
+        let reason = format!("the module {module} was unloaded");
+        for hook in self.attached.detach(module) {
+            // The programs of a later attachment count from 0.
+            self.skipped_before[hook as usize] = 0;
+            if let Some(index) = plan.lines().iter().position(|line| line.spec.hook == hook) {
+                plan.refuse(index, reason.clone());
+            }
+            changes.push(HookChange {
+                hook,
+                kind: HookChangeKind::Lost,
+                time: before,
+                text: format!(
+                    "{}: since {}, {} ({reason})",
+                    hook.symbol(),
+                    before.to_the_millisecond(),
+                    hook.spec().absence
+                ),
+            });
+        }
+    }
+
+    /// How many of the target's addresses do not fit into the kernel's filter.
+    pub(crate) fn targets_left_out(&self) -> usize {
+        self.attached.left_out
     }
 
     /// Replaces the addresses of a targeted trace.
     pub(crate) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
-        attach::set_targets(&mut self.attached.ebpf, targets)
+        self.attached.retarget(targets)
     }
 }
 

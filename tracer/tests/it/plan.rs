@@ -25,6 +25,7 @@ struct Kernel {
     /// The functions that fentry can attach to.
     fentry: HashMap<&'static str, FentryTarget>,
     preempts: bool,
+    counts_skipped_kprobes: bool,
 }
 
 fn prototype(names: &[&str]) -> Prototype {
@@ -53,6 +54,7 @@ impl Kernel {
             kprobes: Ok(()),
             fentry: HashMap::new(),
             preempts: false,
+            counts_skipped_kprobes: true,
         }
     }
 
@@ -82,6 +84,9 @@ impl KernelFacts for Kernel {
     }
     fn preempts_programs(&self) -> bool {
         self.preempts
+    }
+    fn counts_skipped_kprobes(&self) -> bool {
+        self.counts_skipped_kprobes
     }
     fn fentry(&self, name: &str) -> Result<FentryTarget, String> {
         self.fentry.get(name).copied().ok_or_else(|| "the module has no BTF here".to_owned())
@@ -283,4 +288,19 @@ fn a_kernel_without_drop_reasons_says_so() {
     assert!(limits.len() == 1 && limits[0].contains("kfree_skb gives no reason"), "{limits:?}");
     plan.leave_out(Hook::KfreeSkb);
     assert!(plan.limits().is_empty());
+}
+
+/// Before 6.7 nobody knows how many events a kprobe missed.
+#[test]
+fn skipped_kprobes_that_are_not_counted_are_a_limit() {
+    let mut kernel = Kernel::whole();
+    kernel.fentry.insert("__nf_conntrack_confirm", CONFIRM);
+    let told = |kernel: &Kernel| {
+        let limits = kernel.plan(HookSet::Full).limits();
+        limits.into_iter().find(|limit| limit.contains("does not count it"))
+    };
+    assert_eq!(told(&kernel), None);
+    kernel.counts_skipped_kprobes = false;
+    let limit = told(&kernel).unwrap();
+    assert!(limit.contains("nf_ct_delete") && !limit.contains("__nf_conntrack_confirm"), "{limit}");
 }

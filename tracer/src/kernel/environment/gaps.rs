@@ -125,8 +125,9 @@ impl Environment {
         Some(Gap {
             severity: Severity::Degraded,
             what: format!("kernel.perf_event_paranoid is {paranoid}"),
-            why: "some distributions' kernels may then deny kprobes to processes that have only CAP_PERFMON",
-            remedy: "add SYS_ADMIN, or set kernel.perf_event_paranoid to 2",
+            why: "some distributions' kernels then deny perf events to processes that have only CAP_PERFMON: kprobes need \
+                  kprobe.multi links instead, which kernels have since 5.18",
+            remedy: "if hooks are missing, add SYS_ADMIN, or set kernel.perf_event_paranoid to 2",
         })
     }
 

@@ -1,70 +1,39 @@
-//! fentry and fexit programs on functions of vmlinux and of modules.
+//! `bpf(2)` itself, for the requests that aya does not make: programs that are loaded with a module's BTF, kprobe.multi
+//! links, and the counts of what the kernel skipped.
 //!
-//! aya loads them for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels: there
-//! the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
-//! This file does only that: maps, globals and all other programs stay aya's, and the instructions come from the same
-//! object, into which aya-obj puts aya's maps. The plan decides which program goes to which function.
-//!
-//! The unsafe code is `bpf(2)` itself and its results: four commands, each with attributes of its own type. Every
-//! pointer in them leads to a slice or a struct that is alive in the calling function.
+//! The unsafe code is the system call and its results: six commands, each with attributes of its own type. Every pointer in
+//! them leads to a slice or a struct that is alive in the calling function.
 
-#![expect(
-    unsafe_code,
-    reason = "aya has no call that loads a program with a module's BTF, and neither has libc"
-)]
+#![expect(unsafe_code, reason = "neither aya nor libc has a safe call for these requests")]
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     ffi::{CStr, CString, c_long},
     io,
-    os::fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
-use aya::{
-    Ebpf,
-    maps::{Map, MapData},
-};
-use aya_obj::{
-    Object,
-    generated::{bpf_insn, bpf_prog_info},
-};
+use aya_obj::generated::{bpf_insn, bpf_prog_info};
 
-use super::plan::FentryTarget;
-use crate::error::sentence;
+// Commands of bpf(2) and numbers of its program and attach types, as include/uapi/linux/bpf.h has them.
+const BPF_PROG_LOAD: c_long = 5;
+const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
+const BPF_RAW_TRACEPOINT_OPEN: c_long = 17;
+const BPF_BTF_GET_FD_BY_ID: c_long = 19;
+const BPF_BTF_GET_NEXT_ID: c_long = 23;
+const BPF_LINK_CREATE: c_long = 28;
+const BPF_PROG_TYPE_KPROBE: u32 = 2;
+const BPF_PROG_TYPE_TRACING: u32 = 26;
+const BPF_TRACE_FENTRY: u32 = 24;
+const BPF_TRACE_FEXIT: u32 = 25;
+const BPF_TRACE_KPROBE_MULTI: u32 = 42;
+const BPF_LINK_TYPE_KPROBE_MULTI: u32 = 8;
+const BPF_F_KPROBE_MULTI_RETURN: u32 = 1;
+/// `MODULE_NAME_LEN` is 56 on 64-bit machines.
+const MODULE_NAME_BYTES: usize = 64;
 
-/// Where on the function a program runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Entry,
-    Exit,
-}
-
-/// Why a program could not be attached this way.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FentryError {
-    #[error("the eBPF object cannot be prepared for fentry: {0}")]
-    Object(String),
-    #[error("the eBPF object has no program {0}")]
-    NoProgram(&'static str),
-    #[error("cannot find the BTF of the module {module}: {error}")]
-    Modules { module: &'static str, error: io::Error },
-    #[error("the kernel lists no BTF of the module {0}")]
-    NoModule(&'static str),
-    #[error("the kernel refused to load {program}: {error}{log}")]
-    Load { program: &'static str, error: io::Error, log: String },
-    #[error("the kernel refused to attach {program}: {error}")]
-    Attach { program: &'static str, error: io::Error },
-}
-
-/// An attached program; dropping it detaches it.
-#[derive(Debug)]
-pub(super) struct Link {
-    pub(super) program: OwnedFd,
-    _link: OwnedFd,
-}
-
-/// How often the kernel skipped this program because it was already running on that CPU (`recursion_misses`, since
-/// 5.12).
+/// How often the kernel skipped this program because it was already running on that CPU (`recursion_misses`, since 5.12 for
+/// fentry, 6.2 for tracepoints and 6.7 for kprobes).
 pub(super) fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
     info(program).map(|info| info.recursion_misses)
 }
@@ -85,6 +54,24 @@ pub(super) fn size(program: BorrowedFd<'_>) -> io::Result<Size> {
     Ok(Size { instructions, verified: info.verified_insns })
 }
 
+/// How often the kernel did not even try to run the program of a kprobe.multi link, because ftrace was busy on that CPU
+/// (`missed`). `None` for other links, and before 6.7, which does not count it.
+pub(super) fn missed_by_link(link: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    let mut info = LinkInfo::default();
+    let mut attributes = InfoAttributes {
+        bpf_fd: u32::try_from(link.as_raw_fd()).map_err(io::Error::other)?,
+        info_len: size_of::<LinkInfo>() as u32,
+        info: (&raw mut info).expose_provenance() as u64,
+    };
+    // SAFETY: `info` outlives the call and has the length that is passed; its pointers and lengths are zero, so the kernel
+    // writes to nothing else.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) }?;
+    // The kernel writes at most its own struct, which is this long since it counts (`struct bpf_link_info`, whose longest
+    // part then is that of a kprobe).
+    let counts = attributes.info_len as usize >= size_of::<LinkInfo>();
+    Ok((counts && info.kind == BPF_LINK_TYPE_KPROBE_MULTI).then_some(info.missed))
+}
+
 fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     // SAFETY: it consists of numbers and arrays of numbers, for which zeroes are valid values.
     let mut info: bpf_prog_info = unsafe { std::mem::zeroed() };
@@ -99,129 +86,50 @@ fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     Ok(info)
 }
 
-/// The object's fentry and fexit programs, ready to be loaded.
-#[derive(Debug)]
-pub(super) struct Loader {
-    object: Object,
-    /// The BTF of modules by name, once they are listed.
-    modules: Option<HashMap<String, OwnedFd>>,
+/// What a program is loaded for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Purpose {
+    /// The entry, or the exit, of one function, by its id in the BTF of this descriptor; `None` for vmlinux.
+    Function { id: u32, module: Option<i32>, place: Place },
+    /// A kprobe.multi link.
+    KprobeMulti,
 }
 
-impl Loader {
-    /// Takes the programs out of `object` and puts the maps of `ebpf`, which was loaded from the same bytes, into them.
-    pub(super) fn new(object: &[u8], ebpf: &Ebpf) -> Result<Self, FentryError> {
-        let unusable = |error: &(dyn std::error::Error + 'static)| FentryError::Object(sentence(error));
-        let mut object = Object::parse(object).map_err(|error| unusable(&error))?;
-        let maps: Vec<_> = object
-            .maps
-            .iter()
-            .filter_map(|(name, map)| {
-                let fd = data(ebpf.map(name)?)?.fd().as_fd().as_raw_fd();
-                Some((name.clone(), fd, map.clone()))
-            })
-            .collect();
-        let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
-        object
-            .relocate_maps(maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)
-            .map_err(|error| unusable(&error))?;
-        object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
-        Ok(Self { object, modules: None })
-    }
-
-    /// Loads the program for the function and attaches it.
-    pub(super) fn attach(
-        &mut self,
-        name: &'static str,
-        place: Place,
-        target: &FentryTarget,
-    ) -> Result<Link, FentryError> {
-        let module = match target.module {
-            Some(module) => Some(self.module(module)?),
-            None => None,
-        };
-        let missing = || FentryError::NoProgram(name);
-        let program = self.object.programs.get(name).ok_or_else(missing)?;
-        let function = self.object.functions.get(&program.function_key()).ok_or_else(missing)?;
-        let request =
-            Request { name, place, instructions: &function.instructions, license: &program.license, module };
-        let loaded = request.load(target.function, &mut []).or_else(|_| {
-            // A second attempt, for the verifier's reasons.
-            let mut log = vec![0; LOG_BYTES];
-            request.load(target.function, &mut log).map_err(|error| {
-                let log = last_line(&log).map(|line| format!(" ({line})")).unwrap_or_default();
-                FentryError::Load { program: name, error, log }
-            })
-        })?;
-        let link = open_link(&loaded).map_err(|error| FentryError::Attach { program: name, error })?;
-        Ok(Link { program: loaded, _link: link })
-    }
-
-    /// The BTF of a loaded module.
-    fn module(&mut self, name: &'static str) -> Result<i32, FentryError> {
-        if self.modules.is_none() {
-            let listed = modules().map_err(|error| FentryError::Modules { module: name, error })?;
-            self.modules = Some(listed);
-        }
-        let known = self.modules.as_ref().and_then(|modules| modules.get(name));
-        known.map(AsRawFd::as_raw_fd).ok_or(FentryError::NoModule(name))
-    }
+/// Where on the function a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Entry,
+    Exit,
 }
-
-/// The map's own handle, for the kinds of map in the object.
-fn data(map: &Map) -> Option<&MapData> {
-    match map {
-        Map::Array(data)
-        | Map::HashMap(data)
-        | Map::LruHashMap(data)
-        | Map::PerCpuArray(data)
-        | Map::PerCpuHashMap(data)
-        | Map::PerCpuLruHashMap(data)
-        | Map::PerfEventArray(data)
-        | Map::RingBuf(data) => Some(data),
-        _ => None,
-    }
-}
-
-/// Enough for the end of the verifier's log.
-const LOG_BYTES: usize = 1 << 20;
-
-fn last_line(log: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(log.split(|byte| *byte == 0).next()?).into_owned();
-    let mut lines = text.lines().map(str::trim);
-    lines.rfind(|line| !line.is_empty() && !line.starts_with("processed ")).map(str::to_owned)
-}
-
-// Commands of bpf(2) and numbers of its program and attach types, as include/uapi/linux/bpf.h has them.
-const BPF_PROG_LOAD: c_long = 5;
-const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
-const BPF_RAW_TRACEPOINT_OPEN: c_long = 17;
-const BPF_BTF_GET_FD_BY_ID: c_long = 19;
-const BPF_BTF_GET_NEXT_ID: c_long = 23;
-const BPF_PROG_TYPE_TRACING: u32 = 26;
-const BPF_TRACE_FENTRY: u32 = 24;
-const BPF_TRACE_FEXIT: u32 = 25;
-/// `MODULE_NAME_LEN` is 56 on 64-bit machines.
-const MODULE_NAME_BYTES: usize = 64;
 
 /// A program about to be loaded.
-struct Request<'a> {
-    name: &'static str,
-    place: Place,
-    instructions: &'a [bpf_insn],
-    license: &'a CStr,
-    module: Option<i32>,
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub(super) name: &'static str,
+    pub(super) purpose: Purpose,
+    pub(super) instructions: &'a [bpf_insn],
+    pub(super) license: &'a CStr,
 }
 
 impl Request<'_> {
-    /// Loads it for the function with this BTF id. The verifier's output goes into `log`, unless that is empty.
-    fn load(&self, function: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
+    /// Loads it. The verifier's output goes into `log`, unless that is empty.
+    pub(super) fn load(&self, log: &mut [u8]) -> io::Result<OwnedFd> {
+        let (prog_type, expected_attach_type, function, module) = match self.purpose {
+            Purpose::Function { id, module, place: Place::Entry } => {
+                (BPF_PROG_TYPE_TRACING, BPF_TRACE_FENTRY, id, module)
+            }
+            Purpose::Function { id, module, place: Place::Exit } => {
+                (BPF_PROG_TYPE_TRACING, BPF_TRACE_FEXIT, id, module)
+            }
+            Purpose::KprobeMulti => (BPF_PROG_TYPE_KPROBE, BPF_TRACE_KPROBE_MULTI, 0, None),
+        };
         let mut prog_name = [0; 16];
         // One byte less: the kernel requires a NUL byte at the end.
         for (to, from) in prog_name.iter_mut().take(15).zip(self.name.bytes()) {
             *to = from;
         }
         let mut attributes = ProgramAttributes {
-            prog_type: BPF_PROG_TYPE_TRACING,
+            prog_type,
             insn_cnt: u32::try_from(self.instructions.len()).map_err(io::Error::other)?,
             insns: self.instructions.as_ptr().expose_provenance() as u64,
             license: self.license.as_ptr().expose_provenance() as u64,
@@ -229,12 +137,9 @@ impl Request<'_> {
             log_size: u32::try_from(log.len()).map_err(io::Error::other)?,
             log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr().expose_provenance() as u64 },
             prog_name,
-            expected_attach_type: match self.place {
-                Place::Entry => BPF_TRACE_FENTRY,
-                Place::Exit => BPF_TRACE_FEXIT,
-            },
+            expected_attach_type,
             attach_btf_id: function,
-            attach_btf_obj_fd: match self.module {
+            attach_btf_obj_fd: match module {
                 Some(fd) => u32::try_from(fd).map_err(io::Error::other)?,
                 None => 0,
             },
@@ -247,15 +152,34 @@ impl Request<'_> {
 }
 
 /// Attaches a loaded tracing program: for these programs `BPF_RAW_TRACEPOINT_OPEN` without a name does that.
-fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
+pub(super) fn open_link(program: &OwnedFd) -> io::Result<OwnedFd> {
     let prog_fd = u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
     let mut attributes = RawTracepointAttributes { name: 0, prog_fd, reserved: 0 };
     // SAFETY: no pointer is passed.
     unsafe { new_fd(BPF_RAW_TRACEPOINT_OPEN, &mut attributes) }
 }
 
+/// Attaches a loaded program to a function by a kprobe.multi link (since 5.18), which needs no perf event.
+pub(super) fn open_kprobe_multi(program: &OwnedFd, symbol: &str, place: Place) -> io::Result<OwnedFd> {
+    let symbol = CString::new(symbol).map_err(io::Error::other)?;
+    let symbols = [symbol.as_ptr().expose_provenance() as u64];
+    let mut attributes = KprobeMultiAttributes {
+        prog_fd: u32::try_from(program.as_raw_fd()).map_err(io::Error::other)?,
+        attach_type: BPF_TRACE_KPROBE_MULTI,
+        link_flags: match place {
+            Place::Entry => 0,
+            Place::Exit => BPF_F_KPROBE_MULTI_RETURN,
+        },
+        count: symbols.len() as u32,
+        symbols: symbols.as_ptr().expose_provenance() as u64,
+        ..KprobeMultiAttributes::default()
+    };
+    // SAFETY: the array and the name outlive the call, which only reads them.
+    unsafe { new_fd(BPF_LINK_CREATE, &mut attributes) }
+}
+
 /// Every module's BTF by the module's name. Needs `CAP_SYS_ADMIN`.
-fn modules() -> io::Result<HashMap<String, OwnedFd>> {
+pub(super) fn modules() -> io::Result<HashMap<String, OwnedFd>> {
     let mut modules = HashMap::new();
     let mut id = 0;
     loop {
@@ -392,7 +316,38 @@ struct BtfInfo {
     kernel_btf: u32,
 }
 
+/// The part of `union bpf_attr` for `BPF_LINK_CREATE` with a kprobe.multi program.
+#[derive(Default)]
+#[repr(C)]
+struct KprobeMultiAttributes {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+    link_flags: u32,
+    count: u32,
+    symbols: u64,
+    addresses: u64,
+    cookies: u64,
+}
+
+/// `struct bpf_link_info` of a kprobe.multi link, as long as the struct is since 6.7.
+#[derive(Default)]
+#[repr(C)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    prog_id: u32,
+    reserved: u32,
+    addresses: u64,
+    count: u32,
+    flags: u32,
+    missed: u64,
+    others: [u64; 2],
+}
+
 impl Attributes for ProgramAttributes {}
+impl Attributes for KprobeMultiAttributes {}
 impl Attributes for RawTracepointAttributes {}
 impl Attributes for IdAttributes {}
 impl Attributes for InfoAttributes {}
@@ -401,7 +356,7 @@ impl Attributes for InfoAttributes {}
 mod tests {
     use std::mem::offset_of;
 
-    use aya_obj::generated::bpf_attr;
+    use aya_obj::generated::{bpf_attr, bpf_link_info};
 
     use super::*;
 
@@ -414,15 +369,10 @@ mod tests {
         assert_eq!(offset_of!(ProgramAttributes, attach_btf_obj_fd), 112);
         assert!(size_of::<ProgramAttributes>() <= size_of::<bpf_attr>());
         assert_eq!(offset_of!(BtfInfo, kernel_btf), 28);
-    }
-
-    #[test]
-    fn of_the_verifiers_log_the_last_word_is_kept() {
-        assert_eq!(
-            last_line(b"0: (95)\nR0 !read_ok\nprocessed 1 insns\n\0\0").as_deref(),
-            Some("R0 !read_ok")
-        );
-        assert_eq!(last_line(&[0; 8]), None);
-        assert_eq!(last_line(b""), None);
+        assert_eq!(offset_of!(KprobeMultiAttributes, link_flags), offset_of!(bpf_attr, link_create.__bindgen_anon_3));
+        assert_eq!(offset_of!(KprobeMultiAttributes, symbols), 24);
+        let info = offset_of!(bpf_link_info, __bindgen_anon_1);
+        assert_eq!((offset_of!(LinkInfo, addresses), offset_of!(LinkInfo, missed)), (info, info + 16));
+        assert_eq!(size_of::<LinkInfo>(), size_of::<bpf_link_info>());
     }
 }

@@ -1,0 +1,42 @@
+//! viptrace as an unprivileged Pod runs it: with `CAP_BPF`, `CAP_PERFMON` and `CAP_NET_ADMIN`, where `kernel.perf_event_paranoid`
+//! is 3 (Debian's default) and the kernel refuses perf events to it. kprobe.multi links need none.
+
+use std::{fs, net::SocketAddr};
+
+use anyhow::{Context as _, Result};
+use viptrace_class::Class;
+
+use super::check_kernel::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, modules_have_btf};
+use crate::{
+    expect::Endpoint,
+    matrix::Skip,
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+    },
+    world::Stage,
+};
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    stage.needs_viptrace()?;
+    if !modules_have_btf() {
+        return Err(Skip("kprobe.multi links exist since 5.18".to_owned()).into());
+    }
+    fs::write("/proc/sys/kernel/perf_event_paranoid", "3").context("forbidding perf events")?;
+    let server = stage.serve("shop/frontend-1", 8080, EXCHANGE)?;
+    stage.watch_with_only(&[CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF])?;
+    let from = stage.place("shop/client-1")?;
+    let vip = |service, port| stage.vip(service, port);
+    let answered = client::connect(from, vip("shop/frontend", "http")?, 4, 2, Script::exchange())?;
+    let refused = client::connect(from, vip("shop/api", "https")?, 4, 1, Script::exchange())?;
+    let without = client::connect(from, vip("shop/checkout", "http")?, 3, 1, Script::exchange())?;
+    all_ended(&answered, &Outcome::Done)?;
+    all_ended(&refused, &Outcome::Refused)?;
+    all_ended(&without, &Outcome::Refused)?;
+    let refusing = SocketAddr::new(stage.place("shop/api-1")?.address, 8443);
+    stage.expect(&answered, "shop/frontend", Class::Ok, &Endpoint::Is(server.address()));
+    stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
+    stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
+    Ok(())
+}

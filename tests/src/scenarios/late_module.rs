@@ -1,0 +1,44 @@
+//! A module that is loaded while the trace runs: with the first REJECT of a node comes `nf_reject_ipv4`, and with it the hook
+//! that names a Service without endpoints.
+
+use anyhow::{Result, ensure};
+use viptrace_class::Class;
+
+use crate::{
+    command,
+    expect::{Endpoint, Record},
+    matrix::Skip,
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+    },
+    world::Stage,
+};
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    stage.needs_viptrace()?;
+    let rules = stage.rules()?.clone();
+    stage.break_rules(&rules.without_kube_proxy())?;
+    if let Err(error) = command::run("modprobe", &["-r", "ipt_REJECT"]) {
+        return Err(Skip(format!("nf_reject_ipv4 stays loaded: {error:#}")).into());
+    }
+    stage.watch()?;
+    // The rules come back, and their REJECT loads the module.
+    stage.break_rules(&rules)?;
+    stage.after_grace();
+    let from = stage.place("shop/client-1")?;
+    let attempts = client::connect(from, stage.vip("shop/checkout", "http")?, 4, 1, Script::exchange())?;
+    all_ended(&attempts, &Outcome::Refused)?;
+    stage.expect(&attempts, "shop/checkout", Class::C20, &Endpoint::Null);
+    stage.check(|records, ended| {
+        let text = records.iter().map(Record::statements).collect::<Vec<_>>().join("\n---\n");
+        ensure!(!text.contains("no hook at nf_send_unreach"), "the hook was not attached: {text}");
+        ensure!(
+            ended.stderr.contains("nf_send_unreach: until") && ended.stderr.contains("nf_reject_ipv4 was loaded"),
+            "the summary does not say since when the hook counts: {}",
+            ended.stderr
+        );
+        Ok(())
+    });
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! Loads and attaches the programs that aya cannot: fentry and fexit in modules, and kprobe.multi links.
+//!
+//! aya loads fentry programs for functions of vmlinux only. Conntrack, NAT and IPVS are modules in distributions' kernels:
+//! there the program must be loaded with a file descriptor of the module's BTF (`attach_btf_obj_fd` of `bpf(2)`, since 5.11).
+//! It has no kprobe.multi links (since 5.18), which need no perf event and count what they miss. Maps, globals and all other
+//! programs stay aya's, and the instructions come from the same object, into which aya-obj puts aya's maps. The plan decides
+//! which program goes to which function; `bpf` makes the system calls.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    os::fd::{AsFd as _, AsRawFd, OwnedFd},
+};
+
+use aya::{
+    Ebpf,
+    maps::{Map, MapData},
+};
+use aya_obj::Object;
+
+use super::{
+    bpf::{self, Place, Purpose, Request},
+    plan::FentryTarget,
+};
+use crate::error::sentence;
+
+/// Why a program could not be attached this way.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoadError {
+    #[error("the eBPF object cannot be prepared: {0}")]
+    Object(String),
+    #[error("the eBPF object has no program {0}")]
+    NoProgram(&'static str),
+    #[error("cannot find the BTF of the module {module}: {error}")]
+    Modules { module: &'static str, error: io::Error },
+    #[error("the kernel lists no BTF of the module {0}")]
+    NoModule(&'static str),
+    #[error("the kernel refused to load {program}: {error}{log}")]
+    Load { program: &'static str, error: io::Error, log: String },
+    #[error("the kernel refused to attach {program}: {error}")]
+    Attach { program: &'static str, error: io::Error },
+    #[error("this kernel has no kprobe.multi links (5.18 and later ones have)")]
+    NoKprobeMulti,
+}
+
+/// An attached program; dropping it detaches it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) program: OwnedFd,
+    pub(super) link: OwnedFd,
+}
+
+/// The object's programs, ready to be loaded.
+#[derive(Debug)]
+pub(super) struct Loader {
+    object: Object,
+    /// The BTF of modules by name, as they were last listed.
+    modules: HashMap<String, OwnedFd>,
+}
+
+impl Loader {
+    /// Takes the programs out of `object` and puts the maps of `ebpf`, which was loaded from the same bytes, into them.
+    pub(super) fn new(object: &[u8], ebpf: &Ebpf) -> Result<Self, LoadError> {
+        let unusable = |error: &(dyn std::error::Error + 'static)| LoadError::Object(sentence(error));
+        let mut object = Object::parse(object).map_err(|error| unusable(&error))?;
+        let maps: Vec<_> = object
+            .maps
+            .iter()
+            .filter_map(|(name, map)| {
+                let fd = data(ebpf.map(name)?)?.fd().as_fd().as_raw_fd();
+                Some((name.clone(), fd, map.clone()))
+            })
+            .collect();
+        let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+        object
+            .relocate_maps(maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)
+            .map_err(|error| unusable(&error))?;
+        object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
+        Ok(Self { object, modules: HashMap::new() })
+    }
+
+    /// Loads the program for the function and attaches it by fentry, or fexit.
+    pub(super) fn attach(
+        &mut self,
+        name: &'static str,
+        place: Place,
+        target: &FentryTarget,
+    ) -> Result<Link, LoadError> {
+        let module = match target.module {
+            Some(module) => Some(self.module(module)?),
+            None => None,
+        };
+        let program = self.load(name, Purpose::Function { id: target.function, module, place })?;
+        let link = bpf::open_link(&program).map_err(|error| LoadError::Attach { program: name, error })?;
+        Ok(Link { program, link })
+    }
+
+    /// Loads the program and attaches it to the function by a kprobe.multi link.
+    pub(super) fn attach_kprobe_multi(
+        &self,
+        name: &'static str,
+        place: Place,
+        symbol: &str,
+    ) -> Result<Link, LoadError> {
+        let program = self.load(name, Purpose::KprobeMulti)?;
+        let link = bpf::open_kprobe_multi(&program, symbol, place)
+            .map_err(|error| LoadError::Attach { program: name, error })?;
+        Ok(Link { program, link })
+    }
+
+    fn load(&self, name: &'static str, purpose: Purpose) -> Result<OwnedFd, LoadError> {
+        let missing = || LoadError::NoProgram(name);
+        let program = self.object.programs.get(name).ok_or_else(missing)?;
+        let function = self.object.functions.get(&program.function_key()).ok_or_else(missing)?;
+        let (instructions, license) = (&function.instructions, &program.license);
+        let request = Request { name, purpose, instructions, license };
+        request.load(&mut []).or_else(|_| {
+            // A second attempt, for the verifier's reasons.
+            let mut log = vec![0; LOG_BYTES];
+            request.load(&mut log).map_err(|error| {
+                let log = last_line(&log).map(|line| format!(" ({line})")).unwrap_or_default();
+                LoadError::Load { program: name, error, log }
+            })
+        })
+    }
+
+    /// The BTF of a loaded module.
+    fn module(&mut self, name: &'static str) -> Result<i32, LoadError> {
+        if !self.modules.contains_key(name) {
+            self.modules = bpf::modules().map_err(|error| LoadError::Modules { module: name, error })?;
+        }
+        self.modules.get(name).map(AsRawFd::as_raw_fd).ok_or(LoadError::NoModule(name))
+    }
+}
+
+/// The map's own handle, for the kinds of map in the object.
+fn data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::PerCpuHashMap(data)
+        | Map::PerCpuLruHashMap(data)
+        | Map::PerfEventArray(data)
+        | Map::RingBuf(data) => Some(data),
+        _ => None,
+    }
+}
+
+/// Enough for the end of the verifier's log.
+const LOG_BYTES: usize = 1 << 20;
+
+fn last_line(log: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(log.split(|byte| *byte == 0).next()?).into_owned();
+    let mut lines = text.lines().map(str::trim);
+    lines.rfind(|line| !line.is_empty() && !line.starts_with("processed ")).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_the_verifiers_log_the_last_word_is_kept() {
+        assert_eq!(
+            last_line(b"0: (95)\nR0 !read_ok\nprocessed 1 insns\n\0\0").as_deref(),
+            Some("R0 !read_ok")
+        );
+        assert_eq!(last_line(&[0; 8]), None);
+        assert_eq!(last_line(b""), None);
+    }
+}
