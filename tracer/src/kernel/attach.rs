@@ -64,6 +64,12 @@ impl Hint for AttachError {
         match self {
             Self::NoObject => Some("run `cargo xtask setup`, then build again".to_owned()),
             Self::Map { .. } => Some("build viptrace again".to_owned()),
+            // perf_event_open(2).
+            Self::Program { error, .. } if error.contains("perf_event_open") => Some(
+                "`sysctl kernel.perf_event_paranoid` shows whether the kernel refuses kprobes to a process without \
+                 CAP_SYS_ADMIN: from 3 on it does; set it to 2, or add SYS_ADMIN"
+                    .to_owned(),
+            ),
             Self::Load(_) | Self::Program { .. } | Self::Ring(_) => None,
         }
     }

@@ -39,7 +39,7 @@ pub(super) enum LoadError {
     Load { program: &'static str, error: io::Error, log: String },
     #[error("the kernel refused to attach {program}: {error}")]
     Attach { program: &'static str, error: io::Error },
-    #[error("this kernel has no kprobe.multi links (5.18 and later ones have)")]
+    #[error("this kernel has no kprobe.multi links (CONFIG_FPROBE, since 5.18)")]
     NoKprobeMulti,
 }
 

@@ -27,7 +27,7 @@ pub trait KernelFacts {
     fn ipvs_conntrack(&self) -> Option<bool> {
         None
     }
-    /// Whether kprobe.multi links exist (since 5.18).
+    /// Whether kprobe.multi links exist (`CONFIG_FPROBE`, since 5.18).
     fn has_kprobe_multi(&self) -> bool {
         false
     }

@@ -187,7 +187,8 @@ impl KernelFacts for RunningKernel {
     }
 
     fn has_kprobe_multi(&self) -> bool {
-        self.vmlinux.enum_value("bpf_attach_type", "BPF_TRACE_KPROBE_MULTI").is_ok()
+        // Only CONFIG_FPROBE defines it (kernel/trace/bpf_trace.c). Debian's 6.1 is without.
+        self.vmlinux.member("bpf_kprobe_multi_link", "link").is_ok()
     }
 
     fn counts_skipped_kprobes(&self) -> bool {

@@ -126,7 +126,7 @@ impl Environment {
             severity: Severity::Degraded,
             what: format!("kernel.perf_event_paranoid is {paranoid}"),
             why: "some distributions' kernels then deny perf events to processes that have only CAP_PERFMON: kprobes need \
-                  kprobe.multi links instead, which kernels have since 5.18",
+                  kprobe.multi links instead (CONFIG_FPROBE, since 5.18)",
             remedy: "if hooks are missing, add SYS_ADMIN, or set kernel.perf_event_paranoid to 2",
         })
     }
