@@ -11,6 +11,8 @@ use super::{
     header::Header,
     item::{Assembler, Dropped, End, Item, Unreadable},
     reader::{Block, Damage, OpenError, Reader},
+    recorded::Recorded,
+    records::Records,
 };
 use crate::{
     cluster::{Cluster, History, LOOK_BACK, Origin, Status},
@@ -49,7 +51,8 @@ pub struct Player<R> {
     reader: Reader<R>,
     header: Header,
     decoder: Decoder,
-    pipeline: Pipeline,
+    pipeline: Recorded,
+    records: Records,
     started: bool,
     /// The flows were handed out: from here on a trace judges until nothing is left.
     is_finished: bool,
@@ -74,7 +77,8 @@ impl<R: Read + Seek> Player<R> {
         Ok(Self {
             reader,
             decoder: Decoder::new(Arc::new(header.layout()), header.clock_offset_ns),
-            pipeline: Pipeline::new(header.settings(detail), cluster),
+            pipeline: Recorded::new(Pipeline::new(header.settings(detail), cluster)),
+            records: Records::default(),
             started: false,
             is_finished: false,
             block: Block::default(),
@@ -94,7 +98,17 @@ impl<R: Read + Seek> Player<R> {
     }
 
     pub fn pipeline(&self) -> &Pipeline {
-        &self.pipeline
+        self.pipeline.pipeline()
+    }
+
+    /// The pipeline together with its own recording, which [`Recorded::begin`] starts.
+    pub(crate) fn recorded(&mut self) -> &mut Recorded {
+        &mut self.pipeline
+    }
+
+    /// Whether the metadata at the beginning has been read.
+    pub(crate) fn has_started(&self) -> bool {
+        self.started
     }
 
     /// The latest time in the recording so far.
@@ -113,7 +127,7 @@ impl<R: Read + Seek> Player<R> {
 
     /// Plays until there are judgements; `None` at the end of the file.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
-        if self.is_finished && self.pipeline.has_backlog() {
+        if self.is_finished && self.pipeline.pipeline().has_backlog() {
             let now = self.now;
             return Ok(Some(Step::Judged { judgements: self.pipeline.judge(now), now }));
         }
@@ -150,11 +164,11 @@ impl<R: Read + Seek> Player<R> {
             self.is_finished = true;
             return Some(self.pipeline.finish(now));
         }
-        if self.pipeline.has_backlog() {
+        if self.pipeline.pipeline().has_backlog() {
             return Some(self.pipeline.judge(now));
         }
-        let node = self.pipeline.node().clone();
-        self.pipeline.wants_node().then(|| self.pipeline.node_read(node, now, now))
+        let node = self.pipeline.pipeline().node().clone();
+        self.pipeline.pipeline().wants_node().then(|| self.pipeline.node_read(node, now, now))
     }
 
     fn unreadable(&mut self, error: &Unreadable) {
@@ -181,17 +195,17 @@ impl<R: Read + Seek> Player<R> {
                 let judgements = self.pipeline.node_read(reading.snapshot, reading.began, reading.now);
                 return judged(judgements, reading.now);
             }
-            Item::Update(update) => self.pipeline.cluster_mut().absorb(update),
+            Item::Update(update) => self.pipeline.absorb(update),
             Item::Hook(change) => {
                 // A hook of a later version has no record here.
                 if let Some(hook) = Hook::from_symbol(&change.hook) {
                     self.pipeline.hook_changed(hook, change.is_attached, change.time);
                 }
             }
-            Item::Prune(now) => self.pipeline.cluster_mut().history.prune(now),
-            Item::Object(object) => self.pipeline.cluster_mut().history.restore_object(*object),
+            Item::Prune(now) => self.pipeline.prune(now),
+            Item::Object(object) => self.pipeline.cluster_before().history.restore_object(*object),
             Item::Start(start) => {
-                let cluster = self.pipeline.cluster_mut();
+                let cluster = self.pipeline.cluster_before();
                 cluster.history.restore_facts(start.history);
                 cluster.status = start.status;
                 self.started = true;
@@ -216,18 +230,25 @@ impl<R: Read + Seek> Player<R> {
             // The block with the cluster is missing: judges with the objects that are there.
             self.started = true;
             self.missing.beginning = true;
-            let history = &mut self.pipeline.cluster_mut().history;
+            let history = &mut self.pipeline.cluster_before().history;
             let (facts, _) = history.save();
             history.restore_facts(facts);
         }
         let end = self.next_record.saturating_add(count).min(self.block.records.len());
+        let mut sightings = Vec::new();
         for index in self.next_record..end {
             let Some(record) = self.block.records.get(index) else { break };
             match self.decoder.decode(record) {
-                Ok(sighting) => self.pipeline.observe([sighting]),
+                Ok(sighting) => {
+                    if self.pipeline.is_recording() {
+                        self.records.push(record);
+                    }
+                    sightings.push(sighting);
+                }
                 Err(_) => self.undecodable += 1,
             }
         }
+        self.pipeline.observe(sightings, &mut self.records);
         self.next_record = end;
     }
 

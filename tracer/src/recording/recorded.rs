@@ -138,6 +138,11 @@ impl Recorded {
         self.recorder.as_mut()?.failure()
     }
 
+    /// Takes the recorder out: nothing is recorded any more. The caller ends the file.
+    pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+
     /// Ends the recording, if there is one.
     pub fn end(&mut self, end: End) -> Option<Finished> {
         Some(self.recorder.take()?.finish(end))

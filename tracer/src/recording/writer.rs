@@ -171,6 +171,11 @@ impl Recorder {
         self.shared.queued_bytes.load(Ordering::Relaxed)
     }
 
+    /// The bytes of complete blocks that were passed to the file so far.
+    pub fn written_bytes(&self) -> u64 {
+        self.outcome().bytes
+    }
+
     /// Records the metadata at the beginning. To be called once, before everything else.
     pub fn start(&mut self, cluster: &Cluster, node: NodeReading) {
         let (history, objects) = cluster.history.save();
