@@ -7,6 +7,7 @@ mod limits;
 mod node_poller;
 mod reader;
 mod record;
+mod sink;
 mod skipped;
 
 use std::{
@@ -26,7 +27,7 @@ use crate::{
         Outcome, ResultExt as _,
         args::{ClusterSource, Hooks, TraceOptions},
         check,
-        show::{Show, detail},
+        show::detail,
     },
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
@@ -42,7 +43,7 @@ use crate::{
     node::{Presence, Request, Snapshot},
     recording::{BYTE_ORDER, End, FORMAT, Header, HookLine, HookState, RECORD_LAYOUT, Recorded},
     report::{Printer, Report},
-    session::{Ending, Grace, Judgements, Pipeline, Settings},
+    session::{Ending, Grace, Pipeline, Settings},
     sighting::ListedEntry,
     text::count,
     time::Timestamp,
@@ -50,6 +51,8 @@ use crate::{
 use node_poller::{EntryLister, NodePoller};
 use reader::Reader;
 use record::NewFile;
+use sink::Shown;
+pub(super) use sink::Sink;
 
 /// Flows end one by one. Those that settle within this time of each other are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
@@ -73,14 +76,29 @@ pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Ou
     outcome
 }
 
-async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<Outcome> {
+async fn trace(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
     if let Some(record) = &options.record {
         record::check(record)?;
     }
     let mut stop = Stop::listen()?;
+    let mut shown = Shown::new(options, Report::new(options.output, options.view, printer));
+    let mut trace = Trace::begin(options, &mut shown, &mut stop).await?;
+    trace.watch(&mut shown, &mut stop).await?;
+    let (ending, recorded) = trace.finish(&mut shown, &mut stop).await?;
+    if let Some(note) = recorded {
+        shown.report.note(&note)?;
+    }
+    shown.show.finish(&mut shown.report, &ending)
+}
+
+/// Opens the source of the cluster's objects, and inspects the kernel.
+async fn open(
+    options: &TraceOptions,
+    sink: &mut impl Sink,
+) -> anyhow::Result<(Limits, check::Kernel, cluster::Cluster, Feed)> {
     let Opened { cluster, feed, warnings } = source(&options.cluster).open(cluster::LOOK_BACK).await?;
     for warning in &warnings {
-        printer.warn(&warning.to_string());
+        sink.warn(&warning.to_string())?;
     }
     let environment = Environment::inspect();
     let set = match (&options.target, options.hooks) {
@@ -94,32 +112,7 @@ async fn trace(options: &TraceOptions, mut printer: Printer) -> anyhow::Result<O
         return Err(obstacle).hint(|| "`viptrace check --kernel` prints the whole plan".to_owned());
     }
 
-    if let Some(path) = &options.ready_file {
-        forget_ready(path)?;
-    }
-    let begin = async {
-        let mut trace = Trace::prepare(options, limits, kernel, cluster, feed).await?;
-        trace.sync().await?;
-        anyhow::Ok(trace)
-    };
-    let mut trace = tokio::select! {
-        trace = begin => trace?,
-        // Nothing was observed: neither "nothing broken" nor an empty summary would be true.
-        () = stop.wanted() => {
-            return Err(anyhow::anyhow!("stopped before the metadata was complete: nothing was observed"))
-                .hint(|| "`kubectl get services -A` shows whether the API server answers".to_owned());
-        }
-    };
-    if let Some(warning) = trace.unknown_node() {
-        printer.warn(&warning);
-    }
-    if let Some(warning) = served_elsewhere(trace.pipeline.pipeline().node()) {
-        printer.warn(&warning);
-    }
-    let mut report = Report::new(options.output, options.view, printer);
-    trace.attach(options, &mut report)?;
-    trace.watch(options, &mut report, &mut stop).await?;
-    trace.finish(&mut report, &mut stop).await
+    Ok((limits, kernel, cluster, feed))
 }
 
 /// Removes an earlier trace's ready file: a program that waits for it would mistake it for this trace's. Only a regular
@@ -132,7 +125,7 @@ fn forget_ready(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn source(source: &ClusterSource) -> Source {
+pub(super) fn source(source: &ClusterSource) -> Source {
     match source {
         ClusterSource::Folder(folder) => Source::Folder(folder.clone()),
         ClusterSource::Api { kubeconfig, context } => Source::Watch(Access {
@@ -145,7 +138,7 @@ fn source(source: &ClusterSource) -> Source {
 
 /// A trace in progress.
 #[derive(Debug)]
-struct Trace<'a> {
+pub(super) struct Trace<'a> {
     options: &'a TraceOptions,
     plan: HookPlan,
     layout: Arc<Layout>,
@@ -155,7 +148,6 @@ struct Trace<'a> {
     feed: Feed,
     tracer: Option<Tracer>,
     targets: Vec<IpAddr>,
-    show: Show,
     node: NodePoller,
     lister: EntryLister,
     list_failed: bool,
@@ -166,6 +158,39 @@ struct Trace<'a> {
 }
 
 impl<'a> Trace<'a> {
+    /// Opens the sources, waits until the metadata is complete, and attaches every hook.
+    pub(super) async fn begin(
+        options: &'a TraceOptions,
+        sink: &mut impl Sink,
+        stop: &mut Stop,
+    ) -> anyhow::Result<Self> {
+        let (limits, kernel, cluster, feed) = open(options, sink).await?;
+        if let Some(path) = &options.ready_file {
+            forget_ready(path)?;
+        }
+        let begin = async {
+            let mut trace = Self::prepare(options, limits, kernel, cluster, feed).await?;
+            trace.sync().await?;
+            anyhow::Ok(trace)
+        };
+        let mut trace = tokio::select! {
+            trace = begin => trace?,
+            // Nothing was observed: neither "nothing broken" nor an empty summary would be true.
+            () = stop.wanted() => {
+                return Err(anyhow::anyhow!("stopped before the metadata was complete: nothing was observed"))
+                    .hint(|| "`kubectl get services -A` shows whether the API server answers".to_owned());
+            }
+        };
+        if let Some(warning) = trace.unknown_node() {
+            sink.warn(&warning)?;
+        }
+        if let Some(warning) = served_elsewhere(trace.pipeline.pipeline().node()) {
+            sink.warn(&warning)?;
+        }
+        trace.attach(options, sink)?;
+        Ok(trace)
+    }
+
     async fn prepare(
         options: &'a TraceOptions,
         limits: Limits,
@@ -205,7 +230,6 @@ impl<'a> Trace<'a> {
             feed,
             tracer: None,
             targets: Vec::new(),
-            show: Show::new(options.target.clone()),
             node,
             lister: EntryLister::default(),
             list_failed: false,
@@ -240,7 +264,7 @@ impl<'a> Trace<'a> {
     }
 
     /// Attaches every hook and reports that the trace observes everything from now on.
-    fn attach(&mut self, options: &TraceOptions, report: &mut Report) -> anyhow::Result<()> {
+    fn attach(&mut self, options: &TraceOptions, sink: &mut impl Sink) -> anyhow::Result<()> {
         let targets = options
             .target
             .as_ref()
@@ -268,14 +292,12 @@ impl<'a> Trace<'a> {
         self.pipeline.set_missing_hooks(missing);
         self.started = tracer.armed_at();
         self.reader = Reader::new(self.started);
+        let header = self.header(tracer.clock_offset_ns());
         if let Some(file) = file {
-            let header = self.header(tracer.clock_offset_ns());
             self.pipeline.begin(file.begin(&header)?);
         }
-        let hooks = tracer.attached().len();
+        sink.attached(&tracer, header)?;
         self.tracer = Some(tracer);
-        let what = options.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
-        report.note(&format!("tracing {what} with {hooks} hooks; Ctrl-C ends with a summary"))?;
         if let Some(path) = &options.ready_file {
             fs::write(path, format!("{}\n", self.started))
                 .with_context(|| format!("cannot write the ready file {}", path.display()))?;
@@ -318,31 +340,27 @@ impl<'a> Trace<'a> {
     }
 
     /// The event loop.
-    async fn watch(
-        &mut self,
-        options: &TraceOptions,
-        report: &mut Report,
-        stop: &mut Stop,
-    ) -> anyhow::Result<()> {
-        let end = options.duration.map(|duration| Instant::now() + duration);
+    pub(super) async fn watch(&mut self, sink: &mut impl Sink, stop: &mut Stop) -> anyhow::Result<()> {
+        let end = self.options.duration.map(|duration| Instant::now() + duration);
         self.lister.want();
         loop {
-            let deadline = self.deadline(end, report);
+            let deadline = self.deadline(end, sink);
             let Some(tracer) = self.tracer.as_mut() else { return Ok(()) };
             tokio::select! {
                 biased;
                 () = stop.wanted() => break,
+                () = sink.wanted() => {}
                 update = self.feed.next() => self.absorb(update).await,
                 (snapshot, asked) = self.node.answer() => {
                     let now = now();
                     let judged = self.pipeline.node_read(snapshot, asked, now);
-                    self.show(report, judged, now)?;
+                    sink.show(judged, self.pipeline.pipeline(), now)?;
                 }
                 listed = self.lister.answer() => self.listed(listed),
                 ready = tracer.readable() => ready.context("cannot wait for the kernel's events")?,
                 () = sleep_until(deadline) => {}
             }
-            self.turn(report)?;
+            self.turn(sink)?;
             if end.is_some_and(|end| Instant::now() >= end) {
                 break;
             }
@@ -351,13 +369,13 @@ impl<'a> Trace<'a> {
     }
 
     /// Reads the kernel's records, advances the time, prints.
-    fn turn(&mut self, report: &mut Report) -> anyhow::Result<()> {
+    fn turn(&mut self, sink: &mut impl Sink) -> anyhow::Result<()> {
         let now = self.read()?;
-        self.follow_modules();
+        self.follow_modules(sink);
         let entries = self.pipeline.advance_clock(now);
         self.reread(&entries);
         let judged = self.pipeline.judge(now);
-        self.show(report, judged, now)?;
+        sink.show(judged, self.pipeline.pipeline(), now)?;
         self.lister.want();
         if self.pipeline.pipeline().wants_node() {
             self.node.want();
@@ -366,26 +384,31 @@ impl<'a> Trace<'a> {
             self.pruned = Instant::now();
             self.pipeline.prune(now);
         }
-        if let (Some(failure), Some(record)) = (self.pipeline.failure(), &self.options.record) {
-            report.warn(&record::failed(&record.path, &failure))?;
-        }
-        Ok(())
+        sink.turned(&mut self.pipeline, self.tracer.as_ref(), now)
     }
 
     /// Attaches the hooks of modules that were loaded since the last look, and notes those that are lost.
-    fn follow_modules(&mut self) {
+    fn follow_modules(&mut self, sink: &mut impl Sink) {
         let Some(tracer) = self.tracer.as_mut().filter(|_| self.modules_read.elapsed() >= MODULES) else {
             return;
         };
         self.modules_read = Instant::now();
-        for change in tracer.follow_modules(&mut self.plan) {
+        let clock_offset_ns = tracer.clock_offset_ns();
+        let changes = tracer.follow_modules(&mut self.plan);
+        if changes.is_empty() {
+            return;
+        }
+        let header = self.header(clock_offset_ns);
+        for change in changes {
             let is_attached = change.kind == HookChangeKind::Attached;
             self.pipeline.hook_changed(change.hook, is_attached, change.time);
             // The earlier lines of the hook are about a gap that has just ended, or begun.
             let symbol = format!("{}: ", change.hook.symbol());
             self.gaps.retain(|gap| !is_attached || !gap.starts_with(&symbol));
+            sink.hook_changed(&change.text);
             self.gaps.push(change.text);
         }
+        sink.hooks_are(header);
     }
 
     /// Reads all records in the ring buffer. Returns the time up to which all records have been read.
@@ -453,36 +476,37 @@ impl<'a> Trace<'a> {
         }
     }
 
-    fn show(&mut self, report: &mut Report, judgements: Judgements, now: Timestamp) -> anyhow::Result<()> {
-        self.show.show(report, judgements, self.pipeline.pipeline(), now)
-    }
-
     /// The next moment at which work is due without an event.
-    fn deadline(&self, end: Option<Instant>, report: &Report) -> Option<Instant> {
+    fn deadline(&self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
         let flows =
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let backlog = self.pipeline.pipeline().has_backlog().then(Instant::now);
         let modules = Some(self.modules_read + MODULES);
-        let due = [backlog, flows, report.deadline(), self.lister.deadline(), modules, end];
+        let due = [backlog, flows, sink.deadline(), self.lister.deadline(), modules, end];
         due.into_iter().flatten().min()
     }
 
     /// Judges until nothing is left, once the flows have been handed out.
-    fn judge_all(&mut self, report: &mut Report, now: Timestamp) -> anyhow::Result<()> {
+    fn judge_all(&mut self, sink: &mut impl Sink, now: Timestamp) -> anyhow::Result<()> {
         while self.pipeline.pipeline().has_backlog() {
             let judged = self.pipeline.judge(now);
-            self.show(report, judged, now)?;
+            sink.show(judged, self.pipeline.pipeline(), now)?;
         }
         Ok(())
     }
 
-    /// Judges the open flows, detaches and prints the summary. A second stop request ends the wait for the node.
-    async fn finish(mut self, report: &mut Report, stop: &mut Stop) -> anyhow::Result<Outcome> {
+    /// Judges the open flows and detaches. A second stop request ends the wait for the node. Returns the ending, and
+    /// the message about the recording, if there is one.
+    pub(super) async fn finish(
+        mut self,
+        sink: &mut impl Sink,
+        stop: &mut Stop,
+    ) -> anyhow::Result<(Ending, Option<String>)> {
         // The last sightings are still held back to be sorted, and the entries of their flows must be reread too.
         tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
         let last = self.read_all().await?;
         let judged = self.pipeline.advance(last);
-        self.show(report, judged, last)?;
+        sink.show(judged, self.pipeline.pipeline(), last)?;
         let entries = self.pipeline.last_rereads();
         self.reread(&entries);
         self.read_all().await?;
@@ -493,8 +517,8 @@ impl<'a> Trace<'a> {
         self.listed(listed);
         let ended = now();
         let judged = self.pipeline.finish(ended);
-        self.show(report, judged, ended)?;
-        self.judge_all(report, ended)?;
+        sink.show(judged, self.pipeline.pipeline(), ended)?;
+        self.judge_all(sink, ended)?;
         if self.pipeline.pipeline().wants_node() {
             let mut node = NodePoller::default();
             let (snapshot, asked) = tokio::select! {
@@ -504,8 +528,8 @@ impl<'a> Trace<'a> {
             };
             let now = now();
             let judged = self.pipeline.node_read(snapshot, asked, now);
-            self.show(report, judged, now)?;
-            self.judge_all(report, now)?;
+            sink.show(judged, self.pipeline.pipeline(), now)?;
+            self.judge_all(sink, now)?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);
         gaps.extend(self.tracer.iter().flat_map(skipped::events));
@@ -517,13 +541,12 @@ impl<'a> Trace<'a> {
             ));
         }
         let recorded = self.pipeline.end(End { ended, gaps: gaps.clone() });
-        if let (Some(finished), Some(record)) = (recorded, &self.options.record) {
+        let note = recorded.zip(self.options.record.as_ref()).map(|(finished, record)| {
             let (note, missing) = record::ended(&record.path, &finished);
-            report.note(&note)?;
             gaps.extend(missing);
-        }
-        let ending = Ending::new(self.pipeline.pipeline(), self.started, ended, gaps);
-        self.show.finish(report, &ending)
+            note
+        });
+        Ok((Ending::new(self.pipeline.pipeline(), self.started, ended, gaps), note))
     }
 }
 
@@ -559,17 +582,17 @@ async fn sleep_until(deadline: Option<Instant>) {
 
 /// Ctrl-C, or SIGTERM.
 #[derive(Debug)]
-struct Stop {
+pub(super) struct Stop {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Stop {
-    fn listen() -> io::Result<Self> {
+    pub(super) fn listen() -> io::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    async fn wanted(&mut self) {
+    pub(super) async fn wanted(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

@@ -1,0 +1,98 @@
+//! The receiver of a trace's results: the report of `viptrace trace`, or the agent.
+
+use std::time::Instant;
+
+use super::record;
+use crate::{
+    cli::{
+        args::{RecordOptions, TraceOptions},
+        show::Show,
+    },
+    kernel::tracer::Tracer,
+    recording::{Header, Recorded},
+    report::Report,
+    session::{Judgements, Pipeline},
+    time::Timestamp,
+};
+
+/// Receives the results of a trace.
+pub(in crate::cli) trait Sink {
+    /// A limit of the verdicts that the user has to know.
+    fn warn(&mut self, text: &str) -> anyhow::Result<()>;
+
+    /// Every hook is attached: the trace observes everything from now on.
+    fn attached(&mut self, tracer: &Tracer, header: Header) -> anyhow::Result<()>;
+
+    /// A hook was attached later, or is lost.
+    fn hook_changed(&mut self, text: &str);
+
+    /// After such changes: the description of the trace with the hooks of now.
+    fn hooks_are(&mut self, header: Header);
+
+    /// Judgements of the time `now`.
+    fn show(&mut self, judgements: Judgements, pipeline: &Pipeline, now: Timestamp) -> anyhow::Result<()>;
+
+    /// The end of a turn of the event loop.
+    fn turned(
+        &mut self,
+        recorded: &mut Recorded,
+        tracer: Option<&Tracer>,
+        now: Timestamp,
+    ) -> anyhow::Result<()>;
+
+    /// When the sink has work without an event.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// Waits until the sink has work of its own, which [`Self::turned`] then does.
+    async fn wanted(&mut self);
+}
+
+/// Prints the trace.
+#[derive(Debug)]
+pub(super) struct Shown<'a> {
+    pub(super) show: Show,
+    pub(super) report: Report,
+    record: Option<&'a RecordOptions>,
+}
+
+impl<'a> Shown<'a> {
+    pub(super) fn new(options: &'a TraceOptions, report: Report) -> Self {
+        Self { show: Show::new(options.target.clone()), report, record: options.record.as_ref() }
+    }
+}
+
+impl Sink for Shown<'_> {
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        Ok(self.report.warn(text)?)
+    }
+
+    fn attached(&mut self, tracer: &Tracer, _: Header) -> anyhow::Result<()> {
+        let hooks = tracer.attached().len();
+        let what = self.show.target.as_ref().map_or("every Service".to_owned(), ToString::to_string);
+        Ok(self.report.note(&format!("tracing {what} with {hooks} hooks; Ctrl-C ends with a summary"))?)
+    }
+
+    /// The summary names it.
+    fn hook_changed(&mut self, _: &str) {}
+
+    fn hooks_are(&mut self, _: Header) {}
+
+    fn show(&mut self, judgements: Judgements, pipeline: &Pipeline, now: Timestamp) -> anyhow::Result<()> {
+        self.show.show(&mut self.report, judgements, pipeline, now)
+    }
+
+    fn turned(&mut self, recorded: &mut Recorded, _: Option<&Tracer>, _: Timestamp) -> anyhow::Result<()> {
+        if let (Some(failure), Some(record)) = (recorded.failure(), self.record) {
+            self.report.warn(&record::failed(&record.path, &failure))?;
+        }
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.report.deadline()
+    }
+
+    async fn wanted(&mut self) {
+        std::future::pending::<()>().await;
+    }
+}
