@@ -5,6 +5,7 @@
 //! yields a [`verdict`]; [`report`] prints it. `sighting`, `flow`, `diagnosis`, `verdict` and the cluster's history
 //! do no I/O and know no clock but the sightings'.
 
+pub mod agent;
 pub mod cli;
 pub mod cluster;
 pub mod diagnosis;

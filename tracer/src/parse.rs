@@ -1,4 +1,6 @@
-//! The error of a text that cannot be parsed, with its place.
+//! The error of a text that cannot be parsed, with its place; durations and sizes as people type them.
+
+pub(crate) mod units;
 
 /// Why a text could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -34,7 +34,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         let text = records.iter().map(Record::statements).collect::<Vec<_>>().join("\n---\n");
         ensure!(!text.contains("no hook at nf_send_unreach"), "the hook was not attached: {text}");
         ensure!(
-            ended.stderr.contains("nf_send_unreach: until") && ended.stderr.contains("nf_reject_ipv4 was loaded"),
+            ended.stderr.contains("nf_send_unreach: until")
+                && ended.stderr.contains("nf_reject_ipv4 was loaded"),
             "the summary does not say since when the hook counts: {}",
             ended.stderr
         );

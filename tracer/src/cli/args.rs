@@ -1,5 +1,6 @@
 //! The command line: its arguments, their help texts, and the options that they resolve to.
 
+mod agent;
 mod check;
 mod path;
 mod source;
@@ -12,14 +13,17 @@ use clap::{
     error::ErrorKind,
 };
 
+pub(crate) use agent::{AgentArgs, AgentVerb, StreamArgs};
 pub(crate) use check::{CaptureArgs, CaptureOptions, CheckArgs, CheckOptions, PagesArgs, Record, SchemaArgs};
 pub(crate) use path::{PathArgs, PathOptions};
 pub(crate) use source::ClusterSource;
-use source::{SourceArgs, own_name};
+use source::SourceArgs;
+pub(crate) use source::own_name;
 
 use crate::{
-    cli::{explain::ExplainArgs, target::Target, units},
+    cli::{explain::ExplainArgs, target::Target},
     kernel::plan::Tiers,
+    parse::units,
     report::{Output, Verbosity, View, printer::ColorChoice},
     sighting::Hook,
 };
@@ -69,6 +73,8 @@ pub struct Cli {
 pub enum Verb {
     /// Watch the connections to Services on this node and judge each
     Trace(Box<TraceArgs>),
+    /// Judge the connections on this node for months: failures always, figures for Prometheus, the last hours on disk
+    Agent(Box<AgentArgs>),
     /// Judge a recording of `viptrace trace --record`, on any machine
     Replay(Box<ReplayArgs>),
     /// Find what is wrong with Services on this node without any traffic, or whether tracing can run

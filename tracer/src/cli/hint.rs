@@ -3,6 +3,7 @@
 use std::{error::Error, fmt};
 
 use crate::{
+    agent::{config::ConfigError, stream::client::StreamError},
     cli::check::Obstacle,
     cluster::{AccessError, FolderError, OpenError as ClusterError, SyncError},
     diagnosis::path::NoPacket,
@@ -12,7 +13,7 @@ use crate::{
 };
 
 /// Every library error that has a hint.
-const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 11] = [
+const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 13] = [
     hint_of::<Hinted>,
     hint_of::<Obstacle>,
     hint_of::<ClusterError>,
@@ -24,6 +25,8 @@ const KNOWN: [fn(&(dyn Error + 'static)) -> Option<String>; 11] = [
     hint_of::<CreateError>,
     hint_of::<RecordingError>,
     hint_of::<NoPacket>,
+    hint_of::<ConfigError>,
+    hint_of::<StreamError>,
 ];
 
 fn hint_of<E: Hint + 'static>(error: &(dyn Error + 'static)) -> Option<String> {

@@ -3,6 +3,7 @@
 //! Exit status: 0 nothing broken, 1 could not run, 2 usage, 3 faults found, 4 (replays, checks and paths) nothing broken
 //! in what could be read. A closed output is not a failure.
 
+mod agent;
 pub mod args;
 mod capture;
 pub(crate) mod check;
@@ -15,7 +16,6 @@ mod schema;
 mod show;
 pub mod target;
 pub(crate) mod trace;
-pub(crate) mod units;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
@@ -71,6 +71,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(options) => trace::run(&options, printer),
             Err(error) => return usage(&error),
         },
+        Verb::Agent(args) => agent::run(&args, printer),
         Verb::Replay(args) => match args.resolve() {
             Ok(options) => replay::run(&options, printer),
             Err(error) => return usage(&error),

@@ -1,6 +1,7 @@
 //! `viptrace schema`: the JSON Schema of the records.
 
 use crate::{
+    agent::config,
     cli::{
         Outcome,
         args::{Record, SchemaArgs},
@@ -15,6 +16,7 @@ pub(super) fn run(args: &SchemaArgs, mut printer: Printer) -> anyhow::Result<Out
         Record::Check => schema::check_schema(),
         Record::Explain => schema::explain_schema(),
         Record::Path => schema::path_schema(),
+        Record::Agent => config::schema(),
     };
     let text = serde_json::to_string_pretty(&schema)?;
     printer.data(&text)?;

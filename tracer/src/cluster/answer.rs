@@ -15,7 +15,7 @@ use crate::{
 const MAX_MESSAGE: usize = 300;
 
 /// Why a request failed: `HTTP 403 Forbidden: …`, `no connection: …`.
-pub(super) fn of_request(error: &kube::Error) -> String {
+pub(crate) fn of_request(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => {
             let known = StatusCode::from_u16(status.code).ok().and_then(|code| code.canonical_reason());

@@ -17,6 +17,7 @@ mod timeline;
 pub mod trim;
 pub mod watch;
 
+pub(crate) use answer::of_request as request_error;
 pub(crate) use folder::FolderError;
 pub use history::{Address, History, Membership, Usable, Vip};
 pub(crate) use history::{

@@ -157,7 +157,7 @@ impl Access {
     }
 
     /// A client, and the server's URL.
-    pub(super) async fn client(&self) -> Result<(Client, String), AccessError> {
+    pub(crate) async fn client(&self) -> Result<(Client, String), AccessError> {
         let mut config = self.config().await?;
         config.connect_timeout = Some(self.limits.connect);
         // `Limits::silence` detects silence and reopens the watch.

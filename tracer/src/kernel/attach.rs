@@ -20,7 +20,7 @@ use tracing::debug;
 use super::{
     bpf::{self, Place},
     layout::{FIELDS, Layout},
-    loader::{LoadError, Link, Loader},
+    loader::{Link, LoadError, Loader},
     plan::{FentryTarget, HookPlan, Tier},
 };
 use crate::error::{Hint, sentence};

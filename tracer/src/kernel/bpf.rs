@@ -38,6 +38,12 @@ pub(super) fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
     info(program).map(|info| info.recursion_misses)
 }
 
+/// The time that this program ran, in nanoseconds, and the number of runs; zero unless the kernel measures them
+/// (`kernel.bpf_stats_enabled`, or `BPF_ENABLE_STATS`).
+pub(super) fn measured_runs(program: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    info(program).map(|info| (info.run_time_ns, info.run_cnt))
+}
+
 /// The size of a loaded program, in instructions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Size {
@@ -369,7 +375,10 @@ mod tests {
         assert_eq!(offset_of!(ProgramAttributes, attach_btf_obj_fd), 112);
         assert!(size_of::<ProgramAttributes>() <= size_of::<bpf_attr>());
         assert_eq!(offset_of!(BtfInfo, kernel_btf), 28);
-        assert_eq!(offset_of!(KprobeMultiAttributes, link_flags), offset_of!(bpf_attr, link_create.__bindgen_anon_3));
+        assert_eq!(
+            offset_of!(KprobeMultiAttributes, link_flags),
+            offset_of!(bpf_attr, link_create.__bindgen_anon_3)
+        );
         assert_eq!(offset_of!(KprobeMultiAttributes, symbols), 24);
         let info = offset_of!(bpf_link_info, __bindgen_anon_1);
         assert_eq!((offset_of!(LinkInfo, addresses), offset_of!(LinkInfo, missed)), (info, info + 16));

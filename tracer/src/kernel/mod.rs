@@ -21,3 +21,4 @@ pub mod running;
 pub(crate) mod tracer;
 
 pub(crate) use clock::unix_ns;
+pub(crate) use tracer::measure_runs;

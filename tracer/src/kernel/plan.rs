@@ -330,9 +330,9 @@ impl HookPlan {
                     .to_owned(),
             );
         }
-        let by_kprobe = |line: &&PlanLine| line.state == State::Planned && matches!(line.tier, Tier::Kprobe(_));
-        let uncounted: Vec<&str> =
-            self.lines.iter().filter(by_kprobe).map(|line| line.spec.symbol).collect();
+        let by_kprobe =
+            |line: &&PlanLine| line.state == State::Planned && matches!(line.tier, Tier::Kprobe(_));
+        let uncounted: Vec<&str> = self.lines.iter().filter(by_kprobe).map(|line| line.spec.symbol).collect();
         if !self.kprobes.count_skipped && !uncounted.is_empty() {
             limits.push(format!(
                 "the kernel may skip a kprobe while another one runs on that CPU, and does not count it (it does since \

@@ -28,7 +28,9 @@ pub enum KernelError {
     Read { path: PathBuf, error: io::Error },
     #[error("cannot use {path}: {error}")]
     Btf { path: PathBuf, error: BtfError },
-    #[error("the ring buffer of this PREEMPT_RT kernel takes a lock that sleeps, where tracepoints must not sleep")]
+    #[error(
+        "the ring buffer of this PREEMPT_RT kernel takes a lock that sleeps, where tracepoints must not sleep"
+    )]
     SleepingRingBuffer,
 }
 

@@ -5,7 +5,7 @@
 use std::{
     fmt, io,
     net::IpAddr,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::Arc,
     time::Duration,
 };
@@ -423,10 +423,24 @@ impl Tracer {
         self.attached.left_out
     }
 
+    /// The time that a hook's programs ran, and the number of runs; `None` unless the kernel measures them.
+    pub(crate) fn measured_runs(&self, hook: Hook) -> Option<(Duration, u64)> {
+        let programs = self.attached.programs.iter().filter(|(of, _)| *of == hook);
+        let measured = programs.filter_map(|(_, attached)| bpf::measured_runs(attached.program.as_fd()).ok());
+        let (time, runs) = measured.fold((0, 0), |(time, runs), (ns, count)| (time + ns, runs + count));
+        (runs > 0).then_some((Duration::from_nanos(time), runs))
+    }
+
     /// Replaces the addresses of a targeted trace.
     pub(crate) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
         self.attached.retarget(targets)
     }
+}
+
+/// Makes the kernel measure the run times of all programs while the result lives (`BPF_ENABLE_STATS`, since 5.8; it
+/// requires `CAP_SYS_ADMIN`: `bpf_enable_stats`, kernel/bpf/syscall.c, 6.12). Returns the reason if it refuses.
+pub(crate) fn measure_runs() -> Result<OwnedFd, String> {
+    aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| sentence(&error))
 }
 
 impl fmt::Debug for Tracer {

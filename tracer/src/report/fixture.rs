@@ -1,4 +1,4 @@
-//! Verdicts and streams for the tests of this room.
+//! Verdicts and streams for the tests of this room and of the agent.
 
 use std::{
     io::{self, Write},
@@ -13,7 +13,7 @@ use crate::{
     verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
 };
 
-pub(super) fn fault() -> Verdict {
+pub(crate) fn fault() -> Verdict {
     Verdict {
         time: Timestamp::from_unix_ns(101_500_000_000),
         class: Class::C20,
@@ -53,7 +53,7 @@ pub(super) fn fault() -> Verdict {
 }
 
 /// A healthy flow from this client port.
-pub(super) fn ok(port: u16) -> Verdict {
+pub(crate) fn ok(port: u16) -> Verdict {
     let mut verdict = fault();
     verdict.class = Class::Ok;
     verdict.root_cause = "normal — healthy".into();
@@ -64,7 +64,7 @@ pub(super) fn ok(port: u16) -> Verdict {
 }
 
 /// A verdict as a session first returns it.
-pub(super) fn judged(verdict: Verdict) -> Judged {
+pub(crate) fn judged(verdict: Verdict) -> Judged {
     Judged { verdict, before: None, connect_time: None }
 }
 

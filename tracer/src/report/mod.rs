@@ -9,7 +9,7 @@ mod columns;
 pub(crate) mod explain;
 mod fit;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod folds;
 mod json;
 mod live;
@@ -28,9 +28,23 @@ pub(crate) use printer::OutputError;
 pub use printer::{Paint, Printer, Verbosity};
 pub use sink::Report;
 
+use std::io::Write as _;
+
 use clap::ValueEnum;
 
 use crate::{class::Class, verdict::Verdict};
+
+/// A record as one line of JSON, with its line end.
+pub(crate) fn record_line(record: &impl serde::Serialize) -> Result<String, OutputError> {
+    Ok(json::line(record)?)
+}
+
+/// Writes lines of [`record_line`] to standard output at once.
+pub(crate) fn write_record(line: &str) -> Result<(), OutputError> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    Ok(out.flush()?)
+}
 
 /// How verdicts are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

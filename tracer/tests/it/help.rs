@@ -8,12 +8,14 @@ use crate::terminal_support::Terminal;
 fn short_and_long_help() {
     let mut terminal = Terminal::new();
     terminal.set("COLUMNS", "80");
-    for verb in ["", "trace", "replay", "check", "path", "capture", "explain", "schema"] {
+    for verb in
+        ["", "trace", "agent", "agent stream", "replay", "check", "path", "capture", "explain", "schema"]
+    {
         let help = |flag: &str| terminal.run(format!("{verb} {flag}").trim_start());
         let (short, long) = (help("-h"), help("--help"));
         let wide = short.lines().chain(long.lines()).find(|line| line.chars().count() > 80);
         assert_eq!(wide, None, "{verb}");
-        let name = if verb.is_empty() { "viptrace" } else { verb };
+        let name = if verb.is_empty() { "viptrace".to_owned() } else { verb.replace(' ', "_") };
         assert_snapshot!(format!("help_{name}"), short + &long);
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The rooms, from the lowest to the highest. The first lines of a room's module state its purpose.
-const ROOMS: [&str; 22] = [
+const ROOMS: [&str; 23] = [
     "error",
     "parse",
     "text",
@@ -33,6 +33,7 @@ const ROOMS: [&str; 22] = [
     "session",
     "recording",
     "report",
+    "agent",
     "cli",
 ];
 

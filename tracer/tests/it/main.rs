@@ -5,6 +5,10 @@
 
 #![cfg(test)]
 
+mod agent;
+mod agent_export;
+mod agent_recorder;
+mod agent_support;
 mod audit;
 mod check_any_input;
 mod check_captures;

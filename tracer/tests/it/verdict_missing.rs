@@ -394,8 +394,11 @@ fn c33_only_large_segments_are_lost() {
 /// A reason that no rule knows is shown as evidence.
 #[test]
 fn a_drop_is_evidence_whatever_its_reason() {
-    for reason in ["SOCKET_RCVBUFF", "TCP_CSUM", "OVS_DROP_LAST_ACTION", "QDISC_DROP_OVERLIMIT", "reason 131073"] {
-        let script = to_cart().confirm(10_000).drop_later(10_500, reason).retransmit(11_000, TcpState::SynSent);
+    for reason in
+        ["SOCKET_RCVBUFF", "TCP_CSUM", "OVS_DROP_LAST_ACTION", "QDISC_DROP_OVERLIMIT", "reason 131073"]
+    {
+        let script =
+            to_cart().confirm(10_000).drop_later(10_500, reason).retransmit(11_000, TcpState::SynSent);
         let verdict = judged(&World::new(), script.retransmit(13_000, TcpState::SynSent)).unwrap();
         assert!(says(&verdict, reason), "{reason}: {verdict:#?}");
     }

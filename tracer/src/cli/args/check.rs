@@ -158,4 +158,6 @@ pub enum Record {
     Explain,
     /// What path writes
     Path,
+    /// The configuration of the agent
+    Agent,
 }

@@ -40,7 +40,7 @@ impl SourceArgs {
 }
 
 /// This node's name: from its Pod's environment, or the host's.
-pub(super) fn own_name() -> Option<String> {
+pub(crate) fn own_name() -> Option<String> {
     env::var("NODE_NAME").ok().filter(|name| !name.is_empty()).or_else(host_name)
 }
 

@@ -1,11 +1,11 @@
-//! Parses durations and sizes.
+//! Parses durations and sizes, as people type them in flags and configuration files.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Span, SpanRelativeTo};
 
 /// Parses `500ms`, `30s`, `5m`, `1h30m`, the units in any order. From zero to 10 years.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("{text:?} is not a duration: write a number and a unit, such as 500ms, 30s, 5m or 1h30m");
     let mut total = SignedDuration::ZERO;
@@ -38,15 +38,22 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Like [`duration`], but greater than zero.
-pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("the duration must be greater than zero".into()),
         duration => Ok(duration),
     }
 }
 
-/// Parses bytes: `65536`, `512K`, `8M`, `8MiB`, `1G`; all units are powers of 1024. From 4 KiB to 1 GiB.
-pub(super) fn size(text: &str) -> Result<usize, String> {
+/// Parses the size of a buffer: [`bytes`] from 4 KiB to 1 GiB.
+pub(crate) fn size(text: &str) -> Result<usize, String> {
+    let bytes = bytes(text)?;
+    let size = usize::try_from(bytes).ok().filter(|size| (4096..=1 << 30).contains(size));
+    size.ok_or_else(|| format!("{text:?} is outside 4K to 1G"))
+}
+
+/// Parses bytes: `65536`, `512K`, `8M`, `8MiB`, `1G`; all units are powers of 1024.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("{text:?} is not a size: write bytes or a number with a unit, such as 512K, 8M or 1G");
     let (number, unit) = split_number(text.trim()).ok_or_else(wrong)?;
@@ -57,12 +64,7 @@ pub(super) fn size(text: &str) -> Result<usize, String> {
         "g" | "gb" | "gi" | "gib" => 30,
         _ => return Err(wrong()),
     };
-    let bytes = number.checked_mul(1 << shift).ok_or_else(wrong)?;
-    if (4096..=1 << 30).contains(&bytes) {
-        usize::try_from(bytes).map_err(|_| wrong())
-    } else {
-        Err(format!("{text:?} is outside 4K to 1G"))
-    }
+    number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
 fn split_number(text: &str) -> Option<(u64, &str)> {

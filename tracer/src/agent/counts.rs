@@ -1,0 +1,192 @@
+//! Counts with the names of Services: connections started, faults, unexplained flows.
+//!
+//! Owns their bound and their end. At most a stated number of series have a Service's name; increments beyond it are
+//! added up under [`OTHER`], so that sums stay exact. A deleted Service or endpoint keeps its series for [`KEEP`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use crate::{
+    class::{Class, Domain},
+    cluster::{History, Key, Kind},
+    time::Timestamp,
+    verdict::{ServiceRef, Verdict},
+};
+
+/// How long the series of a deleted Service or endpoint stay: scrapes and alerts see the last increments.
+pub(crate) const KEEP: Duration = Duration::from_mins(15);
+/// The name of the Service under which increments beyond the bound are counted. Kubernetes allows no such name.
+pub(crate) const OTHER: &str = "_other";
+
+/// Connections are counted by these. The session or the kernel supplies them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Started {
+    pub(crate) service: ServiceRef,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub(crate) protocol: String,
+    /// The endpoint that NAT chose; `None` if it chose none, or if endpoints are not counted apart.
+    pub(crate) endpoint: Option<SocketAddr>,
+}
+
+/// Faults are counted by these. The Service is `None` for a flow to no Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Fault {
+    pub(crate) service: Option<ServiceRef>,
+    pub(crate) class: Class,
+    pub(crate) domain: Domain,
+}
+
+/// The counts.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    max: usize,
+    endpoints: bool,
+    connections: BTreeMap<Started, u64>,
+    faults: BTreeMap<Fault, u64>,
+    unexplained: BTreeMap<Option<ServiceRef>, u64>,
+    /// Increments that went to [`OTHER`].
+    limited: u64,
+    /// Since when a Service, or one of its endpoints, is gone.
+    gone: BTreeMap<(ServiceRef, Option<SocketAddr>), Timestamp>,
+}
+
+impl Counts {
+    /// With at most `max` series that name a Service.
+    pub(crate) fn new(max: usize, endpoints: bool) -> Self {
+        Self {
+            max,
+            endpoints,
+            connections: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            unexplained: BTreeMap::new(),
+            limited: 0,
+            gone: BTreeMap::new(),
+        }
+    }
+
+    /// Takes a reloaded bound. Series that exist stay.
+    pub(crate) fn set(&mut self, max: usize, endpoints: bool) {
+        (self.max, self.endpoints) = (max, endpoints);
+    }
+
+    /// Counts the connections of flows with this verdict, which is their first.
+    pub(crate) fn started(&mut self, verdict: &Verdict, count: u64) {
+        let Some(service) = &verdict.service else { return };
+        let protocol = verdict.flow.protocol.clone();
+        let endpoint = verdict.flow.endpoint.filter(|_| self.endpoints);
+        let mut key = Started { service: service.clone(), protocol, endpoint };
+        if !self.connections.contains_key(&key) && self.is_full() {
+            self.limited = self.limited.saturating_add(count);
+            key = Started { service: other(), protocol: String::new(), endpoint: None };
+        }
+        add(&mut self.connections, key, count);
+    }
+
+    /// Counts a failed flow by its cause. Others are not counted here.
+    pub(crate) fn failed(&mut self, verdict: &Verdict) {
+        let mut service = verdict.service.clone();
+        if verdict.is_unexplained() {
+            if !self.unexplained.contains_key(&service) && service.is_some() && self.is_full() {
+                self.limited = self.limited.saturating_add(1);
+                service = Some(other());
+            }
+            add(&mut self.unexplained, service, 1);
+        } else if verdict.is_fault() {
+            let mut key = Fault { service, class: verdict.class, domain: verdict.domain };
+            if !self.faults.contains_key(&key) && key.service.is_some() && self.is_full() {
+                self.limited = self.limited.saturating_add(1);
+                key.service = Some(other());
+            }
+            add(&mut self.faults, key, 1);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.len() >= self.max
+    }
+
+    /// The number of series.
+    pub(crate) fn len(&self) -> usize {
+        self.connections.len() + self.faults.len() + self.unexplained.len()
+    }
+
+    pub(crate) fn limited(&self) -> u64 {
+        self.limited
+    }
+
+    pub(crate) fn connections(&self) -> impl Iterator<Item = (&Started, u64)> {
+        self.connections.iter().map(|(key, count)| (key, *count))
+    }
+
+    pub(crate) fn faults(&self) -> impl Iterator<Item = (&Fault, u64)> {
+        self.faults.iter().map(|(key, count)| (key, *count))
+    }
+
+    pub(crate) fn unexplained(&self) -> impl Iterator<Item = (Option<&ServiceRef>, u64)> {
+        self.unexplained.iter().map(|(key, count)| (key.as_ref(), *count))
+    }
+
+    /// Removes the series of Services and endpoints that are gone for longer than [`KEEP`]. Nothing is removed while the
+    /// objects are not known.
+    pub(crate) fn remove_gone(&mut self, history: &History, now: Timestamp) {
+        if !history.knows(Kind::Service) || !history.knows(Kind::EndpointSlice) {
+            return;
+        }
+        let mut services: BTreeMap<&ServiceRef, BTreeSet<SocketAddr>> = BTreeMap::new();
+        for key in self.connections.keys() {
+            services.entry(&key.service).or_default().extend(key.endpoint);
+        }
+        for service in self.faults.keys().filter_map(|key| key.service.as_ref()) {
+            services.entry(service).or_default();
+        }
+        for service in self.unexplained.keys().flatten() {
+            services.entry(service).or_default();
+        }
+        let mut gone = BTreeMap::new();
+        let mut note = |key: (ServiceRef, Option<SocketAddr>)| {
+            let since = self.gone.get(&key).copied().unwrap_or(now);
+            gone.insert(key, since);
+        };
+        for (service, endpoints) in services {
+            if service.name == OTHER {
+                continue;
+            }
+            let key = Key::new(&service.namespace, &service.name);
+            let Some(object) = history.service(&key, now) else {
+                note((service.clone(), None));
+                continue;
+            };
+            let listed: BTreeSet<SocketAddr> = object
+                .ports
+                .iter()
+                .flat_map(|port| history.endpoints(&key, port, now))
+                .map(|state| state.addr)
+                .collect();
+            for endpoint in endpoints.difference(&listed) {
+                note((service.clone(), Some(*endpoint)));
+            }
+        }
+        let is_over = |since: &Timestamp| now.since(*since) > KEEP;
+        let stays = |service: &ServiceRef, endpoint: Option<SocketAddr>| {
+            let of = |endpoint| gone.get(&(service.clone(), endpoint)).is_some_and(is_over);
+            !of(None) && (endpoint.is_none() || !of(endpoint))
+        };
+        self.connections.retain(|key, _| stays(&key.service, key.endpoint));
+        self.faults.retain(|key, _| key.service.as_ref().is_none_or(|service| stays(service, None)));
+        self.unexplained.retain(|key, _| key.as_ref().is_none_or(|service| stays(service, None)));
+        gone.retain(|_, since| !is_over(since));
+        self.gone = gone;
+    }
+}
+
+fn other() -> ServiceRef {
+    ServiceRef { namespace: String::new(), name: OTHER.to_owned(), port: String::new() }
+}
+
+fn add<K: Ord>(map: &mut BTreeMap<K, u64>, key: K, count: u64) {
+    let total = map.entry(key).or_default();
+    *total = total.saturating_add(count);
+}

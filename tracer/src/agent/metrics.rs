@@ -1,0 +1,340 @@
+//! The names, types and labels of the figures, and their text in `OpenMetrics` 1.0.0.
+//!
+//! `docs/agent.md` lists them; a test compares the page with a scrape.
+
+use std::{fmt, sync::Arc};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text},
+    metrics::{MetricType, exemplar::Exemplar},
+    registry::{Registry, Unit},
+};
+
+use super::{
+    figures::{Figures, Shared, Signal},
+    process::{self, Process},
+};
+use crate::{cluster::Kind, verdict::ServiceRef};
+
+/// The media type of a scrape.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The registry of everything that the agent serves.
+pub(crate) fn registry(figures: Arc<Shared>) -> Registry {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Scrape { figures, started: process::unix_time() }));
+    registry
+}
+
+/// The text of one scrape.
+pub(crate) fn text(registry: &Registry) -> Result<String, fmt::Error> {
+    let mut out = String::new();
+    text::encode(&mut out, registry)?;
+    Ok(out)
+}
+
+/// Reads the figures at each scrape.
+#[derive(Debug)]
+struct Scrape {
+    figures: Arc<Shared>,
+    /// When the process started, in Unix seconds.
+    started: f64,
+}
+
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+
+/// Writes one metric after the other.
+struct Page<'a>(DescriptorEncoder<'a>);
+
+impl Page<'_> {
+    fn begin(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        unit: Option<&Unit>,
+        kind: MetricType,
+        write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        write(&mut self.0.encode_descriptor(name, help, unit, kind)?)
+    }
+
+    fn counter(&mut self, name: &'static str, help: &str, value: u64) -> fmt::Result {
+        self.begin(name, help, None, MetricType::Counter, |metric| count(metric, value))
+    }
+
+    fn gauge(&mut self, name: &'static str, help: &str, value: u64) -> fmt::Result {
+        self.begin(name, help, None, MetricType::Gauge, |metric| metric.encode_gauge(&value))
+    }
+
+    fn seconds(&mut self, name: &'static str, help: &str, value: f64) -> fmt::Result {
+        self.begin(name, help, Some(&Unit::Seconds), MetricType::Gauge, |metric| metric.encode_gauge(&value))
+    }
+
+    fn counters<'l>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        series: impl IntoIterator<Item = (Labels<'l>, u64)>,
+    ) -> fmt::Result {
+        self.begin(name, help, None, MetricType::Counter, |metric| {
+            series
+                .into_iter()
+                .try_for_each(|(labels, value)| count(&mut metric.encode_family(&labels)?, value))
+        })
+    }
+
+    fn gauges<'l>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        series: impl IntoIterator<Item = (Labels<'l>, u64)>,
+    ) -> fmt::Result {
+        self.begin(name, help, None, MetricType::Gauge, |metric| {
+            series
+                .into_iter()
+                .try_for_each(|(labels, value)| metric.encode_family(&labels)?.encode_gauge(&value))
+        })
+    }
+}
+
+fn count(metric: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+    metric.encode_counter(&value, None::<&Exemplar<NoLabelSet, u64>>)
+}
+
+fn count_seconds(metric: &mut MetricEncoder<'_>, value: f64) -> fmt::Result {
+    metric.encode_counter(&value, None::<&Exemplar<NoLabelSet, f64>>)
+}
+
+fn of_service(service: Option<&ServiceRef>) -> Labels<'_> {
+    let (namespace, name, port) = service.map_or(("", "", ""), |service| {
+        (service.namespace.as_str(), service.name.as_str(), service.port.as_str())
+    });
+    vec![("namespace", namespace), ("service", name), ("port", port)]
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let process = Process::read();
+        let figures = self.figures.lock();
+        let mut page = Page(encoder);
+        page.begin("viptrace_build", "The version of the agent", None, MetricType::Info, |metric| {
+            metric.encode_info(&[("version", env!("CARGO_PKG_VERSION"))])
+        })?;
+        flows(&mut page, &figures)?;
+        kernel(&mut page, &figures)?;
+        state(&mut page, &figures)?;
+        outputs(&mut page, &figures)?;
+        page.begin(
+            "process_cpu",
+            "User and system time",
+            Some(&Unit::Seconds),
+            MetricType::Counter,
+            |metric| count_seconds(metric, process.cpu_seconds),
+        )?;
+        page.begin(
+            "process_resident_memory",
+            "Resident memory",
+            Some(&Unit::Bytes),
+            MetricType::Gauge,
+            |metric| metric.encode_gauge(&process.resident_bytes),
+        )?;
+        page.seconds("process_start_time", "Unix time of the start", self.started)?;
+        page.gauge("process_open_fds", "Open files", process.open_files)
+    }
+}
+
+fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
+    let counts = &figures.counts;
+    let connections: Vec<_> = counts
+        .connections()
+        .map(|(key, count)| (key, key.endpoint.map(|addr| addr.to_string()).unwrap_or_default(), count))
+        .collect();
+    page.counters(
+        "viptrace_connections",
+        "Connections started, by Service port and endpoint",
+        connections.iter().map(|(key, endpoint, count)| {
+            let mut labels = of_service(Some(&key.service));
+            labels.extend([("protocol", key.protocol.as_str()), ("endpoint", endpoint.as_str())]);
+            (labels, *count)
+        }),
+    )?;
+    let results = [
+        ("ok", figures.ok),
+        ("normal", figures.normal),
+        ("fault", figures.fault),
+        ("unknown", figures.unknown),
+    ];
+    page.counters(
+        "viptrace_flows",
+        "Judged flows",
+        results.map(|(name, count)| (vec![("result", name)], count)),
+    )?;
+    page.counters(
+        "viptrace_faults",
+        "Flows with a fault",
+        counts.faults().map(|(key, count)| {
+            let mut labels = of_service(key.service.as_ref());
+            labels.extend([("class", key.class.id()), ("domain", key.domain.as_str())]);
+            (labels, count)
+        }),
+    )?;
+    page.counters(
+        "viptrace_unexplained",
+        "Broken flows that no rule explains",
+        counts.unexplained().map(|(service, count)| (of_service(service), count)),
+    )?;
+    page.counter("viptrace_corrected_flows", "Verdicts replaced by a later one", figures.corrected)?;
+    if let Some(time) = figures.last_fault {
+        page.seconds(
+            "viptrace_last_fault_timestamp",
+            "Unix time of the last fault",
+            time.as_unix_secs_f64(),
+        )?;
+    }
+    page.counter("viptrace_series_limited", "Increments that went to service=\"_other\"", counts.limited())?;
+    page.gauge("viptrace_series", "Series with names of Services", counts.len() as u64)?;
+    page.gauge("viptrace_open_flows", "Flows in memory", figures.open_flows)?;
+    page.counter("viptrace_evicted_flows", "Flows evicted without a verdict", figures.evicted_flows)
+}
+
+fn kernel(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
+    page.counter("viptrace_events", "Events read from the kernel", figures.events)?;
+    page.counter("viptrace_lost_events", "Events that the kernel could not deliver", figures.lost_events)?;
+    page.counter(
+        "viptrace_suppressed_events",
+        "Events of storms that the kernel counted instead of reporting",
+        figures.suppressed_events,
+    )?;
+    page.counters(
+        "viptrace_skipped_runs",
+        "Program runs that the kernel skipped",
+        figures.runs.iter().map(|(hook, runs)| (vec![("hook", *hook)], runs.skipped)),
+    )?;
+    page.gauges(
+        "viptrace_hook_attached",
+        "Whether the hook is attached",
+        figures.hooks.iter().map(|(hook, attached)| (vec![("hook", *hook)], u64::from(*attached))),
+    )?;
+    let measured: Vec<_> =
+        figures.runs.iter().filter_map(|(hook, runs)| Some((*hook, runs.measured?))).collect();
+    if measured.is_empty() {
+        return Ok(());
+    }
+    let unit = Some(&Unit::Seconds);
+    page.begin(
+        "viptrace_kernel",
+        "Time of the agent's programs in the kernel",
+        unit,
+        MetricType::Counter,
+        |metric| {
+            measured.iter().try_for_each(|(hook, (time, _))| {
+                count_seconds(&mut metric.encode_family(&[("hook", *hook)])?, time.as_secs_f64())
+            })
+        },
+    )?;
+    page.counters(
+        "viptrace_kernel_runs",
+        "Runs of the agent's programs in the kernel",
+        measured.iter().map(|(hook, (_, runs))| (vec![("hook", *hook)], *runs)),
+    )
+}
+
+fn state(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
+    page.gauge("viptrace_ready", "Whether the agent observes everything", u64::from(figures.ready))?;
+    if let Some(age) = figures.metadata_age {
+        page.seconds(
+            "viptrace_metadata_age",
+            "Time since the oldest lost watch last sent data",
+            age.as_secs_f64(),
+        )?;
+    }
+    page.gauges(
+        "viptrace_watch_connected",
+        "Whether the watch is open",
+        Kind::ALL
+            .into_iter()
+            .zip(figures.watches)
+            .map(|(kind, open)| (vec![("kind", watch_name(kind))], u64::from(open))),
+    )?;
+    let recorder = &figures.recorder;
+    if let Some(up) = recorder.up {
+        page.gauge("viptrace_recorder_up", "Whether segments are written", u64::from(up))?;
+    }
+    page.counter(
+        "viptrace_recorder_failures",
+        "Segments that could not be begun or continued",
+        recorder.failures,
+    )?;
+    page.counter("viptrace_recorder_dropped_events", "Events that no segment has", recorder.dropped_events)?;
+    page.gauge("viptrace_recorder_segments", "Stored segments", recorder.segments)?;
+    page.begin(
+        "viptrace_recorder",
+        "Size of the segments",
+        Some(&Unit::Bytes),
+        MetricType::Gauge,
+        |metric| metric.encode_gauge(&recorder.bytes),
+    )?;
+    page.counter(
+        "viptrace_recorder_deleted_segments",
+        "Segments deleted to stay within the bounds",
+        recorder.deleted,
+    )
+}
+
+/// The label of a watch.
+const fn watch_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service => "services",
+        Kind::EndpointSlice => "endpointslices",
+        Kind::Pod => "pods",
+        Kind::Node => "nodes",
+    }
+}
+
+fn outputs(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
+    page.gauge("viptrace_stream_readers", "Readers of the socket", figures.stream_readers)?;
+    page.counter("viptrace_stream_dropped", "Verdicts that slow readers lost", figures.stream_dropped)?;
+    page.counter("viptrace_stream_refused", "Readers refused", figures.stream_refused)?;
+    let exports = Signal::ALL.map(|signal| {
+        let export = if signal == Signal::Logs { figures.logs } else { figures.metrics };
+        (signal.name(), export)
+    });
+    let label = |name| vec![("signal", name)];
+    page.counters(
+        "viptrace_otlp_exported",
+        "Items that the receiver accepted",
+        exports.map(|(name, export)| (label(name), export.exported)),
+    )?;
+    page.counters(
+        "viptrace_otlp_dropped",
+        "Items given up",
+        exports.map(|(name, export)| (label(name), export.dropped)),
+    )?;
+    page.counters(
+        "viptrace_otlp_failures",
+        "Requests that failed",
+        exports.map(|(name, export)| (label(name), export.failures)),
+    )?;
+    page.counter("viptrace_log_suppressed", "Lines left out of the agent's log", figures.log_suppressed)?;
+    let reloads = [("success", figures.reloads), ("failure", figures.failed_reloads)];
+    page.counters(
+        "viptrace_config_reloads",
+        "Reloads of the configuration",
+        reloads.map(|(name, count)| (vec![("result", name)], count)),
+    )?;
+    page.gauge(
+        "viptrace_config_last_reload_successful",
+        "Whether the last reload succeeded",
+        u64::from(!figures.last_reload_failed),
+    )?;
+    let requests: Vec<_> =
+        figures.requests.iter().map(|((server, code), count)| (*server, code.to_string(), *count)).collect();
+    page.counters(
+        "viptrace_http_requests",
+        "Requests answered",
+        requests
+            .iter()
+            .map(|(server, code, count)| (vec![("server", *server), ("code", code.as_str())], *count)),
+    )
+}

@@ -1,0 +1,358 @@
+//! The agent: verdicts and figures of a node for months, on ports, a socket and the disk.
+//!
+//! Owns everything around the pipeline of a trace: the configuration, the figures and their bound, the flight recorder,
+//! the HTTP servers, the socket of the stream, the export by OTLP and the agent's own log. It judges nothing and reads no
+//! sighting: the command line drives a trace or a replay and hands over judgements.
+
+mod access;
+pub mod config;
+mod counts;
+mod figures;
+mod health;
+mod hub;
+mod log;
+mod metrics;
+mod otlp;
+mod process;
+mod recorder;
+mod server;
+pub(crate) mod stream;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+use std::{
+    hash::BuildHasher as _,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use foldhash::fast::FixedState;
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::{
+    cluster,
+    error::sentence,
+    recording::{End, Header, HookState, Recorded},
+    report::{self, OutputError},
+    session::{Judgements, Pipeline},
+    sighting::Hook,
+    time::Timestamp,
+    verdict::Verdict,
+};
+use access::Reviewer;
+use config::{Config, Level, OutputChoice};
+use counts::Counts;
+use figures::{HookRuns, Shared};
+use health::Health;
+use hub::Hub;
+use log::Log;
+use otlp::Outbox;
+use tls::{Certificate, TlsError};
+
+pub use recorder::{FlightRecorder, Notice, RecorderFigures};
+
+/// How often the loop has to turn although nothing happens: for the bounds of the recorder, and for `/healthz`.
+const TICK: Duration = Duration::from_secs(5);
+/// How long the end waits, at the least, for readers of the stream and for the receiver of the export.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How often the series of deleted Services are looked for.
+const SWEEP: Duration = Duration::from_secs(30);
+
+/// The parts that the event loop and the servers' tasks share.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) figures: Arc<Shared>,
+    pub(crate) log: Log,
+    pub(crate) health: Health,
+    pub(crate) hub: Hub,
+    pub(crate) outbox: Outbox,
+    pub(crate) reviewer: Reviewer,
+    pub(crate) certificate: Certificate,
+    pub(crate) config: watch::Receiver<Arc<Config>>,
+    /// This node's name in Kubernetes.
+    pub(crate) node: Option<String>,
+}
+
+/// Why the agent cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot listen on {place}: {error}")]
+    Listen { place: String, error: io::Error },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// The event loop's side of the agent.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    context: Arc<Context>,
+    config: watch::Sender<Arc<Config>>,
+    path: PathBuf,
+    recorder: FlightRecorder,
+    header: Option<Header>,
+    ticked: Instant,
+    swept: Option<Timestamp>,
+    socket: Option<PathBuf>,
+    tasks: JoinSet<()>,
+    exports: JoinSet<()>,
+    /// The end of the drain, once it began.
+    until: Option<Instant>,
+}
+
+impl Agent {
+    /// Opens the ports and the socket, and starts their tasks. Needs a runtime.
+    ///
+    /// # Errors
+    ///
+    /// If an address, the socket or the certificate cannot be used.
+    pub(crate) fn start(config: Config, path: &Path, node: Option<String>) -> Result<Self, StartError> {
+        let counts = Counts::new(config.metrics.max_series.as_usize(), config.metrics.endpoints);
+        let figures = Arc::new(Shared::new(counts));
+        let log = Log::new(&config.log, Arc::clone(&figures));
+        let recorder = FlightRecorder::new(config.recorder.clone());
+        let access = cluster::Access {
+            kubeconfig: config.cluster.kubeconfig.clone(),
+            context: config.cluster.context.clone(),
+            ..cluster::Access::default()
+        };
+        let config = Arc::new(config);
+        let (sender, receiver) = watch::channel(Arc::clone(&config));
+        let context = Arc::new(Context {
+            figures,
+            log,
+            health: Health::new(),
+            hub: Hub::default(),
+            outbox: Outbox::new(),
+            reviewer: Reviewer::new(access),
+            certificate: Certificate::default(),
+            config: receiver,
+            node,
+        });
+        let mut tasks = JoinSet::new();
+        server::start(&context, &mut tasks)?;
+        let socket = stream::start(&context, &mut tasks)?;
+        let mut exports = JoinSet::new();
+        otlp::start(&context, &mut exports);
+        Ok(Self {
+            context,
+            config: sender,
+            path: path.to_owned(),
+            recorder,
+            header: None,
+            ticked: Instant::now(),
+            swept: None,
+            socket,
+            tasks,
+            exports,
+            until: None,
+        })
+    }
+
+    pub(crate) fn log(&self) -> &Log {
+        &self.context.log
+    }
+
+    fn current(&self) -> Arc<Config> {
+        Arc::clone(&self.config.borrow())
+    }
+
+    /// The trace observes everything from now on. `header` describes it for recordings.
+    pub(crate) fn ready(&mut self, header: Header) {
+        self.hooks_are(header);
+        let mut figures = self.context.figures.lock();
+        figures.ready = true;
+        let hooks = figures.hooks.values().filter(|attached| **attached).count();
+        drop(figures);
+        self.context.health.ready();
+        self.context.log.info("start", &format!("observes connections to Services with {hooks} hooks"));
+    }
+
+    /// Takes the hooks of now: a module was loaded or unloaded. The next segment begins with them.
+    pub(crate) fn hooks_are(&mut self, header: Header) {
+        let mut figures = self.context.figures.lock();
+        for line in header.hooks.iter().filter(|line| line.state != HookState::NotNeeded) {
+            if let Some(hook) = Hook::from_symbol(&line.hook) {
+                figures.hooks.insert(hook.symbol(), line.state == HookState::Attached);
+            }
+        }
+        drop(figures);
+        self.header = Some(header);
+    }
+
+    /// Counts judgements and passes failed and sampled flows on.
+    pub(crate) fn show(&mut self, judgements: &Judgements) -> Result<(), OutputError> {
+        if judgements.judged.is_empty() && judgements.folded.is_empty() {
+            return Ok(());
+        }
+        let mut figures = self.context.figures.lock();
+        for judged in &judgements.judged {
+            figures.judged(judged);
+        }
+        for folded in &judgements.folded {
+            figures.results(folded.verdict.class.kind(), folded.count);
+            figures.counts.started(&folded.verdict, folded.count);
+        }
+        drop(figures);
+        let config = self.current();
+        let shown = |verdict: &&Verdict| {
+            verdict.is_fault() || verdict.is_unexplained() || config.sample.has(flow_hash(verdict))
+        };
+        for verdict in judgements.judged.iter().map(|judged| &judged.verdict).filter(shown) {
+            self.pass_on(verdict, &config)?;
+        }
+        Ok(())
+    }
+
+    fn pass_on(&self, verdict: &Verdict, config: &Config) -> Result<(), OutputError> {
+        let failed = verdict.is_fault() || verdict.is_unexplained();
+        let printed = failed && config.output == OutputChoice::Json;
+        let exported = config.otlp.endpoint.is_some() && config.otlp.logs;
+        if !failed && !exported && self.context.hub.is_empty() {
+            return Ok(());
+        }
+        let line = report::record_line(verdict)?;
+        if printed {
+            report::write_record(&line)?;
+        }
+        let lost = self.context.hub.publish(&line, failed);
+        let now = Timestamp::from_unix_ns(crate::kernel::unix_ns());
+        let dropped = self.context.outbox.push(verdict, &line, &config.otlp, now);
+        if lost > 0 || dropped {
+            let mut figures = self.context.figures.lock();
+            figures.stream_dropped += lost;
+            figures.logs.dropped += u64::from(dropped);
+        }
+        Ok(())
+    }
+
+    /// The end of a turn of the event loop at the time `now`.
+    pub(crate) fn turned(&mut self, recorded: &mut Recorded, now: Timestamp) {
+        self.ticked = Instant::now();
+        self.context.health.turned();
+        if let Some(header) = &self.header {
+            for (level, text) in self.recorder.turn(recorded, header, now, self.ticked) {
+                match level {
+                    Level::Error => self.context.log.error("recorder", &text),
+                    Level::Warn => self.context.log.warn("recorder", &text),
+                    Level::Info => self.context.log.info("recorder", &text),
+                }
+            }
+        }
+        self.update(recorded.pipeline(), now);
+    }
+
+    fn update(&mut self, pipeline: &Pipeline, now: Timestamp) {
+        let mut figures = self.context.figures.lock();
+        figures.recorder = self.recorder.figures().clone();
+        let counters = pipeline.counters();
+        figures.open_flows = counters.open;
+        figures.evicted_flows = counters.evicted;
+        figures.events = counters.sightings;
+        figures.lost_events = pipeline.lost_events();
+        let status = &pipeline.cluster().status;
+        figures.metadata_age = status.metadata_age(now);
+        figures.watches = cluster::Kind::ALL.map(|kind| status.kind(kind).connected);
+        if self.swept.is_none_or(|swept| now.since(swept) >= SWEEP) {
+            self.swept = Some(now);
+            figures.counts.remove_gone(&pipeline.cluster().history, now);
+            drop(figures);
+            for gap in status.gaps(now) {
+                self.context.log.warn("metadata", &gap);
+            }
+        }
+    }
+
+    /// Takes what the kernel counts about the hooks' programs.
+    /// By the hook's kernel name: the runs that the kernel skipped, and the time and number of those that it measured.
+    pub(crate) fn kernel_runs(
+        &self,
+        runs: impl IntoIterator<Item = (&'static str, u64, Option<(Duration, u64)>)>,
+    ) {
+        let runs = runs.into_iter().map(|(hook, skipped, measured)| (hook, HookRuns { skipped, measured }));
+        self.context.figures.lock().runs.extend(runs);
+    }
+
+    /// When the loop has to turn although nothing happens.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.ticked + TICK
+    }
+
+    /// Rereads the configuration. An invalid file is reported, and the old configuration stays.
+    pub(crate) fn reload(&mut self, recorded: &mut Recorded, now: Timestamp) {
+        let context = &self.context;
+        let new = match Config::read(&self.path) {
+            Ok(new) => new,
+            Err(error) => {
+                let mut figures = context.figures.lock();
+                figures.failed_reloads += 1;
+                figures.last_reload_failed = true;
+                drop(figures);
+                context.log.error("config", &format!("{}; the old configuration stays", sentence(&error)));
+                return;
+            }
+        };
+        let old = self.current();
+        for key in old.needs_restart(&new) {
+            context.log.warn("config", &format!("{key} takes effect when the agent starts again"));
+        }
+        let mut figures = context.figures.lock();
+        figures.reloads += 1;
+        figures.last_reload_failed = false;
+        figures.counts.set(new.metrics.max_series.as_usize(), new.metrics.endpoints);
+        drop(figures);
+        context.log.set(&new.log);
+        self.recorder.set(new.recorder.clone(), recorded, now);
+        self.config.send_replace(Arc::new(new));
+        context.log.info("config", &format!("reread {}", self.path.display()));
+    }
+
+    /// How long the end may take.
+    pub(crate) fn drain_limit(&self) -> Duration {
+        self.config.borrow().drain.get()
+    }
+
+    /// The agent was asked to end: it is not ready any more.
+    pub(crate) fn draining(&mut self) {
+        self.until = Some(Instant::now() + self.drain_limit());
+        self.context.health.draining();
+        self.context.figures.lock().ready = false;
+        self.context.log.info("stop", "judges the open flows and ends");
+    }
+
+    /// Closes the last segment, unless the trace did.
+    pub(crate) fn close_recording(&mut self, recorded: &mut Recorded, ended: Timestamp) {
+        self.recorder.finish(recorded, End { ended, gaps: Vec::new() });
+    }
+
+    /// Sends the last records, and closes the ports and the socket.
+    pub(crate) async fn finish(mut self) {
+        self.context.hub.close();
+        let until = self.until.unwrap_or_else(Instant::now).max(Instant::now() + LAST_WORDS);
+        self.context.outbox.close(until);
+        let sent = async { while self.exports.join_next().await.is_some() {} };
+        // A receiver that does not answer gets no more time.
+        let _ = tokio::time::timeout_at(until.into(), sent).await;
+        let readers = async {
+            while self.context.figures.lock().stream_readers > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        // A slow reader is cut off.
+        let _ = tokio::time::timeout(LAST_WORDS, readers).await;
+        if let Some(socket) = &self.socket {
+            // Another agent may have replaced it, or its folder may be gone.
+            let _ = std::fs::remove_file(socket);
+        }
+        self.tasks.shutdown().await;
+        self.context.log.info("stop", "ended");
+    }
+}
+
+/// A number by which flows are sampled: the same for each verdict on one flow.
+fn flow_hash(verdict: &Verdict) -> u64 {
+    let flow = &verdict.flow;
+    FixedState::default().hash_one((&flow.protocol, flow.client, flow.vip))
+}

@@ -1,0 +1,312 @@
+//! The flight recorder: the last hours of events on disk, in segments.
+//!
+//! Owns the folder: when a segment begins and closes, which segments are deleted, and the pauses after a failure. A
+//! segment is a recording of its own. Each block is written with one `write(2)`, so that a killed process loses at most
+//! the open block; `fsync(2)` runs when a segment closes. Segments carry a number, because a clock that steps back must
+//! not make a new segment the oldest.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::mpsc::{self, Receiver, Sender},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde::Serialize;
+
+use super::config::{Level, RecorderConfig};
+use crate::{
+    error::sentence,
+    recording::{self, End, Finished, Header, Recorded, Recorder},
+    time::Timestamp,
+};
+
+/// The pause after the first failure, doubled after each further one, up to [`MAX_PAUSE`].
+const PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_mins(5);
+/// A segment begins with the cluster's objects: a younger one is closed only at twice its size.
+const MIN_AGE: Duration = Duration::from_secs(10);
+/// How often the bounds are checked between two segments.
+const CHECK: Duration = Duration::from_secs(30);
+/// The end of a segment's name.
+const SUFFIX: &str = ".viptrace";
+/// Digits of a segment's number.
+const DIGITS: usize = 8;
+
+/// The state of the recorder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecorderFigures {
+    /// Whether a segment is open; `None` without a folder.
+    pub up: Option<bool>,
+    /// Segments that could not be begun or continued.
+    pub failures: u64,
+    /// Events that no segment has.
+    pub dropped_events: u64,
+    /// Stored segments, and their size.
+    pub segments: u64,
+    pub bytes: u64,
+    /// Segments deleted to stay within the bounds.
+    pub deleted: u64,
+    /// The file name of the open segment.
+    pub open: Option<String>,
+}
+
+/// A stored segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Segment {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    /// When it was last written: RFC 3339, UTC.
+    pub(crate) modified: Timestamp,
+    /// Whether it is still being written.
+    pub(crate) open: bool,
+}
+
+/// The open segment.
+#[derive(Debug)]
+struct Open {
+    name: String,
+    began: Instant,
+    /// Events that were observed before it.
+    events_before: u64,
+}
+
+/// The result of a closed segment, and the number of events that were observed while it was open.
+type Closed = (Finished, u64);
+
+/// A message for the log.
+pub type Notice = (Level, String);
+
+/// Keeps segments of everything that a pipeline observes.
+#[derive(Debug)]
+pub struct FlightRecorder {
+    config: RecorderConfig,
+    open: Option<Open>,
+    /// When a segment is tried again, and the pause after it fails.
+    retry_at: Option<Instant>,
+    pause: Duration,
+    checked: Option<Instant>,
+    /// Events observed at the last call.
+    events: u64,
+    closed: (Sender<Closed>, Receiver<Closed>),
+    figures: RecorderFigures,
+}
+
+impl FlightRecorder {
+    pub fn new(config: RecorderConfig) -> Self {
+        let figures =
+            RecorderFigures { up: config.folder.is_some().then_some(false), ..RecorderFigures::default() };
+        Self {
+            config,
+            open: None,
+            retry_at: None,
+            pause: PAUSE,
+            checked: None,
+            events: 0,
+            closed: mpsc::channel(),
+            figures,
+        }
+    }
+
+    pub fn figures(&self) -> &RecorderFigures {
+        &self.figures
+    }
+
+    /// Takes a reloaded configuration. Another folder begins another segment.
+    pub fn set(&mut self, config: RecorderConfig, recorded: &mut Recorded, now: Timestamp) {
+        if self.config.folder != config.folder {
+            self.close_open(recorded, now);
+            (self.retry_at, self.pause) = (None, PAUSE);
+        }
+        self.config = config;
+        self.figures.up = self.config.folder.is_some().then_some(self.open.is_some());
+        self.checked = None;
+    }
+
+    /// Begins, closes and deletes segments. `header` describes the trace, `now` is the time of its last event, `at` is
+    /// the monotonic clock. Returns messages for the log. Never waits for the disk, except to create a file.
+    pub fn turn(
+        &mut self,
+        recorded: &mut Recorded,
+        header: &Header,
+        now: Timestamp,
+        at: Instant,
+    ) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        while let Ok((finished, observed)) = self.closed.1.try_recv() {
+            self.figures.dropped_events += observed.saturating_sub(finished.records);
+        }
+        let events = recorded.pipeline().counters().sightings;
+        let Some(folder) = self.config.folder.clone() else {
+            self.events = events;
+            return notices;
+        };
+        if let Some(failure) = recorded.failure() {
+            let why =
+                format!("the segment ends at {}: {}", failure.covered.to_the_millisecond(), failure.error);
+            self.failed(&why, at, &mut notices);
+            self.close_open(recorded, now);
+        } else if self.is_complete(recorded, at) {
+            self.close_open(recorded, now);
+        }
+        if self.open.is_none() && self.retry_at.is_none_or(|due| at >= due) {
+            self.tidy(&folder, &mut notices);
+            match begin(&folder, recorded, header, now) {
+                Ok(name) => {
+                    if self.retry_at.take().is_some() {
+                        notices.push((Level::Info, format!("{} can be written again", folder.display())));
+                    }
+                    self.pause = PAUSE;
+                    self.open = Some(Open { name, began: at, events_before: self.events });
+                }
+                Err(error) => {
+                    self.failed(&sentence(&error), at, &mut notices);
+                }
+            }
+        }
+        if self.open.is_none() {
+            self.figures.dropped_events += events.saturating_sub(self.events);
+        }
+        self.events = events;
+        if self.checked.is_none_or(|checked| at.duration_since(checked) >= CHECK) {
+            self.checked = Some(at);
+            self.tidy(&folder, &mut notices);
+        }
+        self.figures.up = Some(self.open.is_some());
+        self.figures.open = self.open.as_ref().map(|open| open.name.clone());
+        notices
+    }
+
+    /// Ends the last segment and waits until it is on the disk.
+    pub fn finish(&mut self, recorded: &mut Recorded, end: End) -> Option<Finished> {
+        self.open = None;
+        recorded.end(end)
+    }
+
+    /// Whether the open segment has its size or its age.
+    fn is_complete(&self, recorded: &mut Recorded, at: Instant) -> bool {
+        let (Some(open), Some(file)) = (&self.open, recorded.recorder()) else { return false };
+        let age = at.duration_since(open.began);
+        let (bytes, full) = (file.written_bytes(), self.config.segment_bytes.get());
+        age >= self.config.segment_age.get()
+            || bytes >= full && (age >= MIN_AGE || bytes >= full.saturating_mul(2))
+    }
+
+    /// Closes the open segment on a thread of its own, because the disk may be slow.
+    fn close_open(&mut self, recorded: &mut Recorded, now: Timestamp) {
+        let (Some(open), Some(file)) = (self.open.take(), recorded.take_recorder()) else { return };
+        let observed = self.events.saturating_sub(open.events_before);
+        let result = self.closed.0.clone();
+        let end = End { ended: now, gaps: vec!["the flight recorder began another segment".to_owned()] };
+        let close = move || {
+            let finished = file.finish(end);
+            // The agent may have ended.
+            let _ = result.send((finished, observed));
+        };
+        // Without a thread the recorder is dropped here, which closes the file as well.
+        let _ = thread::Builder::new().name("closer".to_owned()).spawn(close);
+    }
+
+    fn failed(&mut self, why: &str, at: Instant, notices: &mut Vec<Notice>) {
+        self.figures.failures += 1;
+        let pause = self.pause;
+        self.retry_at = Some(at + pause);
+        self.pause = (pause * 2).min(MAX_PAUSE);
+        notices
+            .push((Level::Error, format!("nothing is recorded for the next {} s: {why}", pause.as_secs())));
+    }
+
+    /// Deletes the oldest segments beyond the bounds, and counts the others.
+    fn tidy(&mut self, folder: &Path, notices: &mut Vec<Notice>) {
+        let Ok(mut segments) = segments(folder, self.open.as_ref().map(|open| open.name.as_str())) else {
+            return;
+        };
+        // The open segment may grow to its full size.
+        let room = self.config.max_bytes.get() - self.config.segment_bytes.get();
+        let oldest =
+            Timestamp::from_unix_ns(crate::kernel::unix_ns()).saturating_sub(self.config.max_age.get());
+        let mut total: u64 =
+            segments.iter().filter(|segment| !segment.open).map(|segment| segment.bytes).sum();
+        segments.retain(|segment| {
+            if segment.open || (total <= room && segment.modified >= oldest) {
+                return true;
+            }
+            match fs::remove_file(folder.join(&segment.name)) {
+                Ok(()) => self.figures.deleted += 1,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    notices
+                        .push((Level::Warn, format!("cannot delete {}: {}", segment.name, sentence(&error))));
+                    return true;
+                }
+            }
+            total = total.saturating_sub(segment.bytes);
+            false
+        });
+        self.figures.segments = segments.len() as u64;
+        self.figures.bytes = segments.iter().map(|segment| segment.bytes).sum();
+    }
+}
+
+/// Creates the next segment and begins it.
+fn begin(
+    folder: &Path,
+    recorded: &mut Recorded,
+    header: &Header,
+    now: Timestamp,
+) -> Result<String, recording::CreateError> {
+    let path = next_path(folder, now)
+        .map_err(|error| recording::CreateError::Create { path: folder.to_owned(), error })?;
+    let created = recording::create(&path, false)?;
+    let header = Header { started: now.max(header.started), ..header.clone() };
+    match Recorder::begin(&path, created, &header) {
+        Ok(file) => recorded.begin(file),
+        Err(error) => {
+            // A file without a header is no recording.
+            let _ = fs::remove_file(&path);
+            return Err(error);
+        }
+    }
+    Ok(path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+}
+
+/// The path of the next segment: after the highest number.
+fn next_path(folder: &Path, now: Timestamp) -> io::Result<PathBuf> {
+    if !folder.is_dir() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    }
+    let last = segments(folder, None)?.last().and_then(|segment| number(&segment.name)).unwrap_or_default();
+    let time: String = now.to_the_millisecond().chars().filter(|c| !matches!(c, '-' | ':' | '.')).collect();
+    Ok(folder.join(format!("{:0DIGITS$}-{time}{SUFFIX}", last + 1)))
+}
+
+/// The number in a segment's name; `None` for any other file.
+fn number(name: &str) -> Option<u64> {
+    let (digits, _) = name.strip_suffix(SUFFIX)?.split_once('-')?;
+    let is_number = digits.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
+}
+
+/// The segments in a folder, the oldest first. Other files are left out.
+pub(crate) fn segments(folder: &Path, open: Option<&str>) -> io::Result<Vec<Segment>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let Some(number) = number(&name) else { continue };
+        // A segment may have been deleted meanwhile.
+        let Ok(meta) = entry.metadata() else { continue };
+        if !meta.is_file() {
+            continue;
+        }
+        let since = meta.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok()).unwrap_or_default();
+        let open = open == Some(name.as_str());
+        found
+            .push((number, Segment { name, bytes: meta.len(), modified: Timestamp::from_unix_ns(ns), open }));
+    }
+    found.sort_by_key(|(number, _)| *number);
+    Ok(found.into_iter().map(|(_, segment)| segment).collect())
+}

@@ -1,0 +1,85 @@
+//! The reader's side of the socket.
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use tokio::{io::AsyncWriteExt as _, net::UnixStream};
+
+use super::{
+    VERSION, Want, Wanted,
+    frame::{self, FrameKind},
+};
+use crate::{error::Hint, text::clean};
+
+/// Why the agent could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamError {
+    #[error("cannot connect to the agent at {path}: {error}")]
+    Connect { path: PathBuf, error: io::Error },
+    #[error("the agent refuses: {0}")]
+    Refused(String),
+    #[error("cannot read from the agent: {0}")]
+    Read(io::Error),
+    #[error(transparent)]
+    Write(io::Error),
+}
+
+impl Hint for StreamError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Connect { .. } => Some(
+                "run it in the agent's container, as the agent's user; --socket PATH names another socket"
+                    .to_owned(),
+            ),
+            Self::Refused(_) => {
+                Some("`viptrace agent stream --segments` lists the stored segments".to_owned())
+            }
+            Self::Read(_) | Self::Write(_) => None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Lost {
+    lost: u64,
+}
+
+/// Writes the answer to `out` until the agent ends it. Returns the number of verdicts that this reader lost.
+pub(crate) async fn read(path: &Path, want: Want, out: &mut impl Write) -> Result<u64, StreamError> {
+    let failed = |error| StreamError::Connect { path: path.to_owned(), error };
+    let mut stream = UnixStream::connect(path).await.map_err(failed)?;
+    let mut request = serde_json::to_vec(&Wanted { viptrace: VERSION, want })
+        .map_err(|error| StreamError::Read(error.into()))?;
+    request.push(b'\n');
+    stream.write_all(&request).await.map_err(StreamError::Read)?;
+    let mut lost = 0;
+    loop {
+        let Some((kind, body)) = frame::read(&mut stream).await.map_err(StreamError::Read)? else {
+            return Err(StreamError::Read(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the agent closed the connection",
+            )));
+        };
+        match kind {
+            FrameKind::Hello => {}
+            FrameKind::Record => {
+                out.write_all(&body).and_then(|()| out.write_all(b"\n")).map_err(StreamError::Write)?;
+                out.flush().map_err(StreamError::Write)?;
+            }
+            FrameKind::Bytes => out.write_all(&body).map_err(StreamError::Write)?,
+            FrameKind::Lost => {
+                lost += serde_json::from_slice::<Lost>(&body).map(|lost| lost.lost).unwrap_or_default();
+            }
+            FrameKind::Error => {
+                return Err(StreamError::Refused(clean(String::from_utf8_lossy(&body).into_owned())));
+            }
+            FrameKind::End => {
+                out.flush().map_err(StreamError::Write)?;
+                return Ok(lost);
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    class::Class,
+    cluster::{History, Kind, model::Change, trim::trim},
+    report::fixture,
+    session::Judged,
+    verdict::ServiceRef,
+};
+
+fn verdict(service: &str, class: Class) -> Verdict {
+    let mut verdict = fixture::fault();
+    verdict.class = class;
+    verdict.service =
+        Some(ServiceRef { namespace: "shop".into(), name: service.into(), port: "http".into() });
+    verdict.flow.endpoint = Some(([10, 244, 1, 11], 8080).into());
+    verdict
+}
+
+fn judged(service: &str, class: Class) -> Judged {
+    fixture::judged(verdict(service, class))
+}
+
+fn shared(max: usize) -> Arc<Shared> {
+    Arc::new(Shared::new(Counts::new(max, true)))
+}
+
+fn scrape(figures: &Arc<Shared>) -> String {
+    metrics::text(&metrics::registry(Arc::clone(figures))).unwrap()
+}
+
+/// The values of a metric's series.
+fn values(text: &str, name: &str) -> Vec<u64> {
+    let of = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+    text.lines()
+        .filter(|line| of(line))
+        .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn hostile_names_stay_within_their_label() {
+    let figures = shared(100);
+    let hostile = "a\"} 7\nviptrace_ready 1 # \\ {x=\"\u{1b}[2J";
+    figures.lock().judged(&judged(hostile, Class::C20));
+    let text = scrape(&figures);
+    assert_eq!(values(&text, "viptrace_ready"), [0]);
+    assert_eq!(values(&text, "viptrace_faults_total"), [1]);
+    let line = text.lines().find(|line| line.starts_with("viptrace_faults_total{")).unwrap();
+    assert!(line.contains(r#"service="a\"} 7\nviptrace_ready 1 # \\ {x=\""#), "{line}");
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn series_are_bounded_and_the_sums_stay_exact() {
+    let figures = shared(50);
+    for number in 0..300 {
+        figures.lock().judged(&judged(&format!("service-{number}"), Class::C20));
+        figures.lock().judged(&judged(&format!("service-{number}"), Class::Unknown));
+    }
+    let text = scrape(&figures);
+    assert_eq!(values(&text, "viptrace_connections_total").iter().sum::<u64>(), 600);
+    assert_eq!(values(&text, "viptrace_faults_total").iter().sum::<u64>(), 300);
+    assert_eq!(values(&text, "viptrace_unexplained_total").iter().sum::<u64>(), 300);
+    let series = figures.lock().counts.len();
+    assert!(series <= 50 + 3, "{series}");
+    assert!(text.contains(r#"service="_other""#) && !text.contains("service-200"));
+    assert!(values(&text, "viptrace_series_limited_total")[0] > 800);
+}
+
+#[test]
+fn a_flow_counts_once_as_a_connection_and_a_corrected_verdict_is_counted() {
+    let figures = shared(50);
+    let first = judged("cart", Class::Unknown);
+    let second = Judged { before: Some(Arc::new(first.verdict.key())), ..judged("cart", Class::C20) };
+    figures.lock().judged(&first);
+    figures.lock().judged(&second);
+    let text = scrape(&figures);
+    assert_eq!(values(&text, "viptrace_connections_total"), [1]);
+    assert_eq!(values(&text, "viptrace_corrected_flows_total"), [1]);
+    assert_eq!(values(&text, "viptrace_faults_total"), [1]);
+    assert!(text.contains("\nviptrace_last_fault_timestamp_seconds 101.5\n"), "{text}");
+}
+
+fn put(kind: Kind, value: &serde_json::Value) -> Change {
+    Change::Put(trim(kind, value, &mut Vec::new()).unwrap())
+}
+
+#[test]
+fn the_series_of_a_deleted_service_and_of_a_gone_endpoint_are_removed_later() {
+    let at = |minute: u64| Timestamp::from_unix_secs(minute * 60);
+    let service = |name: &str| {
+        let metadata = json!({"name": name, "namespace": "shop", "uid": name});
+        let ports = json!([{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]);
+        json!({"metadata": metadata, "spec": {"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"], "ports": ports}})
+    };
+    let slice = |address: &str| {
+        json!({
+            "metadata": {"name": "s", "namespace": "shop", "uid": "s", "labels": {"kubernetes.io/service-name": "cart"}},
+            "addressType": "IPv4", "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+        })
+    };
+    let figures = shared(100);
+    for name in ["cart", "checkout"] {
+        figures.lock().judged(&judged(name, Class::C20));
+    }
+    let mut history = History::new(Duration::from_hours(2));
+    figures.lock().counts.remove_gone(&history, at(0));
+    history.mark_known(Kind::Service);
+    history.mark_known(Kind::EndpointSlice);
+    history.apply(at(1), put(Kind::Service, &service("cart")));
+    history.apply(at(1), put(Kind::EndpointSlice, &slice("10.244.1.11")));
+    let left = |minute| {
+        figures.lock().counts.remove_gone(&history, at(minute));
+        let text = scrape(&figures);
+        (values(&text, "viptrace_connections_total").len(), values(&text, "viptrace_faults_total").len())
+    };
+    assert_eq!(left(2), (2, 2), "checkout is gone, and its last increments can still be scraped");
+    assert_eq!(left(17), (2, 2));
+    assert_eq!(left(18), (1, 1), "checkout is gone for more than 15 minutes");
+    assert_eq!(left(100), (1, 1));
+    history.apply(at(101), put(Kind::EndpointSlice, &slice("10.244.1.99")));
+    let left = |minute| {
+        figures.lock().counts.remove_gone(&history, at(minute));
+        let text = scrape(&figures);
+        (values(&text, "viptrace_connections_total").len(), values(&text, "viptrace_faults_total").len())
+    };
+    assert_eq!(left(102), (1, 1));
+    assert_eq!(left(118), (0, 1), "the endpoint is gone; its Service is not");
+}
+
+#[test]
+fn the_page_lists_every_metric_with_its_type_and_labels() {
+    let figures = shared(100);
+    {
+        let mut figures = figures.lock();
+        figures.judged(&judged("cart", Class::C20));
+        figures.judged(&judged("cart", Class::Unknown));
+        figures.hooks.insert("nf_hook", true);
+        let measured = Some((Duration::from_millis(3), 7));
+        figures.runs.insert("nf_hook", HookRuns { skipped: 1, measured });
+        figures.metadata_age = Some(Duration::ZERO);
+        figures.recorder.up = Some(true);
+        figures.requests.insert(("metrics", 200), 1);
+    }
+    let text = scrape(&figures);
+    let mut types: BTreeMap<&str, &str> = BTreeMap::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        types.insert(name, kind);
+    }
+    let mut served = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        let family = ["_total", "_info"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+        let labels = line.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
+        let labels: Vec<&str> = labels
+            .split(',')
+            .filter(|part| !part.is_empty())
+            .map(|part| part.split_once('=').unwrap().0)
+            .collect();
+        served.insert(format!("{name} {} {}", types[family], labels.join(" ")));
+    }
+    let page = include_str!("../../../docs/agent.md");
+    let table = page.split("## Metrics").nth(1).unwrap().split("\n## ").next().unwrap();
+    let listed: BTreeSet<String> = table
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let labels = cells[3].replace(['`', ','], "").replace('–', "");
+            format!("{} {} {}", cells[1].trim_matches('`'), cells[2], labels.trim())
+        })
+        .collect();
+    assert_eq!(served, listed);
+}
+
+#[test]
+fn flows_are_sampled_by_their_addresses() {
+    let hashes: BTreeSet<u64> = (0..1000).map(|port| flow_hash(&fixture::ok(port))).collect();
+    assert_eq!(hashes.len(), 1000);
+    let config = Config::parse("version: 1\nsample: 1/10\n").unwrap();
+    let sampled = hashes.iter().filter(|hash| config.sample.has(**hash)).count();
+    assert!((50..200).contains(&sampled), "{sampled}");
+    let every = Config::parse("version: 1\nsample: 1/1\n").unwrap();
+    assert!(hashes.iter().all(|hash| every.sample.has(*hash)));
+}
+
+#[test]
+fn the_probes_report_the_state() {
+    let health = Health::new();
+    assert!(health.healthz().0 && !health.readyz().0);
+    health.ready();
+    assert!(health.healthz().0 && health.readyz().0);
+    health.draining();
+    assert!(health.healthz().0);
+    assert_eq!(health.readyz(), (false, "draining".to_owned()));
+}

@@ -1,0 +1,163 @@
+//! The agent on a node: a trace whose results go to the agent.
+
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::Signal;
+
+use crate::{
+    agent::{
+        Agent,
+        config::{Config, HookChoice},
+    },
+    cli::{
+        args::{Attach, ClusterSource, Hooks, TraceOptions},
+        trace::{Sink, Stop, Trace},
+    },
+    kernel::tracer::Tracer,
+    recording::{Header, HookState, Recorded},
+    report::{Output, View},
+    session::{Judgements, Pipeline},
+    time::Timestamp,
+};
+
+/// How often the kernel's counts about the hooks' programs are read.
+const READ_RUNS: Duration = Duration::from_secs(10);
+
+/// Observes the node until a signal ends it.
+pub(super) async fn run(
+    agent: Agent,
+    config: &Config,
+    node: Option<String>,
+    stop: &mut Stop,
+    hangup: &mut Signal,
+) -> anyhow::Result<()> {
+    let options = options(config, node);
+    let _measured = config.kernel_stats.then(|| measure(&agent)).flatten();
+    let mut sink = AgentSink { agent, hangup, reload: false, read_runs: None };
+    let mut trace = Trace::begin(&options, &mut sink, stop).await?;
+    trace.watch(&mut sink, stop).await?;
+    sink.agent.draining();
+    let limit = sink.agent.drain_limit();
+    if let Ok(finished) = tokio::time::timeout(limit, trace.finish(&mut sink, stop)).await {
+        finished?;
+    } else {
+        let text = format!("the open flows were not judged within {} s", limit.as_secs_f64());
+        sink.agent.log().warn("stop", &text);
+    }
+    sink.agent.finish().await;
+    Ok(())
+}
+
+/// Makes the kernel measure the run times of programs while the result lives.
+fn measure(agent: &Agent) -> Option<std::os::fd::OwnedFd> {
+    match crate::kernel::measure_runs() {
+        Ok(measuring) => Some(measuring),
+        Err(why) => {
+            agent.log().warn("kernel", &format!("run times are not measured: {why}"));
+            None
+        }
+    }
+}
+
+/// The trace that the agent runs.
+fn options(config: &Config, node: Option<String>) -> TraceOptions {
+    let cluster = match &config.cluster.folder {
+        Some(folder) => ClusterSource::Folder(folder.clone()),
+        None => ClusterSource::Api {
+            kubeconfig: config.cluster.kubeconfig.clone(),
+            context: config.cluster.context.clone(),
+        },
+    };
+    TraceOptions {
+        target: None,
+        output: Output::Json,
+        view: View::Default,
+        duration: None,
+        ready_file: None,
+        record: None,
+        cluster,
+        node,
+        grace: config.grace.map(crate::agent::config::Span::get),
+        hooks: match config.hooks {
+            HookChoice::Lean => Hooks::Lean,
+            HookChoice::Full => Hooks::Full,
+        },
+        attach: Attach::Auto,
+        without_hooks: Vec::new(),
+        max_flows: config.max_flows.as_usize(),
+        buffer_bytes: usize::try_from(config.buffer.get()).unwrap_or(usize::MAX),
+    }
+}
+
+/// Hands the results of the trace to the agent.
+struct AgentSink<'a> {
+    agent: Agent,
+    hangup: &'a mut Signal,
+    /// SIGHUP came.
+    reload: bool,
+    read_runs: Option<Instant>,
+}
+
+impl Sink for AgentSink<'_> {
+    fn warn(&mut self, text: &str) -> anyhow::Result<()> {
+        self.agent.log().warn("start", text);
+        Ok(())
+    }
+
+    fn attached(&mut self, _: &Tracer, header: Header) -> anyhow::Result<()> {
+        for line in header.hooks.iter().filter(|line| line.state == HookState::Missing) {
+            let reason = line.reason.as_deref().unwrap_or_default();
+            self.agent.log().warn("hooks", &format!("{} is not attached: {reason}", line.hook));
+        }
+        self.agent.ready(header);
+        Ok(())
+    }
+
+    fn hook_changed(&mut self, text: &str) {
+        self.agent.log().warn("hooks", text);
+    }
+
+    fn hooks_are(&mut self, header: Header) {
+        self.agent.hooks_are(header);
+    }
+
+    fn show(&mut self, judgements: Judgements, _: &Pipeline, _: Timestamp) -> anyhow::Result<()> {
+        Ok(self.agent.show(&judgements)?)
+    }
+
+    fn turned(
+        &mut self,
+        recorded: &mut Recorded,
+        tracer: Option<&Tracer>,
+        now: Timestamp,
+    ) -> anyhow::Result<()> {
+        if std::mem::take(&mut self.reload) {
+            self.agent.reload(recorded, now);
+        }
+        if let Some(tracer) = tracer
+            && self.read_runs.is_none_or(|read| read.elapsed() >= READ_RUNS)
+        {
+            self.read_runs = Some(Instant::now());
+            self.agent.kernel_runs(
+                tracer
+                    .attached()
+                    .iter()
+                    .map(|hook| (hook.symbol(), tracer.skipped_events(*hook), tracer.measured_runs(*hook))),
+            );
+        }
+        self.agent.turned(recorded, now);
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.agent.deadline())
+    }
+
+    async fn wanted(&mut self) {
+        if self.hangup.recv().await.is_some() {
+            self.reload = true;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    }
+}
