@@ -46,8 +46,15 @@ fn build(out: &Path) -> Result<PathBuf, String> {
     // Shared by all profiles, and apart from the rest of the target folder, whose lock the outer cargo holds.
     // OUT_DIR is target/PROFILE/build/PACKAGE/out.
     let target_dir = out.ancestors().nth(4).unwrap_or(out).join("bpf");
-    let rustflags =
-        [format!("-Clinker={}", linker.display()), "-Cdebuginfo=2".to_owned(), "-Clink-arg=--btf".to_owned()];
+    // The object names source files: not by the paths of this machine, so that equal sources give equal objects.
+    let home = env::var("CARGO_HOME").or_else(|_| env::var("HOME").map(|home| format!("{home}/.cargo")));
+    let mut rustflags = vec![
+        format!("-Clinker={}", linker.display()),
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+        format!("--remap-path-prefix={}=/viptrace", workspace.display()),
+    ];
+    rustflags.extend(home.ok().map(|home| format!("--remap-path-prefix={home}=/cargo")));
     let output = cargo
         .current_dir(workspace)
         .args([
@@ -65,6 +72,9 @@ fn build(out: &Path) -> Result<PathBuf, String> {
         .arg(&target_dir)
         .env("CARGO_ENCODED_RUSTFLAGS", rustflags.join("\u{1f}"))
         .env("CARGO_PROFILE_RELEASE_STRIP", "false")
+        // The programs read a function's arguments from the registers of the machine that runs viptrace, not of the one
+        // that builds it.
+        .env("AYA_BPF_TARGET_ARCH", env::var_os("CARGO_CFG_TARGET_ARCH").unwrap_or_default())
         .output()
         .map_err(|error| format!("cannot start cargo for the eBPF half: {error}"))?;
     if !output.status.success() {
