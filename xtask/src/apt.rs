@@ -29,6 +29,8 @@ pub(crate) const GUEST: &[&str] = &[
     "ipset",
     "ipvsadm",
 ];
+/// To fill the container image that reads rules.
+pub(crate) const IMAGE: &[&str] = &["iptables", "nftables", "ipset", "netbase"];
 /// To test on the host that the commands that viptrace prints are valid. Other packages have `kubectl` as well.
 pub(crate) const HOST_TESTS: &[&str] = &["kubernetes-client"];
 /// To fetch Helm and the API's schemas, if Python cannot make an environment.

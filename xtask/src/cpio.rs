@@ -19,8 +19,9 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 const CHARACTER: u32 = 0o020_000;
 
+/// One entry of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Node {
+pub(crate) enum Node {
     Directory,
     Symlink(String),
     Text { bytes: Vec<u8>, mode: u32 },
@@ -64,6 +65,11 @@ impl Archive {
 
     pub(crate) fn contains(&self, path: &str) -> bool {
         self.nodes.contains_key(path.trim_start_matches('/'))
+    }
+
+    /// All entries by path, a folder before its contents.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &Node)> {
+        self.nodes.iter().map(|(path, node)| (path.as_str(), node))
     }
 
     /// The host files that the archive contains.

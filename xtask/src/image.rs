@@ -39,6 +39,13 @@ const TOOLS: &[&[&str]] = &[
     &["/usr/sbin/ipset", "/sbin/ipset"],
     &["/usr/sbin/ipvsadm", "/sbin/ipvsadm"],
 ];
+/// Those that list a node's rules, which have no other reader.
+const RULE_LISTERS: &[&[&str]] = &[
+    &["/usr/sbin/xtables-nft-multi"],
+    &["/usr/sbin/xtables-legacy-multi"],
+    &["/usr/sbin/nft"],
+    &["/usr/sbin/ipset", "/sbin/ipset"],
+];
 /// Programs that only the benchmark runs.
 const BENCH_TOOLS: &[&[&str]] = &[&["/usr/bin/tcpdump", "/usr/sbin/tcpdump"], &["/usr/bin/bpftrace"]];
 /// kmod's function depends on the name by which it is called. The kernel loads modules with /sbin/modprobe.
@@ -121,18 +128,7 @@ fn base(directory: &Path, kernel: &Kernel) -> Result<PathBuf> {
     let mut archive = Archive::new();
     skeleton(&mut archive);
     programs(&mut archive, &[tools, extensions].concat())?;
-    for program in ["xtables-nft-multi", "xtables-legacy-multi"] {
-        let backend = if program.contains("nft") { "-nft" } else { "-legacy" };
-        for family in ["iptables", "ip6tables"] {
-            for verb in ["", "-save", "-restore"] {
-                archive.symlink(&format!("usr/sbin/{family}{backend}{verb}"), program);
-                if backend == "-nft" {
-                    // Debian's default, and the choice of kube-proxy's image on an empty node.
-                    archive.symlink(&format!("usr/sbin/{family}{verb}"), program);
-                }
-            }
-        }
-    }
+    iptables_names(&mut archive, &["", "-save", "-restore"]);
     for name in KMOD_NAMES {
         archive.symlink(&format!("usr/sbin/{name}"), "/usr/bin/kmod");
     }
@@ -180,12 +176,56 @@ fn work(place: &Place, directory: &Path) -> Result<PathBuf> {
     write_if_stale(&archive, &directory.join("work.part"))
 }
 
-fn skeleton(archive: &mut Archive) {
+/// The names of iptables's programs, each with these endings.
+fn iptables_names(archive: &mut Archive, verbs: &[&str]) {
+    for program in ["xtables-nft-multi", "xtables-legacy-multi"] {
+        let backend = if program.contains("nft") { "-nft" } else { "-legacy" };
+        for family in ["iptables", "ip6tables"] {
+            for verb in verbs {
+                archive.symlink(&format!("usr/sbin/{family}{backend}{verb}"), program);
+                if backend == "-nft" {
+                    // Debian's default, and the choice of kube-proxy's image on an empty node.
+                    archive.symlink(&format!("usr/sbin/{family}{verb}"), program);
+                }
+            }
+        }
+    }
+}
+
+/// The programs that list a node's rules, with their libraries, plug-ins and licences, for a container's image.
+pub(crate) fn rule_listers() -> Result<Archive> {
+    let tools = find_all(RULE_LISTERS)?;
+    let mut archive = Archive::new();
+    merged_usr(&mut archive);
+    programs(&mut archive, &[xtables_extensions(&tools)?, tools].concat())?;
+    iptables_names(&mut archive, &["-save"]);
+    protocols(&mut archive);
+    let sources: Vec<PathBuf> = archive.sources().map(Path::to_owned).collect();
+    for (package, file) in libraries::licences(&sources)? {
+        archive.file(&format!("usr/share/doc/{package}/copyright"), &file, 0o644);
+    }
+    Ok(archive)
+}
+
+fn merged_usr(archive: &mut Archive) {
     for (link, target) in
         [("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")]
     {
         archive.symlink(link, target);
     }
+}
+
+/// The names of protocols and ports, which nft prints.
+fn protocols(archive: &mut Archive) {
+    for path in ["/etc/protocols", "/etc/services"] {
+        if Path::new(path).is_file() {
+            archive.file(path, Path::new(path), 0o644);
+        }
+    }
+}
+
+fn skeleton(archive: &mut Archive) {
+    merged_usr(archive);
     for path in
         ["dev", "proc", "sys", "run", "tmp", "root", "mnt", "var/log", "usr/bin", "usr/sbin", "usr/lib64"]
     {
@@ -197,11 +237,7 @@ fn skeleton(archive: &mut Archive) {
     for (path, text) in ETC {
         archive.text(path, *text, 0o644);
     }
-    for path in ["/etc/protocols", "/etc/services"] {
-        if Path::new(path).is_file() {
-            archive.file(path, Path::new(path), 0o644);
-        }
-    }
+    protocols(archive);
     archive.text(SHELL_INIT_PATH, SHELL_INIT, 0o755);
 }
 

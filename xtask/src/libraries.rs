@@ -2,6 +2,7 @@
 //!
 //! The image always has a merged /usr, so that every file has exactly one path.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -38,6 +39,42 @@ fn parse(text: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// The copyright file of each Debian package that these files are from, by the package's name.
+pub(crate) fn licences(files: &[PathBuf]) -> Result<BTreeMap<String, PathBuf>> {
+    // A package may list a file below / or below /usr, which are the same folder.
+    let other = |path: &PathBuf| {
+        path.strip_prefix("/usr").map_or_else(
+            |_| Path::new("/usr").join(path.strip_prefix("/").unwrap_or(path)),
+            |rest| Path::new("/").join(rest),
+        )
+    };
+    let output = Call::new("find the packages of files", "dpkg-query")
+        .env("LC_ALL", "C")
+        .arg("--search")
+        .args(files.iter().chain(&files.iter().map(other).collect::<Vec<_>>()))
+        .output()?;
+    // dpkg-query exits with 1 if any file is unknown, which is so for one of the two names of each.
+    let found = packages(&String::from_utf8_lossy(&output.stdout));
+    found
+        .into_iter()
+        .map(|package| {
+            let file = Path::new("/usr/share/doc").join(&package).join("copyright");
+            if !file.is_file() {
+                bail!("{} is missing: an image needs the licences of its programs", file.display());
+            }
+            Ok((package, file))
+        })
+        .collect()
+}
+
+/// Reads the lines "package:architecture: /path" of `dpkg-query`.
+fn packages(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().filter(|line| !line.starts_with("diversion by "));
+    let names = lines.filter_map(|line| line.split_once(": /")).map(|(names, _)| names);
+    let names = names.flat_map(|names| names.split(", "));
+    names.map(|name| name.split(':').next().unwrap_or(name).to_owned()).collect()
+}
+
 /// The path of a host file in the image, without the leading slash: `/bin/ip` and `/usr/bin/ip` are both `usr/bin/ip`.
 pub(crate) fn place(path: &Path) -> Result<String> {
     let text = path.to_str().with_context(|| format!("{} is not text", path.display()))?;
@@ -55,6 +92,14 @@ mod tests {
             \t/lib64/ld-linux-x86-64.so.2 (0x2)\n/bin/busybox:\n\tnot a dynamic executable\n/bin/x:\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x9)\n";
         let paths = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
         assert_eq!(parse(text).unwrap(), paths);
+    }
+
+    #[test]
+    fn packages_are_named_without_their_architecture() {
+        let text = "libc6:amd64: /lib/x86_64-linux-gnu/libc.so.6\nnftables: /usr/sbin/nft\n\
+                    diversion by dash from: /bin/sh\na, b:amd64: /etc/protocols\n";
+        let found = packages(text);
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["a", "b", "libc6", "nftables"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod kernels;
 mod libraries;
 mod matrix;
 mod modules;
+mod oci;
 mod place;
 mod printer;
 mod replay;
@@ -66,7 +67,8 @@ enum Verb {
     Shell(shell::Options),
     /// Write deploy/viptrace.yaml from the chart
     Render,
-    /// Fill target/dist with the contents of a package: binary, man pages, completions, licence, checksums
+    /// Fill target/dist with the contents of a package (static binary, man pages, completions, licence, checksums) and
+    /// the container images as OCI archives
     Dist,
 }
 
