@@ -35,7 +35,7 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
     let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
     let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
-    let flags = u32::from(table_full) * FLAG_TABLE_FULL | site << SITE_SHIFT;
+    let flags = (u32::from(table_full) * FLAG_TABLE_FULL) | (site << SITE_SHIFT);
     packet.fill(&mut entry, (hook, Kind::Packet), reason, 0, flags);
     output::submit(entry);
     0
