@@ -13,7 +13,7 @@ use crate::{
     class::{Class, Domain},
     cluster::{History, Key, Kind},
     time::Timestamp,
-    verdict::{ServiceRef, Verdict},
+    verdict::{ServiceRef, Text, Verdict},
 };
 
 /// How long the series of a deleted Service or endpoint stay: scrapes and alerts see the last increments.
@@ -26,7 +26,7 @@ pub(crate) const OTHER: &str = "_other";
 pub(crate) struct Started {
     pub(crate) service: ServiceRef,
     /// `TCP`, `UDP` or `SCTP`.
-    pub(crate) protocol: String,
+    pub(crate) protocol: Text,
     /// The endpoint that NAT chose; `None` if it chose none, or if endpoints are not counted apart.
     pub(crate) endpoint: Option<SocketAddr>,
 }
@@ -80,7 +80,7 @@ impl Counts {
         let mut key = Started { service: service.clone(), protocol, endpoint };
         if !self.connections.contains_key(&key) && self.is_full() {
             self.limited = self.limited.saturating_add(count);
-            key = Started { service: other(), protocol: String::new(), endpoint: None };
+            key = Started { service: other(), protocol: "".into(), endpoint: None };
         }
         add(&mut self.connections, key, count);
     }
@@ -151,7 +151,7 @@ impl Counts {
             gone.insert(key, since);
         };
         for (service, endpoints) in services {
-            if service.name == OTHER {
+            if &*service.name == OTHER {
                 continue;
             }
             let key = Key::new(&service.namespace, &service.name);
@@ -183,7 +183,7 @@ impl Counts {
 }
 
 fn other() -> ServiceRef {
-    ServiceRef { namespace: String::new(), name: OTHER.to_owned(), port: String::new() }
+    ServiceRef { namespace: "".into(), name: OTHER.into(), port: "".into() }
 }
 
 fn add<K: Ord>(map: &mut BTreeMap<K, u64>, key: K, count: u64) {

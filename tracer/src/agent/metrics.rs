@@ -107,9 +107,8 @@ fn count_seconds(metric: &mut MetricEncoder<'_>, value: f64) -> fmt::Result {
 }
 
 fn of_service(service: Option<&ServiceRef>) -> Labels<'_> {
-    let (namespace, name, port) = service.map_or(("", "", ""), |service| {
-        (service.namespace.as_str(), service.name.as_str(), service.port.as_str())
-    });
+    let (namespace, name, port) =
+        service.map_or(("", "", ""), |service| (&*service.namespace, &*service.name, &*service.port));
     vec![("namespace", namespace), ("service", name), ("port", port)]
 }
 
@@ -155,7 +154,7 @@ fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
         "Connections started, by Service port and endpoint",
         connections.iter().map(|(key, endpoint, count)| {
             let mut labels = of_service(Some(&key.service));
-            labels.extend([("protocol", key.protocol.as_str()), ("endpoint", endpoint.as_str())]);
+            labels.extend([("protocol", key.protocol.as_ref()), ("endpoint", endpoint.as_str())]);
             (labels, *count)
         }),
     )?;

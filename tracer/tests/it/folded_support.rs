@@ -55,6 +55,7 @@ impl Folded {
             node_name: Some("worker-1"),
             node_netns: Some(NODE),
             missing_hooks: &[],
+            hook_gaps: &[],
             drop_reasons: true,
             translations: &self.translations,
             grace: Duration::from_secs(5),
