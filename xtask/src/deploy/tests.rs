@@ -1,5 +1,7 @@
-//! The checks of `deploy/` that need no other program: the plain manifests, the alerts against the knowledge base.
+//! The checks of `deploy/` that need no other program: the plain manifests, the alerts and the dashboard against the
+//! documented metrics and the knowledge base.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use k8s_openapi::api::{apps, core, rbac, scheduling};
@@ -136,13 +138,70 @@ fn page_of(runbook: &str, class: Class) -> String {
 #[test]
 fn each_alert_links_a_page_of_this_repository() {
     const BASE: &str = "https://github.com/viptrace/viptrace/blob/main/";
-    for alert in alerts().into_iter().filter(|alert| alert.runbook.contains("/docs/classes/")) {
+    for alert in alerts() {
         for class in Class::ALL.iter().copied().filter(|class| class.is_fault()) {
             let page = page_of(&alert.runbook, class);
             let path = page.strip_prefix(BASE).unwrap_or_else(|| panic!("{alert:?}"));
             assert!(repository().join(path).is_file(), "{}: {path}", alert.name);
         }
     }
+}
+
+/// The names that begin with one of viptrace's or the process's prefixes. Recorded series have colons.
+fn metrics_in(expression: &str) -> BTreeSet<&str> {
+    let words =
+        expression.split(|character: char| !(character.is_ascii_alphanumeric() || "_:".contains(character)));
+    words
+        .filter(|word| (word.starts_with("viptrace_") || word.starts_with("process_")) && !word.contains(':'))
+        .collect()
+}
+
+/// The metrics of the table in docs/agent.md, each with its labels.
+fn documented() -> Vec<(String, Vec<String>)> {
+    let page = read(&repository().join("docs/agent.md"));
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let rows = page.lines().map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+    rows.filter_map(|cells| {
+        let [_, name, kind, labels, ..] = cells.as_slice() else { return None };
+        let name = name.trim_matches('`');
+        let is_metric = ["counter", "gauge", "info", "histogram"].contains(kind);
+        is_metric.then(|| (name.to_owned(), quoted(labels)))
+    })
+    .collect()
+}
+
+#[test]
+fn alerts_and_dashboard_use_documented_metrics_and_labels() {
+    let documented = documented();
+    assert!(documented.len() > 30, "the table was not found");
+    let dashboard = queries(&read(&folder().dashboard())).unwrap();
+    let rules: Value = serde_saphyr::from_str(&read(&folder().alerts())).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
+    let rules = rules.map(|rule| rule["expr"].as_str().unwrap().to_owned());
+    let mut used = BTreeSet::new();
+    for expression in dashboard.into_iter().chain(rules) {
+        let metrics = metrics_in(&expression);
+        let labels: BTreeSet<&str> = documented
+            .iter()
+            .filter(|(name, _)| metrics.contains(name.as_str()))
+            .flat_map(|(_, labels)| labels.iter().map(String::as_str))
+            .chain(["instance", "job", "node"])
+            .collect();
+        for group in expression.split("by (").skip(1) {
+            let grouped = group.split(')').next().unwrap().split(',').map(str::trim);
+            if !metrics.is_empty() {
+                for label in grouped {
+                    assert!(labels.contains(label), "no metric has the label {label}: {expression}");
+                }
+            }
+        }
+        used.extend(metrics.into_iter().map(str::to_owned));
+    }
+    for metric in &used {
+        assert!(documented.iter().any(|(name, _)| name == metric), "docs/agent.md has no {metric}");
+    }
+    assert!(used.len() > 20, "{used:?}");
 }
 
 #[test]
