@@ -63,6 +63,8 @@ pub struct Player<R> {
     assembler: Assembler,
     /// The latest time so far.
     now: Timestamp,
+    /// The time of the newest sighting.
+    newest: Timestamp,
     /// The time since which something is missing that no recorded loss covers.
     missing_since: Option<Timestamp>,
     undecodable: u64,
@@ -86,6 +88,7 @@ impl<R: Read + Seek> Player<R> {
             next_record: 0,
             assembler: Assembler::default(),
             now: header.started,
+            newest: header.started,
             header,
             missing_since: None,
             undecodable: 0,
@@ -168,7 +171,9 @@ impl<R: Read + Seek> Player<R> {
             return Some(self.pipeline.judge(now));
         }
         let node = self.pipeline.pipeline().node().clone();
-        self.pipeline.pipeline().wants_node().then(|| self.pipeline.node_read(node, now, now))
+        // A flow whose records are the last of the file began after the last time in it.
+        let began = now.max(self.newest);
+        self.pipeline.pipeline().wants_node().then(|| self.pipeline.node_read(node, began, now))
     }
 
     fn unreadable(&mut self, error: &Unreadable) {
@@ -243,6 +248,7 @@ impl<R: Read + Seek> Player<R> {
                     if self.pipeline.is_recording() {
                         self.records.push(record);
                     }
+                    self.newest = self.newest.max(sighting.time);
                     sightings.push(sighting);
                 }
                 Err(_) => self.undecodable += 1,
