@@ -54,7 +54,7 @@ async fn agent(args: &AgentArgs, config: Config) -> anyhow::Result<Outcome> {
     let agent = Agent::start(config.clone(), &args.config, node.clone())?;
     match &args.from {
         Some(recording) => replayed::run(agent, recording, &mut stop, &mut hangup).await?,
-        None => live::run(agent, &config, node, &mut stop, &mut hangup).await?,
+        None => Box::pin(live::run(agent, &config, node, &mut stop, &mut hangup)).await?,
     }
     Ok(Outcome::Clean)
 }
