@@ -32,7 +32,9 @@ fn connect(stage: &Stage, client: &str, service: &str, port: &str, count: usize)
 /// The summary names every hook that could not be attached. A targeted trace needs one more hook than others.
 fn check_that_no_hook_is_missing(stage: &mut Stage) {
     stage.check(|_, ended| {
-        if ended.stderr.contains("nf_nat_setup_info") {
+        // Another line may name it too: those whose skipped runs an old kernel does not count.
+        let is_gap = |line: &str| line.trim_start().starts_with("nf_nat_setup_info:");
+        if ended.stderr.lines().any(is_gap) {
             bail!("the hook of the NAT decision is missing: {}", ended.stderr);
         }
         Ok(())
