@@ -1,8 +1,8 @@
 //! C13, C14, C15 and session affinity: connections that meet an old IPVS entry, or whose entry is gone.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use viptrace_class::Class;
 
 use crate::{
@@ -71,25 +71,8 @@ pub(in super::super) fn server_removed_in_silence(stage: &mut Stage) -> Result<(
     let seen = held.exchange(&Script::exchange().response_limit(Duration::from_secs(6)));
     expect_outcome(&seen, &Outcome::Silent)?;
     let attempt = held.end(Ending::Reset, seen);
-    if gives_drop_reasons()? {
-        stage.expect(&[attempt], "shop/cart", Class::C13, &endpoint);
-    } else {
-        stage.expect(&[attempt], "shop/cart", Class::N9, &endpoint);
-        stage.check(|records, _| {
-            let hidden =
-                |record: &Record| record.unobserved().contains("whether IPVS dropped its packets (C13)");
-            ensure!(records.iter().all(hidden), "the record does not report the unobserved drops");
-            Ok(())
-        });
-    }
+    stage.expect(&[attempt], "shop/cart", Class::C13, &endpoint);
     Ok(())
-}
-
-/// Whether the kernel gives a reason for a dropped packet (since 5.17). Without it the record reports the gap.
-fn gives_drop_reasons() -> Result<bool> {
-    let btf = fs::read("/sys/kernel/btf/vmlinux").context("reading the kernel's BTF")?;
-    let name = b"\0skb_drop_reason\0";
-    Ok(btf.windows(name.len()).any(|bytes| bytes == name))
 }
 
 /// The connection is idle for longer than IPVS keeps its entry. The next request reaches the node's own stack.
