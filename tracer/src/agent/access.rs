@@ -1,4 +1,4 @@
-//! Who may read the metrics: the owner of a token whom the API server allows to `get` the path `/metrics`.
+//! The readers of the metrics: owners of a token whom the API server allows to `get` the path `/metrics`.
 //!
 //! Owns the two reviews and how long their answers count. Keeps hashes of tokens, never a token.
 

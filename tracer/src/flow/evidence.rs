@@ -248,9 +248,9 @@ pub struct EndTrouble {
 pub struct Stuck {
     /// The bytes of its data; the fewest, if the kernel split it.
     pub bytes: u32,
-    /// What was acknowledged before it.
+    /// The bytes that were acknowledged before it.
     pub acked: u64,
-    /// What was received up to its last repetition.
+    /// The bytes that were received up to its last repetition.
     pub received: u64,
     pub repeats: u32,
 }

@@ -92,7 +92,7 @@ fn info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     Ok(info)
 }
 
-/// What a program is loaded for.
+/// The use for which a program is loaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
     /// The entry, or the exit, of one function, by its id in the BTF of this descriptor; `None` for vmlinux.

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathB
 
 use tracer_ebpf::Hook;
 
-/// What happened to a module.
+/// A change of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModuleChange {
     Loaded(&'static str),

@@ -90,7 +90,7 @@ pub(crate) struct Counters {
 impl Tracer {
     /// Loads the object with this kernel's layout and attaches every hook of the plan.
     ///
-    /// A hook that the kernel refuses becomes a gap ([`Self::gaps`]), unless it is essential.
+    /// A hook that the kernel refuses becomes a gap ([`Self::report`]), unless it is essential.
     pub(crate) fn attach(
         plan: &HookPlan,
         layout: Arc<Layout>,

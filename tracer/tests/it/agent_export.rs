@@ -1,4 +1,4 @@
-//! What leaves the agent: the export by OTLP, and the metrics over TLS for the owner of a token.
+//! The agent's data on their way out: the export by OTLP, and the metrics over TLS for the owner of a token.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},

@@ -131,7 +131,7 @@ impl Agent {
         answer.split_once("\r\n\r\n").unwrap().1.to_owned()
     }
 
-    /// What `viptrace agent stream` prints for requests that end by themselves.
+    /// The output of `viptrace agent stream` for requests that end by themselves.
     pub(crate) fn stream(&self, arguments: &[&str]) -> Output {
         let socket = self.socket.to_str().unwrap();
         viptrace(&[&["agent", "stream", "--socket", socket], arguments].concat())

@@ -60,7 +60,7 @@ pub struct Config {
     /// The buffer between kernel and agent.
     #[serde(default = "buffer")]
     pub buffer: Size<4096, GIB>,
-    /// What is written to standard output.
+    /// The records that go to standard output.
     #[serde(default)]
     pub output: OutputChoice,
     /// The time from SIGTERM to the end.
@@ -128,7 +128,7 @@ pub enum HookChoice {
     Full,
 }
 
-/// What is written to standard output.
+/// The records that go to standard output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OutputChoice {
@@ -152,7 +152,7 @@ pub struct MetricsConfig {
     pub endpoints: bool,
     /// Serves TLS.
     pub tls: Option<TlsConfig>,
-    /// Who may read.
+    /// The readers that are allowed.
     pub authorization: Authorization,
 }
 
@@ -178,7 +178,7 @@ pub struct TlsConfig {
     pub key: PathBuf,
 }
 
-/// Who may read the metrics.
+/// The readers of the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Authorization {
