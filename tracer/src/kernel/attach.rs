@@ -90,7 +90,9 @@ pub(super) struct Attached {
     pub(super) programs: Vec<(Hook, Attachment)>,
     /// The planned hooks that kprobe.multi links reach.
     pub(super) by_kprobe_multi: Vec<usize>,
-    loader: LazyLoader,
+    /// Loads the programs that aya cannot, or the reason why none of them can be loaded. It is made before the reader takes
+    /// the maps, so that hooks can still be attached later.
+    loader: Result<Loader, String>,
     targets: Targets,
     /// The addresses of the target that the filter has no room for.
     pub(super) left_out: usize,
@@ -115,6 +117,7 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
         return Err(AttachError::NoObject);
     }
     let mut ebpf = load(plan, layout, options).map_err(|error| AttachError::Load(Box::new(error)))?;
+    let loader = Loader::new(OBJECT, &ebpf).map_err(|error| error.to_string());
     let (mut targets, mut left_out) = (Targets::default(), 0);
     if let Some(wanted) = &options.targets {
         left_out = targets.set(&mut ebpf, wanted)?;
@@ -123,7 +126,7 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
         ebpf,
         programs: Vec::new(),
         by_kprobe_multi: Vec::new(),
-        loader: LazyLoader::default(),
+        loader,
         targets,
         left_out,
         hooks: Vec::new(),
@@ -136,10 +139,6 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
             Err(error) if plan.is_essential(spec) => return Err(error),
             Err(error) => attached.gaps.push(AttachGap { spec_index, reason: error.to_string() }),
         }
-    }
-    // For hooks that come later: it needs maps that the reader takes.
-    if let Err(error) = attached.loader.get(&attached.ebpf) {
-        debug!("hooks of modules that are loaded later cannot be attached: {error}");
     }
     Ok(attached)
 }
@@ -244,7 +243,7 @@ impl Attached {
         if !plan.has_kprobe_multi() {
             return Err(LoadError::NoKprobeMulti.to_string());
         }
-        let loader = self.loader.get(&self.ebpf)?;
+        let loader = self.loader.as_mut().map_err(|error| error.clone())?;
         // All or none: an exit needs its entry.
         let links: Vec<Link> = programs
             .iter()
@@ -274,7 +273,7 @@ impl Attached {
             Attach::Return { fexit, .. } => (std::slice::from_ref(fexit), Place::Exit),
             _ => return Err(format!("{} has no fentry program", spec.symbol)),
         };
-        let loader = self.loader.get(&self.ebpf)?;
+        let loader = self.loader.as_mut().map_err(|error| error.clone())?;
         // All or none: the copies rely on each other.
         let links: Vec<Link> = names
             .iter()
@@ -332,17 +331,6 @@ impl Attached {
             }
         }
         Ok(())
-    }
-}
-
-/// Loads fentry programs; created for the first of them. The text is the reason why it could not be created.
-#[derive(Default)]
-struct LazyLoader(Option<Result<Loader, String>>);
-
-impl LazyLoader {
-    fn get(&mut self, ebpf: &Ebpf) -> Result<&mut Loader, String> {
-        let made = self.0.get_or_insert_with(|| Loader::new(OBJECT, ebpf).map_err(|error| error.to_string()));
-        made.as_mut().map_err(|error| error.clone())
     }
 }
 
