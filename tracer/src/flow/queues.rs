@@ -31,7 +31,7 @@ impl FlowTable {
         // If no entry was read again, the entry's end is the first to show that there was no answer.
         let first_told = flow.revision == 1 && flow.reread.is_none() && flow.deleted.is_some();
         let after_all = flow.was_answered_after_all() || (!tcp && first_told);
-        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
+        let only_lingers = over && flow.expects_no_more(outcome);
         // An earlier SYN waited for its next hop's address until now, perhaps that of a wrong endpoint.
         let first_try = flow.is_repeated() && flow.decisions.len() > flow.handed_decisions;
         let goes_on = outcome == Outcome::Pending && handed.is_none() && flow.awaits_answer();
@@ -44,7 +44,7 @@ impl FlowTable {
         });
         let (queue, wait) = if news {
             (Queue::Settling, self.limits.settle)
-        } else if over && !trying && !may_be_held_back(outcome) {
+        } else if only_lingers {
             (Queue::Lingering, self.limits.linger)
         } else if handed.is_some() && !outcome.is_success() {
             (Queue::Waiting, self.limits.unanswered)
@@ -104,8 +104,7 @@ impl FlowTable {
     pub(super) fn settle(&mut self, index: u32, time: Timestamp) {
         let Some(mut flow) = self.slots.get(index).cloned() else { return };
         let outcome = flow.outcome();
-        let trying = (flow.client.is_seen() || flow.is_sctp()) && flow.is_still_trying();
-        let (queue, wait) = if flow.ended.is_some() && !trying && !may_be_held_back(outcome) {
+        let (queue, wait) = if flow.ended.is_some() && flow.expects_no_more(outcome) {
             (Queue::Lingering, self.limits.linger)
         } else if outcome == Outcome::Established {
             self.open_queue(index)
@@ -163,6 +162,13 @@ const fn may_be_held_back(outcome: Outcome) -> bool {
 }
 
 impl Flow {
+    /// Whether no later packet can change this outcome: its client is not seen to try again, and none waits for its next
+    /// hop's address.
+    fn expects_no_more(&self, outcome: Outcome) -> bool {
+        let trying = (self.client.is_seen() || self.is_sctp()) && self.is_still_trying();
+        !trying && !may_be_held_back(outcome)
+    }
+
     /// Whether it was a request with its answer, as in DNS: its entry is not assured, so that no datagram followed two
     /// seconds later (`nf_conntrack_udp_packet` in `nf_conntrack_proto_udp.c`, Linux 6.12), and it expires
     /// within seconds. A later failure reports its entry again.
