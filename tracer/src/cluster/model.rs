@@ -67,9 +67,7 @@ impl Key {
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
-}
 
-impl Key {
     /// As it is displayed, in a single allocation: most verdicts name two Pods.
     pub(crate) fn text(&self) -> String {
         if self.namespace.is_empty() {

@@ -14,7 +14,7 @@ use crate::text::{is_plain, is_unsafe};
 const USUAL_BYTES: usize = 3072;
 
 /// The record, with a line end.
-pub(super) fn line(record: &impl Serialize) -> io::Result<String> {
+pub(crate) fn line(record: &impl Serialize) -> io::Result<String> {
     let mut out = Vec::with_capacity(USUAL_BYTES);
     record.serialize(&mut Serializer::with_formatter(&mut out, Safe))?;
     out.push(b'\n');

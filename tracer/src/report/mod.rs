@@ -23,6 +23,7 @@ mod sink;
 mod summary;
 mod yaml;
 
+pub(crate) use json::line as record_line;
 pub(crate) use live::Status;
 pub(crate) use printer::OutputError;
 pub use printer::{Paint, Printer, Verbosity};
@@ -33,11 +34,6 @@ use std::io::Write as _;
 use clap::ValueEnum;
 
 use crate::{class::Class, verdict::Verdict};
-
-/// A record as one line of JSON, with its line end.
-pub(crate) fn record_line(record: &impl serde::Serialize) -> Result<String, OutputError> {
-    Ok(json::line(record)?)
-}
 
 /// Writes lines of [`record_line`] to standard output at once.
 pub(crate) fn write_record(line: &str) -> Result<(), OutputError> {

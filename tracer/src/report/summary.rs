@@ -122,7 +122,7 @@ fn by_service(summary: &Summary) -> String {
     match (names.len(), known.len().saturating_sub(MAX_EVICTED)) {
         (0, _) => String::new(),
         (_, 0) => format!(": {}", names.join(", ")),
-        (_, hidden) => format!(": {}, and {hidden} more Services", names.join(", ")),
+        (_, hidden) => format!(": {}, and {}", names.join(", "), count(hidden, "more Service")),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Notes that a verdict adds to its cause, and causes behind kube-proxy's: names (C35), versions (C9), IPVS (C11), the proof that
-//! new connections work (C5b), other namespaces (C16), devices (C34).
+//! Notes that a verdict adds to its cause, and causes behind kube-proxy's: names (C35), versions (C9), IPVS (C11), the
+//! proof that new connections work (C5b), other namespaces (C16), devices (C34).
 
 use crate::{
     cluster_support::{Shop, node},

@@ -153,7 +153,7 @@ impl Out<'_> {
     }
 
     async fn record(&mut self, record: &impl Serialize) -> io::Result<()> {
-        let line = report::record_line(record).map_err(io::Error::other)?;
+        let line = report::record_line(record)?;
         self.frame(FrameKind::Record, line.trim_end().as_bytes()).await
     }
 }

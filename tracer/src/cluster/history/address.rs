@@ -58,7 +58,7 @@ impl<'a> Vip<'a> {
     }
 }
 
-/// `namespace/service:port`.
+/// `namespace/service:port`, the port as [`ServicePort::label`] has it, without a copy.
 impl fmt::Display for Vip<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.service.key)?;

@@ -96,12 +96,14 @@ pub(super) fn client_pod(flow: &Flow, cluster: &History) -> Option<String> {
     cluster.pod_by_ip(flow.orig.src.ip(), flow.first_seen).map(|pod| clean(pod.key.text()))
 }
 
+fn add_gap(case: &Case<'_>, finding: &mut Finding, hook: Hook, cost: &str) {
+    if !case.has_hook(hook) {
+        finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()).into());
+    }
+}
+
 fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
-    let mut gap = |hook: Hook, cost: &str| {
-        if !case.has_hook(hook) {
-            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()).into());
-        }
-    };
+    let mut gap = |hook, cost| add_gap(case, finding, hook, cost);
     gap(Hook::Confirm, "NAT's decision");
     if case.failed() {
         gap(Hook::KfreeSkb, "the place of a drop");
@@ -116,12 +118,7 @@ fn add_gaps(case: &Case<'_>, finding: &mut Finding) {
     if let Some(arrival) = resets::arrival(case) {
         finding.unobserved.push(arrival.into());
     }
-    let mut gap = |hook: Hook, cost: &str| {
-        if !case.has_hook(hook) {
-            finding.unobserved.push(format!("{cost}: this trace has no hook at {}", hook.symbol()).into());
-        }
-    };
-    gap(Hook::SockState, "when the sockets were established and closed");
+    add_gap(case, finding, Hook::SockState, "when the sockets were established and closed");
     if case.flow.partial {
         finding
             .unobserved

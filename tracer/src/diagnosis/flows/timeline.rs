@@ -1,4 +1,4 @@
-//! The kernel's observed actions on a flow, in words and in chronological order.
+//! The kernel's observed actions on a flow, in words. The record sorts them by time, with the rule's own evidence.
 
 use std::{
     fmt::{self, Display},
@@ -46,7 +46,6 @@ pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<E
         events.of_trouble(trouble);
     }
     events.of_entry();
-    events.said.sort_by_key(|evidence| evidence.time);
     events.said
 }
 
@@ -168,10 +167,7 @@ impl Events<'_> {
         self.of_resets(trouble);
         for invalid in &trouble.invalid {
             let which = if invalid.reply { "an answer of the endpoint" } else { "a packet of the client" };
-            let why = fmt::from_fn(|f| match &invalid.why {
-                Some(why) => write!(f, ": {why}"),
-                None => Ok(()),
-            });
+            let why = after(": ", invalid.why.as_deref());
             self.say(
                 invalid.occurrences.first,
                 format!(
@@ -205,10 +201,7 @@ impl Events<'_> {
 
     fn of_drop(&mut self, drop: &Dropped) {
         let reason = drop.reason.as_deref().unwrap_or("no reason given by this kernel");
-        let place = fmt::from_fn(|f| match drop.site {
-            Some(site) => write!(f, ", in {site}"),
-            None => Ok(()),
-        });
+        let place = after(", in ", drop.site);
         let entry = if drop.unconfirmed { ", before its entry was confirmed" } else { "" };
         let way = self.way(drop.stage, drop.endpoint);
         self.say(
@@ -291,10 +284,7 @@ impl Events<'_> {
         } else {
             Text::Owned(error.kind.as_ref().to_owned())
         };
-        let from = fmt::from_fn(|f| match error.from {
-            Some(ip) => write!(f, " from {ip}"),
-            None => Ok(()),
-        });
+        let from = after(" from ", error.from);
         let has_attempts = self.has_attempts;
         let about = fmt::from_fn(|f| match error.endpoint {
             _ if !error.about_request => f.write_str("an answer"),
@@ -367,6 +357,14 @@ fn ending(who: &str, end: &SocketEnd, from: TcpState) -> String {
         counted(end.bytes_acked, "byte"),
         end.bytes_received
     ))
+}
+
+/// The value with this text before it, or nothing.
+fn after(before: &'static str, value: Option<impl Display>) -> impl Display {
+    fmt::from_fn(move |f| match &value {
+        Some(value) => write!(f, "{before}{value}"),
+        None => Ok(()),
+    })
 }
 
 /// ` (reason)`, or nothing.

@@ -177,8 +177,8 @@ pub(super) fn at_once<T: Sync, R: Send>(items: &[T], compute: impl Fn(&T) -> R +
     all.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The classes that count as found: a look-alike that no record names was recognised if there is at most one record, and no
-/// fault.
+/// The classes that count as found: a look-alike that no record names was recognised if there is at most one record, and
+/// no fault.
 fn found_as(caused: Class, found: Vec<Name>) -> Vec<Name> {
     let unnamed = caused.entry().seen == Seen::Neither && caused.kind() == Kind::Normal;
     let healthy = |name: &Name| matches!(name.class.kind(), Kind::Normal | Kind::Ok);

@@ -164,8 +164,6 @@ impl Run<'_> {
         }
         let wanted = self.pipeline.advance_clock(now);
         self.reread(&wanted, now);
-        let judgements = self.pipeline.judge(now);
-        (self.take)(judgements);
         self.judge_all(now);
         // A trace reads the node at most once a second.
         if ms.is_multiple_of(1_000) && self.pipeline.wants_node() {
@@ -187,9 +185,12 @@ impl Run<'_> {
     }
 
     fn judge_all(&mut self, now: Timestamp) {
-        while self.pipeline.has_backlog() {
+        loop {
             let judgements = self.pipeline.judge(now);
             (self.take)(judgements);
+            if !self.pipeline.has_backlog() {
+                break;
+            }
         }
     }
 
