@@ -376,7 +376,7 @@ fn c33_only_large_segments_are_lost() {
     assert!(verdict.root_cause.contains("the endpoint's segments of 1398 bytes"), "{}", verdict.root_cause);
     // Full segments were acknowledged before, or a small one is lost: the path or the endpoint failed.
     let unrelated = |verdict: &Verdict| !verdict.cross_reference.iter().any(|class| class == "C33");
-    for counts in [(500_000, 120), (2_800, 0)] {
+    for counts in [(500_000, 120), (2_800, 0), (1_398, 120)] {
         let verdict = stalled(1398, counts);
         assert!(verdict.class == Class::C29 && unrelated(&verdict), "{counts:?}: {verdict:#?}");
     }

@@ -3,7 +3,7 @@
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence, action},
-    flow::{Dropped, IcmpMeaning, Outcome, SocketEnd, Stage, Stuck},
+    flow::{Dropped, IcmpMeaning, Outcome, Stage, Stuck},
     verdict::EvidenceType,
 };
 
@@ -78,7 +78,7 @@ pub(super) fn too_big(case: &Case<'_>) -> Option<Finding> {
 
 /// Data of at least this length fills a segment on a path that is narrower than it seems: the smallest MTU of a tunnel over
 /// Ethernet is above 1,280 (RFC 8200).
-pub(super) const LARGE_BYTES: u32 = 1_000;
+const LARGE_BYTES: u32 = 1_000;
 /// Repetitions of one segment, the first of which may be an ordinary loss.
 const MIN_REPEATS: u32 = 3;
 
@@ -93,16 +93,19 @@ pub(super) fn only_large_ones(case: &Case<'_>) -> Option<Finding> {
         return None;
     }
     let ends = [("client", &case.flow.client), ("endpoint", &case.flow.server)];
-    let (who, stuck) = ends.into_iter().find_map(|(who, end)| Some((who, stuck(end)?)))?;
-    // The SYN counts as one acknowledged byte of the client (`tcp_snd_una_update`).
-    if !is_larger_than_all_before(stuck) || (stuck.acked <= 1 && stuck.received == 0) {
+    let (who, stuck) = ends.into_iter().find_map(|(who, end)| {
+        let stuck = end.stuck()?;
+        (stuck.repeats >= MIN_REPEATS && is_first_large(stuck, who == "client")).then_some((who, stuck))
+    })?;
+    if stuck.acked <= 1 && stuck.received == 0 {
         return None;
     }
     Some(
         Finding::new(
             Class::C33,
             format!(
-                "the {who}'s segments of {} bytes in the connection to {} are never acknowledged, and smaller ones were",
+                "the {who}'s segments of {} bytes in the connection to {} are never acknowledged, although other data was \
+                 exchanged",
                 stuck.bytes,
                 case.name()
             ),
@@ -116,14 +119,10 @@ pub(super) fn only_large_ones(case: &Case<'_>) -> Option<Finding> {
     )
 }
 
-/// The large segment that this end repeats.
-pub(super) fn stuck(end: &SocketEnd) -> Option<&Stuck> {
-    end.stuck().filter(|stuck| stuck.bytes >= LARGE_BYTES && stuck.repeats >= MIN_REPEATS)
-}
-
-/// Whether no segment of this length can have been acknowledged before.
-pub(super) const fn is_larger_than_all_before(stuck: &Stuck) -> bool {
-    stuck.acked <= stuck.bytes as u64
+/// Whether it is large, and no segment of its length can have been acknowledged before. The SYN counts as one acknowledged
+/// byte of the client (`tcp_snd_una_update`).
+pub(super) fn is_first_large(stuck: &Stuck, is_client: bool) -> bool {
+    stuck.bytes >= LARGE_BYTES && stuck.acked.saturating_sub(u64::from(is_client)) < u64::from(stuck.bytes)
 }
 
 /// The drop of a flow that failed.

@@ -4,12 +4,12 @@ use super::{
     Case, Finding,
     datagrams::unanswered_for,
     hairpin,
-    host_kernel::{LARGE_BYTES, is_larger_than_all_before},
+    host_kernel::is_first_large,
     text::{length, word},
 };
 use crate::{
     class::{Class, Confidence, Severity, action},
-    flow::{IcmpMeaning, Outcome, SocketEnd, Stuck},
+    flow::{IcmpMeaning, Outcome, SocketEnd},
     verdict::EvidenceType,
 };
 
@@ -94,13 +94,14 @@ pub(super) fn silent(case: &Case<'_>) -> Option<Finding> {
 
 /// Names the MTU as a candidate (C33), unless the size of what was lost excludes it.
 fn with_size(case: &Case<'_>, finding: Finding) -> Finding {
-    let mut ends = [&case.flow.client, &case.flow.server].into_iter().filter_map(SocketEnd::stuck).peekable();
+    let ends = [(true, &case.flow.client), (false, &case.flow.server)].into_iter();
+    let mut ends = ends.filter_map(|(is_client, end)| Some((is_client, end.stuck()?))).peekable();
     let (seen, unseen) = if ends.peek().is_none() {
         let seen = "small packets arrived: lost full-size packets indicate the MTU (C33)";
         (seen.to_owned(), "the size of what was lost")
     } else {
-        let is_candidate = |stuck: &Stuck| stuck.bytes >= LARGE_BYTES && is_larger_than_all_before(stuck);
-        let Some(stuck) = ends.find(|stuck| is_candidate(stuck)) else { return finding };
+        let candidate = ends.find(|(is_client, stuck)| is_first_large(stuck, *is_client));
+        let Some((_, stuck)) = candidate else { return finding };
         let seen = format!(
             "the first segment of {} bytes was lost: the MTU of a link may be smaller (C33)",
             stuck.bytes
