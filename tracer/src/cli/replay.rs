@@ -41,10 +41,8 @@ pub(super) fn run(options: &ReplayOptions, mut printer: Printer) -> anyhow::Resu
             Step::Ended(ended) => end = Some(ended),
         }
     }
-    if end.is_none() || player.pipeline().wants_node() {
-        while let Some(judgements) = player.cut_off() {
-            show.show(&mut report, judgements, player.pipeline(), player.now())?;
-        }
+    while let Some(judgements) = player.cut_off() {
+        show.show(&mut report, judgements, player.pipeline(), player.now())?;
     }
     let lacks = lacks(&player, end.is_some());
     for lack in &lacks {

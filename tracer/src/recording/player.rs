@@ -159,7 +159,8 @@ impl<R: Read + Seek> Player<R> {
         }
     }
 
-    /// Judges the open flows of a recording that was cut off, in steps of bounded size; `None` when all are judged.
+    /// Judges the open flows of a recording that does not end them: it was cut off, or is a closed segment of an agent. In
+    /// steps of bounded size; `None` when all are judged.
     pub fn cut_off(&mut self) -> Option<Judgements> {
         let now = self.now;
         if !self.is_finished {

@@ -477,8 +477,6 @@ pub(crate) fn replayed<R: std::io::Read + std::io::Seek>(
             Step::Ended(ended) => end = Some(ended),
         }
     }
-    if end.is_none() {
-        said.extend(std::iter::from_fn(|| player.cut_off()).flat_map(|judgements| lines(&judgements)));
-    }
+    said.extend(std::iter::from_fn(|| player.cut_off()).flat_map(|judgements| lines(&judgements)));
     (said, end)
 }

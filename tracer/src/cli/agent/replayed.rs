@@ -29,12 +29,12 @@ pub(super) async fn run(
         .hint(|| "`viptrace trace --record FILE` makes one".to_owned())?;
     let mut player = Player::open(file, Detail::Faults).with_context(place)?;
     agent.ready(player.header().clone());
-    let mut ended = false;
     let mut steps = 0;
-    while let Some(step) = player.step().with_context(place)? {
+    let mut stopped = false;
+    while !stopped && let Some(step) = player.step().with_context(place)? {
         match step {
             Step::Judged { judgements, .. } => agent.show(&judgements)?,
-            Step::Ended(_) => ended = true,
+            Step::Ended(_) => {}
         }
         let now = player.now();
         if player.has_started() {
@@ -42,20 +42,21 @@ pub(super) async fn run(
         }
         steps += 1;
         if steps % STEPS == 0 {
-            tokio::time::sleep(PAUSE).await;
+            tokio::select! {
+                () = stop.wanted() => stopped = true,
+                () = tokio::time::sleep(PAUSE) => {}
+            }
         }
     }
-    if !ended || player.pipeline().wants_node() {
-        while let Some(judgements) = player.cut_off() {
-            agent.show(&judgements)?;
-        }
+    while let Some(judgements) = player.cut_off() {
+        agent.show(&judgements)?;
     }
     let now = player.now();
     agent.log().info("replay", &format!("{} ends at {}", path.display(), now.to_the_millisecond()));
-    loop {
+    while !stopped {
         agent.turned(player.recorded(), now);
         tokio::select! {
-            () = stop.wanted() => break,
+            () = stop.wanted() => stopped = true,
             _ = hangup.recv() => agent.reload(player.recorded(), now),
             () = tokio::time::sleep_until(agent.deadline().into()) => {}
         }
