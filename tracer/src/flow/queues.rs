@@ -87,9 +87,10 @@ impl FlowTable {
                     continue;
                 }
                 if self.slots.get(index).is_some_and(|flow| flow.handed.is_none()) {
-                    self.settle(index, deadline);
+                    self.release(index, deadline);
+                } else {
+                    self.forget(index);
                 }
-                self.forget(index);
             }
         }
     }
@@ -119,6 +120,13 @@ impl FlowTable {
         }
         self.settled.push_back(flow);
         self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
+    }
+
+    /// Hands the flow out and forgets it.
+    pub(super) fn release(&mut self, index: u32, time: Timestamp) {
+        let Some(mut flow) = self.take(index) else { return };
+        self.hand_out(&mut flow, time);
+        self.settled.push_back(flow);
     }
 
     pub(super) fn hand_out(&mut self, flow: &mut Flow, time: Timestamp) {

@@ -12,7 +12,7 @@ use crate::{net::Protocol, time::Timestamp};
 /// The kinds of flows in the order in which they leave a full table, each with its share of it in sixteenths. A kind may
 /// exceed its share while there is room.
 const KINDS: [(&[Queue], usize); 5] = [
-    // They were handed out. The oldest answered ones leave first.
+    // Most were handed out, and all have an outcome or an answer. The oldest answered ones leave first.
     (&[Queue::Answered, Queue::Lingering, Queue::Waiting], 1),
     (&[Queue::Live], 5),
     (&[Queue::Settling], 2),
@@ -72,13 +72,13 @@ impl FlowTable {
         let Some((queue, index)) = queues.iter().find_map(head) else { return };
         let Some(flow) = self.slots.get(index) else { return };
         // A flow with an outcome is handed out, with the evidence so far.
-        let has_outcome = match flow.handed {
-            None => queue == Queue::Settling || flow.outcome() != Outcome::Pending,
-            Some(_) => queue == Queue::Settling,
-        };
+        let is_first = flow.handed.is_none();
+        let has_outcome = queue == Queue::Settling || (is_first && flow.outcome() != Outcome::Pending);
         if has_outcome && self.settled.len() < 2 * MAX_SETTLED {
-            self.settle(index, self.clock);
-        } else if flow.handed.is_none() {
+            self.release(index, self.clock);
+            return;
+        }
+        if is_first {
             self.unjudged.add((flow.orig.protocol, flow.orig.dst), flow.first_seen);
             self.counters.evicted += 1;
         }

@@ -402,7 +402,7 @@ impl FlowTable {
     }
 
     /// Removes and returns the flow.
-    fn take(&mut self, index: u32) -> Option<Flow> {
+    pub(super) fn take(&mut self, index: u32) -> Option<Flow> {
         self.unlink(index);
         self.slots.remove(index)
     }

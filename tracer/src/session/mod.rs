@@ -421,7 +421,7 @@ impl Pipeline {
         let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
         let before = self.before.remove(&flow.id);
         let verdict = judgement.verdict;
-        // A later flow has not the gaps of this one, or more.
+        // A later flow may lack gaps that this one has, or have further ones.
         let since_then = |time: Option<Timestamp>| time.is_some_and(|time| time > flow.first_seen);
         let has_changed = self.hook_gaps.iter().any(|gap| since_then(gap.from) || since_then(gap.until));
         let lasting = judgement

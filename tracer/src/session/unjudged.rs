@@ -1,5 +1,7 @@
 //! Flows that left a full table without a verdict: how many, and of which Service.
 
+use std::net::SocketAddr;
+
 use crate::{
     cluster::{Address, History},
     diagnosis,
@@ -8,7 +10,6 @@ use crate::{
     time::Timestamp,
     verdict::ServiceRef,
 };
-use std::net::SocketAddr;
 
 /// Flows of one Service port that have no verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,12 +31,7 @@ impl NotJudged {
 }
 
 /// The Service port that an address belongs to at a time.
-pub(super) fn service_of(
-    dst: SocketAddr,
-    protocol: Protocol,
-    at: Timestamp,
-    history: &History,
-) -> Option<ServiceRef> {
+fn service_of(dst: SocketAddr, protocol: Protocol, at: Timestamp, history: &History) -> Option<ServiceRef> {
     let Address::Vip(vip) = history.address(dst, protocol, at) else { return None };
     Some(diagnosis::service_ref(&vip.service.key, vip.port.label()))
 }
