@@ -165,6 +165,9 @@ impl Attached {
         let is_gone = |hook: &Hook| hook.spec().module == Some(module);
         let gone = self.hooks.extract_if(.., |hook| is_gone(hook)).collect();
         self.programs.retain(|(hook, _)| !is_gone(hook));
+        if let Ok(loader) = &mut self.loader {
+            loader.forget(module);
+        }
         gone
     }
 

@@ -215,7 +215,10 @@ impl Environment {
                 break;
             }
             let (base, suffix) = name.split_once('.').unwrap_or((name, ""));
-            let is_copy = ["", "constprop", "isra"].contains(&suffix.split('.').next().unwrap_or_default());
+            let is_part_of_copy = |part: &str| {
+                ["constprop", "isra"].contains(&part) || part.bytes().all(|byte| byte.is_ascii_digit())
+            };
+            let is_copy = suffix.split('.').all(is_part_of_copy);
             let position = wanted.iter().position(|(_, known)| *known == base);
             if let (Some(position), true, true) = (position, is_copy, address > 0) {
                 open = Some((position, suffix.is_empty(), address));

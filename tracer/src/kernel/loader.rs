@@ -17,6 +17,7 @@ use aya::{
     maps::{Map, MapData},
 };
 use aya_obj::Object;
+use tracer_ebpf::Hook;
 
 use super::{
     bpf::{self, Place, Purpose, Request},
@@ -124,10 +125,17 @@ impl Loader {
         })
     }
 
+    /// Forgets the BTF of a module that is gone.
+    pub(super) fn forget(&mut self, module: &str) {
+        self.modules.remove(module);
+    }
+
     /// The BTF of a loaded module.
     fn module(&mut self, name: &'static str) -> Result<i32, LoadError> {
         if !self.modules.contains_key(name) {
             self.modules = bpf::modules().map_err(|error| LoadError::Modules { module: name, error })?;
+            // The loader lives as long as the trace, and a distribution's kernel has a hundred modules.
+            self.modules.retain(|module, _| Hook::ALL.iter().any(|hook| hook.spec().module == Some(module)));
         }
         self.modules.get(name).map(AsRawFd::as_raw_fd).ok_or(LoadError::NoModule(name))
     }

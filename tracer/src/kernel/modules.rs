@@ -2,7 +2,12 @@
 //!
 //! It reads a few files below `/sys/module`, which costs microseconds. It attaches nothing.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::PathBuf,
+};
 
 use tracer_ebpf::Hook;
 
@@ -17,25 +22,27 @@ pub(super) enum ModuleChange {
 #[derive(Debug)]
 pub(super) struct Modules {
     root: PathBuf,
+    /// The modules of the table of hooks.
+    names: BTreeSet<&'static str>,
     /// The inode number of each loaded module's folder: a module that was loaded again has another one.
     loaded: BTreeMap<&'static str, u64>,
 }
 
 impl Modules {
-    /// Reads which modules are loaded below `root`, which holds `sys`.
-    pub(super) fn read(root: impl Into<PathBuf>) -> Self {
-        let mut modules = Self { root: root.into(), loaded: BTreeMap::new() };
+    /// Reads which modules are loaded below `root`, which holds `sys`. A module that `is_planned` does not know counts as
+    /// loaded later: the plan is older than this.
+    pub(super) fn read(root: impl Into<PathBuf>, is_planned: impl Fn(&str) -> bool) -> Self {
+        let names = Hook::ALL.iter().filter_map(|hook| hook.spec().module).collect();
+        let mut modules = Self { root: root.into(), names, loaded: BTreeMap::new() };
         modules.changes();
+        modules.loaded.retain(|name, _| is_planned(name));
         modules
     }
 
     /// The changes since the last call.
     pub(super) fn changes(&mut self) -> Vec<ModuleChange> {
-        let mut names: Vec<&'static str> = Hook::ALL.iter().filter_map(|hook| hook.spec().module).collect();
-        names.sort_unstable();
-        names.dedup();
         let mut changes = Vec::new();
-        for name in names {
+        for name in self.names.iter().copied() {
             let found = self.inode(name);
             let before = match found {
                 Some(inode) => self.loaded.insert(name, inode),
@@ -85,8 +92,11 @@ mod tests {
         put(&root, "nf_conntrack", "live\n");
         put(&root, "nf_nat", "coming\n");
         put(&root, "of_no_interest", "live\n");
-        let mut modules = Modules::read(root.path());
+        let mut modules = Modules::read(root.path(), |_| true);
         assert_eq!(modules.changes(), []);
+        // It was loaded after the plan had been made.
+        let mut late = Modules::read(root.path(), |_| false);
+        assert_eq!(late.changes(), [ModuleChange::Loaded("nf_conntrack")]);
         put(&root, "nf_nat", "live\n");
         put(&root, "of_another", "live\n");
         assert_eq!(modules.changes(), [ModuleChange::Loaded("nf_nat")]);

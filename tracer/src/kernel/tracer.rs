@@ -69,6 +69,14 @@ pub(crate) struct HookChange {
     pub text: String,
 }
 
+impl HookChange {
+    fn lost(hook: Hook, since: Timestamp, reason: &str) -> Self {
+        let (symbol, from, absence) = (hook.symbol(), since.to_the_millisecond(), hook.spec().absence);
+        let text = format!("{symbol}: since {from}, {absence} ({reason})");
+        Self { hook, kind: HookChangeKind::Lost, time: since, text }
+    }
+}
+
 /// The kind of a [`HookChange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HookChangeKind {
@@ -112,7 +120,7 @@ impl Tracer {
         let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
         let clock_offset_ns = clock::monotonic_to_unix_ns();
         Ok(Self {
-            modules: Modules::read("/"),
+            modules: Modules::read("/", |name| plan.planned().any(|(_, spec)| spec.module == Some(name))),
             modules_read: armed_at,
             attached,
             ring,
@@ -313,11 +321,21 @@ impl Tracer {
     /// microseconds as long as nothing changes.
     pub(crate) fn follow_modules(&mut self, plan: &mut HookPlan) -> Vec<HookChange> {
         let before = std::mem::replace(&mut self.modules_read, Timestamp::from_unix_ns(clock::unix_ns()));
+        let modules = self.modules.changes();
+        let is_loaded = |change: &ModuleChange| matches!(change, ModuleChange::Loaded(_));
+        let later = modules.iter().any(is_loaded).then(|| later_plan(plan)).flatten();
         let mut changes = Vec::new();
-        for change in self.modules.changes() {
-            match change {
-                ModuleChange::Loaded(module) => self.attach_module(module, before, plan, &mut changes),
-                ModuleChange::Unloaded(module) => self.detach_module(module, before, plan, &mut changes),
+        for change in modules {
+            match (change, &later) {
+                (ModuleChange::Loaded(module), Some(later)) => {
+                    self.attach_module(module, later, before, plan, &mut changes);
+                }
+                (ModuleChange::Loaded(module), None) => {
+                    warn!("the hooks of the module {module} cannot be attached");
+                }
+                (ModuleChange::Unloaded(module), _) => {
+                    self.detach_module(module, before, plan, &mut changes);
+                }
             }
         }
         changes
@@ -326,37 +344,20 @@ impl Tracer {
     fn attach_module(
         &mut self,
         module: &str,
+        later: &HookPlan,
         before: Timestamp,
         plan: &mut HookPlan,
         changes: &mut Vec<HookChange>,
     ) {
-        let running = match RunningKernel::open(Environment::inspect()) {
-            Ok(running) => running,
-            Err(error) => {
-                warn!("the hooks of the module {module} cannot be attached: {error}");
-                return;
-            }
-        };
-        let later = plan.again(&running.layout(), &running);
-        for index in plan.come_with(module, &later) {
+        for index in plan.come_with(module, later) {
             let Some(line) = plan.lines().get(index) else { continue };
             let (spec, was_missing) = (line.spec, matches!(line.state, State::Missing(_)));
-            let lost = |reason: &str| HookChange {
-                hook: spec.hook,
-                kind: HookChangeKind::Lost,
-                time: before,
-                text: format!(
-                    "{}: since {}, {} ({reason})",
-                    spec.symbol,
-                    before.to_the_millisecond(),
-                    spec.absence
-                ),
-            };
+            let lost = |reason: &str| HookChange::lost(spec.hook, before, reason);
             // The programs' offsets are those of the beginning.
             let fields = spec.fields.iter().copied().flatten();
             let unknown: Vec<&str> = fields.copied().filter(|field| !self.layout.has(field)).collect();
             let attached = if unknown.is_empty() {
-                self.attached.attach_late(&later, index).map_err(|error| error.to_string())
+                self.attached.attach_late(later, index).map_err(|error| error.to_string())
             } else {
                 Err(format!(
                     "the module {module} was loaded after the trace had begun: only a new trace knows its fields"
@@ -364,7 +365,7 @@ impl Tracer {
             };
             match attached {
                 Ok(()) => {
-                    plan.replace(index, &later);
+                    plan.replace(index, later);
                     if self.attached.by_kprobe_multi.contains(&index) {
                         plan.reached_by_kprobe_multi(index);
                     }
@@ -408,17 +409,7 @@ impl Tracer {
             if let Some(index) = plan.lines().iter().position(|line| line.spec.hook == hook) {
                 plan.refuse(index, reason.clone());
             }
-            changes.push(HookChange {
-                hook,
-                kind: HookChangeKind::Lost,
-                time: before,
-                text: format!(
-                    "{}: since {}, {} ({reason})",
-                    hook.symbol(),
-                    before.to_the_millisecond(),
-                    hook.spec().absence
-                ),
-            });
+            changes.push(HookChange::lost(hook, before, &reason));
         }
     }
 
@@ -439,6 +430,14 @@ impl Tracer {
     pub(crate) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
         self.attached.retarget(targets)
     }
+}
+
+/// The same plan for the kernel as it is now; `None` if that cannot be described.
+fn later_plan(plan: &HookPlan) -> Option<HookPlan> {
+    let running = RunningKernel::open(Environment::inspect())
+        .inspect_err(|error| warn!("the kernel cannot be described again: {error}"))
+        .ok()?;
+    Some(plan.again(&running.layout(), &running))
 }
 
 /// Makes the kernel measure the run times of all programs while the result lives (`BPF_ENABLE_STATS`, since 5.8; it

@@ -181,7 +181,8 @@ fn functions_have_the_addresses_that_the_kernel_shows() {
         &root,
         "proc/kallsyms",
         "0000000000000000 A fixed_percpu_data\n\
-         ffffffff81000000 t ip_error.cold\nffffffff81000040 T nf_hook_slow\nffffffff81000040 T alias\n\
+         ffffffff81000000 t ip_error.cold\nffffffff81000020 t ip_forward.isra.0.cold\n\
+         ffffffff81000040 T nf_hook_slow\nffffffff81000040 T alias\n\
          ffffffff81000100 t ip_forward.isra.0\nffffffff81000200 t ip_forward_finish\n\
          ffffffff81000300 t ip_error\nffffffff81000380 T last\n\
          ffffffffc0000000 t early_drop\t[nf_conntrack]\nffffffffc0000100 t next\t[nf_conntrack]\n",
