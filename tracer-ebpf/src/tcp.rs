@@ -68,7 +68,7 @@ fn on_sock_state(ctx: &RawTracePointContext) {
     }
 }
 
-/// Tracepoint `tcp:tcp_retransmit_skb(sk, skb[, err])`. since 6.17 it also reports segments that could not be sent, with
+/// Tracepoint `tcp:tcp_retransmit_skb(sk, skb[, err])`. Since 6.17 it also reports segments that could not be sent, with
 /// the error (kernel commit "tcp: trace retransmit failures in `tcp_retransmit_skb`"): they are left out on every kernel.
 #[raw_tracepoint(tracepoint = "tcp_retransmit_skb")]
 pub(crate) fn tcp_retransmit(ctx: RawTracePointContext) -> i32 {

@@ -23,10 +23,8 @@ impl Protocol {
     pub const TCP: Self = Self(6);
     pub const UDP: Self = Self(17);
     pub const SCTP: Self = Self(132);
-}
 
-impl Protocol {
-    /// Kubernetes' name (`TCP`, `UDP`, `SCTP`), or ICMP.
+    /// The name: Kubernetes' (`TCP`, `UDP`, `SCTP`), or `ICMP`.
     const fn name(self) -> Option<&'static str> {
         match self {
             Self::TCP => Some("TCP"),
