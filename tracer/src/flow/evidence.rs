@@ -71,8 +71,10 @@ pub struct Flow {
     pub previous: Option<Previous>,
     /// How many sightings were folded into it.
     pub sightings: u32,
-    /// Events that the tracer lost while it watched this flow.
+    /// Events that the tracer lost while it watched this flow, or that the kernel suppressed.
     pub lost: u64,
+    /// Of these, the suppressed ones: of this flow's client.
+    pub suppressed: u64,
     pub(super) handed: Option<Outcome>,
     /// The number of decisions when it was last handed out.
     pub(super) handed_decisions: usize,
@@ -483,6 +485,7 @@ impl Flow {
             previous: None,
             sightings: 0,
             lost: 0,
+            suppressed: 0,
             handed: None,
             handed_decisions: 0,
         }

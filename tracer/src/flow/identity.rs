@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{FlowTable, fold::Place, key::Key};
-use crate::sighting::{Conntrack, Hook, Status};
+use crate::sighting::{Conntrack, EntryNote, Hook, Status};
 
 /// A fact that precedes its flow's first entry by at most this was reordered and does not belong to an older flow.
 pub(super) const OVERTAKEN: Duration = Duration::from_millis(100);
@@ -20,12 +20,13 @@ pub(super) const LATE: Duration = Duration::from_secs(1);
 
 impl FlowTable {
     /// The flow of an entry that is being confirmed; a new flow if the known one has another entry.
-    pub(super) fn entry_to_confirm(&mut self, ct: &Conntrack, place: Place) -> u32 {
+    pub(super) fn entry_to_confirm(&mut self, ct: &Conntrack, note: EntryNote, place: Place) -> u32 {
         if let Some(index) = self.index.get(&Key::new(&ct.orig, place.netns)).copied()
             && let Some(flow) = self.slots.get(index)
         {
             let over = flow.ended.is_some_and(|ended| place.time > ended) && !flow.is_still_trying();
-            if flow.is_open() && flow.is_tcp() && flow.orig == ct.orig && flow.first_seen <= place.time {
+            let may_be_picked_up = flow.is_tcp() && note.is_midstream() != Some(false);
+            if may_be_picked_up && flow.is_open() && flow.orig == ct.orig && flow.first_seen <= place.time {
                 // Its old entry is gone, and conntrack picked up the connection mid-stream (tcp_loose).
                 return index;
             }

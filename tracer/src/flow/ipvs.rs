@@ -12,7 +12,7 @@ use super::{
     key::{Key, make_plain},
     table::is_tracked,
 };
-use crate::sighting::{Conntrack, Hook, IpvsFact, IpvsFlags, SocketEvent, SocketFact, TcpState};
+use crate::sighting::{Conntrack, EntryNote, Hook, IpvsFact, IpvsFlags, SocketEvent, SocketFact, TcpState};
 
 /// A persistence template and its connection come from one call of `ip_vs_sched_persist`; an emulated machine may stall
 /// between them.
@@ -108,7 +108,7 @@ impl FlowTable {
 impl Flow {
     /// Whether the entry that is being confirmed was created mid-stream for this connection, whose own entry is gone.
     /// It contains nothing about the connection's beginning, so the earlier decision stays.
-    pub(super) fn fold_pick_up(&mut self, ct: &Conntrack, place: Place) -> bool {
+    pub(super) fn fold_pick_up(&mut self, ct: &Conntrack, note: EntryNote, place: Place) -> bool {
         if let Some(ipvs) = &mut self.ipvs {
             ipvs.old_entry = 0;
         }
@@ -117,7 +117,9 @@ impl Flow {
             .decision_for(ct, place.netns)
             .map(|known| known.confirmed.is_none_or(|confirmed| confirmed < place.time));
         let chosen = self.chosen_by_ipvs(None).is_some_and(|chosen| chosen.time < place.time);
-        if !self.is_tcp() || !self.is_open() || !established || !decided.unwrap_or(chosen) {
+        // An entry that a SYN created begins a connection.
+        let by_syn = note.is_midstream() == Some(false);
+        if by_syn || !self.is_tcp() || !self.is_open() || !established || !decided.unwrap_or(chosen) {
             return false;
         }
         let picked_up = PickedUp { time: place.time, netns: place.netns, ct: *ct };

@@ -18,7 +18,8 @@ pub(super) struct Key {
     low: u128,
     high: u128,
     ports: u32,
-    /// Loopback addresses mean another host in each namespace; all others mean the same host everywhere on a node.
+    /// Loopback and IPv6 link-local addresses mean another host in each namespace; all others mean the same host
+    /// everywhere on a node.
     scope: u32,
     protocol: u8,
 }
@@ -27,12 +28,12 @@ impl Key {
     pub(super) fn new(tuple: &Tuple, netns: Netns) -> Self {
         let (src, dst) = (end(&tuple.src), end(&tuple.dst));
         let (low, high) = if src <= dst { (src, dst) } else { (dst, src) };
-        let loopback = tuple.src.ip().is_loopback() || tuple.dst.ip().is_loopback();
+        let is_scoped = [tuple.src.ip(), tuple.dst.ip()].into_iter().any(is_scoped);
         Self {
             low: low.0,
             high: high.0,
             ports: u32::from(low.1) << 16 | u32::from(high.1),
-            scope: if loopback { netns.0 } else { 0 },
+            scope: if is_scoped { netns.0 } else { 0 },
             protocol: tuple.protocol.0,
         }
     }
@@ -50,6 +51,11 @@ impl Hash for Key {
             }
         }
     }
+}
+
+/// Whether the address has a meaning only within its namespace.
+fn is_scoped(ip: IpAddr) -> bool {
+    ip.is_loopback() || matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 fn end(addr: &SocketAddr) -> (u128, u16) {
@@ -101,6 +107,13 @@ mod tests {
     fn loopback_is_per_namespace() {
         let t = tuple("127.0.0.1:1000", "127.0.0.1:30080");
         assert_ne!(Key::new(&t, Netns(1)), Key::new(&t, Netns(2)));
+    }
+
+    #[test]
+    fn a_link_local_address_is_per_namespace() {
+        let t = tuple("[fe80::1]:1000", "[fe80::2]:80");
+        assert_ne!(Key::new(&t, Netns(1)), Key::new(&t, Netns(2)));
+        assert_eq!(Key::new(&t, Netns(1)), Key::new(&t.reversed(), Netns(1)));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod identity;
 mod ipvs;
 mod key;
 mod limits;
+mod losses;
 mod outcome;
 mod queues;
 mod reorder;
@@ -26,6 +27,7 @@ pub(crate) use evidence::{
 pub use evidence::{Decision, Flow, IcmpMeaning};
 pub(crate) use limits::Counters;
 pub use limits::{Limits, Reread};
+pub use losses::Suppressed;
 pub(crate) use outcome::Answer;
 pub use outcome::{Outcome, ResetBy};
 pub use room::Unjudged;

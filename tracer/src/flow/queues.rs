@@ -142,11 +142,9 @@ impl FlowTable {
         // Without its first decision it may have begun, and lost that event, before.
         let unseen = if flow.is_seen_from_start() { Duration::ZERO } else { self.limits.answer };
         let since = flow.first_seen.saturating_sub(unseen);
-        flow.lost = self
-            .losses
-            .iter()
-            .filter(|loss| loss.from <= until && loss.to >= since)
-            .fold(0, |sum: u64, loss| sum.saturating_add(loss.count));
+        let (lost, suppressed) = self.losses.of(flow.orig.src.ip(), flow.netns, since, until);
+        flow.lost = lost.saturating_add(suppressed);
+        flow.suppressed = suppressed;
     }
 }
 

@@ -16,6 +16,7 @@ use super::{
     fold::{Place, accepts, begins, behind, is_embryo, may_open, waited},
     identity::{LATE, OVERTAKEN},
     key::{Key, make_plain, make_plain_entry},
+    losses::Losses,
     queues::is_news,
     reorder::Reorder,
     room::Evicted,
@@ -29,9 +30,6 @@ use crate::{
     },
     time::Timestamp,
 };
-
-/// The number of losses kept apart; older ones are merged.
-const MAX_LOSSES: usize = 64;
 
 /// All flows of a trace. See the module for the contract.
 ///
@@ -47,7 +45,7 @@ pub struct FlowTable {
     reorder: Reorder,
     pub(super) settled: VecDeque<Flow>,
     pub(super) unjudged: Evicted,
-    pub(super) losses: VecDeque<Loss>,
+    pub(super) losses: Losses,
     pub(super) counters: Counters,
     /// The addresses of the entries to read again.
     pub(super) rereads: Vec<u64>,
@@ -59,13 +57,6 @@ pub struct FlowTable {
     pub(super) clock: Timestamp,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Loss {
-    pub(super) count: u64,
-    pub(super) from: Timestamp,
-    pub(super) to: Timestamp,
-}
-
 impl FlowTable {
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -75,7 +66,7 @@ impl FlowTable {
             reorder: Reorder::new(limits.reorder),
             settled: VecDeque::new(),
             unjudged: Evicted::default(),
-            losses: VecDeque::new(),
+            losses: Losses::default(),
             counters: Counters::default(),
             rereads: Vec::new(),
             unread: Vec::new(),
@@ -153,21 +144,6 @@ impl FlowTable {
         self.index.clear();
     }
 
-    /// The kernel half lost `count` records between `from` and `to`. Flows that were alive then carry the count.
-    pub fn lost(&mut self, count: u64, from: Timestamp, to: Timestamp) {
-        if count == 0 {
-            return;
-        }
-        if self.losses.len() >= MAX_LOSSES
-            && let (Some(oldest), Some(next)) = (self.losses.pop_front(), self.losses.front_mut())
-        {
-            next.count = next.count.saturating_add(oldest.count);
-            next.from = next.from.min(oldest.from);
-            next.to = next.to.max(oldest.to);
-        }
-        self.losses.push_back(Loss { count, from, to });
-    }
-
     pub fn counters(&self) -> Counters {
         let Counters { seen, settled, evicted, absorbed, .. } = self.counters;
         Counters { open: seen - settled - evicted - absorbed, ..self.counters }
@@ -214,14 +190,14 @@ impl FlowTable {
             return self.fold_reread(*ct, fact.note, place);
         }
         let index = match place.hook {
-            Hook::Confirm => self.entry_to_confirm(ct, place),
+            Hook::Confirm => self.entry_to_confirm(ct, fact.note, place),
             Hook::Delete | Hook::KillAcct => self.entry_to_end(ct, place)?,
             _ => self.entry_unconfirmed(ct, place, false, false),
         };
         let flow = self.slots.get_mut(index)?;
         flow.touch(place.time);
         if place.hook == Hook::Confirm {
-            if !flow.fold_pick_up(ct, place) {
+            if !flow.fold_pick_up(ct, fact.note, place) {
                 flow.fold_decision(*ct, place);
                 flow.fold_note(ct, fact.note, place);
             }
