@@ -4,8 +4,9 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds since the Unix epoch (UTC). The kernel's monotonic times are brought to this clock by `kernel`,
-/// so that sightings and API objects can be compared.
+/// Nanoseconds since the Unix epoch (UTC), on the clock of the trace: the Unix time of its start, continued by the
+/// kernel's monotonic clock. `kernel` brings the kernel's times to this clock, and other programs' Unix times too, so that
+/// sightings and API objects can be compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
@@ -47,6 +48,12 @@ impl Timestamp {
     #[must_use]
     pub fn saturating_add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Later by this many nanoseconds, or earlier if they are negative.
+    #[must_use]
+    pub const fn shifted(self, ns: i64) -> Self {
+        Self(self.0.saturating_add_signed(ns))
     }
 
     #[must_use]

@@ -9,6 +9,7 @@ mod reader;
 mod record;
 mod sink;
 mod skipped;
+mod stop;
 
 use std::{
     fs, io,
@@ -20,7 +21,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     cli::{
@@ -32,12 +32,13 @@ use crate::{
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
     kernel::{
-        self,
         attach::Options,
         environment::Environment,
         layout::Layout,
+        now,
         plan::{HookPlan, HookSet, State},
         tracer::{HookChangeKind, Tracer},
+        wall_ahead_ns,
     },
     net::Netns,
     node::{Presence, Request, Snapshot},
@@ -53,9 +54,15 @@ use reader::Reader;
 use record::NewFile;
 use sink::Shown;
 pub(super) use sink::Sink;
+pub(super) use stop::Stop;
+use stop::sleep_until;
 
 /// Flows end one by one. Those that settle within this time of each other are judged together.
 const TOGETHER: Duration = Duration::from_millis(50);
+/// The maximum of one turn for judging: the rest follows in the next turn.
+const JUDGING: Duration = Duration::from_millis(100);
+/// The maximum time at the end for the records that were reported before it.
+const CATCH_UP: Duration = Duration::from_secs(1);
 /// The maximum number of metadata updates applied at once.
 const BATCH_UPDATES: usize = 512;
 /// The interval at which versions older than the look-back are removed.
@@ -65,8 +72,10 @@ const MODULES: Duration = Duration::from_secs(1);
 
 /// Runs until the duration has passed, or until Ctrl-C.
 pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
-    // One thread: the work between two batches is short, and an idle trace costs nothing.
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    // This thread reads, folds and judges, in one order that a replay repeats. Two others receive the
+    // metadata and the signals, and parse: a list of 100 MB takes a second. All sleep while nothing happens.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start the event loop")?;
@@ -372,10 +381,18 @@ impl<'a> Trace<'a> {
     fn turn(&mut self, sink: &mut impl Sink) -> anyhow::Result<()> {
         let now = self.read()?;
         self.follow_modules(sink);
-        let entries = self.pipeline.advance_clock(now);
-        self.reread(&entries);
-        let judged = self.pipeline.judge(now);
-        sink.show(judged, self.pipeline.pipeline(), now)?;
+        self.pipeline.measure_wall_clock(now, wall_ahead_ns());
+        let began = Instant::now();
+        loop {
+            // The time is recorded before each step, so that a replay takes the same steps.
+            let entries = self.pipeline.advance_clock(now);
+            self.reread(&entries);
+            let judged = self.pipeline.judge(now);
+            sink.show(judged, self.pipeline.pipeline(), now)?;
+            if !self.pipeline.pipeline().has_backlog() || began.elapsed() >= JUDGING {
+                break;
+            }
+        }
         self.lister.want();
         if self.pipeline.pipeline().wants_node() {
             self.node.want();
@@ -411,21 +428,31 @@ impl<'a> Trace<'a> {
         sink.hooks_are(header);
     }
 
-    /// Reads all records in the ring buffer. Returns the time up to which all records have been read.
+    /// Reads the records in the ring buffer, as many as fit into a turn. Returns the time up to which all records have been
+    /// read.
     fn read(&mut self) -> anyhow::Result<Timestamp> {
         let Some(tracer) = self.tracer.as_mut() else { return Ok(now()) };
         self.reader.read(tracer, &mut self.pipeline)
     }
 
-    /// Reads every record that was begun before this call.
+    /// Reads every record that was begun before this call, within [`CATCH_UP`]. Otherwise a gap names the rest.
     async fn read_all(&mut self) -> anyhow::Result<Timestamp> {
-        let wanted = now();
+        let (wanted, end) = (now(), Instant::now() + CATCH_UP);
         loop {
             let until = self.read()?;
             if until >= wanted {
                 return Ok(until);
             }
-            tokio::time::sleep(TOGETHER).await;
+            if Instant::now() >= end {
+                let (from, to) = (until.to_the_millisecond(), wanted.to_the_millisecond());
+                self.gaps.push(format!(
+                    "events from {from} to {to} were not read before the end: there were too many"
+                ));
+                return Ok(until);
+            }
+            if !self.reader.has_more() {
+                tokio::time::sleep(TOGETHER).await;
+            }
         }
     }
 
@@ -480,15 +507,29 @@ impl<'a> Trace<'a> {
     fn deadline(&self, end: Option<Instant>, sink: &impl Sink) -> Option<Instant> {
         let flows =
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
-        let backlog = self.pipeline.pipeline().has_backlog().then(Instant::now);
+        let is_busy = self.reader.has_more() || self.pipeline.pipeline().has_backlog();
         let modules = Some(self.modules_read + MODULES);
-        let due = [backlog, flows, sink.deadline(), self.lister.deadline(), modules, end];
+        let due =
+            [is_busy.then(Instant::now), flows, sink.deadline(), self.lister.deadline(), modules, end];
         due.into_iter().flatten().min()
     }
 
-    /// Judges until nothing is left, once the flows have been handed out.
-    fn judge_all(&mut self, sink: &mut impl Sink, now: Timestamp) -> anyhow::Result<()> {
+    /// Judges until nothing is left, once the flows have been handed out. A second stop request ends it.
+    async fn judge_all(
+        &mut self,
+        sink: &mut impl Sink,
+        stop: &mut Stop,
+        now: Timestamp,
+    ) -> anyhow::Result<()> {
         while self.pipeline.pipeline().has_backlog() {
+            tokio::select! {
+                biased;
+                () = stop.wanted() => {
+                    self.gaps.push("the trace was stopped before every flow was judged".to_owned());
+                    break;
+                }
+                () = tokio::task::yield_now() => {}
+            }
             let judged = self.pipeline.judge(now);
             sink.show(judged, self.pipeline.pipeline(), now)?;
         }
@@ -518,7 +559,7 @@ impl<'a> Trace<'a> {
         let ended = now();
         let judged = self.pipeline.finish(ended);
         sink.show(judged, self.pipeline.pipeline(), ended)?;
-        self.judge_all(sink, ended)?;
+        self.judge_all(sink, stop, ended).await?;
         if self.pipeline.pipeline().wants_node() {
             let mut node = NodePoller::default();
             let (snapshot, asked) = tokio::select! {
@@ -529,7 +570,7 @@ impl<'a> Trace<'a> {
             let now = now();
             let judged = self.pipeline.node_read(snapshot, asked, now);
             sink.show(judged, self.pipeline.pipeline(), now)?;
-            self.judge_all(sink, now)?;
+            self.judge_all(sink, stop, now).await?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);
         gaps.extend(self.tracer.iter().flat_map(skipped::events));
@@ -550,10 +591,6 @@ impl<'a> Trace<'a> {
     }
 }
 
-fn now() -> Timestamp {
-    Timestamp::from_unix_ns(kernel::unix_ns())
-}
-
 /// The warning if another dataplane may serve Services here and kube-proxy is not known to run. A program that can contain
 /// kube-proxy proves nothing.
 fn served_elsewhere(node: &Snapshot) -> Option<String> {
@@ -571,31 +608,4 @@ fn served_elsewhere(node: &Snapshot) -> Option<String> {
 fn own_netns() -> Option<Netns> {
     let inode = fs::metadata(Path::new("/proc/self/ns/net")).ok()?.ino();
     u32::try_from(inode).ok().map(Netns)
-}
-
-async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Ctrl-C, or SIGTERM.
-#[derive(Debug)]
-pub(super) struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Stop {
-    pub(super) fn listen() -> io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    pub(super) async fn wanted(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }

@@ -127,6 +127,21 @@ pub struct Trimmed {
     pub changed: Option<Timestamp>,
 }
 
+impl Trimmed {
+    /// Brings the object's times, which are of the wall clock, to the clock of the trace.
+    pub(crate) fn make_trace_time(&mut self, wall_ahead_ns: i64) {
+        let behind_ns = wall_ahead_ns.saturating_neg();
+        let shift = |time: &mut Timestamp| *time = time.shifted(behind_ns);
+        self.created.iter_mut().for_each(shift);
+        self.changed.iter_mut().for_each(shift);
+        if let Object::Pod(pod) = &mut self.object
+            && pod.deletion.is_some()
+        {
+            Arc::make_mut(pod).deletion.iter_mut().for_each(shift);
+        }
+    }
+}
+
 /// A change of an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Change {

@@ -4,11 +4,7 @@
 //! one channel to the owner of the history. kube's own `watcher` is not used because it hides bookmarks and
 //! reconnections, from which the age of the metadata is computed.
 
-use std::{
-    env,
-    path::PathBuf,
-    time::{Duration, SystemTime},
-};
+use std::{env, path::PathBuf, time::Duration};
 
 use kube::{
     Client, Config,
@@ -111,9 +107,19 @@ impl Hint for AccessError {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Update {
     pub kind: Kind,
-    /// When it was received, on this machine's clock.
+    /// When it was received, on the clock of the trace. The object's own times are of the server's clock, brought to that
+    /// of the trace.
     pub received: Timestamp,
     pub event: Event,
+}
+
+impl Update {
+    /// Brings the object's times, which are of the wall clock, to the clock of the trace.
+    pub(crate) fn make_trace_time(&mut self, wall_ahead_ns: i64) {
+        if let Event::Listed(trimmed) | Event::Changed(Change::Put(trimmed)) = &mut self.event {
+            trimmed.make_trace_time(wall_ahead_ns);
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -213,12 +219,6 @@ impl Watcher {
     pub async fn next(&mut self) -> Option<Update> {
         self.updates.recv().await
     }
-}
-
-/// This machine's clock.
-fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_unix_ns(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -139,6 +139,11 @@ impl Fields {
     }
 }
 
+/// Whether the record is an entry that was read again on request, at an address that may have been reused.
+pub(crate) fn is_reread(record: &[u8]) -> bool {
+    record.get(offset_of!(tracer_ebpf::Header, hook)) == Some(&(Hook::EntryReread as u8))
+}
+
 impl Decoder {
     /// A decoder for one kernel; `clock_offset_ns` converts its monotonic time to Unix time.
     pub fn new(layout: Arc<Layout>, clock_offset_ns: u64) -> Self {

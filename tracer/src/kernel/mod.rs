@@ -20,5 +20,5 @@ pub mod plan;
 pub mod running;
 pub(crate) mod tracer;
 
-pub(crate) use clock::unix_ns;
+pub(crate) use clock::{now, unix_ns, wall_ahead_ns};
 pub(crate) use tracer::measure_runs;

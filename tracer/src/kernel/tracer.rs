@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aya::{
@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 use super::{
     attach::{self, AttachError, AttachGap, Attached, Attachment, Options},
     bpf, clock,
-    decode::Decoder,
+    decode::{self, Decoder},
     environment::Environment,
     layout::Layout,
     messages::Messages,
@@ -40,6 +40,9 @@ use crate::{
 /// record.
 const BATCH: Duration = Duration::from_millis(50);
 
+/// How long the sum of all losses is trusted.
+const LOSSES: Duration = Duration::from_secs(1);
+
 /// An attached tracer. Dropping it detaches every hook.
 pub(crate) struct Tracer {
     attached: Attached,
@@ -51,7 +54,11 @@ pub(crate) struct Tracer {
     decoder: Decoder,
     clock_offset_ns: u64,
     armed_at: Timestamp,
-    counters: Counters,
+    /// When the counts of all hooks were last read.
+    losses_read: Instant,
+    /// Records since [`Self::take_undecodable`] that could not be decoded.
+    undecodable: u64,
+    has_warned: bool,
     layout: Arc<Layout>,
     modules: Modules,
     modules_read: Timestamp,
@@ -85,16 +92,6 @@ pub(crate) enum HookChangeKind {
     Lost,
 }
 
-/// The reader's counts since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counters {
-    pub records: u64,
-    /// Records from before the last hook was attached: an incomplete picture, so they are left out.
-    pub before_armed: u64,
-    /// Records that could not be decoded; counted as lost.
-    pub undecodable: u64,
-}
-
 impl Tracer {
     /// Loads the object with this kernel's layout and attaches every hook of the plan.
     ///
@@ -117,8 +114,8 @@ impl Tracer {
             .map_err(|error| AttachError::Ring(error.into()))?;
         let messages = attach::reads_messages().then(|| Messages::read(&mut attached.ebpf)).transpose()?;
         // Hooks attach one after the other; observations from before the last of them are incomplete.
-        let armed_at = Timestamp::from_unix_ns(clock::unix_ns());
-        let clock_offset_ns = clock::monotonic_to_unix_ns();
+        let armed_at = clock::now();
+        let clock_offset_ns = clock::offset_ns();
         Ok(Self {
             modules: Modules::read("/", |name| plan.planned().any(|(_, spec)| spec.module == Some(name))),
             modules_read: armed_at,
@@ -132,7 +129,9 @@ impl Tracer {
             layout,
             clock_offset_ns,
             armed_at,
-            counters: Counters::default(),
+            losses_read: Instant::now(),
+            undecodable: 0,
+            has_warned: false,
             _messages: messages,
         })
     }
@@ -160,13 +159,14 @@ impl Tracer {
         self.armed_at
     }
 
-    /// Nanoseconds added to the kernel's monotonic times to get Unix time.
+    /// Nanoseconds added to the kernel's monotonic times to get the time of the trace.
     pub(crate) fn clock_offset_ns(&self) -> u64 {
         self.clock_offset_ns
     }
 
-    pub(crate) fn counters(&self) -> Counters {
-        self.counters
+    /// The number of records since the last call that could not be decoded.
+    pub(crate) fn take_undecodable(&mut self) -> u64 {
+        std::mem::take(&mut self.undecodable)
     }
 
     /// Waits until there is something to read, and a little longer, so that a busy node is read in batches and an
@@ -191,17 +191,19 @@ impl Tracer {
         while read < limit {
             let Some(record) = ring.next() else { break };
             read += 1;
-            self.counters.records += 1;
             match self.decoder.decode(&record) {
                 Ok(sighting) if sighting.time >= self.armed_at => {
                     keep(&record);
                     into.push(sighting);
                 }
-                Ok(_) => self.counters.before_armed += 1,
+                // From before the last hook was attached: an incomplete picture.
+                Ok(_) => {}
+                // The entry was freed before it was read again: its memory holds something else, and no event was lost.
+                Err(error) if decode::is_reread(&record) => debug!("an entry was gone: {error}"),
                 Err(error) => {
-                    self.counters.undecodable += 1;
-                    // One message is enough; the count continues.
-                    if self.counters.undecodable == 1 {
+                    self.undecodable += 1;
+                    if !self.has_warned {
+                        self.has_warned = true;
                         warn!("a record from the kernel could not be read, and is counted as lost: {error}");
                     }
                 }
@@ -259,11 +261,13 @@ impl Tracer {
                 *before = skipped;
             }
         }
-        // Read after every batch, and rarely changed.
+        // Read after every batch, and rarely changed. Two programs of one CPU can count at the same time and leave it as it
+        // was (`output.rs` in the kernel half), so that it decides for a second at most.
         let any: u64 = self.lost.get(&(LOST_ANY as u32), 0)?.iter().sum();
-        if any == self.lost_before[LOST_ANY] {
+        if any == self.lost_before[LOST_ANY] && self.losses_read.elapsed() < LOSSES {
             return Ok(losses);
         }
+        self.losses_read = Instant::now();
         self.lost_before[LOST_ANY] = any;
         for hook in &self.attached.hooks {
             let slot = *hook as usize;
@@ -320,7 +324,7 @@ impl Tracer {
     /// REJECT of a node comes `nf_reject_ipv4`, often long after the trace began. Call it every second or so; it costs
     /// microseconds as long as nothing changes.
     pub(crate) fn follow_modules(&mut self, plan: &mut HookPlan) -> Vec<HookChange> {
-        let before = std::mem::replace(&mut self.modules_read, Timestamp::from_unix_ns(clock::unix_ns()));
+        let before = std::mem::replace(&mut self.modules_read, clock::now());
         let modules = self.modules.changes();
         let is_loaded = |change: &ModuleChange| matches!(change, ModuleChange::Loaded(_));
         let later = modules.iter().any(is_loaded).then(|| later_plan(plan)).flatten();
@@ -369,7 +373,7 @@ impl Tracer {
                     if self.attached.by_kprobe_multi.contains(&index) {
                         plan.reached_by_kprobe_multi(index);
                     }
-                    let time = Timestamp::from_unix_ns(clock::unix_ns());
+                    let time = clock::now();
                     if !was_missing {
                         changes.push(lost("its module was just loaded"));
                     }

@@ -24,8 +24,6 @@ pub mod routes;
 pub(crate) mod snapshot;
 pub(crate) mod sysctl;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::{Deserialize, Serialize};
 
 pub(crate) use collector::{Collector, Request};
@@ -37,12 +35,11 @@ pub(crate) use release::Release;
 pub(crate) use snapshot::{Presence, WriterEffect};
 pub use snapshot::{RuleEffect, Snapshot};
 
-use crate::time::Timestamp;
+use crate::{kernel, time::Timestamp};
 
-/// The wall clock, which stamps everything that is read.
+/// The clock of the trace, which stamps everything that is read.
 pub fn now() -> Timestamp {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_unix_ns(u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX))
+    kernel::now()
 }
 
 /// A fact and the time at which it was read.

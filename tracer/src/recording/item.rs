@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     cluster::{SavedFacts, SavedObject, Status, Update},
+    flow::Suppressed,
     node::Snapshot,
+    session::WallStep,
     time::Timestamp,
 };
 
@@ -44,6 +46,10 @@ pub(super) enum Item {
     Start(Box<Start>),
     /// The recorder could not keep up.
     Dropped(Dropped),
+    /// Events of one client were suppressed.
+    Suppressed(Suppressed),
+    /// The wall clock was stepped.
+    WallClock(WallStep),
     /// The end of the trace and of the recording.
     End(Box<End>),
     /// A hook was attached or lost while the trace ran.
@@ -118,6 +124,8 @@ const START: u8 = 9;
 const DROPPED: u8 = 10;
 const END: u8 = 11;
 const HOOK: u8 = 12;
+const SUPPRESSED: u8 = 13;
+const WALL_CLOCK: u8 = 14;
 
 impl Item {
     /// Kind and body. The packer counts records.
@@ -142,6 +150,8 @@ impl Item {
             Self::Dropped(dropped) => (DROPPED, json(dropped)?),
             Self::End(end) => (END, json(end)?),
             Self::Hook(change) => (HOOK, json(change)?),
+            Self::Suppressed(suppressed) => (SUPPRESSED, json(suppressed)?),
+            Self::WallClock(step) => (WALL_CLOCK, json(step)?),
         };
         if body.len() > MAX_BODY_BYTES {
             return Err(Unwritable::TooLong(body.len()));
@@ -170,6 +180,8 @@ impl Item {
             DROPPED => Self::Dropped(parsed(kind, body)?),
             END => Self::End(parsed(kind, body)?),
             HOOK => Self::Hook(parsed(kind, body)?),
+            SUPPRESSED => Self::Suppressed(parsed(kind, body)?),
+            WALL_CLOCK => Self::WallClock(parsed(kind, body)?),
             _ => return Ok(None),
         }))
     }
@@ -428,6 +440,13 @@ mod tests {
             })),
             (any::<String>(), any::<bool>(), time())
                 .prop_map(|(hook, is_attached, time)| Item::Hook(HookChanged { hook, is_attached, time })),
+            (any::<std::net::IpAddr>(), any::<u32>(), counts()).prop_map(
+                |(client, netns, (count, from, to))| {
+                    let netns = crate::net::Netns(netns);
+                    Item::Suppressed(Suppressed { client, netns, from, to, count })
+                }
+            ),
+            (time(), any::<i64>()).prop_map(|(at, ahead_ns)| Item::WallClock(WallStep { at, ahead_ns })),
             (time(), vec(any::<String>(), 0..3))
                 .prop_map(|(ended, gaps)| Item::End(Box::new(End { ended, gaps }))),
         ]

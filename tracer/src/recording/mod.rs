@@ -6,7 +6,7 @@
 //!
 //! # The format, version 1
 //!
-//! Numbers are little-endian.
+//! Numbers are little-endian. Times are Unix times of the trace's clock, which a step of the wall clock does not change.
 //!
 //! ```text
 //! file    := "\xf1viptrace rec\r\n\x1a", frame...
@@ -39,6 +39,8 @@
 //! | 10 | dropped | JSON: the inputs that the recorder dropped |
 //! | 11 | end | JSON: the end of the trace; without it the recording was cut off |
 //! | 12 | hook | JSON: a hook was attached, or is lost, since a time |
+//! | 13 | suppressed | JSON: the events of one client that the kernel suppressed |
+//! | 14 | wall clock | JSON: how far it is ahead of the clock of the other times, from a time on |
 //!
 //! A reader skips kinds that it does not know. A record has the form of the kernel half (`tracer_ebpf`'s structs:
 //! `Header` and the data that follows). The header's offsets and reason names describe the copies of `struct nf_conn`

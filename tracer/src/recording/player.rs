@@ -188,6 +188,8 @@ impl<R: Read + Seek> Player<R> {
         match item {
             Item::Records(count) => self.records(count as usize),
             Item::Lost(lost) => self.pipeline.lost(lost.count, lost.from, lost.to),
+            Item::WallClock(step) => self.pipeline.set_wall_clock(step),
+            Item::Suppressed(suppressed) => self.pipeline.suppressed(suppressed),
             Item::Advance(now) => {
                 self.to(now);
                 return judged(self.pipeline.advance(now), now);

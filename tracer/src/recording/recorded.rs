@@ -7,8 +7,9 @@ use std::sync::Arc;
 use super::{End, Failure, Finished, NodeReading, Recorder, Records, item::HookChanged};
 use crate::{
     cluster::{Cluster, Update},
+    flow::Suppressed,
     node::Snapshot,
-    session::{Judgements, Pipeline},
+    session::{Judgements, Pipeline, WallStep},
     sighting::{Hook, Sighting},
     time::Timestamp,
 };
@@ -47,6 +48,10 @@ impl Recorded {
         let (began, now) = self.node_read;
         let reading = NodeReading { snapshot: Arc::clone(self.pipeline.node()), began, now };
         recorder.start(self.pipeline.cluster(), reading);
+        // The wall clock may have been stepped before this recording began.
+        if let Some(ahead_ns) = self.pipeline.wall_ahead_ns() {
+            recorder.wall_clock(WallStep { at: now, ahead_ns });
+        }
         self.recorder = Some(recorder);
     }
 
@@ -84,6 +89,29 @@ impl Recorded {
             recorder.hook_changed(HookChanged { hook: hook.symbol().to_owned(), is_attached, time });
         }
         self.pipeline.hook_changed(hook, is_attached, time);
+    }
+
+    /// As [`Pipeline::suppressed`].
+    pub fn suppressed(&mut self, suppressed: Suppressed) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.suppressed(suppressed);
+        }
+        self.pipeline.suppressed(suppressed);
+    }
+
+    /// Compares the wall clock, which is this far ahead of the clock of the trace, with the last comparison.
+    pub fn measure_wall_clock(&mut self, at: Timestamp, ahead_ns: i64) {
+        if self.pipeline.is_wall_step(ahead_ns) {
+            self.set_wall_clock(WallStep { at, ahead_ns });
+        }
+    }
+
+    /// As [`Pipeline::set_wall_clock`].
+    pub fn set_wall_clock(&mut self, step: WallStep) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.wall_clock(step);
+        }
+        self.pipeline.set_wall_clock(step);
     }
 
     pub fn absorb(&mut self, update: Update) {

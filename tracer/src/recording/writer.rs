@@ -27,8 +27,10 @@ use super::{
 use crate::{
     cluster::{Cluster, Update},
     error::Hint,
+    flow::Suppressed,
     kernel::decode::Mask,
     node::Snapshot,
+    session::WallStep,
     text::word,
     time::Timestamp,
 };
@@ -200,6 +202,14 @@ impl Recorder {
 
     pub(super) fn hook_changed(&mut self, change: HookChanged) {
         self.item(Item::Hook(change));
+    }
+
+    pub fn suppressed(&mut self, suppressed: Suppressed) {
+        self.item(Item::Suppressed(suppressed));
+    }
+
+    pub fn wall_clock(&mut self, step: WallStep) {
+        self.item(Item::WallClock(step));
     }
 
     pub fn update(&mut self, update: Update) {

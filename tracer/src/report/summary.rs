@@ -44,7 +44,7 @@ fn overview(out: &mut String, paint: Paint, counts: Counts, ending: &Ending) {
     let unexplained = |unknown| format!("{} without an explanation", count(unknown, "flow"));
     let (style, text) = match (counts.faults, counts.unknown) {
         (0, 0) if counts.total() == 0 => (Style::Unknown, "no Service traffic was observed".to_owned()),
-        (0, 0) if ending.lost_events > 0 => {
+        (0, 0) if ending.lost_events + ending.suppressed_events > 0 => {
             (Style::Unknown, "no fault observed, but events were lost: not proof of health".to_owned())
         }
         (0, 0) if ending.flows_evicted > 0 => {
@@ -112,10 +112,9 @@ fn latency_table(out: &mut String, paint: Paint, mut latencies: Vec<Latency>) {
     table(out, rows.collect(), &[Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
 }
 
-/// The Services with the most flows that have no verdict.
-fn by_service(summary: &Summary) -> String {
-    let mut known: Vec<_> =
-        summary.unjudged().filter_map(|(service, count)| Some((service?, count))).collect();
+/// The Services with the largest counts, as the end of a line.
+fn by_service<'a>(counts: impl Iterator<Item = (&'a ServiceRef, u64)>) -> String {
+    let mut known: Vec<_> = counts.collect();
     known.sort_by_key(|(_, count)| Reverse(*count));
     let name = |(service, count): &(&ServiceRef, u64)| format!("{count} to {}", safe(&service.to_string()));
     let names: Vec<String> = known.iter().take(MAX_EVICTED).map(name).collect();
@@ -139,7 +138,15 @@ fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
         let evicted = count(ending.flows_evicted, "flow");
         lines.push(format!(
             "{evicted} evicted without a verdict to limit memory (a larger --max-flows helps){}",
-            by_service(summary)
+            by_service(summary.unjudged().filter_map(|(service, count)| Some((service?, count))))
+        ));
+    }
+    if ending.suppressed_events > 0 {
+        let suppressed = count(ending.suppressed_events, "event");
+        let services = ending.suppressed_by_service.iter().map(|(service, count)| (service, *count));
+        lines.push(format!(
+            "{suppressed} of noisy clients suppressed in the kernel: flows of these clients are not called healthy{}",
+            by_service(services)
         ));
     }
     lines.extend(ending.gaps.iter().map(|gap| safe(gap).into_owned()));

@@ -8,8 +8,10 @@ mod grace;
 mod healthy_folds;
 mod latency;
 mod summary;
+mod suppressed;
 mod undecided;
 mod unjudged;
+mod wall_clock;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,15 +22,17 @@ use std::{
 use crate::{
     cluster::{Address, Cluster, Membership},
     diagnosis::{self, Context, HookGap, Translations},
-    flow::{Counters, Flow, FlowTable, Limits},
+    flow::{Counters, Flow, FlowTable, Limits, Suppressed},
     net::Netns,
     node::Snapshot,
     sighting::{Hook, ListedEntry, Sighting},
     time::Timestamp,
-    verdict::{Verdict, VerdictKey},
+    verdict::{ServiceRef, Verdict, VerdictKey},
 };
 use healthy_folds::HealthyFolds;
+use suppressed::SuppressedEvents;
 use undecided::Undecided;
+use wall_clock::WallClock;
 
 pub use grace::Grace;
 pub(crate) use healthy_folds::Folded;
@@ -36,6 +40,7 @@ pub use latency::Latency;
 pub(crate) use summary::Cause;
 pub use summary::{Counts, Ending, Summary};
 pub use unjudged::NotJudged;
+pub use wall_clock::WallStep;
 
 /// The most flows that wait for a read of the node; beyond it the oldest is judged with the known facts.
 const MAX_WAITING: usize = 16_384;
@@ -116,6 +121,8 @@ pub struct Pipeline {
     healthy: HealthyFolds,
     lost: u64,
     hook_gaps: Vec<HookGap>,
+    suppressed: SuppressedEvents,
+    wall_clock: WallClock,
 }
 
 impl Pipeline {
@@ -136,6 +143,8 @@ impl Pipeline {
             healthy: HealthyFolds::default(),
             lost: 0,
             hook_gaps: Vec::new(),
+            suppressed: SuppressedEvents::default(),
+            wall_clock: WallClock::default(),
         }
     }
 
@@ -243,6 +252,44 @@ impl Pipeline {
         }
     }
 
+    /// Reports that the kernel suppressed events of one client: only that client's flows that were alive then carry the
+    /// count. Call it before the time advances past `suppressed.to`.
+    pub fn suppressed(&mut self, suppressed: Suppressed) {
+        self.suppressed.add(suppressed.client, suppressed.count);
+        self.flows.suppressed(suppressed);
+    }
+
+    /// The number of events that the kernel suppressed so far.
+    pub fn suppressed_events(&self) -> u64 {
+        self.suppressed.total
+    }
+
+    /// Of these, the events of each Service port, as far as a flow of their client shows it.
+    pub fn suppressed_by_service(&self) -> impl Iterator<Item = (&ServiceRef, u64)> {
+        self.suppressed.by_service()
+    }
+
+    /// Whether the wall clock was stepped since the last [`Self::set_wall_clock`], if it is now this far ahead of the clock
+    /// of the trace.
+    pub fn is_wall_step(&self, ahead_ns: i64) -> bool {
+        self.wall_clock.is_step(ahead_ns)
+    }
+
+    /// The wall clock was stepped: the times of later verdicts follow it, and nothing else changes.
+    pub fn set_wall_clock(&mut self, step: WallStep) {
+        self.wall_clock.set(step);
+    }
+
+    /// By how many nanoseconds the wall clock is ahead of the clock of the trace, if it was stepped.
+    pub(crate) fn wall_ahead_ns(&self) -> Option<i64> {
+        self.wall_clock.ahead_ns()
+    }
+
+    /// A line for each step of the wall clock.
+    pub(crate) fn wall_clock_lines(&self) -> impl Iterator<Item = String> {
+        self.wall_clock.lines()
+    }
+
     /// Judges flows that are settled at `now`, by which time every earlier event has been observed: one step of bounded
     /// size, after which [`Self::has_backlog`] reports whether [`Self::judge`] has more. A flow whose
     /// cause is in the node's rules or counters waits for a read of the node that began after the flow
@@ -311,10 +358,22 @@ impl Pipeline {
         self.collect(judged)
     }
 
-    fn collect(&mut self, judged: Vec<Judged>) -> Judgements {
-        let history = &self.cluster.history;
-        let unjudged = self.flows.take_unjudged().into_iter().map(|flows| NotJudged::of(flows, history));
-        Judgements { judged, unjudged: unjudged.collect(), folded: self.healthy.take() }
+    fn collect(&mut self, mut judged: Vec<Judged>) -> Judgements {
+        let (history, clock) = (&self.cluster.history, &self.wall_clock);
+        let mut folded = self.healthy.take();
+        let unjudged =
+            self.flows.take_unjudged().into_iter().map(|flows| NotJudged::of(flows, history, clock));
+        let unjudged = unjudged.collect();
+        if !clock.is_steady() {
+            for judged in &mut judged {
+                clock.stamp(&mut judged.verdict);
+            }
+            for folded in &mut folded {
+                clock.stamp(Arc::make_mut(&mut folded.verdict));
+                folded.last = clock.unix(folded.last);
+            }
+        }
+        Judgements { judged, folded, unjudged }
     }
 
     fn judge_ready(&mut self, now: Timestamp, judged: &mut Vec<Judged>) {
@@ -421,6 +480,7 @@ impl Pipeline {
         let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
         let before = self.before.remove(&flow.id);
         let verdict = judgement.verdict;
+        self.suppressed.attribute(flow, verdict.service.as_ref());
         // A later flow may lack gaps that this one has, or have further ones.
         let since_then = |time: Option<Timestamp>| time.is_some_and(|time| time > flow.first_seen);
         let has_changed = self.hook_gaps.iter().any(|gap| since_then(gap.from) || since_then(gap.until));

@@ -207,6 +207,9 @@ pub struct Ending {
     pub flows_evicted: u64,
     /// Events that the kernel could not deliver.
     pub lost_events: u64,
+    /// Events of single clients that the kernel suppressed, and of these the ones of each Service.
+    pub suppressed_events: u64,
+    pub suppressed_by_service: Vec<(ServiceRef, u64)>,
     /// Time since the API server last sent data, or the age of the object files; `None` without metadata.
     pub metadata_age: Option<Duration>,
     /// Gaps: missing hooks, objects that may not be read, node facts.
@@ -221,6 +224,7 @@ impl Ending {
         gaps.extend(status.gaps(ended));
         gaps.extend(cluster.history.losses());
         gaps.extend(pipeline.node().gap_lines());
+        gaps.extend(pipeline.wall_clock_lines());
         let counters = pipeline.counters();
         Self {
             started,
@@ -228,6 +232,11 @@ impl Ending {
             flows_open: counters.open,
             flows_evicted: counters.evicted,
             lost_events: pipeline.lost_events(),
+            suppressed_events: pipeline.suppressed_events(),
+            suppressed_by_service: pipeline
+                .suppressed_by_service()
+                .map(|(service, count)| (service.clone(), count))
+                .collect(),
             metadata_age: status.metadata_age(ended),
             gaps,
         }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::wall_clock::WallClock;
 use crate::{
     cluster::{Address, History},
     diagnosis,
@@ -23,10 +24,10 @@ pub struct NotJudged {
 }
 
 impl NotJudged {
-    pub(super) fn of(flows: Unjudged, history: &History) -> Self {
+    pub(super) fn of(flows: Unjudged, history: &History, clock: &WallClock) -> Self {
         let Unjudged { to, count, first, last } = flows;
         let service = to.and_then(|(protocol, dst)| service_of(dst, protocol, last, history));
-        Self { service, count, first, last }
+        Self { service, count, first: clock.unix(first), last: clock.unix(last) }
     }
 }
 

@@ -173,6 +173,13 @@ impl Script {
         self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
     }
 
+    /// The entry was created for a SYN.
+    pub(crate) fn confirm_syn(self, ms: u64) -> Self {
+        let note = EntryNote { tcp_state: Some(1), ..EntryNote::default() };
+        let ct = self.entry(0);
+        self.push(ms, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
     /// A process deleted the entry through netlink.
     pub(crate) fn delete_by_hand(self, ms: u64) -> Self {
         let note = EntryNote { tcp_state: Some(3), deleted_by: Some(4242), ..EntryNote::default() };

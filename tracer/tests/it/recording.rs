@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Cursor,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::Duration,
@@ -12,7 +13,9 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use viptrace::{
     cluster::{self, Update, watch::Event},
     error::Hint as _,
+    flow::Suppressed,
     kernel::decode::{Decoder, Mask},
+    net::Netns,
     node::{
         ProxyMode, Snapshot,
         capture::{Capture, Kind},
@@ -40,9 +43,10 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> (Vec<String>, Option<End>, Player<C
     (lines, end, player)
 }
 
-/// A trace with every kind of event: losses, a lost API server, readings of the node, pruning.
+/// A trace with every kind of event: losses, suppressed events, a lost API server, readings of the node, pruning, steps of
+/// the wall clock.
 fn eventful(path: &Path, detail: Detail, records: usize) -> Vec<String> {
-    traced(path, detail, 7, records, (0..7).cycle())
+    traced(path, detail, 7, records, (0..10).cycle())
 }
 
 /// This many records of traffic, with an event after each hundred of them.
@@ -66,6 +70,19 @@ fn traced(
             3 => live.pass(Duration::from_secs(2)),
             4 => live.recorded.absorb(update(Event::Heard)),
             5 => live.recorded.prune(received),
+            6 => live.recorded.suppressed(Suppressed {
+                client: IpAddr::from([10, 244, 1, 100]),
+                netns: Netns(1),
+                from: received.saturating_sub(Duration::from_secs(1)),
+                to: received,
+                count: 9,
+            }),
+            // Forward and back by up to an hour.
+            7 => live.recorded.measure_wall_clock(
+                received,
+                (received.as_unix_ns() / 1_000 % 80).cast_signed() * 90_000_000_000 - 3_600_000_000_000,
+            ),
+            8 => live.recorded.measure_wall_clock(received, -3_600_000_000_000),
             _ if live.recorded.pipeline().wants_node() => live.read_node(),
             _ => {}
         }
@@ -98,7 +115,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn every_event_is_replayed_exactly(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..8_u8, 1..12)) {
+    fn every_event_is_replayed_exactly(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..11_u8, 1..12)) {
         let detail = if all { Detail::All } else { Detail::Faults };
         let (_folder, path) = temporary();
         let live = traced(&path, detail, seed, happenings.len() * 100, happenings.into_iter());

@@ -1,16 +1,12 @@
 //! Folding healthy flows must change nothing but the cost: for any events on the network and in the cluster, the
 //! counts, causes, connect times and printed lines equal those of judging every flow.
 
-use std::{
-    io::{self, Write},
-    sync::{Arc, Mutex},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use crate::{
     cluster_support::{self, NOT_READY, READY, TERMINATING, endpoint, listed, put},
     flow_support::{Script, addr, at},
-    session_support::settings,
+    session_support::{Text, settings},
 };
 use proptest::prelude::*;
 use viptrace::{
@@ -76,20 +72,6 @@ struct Story {
     latencies: Vec<Latency>,
     table: String,
     wide: String,
-}
-
-#[derive(Clone, Default)]
-struct Text(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Text {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// A pipeline and all that a trace does with what comes out of it.
@@ -164,7 +146,7 @@ impl Trace {
         self.read_node(end_ms);
         let [table, wide] = self.reports.each_mut().map(|(report, text)| {
             report.finish(&Summary::default(), &Ending::default()).unwrap();
-            String::from_utf8(text.0.lock().unwrap().clone()).unwrap()
+            text.text()
         });
         Story {
             judged: self.summary.counts().total(),

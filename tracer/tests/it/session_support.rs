@@ -1,4 +1,9 @@
-//! The settings of the sessions that tests run.
+//! The settings of the sessions that tests run, and what a session prints.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex},
+};
 
 use viptrace::{
     flow::Limits,
@@ -17,5 +22,26 @@ pub(crate) fn settings(detail: Detail) -> Settings {
         drop_reasons: true,
         grace: Grace::default(),
         detail,
+    }
+}
+
+/// Everything that was printed.
+#[derive(Clone, Default)]
+pub(crate) struct Text(Arc<Mutex<Vec<u8>>>);
+
+impl Text {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

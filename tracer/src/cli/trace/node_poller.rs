@@ -11,8 +11,8 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::now;
 use crate::{
+    kernel::{now, wall_ahead_ns},
     node::{Collector, Request, Snapshot, entries},
     sighting::ListedEntry,
     time::Timestamp,
@@ -105,8 +105,10 @@ impl NodePoller {
             let capture = Collector::default().collect(request).await;
             // Large rules take long to parse. If the parser panicked, the node is unknown.
             let snapshot = tokio::task::spawn_blocking(move || Snapshot::read(&capture)).await;
+            let mut snapshot = snapshot.unwrap_or_default();
+            snapshot.report.make_trace_time(wall_ahead_ns());
             // The trace may have ended.
-            let _ = answer.send((Arc::new(snapshot.unwrap_or_default()), begun));
+            let _ = answer.send((Arc::new(snapshot), begun));
         });
         self.asked = Some(asked);
         let at = Instant::now() + pause;

@@ -1,25 +1,63 @@
-//! Reads the kernel's ring buffer to its end, and determines the time up to which all records have been read.
+//! Reads the kernel's ring buffer in turns of bounded length, and determines the time up to which all records have been
+//! read.
 //!
 //! Time advances for the flows only up to that time, so that no flow times out while its answer waits to be read: a
-//! busy node may keep viptrace, or a program that has begun a record, from the CPU for longer than a flow waits.
+//! busy node may keep viptrace, or a program that has begun a record, from the CPU for longer than a flow waits. Where
+//! records arrive as fast as they are read, a turn ends before the buffer does, so that flows are judged and a stop
+//! request is noticed all the same.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use super::now;
 use crate::{
-    kernel::tracer::Tracer,
+    kernel::{now, tracer::Tracer},
     net::Netns,
     recording::{Recorded, Records},
     sighting::{ListedEntry, Sighting},
     time::Timestamp,
 };
 
-/// The maximum number of records read before the flows are processed: bounds the memory between the two.
-const BATCH_RECORDS: usize = 8192;
+/// The maximum number of records read before the losses are read and the flows are processed: bounds the memory between
+/// the two.
+const BATCH_RECORDS: usize = 1024;
+/// The maximum of one turn: the records that a burst leaves in the buffer, and the time for them.
+const TURN_RECORDS: usize = 32 * BATCH_RECORDS;
+const TURN: Duration = Duration::from_millis(100);
 /// How far time may lag behind for a record that was begun and is not finished.
 const HELD_UP: Duration = Duration::from_secs(1);
+
+/// The records of a kernel, in the order of their reservation.
+pub(super) trait Source {
+    /// Takes out at most `limit` finished records. `keep` receives each record that becomes a sighting. Returns how many
+    /// there were.
+    fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, keep: &mut dyn FnMut(&[u8])) -> usize;
+    /// Whether there is more: newer records, or one that is still being written.
+    fn has_more(&self) -> bool;
+    /// How many events were lost since the last call: without room in the buffer, or not decodable.
+    fn lost(&mut self) -> anyhow::Result<u64>;
+    /// The buffer was read to its end.
+    fn caught_up(&mut self);
+}
+
+impl Source for Tracer {
+    fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, keep: &mut dyn FnMut(&[u8])) -> usize {
+        Self::drain(self, limit, into, keep)
+    }
+
+    fn has_more(&self) -> bool {
+        Self::has_more(self)
+    }
+
+    fn lost(&mut self) -> anyhow::Result<u64> {
+        let losses = self.losses().context("cannot read how many events were lost")?;
+        Ok(losses.iter().map(|(_, count)| count).sum::<u64>() + self.take_undecodable())
+    }
+
+    fn caught_up(&mut self) {
+        Self::caught_up(self);
+    }
+}
 
 /// Passes the records from the kernel to the flows.
 #[derive(Debug)]
@@ -27,32 +65,52 @@ pub(super) struct Reader {
     sightings: Vec<Sighting>,
     /// The records of the sightings, for the recording.
     records: Records,
-    /// The end of the last read: any new losses happened since then.
+    /// When the losses were last read: any new ones happened since then.
     last: Timestamp,
     until: Until,
+    has_more: bool,
 }
 
 impl Reader {
     pub(super) fn new(started: Timestamp) -> Self {
-        Self { sightings: Vec::new(), records: Records::default(), last: started, until: Until(started) }
+        Self {
+            sightings: Vec::new(),
+            records: Records::default(),
+            last: started,
+            until: Until(started),
+            has_more: false,
+        }
     }
 
-    /// Reads all waiting records, and the number of records lost meanwhile. Returns the time up to which all records
-    /// have been read.
-    pub(super) fn read(&mut self, tracer: &mut Tracer, pipeline: &mut Recorded) -> anyhow::Result<Timestamp> {
-        let before = tracer.counters();
-        let (began, held_up) = read_to_end(&mut Waiting { reader: self, tracer, pipeline }, now);
-        tracer.caught_up();
-        let ended = now();
-        // Records are lost only when the buffer is full: if nothing was read, nothing was lost.
-        if tracer.counters().records > before.records {
-            let losses = tracer.losses().context("cannot read how many events were lost")?;
-            let lost: u64 = losses.iter().map(|(_, count)| count).sum();
-            let lost = lost + (tracer.counters().undecodable - before.undecodable);
-            pipeline.lost(lost, self.last, ended);
+    /// Whether the last turn ended before the buffer did.
+    pub(super) fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    /// Reads waiting records for one turn, and before each batch of them the losses, so that no flow is handed out
+    /// without the losses of its time. Returns the time up to which all records have been read.
+    pub(super) fn read(
+        &mut self,
+        source: &mut impl Source,
+        pipeline: &mut Recorded,
+    ) -> anyhow::Result<Timestamp> {
+        let mut waiting = Waiting {
+            reader: self,
+            source,
+            pipeline,
+            left: TURN_RECORDS,
+            end: Instant::now() + TURN,
+            failure: None,
+        };
+        let (began, read) = read_to_end(&mut waiting, now);
+        if let Some(failure) = waiting.failure {
+            return Err(failure);
         }
-        self.last = ended;
-        Ok(self.until.advance(began, held_up))
+        self.has_more = matches!(read, Read::UpTo(_));
+        if !self.has_more {
+            source.caught_up();
+        }
+        Ok(self.until.advance(began, read))
     }
 
     /// Takes old entries as if the kernel had reported them.
@@ -75,50 +133,106 @@ impl Reader {
 
 /// A buffer whose records leave in the order of their reservation.
 trait Buffer {
-    /// Takes out all finished records. Returns the time of the last record.
-    fn drain(&mut self) -> Option<Timestamp>;
+    /// Takes out the finished records, as many as this turn allows.
+    fn drain(&mut self) -> Drained;
     /// Whether there is more: newer records, or one that is still being written.
     fn has_more(&self) -> bool;
 }
 
-/// The records in the kernel's buffer, to be passed to the flows.
-struct Waiting<'a> {
-    reader: &'a mut Reader,
-    tracer: &'a mut Tracer,
-    pipeline: &'a mut Recorded,
+/// The result of a drain.
+#[derive(Clone, Copy, Debug)]
+struct Drained {
+    /// The time of the newest record.
+    newest: Option<Timestamp>,
+    /// The turn ended before the buffer did.
+    is_cut_short: bool,
 }
 
-impl Buffer for Waiting<'_> {
-    fn drain(&mut self) -> Option<Timestamp> {
+/// How far a read came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    /// To the end of the buffer.
+    ToEnd,
+    /// To a record that is still being written, behind which others may wait.
+    HeldUp,
+    /// To this record's time: the turn was over.
+    UpTo(Timestamp),
+}
+
+/// The records in the kernel's buffer, to be passed to the flows.
+struct Waiting<'a, S> {
+    reader: &'a mut Reader,
+    source: &'a mut S,
+    pipeline: &'a mut Recorded,
+    /// What is left of the turn.
+    left: usize,
+    end: Instant,
+    failure: Option<anyhow::Error>,
+}
+
+impl<S: Source> Waiting<'_, S> {
+    /// Reads one batch. Returns the number of its records.
+    fn batch(&mut self, limit: usize, newest: &mut Option<Timestamp>) -> anyhow::Result<usize> {
+        let Reader { sightings, records, last, .. } = &mut *self.reader;
+        let is_recording = self.pipeline.is_recording();
+        let read = self.source.drain(limit, sightings, &mut |record| {
+            if is_recording {
+                records.push(record);
+            }
+        });
+        // Records are lost only when the buffer is full: if nothing was read, nothing was lost.
+        if read > 0 {
+            let lost = self.source.lost()?;
+            let ended = now();
+            self.pipeline.lost(lost, *last, ended);
+            *last = ended;
+        }
+        *newest = (*newest).max(sightings.iter().map(|sighting| sighting.time).max());
+        self.pipeline.observe(sightings.drain(..), records);
+        Ok(read)
+    }
+}
+
+impl<S: Source> Buffer for Waiting<'_, S> {
+    fn drain(&mut self) -> Drained {
         let mut newest = None;
-        let Reader { sightings, records, .. } = &mut *self.reader;
         loop {
-            let recording = self.pipeline.is_recording();
-            let read = self.tracer.drain(BATCH_RECORDS, sightings, |record| {
-                if recording {
-                    records.push(record);
-                }
-            });
-            newest = sightings.last().map_or(newest, |sighting| Some(sighting.time));
-            self.pipeline.observe(sightings.drain(..), records);
-            if read < BATCH_RECORDS {
-                return newest;
+            let limit = self.left.min(BATCH_RECORDS);
+            let is_over = limit == 0 || Instant::now() >= self.end;
+            if is_over || self.failure.is_some() {
+                return Drained { newest, is_cut_short: true };
+            }
+            match self.batch(limit, &mut newest) {
+                Ok(read) if read < limit => return Drained { newest, is_cut_short: false },
+                Ok(read) => self.left -= read,
+                Err(error) => self.failure = Some(error),
             }
         }
     }
 
     fn has_more(&self) -> bool {
-        self.tracer.has_more()
+        self.source.has_more()
     }
 }
 
-/// Reads the buffer to its end. Returns when the read began, and whether a record that is still being written holds up
-/// earlier ones.
-fn read_to_end(buffer: &mut impl Buffer, clock: impl Fn() -> Timestamp) -> (Timestamp, bool) {
+/// Reads the buffer to its end, or to that of the turn. Returns when the read began, and how far it came.
+fn read_to_end(buffer: &mut impl Buffer, clock: impl Fn() -> Timestamp) -> (Timestamp, Read) {
     let began = clock();
-    buffer.drain();
-    let held_up = buffer.has_more() && buffer.drain().is_none_or(|newest| newest < began);
-    (began, held_up)
+    let first = buffer.drain();
+    if first.is_cut_short {
+        return (began, Read::UpTo(first.newest.unwrap_or(Timestamp::MIN)));
+    }
+    if !buffer.has_more() {
+        return (began, Read::ToEnd);
+    }
+    // A newer record shows that none is being written before it.
+    let second = buffer.drain();
+    let read = match second.newest {
+        Some(newest) if newest >= began => Read::ToEnd,
+        newest if second.is_cut_short => Read::UpTo(newest.or(first.newest).unwrap_or(Timestamp::MIN)),
+        _ => Read::HeldUp,
+    };
+    (began, read)
 }
 
 /// The time up to which every record has been read. Never decreases.
@@ -126,71 +240,17 @@ fn read_to_end(buffer: &mut impl Buffer, clock: impl Fn() -> Timestamp) -> (Time
 struct Until(Timestamp);
 
 impl Until {
-    /// A read that began at `began` reached the end of the buffer, or was `held_up` by a record that is still being
-    /// written, behind which others may wait.
-    fn advance(&mut self, began: Timestamp, held_up: bool) -> Timestamp {
-        let certain = if held_up { began.saturating_sub(HELD_UP) } else { began };
+    fn advance(&mut self, began: Timestamp, read: Read) -> Timestamp {
+        let certain = match read {
+            Read::ToEnd => began,
+            Read::HeldUp => began.saturating_sub(HELD_UP),
+            // An earlier record that comes later is within the window in which the flows sort them.
+            Read::UpTo(newest) => newest.min(began),
+        };
         self.0 = self.0.max(certain);
         self.0
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    /// Each drain takes a second and finds the next of these times, if any.
-    struct Slow<'a> {
-        clock: &'a Cell<u64>,
-        newest: Vec<Option<Timestamp>>,
-        more: bool,
-    }
-
-    impl Buffer for Slow<'_> {
-        fn drain(&mut self) -> Option<Timestamp> {
-            self.clock.set(self.clock.get() + 1_000);
-            self.newest.remove(0)
-        }
-
-        fn has_more(&self) -> bool {
-            self.more
-        }
-    }
-
-    fn at(ms: u64) -> Timestamp {
-        Timestamp::from_unix_ns(ms * 1_000_000)
-    }
-
-    /// Reads from the time 5,000 ms on.
-    fn read(newest: &[Option<u64>], more: bool) -> (Timestamp, bool) {
-        let clock = Cell::new(5_000);
-        let newest = newest.iter().map(|ms| ms.map(at)).collect();
-        read_to_end(&mut Slow { clock: &clock, newest, more }, || at(clock.get()))
-    }
-
-    #[test]
-    fn what_came_while_the_buffer_was_read_may_not_have_been_read() {
-        assert_eq!(read(&[None], false), (at(5_000), false));
-        assert_eq!(read(&[Some(5_900)], false), (at(5_000), false));
-    }
-
-    #[test]
-    fn a_record_that_is_being_written_is_told_from_a_new_one() {
-        assert_eq!(read(&[Some(4_900), Some(5_100)], true), (at(5_000), false));
-        assert_eq!(read(&[Some(4_900), Some(4_950)], true), (at(5_000), true));
-        assert_eq!(read(&[Some(4_900), None], true), (at(5_000), true));
-    }
-
-    #[test]
-    fn time_waits_for_a_record_that_is_being_written_and_not_for_ever() {
-        let mut until = Until(at(5_000));
-        assert_eq!(until.advance(at(5_100), false), at(5_100));
-        assert_eq!(until.advance(at(5_200), true), at(5_100));
-        assert_eq!(until.advance(at(6_099), true), at(5_100));
-        assert_eq!(until.advance(at(6_300), true), at(5_300));
-        assert_eq!(until.advance(at(6_301), false), at(6_301));
-        assert_eq!(until.advance(at(6_200), false), at(6_301));
-    }
-}
+mod tests;

@@ -192,3 +192,23 @@ fn a_slice_has_at_most_the_apis_number_of_endpoints() {
     assert_eq!(slice.endpoints.len(), MAX_SLICE_ENDPOINTS);
     assert!(odd[0].what.contains("1500 endpoints"), "{odd:?}");
 }
+
+/// The node's wall clock was an hour slow when the trace began, and was then set right: the server's times are of the
+/// right clock, those of the trace of the slow one.
+#[test]
+fn an_objects_times_are_brought_to_the_clock_of_the_trace() {
+    let value = json!({"metadata": {
+        "name": "p", "creationTimestamp": "2026-01-01T02:00:00Z", "deletionTimestamp": "2026-01-01T03:00:30Z",
+        "deletionGracePeriodSeconds": 30,
+    }});
+    let mut trimmed = trim(Kind::Pod, &value, &mut Vec::new()).unwrap();
+    let Object::Pod(before) = trimmed.object.clone() else { panic!() };
+    let (created, changed, deletion) =
+        (trimmed.created.unwrap(), trimmed.changed.unwrap(), before.deletion.unwrap());
+    trimmed.make_trace_time(3_600_000_000_000);
+    let Object::Pod(after) = trimmed.object else { panic!() };
+    let hour = Duration::from_hours(1);
+    assert_eq!(trimmed.created, Some(created.saturating_sub(hour)));
+    assert_eq!(trimmed.changed, Some(changed.saturating_sub(hour)));
+    assert_eq!(after.deletion, Some(deletion.saturating_sub(hour)));
+}

@@ -24,12 +24,13 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Event, Limits, Update, now};
+use super::{Event, Limits, Update};
 use crate::cluster::{
     answer,
     model::{Change, Key, Kind},
     trim::{key_of, trim},
 };
+use crate::kernel::{now, wall_ahead_ns};
 
 /// The page size of a list, as in kubectl.
 const PAGE: u32 = 500;
@@ -132,7 +133,8 @@ struct Follower {
 
 impl Follower {
     async fn send(&self, event: Event) -> Result<(), End> {
-        let update = Update { kind: self.kind, received: now(), event };
+        let mut update = Update { kind: self.kind, received: now(), event };
+        update.make_trace_time(wall_ahead_ns());
         self.updates.send(update).await.map_err(|_| End::Unwanted)
     }
 

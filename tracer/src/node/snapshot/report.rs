@@ -67,10 +67,33 @@ impl ProxyReport {
         }
     }
 
+    /// Brings kube-proxy's times, which are of the wall clock, to the clock of the trace. A time of zero means "never".
+    pub(crate) fn make_trace_time(&mut self, wall_ahead_ns: i64) {
+        for time in [&mut self.last_queued, &mut self.last_synced].into_iter().flatten() {
+            if *time > Timestamp::MIN {
+                *time = time.shifted(wall_ahead_ns.saturating_neg());
+            }
+        }
+    }
+
     /// The grace: at least `minimum`; twice `minSyncPeriod`, because a change can wait for one period and be written in
     /// the next (`pkg/util/async/bounded_frequency_runner.go`); and kube-proxy's own latency.
     pub fn grace(&self, minimum: Duration) -> Duration {
         let period = self.min_sync_period.unwrap_or_default().saturating_mul(2);
         minimum.max(period).max(self.latency.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_the_wall_clock_are_brought_to_the_clock_of_the_trace() {
+        let at = |secs| Some(Timestamp::from_unix_secs(secs));
+        let mut report =
+            ProxyReport { last_queued: at(10_000), last_synced: at(0), ..ProxyReport::default() };
+        report.make_trace_time(3_600_000_000_000);
+        assert_eq!((report.last_queued, report.last_synced), (at(6_400), at(0)), "zero means never");
     }
 }

@@ -1,0 +1,280 @@
+//! The reader with constructed sources: one that is slow, one that never runs dry, and one that loses events.
+
+use std::{cell::Cell, net::SocketAddr};
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    cluster::{Cluster, History, Kind, LOOK_BACK, Origin, Status, trim::trim},
+    flow::Limits,
+    net::{Netns, Protocol, Tuple},
+    session::{Detail, Grace, Judgements, Pipeline, Settings},
+    sighting::{self, Conntrack, ConntrackFact, EntryNote, Fact, Hook, SocketEvent, SocketFact, TcpState},
+};
+use viptrace_class::Class;
+
+/// Each drain takes a second and finds the next of these times, if any.
+struct Slow<'a> {
+    clock: &'a Cell<u64>,
+    newest: Vec<Option<Timestamp>>,
+    more: bool,
+    cut_short_after: usize,
+}
+
+impl Buffer for Slow<'_> {
+    fn drain(&mut self) -> Drained {
+        self.clock.set(self.clock.get() + 1_000);
+        let is_cut_short = self.cut_short_after == 0;
+        self.cut_short_after = self.cut_short_after.saturating_sub(1);
+        Drained { newest: self.newest.remove(0), is_cut_short }
+    }
+
+    fn has_more(&self) -> bool {
+        self.more
+    }
+}
+
+fn at(ms: u64) -> Timestamp {
+    Timestamp::from_unix_ns(ms * 1_000_000)
+}
+
+/// Reads from the time 5,000 ms on.
+fn read(newest: &[Option<u64>], more: bool, cut_short_after: usize) -> (Timestamp, Read) {
+    let clock = Cell::new(5_000);
+    let newest = newest.iter().map(|ms| ms.map(at)).collect();
+    read_to_end(&mut Slow { clock: &clock, newest, more, cut_short_after }, || at(clock.get()))
+}
+
+#[test]
+fn what_came_while_the_buffer_was_read_may_not_have_been_read() {
+    assert_eq!(read(&[None], false, 9), (at(5_000), Read::ToEnd));
+    assert_eq!(read(&[Some(5_900)], false, 9), (at(5_000), Read::ToEnd));
+}
+
+#[test]
+fn a_record_that_is_being_written_is_told_from_a_new_one() {
+    assert_eq!(read(&[Some(4_900), Some(5_100)], true, 9), (at(5_000), Read::ToEnd));
+    assert_eq!(read(&[Some(4_900), Some(4_950)], true, 9), (at(5_000), Read::HeldUp));
+    assert_eq!(read(&[Some(4_900), None], true, 9), (at(5_000), Read::HeldUp));
+}
+
+#[test]
+fn a_turn_that_ends_before_the_buffer_reaches_its_last_record() {
+    assert_eq!(read(&[Some(4_700)], true, 0), (at(5_000), Read::UpTo(at(4_700))));
+    assert_eq!(read(&[Some(4_700), Some(4_800)], true, 1), (at(5_000), Read::UpTo(at(4_800))));
+}
+
+#[test]
+fn time_waits_for_a_record_that_is_being_written_and_not_for_ever() {
+    let mut until = Until(at(5_000));
+    assert_eq!(until.advance(at(5_100), Read::ToEnd), at(5_100));
+    assert_eq!(until.advance(at(5_200), Read::HeldUp), at(5_100));
+    assert_eq!(until.advance(at(6_099), Read::HeldUp), at(5_100));
+    assert_eq!(until.advance(at(6_300), Read::HeldUp), at(5_300));
+    assert_eq!(until.advance(at(6_400), Read::UpTo(at(5_350))), at(5_350));
+    assert_eq!(until.advance(at(6_401), Read::ToEnd), at(6_401));
+    assert_eq!(until.advance(at(6_200), Read::ToEnd), at(6_401));
+}
+
+const VIP: &str = "10.96.0.10:80";
+const ENDPOINT: &str = "10.244.1.7:8080";
+const MAX_FLOWS: usize = 2_000;
+
+/// A trace of a cluster whose only Service is `shop/cart`.
+fn trace() -> Recorded {
+    let service = json!({
+        "metadata": {"name": "cart", "namespace": "shop", "uid": "cart"},
+        "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"], "selector": {"app": "cart"},
+                 "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]},
+    });
+    let mut history = History::new(LOOK_BACK);
+    history.apply_listed(Timestamp::MIN, trim(Kind::Service, &service, &mut Vec::new()).unwrap());
+    history.mark_known(Kind::Service);
+    let settings = Settings {
+        limits: Limits { max_flows: MAX_FLOWS, ..Limits::default() },
+        node_name: None,
+        node_netns: Some(Netns(1)),
+        missing_hooks: Vec::new(),
+        drop_reasons: true,
+        grace: Grace::default(),
+        detail: Detail::All,
+    };
+    Recorded::new(Pipeline::new(settings, Cluster { history, status: Status::new(Origin::None) }))
+}
+
+fn tuple(client: SocketAddr) -> Tuple {
+    Tuple::new(Protocol::TCP, client, VIP.parse().unwrap())
+}
+
+/// The entry of a connection to the Service, when it is confirmed and when a RST ends it.
+fn entry(client: SocketAddr, hook: Hook, time: Timestamp) -> Sighting {
+    let nat = sighting::Status::DST_NAT | sighting::Status::DST_NAT_DONE | sighting::Status::SRC_NAT_DONE;
+    let ct = Conntrack {
+        id: u64::from(client.port()) << 32 | 0xffff,
+        zone: 0,
+        status: sighting::Status(nat | if hook == Hook::Confirm { 0 } else { sighting::Status::CONFIRMED }),
+        orig: tuple(client),
+        reply: Tuple::new(Protocol::TCP, ENDPOINT.parse().unwrap(), client),
+    };
+    let fact = Fact::Conntrack(ConntrackFact { ct, task: None, note: EntryNote::default() });
+    Sighting { time, cpu: 0, hook, netns: Netns(1), fact }
+}
+
+fn state(client: SocketAddr, old: TcpState, new: TcpState, time: Timestamp) -> Sighting {
+    let event = SocketEvent::State { old, new };
+    let (bytes_acked, bytes_received) = (100, 200);
+    let fact = SocketFact { sk: 1, tuple: tuple(client), event, bytes_acked, bytes_received, task: None };
+    Sighting { time, cpu: 0, hook: Hook::SockState, netns: Netns(2), fact: Fact::Socket(fact) }
+}
+
+/// A port scan that produces records at least as fast as they are read: refused connections, 10 µs apart.
+struct Endless {
+    time: Timestamp,
+    produced: u32,
+    most: usize,
+}
+
+impl Endless {
+    fn new() -> Self {
+        Self { time: now().saturating_sub(Duration::from_mins(10)), produced: 0, most: 0 }
+    }
+}
+
+impl Source for Endless {
+    fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, _: &mut dyn FnMut(&[u8])) -> usize {
+        for _ in 0..limit {
+            let address = (0x0b00_0000 + self.produced / 2).to_be_bytes();
+            let hook = if self.produced.is_multiple_of(2) { Hook::Confirm } else { Hook::KillAcct };
+            into.push(entry(SocketAddr::from((address, 40_000)), hook, self.time));
+            self.time = self.time.saturating_add(Duration::from_micros(10));
+            self.produced += 1;
+        }
+        self.most = self.most.max(into.len());
+        limit
+    }
+
+    fn has_more(&self) -> bool {
+        true
+    }
+
+    fn lost(&mut self) -> anyhow::Result<u64> {
+        Ok(0)
+    }
+
+    fn caught_up(&mut self) {
+        unreachable!("it never runs dry")
+    }
+}
+
+#[test]
+fn a_source_that_never_runs_dry_leaves_every_queue_bounded() {
+    let (mut source, mut trace) = (Endless::new(), trace());
+    let mut reader = Reader::new(source.time);
+    let (mut verdicts, mut unjudged, mut last) = (0, 0, Timestamp::MIN);
+    while source.produced < 100_000 {
+        let before = source.produced;
+        let until = reader.read(&mut source, &mut trace).unwrap();
+        assert!(reader.has_more());
+        assert!((source.produced - before) as usize <= TURN_RECORDS);
+        assert!(until > last, "time advances with the records");
+        last = until;
+        let Judgements { judged, unjudged: evicted, .. } = trace.advance(until);
+        assert!(judged.len() <= 256, "{} verdicts at once", judged.len());
+        verdicts += judged.len() as u64;
+        unjudged += evicted.iter().map(|flows| flows.count).sum::<u64>();
+        let counters = trace.pipeline().counters();
+        assert!(counters.open <= MAX_FLOWS as u64);
+        assert!(counters.settled <= verdicts + 2 * 1024 + 256, "{counters:?}");
+    }
+    assert!(source.most <= BATCH_RECORDS);
+    let counters = trace.pipeline().counters();
+    assert_eq!(counters.evicted, unjudged);
+    assert!(verdicts > 0 && unjudged > 0, "{verdicts} judged, {unjudged} evicted");
+}
+
+/// As in a trace: between two turns without a pause the loop still learns of a signal.
+#[test]
+fn a_stop_request_takes_effect_while_the_source_never_runs_dry() {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut stop = signal(SignalKind::user_defined2()).unwrap();
+        let (mut source, mut trace) = (Endless::new(), trace());
+        let mut reader = Reader::new(source.time);
+        let mut sent: Option<Instant> = None;
+        for turn in 0.. {
+            tokio::select! {
+                biased;
+                _ = stop.recv() => break,
+                () = crate::cli::trace::stop::sleep_until(Some(Instant::now())) => {}
+            }
+            let until = reader.read(&mut source, &mut trace).unwrap();
+            trace.advance(until);
+            if turn == 2 {
+                let kill = format!("kill -USR2 {}", std::process::id());
+                assert!(std::process::Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+                sent = Some(Instant::now());
+            }
+            assert!(sent.is_none_or(|sent| sent.elapsed() < Duration::from_secs(5)), "it was not noticed");
+        }
+        assert!(sent.is_some());
+    });
+}
+
+/// Batches of sightings, and the losses that the kernel counts with each.
+struct Losing {
+    batches: Vec<(Vec<Sighting>, u64)>,
+    lost: u64,
+}
+
+impl Source for Losing {
+    fn drain(&mut self, limit: usize, into: &mut Vec<Sighting>, _: &mut dyn FnMut(&[u8])) -> usize {
+        if self.batches.is_empty() {
+            return 0;
+        }
+        let (sightings, lost) = self.batches.remove(0);
+        self.lost += lost;
+        into.extend(sightings);
+        limit
+    }
+
+    fn has_more(&self) -> bool {
+        !self.batches.is_empty()
+    }
+
+    fn lost(&mut self) -> anyhow::Result<u64> {
+        Ok(std::mem::take(&mut self.lost))
+    }
+
+    fn caught_up(&mut self) {}
+}
+
+/// The class of a healthy connection that settles within one reading, when these numbers of events are lost with each of
+/// its batches.
+fn class_with_losses(lost: [u64; 3]) -> Class {
+    let client = |port| SocketAddr::from(([10, 244, 1, 100], port));
+    let begin = now();
+    let after = |ms| begin.saturating_add(Duration::from_millis(ms));
+    let first = vec![
+        entry(client(1), Hook::Confirm, begin),
+        state(client(1), TcpState::SynSent, TcpState::Established, after(1)),
+        state(client(1), TcpState::FinWait2, TcpState::Close, after(2)),
+    ];
+    // It has settled when the next connection begins, a second later.
+    let batches = [first, vec![entry(client(2), Hook::Confirm, after(1_000))], Vec::new()];
+    let mut source = Losing { batches: batches.into_iter().zip(lost).collect(), lost: 0 };
+    let (mut reader, mut trace) = (Reader::new(begin), trace());
+    reader.read(&mut source, &mut trace).unwrap();
+    let judged = trace.advance(after(1_000)).judged;
+    assert_eq!(judged.len(), 1);
+    judged[0].verdict.class
+}
+
+#[test]
+fn losses_are_known_before_the_flows_of_the_same_reading_are_handed_out() {
+    assert_ne!(class_with_losses([0, 0, 0]), Class::Unknown);
+    assert_eq!(class_with_losses([3, 0, 0]), Class::Unknown);
+    assert_eq!(class_with_losses([0, 3, 0]), Class::Unknown);
+}
