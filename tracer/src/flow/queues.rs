@@ -58,7 +58,7 @@ impl FlowTable {
         } else {
             (Queue::Datagram, self.limits.silence)
         };
-        self.slots.enqueue(index, queue, self.clock.saturating_add(wait));
+        self.slots.enqueue(index, queue, self.after(wait));
     }
 
     /// The queue of an answered flow that is not over.

@@ -53,6 +53,8 @@ pub struct FlowTable {
     pub(super) unread: Vec<u32>,
     /// The last persistence template that IPVS created, and its time: the template's connection follows.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
+    /// When the sighting that is being folded was handed over, if that was long after its time.
+    arrival: Timestamp,
     /// The latest known time. Never decreases.
     pub(super) clock: Timestamp,
 }
@@ -71,6 +73,7 @@ impl FlowTable {
             rereads: Vec::new(),
             unread: Vec::new(),
             template: None,
+            arrival: Timestamp::MIN,
             clock: Timestamp::MIN,
         }
     }
@@ -79,16 +82,16 @@ impl FlowTable {
     pub fn observe(&mut self, sighting: Sighting) {
         self.counters.sightings += 1;
         self.reorder.push(sighting);
-        while let Some(mut next) = self.reorder.pop() {
-            self.fold(&mut next);
+        while let Some((mut next, arrival)) = self.reorder.pop() {
+            self.fold(&mut next, arrival);
         }
     }
 
     /// Advances the time. No sighting from before `now` minus the reorder window may arrive after this call.
     pub fn advance(&mut self, now: Timestamp) {
         self.reorder.advance(now);
-        while let Some(mut next) = self.reorder.pop() {
-            self.fold(&mut next);
+        while let Some((mut next, arrival)) = self.reorder.pop() {
+            self.fold(&mut next, arrival);
         }
         // A sighting that is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
@@ -122,8 +125,8 @@ impl FlowTable {
 
     /// Ends the trace: hands out all open flows as they are, in the order in which they began.
     pub fn finish(&mut self, now: Timestamp) {
-        while let Some(mut next) = self.reorder.pop_any() {
-            self.fold(&mut next);
+        while let Some((mut next, arrival)) = self.reorder.pop_any() {
+            self.fold(&mut next, arrival);
         }
         self.clock = self.clock.max(now);
         let mut rest = Vec::new();
@@ -158,8 +161,9 @@ impl FlowTable {
         self.len() == 0
     }
 
-    fn fold(&mut self, sighting: &mut Sighting) {
+    fn fold(&mut self, sighting: &mut Sighting, arrival: Option<Timestamp>) {
         self.expire(sighting.time);
+        self.arrival = arrival.unwrap_or(Timestamp::MIN);
         let place = Place { time: sighting.time, netns: sighting.netns, hook: sighting.hook };
         let index = match &mut sighting.fact {
             Fact::Conntrack(fact) => self.fold_conntrack(fact, place),
@@ -305,7 +309,7 @@ impl FlowTable {
         self.counters.seen += 1;
         let flow = Flow::new(self.counters.seen, orig, place.netns, place.time, partial);
         let (queue, wait) = self.first_queue(orig.protocol);
-        let index = self.slots.insert(flow, queue, self.clock.saturating_add(wait));
+        let index = self.slots.insert(flow, queue, self.after(wait));
         if let Some(before) = self.index.insert(Key::new(&orig, place.netns), index) {
             let previous =
                 self.slots.get(before).filter(|flow| flow.orig == orig).and_then(Flow::as_previous);
@@ -315,6 +319,11 @@ impl FlowTable {
             self.supersede(before, place.time);
         }
         index
+    }
+
+    /// The end of a wait that begins now. The wait of a flow that begins with an old decision begins with its arrival.
+    pub(super) fn after(&self, wait: Duration) -> Timestamp {
+        self.clock.max(self.arrival).saturating_add(wait)
     }
 
     fn first_queue(&self, protocol: Protocol) -> (Queue, Duration) {

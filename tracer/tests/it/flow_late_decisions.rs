@@ -36,7 +36,7 @@ fn arrive(table: &mut FlowTable, sightings: Vec<Sighting>) {
 #[test]
 fn a_decision_from_hours_ago_begins_a_flow_that_waits_like_any_other() {
     let mut table = FlowTable::new(Limits::default());
-    table.advance(at(NOW));
+    // Another connection, so that the table's clock stands at the present.
     let mut other = to_cart().with_ct(77);
     other.client = addr("10.244.1.101:40001");
     arrive(&mut table, other.established(NOW).out);
@@ -55,6 +55,31 @@ fn a_decision_from_hours_ago_begins_a_flow_that_waits_like_any_other() {
     assert_eq!(flows[0].decisions[0].endpoint(), Some(addr(EP)));
     assert!(!flows[0].partial);
     assert_eq!(table.counters().unmatched, 0);
+}
+
+/// Nothing was reported for a while: healthy connections leave no event. The table's time is that of the last turn.
+#[test]
+fn after_a_quiet_time_a_late_decision_waits_like_any_other() {
+    for decided in [10_000, NOW + 5_000, NOW + 18_500] {
+        for script in [to_cart(), to_cart().udp()] {
+            let mut table = FlowTable::new(Limits::default());
+            table.advance(at(NOW));
+            let failed = NOW + 20_000;
+            arrive(&mut table, script.confirm(decided).drop_later(failed, "TC_EGRESS").out);
+            for ms in [100, 1_000, 1_900] {
+                table.advance(at(failed + ms));
+                assert_eq!(
+                    table.drain_settled().count(),
+                    0,
+                    "decided at {decided}, {ms} ms after the failure"
+                );
+            }
+            table.advance(at(failed + 6_000));
+            let flows: Vec<Flow> = table.drain_settled().collect();
+            assert_eq!((flows.len(), flows[0].first_seen), (1, at(decided)));
+            assert!(flows[0].trouble.is_some());
+        }
+    }
 }
 
 /// The first failure of a flow is its second SYN, one second after the decision.
