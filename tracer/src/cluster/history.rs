@@ -67,8 +67,6 @@ type Index<K> = HashMap<K, BTreeSet<Key>>;
 #[derive(Debug, Default)]
 pub struct History {
     look_back: Duration,
-    /// Older versions may have been removed: what is not listed before this time is unknown.
-    pruned_until: Timestamp,
     // Ordered, so that the objects of a namespace are adjacent.
     services: BTreeMap<Key, Timeline<Service>>,
     slices: BTreeMap<Key, Timeline<EndpointSlice>>,
@@ -203,7 +201,6 @@ impl History {
     /// an object that exists. It visits every version: call it about once a minute, not for each change.
     pub fn prune(&mut self, now: Timestamp) {
         let horizon = horizon(now, self.look_back);
-        self.pruned_until = self.pruned_until.max(horizon);
         let mut dropped = 0;
         let mut keep = |(versions, over): (usize, bool)| {
             dropped += versions + usize::from(over);

@@ -52,9 +52,11 @@ impl Reorder {
         self.newest = self.newest.max(time);
         self.release_late();
         let is_decision = sighting.hook == Hook::Confirm;
+        // An entry that was read again on request is no failure.
+        let is_failure = !is_decision && sighting.hook != Hook::EntryReread;
         let last = std::mem::replace(&mut self.last, is_decision.then_some(time));
         let is_late = |last: &Timestamp| last.saturating_add(HANDED_OVER_LATE) < time;
-        if let Some(last) = last.filter(|last| !is_decision && is_late(last)) {
+        if let Some(last) = last.filter(|last| is_failure && is_late(last)) {
             let before = self.held.partition_point(|held| held.sighting.time < last);
             if let Some(held) = self.held.get_mut(before).filter(|held| held.sighting.time == last) {
                 held.arrival = Some(time);

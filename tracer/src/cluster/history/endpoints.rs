@@ -115,7 +115,7 @@ impl History {
     ) -> Membership<'_> {
         let endpoint = SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port());
         let mut stretches = Vec::new();
-        let mut begins = self.pruned_until;
+        let mut begins = Timestamp::MIN;
         for key in self.slices_of_service.get(service).into_iter().flatten() {
             let Some(line) = self.slices.get(key) else { continue };
             begins = begins.max(line.unknown_until());
