@@ -6,13 +6,13 @@ use aya_ebpf::{
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use tracer_ebpf::{
-    COMM_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, Kind, MISSING, TableFullRecord,
+    COMM_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, IPS_SEEN_REPLY, Kind, MISSING, TableFullRecord,
 };
 
 use crate::{
     calls, copies,
     entry::{Entry, at_entry},
-    filter, globals, messages, output,
+    filter, globals, messages, output, recorder,
 };
 
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
@@ -82,6 +82,9 @@ fn on_confirm(ctx: &impl Entry, is_first: impl Fn(u64) -> bool) {
     if nfct & 7 != u64::from(IP_CT_NEW) || !is_first(nfct) {
         return;
     }
+    if recorder::on() && !recorder::keep(nfct & !7) {
+        return;
+    }
     report(
         ctx,
         Hook::Confirm,
@@ -117,6 +120,10 @@ fn on_kill_acct(ctx: &impl Entry) {
 #[inline(always)]
 fn on_delete(ctx: &impl Entry) {
     let (ct, portid) = (ctx.argument(0), ctx.argument(1) as u32);
+    // An agent asks only for the connections that nobody answered.
+    if recorder::on() && status(ct) & IPS_SEEN_REPLY != 0 {
+        return;
+    }
     report(ctx, Hook::Delete, ct, &Note { with_tcp_state: true, ..Note::of(CTINFO_NONE, portid) });
 }
 
@@ -144,6 +151,15 @@ pub(crate) fn head(ct: u64) -> u64 {
     ct.wrapping_add(u64::from(globals::OFF_CT_BASE.load()))
 }
 
+/// `enum tcp_conntrack` of an entry; without a meaning for other protocols.
+#[inline(always)]
+pub(crate) fn tcp_state(ct: u64) -> u32 {
+    match globals::OFF_CT_TCP_STATE.load() {
+        MISSING => MISSING,
+        offset => output::read::<u8>(ct.wrapping_add(u64::from(offset))).map_or(MISSING, u32::from),
+    }
+}
+
 /// The namespace of an entry.
 #[inline(always)]
 pub(crate) fn netns(ct: u64) -> u32 {
@@ -156,6 +172,10 @@ pub(crate) fn netns(ct: u64) -> u32 {
 #[inline(always)]
 fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
     if ct == 0 || !(matches!(hook, Hook::EntryReread) || filter::wants_ct(ct)) {
+        return;
+    }
+    let is_failure = !matches!(hook, Hook::Confirm | Hook::EntryReread);
+    if is_failure && recorder::on() && !recorder::admits_entry(hook, 0, ct) {
         return;
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
@@ -172,12 +192,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
         (*record).ct = ct;
         (*record).ctinfo = note.ctinfo;
         (*record).detail = note.detail;
-        (*record).tcp_state = match globals::OFF_CT_TCP_STATE.load() {
-            offset if note.with_tcp_state && offset != MISSING => {
-                output::read::<u8>(ct.wrapping_add(u64::from(offset))).map_or(MISSING, u32::from)
-            }
-            _ => MISSING,
-        };
+        (*record).tcp_state = if note.with_tcp_state { tcp_state(ct) } else { MISSING };
         if note.with_task {
             (*record).pid = ctx.tgid();
             (*record).comm = ctx.command().unwrap_or([0; COMM_BYTES]);
@@ -226,11 +241,14 @@ fn table_full(net: u64, freed: u32) {
     if freed == 0 {
         calls::note(&EARLY_DROPS);
     }
-    let Some(mut entry) = output::reserve::<TableFullRecord>(Hook::EarlyDrop) else { return };
     let inum = match globals::OFF_NET_INUM.load() {
         MISSING => 0,
         offset => output::read(net.wrapping_add(u64::from(offset))).unwrap_or(0),
     };
+    if recorder::on() && !recorder::admits_netns(Hook::EarlyDrop, inum) {
+        return;
+    }
+    let Some(mut entry) = output::reserve::<TableFullRecord>(Hook::EarlyDrop) else { return };
     let header = output::header(Hook::EarlyDrop, Kind::TableFull, inum);
     entry.write(TableFullRecord { header, freed, reserved: 0 });
     output::submit(entry);

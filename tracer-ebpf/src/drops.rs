@@ -32,8 +32,8 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     if !wanted && !never_confirmed && !expired && !table_full {
         return 0;
     }
-    let Some(packet) = Packet::concerned(skb, nfct) else { return 0 };
     let hook = if expired { Hook::IpVsConnExpire } else { Hook::KfreeSkb };
+    let Some(packet) = Packet::concerned((hook, reason), skb, nfct) else { return 0 };
     let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return 0 };
     let flags = (u32::from(table_full) * FLAG_TABLE_FULL) | (site << SITE_SHIFT);
     packet.fill(&mut entry, (hook, Kind::Packet), reason, 0, flags);

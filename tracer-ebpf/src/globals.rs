@@ -57,6 +57,8 @@ offsets! {
     OFF_SK_V6_SADDR,
     /// `sock_common.skc_dport`
     SK_DPORT,
+    /// `sock_common.skc_num`
+    SK_NUM,
     /// `sock.sk_protocol`
     OFF_SK_PROTOCOL,
     /// `inet_sock.inet_sport`

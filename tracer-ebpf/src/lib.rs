@@ -97,7 +97,8 @@ pub struct ConntrackRecord {
     pub ct: u64,
     /// `enum ip_conntrack_info` of the packet, or [`CTINFO_NONE`] where the hook has no packet.
     pub ctinfo: u32,
-    /// For [`Hook::NatSetup`] `enum nf_nat_manip_type`, for [`Hook::Delete`] the netlink port id; otherwise 0.
+    /// For [`Hook::NatSetup`] `enum nf_nat_manip_type`, for [`Hook::Delete`] the netlink port id, for a
+    /// [`Decision`] that was handed over its age, milliseconds, at least 1; otherwise 0.
     pub detail: u32,
     /// The current task, the sender's own only where a local process sent this very packet.
     pub pid: u32,
@@ -200,6 +201,75 @@ pub struct IpvsRecord {
     pub protocol: u16,
 }
 
+/// One end of a connection: the key of a kept [`Decision`], and of the ends that Services have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct End {
+    /// Network byte order; IPv4 in the first word, the rest zero.
+    pub address: [u32; 4],
+    /// Network byte order.
+    pub port: u16,
+    /// `IPPROTO_*`. In [`map::SERVICES`] port and protocol 0 stand for all of an address.
+    pub protocol: u16,
+}
+
+/// NAT's decision for one connection, kept until a failure meets the connection or newer ones need the room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Decision {
+    /// When the entry was confirmed, `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+    /// Address of the `struct nf_conn`.
+    pub ct: u64,
+    pub netns: u32,
+    /// As in [`ConntrackRecord::tcp_state`].
+    pub tcp_state: u32,
+    /// 1 once it was reported.
+    pub is_reported: u32,
+    pub reserved: u32,
+    pub ct_head: [u32; CT_HEAD_BYTES / 4],
+}
+
+/// The connections that [`map::COUNTS`] counts together: one Service port, by its address, and one endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CountKey {
+    /// The destination before NAT.
+    pub service: End,
+    /// The destination behind NAT; the Service's own where nothing was translated.
+    pub endpoint: [u32; 4],
+    /// Network byte order.
+    pub endpoint_port: u16,
+    /// `AF_INET` or `AF_INET6`.
+    pub family: u16,
+}
+
+/// The failures that share a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct BucketKey {
+    /// All zero where all clients share the limit.
+    pub client: [u32; 4],
+    /// All zero where no end is a Service's.
+    pub service: [u32; 4],
+    pub netns: u32,
+    /// As in the record; 0 where it has none.
+    pub reason: u32,
+    /// A [`Hook`]'s number.
+    pub hook: u32,
+}
+
+/// A token bucket. Its unit is the time that one event costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Bucket {
+    /// When an event last came, `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+    pub credit_ns: u64,
+    /// Events that were not reported.
+    pub suppressed: u64,
+}
+
 /// No packet, so no `ip_conntrack_info`.
 pub const CTINFO_NONE: u32 = u32::MAX;
 /// The kernel gives no reason here.
@@ -269,12 +339,17 @@ impl DropSite {
     }
 }
 
+/// The slot behind all hooks' in [`map::SUPPRESSED`].
+pub const UNCOUNTED: usize = HOOK_SLOTS;
+
 /// The value of an offset or argument position that this kernel does not have.
 pub const MISSING: u32 = u32::MAX;
 
 /// `IP_CT_NEW`: the packet is the first of its entry, original direction
 /// (`include/uapi/linux/netfilter/nf_conntrack_common.h`).
 pub const IP_CT_NEW: u32 = 2;
+/// `IPS_SEEN_REPLY`: the other side has answered.
+pub const IPS_SEEN_REPLY: u32 = 1 << 1;
 /// `IPS_CONFIRMED`: the entry is in the table.
 pub const IPS_CONFIRMED: u32 = 1 << 3;
 
@@ -286,6 +361,11 @@ const _: () = {
     assert!(size_of::<TableFullRecord>() == 24);
     assert!(size_of::<IpvsRecord>() == 16 + 8 + 3 * 16 + 8);
     assert!(size_of::<InvalidRecord>() == size_of::<PacketRecord>() + WHY_BYTES);
+    assert!(size_of::<End>() == 20);
+    assert!(size_of::<Decision>() == 32 + CT_HEAD_BYTES);
+    assert!(size_of::<CountKey>() == 40);
+    assert!(size_of::<BucketKey>() == 44);
+    assert!(size_of::<Bucket>() == 24);
 };
 
 /// Names of the kernel half's maps.
@@ -296,6 +376,17 @@ pub mod map {
     pub const LOST: &str = "LOST";
     /// Hash set of addresses (16 bytes, IPv4 in its first four) that a targeted trace lets through.
     pub const TARGETS: &str = "TARGETS";
+    /// LRU hash: [`super::End`] of a client to [`super::Decision`].
+    pub const DECISIONS: &str = "DECISIONS";
+    /// Hash: [`super::CountKey`] to the connections started.
+    pub const COUNTS: &str = "COUNTS";
+    /// Hash set of [`super::End`]s that belong to Services.
+    pub const SERVICES: &str = "SERVICES";
+    /// LRU hash: [`super::BucketKey`] to [`super::Bucket`].
+    pub const BUCKETS: &str = "BUCKETS";
+    /// Per-CPU array: events suppressed by a bucket, one slot per [`super::Hook`]; at [`super::LOST_ANY`] their sum, and
+    /// at [`super::UNCOUNTED`] connections for which [`COUNTS`] had no room.
+    pub const SUPPRESSED: &str = "SUPPRESSED";
     /// Ring buffer of aya-log's debug lines, each of which begins with a hook's number and a space.
     pub const MESSAGES: &str = "AYA_LOGS";
 }

@@ -3,12 +3,13 @@
 //! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of state;
 //! every other program sits on a path that only failures take. One file per subsystem (`conntrack`, `packet`, `ipvs`,
 //! `tcp`, `drops`); they share `globals` (this kernel's offsets), `entry` (kprobe or fentry), `filter` (a trace's
-//! target), `output` (records and the count of lost ones), `calls` (what a CPU remembers between two programs) and
+//! target), `recorder` (an agent's decisions, counts and limits), `output` (records and the count of lost ones), `calls` (what a CPU remembers between two programs) and
 //! `copies` (events that arrive while a program is busy). Conditions that a healthy run never meets are logged
 //! (`messages`).
 
 #![no_std]
 #![no_main]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![expect(unsafe_code, reason = "kernel memory and BPF maps are reached through raw pointers")]
 #![expect(
     clippy::inline_always,
@@ -27,6 +28,7 @@ mod ipvs;
 mod messages;
 mod output;
 mod packet;
+mod recorder;
 mod tcp;
 
 #[panic_handler]

@@ -11,7 +11,7 @@ use tracer_ebpf::{CTINFO_NONE, Hook, InvalidRecord, Kind, MISSING, PacketRecord,
 use crate::{
     conntrack,
     entry::{Entry, at_entry},
-    filter, globals, messages, output,
+    filter, globals, messages, output, recorder,
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
@@ -120,7 +120,7 @@ pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
         fmt = inner;
     }
     let ctinfo = conntrack::nfct(skb) & 7;
-    let Some(packet) = Packet::concerned(skb, ct | ctinfo) else { return 0 };
+    let Some(packet) = Packet::concerned((Hook::InvalidLog, 0), skb, ct | ctinfo) else { return 0 };
     let Some(mut entry) = output::reserve::<InvalidRecord>(Hook::InvalidLog) else { return 0 };
     let record = entry.as_mut_ptr();
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
@@ -140,7 +140,7 @@ pub(crate) fn invalid_log(ctx: ProbeContext) -> u32 {
 /// Reports a packet, if the trace wants it.
 #[inline(always)]
 pub(crate) fn report(hook: Hook, skb: u64, reason: u32, nf_hook: u32) {
-    let Some(packet) = Packet::concerned(skb, conntrack::nfct(skb)) else { return };
+    let Some(packet) = Packet::concerned((hook, reason), skb, conntrack::nfct(skb)) else { return };
     let Some(mut entry) = output::reserve::<PacketRecord>(hook) else { return };
     packet.fill(&mut entry, (hook, Kind::Packet), reason, nf_hook, 0);
     output::submit(entry);
@@ -155,11 +155,19 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// The packet, if its own addresses or its entry's concern the trace.
+    /// The packet, if its own addresses or its entry's concern the trace, and an agent's limits let it through.
     #[inline(always)]
-    pub(crate) fn concerned(skb: u64, nfct: u64) -> Option<Self> {
+    pub(crate) fn concerned((hook, reason): (Hook, u32), skb: u64, nfct: u64) -> Option<Self> {
         let network = network_header(skb);
         let ct = nfct & !7;
+        if recorder::on() {
+            let is_admitted = if ct != 0 {
+                recorder::admits_entry(hook, reason, ct)
+            } else {
+                network != 0 && recorder::admits_packet(hook, reason, device_netns(skb), network)
+            };
+            return is_admitted.then_some(Self { skb, nfct, network });
+        }
         if (network != 0 && filter::wants_packet(network)) || (ct != 0 && filter::wants_ct(ct)) {
             Some(Self { skb, nfct, network })
         } else {

@@ -6,7 +6,7 @@ use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 use crate::{
     copies,
     entry::{Entry, at_entry},
-    filter, globals, messages, output, packet,
+    filter, globals, messages, output, packet, recorder,
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
@@ -174,6 +174,13 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
     if sk == 0 || !filter::wants_socket(sk) {
         return;
     }
+    let netns = match globals::OFF_SK_NET.load() {
+        MISSING => 0,
+        offset => output::netns_behind(sk.wrapping_add(u64::from(offset))),
+    };
+    if recorder::on() && !recorder::admits_socket(hook, 0, netns, sk) {
+        return;
+    }
     let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };
     let record = entry.as_mut_ptr();
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
@@ -184,10 +191,6 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
             output::discard(entry);
             return;
         }
-        let netns = match globals::OFF_SK_NET.load() {
-            MISSING => 0,
-            offset => output::netns_behind(sk.wrapping_add(u64::from(offset))),
-        };
         (*record).header = output::header(hook, Kind::Socket, netns);
         (*record).sk = sk;
         let (old, new) = change.states.unwrap_or_else(|| {

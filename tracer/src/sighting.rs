@@ -125,6 +125,8 @@ pub struct EntryNote {
     pub deleted_by: Option<u32>,
     /// The time of the last packet of an entry that ctnetlink listed.
     pub last_packet: Option<Timestamp>,
+    /// When the kernel handed over a decision that it had kept: then a failure met the decision's flow.
+    pub handed_over: Option<Timestamp>,
 }
 
 impl EntryNote {

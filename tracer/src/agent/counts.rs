@@ -12,6 +12,7 @@ use std::{
 use crate::{
     class::{Class, Domain},
     cluster::{History, Key, Kind},
+    session::Pair,
     time::Timestamp,
     verdict::{ServiceRef, Text, Verdict},
 };
@@ -74,13 +75,27 @@ impl Counts {
 
     /// Counts the connections of flows with this verdict, which is their first.
     pub(crate) fn started(&mut self, verdict: &Verdict, count: u64) {
-        let Some(service) = &verdict.service else { return };
-        let protocol = verdict.flow.protocol.clone();
-        let endpoint = verdict.flow.endpoint.filter(|_| self.endpoints);
-        let mut key = Started { service: service.clone(), protocol, endpoint };
+        let Some(service) = verdict.service.clone() else { return };
+        let (protocol, endpoint) = (verdict.flow.protocol.clone(), verdict.flow.endpoint);
+        self.add(Started { service, protocol, endpoint }, count);
+    }
+
+    /// Counts connections that the kernel counted.
+    pub(crate) fn counted(&mut self, Pair { service, protocol, endpoint }: Pair, count: u64) {
+        self.add(Started { service, protocol: protocol.to_string().into(), endpoint }, count);
+    }
+
+    /// Counts connections that have no counter of their own.
+    pub(crate) fn uncounted(&mut self, count: u64) {
+        self.limited = self.limited.saturating_add(count);
+        add(&mut self.connections, Started { service: other(), protocol: "".into(), endpoint: None }, count);
+    }
+
+    fn add(&mut self, mut key: Started, count: u64) {
+        key.endpoint = key.endpoint.filter(|_| self.endpoints);
         if !self.connections.contains_key(&key) && self.is_full() {
-            self.limited = self.limited.saturating_add(count);
-            key = Started { service: other(), protocol: "".into(), endpoint: None };
+            self.uncounted(count);
+            return;
         }
         add(&mut self.connections, key, count);
     }

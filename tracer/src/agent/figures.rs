@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{counts::Counts, recorder::RecorderFigures};
-use crate::{class::Kind as Result, cluster::Kind, session::Judged, time::Timestamp};
+use crate::{class::Kind as Result, cluster::Kind, session::Judged, time::Timestamp, verdict::Verdict};
 
 /// The figures behind their lock. No holder waits for anything.
 #[derive(Debug)]
@@ -65,6 +65,8 @@ pub(crate) struct HookRuns {
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) counts: Counts,
+    /// Whether the kernel counts the connections: then most of them have no verdict.
+    pub(crate) counted_by_kernel: bool,
     pub(crate) ok: u64,
     pub(crate) normal: u64,
     pub(crate) fault: u64,
@@ -100,6 +102,7 @@ impl Figures {
     fn new(counts: Counts) -> Self {
         Self {
             counts,
+            counted_by_kernel: false,
             ok: 0,
             normal: 0,
             fault: 0,
@@ -141,6 +144,13 @@ impl Figures {
         *total = total.saturating_add(count);
     }
 
+    /// Counts the connections of flows with this verdict, unless the kernel did.
+    pub(crate) fn started(&mut self, verdict: &Verdict, count: u64) {
+        if !self.counted_by_kernel {
+            self.counts.started(verdict, count);
+        }
+    }
+
     /// Counts a judged flow.
     pub(crate) fn judged(&mut self, judged: &Judged) {
         let verdict = &judged.verdict;
@@ -149,7 +159,7 @@ impl Figures {
         if judged.before.is_some() {
             self.corrected += 1;
         } else {
-            self.counts.started(verdict, 1);
+            self.started(verdict, 1);
         }
         if verdict.is_fault() {
             self.last_fault = self.last_fault.max(Some(verdict.time));

@@ -37,7 +37,7 @@ use crate::{
     error::sentence,
     recording::{End, Header, HookState, Recorded},
     report::{self, OutputError},
-    session::{Judgements, Pipeline},
+    session::{Judgements, Pair, Pipeline},
     sighting::Hook,
     time::Timestamp,
     verdict::Verdict,
@@ -182,6 +182,25 @@ impl Agent {
         self.header = Some(header);
     }
 
+    /// The kernel counts the connections, and samples the healthy ones.
+    pub(crate) fn counted_by_kernel(&self) {
+        self.context.figures.lock().counted_by_kernel = true;
+    }
+
+    /// The kernel counted connections; `None` if they were to no Service.
+    pub(crate) fn started(&self, pair: Option<Pair>, count: u64) {
+        if let Some(pair) = pair {
+            self.context.figures.lock().counts.counted(pair, count);
+        }
+    }
+
+    /// The kernel had no counter for so many connections.
+    pub(crate) fn uncounted(&self, count: u64) {
+        if count > 0 {
+            self.context.figures.lock().counts.uncounted(count);
+        }
+    }
+
     /// Counts judgements and passes failed and sampled flows on.
     pub(crate) fn show(&mut self, judgements: &Judgements) -> Result<(), OutputError> {
         if judgements.judged.is_empty() && judgements.folded.is_empty() {
@@ -193,12 +212,17 @@ impl Agent {
         }
         for folded in &judgements.folded {
             figures.results(folded.verdict.class.kind(), folded.count);
-            figures.counts.started(&folded.verdict, folded.count);
+            figures.started(&folded.verdict, folded.count);
         }
+        // The kernel's recorder reports no other healthy flows than the sampled ones.
+        let is_sampled = figures.counted_by_kernel;
         drop(figures);
         let config = self.current();
         let shown = |verdict: &&Verdict| {
-            verdict.is_fault() || verdict.is_unexplained() || config.sample.has(flow_hash(verdict))
+            verdict.is_fault()
+                || verdict.is_unexplained()
+                || is_sampled
+                || config.sample.has(flow_hash(verdict))
         };
         for verdict in judgements.judged.iter().map(|judged| &judged.verdict).filter(shown) {
             self.pass_on(verdict, &config)?;
@@ -252,6 +276,7 @@ impl Agent {
         figures.evicted_flows = counters.evicted;
         figures.events = counters.sightings;
         figures.lost_events = pipeline.lost_events();
+        figures.suppressed_events = pipeline.suppressed_events();
         let status = &pipeline.cluster().status;
         figures.metadata_age = status.metadata_age(now);
         figures.watches = cluster::Kind::ALL.map(|kind| status.kind(kind).connected);

@@ -155,6 +155,9 @@ pub struct TraceArgs {
     /// Which kernel hooks to attach
     #[arg(long, value_name = "SET", default_value = "full", help_heading = "Kernel")]
     hooks: Hooks,
+    /// With --hooks failures: report one of N healthy connections, chosen by the client's address and port; 0 for none
+    #[arg(long, value_name = "N", default_value = "100", help_heading = "Kernel")]
+    sample: u32,
     /// How to reach kernel functions
     #[arg(long, value_name = "TIER", default_value = "auto", help_heading = "Kernel")]
     attach: Attach,
@@ -259,6 +262,8 @@ pub enum Hooks {
     /// All: failures, new connections, socket states, ends
     #[default]
     Full,
+    /// Failing connections and a sample of the others (--sample); the kernel counts all. The cheapest: for a busy node
+    Failures,
     /// New connections and failures only: cheaper, without connect times and without the ends of healthy flows
     Lean,
 }
@@ -300,6 +305,8 @@ pub struct TraceOptions {
     /// `None`: as kube-proxy's pace requires.
     pub grace: Option<Duration>,
     pub hooks: Hooks,
+    /// One of so many healthy connections has a record where only failures have; 0 for none.
+    pub sample: u32,
     pub attach: Attach,
     pub without_hooks: Vec<Hook>,
     pub max_flows: usize,
@@ -325,6 +332,7 @@ impl TraceArgs {
             node: node.or_else(own_name),
             grace: self.grace,
             hooks: self.hooks,
+            sample: self.sample,
             attach: self.attach,
             without_hooks: self.without_hook,
             max_flows: self.max_flows,

@@ -166,7 +166,7 @@ fn attempt(plan: &mut HookPlan, layout: Layout) -> Option<Obstacle> {
         }
     };
     let _entered = runtime.enter();
-    let options = Options { buffer_bytes: 4096, targets: None };
+    let options = Options { buffer_bytes: 4096, targets: None, recorder: None };
     match Tracer::attach(plan, Arc::new(layout), &options) {
         Ok(tracer) => {
             tracer.report(plan);

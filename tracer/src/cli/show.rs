@@ -7,7 +7,7 @@ use crate::{
     cluster::History,
     error::sentence,
     report::{Report, Status, View},
-    session::{Detail, Ending, Judgements, Pipeline, Summary},
+    session::{Connections, Detail, Ending, Judgements, Pipeline, Summary},
     time::Timestamp,
 };
 
@@ -60,6 +60,11 @@ impl Show {
         }
         report.tick(at)?;
         Ok(())
+    }
+
+    /// The connections that a recorder counted.
+    pub(super) fn connections(&mut self) -> &mut Connections {
+        &mut self.summary.connections
     }
 
     /// Ends the report with the summary.

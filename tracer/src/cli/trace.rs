@@ -7,6 +7,7 @@ mod limits;
 mod node_poller;
 mod reader;
 mod record;
+mod recorder;
 mod sink;
 mod skipped;
 mod stop;
@@ -37,6 +38,7 @@ use crate::{
         layout::Layout,
         now,
         plan::{HookPlan, HookSet, State},
+        recorder::RecorderOptions,
         tracer::{HookChangeKind, Tracer},
         wall_ahead_ns,
     },
@@ -52,6 +54,7 @@ use crate::{
 use node_poller::{EntryLister, NodePoller};
 use reader::Reader;
 use record::NewFile;
+use recorder::Exchange;
 use sink::Shown;
 pub(super) use sink::Sink;
 pub(super) use stop::Stop;
@@ -111,6 +114,7 @@ async fn open(
     }
     let environment = Environment::inspect();
     let set = match (&options.target, options.hooks) {
+        (_, Hooks::Failures) => HookSet::Failures,
         (_, Hooks::Lean) => HookSet::Lean,
         (Some(_), Hooks::Full) => HookSet::Targeted,
         (None, Hooks::Full) => HookSet::Full,
@@ -164,6 +168,7 @@ pub(super) struct Trace<'a> {
     started: Timestamp,
     pruned: Instant,
     modules_read: Instant,
+    exchange: Exchange,
 }
 
 impl<'a> Trace<'a> {
@@ -246,6 +251,7 @@ impl<'a> Trace<'a> {
             started: now(),
             pruned: Instant::now(),
             modules_read: Instant::now(),
+            exchange: Exchange::new(options.node.clone()),
         })
     }
 
@@ -279,8 +285,12 @@ impl<'a> Trace<'a> {
             .as_ref()
             .map(|target| target.addresses(&self.pipeline.pipeline().cluster().history, now()));
         self.targets = targets.clone().unwrap_or_default();
-        let kernel_options =
-            Options { buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31), targets };
+        let kernel_options = Options {
+            buffer_bytes: u32::try_from(options.buffer_bytes).unwrap_or(1 << 31),
+            targets,
+            recorder: (options.hooks == Hooks::Failures)
+                .then(|| RecorderOptions { sample: options.sample, ..RecorderOptions::default() }),
+        };
         let file = options.record.as_ref().map(NewFile::create).transpose()?;
         let tracer = match Tracer::attach(&self.plan, Arc::clone(&self.layout), &kernel_options) {
             Ok(tracer) => tracer,
@@ -306,7 +316,8 @@ impl<'a> Trace<'a> {
             self.pipeline.begin(file.begin(&header)?);
         }
         sink.attached(&tracer, header)?;
-        self.tracer = Some(tracer);
+        let tracer = self.tracer.insert(tracer);
+        self.exchange.set_services(tracer, &self.pipeline.pipeline().cluster().history, self.started);
         if let Some(path) = &options.ready_file {
             fs::write(path, format!("{}\n", self.started))
                 .with_context(|| format!("cannot write the ready file {}", path.display()))?;
@@ -392,6 +403,9 @@ impl<'a> Trace<'a> {
             if !self.pipeline.pipeline().has_backlog() || began.elapsed() >= JUDGING {
                 break;
             }
+        }
+        if let Some(tracer) = &mut self.tracer {
+            self.exchange.turn(tracer, &self.pipeline.pipeline().cluster().history, now, sink)?;
         }
         self.lister.want();
         if self.pipeline.pipeline().wants_node() {
@@ -490,6 +504,7 @@ impl<'a> Trace<'a> {
             let Ok(update) = next else { break };
             self.pipeline.absorb(update);
         }
+        self.exchange.changed();
         if let (Some(target), Some(tracer)) = (&self.options.target, &mut self.tracer) {
             let wanted = target.addresses(&self.pipeline.pipeline().cluster().history, now());
             // The addresses of a removed endpoint stay in the filter: its old connections end now.
@@ -509,8 +524,7 @@ impl<'a> Trace<'a> {
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let is_busy = self.reader.has_more() || self.pipeline.pipeline().has_backlog();
         let modules = Some(self.modules_read + MODULES);
-        let due =
-            [is_busy.then(Instant::now), flows, sink.deadline(), self.lister.deadline(), modules, end];
+        let due = [is_busy.then(Instant::now), flows, sink.deadline(), self.lister.deadline(), modules, end];
         due.into_iter().flatten().min()
     }
 
@@ -587,6 +601,9 @@ impl<'a> Trace<'a> {
             gaps.extend(missing);
             note
         });
+        if let Some(tracer) = &mut self.tracer {
+            self.exchange.count(tracer, &self.pipeline.pipeline().cluster().history, ended, sink)?;
+        }
         Ok((Ending::new(self.pipeline.pipeline(), self.started, ended, gaps), note))
     }
 }

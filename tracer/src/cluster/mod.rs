@@ -8,6 +8,7 @@ use std::{future::pending, path::PathBuf, time::Duration};
 use crate::{error::Hint, time::Timestamp};
 
 mod answer;
+mod ends;
 pub mod folder;
 pub(crate) mod history;
 pub mod model;

@@ -73,7 +73,7 @@ pub struct Flow {
     pub sightings: u32,
     /// Events that the tracer lost while it watched this flow, or that the kernel suppressed.
     pub lost: u64,
-    /// Of these, the suppressed ones: of this flow's client.
+    /// Of these, the suppressed ones: of this flow's client, or of its Service.
     pub suppressed: u64,
     pub(super) handed: Option<Outcome>,
     /// The number of decisions when it was last handed out.

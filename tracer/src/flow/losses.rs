@@ -1,7 +1,7 @@
 //! Events that viptrace did not receive, and the flows that they make uncertain.
 //!
-//! Owns the intervals of losses and their bounds. A loss of unknown contents concerns every flow of its time; events of
-//! one client that the kernel suppressed concern only that client's flows.
+//! Owns the intervals of losses and their bounds. A loss of unknown contents concerns every flow of its time; events that
+//! the kernel suppressed concern only the flows of one client, or of one Service's address.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,17 +16,20 @@ use crate::{net::Netns, time::Timestamp};
 
 /// The number of losses kept apart; older ones are merged.
 const MAX_LOSSES: usize = 64;
-/// The number of clients whose suppressed events are kept apart; those of the client that has been quiet for longest then
-/// count as losses of every flow.
-const MAX_CLIENTS: usize = 4096;
-/// The number of intervals kept apart for one client, and the pause that separates two.
+/// The number of addresses whose suppressed events are kept apart; those of the address that has been quiet for longest
+/// then count as losses of every flow.
+const MAX_HOSTS: usize = 4096;
+/// The number of intervals kept apart for one address, and the pause that separates two.
 const MAX_INTERVALS: usize = 4;
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Events of one client that the kernel suppressed, because there were too many.
+/// Events that the kernel suppressed, because there were too many of one client at one Service, or of all clients there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suppressed {
-    pub client: IpAddr,
+    /// `None` if all clients together were too many.
+    pub client: Option<IpAddr>,
+    /// The Service's address as the events have it: before or behind NAT. `None` for events of a whole namespace.
+    pub service: Option<IpAddr>,
     /// The namespace of the events. It distinguishes only loopback addresses: all others mean the same host everywhere
     /// on a node.
     pub netns: Netns,
@@ -58,16 +61,16 @@ impl Loss {
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     of_all: VecDeque<Loss>,
-    of_clients: HashMap<Client, VecDeque<Loss>>,
+    of_hosts: HashMap<Host, VecDeque<Loss>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Client {
+struct Host {
     address: IpAddr,
     scope: u32,
 }
 
-impl Client {
+impl Host {
     fn new(address: IpAddr, netns: Netns) -> Self {
         let address = address.to_canonical();
         Self { address, scope: if address.is_loopback() { netns.0 } else { 0 } }
@@ -84,11 +87,11 @@ impl Losses {
         self.of_all.push_back(loss);
     }
 
-    fn suppress(&mut self, client: Client, loss: Loss) {
-        if self.of_clients.len() >= MAX_CLIENTS && !self.of_clients.contains_key(&client) {
+    fn suppress(&mut self, host: Host, loss: Loss) {
+        if self.of_hosts.len() >= MAX_HOSTS && !self.of_hosts.contains_key(&host) {
             self.merge_quietest();
         }
-        let known = self.of_clients.entry(client).or_default();
+        let known = self.of_hosts.entry(host).or_default();
         match known.back_mut() {
             Some(last) if loss.from <= last.to.saturating_add(PAUSE) => last.merge(loss),
             _ => known.push_back(loss),
@@ -102,21 +105,31 @@ impl Losses {
 
     fn merge_quietest(&mut self) {
         let last = |known: &VecDeque<Loss>| known.back().map(|loss| loss.to);
-        let quietest = self.of_clients.iter().min_by_key(|(client, known)| (last(known), **client));
-        let Some(client) = quietest.map(|(client, _)| *client) else { return };
-        for loss in self.of_clients.remove(&client).into_iter().flatten() {
+        let quietest = self.of_hosts.iter().min_by_key(|(host, known)| (last(known), **host));
+        let Some(host) = quietest.map(|(host, _)| *host) else { return };
+        for loss in self.of_hosts.remove(&host).into_iter().flatten() {
             self.add(loss);
         }
     }
 
-    /// The number of events between two times that are missing for a client's flow: of all flows, and of this client.
-    pub(super) fn of(&self, client: IpAddr, netns: Netns, since: Timestamp, until: Timestamp) -> (u64, u64) {
+    /// The number of events between two times that are missing for a flow between these addresses: of all flows, and of
+    /// its own.
+    pub(super) fn of(
+        &self,
+        ends: impl IntoIterator<Item = IpAddr>,
+        netns: Netns,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> (u64, u64) {
         let count = |losses: &VecDeque<Loss>| {
             let overlapping = losses.iter().filter(|loss| loss.overlaps(since, until));
             overlapping.fold(0, |sum: u64, loss| sum.saturating_add(loss.count))
         };
-        let suppressed = self.of_clients.get(&Client::new(client, netns)).map_or(0, count);
-        (count(&self.of_all), suppressed)
+        if self.of_hosts.is_empty() {
+            return (count(&self.of_all), 0);
+        }
+        let of_host = |end| self.of_hosts.get(&Host::new(end, netns)).map_or(0, count);
+        (count(&self.of_all), ends.into_iter().map(of_host).fold(0, u64::saturating_add))
     }
 }
 
@@ -128,10 +141,17 @@ impl FlowTable {
         }
     }
 
-    /// The kernel half suppressed events of one client. That client's flows that were alive then carry the count.
-    pub fn suppressed(&mut self, Suppressed { client, netns, from, to, count }: Suppressed) {
-        if count > 0 {
-            self.losses.suppress(Client::new(client, netns), Loss { count, from, to });
+    /// The kernel half suppressed events. The flows of that client, or else of that Service's address, that were alive
+    /// then carry the count; without both, all flows do.
+    pub fn suppressed(&mut self, suppressed: Suppressed) {
+        let Suppressed { client, service, netns, from, to, count } = suppressed;
+        if count == 0 {
+            return;
+        }
+        let loss = Loss { count, from, to };
+        match client.or(service) {
+            Some(address) => self.losses.suppress(Host::new(address, netns), loss),
+            None => self.losses.add(loss),
         }
     }
 }

@@ -142,7 +142,9 @@ impl FlowTable {
         // Without its first decision it may have begun, and lost that event, before.
         let unseen = if flow.is_seen_from_start() { Duration::ZERO } else { self.limits.answer };
         let since = flow.first_seen.saturating_sub(unseen);
-        let (lost, suppressed) = self.losses.of(flow.orig.src.ip(), flow.netns, since, until);
+        let endpoint = flow.endpoint(None).map(|endpoint| endpoint.ip());
+        let ends = [flow.orig.src.ip(), flow.orig.dst.ip()].into_iter().chain(endpoint);
+        let (lost, suppressed) = self.losses.of(ends, flow.netns, since, until);
         flow.lost = lost.saturating_add(suppressed);
         flow.suppressed = suppressed;
     }

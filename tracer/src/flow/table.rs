@@ -53,7 +53,7 @@ pub struct FlowTable {
     pub(super) unread: Vec<u32>,
     /// The last persistence template that IPVS created, and its time: the template's connection follows.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
-    /// When the sighting that is being folded was handed over, if that was long after its time.
+    /// When the sighting that is being folded left the kernel: the kernel hands over a decision long after its time.
     arrival: Timestamp,
     /// The latest known time. Never decreases.
     pub(super) clock: Timestamp,
@@ -82,16 +82,17 @@ impl FlowTable {
     pub fn observe(&mut self, sighting: Sighting) {
         self.counters.sightings += 1;
         self.reorder.push(sighting);
-        while let Some((mut next, arrival)) = self.reorder.pop() {
-            self.fold(&mut next, arrival);
+        while let Some(mut next) = self.reorder.pop() {
+            self.fold(&mut next);
         }
     }
 
-    /// Advances the time. No sighting from before `now` minus the reorder window may arrive after this call.
+    /// Advances the time. No sighting from before `now` minus the reorder window may arrive after this call, except a
+    /// decision that the kernel handed over late ([`EntryNote::handed_over`]).
     pub fn advance(&mut self, now: Timestamp) {
         self.reorder.advance(now);
-        while let Some((mut next, arrival)) = self.reorder.pop() {
-            self.fold(&mut next, arrival);
+        while let Some(mut next) = self.reorder.pop() {
+            self.fold(&mut next);
         }
         // A sighting that is still held back may belong to a flow that would expire now.
         let certain = self.reorder.next_deadline().map_or(now, |_| now.saturating_sub(self.limits.reorder));
@@ -125,8 +126,8 @@ impl FlowTable {
 
     /// Ends the trace: hands out all open flows as they are, in the order in which they began.
     pub fn finish(&mut self, now: Timestamp) {
-        while let Some((mut next, arrival)) = self.reorder.pop_any() {
-            self.fold(&mut next, arrival);
+        while let Some(mut next) = self.reorder.pop_any() {
+            self.fold(&mut next);
         }
         self.clock = self.clock.max(now);
         let mut rest = Vec::new();
@@ -161,9 +162,12 @@ impl FlowTable {
         self.len() == 0
     }
 
-    fn fold(&mut self, sighting: &mut Sighting, arrival: Option<Timestamp>) {
+    fn fold(&mut self, sighting: &mut Sighting) {
         self.expire(sighting.time);
-        self.arrival = arrival.unwrap_or(Timestamp::MIN);
+        self.arrival = match &sighting.fact {
+            Fact::Conntrack(fact) => fact.note.handed_over.unwrap_or(sighting.time),
+            _ => sighting.time,
+        };
         let place = Place { time: sighting.time, netns: sighting.netns, hook: sighting.hook };
         let index = match &mut sighting.fact {
             Fact::Conntrack(fact) => self.fold_conntrack(fact, place),

@@ -22,6 +22,7 @@ use super::{
     layout::{FIELDS, Layout},
     loader::{Link, LoadError, Loader},
     plan::{FentryTarget, HookPlan, Tier},
+    recorder::RecorderOptions,
 };
 use crate::error::{Hint, sentence};
 
@@ -42,6 +43,8 @@ pub struct Options {
     pub buffer_bytes: u32,
     /// Only events that concern these addresses are reported; `None` reports all events.
     pub targets: Option<Vec<IpAddr>>,
+    /// Decisions stay in the kernel until a failure meets them; `None` reports each.
+    pub recorder: Option<RecorderOptions>,
 }
 
 /// Why tracing could not start.
@@ -338,6 +341,7 @@ impl Attached {
 }
 
 fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, EbpfError> {
+    let events_bytes = options.buffer_bytes.max(4096).next_power_of_two();
     let offsets: Vec<(&str, u32)> = FIELDS
         .iter()
         .filter(|field| field.global)
@@ -347,11 +351,13 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
             ("OFF_CT_BASE", layout.entry_base()),
             ("REASON_NETFILTER_DROP", layout.drop_reason_number("NETFILTER_DROP").unwrap_or(MISSING)),
             ("TARGETED", u32::from(options.targets.is_some())),
+            ("EVENTS_BYTES", events_bytes),
             ("CONFIRM_COPIES", copies(Hook::Confirm, plan.preempts_programs())),
             ("SOCK_STATE_COPIES", copies(Hook::SockState, plan.preempts_programs())),
         ])
         .collect();
     let (wanted, subsystems) = (layout.wanted_reasons(), layout.wanted_subsystems());
+    let recorder = options.recorder.map(RecorderOptions::numbers);
     // Where the programs' debug lines are not read, the verifier removes them and their buffer is one page.
     let (level, messages_bytes) =
         if reads_messages() { (Level::Debug as u8, MESSAGES_BYTES) } else { (0, 1) };
@@ -370,7 +376,13 @@ fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, Ebp
     loader.override_global("WANTED_SUBSYSTEMS", &subsystems, true);
     loader.override_global(aya_log::LEVEL, &level, true);
     loader.map_max_entries(map::MESSAGES, messages_bytes);
-    loader.map_max_entries(map::EVENTS, options.buffer_bytes.max(4096).next_power_of_two());
+    loader.map_max_entries(map::EVENTS, events_bytes);
+    if options.targets.is_none() {
+        loader.map_max_entries(map::TARGETS, 1);
+    }
+    if let Some(recorder) = &recorder {
+        recorder.set(&mut loader);
+    }
     loader.load(OBJECT)
 }
 

@@ -1,7 +1,7 @@
 //! `bpf(2)` itself, for the requests that aya does not make: programs that are loaded with a module's BTF, kprobe.multi
-//! links, and the counts of what the kernel skipped.
+//! links, the counts of what the kernel skipped, and all entries of a map at once.
 //!
-//! The unsafe code is the system call and its results: six commands, each with attributes of its own type. Every pointer in
+//! The unsafe code is the system call and its results: seven commands, each with attributes of its own type. Every pointer in
 //! them leads to a slice or a struct that is alive in the calling function.
 
 #![expect(unsafe_code, reason = "neither aya nor libc has a safe call for these requests")]
@@ -10,9 +10,10 @@ use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_long},
     io,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
+use aya::maps::MapData;
 use aya_obj::generated::{bpf_insn, bpf_prog_info};
 
 // Commands of bpf(2) and numbers of its program and attach types, as include/uapi/linux/bpf.h has them.
@@ -21,6 +22,7 @@ const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
 const BPF_RAW_TRACEPOINT_OPEN: c_long = 17;
 const BPF_BTF_GET_FD_BY_ID: c_long = 19;
 const BPF_BTF_GET_NEXT_ID: c_long = 23;
+const BPF_MAP_LOOKUP_BATCH: c_long = 24;
 const BPF_LINK_CREATE: c_long = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
@@ -233,6 +235,51 @@ fn module_name(btf: &OwnedFd) -> io::Result<Option<String>> {
     Ok(name.into_string().ok())
 }
 
+/// All entries of a hash map with keys and values of these sizes (`BPF_MAP_LOOKUP_BATCH`, since 5.6). An entry that a
+/// program replaces meanwhile may be missing or come twice.
+pub(super) fn entries<const KEY: usize, const VALUE: usize>(
+    map: &MapData,
+) -> io::Result<Vec<([u8; KEY], [u8; VALUE])>> {
+    /// Entries of one request. The kernel refuses fewer than one of its buckets holds, which are a few.
+    const BATCH: usize = 1024;
+    let info = map.info().map_err(io::Error::other)?;
+    if (info.key_size() as usize, info.value_size() as usize) != (KEY, VALUE) {
+        return Err(io::Error::other("the map's entries have another size"));
+    }
+    let (mut keys, mut values) = (vec![[0; KEY]; BATCH], vec![[0; VALUE]; BATCH]);
+    let mut found = Vec::new();
+    // The place to go on from: 4 bytes for a hash map, whatever its key.
+    let mut place = 0_u32;
+    let mut is_first = true;
+    loop {
+        let place_at = (&raw mut place).expose_provenance() as u64;
+        let mut attributes = BatchAttributes {
+            in_batch: if is_first { 0 } else { place_at },
+            out_batch: place_at,
+            keys: keys.as_mut_ptr().expose_provenance() as u64,
+            values: values.as_mut_ptr().expose_provenance() as u64,
+            count: BATCH as u32,
+            map_fd: u32::try_from(map.fd().as_fd().as_raw_fd()).map_err(io::Error::other)?,
+            elem_flags: 0,
+            flags: 0,
+        };
+        is_first = false;
+        // SAFETY: `keys` and `values` outlive the call and have room for `count` entries of the map's sizes, which
+        // were compared; `place` outlives it too.
+        let answer = unsafe { bpf(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
+        let is_last = match answer {
+            Ok(_) => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            Err(error) => return Err(error),
+        };
+        let count = (attributes.count as usize).min(BATCH);
+        found.extend(keys.iter().copied().zip(values.iter().copied()).take(count));
+        if is_last {
+            return Ok(found);
+        }
+    }
+}
+
 /// `bpf(2)` with attributes of one of the types below, for a command that returns a new descriptor.
 ///
 /// # Safety
@@ -310,6 +357,18 @@ struct InfoAttributes {
     info: u64,
 }
 
+#[repr(C)]
+struct BatchAttributes {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
 /// `struct bpf_btf_info`; its last three fields exist since 5.11, as module BTF does.
 #[derive(Default)]
 #[repr(C)]
@@ -357,6 +416,7 @@ impl Attributes for KprobeMultiAttributes {}
 impl Attributes for RawTracepointAttributes {}
 impl Attributes for IdAttributes {}
 impl Attributes for InfoAttributes {}
+impl Attributes for BatchAttributes {}
 
 #[cfg(test)]
 mod tests {
@@ -374,6 +434,8 @@ mod tests {
         assert_eq!(offset_of!(ProgramAttributes, attach_btf_id), 108);
         assert_eq!(offset_of!(ProgramAttributes, attach_btf_obj_fd), 112);
         assert!(size_of::<ProgramAttributes>() <= size_of::<bpf_attr>());
+        assert_eq!(offset_of!(BatchAttributes, map_fd), offset_of!(bpf_attr, batch.map_fd));
+        assert_eq!(offset_of!(BatchAttributes, flags), offset_of!(bpf_attr, batch.flags));
         assert_eq!(offset_of!(BtfInfo, kernel_btf), 28);
         assert_eq!(
             offset_of!(KprobeMultiAttributes, link_flags),

@@ -212,6 +212,8 @@ impl Decoder {
             deleted_by: (hook == Hook::Delete && detail != 0).then_some(detail),
             last_packet: (hook == Hook::EntryReread && id == 0 && detail != MISSING)
                 .then(|| time.saturating_sub(Duration::from_secs(detail.into()))),
+            handed_over: (hook == Hook::Confirm && detail != 0)
+                .then(|| time.saturating_add(Duration::from_millis(detail.into()))),
         };
         Ok(ConntrackFact { ct, task: self.task(pid, comm), note })
     }

@@ -17,6 +17,7 @@ mod loader;
 mod messages;
 mod modules;
 pub mod plan;
+pub(crate) mod recorder;
 pub mod running;
 pub(crate) mod tracer;
 

@@ -80,7 +80,9 @@ pub enum Tier {
 /// The hooks that a trace requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HookSet {
-    /// Failures and `__nf_conntrack_confirm`: for an agent that always runs.
+    /// Failures, and ends without an answer: for a recorder, which keeps the decisions in the kernel until then.
+    Failures,
+    /// Failures and `__nf_conntrack_confirm`.
     Lean,
     /// Also socket states and the end of entries.
     #[default]
@@ -90,8 +92,9 @@ pub enum HookSet {
 }
 
 impl HookSet {
-    const fn asks_for(self, need: Need) -> bool {
+    const fn asks_for(self, hook: Hook, need: Need) -> bool {
         match need {
+            Need::Full if matches!(hook, Hook::Delete) => !matches!(self, Self::Lean),
             Need::Essential | Need::Failure => true,
             Need::Full => matches!(self, Self::Full | Self::Targeted),
             Need::Targeted => matches!(self, Self::Targeted),
@@ -403,7 +406,7 @@ fn state(
     (tiers, tier): (Tiers, &Tier),
 ) -> State {
     let only_source = spec.hook == Hook::IpVsConnNew && kernel.ipvs_conntrack() == Some(false);
-    if !set.asks_for(spec.need) && !only_source {
+    if !set.asks_for(spec.hook, spec.need) && !only_source {
         return State::NotNeeded(
             match spec.need {
                 Need::Targeted => "only where a target narrows the trace",

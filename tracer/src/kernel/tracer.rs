@@ -3,6 +3,7 @@
 //! Owns the ring buffer and the requests to programs while they run; `attach` loads and attaches them.
 
 use std::{
+    collections::BTreeSet,
     fmt, io,
     net::IpAddr,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -27,6 +28,7 @@ use super::{
     messages::Messages,
     modules::{ModuleChange, Modules},
     plan::{HookPlan, State},
+    recorder::{Counted, Recorder, ServiceEnd, Suppressed},
     running::RunningKernel,
 };
 use crate::{
@@ -62,6 +64,7 @@ pub(crate) struct Tracer {
     layout: Arc<Layout>,
     modules: Modules,
     modules_read: Timestamp,
+    recorder: Option<Recorder>,
     _messages: Option<Messages>,
 }
 
@@ -112,6 +115,8 @@ impl Tracer {
         // owns the ring buffer.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
             .map_err(|error| AttachError::Ring(error.into()))?;
+        let recorder =
+            options.recorder.map(|options| Recorder::take(&mut attached.ebpf, options)).transpose()?;
         let messages = attach::reads_messages().then(|| Messages::read(&mut attached.ebpf)).transpose()?;
         // Hooks attach one after the other; observations from before the last of them are incomplete.
         let armed_at = clock::now();
@@ -132,6 +137,7 @@ impl Tracer {
             losses_read: Instant::now(),
             undecodable: 0,
             has_warned: false,
+            recorder,
             _messages: messages,
         })
     }
@@ -187,12 +193,16 @@ impl Tracer {
         mut keep: impl FnMut(&[u8]),
     ) -> usize {
         let mut read = 0;
+        let is_recorder = self.recorder.is_some();
         let ring = self.ring.get_mut();
         while read < limit {
             let Some(record) = ring.next() else { break };
             read += 1;
             match self.decoder.decode(&record) {
-                Ok(sighting) if sighting.time >= self.armed_at => {
+                // A recorder hands over a decision late, with its time. It was attached before all other hooks.
+                Ok(sighting)
+                    if sighting.time >= self.armed_at || is_recorder && sighting.hook == Hook::Confirm =>
+                {
                     keep(&record);
                     into.push(sighting);
                 }
@@ -428,6 +438,27 @@ impl Tracer {
         let measured = programs.filter_map(|(_, attached)| bpf::measured_runs(attached.program.as_fd()).ok());
         let (time, runs) = measured.fold((0, 0), |(time, runs), (ns, count)| (time + ns, runs + count));
         (runs > 0).then_some((Duration::from_nanos(time), runs))
+    }
+
+    /// Whether the kernel keeps the decisions of healthy connections.
+    pub(crate) fn is_recorder(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    /// Replaces the ends that belong to Services. Returns how many of them found no room, if that number changed. Without
+    /// a recorder nothing asks for them.
+    pub(crate) fn set_services(&mut self, ends: &BTreeSet<ServiceEnd>) -> Option<usize> {
+        self.recorder.as_mut().and_then(|recorder| recorder.set_services(ends))
+    }
+
+    /// The connections started since the last call, and those that found no counter.
+    pub(crate) fn counts(&mut self) -> io::Result<(Vec<(Counted, u64)>, u64)> {
+        self.recorder.as_mut().map_or_else(|| Ok((Vec::new(), 0)), Recorder::counts)
+    }
+
+    /// The failures that a limit suppressed since the last call.
+    pub(crate) fn suppressed(&mut self) -> io::Result<Vec<Suppressed>> {
+        self.recorder.as_mut().map_or_else(|| Ok(Vec::new()), Recorder::suppressed)
     }
 
     /// Replaces the addresses of a targeted trace.

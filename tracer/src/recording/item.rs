@@ -46,7 +46,7 @@ pub(super) enum Item {
     Start(Box<Start>),
     /// The recorder could not keep up.
     Dropped(Dropped),
-    /// Events of one client were suppressed.
+    /// Events of one client, or of one Service, were suppressed.
     Suppressed(Suppressed),
     /// The wall clock was stepped.
     WallClock(WallStep),
@@ -440,10 +440,10 @@ mod tests {
             })),
             (any::<String>(), any::<bool>(), time())
                 .prop_map(|(hook, is_attached, time)| Item::Hook(HookChanged { hook, is_attached, time })),
-            (any::<std::net::IpAddr>(), any::<u32>(), counts()).prop_map(
-                |(client, netns, (count, from, to))| {
+            (any::<[Option<std::net::IpAddr>; 2]>(), any::<u32>(), counts()).prop_map(
+                |([client, service], netns, (count, from, to))| {
                     let netns = crate::net::Netns(netns);
-                    Item::Suppressed(Suppressed { client, netns, from, to, count })
+                    Item::Suppressed(Suppressed { client, service, netns, from, to, count })
                 }
             ),
             (time(), any::<i64>()).prop_map(|(at, ahead_ns)| Item::WallClock(WallStep { at, ahead_ns })),

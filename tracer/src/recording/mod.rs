@@ -39,7 +39,7 @@
 //! | 10 | dropped | JSON: the inputs that the recorder dropped |
 //! | 11 | end | JSON: the end of the trace; without it the recording was cut off |
 //! | 12 | hook | JSON: a hook was attached, or is lost, since a time |
-//! | 13 | suppressed | JSON: the events of one client that the kernel suppressed |
+//! | 13 | suppressed | JSON: the events of one client, or of one Service, that the kernel suppressed |
 //! | 14 | wall clock | JSON: how far it is ahead of the clock of the other times, from a time on |
 //!
 //! A reader skips kinds that it does not know. A record has the form of the kernel half (`tracer_ebpf`'s structs:

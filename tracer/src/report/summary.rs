@@ -1,6 +1,9 @@
 //! The summary at the end of a trace: the observed flows, the faults, the actions, and the gaps.
 
-use std::{cmp::Reverse, fmt::Write as _};
+use std::{
+    cmp::Reverse,
+    fmt::{Display, Write as _},
+};
 
 use crate::{
     class::Class,
@@ -9,9 +12,8 @@ use crate::{
         printer::{Paint, Style},
         row::{action, detail, evidence},
     },
-    session::{Cause, Counts, Ending, Latency, Summary},
+    session::{Cause, Connections, Counts, Ending, Latency, Pair, Summary},
     text::{self, count, measured, safe},
-    verdict::ServiceRef,
 };
 
 /// The maximum number of classes, Services and gaps listed; the others are counted.
@@ -32,6 +34,7 @@ pub(super) fn render(summary: &Summary, ending: &Ending, paint: Paint) -> String
         first_cause(&mut out, paint, first);
         other_causes(&mut out, paint, rest);
     }
+    connection_table(&mut out, paint, &summary.connections);
     latency_table(&mut out, paint, summary.latencies());
     limits(&mut out, paint, summary, ending);
     out
@@ -94,6 +97,26 @@ fn service_table(out: &mut String, paint: Paint, summary: &Summary) {
     table(out, rows.collect(), &[Align::Left, Align::Left]);
 }
 
+/// The connections that the kernel counted, the most frequent first.
+fn connection_table(out: &mut String, paint: Paint, connections: &Connections) {
+    let mut pairs: Vec<_> = connections.pairs().collect();
+    if pairs.is_empty() {
+        return;
+    }
+    heading(out, paint, "Connections started");
+    pairs.sort_by_key(|(_, count)| Reverse(*count));
+    let row = |(pair, started): &(&Pair, u64)| {
+        let endpoint = pair.endpoint.map_or_else(|| "not translated".to_owned(), |addr| addr.to_string());
+        [safe(&pair.service.to_string()).into_owned(), endpoint, count(*started, "connection")]
+    };
+    let rows = pairs.iter().take(MAX_LINES).map(row).collect();
+    table(out, rows, &[Align::Left, Align::Left, Align::Right]);
+    let hidden: u64 = pairs.iter().skip(MAX_LINES).map(|(_, count)| count).sum();
+    if hidden > 0 {
+        line(out, &format!("and {} to others", count(hidden, "connection")));
+    }
+}
+
 fn latency_table(out: &mut String, paint: Paint, mut latencies: Vec<Latency>) {
     if latencies.is_empty() {
         return;
@@ -113,10 +136,10 @@ fn latency_table(out: &mut String, paint: Paint, mut latencies: Vec<Latency>) {
 }
 
 /// The Services with the largest counts, as the end of a line.
-fn by_service<'a>(counts: impl Iterator<Item = (&'a ServiceRef, u64)>) -> String {
+fn by_service<'a, S: Display + 'a>(counts: impl Iterator<Item = (&'a S, u64)>) -> String {
     let mut known: Vec<_> = counts.collect();
     known.sort_by_key(|(_, count)| Reverse(*count));
-    let name = |(service, count): &(&ServiceRef, u64)| format!("{count} to {}", safe(&service.to_string()));
+    let name = |(service, count): &(&S, u64)| format!("{count} to {}", safe(&service.to_string()));
     let names: Vec<String> = known.iter().take(MAX_EVICTED).map(name).collect();
     match (names.len(), known.len().saturating_sub(MAX_EVICTED)) {
         (0, _) => String::new(),
@@ -134,6 +157,12 @@ fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
             "{lost} lost in the kernel: flows near the loss are not called healthy (a larger --buffer helps)"
         ));
     }
+    if summary.connections.uncounted > 0 {
+        let uncounted = count(summary.connections.uncounted, "connection");
+        lines.push(format!(
+            "{uncounted} without a counter: more pairs of a Service and an endpoint than there is room for"
+        ));
+    }
     if ending.flows_evicted > 0 {
         let evicted = count(ending.flows_evicted, "flow");
         lines.push(format!(
@@ -145,7 +174,8 @@ fn limits(out: &mut String, paint: Paint, summary: &Summary, ending: &Ending) {
         let suppressed = count(ending.suppressed_events, "event");
         let services = ending.suppressed_by_service.iter().map(|(service, count)| (service, *count));
         lines.push(format!(
-            "{suppressed} of noisy clients suppressed in the kernel: flows of these clients are not called healthy{}",
+            "{suppressed} suppressed in the kernel, because a client or a Service had too many: its flows are not called \
+             healthy{}",
             by_service(services)
         ));
     }

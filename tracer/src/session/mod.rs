@@ -4,6 +4,7 @@
 //! the node's state, and judged. Does no I/O and reads no clock; the caller reads the node when
 //! [`Pipeline::wants_node`] returns true.
 
+mod connections;
 mod grace;
 mod healthy_folds;
 mod latency;
@@ -20,20 +21,21 @@ use std::{
 };
 
 use crate::{
-    cluster::{Address, Cluster, Membership},
+    cluster::{Address, Cluster, Key, Membership},
     diagnosis::{self, Context, HookGap, Translations},
     flow::{Counters, Flow, FlowTable, Limits, Suppressed},
     net::Netns,
     node::Snapshot,
     sighting::{Hook, ListedEntry, Sighting},
     time::Timestamp,
-    verdict::{ServiceRef, Verdict, VerdictKey},
+    verdict::{Verdict, VerdictKey},
 };
 use healthy_folds::HealthyFolds;
 use suppressed::SuppressedEvents;
 use undecided::Undecided;
 use wall_clock::WallClock;
 
+pub use connections::{Connections, Pair};
 pub use grace::Grace;
 pub(crate) use healthy_folds::Folded;
 pub use latency::Latency;
@@ -252,10 +254,10 @@ impl Pipeline {
         }
     }
 
-    /// Reports that the kernel suppressed events of one client: only that client's flows that were alive then carry the
-    /// count. Call it before the time advances past `suppressed.to`.
+    /// Reports that the kernel suppressed events: only the flows of that client, or of that Service, that were alive then
+    /// carry the count. Call it before the time advances past `suppressed.to`.
     pub fn suppressed(&mut self, suppressed: Suppressed) {
-        self.suppressed.add(suppressed.client, suppressed.count);
+        self.suppressed.add(&suppressed, &self.cluster.history);
         self.flows.suppressed(suppressed);
     }
 
@@ -264,8 +266,8 @@ impl Pipeline {
         self.suppressed.total
     }
 
-    /// Of these, the events of each Service port, as far as a flow of their client shows it.
-    pub fn suppressed_by_service(&self) -> impl Iterator<Item = (&ServiceRef, u64)> {
+    /// Of these, the events of each Service, as far as their address or a flow of their client shows it.
+    pub fn suppressed_by_service(&self) -> impl Iterator<Item = (&Key, u64)> {
         self.suppressed.by_service()
     }
 

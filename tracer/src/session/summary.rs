@@ -6,11 +6,12 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    Folded, Judged, NotJudged, Pipeline,
+    Connections, Folded, Judged, NotJudged, Pipeline,
     latency::{Latencies, Latency},
 };
 use crate::{
     class::{Class, Domain, Kind, Severity},
+    cluster::Key,
     time::Timestamp,
     verdict::{ServiceRef, Verdict, VerdictKey},
 };
@@ -65,6 +66,8 @@ pub struct Summary {
     causes: BTreeMap<(Class, Option<ServiceRef>), Cause>,
     latencies: Latencies,
     unjudged: BTreeMap<Option<ServiceRef>, u64>,
+    /// The connections that a recorder in the kernel counted, whether or not they have a verdict.
+    pub connections: Connections,
 }
 
 impl Summary {
@@ -207,9 +210,9 @@ pub struct Ending {
     pub flows_evicted: u64,
     /// Events that the kernel could not deliver.
     pub lost_events: u64,
-    /// Events of single clients that the kernel suppressed, and of these the ones of each Service.
+    /// Events that the kernel suppressed, because a client or a Service had too many, and of these the ones of each Service.
     pub suppressed_events: u64,
-    pub suppressed_by_service: Vec<(ServiceRef, u64)>,
+    pub suppressed_by_service: Vec<(Key, u64)>,
     /// Time since the API server last sent data, or the age of the object files; `None` without metadata.
     pub metadata_age: Option<Duration>,
     /// Gaps: missing hooks, objects that may not be read, node facts.

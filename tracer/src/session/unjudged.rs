@@ -32,7 +32,16 @@ impl NotJudged {
 }
 
 /// The Service port that an address belongs to at a time.
-fn service_of(dst: SocketAddr, protocol: Protocol, at: Timestamp, history: &History) -> Option<ServiceRef> {
-    let Address::Vip(vip) = history.address(dst, protocol, at) else { return None };
+pub(super) fn service_of(
+    dst: SocketAddr,
+    protocol: Protocol,
+    at: Timestamp,
+    history: &History,
+) -> Option<ServiceRef> {
+    let vip = match history.address(dst, protocol, at) {
+        Address::Vip(vip) => vip,
+        Address::Other => history.own_node_port(dst, protocol, at)?,
+        Address::UnknownPort(_) | Address::Gone { .. } => return None,
+    };
     Some(diagnosis::service_ref(&vip.service.key, vip.port.label()))
 }

@@ -23,7 +23,7 @@ fn wrong_usage_exits_with_2_and_a_hint() {
         (&["trace", "--duration", "30"], "500ms, 30s, 5m or 1h30m"),
         (&["trace", "--all", "--faults-only"], "cannot be used with"),
         (&["trace", "--cluster-from", "dump", "--kubeconfig", "k"], "cannot be used with"),
-        (&["trace", "--hooks", "most"], "full, lean"),
+        (&["trace", "--hooks", "most"], "full, failures, lean"),
         (&["check", "--kernel", "--from", "dump"], "cannot be used with"),
         (&["check", "cart"], "NAMESPACE/cart"),
         (&["check", "pod/shop/cart-1"], "is not a Service"),

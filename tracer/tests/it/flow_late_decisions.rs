@@ -41,7 +41,7 @@ fn a_decision_from_hours_ago_begins_a_flow_that_waits_like_any_other() {
     other.client = addr("10.244.1.101:40001");
     arrive(&mut table, other.established(NOW).out);
     // The connection was established at 10 s and its data goes unacknowledged three hours later.
-    let late = to_cart().confirm(10_000).retransmit(NOW + 5, TcpState::Established);
+    let late = to_cart().confirm_handed_over(10_000, NOW + 5).retransmit(NOW + 5, TcpState::Established);
     arrive(&mut table, late.retransmit(NOW + 205, TcpState::Established).out);
     table.advance(at(NOW + 300));
     assert_eq!(table.drain_settled().count(), 0, "nothing is over yet");
@@ -65,7 +65,10 @@ fn after_a_quiet_time_a_late_decision_waits_like_any_other() {
             let mut table = FlowTable::new(Limits::default());
             table.advance(at(NOW));
             let failed = NOW + 20_000;
-            arrive(&mut table, script.confirm(decided).drop_later(failed, "TC_EGRESS").out);
+            arrive(
+                &mut table,
+                script.confirm_handed_over(decided, failed).drop_later(failed, "TC_EGRESS").out,
+            );
             for ms in [100, 1_000, 1_900] {
                 table.advance(at(failed + ms));
                 assert_eq!(
@@ -87,13 +90,16 @@ fn after_a_quiet_time_a_late_decision_waits_like_any_other() {
 fn the_decision_of_a_silent_connection_arrives_with_its_first_repeated_syn() {
     let mut table = FlowTable::new(Limits::default());
     table.advance(at(NOW));
-    let silent = to_cart().confirm(NOW).retransmit(NOW + 1_000, TcpState::SynSent);
+    let silent = to_cart().confirm_handed_over(NOW, NOW + 1_000).retransmit(NOW + 1_000, TcpState::SynSent);
     table.advance(at(NOW + 1_000));
     arrive(&mut table, silent.out);
     table.advance(at(NOW + 3_000));
     assert_eq!(table.drain_settled().count(), 0);
     // The kernel hands the decision over again, because it keeps no list of those that it handed over.
-    arrive(&mut table, to_cart().confirm(NOW).retransmit(NOW + 3_000, TcpState::SynSent).out);
+    arrive(
+        &mut table,
+        to_cart().confirm_handed_over(NOW, NOW + 3_000).retransmit(NOW + 3_000, TcpState::SynSent).out,
+    );
     table.advance(at(NOW + 6_000));
     let flows: Vec<Flow> = table.drain_settled().collect();
     assert_eq!(flows.len(), 1);
@@ -108,7 +114,7 @@ fn a_decision_joins_a_flow_that_its_failure_has_begun() {
     table.advance(at(NOW));
     arrive(&mut table, to_cart().retransmit(NOW + 1_000, TcpState::SynSent).out);
     table.advance(at(NOW + 1_100));
-    arrive(&mut table, to_cart().confirm(NOW).out);
+    arrive(&mut table, to_cart().confirm_handed_over(NOW, NOW + 1_001).out);
     arrive(&mut table, to_cart().retransmit(NOW + 3_000, TcpState::SynSent).out);
     table.advance(at(NOW + 6_000));
     let flows: Vec<Flow> = table.drain_settled().collect();
@@ -128,9 +134,9 @@ fn verdict_on_an_old_connection(shop: &Shop) -> Verdict {
     pipeline.cluster_mut().history.prune(at(NOW));
     pipeline.advance(at(NOW));
     let times = [NOW, NOW + 200, NOW + 600, NOW + 1_400, NOW + 3_000];
-    let silent = times
-        .into_iter()
-        .fold(to_cart().confirm(10_000), |script, ms| script.retransmit(ms, TcpState::Established));
+    let silent = times.into_iter().fold(to_cart().confirm_handed_over(10_000, NOW), |script, ms| {
+        script.retransmit(ms, TcpState::Established)
+    });
     pipeline.observe(silent.out);
     let mut judged = pipeline.advance(at(NOW + 10_000)).judged;
     judged.extend(pipeline.finish(at(NOW + 10_000)).judged);
@@ -184,7 +190,14 @@ fn healthy(client: SocketAddr, ms: u64) -> Script {
 }
 
 fn noise(address: SocketAddr, from_ms: u64, to_ms: u64, count: u64) -> Suppressed {
-    Suppressed { client: address.ip(), netns: NODE, from: at(from_ms), to: at(to_ms), count }
+    Suppressed {
+        client: Some(address.ip()),
+        service: None,
+        netns: NODE,
+        from: at(from_ms),
+        to: at(to_ms),
+        count,
+    }
 }
 
 #[test]
@@ -206,7 +219,7 @@ fn suppressed_events_make_only_their_clients_flows_uncertain() {
     assert_eq!((pipeline.suppressed_events(), pipeline.lost_events()), (500, 0));
     let services: Vec<(String, u64)> =
         pipeline.suppressed_by_service().map(|(service, count)| (service.to_string(), count)).collect();
-    assert_eq!(services, [("shop/cart:http".to_owned(), 500)]);
+    assert_eq!(services, [("shop/cart".to_owned(), 500)]);
 }
 
 #[test]
@@ -247,7 +260,7 @@ fn the_summary_names_the_services_of_suppressed_events() {
     let printer = Printer::to(Box::new(text.clone()), Box::new(text.clone()), Verbosity::Normal);
     let ending = Ending::new(&pipeline, at(0), at(20_000), Vec::new());
     Report::new(Output::Wide, View::Default, printer).finish(&Summary::default(), &ending).unwrap();
-    let expected = "1530 events of noisy clients suppressed in the kernel: flows of these clients are not called \
-                    healthy: 1500 to shop/cart:http";
+    let expected = "1530 events suppressed in the kernel, because a client or a Service had too many: its flows are \
+                    not called healthy: 1500 to shop/cart";
     assert!(text.text().contains(expected), "{}", text.text());
 }

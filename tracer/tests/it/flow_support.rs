@@ -107,6 +107,13 @@ impl Script {
         self.entry_event(ms, Hook::Confirm, 0)
     }
 
+    /// The kernel kept the decision and handed it over when a failure met its flow.
+    pub(crate) fn confirm_handed_over(self, decided: u64, handed_over: u64) -> Self {
+        let note = EntryNote { handed_over: Some(at(handed_over)), ..EntryNote::default() };
+        let ct = self.entry(0);
+        self.push(decided, Hook::Confirm, NODE, Fact::Conntrack(ConntrackFact { ct, task: None, note }))
+    }
+
     pub(crate) fn confirm_by(self, ms: u64, pid: u32, comm: &str) -> Self {
         let ct = self.entry(0);
         let task = Some(Task { pid, comm: comm.into() });

@@ -71,7 +71,8 @@ fn traced(
             4 => live.recorded.absorb(update(Event::Heard)),
             5 => live.recorded.prune(received),
             6 => live.recorded.suppressed(Suppressed {
-                client: IpAddr::from([10, 244, 1, 100]),
+                client: Some(IpAddr::from([10, 244, 1, 100])),
+                service: Some(IpAddr::from([10, 96, 0, 20])),
                 netns: Netns(1),
                 from: received.saturating_sub(Duration::from_secs(1)),
                 to: received,

@@ -98,7 +98,7 @@ fn max_flows() -> Number<16, 16_777_216> {
 }
 
 fn buffer() -> Size<4096, GIB> {
-    Size::of(8 * MIB)
+    Size::of(4 * MIB)
 }
 
 fn drain() -> Span<SECOND, { 10 * MINUTE }> {
@@ -121,8 +121,10 @@ pub struct ClusterConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HookChoice {
-    /// New connections and failures.
+    /// Failing connections, and a sample of the others; the kernel counts all.
     #[default]
+    Failures,
+    /// All new connections, and failures.
     Lean,
     /// Also connect times and the ends of healthy flows.
     Full,
@@ -405,6 +407,7 @@ impl Config {
             ("cluster", self.cluster != other.cluster),
             ("grace", self.grace != other.grace),
             ("hooks", self.hooks != other.hooks),
+            ("sample", self.sample != other.sample),
             ("max_flows", self.max_flows != other.max_flows),
             ("buffer", self.buffer != other.buffer),
             ("kernel_stats", self.kernel_stats != other.kernel_stats),

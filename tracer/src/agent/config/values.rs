@@ -185,6 +185,11 @@ impl Share {
         Self(count)
     }
 
+    /// The N of 1/N.
+    pub(crate) const fn denominator(self) -> u32 {
+        self.0
+    }
+
     /// Whether a flow with this hash belongs to the share.
     pub(crate) fn has(self, hash: u64) -> bool {
         hash.is_multiple_of(u64::from(self.0))

@@ -16,7 +16,7 @@ use crate::{
     kernel::tracer::Tracer,
     recording::{Header, HookState, Recorded},
     report::{Output, View},
-    session::{Judgements, Pipeline},
+    session::{Judgements, Pair, Pipeline},
     time::Timestamp,
 };
 
@@ -79,9 +79,11 @@ fn options(config: &Config, node: Option<String>) -> TraceOptions {
         node,
         grace: config.grace.map(crate::agent::config::Span::get),
         hooks: match config.hooks {
+            HookChoice::Failures => Hooks::Failures,
             HookChoice::Lean => Hooks::Lean,
             HookChoice::Full => Hooks::Full,
         },
+        sample: config.sample.denominator(),
         attach: Attach::Auto,
         without_hooks: Vec::new(),
         max_flows: config.max_flows.as_usize(),
@@ -104,7 +106,10 @@ impl Sink for AgentSink<'_> {
         Ok(())
     }
 
-    fn attached(&mut self, _: &Tracer, header: Header) -> anyhow::Result<()> {
+    fn attached(&mut self, tracer: &Tracer, header: Header) -> anyhow::Result<()> {
+        if tracer.is_recorder() {
+            self.agent.counted_by_kernel();
+        }
         for line in header.hooks.iter().filter(|line| line.state == HookState::Missing) {
             let reason = line.reason.as_deref().unwrap_or_default();
             self.agent.log().warn("hooks", &format!("{} is not attached: {reason}", line.hook));
@@ -123,6 +128,14 @@ impl Sink for AgentSink<'_> {
 
     fn show(&mut self, judgements: Judgements, _: &Pipeline, _: Timestamp) -> anyhow::Result<()> {
         Ok(self.agent.show(&judgements)?)
+    }
+
+    fn started(&mut self, pair: Option<Pair>, count: u64) {
+        self.agent.started(pair, count);
+    }
+
+    fn uncounted(&mut self, count: u64) {
+        self.agent.uncounted(count);
     }
 
     fn turned(

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::{
-    kernel::{now, tracer::Tracer},
+    flow::Suppressed,
+    kernel::{now, recorder::Suppressed as SuppressedFailures, tracer::Tracer},
     net::Netns,
     recording::{Recorded, Records},
     sighting::{ListedEntry, Sighting},
@@ -36,6 +37,8 @@ pub(super) trait Source {
     fn has_more(&self) -> bool;
     /// How many events were lost since the last call: without room in the buffer, or not decodable.
     fn lost(&mut self) -> anyhow::Result<u64>;
+    /// The failures that a limit of the kernel suppressed since the last call.
+    fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>>;
     /// The buffer was read to its end.
     fn caught_up(&mut self);
 }
@@ -54,6 +57,10 @@ impl Source for Tracer {
         Ok(losses.iter().map(|(_, count)| count).sum::<u64>() + self.take_undecodable())
     }
 
+    fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
+        Self::suppressed(self).context("cannot read how many failures were suppressed")
+    }
+
     fn caught_up(&mut self) {
         Self::caught_up(self);
     }
@@ -67,6 +74,8 @@ pub(super) struct Reader {
     records: Records,
     /// When the losses were last read: any new ones happened since then.
     last: Timestamp,
+    /// When the suppressed failures were last read.
+    last_suppressed: Timestamp,
     until: Until,
     has_more: bool,
 }
@@ -77,6 +86,7 @@ impl Reader {
             sightings: Vec::new(),
             records: Records::default(),
             last: started,
+            last_suppressed: started,
             until: Until(started),
             has_more: false,
         }
@@ -106,11 +116,23 @@ impl Reader {
         if let Some(failure) = waiting.failure {
             return Err(failure);
         }
+        self.suppressed(source, pipeline)?;
         self.has_more = matches!(read, Read::UpTo(_));
         if !self.has_more {
             source.caught_up();
         }
         Ok(self.until.advance(began, read))
+    }
+
+    /// Passes on the failures that were suppressed, before the time advances over them.
+    fn suppressed(&mut self, source: &mut impl Source, pipeline: &mut Recorded) -> anyhow::Result<()> {
+        let suppressed = source.suppressed()?;
+        let (from, to) = (self.last_suppressed, now());
+        self.last_suppressed = to;
+        for SuppressedFailures { client, service, netns, count } in suppressed {
+            pipeline.suppressed(Suppressed { client, service, netns, from, to, count });
+        }
+        Ok(())
     }
 
     /// Takes old entries as if the kernel had reported them.

@@ -11,7 +11,7 @@ use crate::{
     kernel::tracer::Tracer,
     recording::{Header, Recorded},
     report::Report,
-    session::{Judgements, Pipeline},
+    session::{Judgements, Pair, Pipeline},
     time::Timestamp,
 };
 
@@ -31,6 +31,12 @@ pub(in crate::cli) trait Sink {
 
     /// Judgements of the time `now`.
     fn show(&mut self, judgements: Judgements, pipeline: &Pipeline, now: Timestamp) -> anyhow::Result<()>;
+
+    /// The recorder counted connections of this pair; `None` if their address belongs to no Service.
+    fn started(&mut self, pair: Option<Pair>, count: u64);
+
+    /// There was no counter for so many connections.
+    fn uncounted(&mut self, count: u64);
 
     /// The end of a turn of the event loop.
     fn turned(
@@ -79,6 +85,14 @@ impl Sink for Shown<'_> {
 
     fn show(&mut self, judgements: Judgements, pipeline: &Pipeline, now: Timestamp) -> anyhow::Result<()> {
         self.show.show(&mut self.report, judgements, pipeline, now)
+    }
+
+    fn started(&mut self, pair: Option<Pair>, count: u64) {
+        self.show.connections().add(pair, count);
+    }
+
+    fn uncounted(&mut self, count: u64) {
+        self.show.connections().uncounted += count;
     }
 
     fn turned(&mut self, recorded: &mut Recorded, _: Option<&Tracer>, _: Timestamp) -> anyhow::Result<()> {

@@ -162,6 +162,10 @@ impl Source for Endless {
         Ok(0)
     }
 
+    fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
+        Ok(Vec::new())
+    }
+
     fn caught_up(&mut self) {
         unreachable!("it never runs dry")
     }
@@ -246,6 +250,10 @@ impl Source for Losing {
 
     fn lost(&mut self) -> anyhow::Result<u64> {
         Ok(std::mem::take(&mut self.lost))
+    }
+
+    fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
+        Ok(Vec::new())
     }
 
     fn caught_up(&mut self) {}

@@ -1,0 +1,90 @@
+//! The exchange with the recorder in the kernel: it gets the Services' ends, and its counts are read.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::Sink;
+use crate::{cluster::History, kernel::tracer::Tracer, session::Pair, text::count, time::Timestamp};
+
+/// The interval at which changed Services are passed on: they are looked through as a whole.
+const SERVICES: Duration = Duration::from_secs(1);
+/// The interval at which the counts are read.
+const COUNTS: Duration = Duration::from_secs(5);
+
+/// The exchange of a trace with its recorder, if it has one.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    /// This node's name in Kubernetes.
+    node: Option<String>,
+    /// Whether Services changed since they were passed on.
+    has_changed: bool,
+    services_set: Instant,
+    counted: Instant,
+}
+
+impl Exchange {
+    pub(super) fn new(node: Option<String>) -> Self {
+        let now = Instant::now();
+        Self { node, has_changed: true, services_set: now, counted: now }
+    }
+
+    /// The metadata changed.
+    pub(super) fn changed(&mut self) {
+        self.has_changed = true;
+    }
+
+    /// Does what is due.
+    pub(super) fn turn(
+        &mut self,
+        tracer: &mut Tracer,
+        history: &History,
+        now: Timestamp,
+        sink: &mut impl Sink,
+    ) -> anyhow::Result<()> {
+        if self.has_changed && self.services_set.elapsed() >= SERVICES {
+            self.set_services(tracer, history, now);
+        }
+        if self.counted.elapsed() >= COUNTS {
+            self.count(tracer, history, now, sink)?;
+        }
+        Ok(())
+    }
+
+    /// Passes the ends on that belong to Services.
+    pub(super) fn set_services(&mut self, tracer: &mut Tracer, history: &History, now: Timestamp) {
+        (self.services_set, self.has_changed) = (Instant::now(), false);
+        if !tracer.is_recorder() {
+            return;
+        }
+        match tracer.set_services(&history.service_ends(self.node.as_deref(), now)) {
+            Some(0) => tracing::info!("every address and port of the Services has room in the kernel again"),
+            Some(refused) => tracing::warn!(
+                "the kernel has no room for {} of Services: their failures are observed only where NAT has translated the \
+                 connection",
+                count(refused, "address or port")
+            ),
+            None => {}
+        }
+    }
+
+    /// Passes the connections on that were counted since the last time.
+    pub(super) fn count(
+        &mut self,
+        tracer: &mut Tracer,
+        history: &History,
+        now: Timestamp,
+        sink: &mut impl Sink,
+    ) -> anyhow::Result<()> {
+        self.counted = Instant::now();
+        if !tracer.is_recorder() {
+            return Ok(());
+        }
+        let (counted, uncounted) = tracer.counts().context("cannot read how many connections started")?;
+        for (counted, count) in counted {
+            sink.started(Pair::of(&counted, history, now), count);
+        }
+        sink.uncounted(uncounted);
+        Ok(())
+    }
+}

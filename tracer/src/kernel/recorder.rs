@@ -1,0 +1,409 @@
+//! An agent's recorder in the kernel, seen from user space: its limits, the ends that belong to Services, its counts of
+//! connections, and the failures that it suppressed.
+
+use std::{
+    collections::{BTreeSet, HashMap as StdMap, HashSet},
+    io,
+    mem::offset_of,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, Map, MapData, PerCpuArray},
+};
+use tracer_ebpf::{Bucket, BucketKey, CountKey, End, LOST_ANY, UNCOUNTED, map};
+
+use super::{attach::AttachError, bpf};
+use crate::net::{Netns, Protocol};
+
+/// An agent's requests to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecorderOptions {
+    /// One of so many healthy connections is reported, chosen by the hash of the client's address and port; 0 for none.
+    pub sample: u32,
+    /// Failures of one client at one Service, with one hook and reason, that are reported at once.
+    pub burst: u32,
+    /// Failures that are reported each second afterwards.
+    pub per_second: u32,
+    /// Decisions kept. The oldest are given up for new ones. About 250 bytes each.
+    pub decisions: u32,
+    /// Pairs of a Service port and an endpoint that are counted. About 100 bytes each.
+    pub counts: u32,
+    /// Ends that may belong to Services. About 80 bytes for each that does.
+    pub services: u32,
+}
+
+impl Default for RecorderOptions {
+    fn default() -> Self {
+        Self { sample: 100, burst: 100, per_second: 20, decisions: 16_384, counts: 16_384, services: 32_768 }
+    }
+}
+
+/// Buckets kept. About 120 bytes each.
+const BUCKETS: u32 = 4_096;
+const SECOND_NS: u64 = 1_000_000_000;
+
+impl RecorderOptions {
+    /// These options as the kernel half's numbers.
+    pub(super) fn numbers(self) -> Numbers {
+        let event_ns = SECOND_NS / u64::from(self.per_second.max(1));
+        Numbers {
+            options: self,
+            on: 1,
+            sample_below: u32::MAX.checked_div(self.sample).unwrap_or(0),
+            event_ns,
+            full_ns: event_ns * u64::from(self.burst.max(1)),
+        }
+    }
+}
+
+/// The globals of the kernel half's recorder, and the sizes of its maps.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    options: RecorderOptions,
+    on: u32,
+    sample_below: u32,
+    event_ns: u64,
+    full_ns: u64,
+}
+
+impl Numbers {
+    /// Turns the recorder on. Otherwise it is off, and its maps have room for one entry.
+    pub(super) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        loader.override_global("RECORDER", &self.on, true);
+        loader.override_global("SAMPLE_BELOW", &self.sample_below, true);
+        loader.override_global("BUCKET_EVENT_NS", &self.event_ns, true);
+        loader.override_global("BUCKET_FULL_NS", &self.full_ns, true);
+        loader.map_max_entries(map::DECISIONS, self.options.decisions.max(1));
+        loader.map_max_entries(map::COUNTS, self.options.counts.max(1));
+        loader.map_max_entries(map::SERVICES, self.options.services.max(1));
+        loader.map_max_entries(map::BUCKETS, BUCKETS);
+    }
+}
+
+/// One end of Services' connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ServiceEnd {
+    /// All ports of an address: a Service's own.
+    Address(IpAddr),
+    /// One port: of an endpoint on this node.
+    Port(SocketAddr, Protocol),
+    /// One port of all addresses: a node port.
+    NodePort(u16, Protocol),
+}
+
+/// Connections from the clients of one Service port to one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Counted {
+    /// The destination before NAT.
+    pub(crate) service: SocketAddr,
+    /// The destination behind NAT; the Service's own where nothing was translated.
+    pub(crate) endpoint: SocketAddr,
+    pub(crate) protocol: Protocol,
+}
+
+/// Failures that exceeded a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Suppressed {
+    /// The client, or the packet's source where it is not known; `None` if all clients together exceeded it.
+    pub(crate) client: Option<IpAddr>,
+    /// The Service's address, the node's for a node port, or the endpoint's; `None` for events of a whole namespace.
+    pub(crate) service: Option<IpAddr>,
+    pub(crate) netns: Netns,
+    /// Events since they were read last.
+    pub(crate) count: u64,
+}
+
+const END: usize = size_of::<End>();
+const COUNT: usize = size_of::<CountKey>();
+const BUCKET_KEY: usize = size_of::<BucketKey>();
+const BUCKET: usize = size_of::<Bucket>();
+
+/// Pairs that were not counted for this long make room when three quarters of the counters are taken.
+const UNUSED: Duration = Duration::from_hours(1);
+
+/// The maps of the recorder.
+pub(super) struct Recorder {
+    services: HashMap<MapData, [u8; END], u8>,
+    counts: Map,
+    buckets: Map,
+    suppressed: PerCpuArray<MapData, u64>,
+    present: HashSet<[u8; END]>,
+    refused: usize,
+    /// The most pairs that are counted.
+    room: usize,
+    /// The total of each pair when it was read last, and since when it is the same.
+    counted_before: StdMap<[u8; COUNT], (u64, Instant)>,
+    uncounted_before: u64,
+    suppressed_before: StdMap<[u8; BUCKET_KEY], u64>,
+    sum_before: u64,
+}
+
+impl Recorder {
+    pub(super) fn take(ebpf: &mut Ebpf, options: RecorderOptions) -> Result<Self, AttachError> {
+        fn map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, AttachError> {
+            ebpf.take_map(name).ok_or(AttachError::Map { name })
+        }
+        Ok(Self {
+            services: HashMap::try_from(map(ebpf, map::SERVICES)?)
+                .map_err(|_| AttachError::Map { name: map::SERVICES })?,
+            counts: map(ebpf, map::COUNTS)?,
+            buckets: map(ebpf, map::BUCKETS)?,
+            suppressed: PerCpuArray::try_from(map(ebpf, map::SUPPRESSED)?)
+                .map_err(|_| AttachError::Map { name: map::SUPPRESSED })?,
+            present: HashSet::new(),
+            refused: 0,
+            room: options.counts as usize,
+            counted_before: StdMap::new(),
+            uncounted_before: 0,
+            suppressed_before: StdMap::new(),
+            sum_before: 0,
+        })
+    }
+
+    /// Replaces the ends that belong to Services. Returns how many found no room, if that number is another than before.
+    pub(super) fn set_services(&mut self, ends: &BTreeSet<ServiceEnd>) -> Option<usize> {
+        let wanted: HashSet<[u8; END]> = ends.iter().copied().map(service_key).collect();
+        let gone: Vec<[u8; END]> = self.present.difference(&wanted).copied().collect();
+        for key in gone {
+            // Absent at worst, which is what it is to be.
+            let _ = self.services.remove(&key);
+            self.present.remove(&key);
+        }
+        let mut refused = 0;
+        for key in wanted {
+            if self.present.contains(&key) {
+                continue;
+            }
+            match self.services.insert(key, 1, 0) {
+                Ok(()) => {
+                    self.present.insert(key);
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        let before = std::mem::replace(&mut self.refused, refused);
+        (refused != before).then_some(refused)
+    }
+
+    /// The connections started since the last call, and those that were not counted for lack of room.
+    pub(super) fn counts(&mut self) -> io::Result<(Vec<(Counted, u64)>, u64)> {
+        let now = Instant::now();
+        let mut started = Vec::new();
+        for (key, total) in entries::<COUNT, 8>(&self.counts)? {
+            let total = u64::from_ne_bytes(total);
+            let (before, since) = self.counted_before.entry(key).or_insert((0, now));
+            if total > *before {
+                started.extend(counted(&key).map(|counted| (counted, total - *before)));
+                (*before, *since) = (total, now);
+            }
+        }
+        if self.counted_before.len() > self.room / 4 * 3 {
+            self.forget_unused(now);
+        }
+        let uncounted: u64 =
+            self.suppressed.get(&(UNCOUNTED as u32), 0).map_err(io::Error::other)?.iter().sum();
+        let before = std::mem::replace(&mut self.uncounted_before, uncounted);
+        Ok((started, uncounted.saturating_sub(before)))
+    }
+
+    /// A connection that is counted between the read and the removal is lost: that is why only idle pairs are removed.
+    fn forget_unused(&mut self, now: Instant) {
+        let Ok(mut counts) = HashMap::<&mut MapData, [u8; COUNT], u64>::try_from(&mut self.counts) else {
+            return;
+        };
+        self.counted_before.retain(|key, (_, since)| {
+            let is_used = now.duration_since(*since) < UNUSED;
+            is_used || counts.remove(key).is_err()
+        });
+    }
+
+    /// The failures suppressed since the last call. Costs one system call while there are none.
+    pub(super) fn suppressed(&mut self) -> io::Result<Vec<Suppressed>> {
+        let sum: u64 = self.suppressed.get(&(LOST_ANY as u32), 0).map_err(io::Error::other)?.iter().sum();
+        let mut new = sum.saturating_sub(self.sum_before);
+        if new == 0 {
+            return Ok(Vec::new());
+        }
+        self.sum_before = sum;
+        let mut found = Vec::new();
+        let mut kept = StdMap::new();
+        for (key, bucket) in entries::<BUCKET_KEY, BUCKET>(&self.buckets)? {
+            let total = u64_at(&bucket, offset_of!(Bucket, suppressed));
+            if total == 0 {
+                continue;
+            }
+            // A bucket that was given up and made again starts at 0.
+            let before = self.suppressed_before.get(&key).copied().filter(|before| *before <= total);
+            let events = total - before.unwrap_or_default();
+            if events > 0 {
+                found.push(suppressed(&key, events));
+                new = new.saturating_sub(events);
+            }
+            kept.insert(key, total);
+        }
+        self.suppressed_before = kept;
+        if new > 0 {
+            // Their buckets were given up for others before they were read.
+            found.push(Suppressed { client: None, service: None, netns: Netns::default(), count: new });
+        }
+        Ok(found)
+    }
+}
+
+/// All entries of a hash map.
+fn entries<const KEY: usize, const VALUE: usize>(map: &Map) -> io::Result<Vec<([u8; KEY], [u8; VALUE])>> {
+    match map {
+        Map::HashMap(data) | Map::LruHashMap(data) => bpf::entries(data),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn service_key(end: ServiceEnd) -> [u8; END] {
+    let (address, port, protocol) = match end {
+        ServiceEnd::Address(ip) => (bytes(ip), 0, 0),
+        ServiceEnd::Port(addr, protocol) => (bytes(addr.ip()), addr.port(), protocol.0),
+        ServiceEnd::NodePort(port, protocol) => ([0; 16], port, protocol.0),
+    };
+    let mut key = [0; END];
+    put(&mut key, offset_of!(End, address), &address);
+    put(&mut key, offset_of!(End, port), &port.to_be_bytes());
+    put(&mut key, offset_of!(End, protocol), &u16::from(protocol).to_ne_bytes());
+    key
+}
+
+fn counted(key: &[u8; COUNT]) -> Option<Counted> {
+    let is_v6 = u16_at(key, offset_of!(CountKey, family)) == AF_INET6;
+    let end = |address: usize, port: usize| {
+        let ip = address_at(key, address, is_v6)?;
+        Some(SocketAddr::new(ip, u16::from_be(u16_at(key, port))))
+    };
+    let service = offset_of!(CountKey, service);
+    Some(Counted {
+        service: end(service + offset_of!(End, address), service + offset_of!(End, port))?,
+        endpoint: end(offset_of!(CountKey, endpoint), offset_of!(CountKey, endpoint_port))?,
+        protocol: Protocol(u16_at(key, service + offset_of!(End, protocol)).try_into().ok()?),
+    })
+}
+
+const AF_INET6: u16 = 10;
+
+fn suppressed(key: &[u8; BUCKET_KEY], count: u64) -> Suppressed {
+    // A bucket has no family: an IPv4 address is followed by zeros, which an IPv6 host's is not.
+    let address = |at: usize| {
+        let bytes: [u8; 16] = array_at(key, at);
+        let is_v6 = bytes.iter().skip(4).any(|byte| *byte != 0);
+        address_at(&bytes, 0, is_v6).filter(|ip| !ip.is_unspecified())
+    };
+    Suppressed {
+        client: address(offset_of!(BucketKey, client)),
+        service: address(offset_of!(BucketKey, service)),
+        netns: Netns(u32_at(key, offset_of!(BucketKey, netns))),
+        count,
+    }
+}
+
+fn bytes(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+fn address_at(bytes: &[u8], at: usize, is_v6: bool) -> Option<IpAddr> {
+    let address: [u8; 16] = bytes.get(at..at + 16)?.try_into().ok()?;
+    let [a, b, c, d, ..] = address;
+    Some(if is_v6 { Ipv6Addr::from(address).into() } else { Ipv4Addr::new(a, b, c, d).into() })
+}
+
+fn put(into: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(place) = into.get_mut(at..at + bytes.len()) {
+        place.copy_from_slice(bytes);
+    }
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).unwrap_or([0; N])
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_ne_bytes(array_at(bytes, at))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(array_at(bytes, at))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(array_at(bytes, at))
+}
+
+#[cfg(test)]
+mod tests {
+    use tracer_ebpf::Decision;
+
+    use super::*;
+
+    /// The bytes of a full hash map: of each entry `struct htab_elem` (48), key and value, rounded up to 8, and of each
+    /// bucket 16; there are as many buckets as entries, rounded up to a power of two (kernel/bpf/hashtab.c, 6.12).
+    fn full(entries: u32, key: usize, value: usize) -> usize {
+        let entry = 48 + key.next_multiple_of(8) + value.next_multiple_of(8);
+        entries as usize * entry + entries.next_power_of_two() as usize * 16
+    }
+
+    #[test]
+    fn an_agents_maps_fit_into_16_mib_on_256_cpus() {
+        const RECORDS: usize = 4 << 20;
+        // LOST, SUPPRESSED, REPORTED and the open calls of two functions.
+        const PER_CPU: usize = 2 << 10;
+        let options = RecorderOptions::default();
+        let bytes = full(options.decisions, END, size_of::<Decision>())
+            + full(options.counts, COUNT, size_of::<u64>())
+            // Allocated one by one, from the kernel's caches of 96 bytes.
+            + full(options.services, END, 24)
+            + full(BUCKETS, BUCKET_KEY, BUCKET)
+            + RECORDS
+            + 256 * PER_CPU;
+        assert!((14 << 20..16 << 20).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn keys_are_those_of_the_kernel_half() {
+        let addr: SocketAddr = "10.96.0.10:8080".parse().unwrap();
+        let key = service_key(ServiceEnd::Port(addr, Protocol::TCP));
+        assert_eq!(key[..4], [10, 96, 0, 10]);
+        assert_eq!((&key[4..16], &key[16..20]), (&[0; 12][..], &[0x1f, 0x90, 6, 0][..]));
+        assert_eq!(service_key(ServiceEnd::Address(addr.ip()))[16..], [0; 4]);
+        assert_eq!(service_key(ServiceEnd::NodePort(8080, Protocol::UDP))[..16], [0; 16]);
+
+        let mut count = [0; COUNT];
+        count[..END].copy_from_slice(&key);
+        put(&mut count, offset_of!(CountKey, endpoint), &[10, 244, 1, 7]);
+        put(&mut count, offset_of!(CountKey, endpoint_port), &9090_u16.to_be_bytes());
+        put(&mut count, offset_of!(CountKey, family), &2_u16.to_ne_bytes());
+        let counted = counted(&count).unwrap();
+        assert_eq!((counted.service, counted.protocol), (addr, Protocol::TCP));
+        assert_eq!(counted.endpoint, "10.244.1.7:9090".parse().unwrap());
+
+        let mut bucket = [0; BUCKET_KEY];
+        put(
+            &mut bucket,
+            offset_of!(BucketKey, service),
+            &"2001:db8::7".parse::<Ipv6Addr>().unwrap().octets(),
+        );
+        put(&mut bucket, offset_of!(BucketKey, netns), &7_u32.to_ne_bytes());
+        let of_all = suppressed(&bucket, 3);
+        let expected = Suppressed {
+            client: None,
+            service: Some("2001:db8::7".parse().unwrap()),
+            netns: Netns(7),
+            count: 3,
+        };
+        assert_eq!(of_all, expected);
+    }
+}
