@@ -86,6 +86,20 @@ impl Invocation {
         })
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether viptrace has ended.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Sends SIGTERM, as a kubelet does.
+    pub fn terminate(&self) -> Result<()> {
+        sys::terminate(self.child.id()).context("terminating viptrace")
+    }
+
     /// Sends SIGINT, as Ctrl-C does.
     pub fn interrupt(&self) -> Result<()> {
         sys::interrupt(self.child.id()).context("interrupting viptrace")

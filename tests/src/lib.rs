@@ -5,6 +5,7 @@
 //! Nothing here is part of the product, and nothing here uses viptrace's internals: the lab sees only its command line,
 //! its records and its exit status.
 
+pub mod agent;
 pub mod apiserver;
 pub mod boot;
 pub mod cluster;

@@ -24,11 +24,17 @@ fn done(status: libc::c_int) -> io::Result<()> {
 
 /// Mounts a file system that has no device (`proc`, `tmpfs`, …). Succeeds if it is already mounted.
 pub fn mount(kind: &str, target: &Path) -> io::Result<()> {
-    let kind = c_string(kind)?;
+    mount_with(kind, target, "")
+}
+
+/// As [`mount`], with the file system's own options (`size=64k`).
+pub fn mount_with(kind: &str, target: &Path, options: &str) -> io::Result<()> {
+    let (kind, options) = (c_string(kind)?, c_string(options)?);
     let target = CString::new(target.as_os_str().as_bytes())
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))?;
-    // SAFETY: all pointers are to NUL-terminated strings that outlive the call; data may be null.
-    let status = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
+    // SAFETY: all pointers are to NUL-terminated strings that outlive the call.
+    let status =
+        unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) };
     match done(status) {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(()),
         other => other,
@@ -43,10 +49,37 @@ pub fn enter_netns(namespace: &File) -> io::Result<()> {
 
 /// Sends SIGINT, as Ctrl-C does.
 pub fn interrupt(pid: u32) -> io::Result<()> {
+    signal(pid, libc::SIGINT)
+}
+
+/// Sends SIGTERM, as a kubelet does.
+pub fn terminate(pid: u32) -> io::Result<()> {
+    signal(pid, libc::SIGTERM)
+}
+
+/// Moves the wall clock by this many seconds.
+pub fn step_clock(seconds: i64) -> io::Result<()> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer leads to a timespec that lives through the call.
+    done(unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time) })?;
+    time.tv_sec = time.tv_sec.saturating_add(seconds);
+    // SAFETY: as above.
+    done(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &raw const time) })
+}
+
+/// Unmounts a file system.
+pub fn unmount(target: &Path) -> io::Result<()> {
+    let target = CString::new(target.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))?;
+    // SAFETY: the pointer is to a NUL-terminated string that outlives the call.
+    done(unsafe { libc::umount(target.as_ptr()) })
+}
+
+fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "invalid process number"))?;
     // SAFETY: no memory is passed; the number belongs to a child that has not been reaped.
-    done(unsafe { libc::kill(pid, libc::SIGINT) })
+    done(unsafe { libc::kill(pid, signal) })
 }
 
 /// Takes a capability, by its number, from all programs that the calling thread starts later.

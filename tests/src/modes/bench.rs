@@ -51,6 +51,9 @@ macro_rules! trace {
 const TOOLS: &[Tool] = &[
     Tool { name: "none", command: &[], ready: Ready::Settled },
     // Attached by fentry if the kernel has it, and by kprobes only.
+    // As an agent traces.
+    viptrace("failures", trace!["--hooks", "failures", "--sample", "100"]),
+    viptrace("failures-kprobe", trace!["--hooks", "failures", "--sample", "100", "--attach", "kprobe"]),
     viptrace("lean", trace!["--hooks", "lean"]),
     viptrace("lean-kprobe", trace!["--hooks", "lean", "--attach", "kprobe"]),
     viptrace("full", trace![]),

@@ -1,13 +1,16 @@
 //! The scenarios, one file for each fault. Each states the servers, the fault, the traffic, the clients' outcomes and
 //! the expected verdict of each flow. The stage compares.
 
+mod agent;
 mod alone;
 mod api_away;
 mod attach_tiers;
 mod check;
 mod check_kernel;
+mod clock;
 mod every_kind;
 mod exit_status;
+mod failures;
 mod few_capabilities;
 mod firewall;
 mod flood;
@@ -195,6 +198,12 @@ pub const ALL: &[Scenario] = &[
     scenario("targeted-address", targeted::address),
     scenario("targeted-dual-stack", targeted::dual_stack).runs(ENDS),
     scenario("lean", lean::story),
+    scenario("failures", failures::story).runs(EVERY_KERNEL),
+    scenario("agent", agent::story).runs(EVERY_KERNEL),
+    scenario("agent-full-disk", agent::full_disk),
+    scenario("agent-killed", agent::killed).runs(ENDS),
+    scenario("clock-steps", clock::story).runs(ENDS),
+    scenario("failures-noisy", failures::noisy).runs(ENDS),
     scenario("terminal", terminal::story),
     scenario("check-kernel", check_kernel::story).runs(EVERY_KERNEL),
     scenario("check-kernel-without-reject", check_kernel::without_reject_module).runs(EVERY_KERNEL),

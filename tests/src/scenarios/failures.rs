@@ -1,0 +1,149 @@
+//! Failing connections only: the kernel keeps all decisions and hands over those of connections that fail. A fault has
+//! the verdict and the endpoint of a full trace, a healthy connection has no record, and the kernel counts both exactly.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use viptrace_class::Class;
+
+use super::silent;
+use crate::{
+    expect::{Endpoint, Record},
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+        udp::{self, Answer},
+    },
+    world::Stage,
+};
+
+const SERVED: usize = 60;
+const REFUSED: usize = 5;
+const UNANSWERED: usize = 3;
+const QUERIES: usize = 40;
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    for pod in ["shop/cart-1", "shop/cart-2", "shop/cart-3"] {
+        let server = stage.serve(pod, 8080, EXCHANGE)?;
+        stage.keep(server);
+    }
+    for pod in ["kube-system/coredns-1", "kube-system/coredns-2"] {
+        let server = stage.serve_udp(pod, 53, Answer::Echo)?;
+        stage.keep(server);
+    }
+    stage.watch_with(&["--hooks", "failures", "--sample", "0"])?;
+    stage.ends_are_unseen();
+    for pod in ["shop/payments-1", "shop/payments-2"] {
+        silent::misdeliver(stage, stage.world.pod(pod)?)?;
+    }
+
+    let vip = |service, port| stage.vip(service, port);
+    let from = stage.place("shop/client-1")?;
+    let served = client::connect(from, vip("shop/cart", "http")?, SERVED, 2, Script::exchange())?;
+    let asked = udp::query(from, vip("kube-system/kube-dns", "dns")?, QUERIES, Duration::from_secs(20))?;
+    let refused = client::connect(from, vip("shop/api", "https")?, REFUSED, 1, Script::exchange())?;
+    let without = client::connect(from, vip("shop/checkout", "http")?, 3, 1, Script::exchange())?;
+    all_ended(&served, &Outcome::Done)?;
+    all_ended(&asked, &Outcome::Done)?;
+    all_ended(&refused, &Outcome::Refused)?;
+    all_ended(&without, &Outcome::Refused)?;
+    // Only one endpoint, so that a retransmitted SYN cannot reach another one.
+    let silent = stage.place("shop/payments-1")?.address;
+    let other = stage.place("shop/payments-2")?.address;
+    let rules = stage.rules()?.with_endpoint_moved(other, silent);
+    let payments = stage.vip("shop/payments", "grpc")?;
+    stage.break_rules(&rules)?;
+    let patience = Script::exchange().connect_limit(Duration::from_secs(4));
+    let unanswered = client::connect(from, payments, UNANSWERED, 3, patience)?;
+    all_ended(&unanswered, &Outcome::ConnectTimedOut)?;
+
+    stage.expect_unrecorded(&served);
+    stage.expect_unrecorded(&asked);
+    let refusing = SocketAddr::new(stage.place("shop/api-1")?.address, 8443);
+    stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
+    stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
+    let endpoint = Endpoint::Is(SocketAddr::new(silent, 9090));
+    stage.expect(&unanswered, "shop/payments", Class::C29, &endpoint);
+    stage.check(|_, ended| {
+        let started = |service: &str| started(&ended.stderr, service);
+        for (service, expected) in
+            [("shop/cart:http", SERVED), ("kube-system/kube-dns:dns", QUERIES), ("shop/api:https", REFUSED)]
+        {
+            let counted = started(service)?;
+            ensure!(
+                counted == expected,
+                "{counted} connections to {service} were counted, {expected} were made"
+            );
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+const NOISE: usize = 400;
+
+/// One Pod connects in a loop to a port that refuses. The kernel reports some of its failures and counts the others by
+/// Service; the faults and the healthy connections of other Pods are judged as ever.
+pub(super) fn noisy(stage: &mut Stage) -> Result<()> {
+    let cart_1 = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
+    stage.watch_with(&["--hooks", "failures", "--sample", "1"])?;
+    for pod in ["shop/payments-1", "shop/payments-2"] {
+        silent::misdeliver(stage, stage.world.pod(pod)?)?;
+    }
+    let address = |pod: &str| anyhow::Ok(stage.place(pod)?.address);
+    let (cart, silent) = (address("shop/cart-1")?, address("shop/payments-1")?);
+    let rules = stage.rules()?.with_endpoint_moved(address("shop/payments-2")?, silent);
+    let rules = rules.with_endpoint_moved(address("shop/cart-2")?, cart);
+    let rules = rules.with_endpoint_moved(address("shop/cart-3")?, cart);
+    stage.break_rules(&rules)?;
+
+    let (noisy, other) = (stage.place("shop/slow-1")?, stage.place("shop/client-1")?);
+    let refused = client::connect(noisy, stage.vip("shop/api", "https")?, NOISE, 2, Script::exchange())?;
+    let patience = Script::exchange().connect_limit(Duration::from_secs(4));
+    let unanswered = client::connect(other, stage.vip("shop/payments", "grpc")?, UNANSWERED, 3, patience)?;
+    let served = client::connect(other, stage.vip("shop/cart", "http")?, SERVED, 2, Script::exchange())?;
+    all_ended(&refused, &Outcome::Refused)?;
+    all_ended(&unanswered, &Outcome::ConnectTimedOut)?;
+    all_ended(&served, &Outcome::Done)?;
+    let (noisy, other) = (noisy.address.to_string(), other.address.to_string());
+    drop(cart_1);
+
+    let ended = stage.stop_watching()?;
+    let records = ended.records();
+    let of = |client: &str, service: &str, class: Class| {
+        let is_of = |record: &&Record| {
+            record.text("/flow/client").starts_with(&format!("{client}:"))
+                && record.text("/service/name") == service
+                && record.class() == Some(class)
+        };
+        records.iter().filter(is_of).count()
+    };
+    let (silent, healthy) = (of(&other, "payments", Class::C29), of(&other, "cart", Class::Ok));
+    ensure!(
+        (silent, healthy) == (UNANSWERED, SERVED),
+        "beside the noise, {silent} of {UNANSWERED} silent connections and {healthy} of {SERVED} healthy ones are judged"
+    );
+    let reported = of(&noisy, "api", Class::C28);
+    ensure!((1..NOISE).contains(&reported), "{reported} of {NOISE} refused connections were reported");
+    let suppressed = ended.stderr.lines().find(|line| line.contains("suppressed in the kernel"));
+    ensure!(
+        suppressed.is_some_and(|line| line.contains("to shop/api")),
+        "the summary does not count the suppressed events: {}",
+        ended.stderr
+    );
+    let counted = started(&ended.stderr, "shop/api:https")?;
+    ensure!(counted == NOISE, "{counted} connections were counted, {NOISE} were made");
+    Ok(())
+}
+
+/// The connections to a Service port that the summary lists, of all its endpoints.
+fn started(summary: &str, service: &str) -> Result<usize> {
+    let rows = summary.lines().skip_while(|line| !line.contains("Connections started"));
+    let of_service = rows.filter(|row| row.split_whitespace().next() == Some(service));
+    let counts = of_service.map(|row| {
+        let count = row.split_whitespace().rev().nth(1).unwrap_or_default();
+        count.parse::<usize>().with_context(|| format!("the summary's line has no count: {row}"))
+    });
+    counts.sum()
+}
