@@ -91,6 +91,10 @@ impl Agent {
         reached.with_context(|| format!("{name} with {labels:?} is {sum}, expected {least}"))
     }
 
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// The kernel's memory for all of its maps, bytes (`memlock` in the descriptors' information).
     pub fn map_bytes(&self) -> Result<u64> {
         let folder = format!("/proc/{}/fdinfo", self.process.pid());
@@ -105,6 +109,13 @@ impl Agent {
         let maps: BTreeMap<u64, u64> =
             entries.filter_map(|entry| of(&fs::read_to_string(entry.ok()?.path()).ok()?)).collect();
         Ok(maps.values().sum())
+    }
+
+    /// The CPU time that it has used, seconds.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        let page = get(METRICS, "/metrics")?;
+        let line = page.lines().find_map(|line| line.strip_prefix("process_cpu_seconds_total "));
+        line.and_then(|value| value.parse().ok()).context("the metrics have no CPU time")
     }
 
     /// Sends SIGTERM, and waits for the end.

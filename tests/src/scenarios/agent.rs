@@ -102,6 +102,9 @@ pub(super) fn killed(stage: &mut Stage) -> Result<()> {
     expect_stored(&segments, &faults)?;
     let before = Agent::stored(&segments)?;
     let agent = Agent::start(&stage.kubeconfig()?, &segments, "")?;
+    let (from, api) = (stage.place("shop/client-1")?, stage.vip("shop/api", "https")?);
+    all_ended(&client::connect(from, api, REFUSED, 1, Script::exchange())?, &Outcome::Refused)?;
+    Agent::wait_for("viptrace_faults_total", &["service=\"api\"", "class=\"C28\""], REFUSED as u64)?;
     let ended = agent.stop()?;
     ensure!(ended.status == 0, "the agent's exit status is {}: {}", ended.status, ended.stderr);
     let after = Agent::stored(&segments)?;
@@ -152,7 +155,8 @@ fn expect_stored(segments: &Path, faults: &[(Attempt, Class)]) -> Result<()> {
     Ok(())
 }
 
-fn fresh(path: &str) -> Result<std::path::PathBuf> {
+/// An empty folder.
+pub(super) fn fresh(path: &str) -> Result<std::path::PathBuf> {
     let _absent = fs::remove_dir_all(path);
     fs::create_dir_all(path).with_context(|| format!("creating {path}"))?;
     Ok(path.into())

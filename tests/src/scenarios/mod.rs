@@ -32,6 +32,7 @@ mod refused;
 mod resets;
 mod share;
 pub(crate) mod silent;
+mod soak;
 mod stale;
 mod table_full;
 mod targeted;
@@ -200,6 +201,7 @@ pub const ALL: &[Scenario] = &[
     scenario("lean", lean::story),
     scenario("failures", failures::story).runs(EVERY_KERNEL),
     scenario("agent", agent::story).runs(EVERY_KERNEL),
+    scenario("agent-soak", soak::story),
     scenario("agent-full-disk", agent::full_disk),
     scenario("agent-killed", agent::killed).runs(ENDS),
     scenario("clock-steps", clock::story).runs(ENDS),

@@ -23,6 +23,12 @@ pub struct WallStep {
     pub ahead_ns: i64,
 }
 
+/// A step's size without the inaccuracy of its measurement.
+const fn rounded(ns: u64) -> Duration {
+    const UNIT_MS: u64 = 100;
+    Duration::from_millis((ns / 1_000_000 + UNIT_MS / 2) / UNIT_MS * UNIT_MS)
+}
+
 #[derive(Debug, Default)]
 pub(super) struct WallClock {
     ahead_ns: i64,
@@ -81,7 +87,7 @@ impl WallClock {
             format!(
                 "the wall clock was set {direction} by {} at {} of the trace's own clock: no verdict depends on it, and later \
                  times follow the new setting",
-                text::age(Duration::from_nanos(size.unsigned_abs())),
+                text::age(rounded(size.unsigned_abs())),
                 at.to_the_millisecond()
             )
         };
