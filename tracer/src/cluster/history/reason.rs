@@ -289,26 +289,32 @@ impl History {
     }
 }
 
-/// Whether one text is the other after at most two insertions, deletions or replacements, and they are not both short.
+/// Whether one text is the other after at most two insertions, deletions or replacements, and they are not both short. By
+/// bytes: labels are ASCII (`validation.IsValidLabelValue`). Copies nothing, because the diagnosis of one refused flow
+/// compares the label of every Pod of the namespace.
 fn is_slip(wanted: &str, found: &str) -> bool {
     const MAX_SLIPS: usize = 2;
     const MAX_LENGTH: usize = 64;
-    let (wanted, found): (Vec<char>, Vec<char>) = (wanted.chars().collect(), found.chars().collect());
     let longest = wanted.len().max(found.len());
-    if !(2 * MAX_SLIPS..=MAX_LENGTH).contains(&longest) {
+    (2 * MAX_SLIPS..=MAX_LENGTH).contains(&longest)
+        && is_within(MAX_SLIPS, wanted.as_bytes(), found.as_bytes())
+}
+
+/// Whether so many insertions, deletions or replacements suffice (Levenshtein's distance).
+fn is_within(slips: usize, one: &[u8], other: &[u8]) -> bool {
+    if one.len().abs_diff(other.len()) > slips {
         return false;
     }
-    // Levenshtein's distance, one row at a time.
-    let mut row: Vec<usize> = (0..=found.len()).collect();
-    for (at, letter) in wanted.iter().enumerate() {
-        let mut next = vec![at + 1];
-        for ((other, above), diagonal) in found.iter().zip(row.iter().skip(1)).zip(&row) {
-            let left = next.last().copied().unwrap_or_default();
-            next.push((diagonal + usize::from(letter != other)).min(above + 1).min(left + 1));
+    let alike = one.iter().zip(other).take_while(|(one, other)| one == other).count();
+    match (one.get(alike..).unwrap_or_default(), other.get(alike..).unwrap_or_default()) {
+        ([], rest) | (rest, []) => rest.len() <= slips,
+        _ if slips == 0 => false,
+        (one @ [_, one_after @ ..], other @ [_, other_after @ ..]) => {
+            is_within(slips - 1, one_after, other_after)
+                || is_within(slips - 1, one_after, other)
+                || is_within(slips - 1, one, other_after)
         }
-        row = next;
     }
-    row.last().is_some_and(|distance| *distance <= MAX_SLIPS)
 }
 
 fn why_unready(pod: &Pod) -> Arc<str> {
@@ -318,5 +324,31 @@ fn why_unready(pod: &Pod) -> Arc<str> {
         None if pod.phase == Phase::Pending && pod.node.is_none() => "Pending, not scheduled".into(),
         None if pod.phase == Phase::Pending => "Pending".into(),
         None => "not ready".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn slips_are_counted_and_short_words_have_none() {
+        for (wanted, found) in [("frontend", "frontned"), ("cart", "cart-v"), ("cart", "xcarty")] {
+            assert!(is_slip(wanted, found), "{wanted} {found}");
+        }
+        assert!(!is_slip("cart", "cart-v1"));
+        assert!(!is_slip("web", "wep"));
+        assert!(!is_slip("", ""));
+        assert!(!is_slip(&"x".repeat(65), &"x".repeat(64)));
+    }
+
+    proptest! {
+        #[test]
+        fn the_distance_is_levenshteins(one in "[ab]{0,9}", other in "[ab]{0,9}", slips in 0..4_usize) {
+            let expected = strsim::levenshtein(&one, &other) <= slips;
+            prop_assert_eq!(is_within(slips, one.as_bytes(), other.as_bytes()), expected);
+        }
     }
 }
