@@ -33,7 +33,7 @@ pub(crate) use kube_proxy::Health;
 pub use kube_proxy::ProxyMode;
 pub(crate) use release::Release;
 pub(crate) use snapshot::{Presence, WriterEffect};
-pub use snapshot::{RuleEffect, Snapshot};
+pub use snapshot::{RuleEffect, RulesByWriter, Snapshot};
 
 use crate::{kernel, time::Timestamp};
 

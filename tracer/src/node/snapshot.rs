@@ -16,8 +16,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use effects::RuleEffect;
 pub(crate) use effects::WriterEffect;
+pub use effects::{RuleEffect, RulesByWriter};
 pub(crate) use report::ProxyReport;
 pub(crate) use rules::{Listing, Listings, Presence, ProxyRules};
 
@@ -63,6 +63,8 @@ pub struct Snapshot {
 
     /// The rules of every writer that were read, and the addresses of this network namespace.
     pub rules: Ruleset,
+    /// Filled by queries.
+    pub rules_by_writer: RulesByWriter,
     pub listings: Listings,
     /// When the read of the rules began.
     pub rules_time: Option<Timestamp>,

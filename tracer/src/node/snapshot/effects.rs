@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use super::{Listing, ProxyMode, Snapshot};
@@ -44,6 +44,37 @@ pub struct VipRule {
     pub endpoints: Vec<(SocketAddr, f64)>,
     /// The writer of the rules that decide.
     pub writer: Option<Writer>,
+}
+
+/// The rules of each writer by themselves, on a node that has rules of several. They are split at the first query, because
+/// each diagnosis of a failed flow needs them and a node has tens of thousands of rules.
+#[derive(Debug, Default)]
+pub struct RulesByWriter {
+    iptables_legacy: OnceLock<Ruleset>,
+    iptables_nft: OnceLock<Ruleset>,
+    iptables: OnceLock<Ruleset>,
+    nftables: OnceLock<Ruleset>,
+    ipvs: OnceLock<Ruleset>,
+}
+
+/// A clone splits its own rules: they may be replaced.
+impl Clone for RulesByWriter {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl RulesByWriter {
+    fn of(&self, writer: Writer, rules: &Ruleset) -> &Ruleset {
+        let own = match writer {
+            Writer::IptablesLegacy => &self.iptables_legacy,
+            Writer::IptablesNft => &self.iptables_nft,
+            Writer::Iptables => &self.iptables,
+            Writer::Nftables => &self.nftables,
+            Writer::Ipvs => &self.ipvs,
+        };
+        own.get_or_init(|| only(writer, rules))
+    }
 }
 
 impl Snapshot {
@@ -113,7 +144,8 @@ impl Snapshot {
             // Nearly every node: the rules need not be split.
             [writer] => vec![effect(writer, &self.rules)],
             ref writers => {
-                writers.iter().map(|writer| effect(*writer, &only(*writer, &self.rules))).collect()
+                let own = |writer| self.rules_by_writer.of(writer, &self.rules);
+                writers.iter().map(|writer| effect(*writer, own(*writer))).collect()
             }
         }
     }
