@@ -119,6 +119,13 @@ impl<T: PartialEq> Timeline<T> {
         }
     }
 
+    /// Whether the version in force at `from` is known to be in force at `to` too.
+    pub(super) fn is_constant(&self, from: Timestamp, to: Timestamp) -> bool {
+        let after = self.versions.partition_point(|version| version.from <= to);
+        let last = after.checked_sub(1).and_then(|last| self.versions.get(last));
+        last.is_some_and(|last| last.from <= from)
+    }
+
     /// The newest version; `None` if the object is deleted.
     pub(super) fn newest(&self) -> Option<&Arc<T>> {
         self.versions.last().and_then(|version| version.value.as_ref())
@@ -176,6 +183,17 @@ mod tests {
         assert!(matches!(line.at(at(19)), At::In(v) if **v == "a"));
         assert!(matches!(line.at(at(20)), At::In(v) if **v == "b"));
         assert!(matches!(line.at(at(31)), At::Gone));
+    }
+
+    #[test]
+    fn a_version_is_constant_between_two_changes() {
+        let mut line = Timeline::new(Some(at(5)), at(10), Arc::new("a"));
+        line.push(at(20), None);
+        for (from, to, is_constant) in
+            [(10, 19, true), (10, 20, false), (19, 25, false), (20, 25, true), (3, 7, false), (7, 10, false)]
+        {
+            assert_eq!(line.is_constant(at(from), at(to)), is_constant, "{from} to {to}");
+        }
     }
 
     #[test]

@@ -3,11 +3,7 @@
 //! Owns the reading of `EndpointSlices`: ports by name, conditions, several slices for one Service. Must not judge a
 //! flow.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use super::{History, Vip};
 use crate::{
@@ -104,6 +100,19 @@ impl History {
         }
     }
 
+    /// Whether neither the VIP's Service nor any of its slices changed after `from`, up to `to`: a member at `from` is one at
+    /// `to`, in the same condition. Costs much less than [`Self::membership`].
+    pub(crate) fn is_constant(&self, vip: &Vip<'_>, from: Timestamp, to: Timestamp) -> bool {
+        let Vip { service, port, .. } = *vip;
+        let Some(line) = self.services.get(&service.key) else { return false };
+        // Without this port, the VIP would have to be found by its address, in any Service.
+        let has_port = || line.at(to).value().is_some_and(|service| service.ports.contains(port));
+        let mut slices = self.slices_of_service.get(&service.key).into_iter().flatten();
+        line.is_constant(from, to)
+            && has_port()
+            && slices.all(|key| self.slices.get(key).is_none_or(|line| line.is_constant(from, to)))
+    }
+
     /// The state of `endpoint` in this Service port at `at`. An endpoint that moved to another slice of the same
     /// Service has not left.
     pub fn membership_in(
@@ -185,21 +194,18 @@ impl History {
     /// The endpoints of this Service port at `at`, ready or not, each once, ordered by address. Only an endpoint's
     /// first address counts, as for kube-proxy.
     pub fn endpoints(&self, service: &Key, port: &ServicePort, at: Timestamp) -> Vec<EndpointState<'_>> {
-        let mut found = BTreeMap::<SocketAddr, EndpointState<'_>>::new();
+        let mut found = Vec::new();
         for slice in self.slices_at(service, at) {
             let Some(number) = slice.port_for(port) else { continue };
-            for endpoint in &slice.endpoints {
-                let Some(ip) = endpoint.addresses.first() else { continue };
-                let addr = SocketAddr::new(*ip, number);
-                match found.get(&addr) {
-                    Some(other) if rank(other.conditions) >= rank(endpoint.conditions) => {}
-                    _ => {
-                        found.insert(addr, state(endpoint, addr));
-                    }
-                }
-            }
+            found.extend(slice.endpoints.iter().filter_map(|endpoint| {
+                let addr = SocketAddr::new(*endpoint.addresses.first()?, number);
+                Some(state(endpoint, addr))
+            }));
         }
-        found.into_values().collect()
+        // Of an endpoint that is listed twice, the better state counts; of equal ones the first.
+        found.sort_by_key(|endpoint| (endpoint.addr, Reverse(rank(endpoint.conditions))));
+        found.dedup_by_key(|endpoint| endpoint.addr);
+        found
     }
 
     /// The endpoints that kube-proxy should choose from for a connection to the VIP that arrives on `node`; `None` if
@@ -209,23 +215,24 @@ impl History {
             return None;
         }
         let Vip { service, port, .. } = self.vip_at(vip, at)?;
-        let on = |node| self.usable_endpoints(&service.key, port, vip.family(), node, at);
-        let all = on(None);
+        let listed = self.endpoints(&service.key, port, at);
+        let all = usable_of(&listed, vip.family(), None);
         let age =
             |endpoint: &EndpointState<'_>| match self.membership_in(&service.key, port, endpoint.addr, at) {
                 Membership::Member { since, .. } => since,
                 _ => at,
             };
-        let since = if all.is_empty() {
+        let count = all.clone().count();
+        let since = if count == 0 {
             self.endpoints_changed(&service.key, at).unwrap_or(Timestamp::MIN)
         } else {
-            all.iter().take(MAX_AGED).map(age).min().unwrap_or(at)
+            all.clone().take(MAX_AGED).map(age).min().unwrap_or(at)
         };
         // A name that no Node has (a host's name may differ from its Node's) does not identify local endpoints.
         let node = node.filter(|node| !self.knows(Kind::Node) || self.node(node, at).is_some());
-        let local = node.map(|node| on(Some(node)).len());
-        let terminating = !all.is_empty() && all.iter().all(|endpoint| !endpoint.conditions.ready);
-        Some(Usable { count: all.len(), local, since, terminating })
+        let local = node.map(|node| usable_of(&listed, vip.family(), Some(node)).count());
+        let terminating = count > 0 && all.clone().all(|endpoint| !endpoint.conditions.ready);
+        Some(Usable { count, local, since, terminating })
     }
 
     /// The endpoints that kube-proxy sends to: the ready ones, or if none is ready, the serving ones that terminate
@@ -240,15 +247,7 @@ impl History {
         local_to: Option<&str>,
         at: Timestamp,
     ) -> Vec<EndpointState<'_>> {
-        let mut all = self.endpoints(service, port, at);
-        all.retain(|e| AddressType::of(e.addr.ip()) == family);
-        all.retain(|e| local_to.is_none_or(|node| e.node == Some(node)));
-        if all.iter().any(|e| e.conditions.ready) {
-            all.retain(|e| e.conditions.ready);
-        } else {
-            all.retain(|e| e.conditions.serving && e.conditions.terminating);
-        }
-        all
+        usable_of(&self.endpoints(service, port, at), family, local_to).copied().collect()
     }
 
     /// Whether an endpoint on `node` is ready at `at`.
@@ -318,6 +317,22 @@ fn find<'a>(slice: &'a EndpointSlice, port: &ServicePort, wanted: SocketAddr) ->
     }
     let endpoints = slice.endpoints.iter().filter(|e| e.addresses.contains(&wanted.ip()));
     endpoints.max_by_key(|e| rank(e.conditions))
+}
+
+/// Those that kube-proxy sends to: see [`History::usable_endpoints`].
+fn usable_of<'l, 'h>(
+    listed: &'l [EndpointState<'h>],
+    family: AddressType,
+    local_to: Option<&'l str>,
+) -> impl Iterator<Item = &'l EndpointState<'h>> + Clone {
+    let considered = listed.iter().filter(move |endpoint| {
+        AddressType::of(endpoint.addr.ip()) == family
+            && local_to.is_none_or(|node| endpoint.node == Some(node))
+    });
+    let is_any_ready = considered.clone().any(|endpoint| endpoint.conditions.ready);
+    considered.filter(move |EndpointState { conditions, .. }| {
+        if is_any_ready { conditions.ready } else { conditions.serving && conditions.terminating }
+    })
 }
 
 fn state(endpoint: &Endpoint, addr: SocketAddr) -> EndpointState<'_> {

@@ -385,6 +385,10 @@ fn unlisted_but_not_stale(case: &Case<'_>) -> Option<&'static str> {
 pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     let ended = case.ended();
+    // Most flows: their endpoint is what it was.
+    if case.is_ready() && !case.is_ahead && case.ctx.cluster.is_constant(&case.vip, case.decided, ended) {
+        return None;
+    }
     let removed = match case.ctx.cluster.membership(&case.vip, endpoint, ended) {
         Membership::Left { at, .. } => at,
         Membership::Member { state: EndpointState { conditions, .. }, since }
