@@ -37,6 +37,9 @@ impl Flow {
     /// The decision that the outcome is due to, in this namespace: a translating one first. With `None`, in any
     /// namespace.
     pub fn decision(&self, netns: Option<Netns>) -> Option<&Decision> {
+        if self.decisions.len() <= 1 {
+            return self.decisions_of(netns).next();
+        }
         let mut attempts = self.attempts(netns);
         match (attempts.next(), attempts.next()) {
             (Some(_), Some(_)) => self.deciding(netns),

@@ -30,7 +30,7 @@ struct Events<'a> {
 pub(super) fn kernel_evidence(flow: &Flow, decision: Option<&Decision>) -> Vec<Evidence> {
     // Without a decision of this namespace there is nothing to compare the others with.
     let attempts = || decision.into_iter().flat_map(|decision| flow.attempts(Some(decision.netns)));
-    let has_attempts = attempts().nth(1).is_some();
+    let has_attempts = flow.decisions.len() > 1 && attempts().nth(1).is_some();
     let mut events = Events { flow, has_attempts, said: Vec::with_capacity(USUAL_EVENTS) };
     if has_attempts {
         attempts().for_each(|attempt| events.say(attempt.time, decided(attempt)));
