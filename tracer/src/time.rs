@@ -1,6 +1,9 @@
 //! Points in time, in the clock of the whole program.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +30,12 @@ impl Timestamp {
 
     pub const fn as_unix_ns(self) -> u64 {
         self.0
+    }
+
+    /// From the time of a file; `None` for a time before 1970 or after 2554.
+    pub(crate) fn from_system_time(time: SystemTime) -> Option<Self> {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        u64::try_from(since.as_nanos()).ok().map(Self)
     }
 
     /// From seconds as a metric has them; `None` for a time before 1970 or after 2554.

@@ -70,6 +70,11 @@ impl Verdict {
     pub fn is_unexplained(&self) -> bool {
         self.class == Class::Unknown
     }
+
+    /// Whether the flow is a fault or broke without an explanation.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.is_fault() || self.is_unexplained()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]

@@ -13,8 +13,9 @@ use std::{
 use super::{
     config::{Level, LogConfig},
     figures::Shared,
+    process,
 };
-use crate::{text::safe, time::Timestamp};
+use crate::text::safe;
 
 /// The time over which lines are counted.
 const WINDOW: Duration = Duration::from_mins(1);
@@ -77,7 +78,7 @@ impl Log {
             self.figures.lock().log_suppressed += 1;
             return;
         };
-        let now = Timestamp::from_unix_ns(crate::kernel::unix_ns()).to_the_millisecond();
+        let now = process::wall_clock().to_the_millisecond();
         let level = match level {
             Level::Error => "error",
             Level::Warn => "warn",

@@ -15,7 +15,7 @@ use super::{
     figures::{Figures, Shared, Signal},
     process::{self, Process},
 };
-use crate::{cluster::Kind, verdict::ServiceRef};
+use crate::{cluster::Kind, time::Timestamp, verdict::ServiceRef};
 
 /// The media type of a scrape.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -23,7 +23,7 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 /// The registry of everything that the agent serves.
 pub(crate) fn registry(figures: Arc<Shared>) -> Registry {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape { figures, started: process::unix_time() }));
+    registry.register_collector(Box::new(Scrape { figures, started: process::wall_clock() }));
     registry
 }
 
@@ -38,8 +38,8 @@ pub(crate) fn text(registry: &Registry) -> Result<String, fmt::Error> {
 #[derive(Debug)]
 struct Scrape {
     figures: Arc<Shared>,
-    /// When the process started, in Unix seconds.
-    started: f64,
+    /// When the process started.
+    started: Timestamp,
 }
 
 type Labels<'a> = Vec<(&'static str, &'a str)>;
@@ -138,7 +138,7 @@ impl Collector for Scrape {
             MetricType::Gauge,
             |metric| metric.encode_gauge(&process.resident_bytes),
         )?;
-        page.seconds("process_start_time", "Unix time of the start", self.started)?;
+        page.seconds("process_start_time", "Unix time of the start", self.started.as_unix_secs_f64())?;
         page.gauge("process_open_fds", "Open files", process.open_files)
     }
 }
@@ -254,7 +254,7 @@ fn state(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
         Kind::ALL
             .into_iter()
             .zip(figures.watches)
-            .map(|(kind, open)| (vec![("kind", watch_name(kind))], u64::from(open))),
+            .map(|(kind, open)| (vec![("kind", resource(kind))], u64::from(open))),
     )?;
     let recorder = &figures.recorder;
     if let Some(up) = recorder.up {
@@ -281,14 +281,10 @@ fn state(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
     )
 }
 
-/// The label of a watch.
-const fn watch_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Service => "services",
-        Kind::EndpointSlice => "endpointslices",
-        Kind::Pod => "pods",
-        Kind::Node => "nodes",
-    }
+/// The resource of a kind without its API group.
+fn resource(kind: Kind) -> &'static str {
+    let name = kind.resource();
+    name.split_once('.').map_or(name, |(resource, _)| resource)
 }
 
 fn outputs(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {

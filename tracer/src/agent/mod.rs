@@ -219,10 +219,7 @@ impl Agent {
         drop(figures);
         let config = self.current();
         let shown = |verdict: &&Verdict| {
-            verdict.is_fault()
-                || verdict.is_unexplained()
-                || is_sampled
-                || config.sample.has(flow_hash(verdict))
+            verdict.has_failed() || is_sampled || config.sample.has(flow_hash(verdict))
         };
         for verdict in judgements.judged.iter().map(|judged| &judged.verdict).filter(shown) {
             self.pass_on(verdict, &config)?;
@@ -231,7 +228,7 @@ impl Agent {
     }
 
     fn pass_on(&self, verdict: &Verdict, config: &Config) -> Result<(), OutputError> {
-        let failed = verdict.is_fault() || verdict.is_unexplained();
+        let failed = verdict.has_failed();
         let printed = failed && config.output == OutputChoice::Json;
         let exported = config.otlp.endpoint.is_some() && config.otlp.logs;
         if !failed && !exported && self.context.hub.is_empty() {
@@ -242,8 +239,7 @@ impl Agent {
             report::write_record(&line)?;
         }
         let lost = self.context.hub.publish(&line, failed);
-        let now = Timestamp::from_unix_ns(crate::kernel::unix_ns());
-        let dropped = self.context.outbox.push(verdict, &line, &config.otlp, now);
+        let dropped = self.context.outbox.push(verdict, &line, &config.otlp, process::wall_clock());
         if lost > 0 || dropped {
             let mut figures = self.context.figures.lock();
             figures.stream_dropped += lost;
@@ -290,8 +286,8 @@ impl Agent {
         }
     }
 
-    /// Takes what the kernel counts about the hooks' programs.
-    /// By the hook's kernel name: the runs that the kernel skipped, and the time and number of those that it measured.
+    /// Takes the kernel's counts about the hooks' programs: of each hook its kernel name, the runs that the kernel
+    /// skipped, and the time and number of the runs that it measured.
     pub(crate) fn kernel_runs(
         &self,
         runs: impl IntoIterator<Item = (&'static str, u64, Option<(Duration, u64)>)>,

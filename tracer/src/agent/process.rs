@@ -1,9 +1,8 @@
 //! The agent's own process, as the kernel accounts it.
 
-use std::{
-    fs,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::fs;
+
+use crate::{kernel, time::Timestamp};
 
 /// `USER_HZ`, the unit of `/proc/PID/stat` on every architecture that viptrace supports
 /// (`include/asm-generic/param.h`, Linux 6.12).
@@ -48,9 +47,9 @@ fn resident_bytes(status: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Now, in Unix seconds.
-pub(crate) fn unix_time() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+/// The wall clock, for people and for other programs: the trace has a clock of its own.
+pub(crate) fn wall_clock() -> Timestamp {
+    Timestamp::from_unix_ns(kernel::unix_ns())
 }
 
 #[cfg(test)]

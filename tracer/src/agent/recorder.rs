@@ -11,12 +11,15 @@ use std::{
     path::{Path, PathBuf},
     sync::mpsc::{self, Receiver, Sender},
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use serde::Serialize;
 
-use super::config::{Level, RecorderConfig};
+use super::{
+    config::{Level, RecorderConfig},
+    process,
+};
 use crate::{
     error::sentence,
     recording::{self, End, Finished, Header, Recorded, Recorder},
@@ -225,8 +228,7 @@ impl FlightRecorder {
         };
         // The open segment may grow to its full size.
         let room = self.config.max_bytes.get() - self.config.segment_bytes.get();
-        let oldest =
-            Timestamp::from_unix_ns(crate::kernel::unix_ns()).saturating_sub(self.config.max_age.get());
+        let oldest = process::wall_clock().saturating_sub(self.config.max_age.get());
         let mut total: u64 =
             segments.iter().filter(|segment| !segment.open).map(|segment| segment.bytes).sum();
         segments.retain(|segment| {
@@ -301,11 +303,9 @@ pub(crate) fn segments(folder: &Path, open: Option<&str>) -> io::Result<Vec<Segm
         if !meta.is_file() {
             continue;
         }
-        let since = meta.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-        let ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok()).unwrap_or_default();
+        let modified = meta.modified().ok().and_then(Timestamp::from_system_time).unwrap_or_default();
         let open = open == Some(name.as_str());
-        found
-            .push((number, Segment { name, bytes: meta.len(), modified: Timestamp::from_unix_ns(ns), open }));
+        found.push((number, Segment { name, bytes: meta.len(), modified, open }));
     }
     found.sort_by_key(|(number, _)| *number);
     Ok(found.into_iter().map(|(_, segment)| segment).collect())

@@ -9,7 +9,6 @@ use std::{
     fs::{self, File},
     io::Read as _,
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
@@ -197,7 +196,7 @@ fn text_of(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     }
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(|error| format!("cannot read it: {error}"))?;
-    Ok((text::of_bytes(bytes), meta.modified().ok().and_then(from_system_time)))
+    Ok((text::of_bytes(bytes), meta.modified().ok().and_then(Timestamp::from_system_time)))
 }
 
 /// The history from lists and watch streams. Each text comes with its name for warnings.
@@ -369,9 +368,4 @@ fn replay(
 
 fn resource_version(value: &Value) -> Option<u64> {
     value.as_str()?.parse().ok()
-}
-
-fn from_system_time(time: SystemTime) -> Option<Timestamp> {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    u64::try_from(since.as_nanos()).ok().map(Timestamp::from_unix_ns)
 }

@@ -71,7 +71,7 @@ pub enum View {
 impl View {
     /// Whether this verdict has a line or record of its own.
     fn shows(self, verdict: &Verdict) -> bool {
-        self == Self::All || verdict.is_fault() || verdict.is_unexplained()
+        self == Self::All || verdict.has_failed()
     }
 
     /// Whether this verdict is counted in a folded line.

@@ -81,7 +81,7 @@ impl Summary {
         if let (Class::Ok, Some(service), Some(time)) = (verdict.class, &verdict.service, connect_time) {
             self.latencies.record(service, &[*time]);
         }
-        if !verdict.is_fault() && !verdict.is_unexplained() {
+        if !verdict.has_failed() {
             return;
         }
         let key = (verdict.class, verdict.service.clone());

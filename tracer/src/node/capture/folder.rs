@@ -8,7 +8,6 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use super::{Artifact, Capture, Entry, Kind, MANIFEST, Manifest, manifest::Missing, recognise::recognise};
@@ -170,10 +169,7 @@ fn read_file(path: &Path) -> Result<(String, Option<Timestamp>), String> {
     }
     let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).unwrap_or_default());
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(cannot)?;
-    let modified = meta.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let modified =
-        modified.and_then(|since| u64::try_from(since.as_nanos()).ok()).map(Timestamp::from_unix_ns);
-    Ok((text::of_bytes(bytes), modified))
+    Ok((text::of_bytes(bytes), meta.modified().ok().and_then(Timestamp::from_system_time)))
 }
 
 /// Writes the capture into `dir`, which must be new, empty or an earlier capture of viptrace. Files are readable for
