@@ -41,7 +41,7 @@ pub(crate) struct Fault {
 }
 
 /// The counts.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     max: usize,
     endpoints: bool,
@@ -57,15 +57,7 @@ pub(crate) struct Counts {
 impl Counts {
     /// With at most `max` series that name a Service.
     pub(crate) fn new(max: usize, endpoints: bool) -> Self {
-        Self {
-            max,
-            endpoints,
-            connections: BTreeMap::new(),
-            faults: BTreeMap::new(),
-            unexplained: BTreeMap::new(),
-            limited: 0,
-            gone: BTreeMap::new(),
-        }
+        Self { max, endpoints, ..Self::default() }
     }
 
     /// Takes a reloaded bound. Series that exist stay.

@@ -11,18 +11,28 @@ use std::{
 use super::{counts::Counts, recorder::RecorderFigures};
 use crate::{class::Kind as Result, cluster::Kind, session::Judged, time::Timestamp, verdict::Verdict};
 
-/// The figures behind their lock. No holder waits for anything.
+/// The figures behind their lock. No holder waits for anything, or writes text.
 #[derive(Debug)]
 pub(crate) struct Shared(Mutex<Figures>);
 
 impl Shared {
     pub(crate) fn new(counts: Counts) -> Self {
-        Self(Mutex::new(Figures::new(counts)))
+        Self(Mutex::new(Figures { counts, ..Figures::default() }))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Figures> {
         // A task that panicked while it held the lock leaves numbers, which are as good as before.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy, for readers that write the numbers as text: the event loop does not wait for them.
+    pub(crate) fn copy(&self) -> Figures {
+        self.lock().clone()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_free(&self) -> bool {
+        self.0.try_lock().is_ok()
     }
 }
 
@@ -62,7 +72,7 @@ pub(crate) struct HookRuns {
 }
 
 /// All figures.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) counts: Counts,
     /// Whether the kernel counts the connections: then most of them have no verdict.
@@ -99,38 +109,9 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    fn new(counts: Counts) -> Self {
-        Self {
-            counts,
-            counted_by_kernel: false,
-            ok: 0,
-            normal: 0,
-            fault: 0,
-            unknown: 0,
-            corrected: 0,
-            last_fault: None,
-            open_flows: 0,
-            evicted_flows: 0,
-            events: 0,
-            lost_events: 0,
-            suppressed_events: 0,
-            hooks: BTreeMap::new(),
-            runs: BTreeMap::new(),
-            ready: false,
-            metadata_age: None,
-            watches: [false; Kind::ALL.len()],
-            recorder: RecorderFigures::default(),
-            stream_readers: 0,
-            stream_dropped: 0,
-            stream_refused: 0,
-            logs: Export::default(),
-            metrics: Export::default(),
-            log_suppressed: 0,
-            reloads: 0,
-            failed_reloads: 0,
-            last_reload_failed: false,
-            requests: BTreeMap::new(),
-        }
+    /// The judged flows by their result.
+    pub(crate) fn by_result(&self) -> [(&'static str, u64); 4] {
+        [("ok", self.ok), ("normal", self.normal), ("fault", self.fault), ("unknown", self.unknown)]
     }
 
     /// Counts the results of flows of one class.

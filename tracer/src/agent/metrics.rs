@@ -27,11 +27,9 @@ pub(crate) fn registry(figures: Arc<Shared>) -> Registry {
     registry
 }
 
-/// The text of one scrape.
-pub(crate) fn text(registry: &Registry) -> Result<String, fmt::Error> {
-    let mut out = String::new();
-    text::encode(&mut out, registry)?;
-    Ok(out)
+/// Writes the text of one scrape.
+pub(crate) fn write(out: &mut impl fmt::Write, registry: &Registry) -> fmt::Result {
+    text::encode(out, registry)
 }
 
 /// Reads the figures at each scrape.
@@ -115,7 +113,7 @@ fn of_service(service: Option<&ServiceRef>) -> Labels<'_> {
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let process = Process::read();
-        let figures = self.figures.lock();
+        let figures = self.figures.copy();
         let mut page = Page(encoder);
         page.begin("viptrace_build", "The version of the agent", None, MetricType::Info, |metric| {
             metric.encode_info(&[("version", env!("CARGO_PKG_VERSION"))])
@@ -158,16 +156,10 @@ fn flows(page: &mut Page<'_>, figures: &Figures) -> fmt::Result {
             (labels, *count)
         }),
     )?;
-    let results = [
-        ("ok", figures.ok),
-        ("normal", figures.normal),
-        ("fault", figures.fault),
-        ("unknown", figures.unknown),
-    ];
     page.counters(
         "viptrace_flows",
         "Judged flows",
-        results.map(|(name, count)| (vec![("result", name)], count)),
+        figures.by_result().map(|(name, count)| (vec![("result", name)], count)),
     )?;
     page.counters(
         "viptrace_faults",

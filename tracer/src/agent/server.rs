@@ -174,8 +174,9 @@ async fn refuse<B>(request: &Request<B>, context: &Context) -> Option<Response<F
 }
 
 fn scrape(registry: &Registry) -> Response<Full<Bytes>> {
-    match metrics::text(registry) {
-        Ok(text) => respond(StatusCode::OK, metrics::CONTENT_TYPE, text),
+    let mut text = String::new();
+    match metrics::write(&mut text, registry) {
+        Ok(()) => respond(StatusCode::OK, metrics::CONTENT_TYPE, text),
         Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written"),
     }
 }

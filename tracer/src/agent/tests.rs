@@ -29,7 +29,9 @@ fn shared(max: usize) -> Arc<Shared> {
 }
 
 fn scrape(figures: &Arc<Shared>) -> String {
-    metrics::text(&metrics::registry(Arc::clone(figures))).unwrap()
+    let mut text = String::new();
+    metrics::write(&mut text, &metrics::registry(Arc::clone(figures))).unwrap();
+    text
 }
 
 /// The values of a metric's series.
@@ -52,6 +54,25 @@ fn hostile_names_stay_within_their_label() {
     let line = text.lines().find(|line| line.starts_with("viptrace_faults_total{")).unwrap();
     assert!(line.contains(r#"service="a\"} 7\nviptrace_ready 1 # \\ {x=\""#), "{line}");
     assert!(text.ends_with("# EOF\n"));
+}
+
+/// A page whose text is written only while nobody holds the figures.
+struct Unheld<'a>(&'a Shared, usize);
+
+impl std::fmt::Write for Unheld<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.1 += text.len();
+        if self.0.is_free() { Ok(()) } else { Err(std::fmt::Error) }
+    }
+}
+
+#[test]
+fn the_event_loop_does_not_wait_for_a_scrape() {
+    let figures = shared(100);
+    figures.lock().judged(&judged("cart", Class::C20));
+    let mut page = Unheld(&figures, 0);
+    metrics::write(&mut page, &metrics::registry(Arc::clone(&figures))).unwrap();
+    assert!(page.1 > 1000);
 }
 
 #[test]

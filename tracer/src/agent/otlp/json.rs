@@ -123,13 +123,7 @@ pub(super) fn metrics(
         (Value::from(attributes), count)
     });
     let unexplained = counts.unexplained().map(|(service, count)| (Value::from(of(service)), count));
-    let flows = [
-        ("ok", figures.ok),
-        ("normal", figures.normal),
-        ("fault", figures.fault),
-        ("unknown", figures.unknown),
-    ];
-    let flows = flows.map(|(name, count)| (json!([text("result", name)]), count));
+    let flows = figures.by_result().map(|(name, count)| (json!([text("result", name)]), count));
     let all: [(&str, &str, Points); 4] = [
         ("viptrace.connections", "{connection}", connections.collect()),
         ("viptrace.faults", "{flow}", faults.collect()),

@@ -223,19 +223,12 @@ async fn verdicts(
 }
 
 async fn counts(out: &mut Out<'_>, context: &Context) -> io::Result<()> {
-    let lines: Vec<_> = context
-        .figures
-        .lock()
-        .counts
-        .connections()
-        .map(|(key, count)| {
-            json!({
-                "namespace": key.service.namespace, "service": key.service.name, "port": key.service.port,
-                "protocol": key.protocol, "endpoint": key.endpoint, "connections": count,
-            })
-        })
-        .collect();
-    for line in lines {
+    let counts = context.figures.copy().counts;
+    for (key, count) in counts.connections() {
+        let line = json!({
+            "namespace": key.service.namespace, "service": key.service.name, "port": key.service.port,
+            "protocol": key.protocol, "endpoint": key.endpoint, "connections": count,
+        });
         out.record(&line).await?;
     }
     Ok(())
