@@ -15,8 +15,8 @@ use tokio::{
 };
 
 use crate::agent::{
+    Context,
     config::{OtlpConfig, endpoint},
-    tls,
 };
 
 /// The longest answer that is read, in bytes.
@@ -39,15 +39,20 @@ impl Failed {
 }
 
 /// Sends `body` as JSON. Returns the body of the answer.
-pub(super) async fn post(url: &str, config: &OtlpConfig, body: String) -> Result<Bytes, Failed> {
+pub(super) async fn post(
+    url: &str,
+    config: &OtlpConfig,
+    context: &Context,
+    body: Bytes,
+) -> Result<Bytes, Failed> {
     let limit = config.timeout.get();
-    match timeout(limit, exchange(url, config, body)).await {
+    match timeout(limit, exchange(url, config, context, body)).await {
         Ok(answer) => answer,
         Err(_) => Err(Failed::again(&format!("no answer within {} s", limit.as_secs_f64()))),
     }
 }
 
-async fn exchange(url: &str, config: &OtlpConfig, body: String) -> Result<Bytes, Failed> {
+async fn exchange(url: &str, config: &OtlpConfig, context: &Context, body: Bytes) -> Result<Bytes, Failed> {
     let uri = endpoint(url).map_err(|error| Failed::again(&error))?;
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let is_tls = uri.scheme_str() == Some("https");
@@ -58,7 +63,7 @@ async fn exchange(url: &str, config: &OtlpConfig, body: String) -> Result<Bytes,
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::USER_AGENT, concat!("viptrace/", env!("CARGO_PKG_VERSION")))
         .header(header::CONNECTION, "close")
-        .body(Full::new(Bytes::from(body)))
+        .body(Full::new(body))
         .map_err(|error| Failed::again(&error))?;
     for (name, value) in &config.headers {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
@@ -69,7 +74,11 @@ async fn exchange(url: &str, config: &OtlpConfig, body: String) -> Result<Bytes,
     if !is_tls {
         return send(stream, request).await;
     }
-    let connector = tls::connector(config.ca.as_deref()).map_err(|error| Failed::again(&error))?;
+    let connector = context
+        .outbox
+        .trust
+        .connector(config.ca.as_deref(), &context.log)
+        .map_err(|error| Failed::again(&error))?;
     let name = ServerName::try_from(host).map_err(|error| Failed::again(&error))?;
     let stream = connector.connect(name, stream).await.map_err(|error| Failed::again(&error))?;
     send(stream, request).await

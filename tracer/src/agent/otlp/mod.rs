@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
@@ -21,6 +22,8 @@ use super::{
     Context,
     config::OtlpConfig,
     figures::{Export, Signal},
+    process,
+    tls::Trust,
 };
 use crate::{time::Timestamp, verdict::Verdict};
 
@@ -42,11 +45,17 @@ pub(crate) struct Outbox {
     filled: Notify,
     /// Until when the last requests may take.
     end: watch::Sender<Option<Instant>>,
+    trust: Trust,
 }
 
 impl Outbox {
     pub(crate) fn new() -> Self {
-        Self { records: Mutex::default(), filled: Notify::new(), end: watch::Sender::new(None) }
+        Self {
+            records: Mutex::default(),
+            filled: Notify::new(),
+            end: watch::Sender::new(None),
+            trust: Trust::default(),
+        }
     }
 
     /// Queues a verdict, if logs are exported. Returns whether it was dropped.
@@ -90,7 +99,7 @@ impl Outbox {
 /// Starts the tasks of the export. They wait while no receiver is configured.
 pub(super) fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     tasks.spawn(send_logs(Arc::clone(context)));
-    tasks.spawn(send_metrics(Arc::clone(context), Timestamp::from_unix_ns(crate::kernel::unix_ns())));
+    tasks.spawn(send_metrics(Arc::clone(context), process::wall_clock()));
 }
 
 async fn send_logs(context: Arc<Context>) {
@@ -113,8 +122,8 @@ async fn send_logs(context: Arc<Context>) {
             continue;
         }
         let count = batch.len() as u64;
-        let body = json::logs(context.node.as_deref(), &batch);
-        let sent = send_until_accepted(&context, &body, &mut end).await;
+        let body = json::logs(context.node.as_deref(), &batch).into();
+        let sent = send_until_accepted(&context, body, &mut end).await;
         count_export(&context, Signal::Logs, |export| match sent {
             Some(rejected) => {
                 export.exported += count.saturating_sub(rejected);
@@ -129,14 +138,14 @@ async fn send_logs(context: Arc<Context>) {
 /// request was given up.
 async fn send_until_accepted(
     context: &Context,
-    body: &str,
+    body: Bytes,
     end: &mut watch::Receiver<Option<Instant>>,
 ) -> Option<u64> {
     let begun = Instant::now();
     let mut pause = PAUSE;
     loop {
         let config = context.config.borrow().otlp.clone();
-        let failed = match post(context, Signal::Logs, &config, body).await? {
+        let failed = match post(context, Signal::Logs, &config, body.clone()).await? {
             Ok(rejected) => return Some(rejected),
             Err(failed) => failed,
         };
@@ -164,10 +173,11 @@ async fn send_metrics(context: Arc<Context>, started: Timestamp) {
         }
         let config = context.config.borrow().otlp.clone();
         if config.metrics && config.endpoint.is_some() {
-            let now = Timestamp::from_unix_ns(crate::kernel::unix_ns());
-            let requests = json::metrics(context.node.as_deref(), &context.figures.lock(), started, now);
+            let figures = context.figures.copy();
+            let requests = json::metrics(context.node.as_deref(), &figures, started, process::wall_clock());
             for body in requests {
-                let accepted = matches!(post(&context, Signal::Metrics, &config, &body).await, Some(Ok(_)));
+                let accepted =
+                    matches!(post(&context, Signal::Metrics, &config, body.into()).await, Some(Ok(_)));
                 count_export(&context, Signal::Metrics, |export| {
                     *(if accepted { &mut export.exported } else { &mut export.dropped }) += 1;
                 });
@@ -184,11 +194,11 @@ async fn post(
     context: &Context,
     signal: Signal,
     config: &OtlpConfig,
-    body: &str,
+    body: Bytes,
 ) -> Option<Result<u64, http::Failed>> {
     let base = config.endpoint.as_deref()?;
     let url = format!("{}/v1/{}", base.trim_end_matches('/'), signal.name());
-    let answer = http::post(&url, config, body.to_owned()).await;
+    let answer = http::post(&url, config, context, body).await;
     if let Err(failed) = &answer {
         count_export(context, signal, |export| export.failures += 1);
         context.log.warn("otlp", &format!("cannot send {} to {url}: {}", signal.name(), failed.why));
