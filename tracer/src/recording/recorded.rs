@@ -1,4 +1,4 @@
-//! The pipeline of a live trace together with its recording.
+//! A pipeline together with a recording of what it receives, in a live trace and in a replay that is recorded again.
 //!
 //! Owns that every input reaches both or neither. Without a recorder it is only the pipeline.
 
@@ -43,7 +43,8 @@ impl Recorded {
         self.pipeline.set_missing_hooks(missing);
     }
 
-    /// Records everything from here on. Nothing may have been observed before.
+    /// Records everything from here on. The recording begins with the cluster's history and the last reading of the node;
+    /// it lacks what the pipeline observed before, so that flows open at this time are partial in it.
     pub fn begin(&mut self, mut recorder: Recorder) {
         let (began, now) = self.node_read;
         let reading = NodeReading { snapshot: Arc::clone(self.pipeline.node()), began, now };

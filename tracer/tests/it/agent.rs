@@ -83,9 +83,7 @@ fn a_reader_receives_the_last_failures_until_the_agent_ends() {
         .spawn()
         .unwrap();
     // The reader is counted once its request is being answered.
-    while sum(&agent.scrape(), "viptrace_stream_readers", "") < 1 {
-        std::thread::yield_now();
-    }
+    agent.until(|text| sum(text, "viptrace_stream_readers", "") == 1);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log);
     let output = reader.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
@@ -154,9 +152,7 @@ fn sighup_rereads_the_configuration_and_keeps_the_old_one_if_it_is_invalid() {
     let text = agent.scrape();
     assert_eq!(sum(&text, "viptrace_config_last_reload_successful", ""), 1);
     assert_eq!(sum(&text, "viptrace_config_reloads_total", ""), 2);
-    while sum(&agent.scrape(), "viptrace_recorder_up", "") < 1 {
-        std::thread::yield_now();
-    }
+    agent.until(|text| sum(text, "viptrace_recorder_up", "") == 1);
     assert_eq!(segments(&store).len(), 1);
     assert_eq!(agent.stop(), Some(0));
 }

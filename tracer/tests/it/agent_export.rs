@@ -9,7 +9,6 @@ use std::{
         mpsc::{self, Receiver},
     },
     thread,
-    time::Duration,
 };
 
 use rustls::{
@@ -19,7 +18,7 @@ use rustls::{
 };
 use serde_json::{Value, json};
 
-use crate::agent_support::{Agent, recording, sum, viptrace};
+use crate::agent_support::{Agent, PATIENCE, recording, sum, viptrace};
 
 /// A request as a server received it.
 #[derive(Debug)]
@@ -47,8 +46,9 @@ fn server(
                     "HTTP/1.1 {status} x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
                     body.len()
                 );
-                let written = stream.get_mut().write_all((head + &body).as_bytes());
-                if sender.send(request).is_err() || written.is_err() {
+                // First the note, then the answer: a client that has its answer finds its request noted.
+                let noted = sender.send(request);
+                if noted.is_err() || stream.get_mut().write_all((head + &body).as_bytes()).is_err() {
                     break;
                 }
             }
@@ -72,8 +72,6 @@ fn read(stream: &mut BufReader<TcpStream>) -> Option<Received> {
     Some(Received { path, head, body: serde_json::from_slice(&body).unwrap_or_default() })
 }
 
-const PATIENCE: Duration = Duration::from_mins(1);
-
 /// Values of attributes by key.
 fn attribute<'a>(attributes: &'a Value, key: &str) -> Option<&'a str> {
     let found = attributes.as_array()?.iter().find(|attribute| attribute["key"] == key)?;
@@ -96,10 +94,8 @@ fn verdicts_and_counts_reach_an_otlp_receiver_that_first_refuses() {
         "sample: 1/1000000\notlp: {{endpoint: 'http://{address}/base/', headers: {{x-tenant: a}}}}\n"
     );
     let mut agent = Agent::start(folder.path(), &source, &yaml);
-    while sum(&agent.scrape(), "viptrace_otlp_exported_total", "signal=\"logs\"") < faults.len() as u64 {
-        thread::yield_now();
-    }
-    let text = agent.scrape();
+    let text = agent
+        .until(|text| sum(text, "viptrace_otlp_exported_total", "signal=\"logs\"") >= faults.len() as u64);
     assert_eq!(sum(&text, "viptrace_otlp_failures_total", "logs"), 1);
     assert_eq!(sum(&text, "viptrace_otlp_dropped_total", ""), 0);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log);

@@ -6,9 +6,9 @@ use std::{
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    sync::mpsc::{self, Receiver},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use viptrace::session::Detail;
@@ -16,7 +16,7 @@ use viptrace::session::Detail;
 use crate::recording_support::{Live, Traffic, corpus, header};
 
 /// How long a test waits for something that happens at once.
-const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A recording of healthy and failing connections.
 pub(crate) fn recording(folder: &Path) -> PathBuf {
@@ -116,12 +116,14 @@ impl Agent {
     /// Stops the agent with SIGTERM. Returns its exit status.
     pub(crate) fn stop(&mut self) -> Option<i32> {
         self.signal("TERM");
-        let status = self.child.wait().unwrap();
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
-            self.log.push_str(&line);
-            self.log.push('\n');
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => self.log.push_str(&(line + "\n")),
+                // Standard error is closed: the process has ended.
+                Err(RecvTimeoutError::Disconnected) => return self.child.wait().unwrap().code(),
+                Err(RecvTimeoutError::Timeout) => panic!("the agent does not end:\n{}", self.log),
+            }
         }
-        status.code()
     }
 
     /// The text of a scrape.
@@ -129,6 +131,19 @@ impl Agent {
         let (status, answer) = get(self.metrics, "/metrics");
         assert_eq!(status, 200, "{answer}");
         answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// Scrapes until the metrics are so. Returns their text.
+    pub(crate) fn until(&self, so: impl Fn(&str) -> bool) -> String {
+        let begun = Instant::now();
+        loop {
+            let text = self.scrape();
+            if so(&text) {
+                return text;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{text}");
+            thread::yield_now();
+        }
     }
 
     /// The output of `viptrace agent stream` for requests that end by themselves.
