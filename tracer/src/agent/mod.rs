@@ -368,6 +368,7 @@ impl Agent {
             let _ = std::fs::remove_file(socket);
         }
         self.tasks.shutdown().await;
+        self.recorder.wait(until);
         self.context.log.info("stop", "ended");
     }
 }

@@ -26,7 +26,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// The pause after the first failure, doubled after each further one, up to [`MAX_PAUSE`].
+/// The pause after the first failure, doubled after each further one, up to [`MAX_PAUSE`]. A segment that ends as it
+/// should makes it short again. One that only begins does not: a nearly full disk has room for a header.
 const PAUSE: Duration = Duration::from_secs(5);
 const MAX_PAUSE: Duration = Duration::from_mins(5);
 /// A segment begins with the cluster's objects: a younger one is closed only at twice its size.
@@ -72,7 +73,7 @@ pub(crate) struct Segment {
 struct Open {
     name: String,
     began: Instant,
-    /// Events that were observed before it.
+    /// Events observed before it.
     events_before: u64,
 }
 
@@ -93,6 +94,8 @@ pub struct FlightRecorder {
     checked: Option<Instant>,
     /// Events observed at the last call.
     events: u64,
+    /// Segments that threads are closing.
+    closing: usize,
     closed: (Sender<Closed>, Receiver<Closed>),
     figures: RecorderFigures,
 }
@@ -108,6 +111,7 @@ impl FlightRecorder {
             pause: PAUSE,
             checked: None,
             events: 0,
+            closing: 0,
             closed: mpsc::channel(),
             figures,
         }
@@ -119,17 +123,22 @@ impl FlightRecorder {
 
     /// Takes a reloaded configuration. Another folder begins another segment.
     pub fn set(&mut self, config: RecorderConfig, recorded: &mut Recorded, now: Timestamp) {
+        self.count_events(recorded);
         if self.config.folder != config.folder {
             self.close_open(recorded, now);
             (self.retry_at, self.pause) = (None, PAUSE);
+            (self.figures.segments, self.figures.bytes, self.figures.open) = (0, 0, None);
         }
         self.config = config;
         self.figures.up = self.config.folder.is_some().then_some(self.open.is_some());
         self.checked = None;
     }
 
-    /// Begins, closes and deletes segments. `header` describes the trace, `now` is the time of its last event, `at` is
-    /// the monotonic clock. Returns messages for the log. Never waits for the disk, except to create a file.
+    /// Begins, closes and deletes segments. `header` describes the trace, `now` is the time until which it has observed,
+    /// `at` is the monotonic clock. Returns messages for the log.
+    ///
+    /// Lists the folder, deletes files, and creates a file with its header. Everything else that waits for the disk runs
+    /// on the segment's threads.
     pub fn turn(
         &mut self,
         recorded: &mut Recorded,
@@ -138,20 +147,18 @@ impl FlightRecorder {
         at: Instant,
     ) -> Vec<Notice> {
         let mut notices = Vec::new();
-        while let Ok((finished, observed)) = self.closed.1.try_recv() {
-            self.figures.dropped_events += observed.saturating_sub(finished.records);
+        while let Ok(closed) = self.closed.1.try_recv() {
+            self.is_closed(&closed);
         }
-        let events = recorded.pipeline().counters().sightings;
-        let Some(folder) = self.config.folder.clone() else {
-            self.events = events;
-            return notices;
-        };
+        self.count_events(recorded);
+        let Some(folder) = self.config.folder.clone() else { return notices };
         if let Some(failure) = recorded.failure() {
             let why =
                 format!("the segment ends at {}: {}", failure.covered.to_the_millisecond(), failure.error);
             self.failed(&why, at, &mut notices);
             self.close_open(recorded, now);
         } else if self.is_complete(recorded, at) {
+            self.pause = PAUSE;
             self.close_open(recorded, now);
         }
         if self.open.is_none() && self.retry_at.is_none_or(|due| at >= due) {
@@ -161,7 +168,6 @@ impl FlightRecorder {
                     if self.retry_at.take().is_some() {
                         notices.push((Level::Info, format!("{} can be written again", folder.display())));
                     }
-                    self.pause = PAUSE;
                     self.open = Some(Open { name, began: at, events_before: self.events });
                 }
                 Err(error) => {
@@ -169,10 +175,6 @@ impl FlightRecorder {
                 }
             }
         }
-        if self.open.is_none() {
-            self.figures.dropped_events += events.saturating_sub(self.events);
-        }
-        self.events = events;
         if self.checked.is_none_or(|checked| at.duration_since(checked) >= CHECK) {
             self.checked = Some(at);
             self.tidy(&folder, &mut notices);
@@ -184,8 +186,37 @@ impl FlightRecorder {
 
     /// Ends the last segment and waits until it is on the disk.
     pub fn finish(&mut self, recorded: &mut Recorded, end: End) -> Option<Finished> {
-        self.open = None;
-        recorded.end(end)
+        self.count_events(recorded);
+        let finished = recorded.end(end);
+        if let (Some(open), Some(finished)) = (self.open.take(), &finished) {
+            let observed = self.events.saturating_sub(open.events_before);
+            self.figures.dropped_events += observed.saturating_sub(finished.records);
+        }
+        finished
+    }
+
+    /// Waits, until `limit` at the latest, for the segments that were closed before the last one.
+    pub fn wait(&mut self, limit: Instant) {
+        while self.closing > 0 {
+            match self.closed.1.recv_timeout(limit.saturating_duration_since(Instant::now())) {
+                Ok(closed) => self.is_closed(&closed),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn is_closed(&mut self, (finished, observed): &Closed) {
+        self.closing -= 1;
+        self.figures.dropped_events += observed.saturating_sub(finished.records);
+    }
+
+    /// Counts the events since the last call. Without an open segment none has them.
+    fn count_events(&mut self, recorded: &Recorded) {
+        let events = recorded.pipeline().counters().sightings;
+        if self.open.is_none() && self.config.folder.is_some() {
+            self.figures.dropped_events += events.saturating_sub(self.events);
+        }
+        self.events = events;
     }
 
     /// Whether the open segment has its size or its age.
@@ -209,7 +240,8 @@ impl FlightRecorder {
             let _ = result.send((finished, observed));
         };
         // Without a thread the recorder is dropped here, which closes the file as well.
-        let _ = thread::Builder::new().name("closer".to_owned()).spawn(close);
+        let thread = thread::Builder::new().name("closer".to_owned()).spawn(close);
+        self.closing += usize::from(thread.is_ok());
     }
 
     fn failed(&mut self, why: &str, at: Instant, notices: &mut Vec<Notice>) {
