@@ -2,6 +2,8 @@
 //!
 //! Owns the reading of manifests. A value may add a capability that has a switch, and nothing else.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
@@ -9,6 +11,10 @@ use serde_json::Value;
 pub(super) const NEEDED: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
 /// Those that a switch adds.
 const SWITCHED: [&str; 5] = ["NET_RAW", "SYSLOG", "SYS_ADMIN", "SYS_PTRACE", "SYS_RESOURCE"];
+
+/// What an agent creates that requires tokens.
+const REVIEWS: [&str; 2] =
+    ["subjectaccessreviews.authorization.k8s.io", "tokenreviews.authentication.k8s.io"];
 
 /// The objects of some manifests, in their order.
 #[derive(Debug)]
@@ -122,8 +128,9 @@ impl Rendering {
         Ok(())
     }
 
-    /// Nothing but reading, except the two reviews, which store nothing.
+    /// Nothing but reading, except the two reviews, which store nothing, for an agent that requires tokens.
     fn examine_permissions(&self) -> Result<()> {
+        let mut created = BTreeSet::new();
         for role in self.of_kind("ClusterRole") {
             for rule in role["rules"].as_array().context("a role without rules")? {
                 let texts = |key: &str| -> Vec<&str> {
@@ -133,17 +140,48 @@ impl Rendering {
                 for forbidden in ["*", "secrets", "configmaps"] {
                     ensure!(!resources.contains(&forbidden), "a role for {forbidden}");
                 }
-                let reviews = ["tokenreviews", "subjectaccessreviews"];
-                let may_create = !resources.is_empty() && resources.iter().all(|name| reviews.contains(name));
                 for verb in texts("verbs") {
-                    let reads = ["get", "list", "watch"].contains(&verb);
-                    ensure!(reads || (may_create && verb == "create"), "a role may {verb} {resources:?}");
+                    if verb == "create" {
+                        let groups = texts("apiGroups");
+                        ensure!(!groups.is_empty() && !resources.is_empty(), "a role may create a path");
+                        created.extend(groups.into_iter().flat_map(|group| {
+                            resources.iter().map(move |resource| {
+                                format!("{resource}.{group}").trim_end_matches('.').to_owned()
+                            })
+                        }));
+                    } else {
+                        let reads = ["get", "list", "watch"].contains(&verb);
+                        ensure!(reads, "a role may {verb} {resources:?}");
+                    }
                 }
             }
         }
+        self.examine_reviews(&created)?;
         for kind in ["Role", "Secret", "Service"] {
             ensure!(self.of_kind(kind).next().is_none(), "an object of kind {kind}");
         }
+        Ok(())
+    }
+
+    /// What the agent may create: the reviews exactly if its configuration requires tokens. The configuration of a
+    /// Secret is not part of a rendering.
+    fn examine_reviews(&self, created: &BTreeSet<String>) -> Result<()> {
+        let reviews = BTreeSet::from(REVIEWS.map(str::to_owned));
+        let requires_tokens = match self.configuration() {
+            Some(text) => {
+                let config: Value =
+                    serde_saphyr::from_str(text).map_err(|error| anyhow::anyhow!("agent.yaml: {error}"))?;
+                config["metrics"]["authorization"] == "token"
+            }
+            None => !created.is_empty(),
+        };
+        // A rendering without its own roles has nothing to compare.
+        let expected = if requires_tokens && self.of_kind("ClusterRole").next().is_some() {
+            reviews
+        } else {
+            BTreeSet::new()
+        };
+        ensure!(*created == expected, "roles may create {created:?}, and the agent needs {expected:?}");
         Ok(())
     }
 

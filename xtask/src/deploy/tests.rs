@@ -80,12 +80,50 @@ fn a_rendering_with_too_much_is_refused() {
         ),
         ("[services, pods, nodes]", "[secrets]", "a role for secrets"),
         ("verbs: [get, list, watch]", "verbs: [get, patch]", "may patch"),
+        (
+            "verbs: [get, list, watch]",
+            "verbs: [get, create]",
+            "roles may create {\"endpointslices.discovery.k8s.io\", \"nodes\"",
+        ),
+        (
+            "listen: 127.0.0.1:9478",
+            "authorization: token",
+            "needs {\"subjectaccessreviews.authorization.k8s.io\"",
+        ),
     ] {
         assert!(text.contains(from), "{from}");
         let changed = Rendering::parse(&text.replace(from, to)).unwrap();
         let error = changed.examine().unwrap_err().to_string();
         assert!(error.contains(reason), "{from} to {to}: {error}");
     }
+}
+
+/// Exactly an agent that requires tokens creates the two reviews of a token.
+#[test]
+fn only_an_agent_that_requires_tokens_creates_reviews() {
+    const RULE: &str = "
+  - apiGroups: [authentication.k8s.io]
+    resources: [tokenreviews]
+    verbs: [create]
+  - apiGroups: [authorization.k8s.io]
+    resources: [subjectaccessreviews]
+    verbs: [create]
+";
+    let text = read(&folder().plain());
+    let rules = text.find("\nrules:").unwrap() + "\nrules:".len();
+    let with_rules = format!("{}{RULE}{}", &text[..rules], text[rules..].trim_start_matches('\n'));
+    let with_token = with_rules.replace("listen: 127.0.0.1:9478", "authorization: token");
+    Rendering::parse(&with_token).unwrap().examine().unwrap();
+    let error = Rendering::parse(&with_rules).unwrap().examine().unwrap_err().to_string();
+    assert!(error.contains("needs {}"), "{error}");
+    let one = with_token.replacen("verbs: [create]", "verbs: [get]", 1);
+    let error = Rendering::parse(&one).unwrap().examine().unwrap_err().to_string();
+    assert!(error.contains("roles may create {\"subject"), "{error}");
+    // The configuration is in a Secret: the chart grants both or none.
+    let secret = |text: &str| text.replace("agent.yaml: |", "other: |");
+    Rendering::parse(&secret(&with_token)).unwrap().examine().unwrap();
+    Rendering::parse(&secret(&text)).unwrap().examine().unwrap();
+    assert!(Rendering::parse(&secret(&one)).unwrap().examine().is_err());
 }
 
 #[test]
