@@ -96,22 +96,11 @@ fn build(place: &Place, architecture: &str) -> Result<PathBuf> {
     let setting = |name: &str| format!("CARGO_TARGET_{}_{name}", target.to_uppercase().replace('-', "_"));
     let cargo_home =
         env::var("CARGO_HOME").or_else(|_| env::var("HOME").map(|home| format!("{home}/.cargo")));
-    let remapped = [
-        (place.target.display().to_string(), "/target"),
-        (place.repository.display().to_string(), "/viptrace"),
-        (cargo_home.unwrap_or_default(), "/cargo"),
-    ];
-    let flags = remapped
-        .iter()
-        .filter(|(from, _)| !from.is_empty())
-        .fold("-C target-feature=+crt-static".to_owned(), |flags, (from, to)| {
-            flags + &format!(" --remap-path-prefix={from}={to}")
-        });
     // With a named target, the flags do not reach build scripts and macros.
     let mut call = cargo("build viptrace")
         // The release profile strips it.
         .args(["build", "--release", "--locked", "-p", "viptrace", "--target", &target])
-        .env(&setting("RUSTFLAGS"), flags)
+        .env("CARGO_ENCODED_RUSTFLAGS", flags(place, &cargo_home.unwrap_or_default()))
         .directory(&place.repository)
         .hint("read the compiler's message above; `cargo xtask setup` installs a missing BPF toolchain");
     if architecture != ARCH {
@@ -125,6 +114,23 @@ fn build(place: &Place, architecture: &str) -> Result<PathBuf> {
         bail!("{} needs shared libraries", binary.display());
     }
     Ok(binary)
+}
+
+/// The compiler's flags, as cargo reads them from `CARGO_ENCODED_RUSTFLAGS`: a path may contain spaces.
+///
+/// Of several prefixes of a path, the compiler replaces the last one in the list ("--remap-path-prefix", The rustc book),
+/// and the target folder is usually below the repository.
+fn flags(place: &Place, cargo_home: &str) -> String {
+    let remapped = [
+        (place.repository.display().to_string(), "/viptrace"),
+        (place.target.display().to_string(), "/target"),
+        (cargo_home.to_owned(), "/cargo"),
+    ];
+    let remapped = remapped.iter().filter(|(from, _)| !from.is_empty());
+    let remapped = remapped.map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
+    let flags: Vec<String> =
+        std::iter::once("-Ctarget-feature=+crt-static".to_owned()).chain(remapped).collect();
+    flags.join("\u{1f}")
 }
 
 /// The commit that an image was built from.
@@ -213,6 +219,24 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    /// The compiler itself replaces the prefixes of a file in a target folder with a space.
+    #[test]
+    fn a_binary_names_no_path_of_this_machine() {
+        let repository = tempfile::tempdir().unwrap();
+        let place =
+            Place { target: repository.path().join("my target"), repository: repository.path().to_owned() };
+        fs::create_dir(&place.target).unwrap();
+        let source = place.target.join("made.rs");
+        fs::write(&source, "pub const PLACE: &str = file!();").unwrap();
+        let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let flags = flags(&place, "");
+        let call = Call::new("compile a file", rustc).args(flags.split('\u{1f}')).arg(&source);
+        let made = place.target.join("made");
+        call.args(["--crate-type=lib", "--emit=mir", "-o"]).arg(&made).read().unwrap();
+        let text = fs::read_to_string(&made).unwrap();
+        assert!(text.contains("\"/target/made.rs\""), "{text}");
+    }
 
     /// The program only writes pages.
     #[test]
