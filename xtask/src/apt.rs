@@ -3,12 +3,14 @@
 //! If nothing is missing, it does not call apt. It does not install kernels: `kernels` downloads and unpacks them.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::call::Call;
+use crate::place::listing;
 use crate::printer::Outcome;
 
 /// To link Rust programs, and to build bpf-linker against Debian's LLVM.
@@ -140,6 +142,19 @@ impl Lists {
         &self.options
     }
 
+    /// Downloads packages into a folder, without installing them.
+    pub(crate) fn download(&self, packages: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
+        Call::new("download packages", "apt-get")
+            .args(&self.options)
+            // apt's sandbox user often may not write below the target folder.
+            .args(["--option", "APT::Sandbox::User=root", "download"])
+            .args(packages)
+            .directory(folder)
+            .hint("check the network, the disk and /etc/apt/sources.list, then type: apt-get update")
+            .read()
+            .map(drop)
+    }
+
     /// Fetches the lists again.
     pub(crate) fn refresh(&self) -> Result<()> {
         Call::new("fetch Debian's package lists", "apt-get")
@@ -149,6 +164,36 @@ impl Lists {
             .read()
             .map(drop)
     }
+}
+
+/// Fetches with this machine's own lists. Outdated lists name files that the archive has removed: if this process may, it
+/// refreshes them and tries once more.
+pub(crate) fn from_own<T>(fetch: impl Fn(&Lists) -> Result<T>) -> Result<T> {
+    let lists = Lists::own();
+    match fetch(&lists) {
+        Err(error) if !is_root() => {
+            Err(error.context("the package lists may be too old\nhint: as root, type: apt-get update"))
+        }
+        Err(_) => {
+            lists.refresh()?;
+            fetch(&lists)
+        }
+        fetched => fetched,
+    }
+}
+
+/// Unpacks the packages in a folder there, and removes their files.
+pub(crate) fn unpack(folder: &Path) -> Result<()> {
+    let is_package = |path: &&PathBuf| path.extension().is_some_and(|kind| kind == "deb");
+    for package in listing(folder)?.iter().filter(is_package) {
+        Call::new("unpack a package", "dpkg-deb")
+            .arg("--extract")
+            .args([package.as_path(), folder])
+            .hint("check that the disk is not full")
+            .read()?;
+        fs::remove_file(package).with_context(|| format!("could not remove {}", package.display()))?;
+    }
+    Ok(())
 }
 
 /// Whether this process may install or update packages.

@@ -2,9 +2,8 @@
 
 use anyhow::Result;
 
-use crate::event::Verdict;
 use crate::place::{Place, cargo};
-use crate::printer::Printer;
+use crate::printer::{Outcome, Printer};
 use crate::tally::Tally;
 
 /// A check that passes or fails as a whole, and the cargo subcommand whose absence skips it.
@@ -48,22 +47,13 @@ pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     let mut tally = Tally::default();
     for check in CHECKS {
         let present = cargo("find a cargo subcommand").args([check.needs, "--version"]).output()?;
-        if !present.status.success() {
-            printer.data(&format!("skipped  host  {}: `cargo {}` is not installed", check.name, check.needs));
-            tally.count(Verdict::Skipped);
-            continue;
-        }
-        let call = cargo(format!("check {}", check.name));
-        match call.args(check.arguments).directory(&place.repository).stream() {
-            Ok(()) => {
-                printer.data(&format!("passed   host  {}", check.name));
-                tally.count(Verdict::Passed);
-            }
-            Err(error) => {
-                printer.failed(&format!("host  {}: {error:#}", check.name));
-                tally.count(Verdict::Failed);
-            }
-        }
+        let checked = if present.status.success() {
+            let call = cargo(format!("check {}", check.name)).args(check.arguments);
+            call.directory(&place.repository).stream().map(|()| Outcome::Done(String::new()))
+        } else {
+            Ok(Outcome::Skipped(format!("`cargo {}` is not installed", check.needs)))
+        };
+        tally.check(printer, check.name, checked);
     }
     Ok(tally)
 }

@@ -27,19 +27,16 @@ use crate::stamp::Stamp;
 /// Change this with the build steps, so that parts from the old steps are rebuilt.
 const RECIPE: &str = "recipe 1";
 
-/// Host programs that a node has. Several paths mean that distributions differ.
+const BUSYBOX: &[&str] = &["/usr/bin/busybox", "/bin/busybox"];
+/// Host programs that a node has, beside the rule listers. Several paths mean that distributions differ.
 const TOOLS: &[&[&str]] = &[
-    &["/usr/bin/busybox", "/bin/busybox"],
+    BUSYBOX,
     &["/usr/bin/ip", "/bin/ip", "/sbin/ip"],
     &["/usr/bin/kmod", "/bin/kmod"],
-    &["/usr/sbin/xtables-nft-multi"],
-    &["/usr/sbin/xtables-legacy-multi"],
-    &["/usr/sbin/nft"],
     &["/usr/sbin/conntrack"],
-    &["/usr/sbin/ipset", "/sbin/ipset"],
     &["/usr/sbin/ipvsadm", "/sbin/ipvsadm"],
 ];
-/// Those that list a node's rules, which have no other reader.
+/// Host programs that list a node's rules, which have no other reader.
 const RULE_LISTERS: &[&[&str]] = &[
     &["/usr/sbin/xtables-nft-multi"],
     &["/usr/sbin/xtables-legacy-multi"],
@@ -123,7 +120,7 @@ pub(crate) fn ensure(place: &Place, kernel: &Kernel, flavour: Flavour) -> Result
 /// Tools, their libraries, and the kernel's modules.
 fn base(directory: &Path, kernel: &Kernel) -> Result<PathBuf> {
     let part = directory.join("base.part");
-    let tools = find_all(TOOLS)?;
+    let tools = find_all(&[TOOLS, RULE_LISTERS].concat())?;
     let extensions = xtables_extensions(&tools)?;
     let mut archive = Archive::new();
     skeleton(&mut archive);
@@ -258,7 +255,7 @@ fn shared_libraries(archive: &mut Archive, paths: &[PathBuf]) -> Result<()> {
 
 /// Links busybox under each of its names that no other program has.
 fn applets(archive: &mut Archive) -> Result<()> {
-    let busybox = find(TOOLS[0])?;
+    let busybox = find(BUSYBOX)?;
     let list = Call::new("list busybox's commands", &busybox).arg("--list").read()?;
     for name in list.split_whitespace() {
         let taken =

@@ -1,4 +1,4 @@
-//! Guest kernels: Debian's cloud kernels, downloaded as packages and unpacked below the target folder, never installed.
+//! Guest kernels: Debian's, downloaded as packages and unpacked below the target folder, never installed.
 //!
 //! The table `SERIES` lists the kernels and their Debian suites. The package lists of suites that this machine does not
 //! use are below the target folder too, apart from the machine's own apt. `modules` chooses the modules for the image.
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::apt::{self, Lists};
 use crate::call::Call;
-use crate::place::Place;
+use crate::place::{Place, listing};
 use crate::printer::Outcome;
 
 /// One kernel series that the guests can run.
@@ -114,10 +114,10 @@ pub(crate) fn ensure(place: &Place, series: &Series) -> Result<Outcome> {
     }
     fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;
     let packages = match series.suites {
-        [] => fetch_from_own(series, &directory)?,
+        [] => apt::from_own(|lists| fetch(lists, series, &directory))?,
         suites => fetch_from_suites(place, series, suites, &directory)?,
     };
-    unpack(&directory)?;
+    apt::unpack(&directory)?;
     let release = release(&directory)?;
     let record = directory.join("release");
     fs::write(&record, &release).with_context(|| format!("could not write {}", record.display()))?;
@@ -128,22 +128,6 @@ pub(crate) fn ensure(place: &Place, series: &Series) -> Result<Outcome> {
 
 fn directory(place: &Place, series: &Series) -> PathBuf {
     place.guest().join("kernels").join(series.name)
-}
-
-/// Downloads from this machine's own sources.
-fn fetch_from_own(series: &Series, directory: &Path) -> Result<Vec<String>> {
-    let lists = Lists::own();
-    // Outdated package lists name files that the archive has removed: refresh the lists and retry once.
-    match fetch(&lists, series, directory) {
-        Err(error) if !apt::is_root() => {
-            Err(error.context("the package lists may be too old\nhint: as root, type: apt-get update"))
-        }
-        Err(_) => {
-            lists.refresh()?;
-            fetch(&lists, series, directory)
-        }
-        fetched => fetched,
-    }
 }
 
 /// Downloads from the first of the suites that has the series.
@@ -176,7 +160,7 @@ fn fetch_from_suites(
 
 fn fetch(lists: &Lists, series: &Series, directory: &Path) -> Result<Vec<String>> {
     let packages = resolve(lists, series)?;
-    download(lists, &packages, directory)?;
+    lists.download(&packages, directory)?;
     Ok(packages)
 }
 
@@ -214,33 +198,6 @@ fn parse_depends(text: &str) -> Vec<String> {
     names.map(|name| name.trim().to_owned()).filter(|name| !name.starts_with('<')).collect()
 }
 
-fn download(lists: &Lists, packages: &[String], directory: &Path) -> Result<()> {
-    Call::new("download kernel packages", "apt-get")
-        .args(lists.options())
-        // apt's sandbox user often may not write below the target folder.
-        .args(["--option", "APT::Sandbox::User=root", "download"])
-        .args(packages)
-        .directory(directory)
-        .hint("check the network, the disk and /etc/apt/sources.list, then type: apt-get update")
-        .read()
-        .map(drop)
-}
-
-fn unpack(directory: &Path) -> Result<()> {
-    for package in
-        listing(directory)?.iter().filter(|path| path.extension().is_some_and(|kind| kind == "deb"))
-    {
-        Call::new("unpack a kernel package", "dpkg-deb")
-            .arg("--extract")
-            .arg(package)
-            .arg(directory)
-            .hint("check that the disk is not full")
-            .read()?;
-        fs::remove_file(package).with_context(|| format!("could not remove {}", package.display()))?;
-    }
-    Ok(())
-}
-
 /// The release, which is the name of the modules' folder.
 fn release(directory: &Path) -> Result<String> {
     let modules =
@@ -252,14 +209,6 @@ fn release(directory: &Path) -> Result<String> {
 /// `lib/modules`, or `usr/lib/modules` since Debian merged them.
 fn modules_folder(directory: &Path) -> Option<PathBuf> {
     ["lib/modules", "usr/lib/modules"].map(|path| directory.join(path)).into_iter().find(|path| path.is_dir())
-}
-
-fn listing(directory: &Path) -> Result<Vec<PathBuf>> {
-    let read =
-        || fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
-    let mut paths = read().with_context(|| format!("could not list {}", directory.display()))?;
-    paths.sort();
-    Ok(paths)
 }
 
 #[cfg(test)]

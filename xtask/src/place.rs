@@ -4,6 +4,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
@@ -59,6 +60,14 @@ impl Place {
     pub(crate) fn guest_output(&self, guest: &str) -> PathBuf {
         self.guest().join("out").join(guest)
     }
+}
+
+/// The paths in a folder, sorted.
+pub(crate) fn listing(folder: &Path) -> Result<Vec<PathBuf>> {
+    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = read().with_context(|| format!("could not list {}", folder.display()))?;
+    paths.sort();
+    Ok(paths)
 }
 
 /// A command that runs the cargo that started this process, or else the one on the path.

@@ -1,6 +1,9 @@
-//! Counts the passed, failed and skipped tests, and formats the last line of a run.
+//! Counts the passed, failed and skipped tests, prints the host's checks, and formats the last line of a run.
+
+use anyhow::Result;
 
 use crate::event::Verdict;
+use crate::printer::{Outcome, Printer};
 
 /// The counts of one run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +20,24 @@ impl Tally {
             Verdict::Failed => self.failed += 1,
             Verdict::Skipped => self.skipped += 1,
         }
+    }
+
+    /// Counts a check on the host and prints its result. A check that skips itself lacks a program.
+    pub(crate) fn check(&mut self, printer: &Printer, name: &str, checked: Result<Outcome>) {
+        self.count(match checked {
+            Ok(Outcome::Done(_)) => {
+                printer.data(&format!("passed   host  {name}"));
+                Verdict::Passed
+            }
+            Ok(Outcome::Skipped(why)) => {
+                printer.data(&format!("skipped  host  {name}: {why}"));
+                Verdict::Skipped
+            }
+            Err(error) => {
+                printer.failed(&format!("host  {name}: {error:#}"));
+                Verdict::Failed
+            }
+        });
     }
 
     pub(crate) fn add(&mut self, other: Self) {
@@ -57,5 +78,10 @@ mod tests {
         tally.add(tally);
         assert_eq!(tally.line(), "2 passed, 2 failed, 2 skipped");
         assert!(!tally.is_good());
+        let printer = Printer::quiet();
+        tally.check(&printer, "a", Ok(Outcome::Done(String::new())));
+        tally.check(&printer, "b", Ok(Outcome::Skipped("no program".to_owned())));
+        tally.check(&printer, "c", Err(anyhow::anyhow!("wrong")));
+        assert_eq!(tally.line(), "3 passed, 3 failed, 3 skipped");
     }
 }

