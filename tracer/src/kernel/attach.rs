@@ -20,7 +20,7 @@ use tracing::debug;
 use super::{
     bpf::{self, Place},
     layout::{FIELDS, Layout},
-    loader::{Link, LoadError, Loader},
+    loader::{Link, LoadError, Loader, last_line},
     plan::{FentryTarget, HookPlan, Tier},
     recorder::RecorderOptions,
 };
@@ -301,7 +301,7 @@ impl Attached {
     ) -> Result<(), AttachError> {
         for &program in names {
             let refused =
-                |error: &ProgramError| AttachError::Program { program, symbol, error: sentence(error) };
+                |error: &ProgramError| AttachError::Program { program, symbol, error: refusal(error) };
             let loaded = self.ebpf.program_mut(program).ok_or(AttachError::Map { name: program })?;
             match loaded {
                 Program::KProbe(kprobe) => {
@@ -338,6 +338,13 @@ impl Attached {
         }
         Ok(())
     }
+}
+
+/// The reason of a refusal. aya's text has the verifier's whole log, which can have a million characters.
+fn refusal(error: &ProgramError) -> String {
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return sentence(error) };
+    let line = last_line(verifier_log.to_string().as_bytes());
+    sentence(io_error) + &line.map(|line| format!(" ({line})")).unwrap_or_default()
 }
 
 fn load(plan: &HookPlan, layout: &Layout, options: &Options) -> Result<Ebpf, EbpfError> {
@@ -463,6 +470,17 @@ mod tests {
         built.sort_unstable();
         named.sort_unstable();
         assert_eq!(built, named);
+    }
+
+    #[test]
+    fn a_refused_program_has_the_verifiers_last_line() {
+        let log = "0: (95) exit\n".repeat(80_000) + "R0 !read_ok\nprocessed 80000 insns\n";
+        let verifier_log = aya_obj::VerifierLog::new(log);
+        let error =
+            ProgramError::LoadError { io_error: std::io::ErrorKind::PermissionDenied.into(), verifier_log };
+        assert_eq!(refusal(&error), "permission denied (R0 !read_ok)");
+        let unloaded = ProgramError::NotLoaded;
+        assert_eq!(refusal(&unloaded), sentence(&unloaded));
     }
 
     #[test]

@@ -159,7 +159,8 @@ fn data(map: &Map) -> Option<&MapData> {
 /// Enough for the end of the verifier's log.
 const LOG_BYTES: usize = 1 << 20;
 
-fn last_line(log: &[u8]) -> Option<String> {
+/// The last line of the verifier's log that is not a count.
+pub(super) fn last_line(log: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(log.split(|byte| *byte == 0).next()?).into_owned();
     let mut lines = text.lines().map(str::trim);
     lines.rfind(|line| !line.is_empty() && !line.starts_with("processed ")).map(str::to_owned)
