@@ -41,6 +41,7 @@ const RECORDING_MIB: u64 = 128;
 const TARGETS: &[Target] = &[
     Target { name: "btf", max_bytes: 64 << 10, allocation_mib: SMALL_MIB },
     Target { name: "check", max_bytes: 64 << 10, allocation_mib: RULES_MIB },
+    Target { name: "config", max_bytes: 4 << 10, allocation_mib: SMALL_MIB },
     Target { name: "decode", max_bytes: 1 << 10, allocation_mib: SMALL_MIB },
     Target { name: "entries", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
     Target { name: "netlink", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
@@ -48,6 +49,7 @@ const TARGETS: &[Target] = &[
     Target { name: "recording", max_bytes: 64 << 10, allocation_mib: RECORDING_MIB },
     Target { name: "replay", max_bytes: 96 << 10, allocation_mib: RECORDING_MIB },
     Target { name: "rules", max_bytes: 64 << 10, allocation_mib: RULES_MIB },
+    Target { name: "stream", max_bytes: 8 << 10, allocation_mib: SMALL_MIB },
     Target { name: "texts", max_bytes: 16 << 10, allocation_mib: SMALL_MIB },
 ];
 

@@ -53,6 +53,7 @@ use otlp::Outbox;
 use tls::{Certificate, TlsError};
 
 pub use recorder::{FlightRecorder, Notice, RecorderFigures};
+pub use stream::{Wanted, client::answer};
 
 /// How often the loop has to turn although nothing happens: for the bounds of the recorder, and for `/healthz`.
 const TICK: Duration = Duration::from_secs(5);

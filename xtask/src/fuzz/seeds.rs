@@ -41,6 +41,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
     let list = match target {
         "btf" => vec![read(corpus.join("small-kernel.btf"))?],
         "check" => check(&files, tests)?,
+        "config" => made::CONFIGS.map(Vec::from).into(),
         "decode" => {
             let records =
                 [records(&corpus.join("debian-6.1.records"))?, records(&corpus.join("debian-6.12.records"))?];
@@ -60,6 +61,7 @@ fn of(target: &str, tests: &Path) -> Result<BTreeSet<Vec<u8>>> {
         "recording" => with_ending(&files, ".viptrace").map(read).collect::<Result<_>>()?,
         "replay" => replay(&files, &corpus)?,
         "rules" => rules(&files)?,
+        "stream" => stream::seeds(),
         "texts" => texts(&files)?,
         other => bail!("there are no seeds for the fuzz target {other}"),
     };
@@ -387,8 +389,42 @@ mod netlink {
     }
 }
 
+/// Both ends of the agent's socket (docs/agent.md).
+mod stream {
+    pub(super) fn seeds() -> Vec<Vec<u8>> {
+        let requests =
+            ["verdicts", "counts", "segments", r#"segment","name":"00000001-20260102T030405006Z.viptrace"#];
+        let requests = requests.map(|want| format!("{{\"viptrace\":1,\"want\":\"{want}\"}}\n").into_bytes());
+        let hello = frame(1, br#"{"viptrace":1,"version":"0.1.0","node":"worker-1"}"#);
+        let record =
+            frame(2, br#"{"class":"C20","service":{"namespace":"shop","name":"cart","port":"http"}}"#);
+        let lost = frame(4, br#"{"lost":7}"#);
+        let verdicts = [hello.as_slice(), &record, &lost, &record, &frame(6, &[])].concat();
+        let segment = [hello.as_slice(), &frame(3, &[0xf1; 40]), &frame(6, &[])].concat();
+        let refused = [hello.as_slice(), &frame(5, b"there is no segment with this name")].concat();
+        requests.into_iter().chain([verdicts, segment, refused]).collect()
+    }
+
+    fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+        [&[kind], (body.len() as u32).to_le_bytes().as_slice(), body].concat()
+    }
+}
+
 /// Texts that no fixture has.
 mod made {
+    /// Every section of the agent's configuration, one that is refused, and the values that have a syntax of their own.
+    pub(super) const CONFIGS: [&str; 3] = [
+        "version: 1\nnode: worker-1\ncluster: {kubeconfig: /k, context: c}\ngrace: 500ms\nhooks: full\nsample: 1/50\n\
+         max_flows: 512\nbuffer: 4M\noutput: json\ndrain: 20s\nkernel_stats: true\n\
+         metrics:\n  listen: '[::]:9478'\n  max_series: 1000\n  endpoints: false\n  authorization: token\n\
+         \x20 tls: {certificate: /c.pem, key: /c.key}\nhealth: {listen: null}\n\
+         recorder: {folder: /r, max_bytes: 1G, max_age: 7h, segment_bytes: 64M, segment_age: 10m}\n\
+         stream: {socket: /run/a.sock, max_readers: 4, queue: 16}\n\
+         otlp:\n  endpoint: https://collector.example:4318/base\n  ca: /ca.pem\n  headers: {x-tenant: a}\n\
+         \x20 logs: true\n  metrics: false\n  interval: 1m\n  timeout: 5s\n  queue: 64\nlog: {level: warn, per_minute: 6}\n",
+        "version: 1\nmetrics:\n  authorization: token\n",
+        "# a comment\nversion: 1\ncluster: {folder: /lists}\nmetrics: {listen: null}\nbuffer: 4096\n",
+    ];
     pub(super) const TARGETS: [&str; 9] = [
         "shop/cart",
         "cart\nshop",

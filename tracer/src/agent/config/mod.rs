@@ -401,7 +401,7 @@ impl Config {
     }
 
     /// The keys that differ in `other` and take effect only when the agent starts again.
-    pub(crate) fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
+    pub fn needs_restart(&self, other: &Self) -> Vec<&'static str> {
         let differ = [
             ("node", self.node != other.node),
             ("cluster", self.cluster != other.cluster),

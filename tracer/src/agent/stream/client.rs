@@ -6,7 +6,10 @@ use std::{
 };
 
 use serde::Deserialize;
-use tokio::{io::AsyncWriteExt as _, net::UnixStream};
+use tokio::{
+    io::{AsyncRead, AsyncWriteExt as _},
+    net::UnixStream,
+};
 
 use super::{
     VERSION, Want, Wanted,
@@ -16,7 +19,7 @@ use crate::{error::Hint, text::clean};
 
 /// Why the agent could not be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StreamError {
+pub enum StreamError {
     #[error("cannot connect to the agent at {path}: {error}")]
     Connect { path: PathBuf, error: io::Error },
     #[error("the agent refuses: {0}")]
@@ -47,7 +50,8 @@ struct Lost {
     lost: u64,
 }
 
-/// Writes the answer to `out` until the agent ends it. Returns the number of verdicts that this reader lost.
+/// Requests `want` of the agent at this socket, and writes the answer to `out`. Returns the number of verdicts that this
+/// reader lost.
 pub(crate) async fn read(path: &Path, want: Want, out: &mut impl Write) -> Result<u64, StreamError> {
     let failed = |error| StreamError::Connect { path: path.to_owned(), error };
     let mut stream = UnixStream::connect(path).await.map_err(failed)?;
@@ -55,9 +59,18 @@ pub(crate) async fn read(path: &Path, want: Want, out: &mut impl Write) -> Resul
         .map_err(|error| StreamError::Read(error.into()))?;
     request.push(b'\n');
     stream.write_all(&request).await.map_err(StreamError::Read)?;
-    let mut lost = 0;
+    answer(&mut stream, out).await
+}
+
+/// Writes an agent's answer to `out` until the agent ends it. Returns the number of verdicts that this reader lost.
+///
+/// # Errors
+///
+/// If the answer is not of this protocol, ends without its last frame, or is a refusal, or if `out` cannot be written.
+pub async fn answer(from: &mut (impl AsyncRead + Unpin), out: &mut impl Write) -> Result<u64, StreamError> {
+    let mut lost: u64 = 0;
     loop {
-        let Some((kind, body)) = frame::read(&mut stream).await.map_err(StreamError::Read)? else {
+        let Some((kind, body)) = frame::read(from).await.map_err(StreamError::Read)? else {
             return Err(StreamError::Read(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "the agent closed the connection",
@@ -71,7 +84,8 @@ pub(crate) async fn read(path: &Path, want: Want, out: &mut impl Write) -> Resul
             }
             FrameKind::Bytes => out.write_all(&body).map_err(StreamError::Write)?,
             FrameKind::Lost => {
-                lost += serde_json::from_slice::<Lost>(&body).map(|lost| lost.lost).unwrap_or_default();
+                let more = serde_json::from_slice::<Lost>(&body).map(|lost| lost.lost).unwrap_or_default();
+                lost = lost.saturating_add(more);
             }
             FrameKind::Error => {
                 return Err(StreamError::Refused(clean(String::from_utf8_lossy(&body).into_owned())));

@@ -45,11 +45,18 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The request of a reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wanted {
+pub struct Wanted {
     /// [`VERSION`].
     pub(crate) viptrace: u32,
     #[serde(flatten)]
     pub(crate) want: Want,
+}
+
+impl Wanted {
+    /// Parses one line of JSON.
+    pub fn parse(line: &[u8]) -> Option<Self> {
+        serde_json::from_slice(line).ok()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,8 +175,7 @@ async fn serve(mut stream: UnixStream, context: &Context) -> io::Result<()> {
     let mut read = BufReader::new(read.take(MAX_REQUEST_BYTES));
     let mut line = Vec::new();
     let request = timeout(REQUEST_LIMIT, read.read_until(b'\n', &mut line)).await;
-    let wanted: Option<Wanted> = request.is_ok().then(|| serde_json::from_slice(&line).ok()).flatten();
-    let want = match wanted {
+    let want = match request.ok().and_then(|_| Wanted::parse(&line)) {
         Some(Wanted { viptrace: VERSION, want }) => want,
         Some(Wanted { viptrace, .. }) => {
             let why = format!("this agent speaks version {VERSION} of the protocol, not {viptrace}");

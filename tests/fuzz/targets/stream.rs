@@ -1,0 +1,24 @@
+//! Any bytes as a reader's request to the agent, and as the agent's answer: both ends of its socket.
+#![no_main]
+
+use std::{
+    future::Future as _,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use libfuzzer_sys::fuzz_target;
+use viptrace::agent::{Wanted, answer};
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some(wanted) = Wanted::parse(bytes) {
+        let again = serde_json::to_vec(&wanted).unwrap();
+        assert_eq!(Wanted::parse(&again), Some(wanted));
+    }
+    let (mut from, mut out) = (bytes, Vec::new());
+    // The bytes are all there, so that one poll reads them.
+    let answered = pin!(answer(&mut from, &mut out)).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(answered, Poll::Ready(_)));
+    // Each frame has a head, and each record gets one line ending.
+    assert!(out.len() <= bytes.len());
+});
