@@ -123,11 +123,9 @@ fn a_superseded_flow_leaves_the_table() {
     let mut handed = 0;
     for n in 0..200_u32 {
         let ms = 10_000 + u64::from(n) * 10_000;
-        let mut script = query(n).confirm(ms);
-        script.client = addr(CLIENT);
         let entry = Status::SEEN_REPLY | Status::ASSURED;
-        let mut script = Script { out: Vec::new(), ..script }.confirm(ms).reread(ms + 5_100, entry);
-        for sighting in script.out.drain(..) {
+        let script = Script { client: addr(CLIENT), ..query(n) }.confirm(ms).reread(ms + 5_100, entry);
+        for sighting in script.out {
             table.advance(sighting.time);
             table.observe(sighting);
         }
