@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -22,17 +23,19 @@ use crate::{
 const CAPABILITIES: u32 = 64;
 
 /// Calls `start` in a thread whose children have no capabilities but those of these numbers, as in a Pod.
-pub fn with_only<T: Send>(kept: &[u32], start: impl FnOnce() -> T + Send) -> Result<T> {
+pub fn with_only<T: Send>(kept: &[u32], start: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
+        // A thread withholds a capability only from itself and its children.
         let starting = scope.spawn(|| {
             for capability in (0..CAPABILITIES).filter(|capability| !kept.contains(capability)) {
-                if sys::withhold_capability(capability).is_err() {
-                    break;
+                match sys::withhold_capability(capability) {
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => break,
+                    withheld => withheld.with_context(|| format!("withholding capability {capability}"))?,
                 }
             }
             start()
         });
-        starting.join().map_err(|_| anyhow!("the thread that starts viptrace panicked"))
+        starting.join().map_err(|_| anyhow!("the thread that starts viptrace panicked"))?
     })
 }
 
@@ -66,24 +69,9 @@ impl Invocation {
     /// Starts viptrace as root without the capabilities of these numbers; without any capability if `withheld` is
     /// empty.
     pub fn start_without(withheld: &[u32], arguments: &[&str]) -> Result<Self> {
-        thread::scope(|scope| {
-            // A thread withholds a capability only from itself and its children.
-            let starting = scope.spawn(|| -> Result<Self> {
-                if withheld.is_empty() {
-                    for capability in 0..CAPABILITIES {
-                        if sys::withhold_capability(capability).is_err() {
-                            break;
-                        }
-                    }
-                }
-                for capability in withheld {
-                    sys::withhold_capability(*capability)
-                        .with_context(|| format!("withholding capability {capability}"))?;
-                }
-                Self::start(arguments)
-            });
-            starting.join().map_err(|_| anyhow!("the thread that starts viptrace panicked"))?
-        })
+        let is_kept = |capability: &u32| !withheld.is_empty() && !withheld.contains(capability);
+        let kept: Vec<u32> = (0..CAPABILITIES).filter(is_kept).collect();
+        with_only(&kept, || Self::start(arguments))
     }
 
     pub fn pid(&self) -> u32 {

@@ -133,11 +133,12 @@ impl Tool {
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(Stdio::piped());
-        let started = match options.capabilities {
-            None => command.spawn(),
-            Some(kept) => with_only(kept, || command.spawn())?,
+        let mut start =
+            || command.spawn().with_context(|| format!("starting {PROGRAM}; is it in the guest image?"));
+        let mut child = match options.capabilities {
+            None => start()?,
+            Some(kept) => with_only(kept, start)?,
         };
-        let mut child = started.with_context(|| format!("starting {PROGRAM}; is it in the guest image?"))?;
         // It would keep the terminal open.
         drop(command);
         let lines = Lines::default();

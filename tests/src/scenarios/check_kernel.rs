@@ -1,9 +1,9 @@
 //! `viptrace check --kernel` on a node that allows everything, on one that withholds a capability, and on one whose
 //! kernel lacks a module.
 
-use std::{path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{command, console, invocation::Invocation, matrix::Skip, tool::Ended, world::Stage};
 
@@ -37,6 +37,24 @@ const NEEDS_BTF: &str = "nf_ct_l4proto_log_invalid";
 /// Whether the kernel has BTF of its modules' functions (since 5.11). Without it the hook is a named gap.
 pub(super) fn modules_have_btf() -> bool {
     Path::new("/sys/kernel/btf/nf_conntrack").exists()
+}
+
+/// Whether the kernel has kprobe.multi links (`CONFIG_FPROBE`, since 5.18): then its BTF names their structure
+/// (`struct bpf_kprobe_multi_link`, `kernel/trace/bpf_trace.c`, Linux 6.12).
+pub(super) fn has_kprobe_multi() -> Result<bool> {
+    const STRUCTURE: &[u8] = b"\0bpf_kprobe_multi_link\0";
+    let btf = fs::read("/sys/kernel/btf/vmlinux").context("reading the kernel's BTF")?;
+    Ok(btf.windows(STRUCTURE.len()).any(|bytes| bytes == STRUCTURE))
+}
+
+/// Flushes kube-proxy's rules and unloads the module that their REJECT loaded.
+pub(super) fn unload_reject(stage: &mut Stage) -> Result<()> {
+    let flushed = stage.rules()?.without_kube_proxy();
+    stage.break_rules(&flushed)?;
+    match command::run("modprobe", &["-r", "ipt_REJECT"]) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Skip(format!("nf_reject_ipv4 stays loaded: {error:#}")).into()),
+    }
 }
 
 /// Numbers of `include/uapi/linux/capability.h`.
@@ -85,11 +103,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
 /// On a node without a rule that rejects, the rejecting module need not be loaded.
 pub(super) fn without_reject_module(stage: &mut Stage) -> Result<()> {
     stage.needs_viptrace()?;
-    let flushed = stage.rules()?.without_kube_proxy();
-    stage.break_rules(&flushed)?;
-    if let Err(error) = command::run("modprobe", &["-r", "ipt_REJECT"]) {
-        return Err(Skip(format!("nf_reject_ipv4 stays loaded: {error:#}")).into());
-    }
+    unload_reject(stage)?;
     let less = Invocation::start(&["check", "--kernel"])?.end(LIMIT)?;
     expect_status(&less, 0)?;
     for hook in ["nf_send_unreach", "nf_send_reset"] {

@@ -6,7 +6,7 @@ use std::{fs, net::SocketAddr, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use viptrace_class::Class;
 
-use super::check_kernel::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, modules_have_btf};
+use super::check_kernel::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, has_kprobe_multi, modules_have_btf};
 use crate::{
     expect::Endpoint,
     invocation::{Invocation, with_only},
@@ -20,6 +20,7 @@ use crate::{
 };
 
 const CAPABILITIES: &[u32] = &[CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF];
+const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 const LIMIT: Duration = Duration::from_secs(90);
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
@@ -27,12 +28,15 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     if !modules_have_btf() {
         return Err(Skip("kprobe.multi links exist since 5.18".to_owned()).into());
     }
-    fs::write("/proc/sys/kernel/perf_event_paranoid", "3").context("forbidding perf events")?;
-    // Debian's 6.1 is without CONFIG_FPROBE, and so without kprobe.multi links: no way is left, and viptrace says so.
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
-    if release.starts_with("6.1.") {
+    let before = fs::read_to_string(PARANOID).with_context(|| format!("reading {PARANOID}"))?;
+    stage.break_with(
+        |_| fs::write(PARANOID, "3").context("forbidding perf events"),
+        move |_| fs::write(PARANOID, before).context("allowing perf events again"),
+    )?;
+    // Without kprobe.multi links (Debian's 6.1 is built without CONFIG_FPROBE) no way is left, and viptrace reports it.
+    if !has_kprobe_multi()? {
         let check = || Invocation::start(&["check", "--kernel"]);
-        let refused = with_only(CAPABILITIES, check)??.end(LIMIT)?;
+        let refused = with_only(CAPABILITIES, check)?.end(LIMIT)?;
         let named = refused.stdout.iter().any(|line| line.contains("perf_event_paranoid` shows"));
         ensure!(refused.status == 1 && named, "the way out is not named: {refused:?}");
         return Ok(());

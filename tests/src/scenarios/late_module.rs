@@ -4,10 +4,9 @@
 use anyhow::{Result, ensure};
 use viptrace_class::Class;
 
+use super::check_kernel::unload_reject;
 use crate::{
-    command,
     expect::{Endpoint, Record},
-    matrix::Skip,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},
@@ -18,10 +17,7 @@ use crate::{
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.needs_viptrace()?;
     let rules = stage.rules()?.clone();
-    stage.break_rules(&rules.without_kube_proxy())?;
-    if let Err(error) = command::run("modprobe", &["-r", "ipt_REJECT"]) {
-        return Err(Skip(format!("nf_reject_ipv4 stays loaded: {error:#}")).into());
-    }
+    unload_reject(stage)?;
     stage.watch()?;
     // The rules come back, and their REJECT loads the module.
     stage.break_rules(&rules)?;
