@@ -102,6 +102,7 @@ pub(crate) fn cluster(services: u32) -> Cluster {
         kubelet_version: "".into(),
         kube_proxy_version: "".into(),
         zone: None,
+        unschedulable: false,
     })));
     history.mark_known(Kind::Service);
     history.mark_known(Kind::EndpointSlice);

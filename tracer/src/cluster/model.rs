@@ -419,7 +419,7 @@ pub struct Pod {
     /// The sum over all containers.
     pub restarts: u32,
     /// Why a container is not running (`CrashLoopBackOff`, `ImagePullBackOff`, `OOMKilled`…), from the first container
-    /// that has a reason.
+    /// that has a reason; for a failed Pod its own reason (`Evicted`), if it has one.
     pub trouble: Option<Arc<str>>,
 }
 
@@ -484,4 +484,7 @@ pub struct Node {
     /// Empty on clusters that no longer report it (deprecated in 1.31).
     pub kube_proxy_version: Arc<str>,
     pub zone: Option<Arc<str>>,
+    /// `spec.unschedulable`: it was cordoned.
+    #[serde(default)]
+    pub unschedulable: bool,
 }

@@ -459,6 +459,8 @@ fn pod(key: Key, parsed: Resource<core::PodSpec, core::PodStatus>, notes: &mut N
     }
     let probes = containers().flat_map(|container| probes::of(container, &mut *notes)).collect();
     let statuses = || status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let own_reason = status.reason.as_ref().filter(|why| phase == Phase::Failed && is_printable(why));
+    let own_reason = own_reason.filter(|why| !why.is_empty()).map(|why| why.as_str().into());
     let restarts =
         statuses().map(|s| u32::try_from(s.restart_count).unwrap_or(0)).fold(0, u32::saturating_add);
     Pod {
@@ -475,7 +477,7 @@ fn pod(key: Key, parsed: Resource<core::PodSpec, core::PodStatus>, notes: &mut N
         ports,
         probes,
         restarts,
-        trouble: statuses().find_map(trouble),
+        trouble: own_reason.or_else(|| statuses().find_map(trouble)),
     }
 }
 
@@ -534,5 +536,6 @@ fn node(key: Key, parsed: Resource<core::NodeSpec, core::NodeStatus>, notes: &mu
         kubelet_version: text(Some(info.kubelet_version)),
         kube_proxy_version: text(Some(info.kube_proxy_version)),
         zone: labels.remove("topology.kubernetes.io/zone").map(Into::into),
+        unschedulable: spec.unschedulable.unwrap_or(false),
     }
 }

@@ -408,6 +408,7 @@ mod tests {
                     kubelet_version,
                     kube_proxy_version,
                     zone,
+                    unschedulable: false,
                 }
             };
             let versions =

@@ -169,6 +169,7 @@ mod tests {
                 kubelet_version: "".into(),
                 kube_proxy_version: "".into(),
                 zone: None,
+                unschedulable: false,
             };
             (Timestamp::from_unix_secs(from), Some(Arc::new(object)))
         };

@@ -139,6 +139,24 @@ fn a_crash_loop_has_the_reason_of_its_last_end() {
 }
 
 #[test]
+fn a_failed_pod_has_its_own_reason() {
+    let trouble = |phase: &str, reason: &str| {
+        let statuses = json!([{
+            "name": "c", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"terminated": {"reason": "Error", "exitCode": 137}},
+        }]);
+        let status = json!({"phase": phase, "reason": reason, "containerStatuses": statuses});
+        match trimmed(Kind::Pod, json!({"metadata": {"name": "p"}, "status": status})) {
+            (Some(Trimmed { object: Object::Pod(pod), .. }), _) => pod.trouble.as_deref().map(str::to_owned),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(trouble("Failed", "Evicted").as_deref(), Some("Evicted"));
+    assert_eq!(trouble("Failed", "a\u{1b}[2J").as_deref(), Some("Error"));
+    assert_eq!(trouble("Running", "NodeLost").as_deref(), Some("Error"));
+}
+
+#[test]
 fn a_nodes_true_conditions_are_kept() {
     let conditions = json!([
         {"type": "Ready", "status": "Unknown"}, {"type": "MemoryPressure", "status": "True"},
@@ -147,12 +165,11 @@ fn a_nodes_true_conditions_are_kept() {
     let addresses =
         json!([{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": "n"}]);
     let status = json!({"conditions": conditions, "addresses": addresses});
-    let (Some(Trimmed { object: Object::Node(node), .. }), odd) =
-        trimmed(Kind::Node, json!({"metadata": {"name": "n"}, "status": status}))
-    else {
+    let node = json!({"metadata": {"name": "n"}, "spec": {"unschedulable": true}, "status": status});
+    let (Some(Trimmed { object: Object::Node(node), .. }), odd) = trimmed(Kind::Node, node) else {
         panic!("not trimmed");
     };
-    assert_eq!((node.ready, node.addresses.len(), odd.len()), (None, 1, 0));
+    assert_eq!((node.ready, node.unschedulable, node.addresses.len(), odd.len()), (None, true, 1, 0));
     assert_eq!(node.pressure, ["MemoryPressure".into()]);
 }
 

@@ -33,6 +33,11 @@ pub struct ProxyReport {
     pub failed_syncs: u64,
     /// Feature gate `ProxyTerminatingEndpoints`, if configured.
     pub uses_terminating: Option<bool>,
+    /// When its process was started, exact to about a second: `process_start_time_seconds` is the kernel's boot time in
+    /// whole seconds and the process's ticks since then (prometheus/procfs, `proc_stat.go`, `StartTime`).
+    pub started: Option<Timestamp>,
+    /// Its process id, if it has a process of its own that is visible here.
+    pub pid: Option<u32>,
 }
 
 impl ProxyReport {
@@ -64,12 +69,14 @@ impl ProxyReport {
                 .and_then(Timestamp::from_unix_secs_f64),
             failed_syncs: Duration::try_from_secs_f64(failed).map_or(0, |count| count.as_secs()),
             uses_terminating: config.and_then(|config| config.feature_gates.iter().find_map(gate)),
+            started: metrics.and_then(Metrics::started).and_then(Timestamp::from_unix_secs_f64),
+            pid: snapshot.process.as_ref().and_then(|process| process.pid),
         }
     }
 
     /// Brings kube-proxy's times, which are of the wall clock, to the clock of the trace. A time of zero means "never".
     pub(crate) fn make_trace_time(&mut self, wall_ahead_ns: i64) {
-        for time in [&mut self.last_queued, &mut self.last_synced].into_iter().flatten() {
+        for time in [&mut self.last_queued, &mut self.last_synced, &mut self.started].into_iter().flatten() {
             if *time > Timestamp::MIN {
                 *time = time.shifted(wall_ahead_ns.saturating_neg());
             }
@@ -87,6 +94,24 @@ impl ProxyReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::kube_proxy::process::ProcessList;
+
+    #[test]
+    fn a_process_is_known_by_its_start_and_its_id() {
+        let process = r#"{"complete": true, "program": "kube-proxy", "pid": 812}"#;
+        let mut snapshot = Snapshot {
+            metrics: Some(Metrics::parse("process_start_time_seconds 1.79521709812e+09\n")),
+            process: Some(ProcessList::parse(process).unwrap()),
+            ..Snapshot::default()
+        };
+        let report = ProxyReport::of(&snapshot);
+        assert_eq!(report.started.map(|time| time.as_unix_ns() / 1_000_000_000), Some(1_795_217_098));
+        assert_eq!(report.pid, Some(812));
+        snapshot.report = report;
+        let saved = serde_json::to_string(&snapshot).unwrap();
+        let again: Snapshot = serde_json::from_str(&saved).unwrap();
+        assert_eq!(again.report, snapshot.report);
+    }
 
     #[test]
     fn times_of_the_wall_clock_are_brought_to_the_clock_of_the_trace() {
