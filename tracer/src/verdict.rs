@@ -5,7 +5,7 @@
 use std::{borrow::Cow, fmt, net::SocketAddr, sync::Arc};
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     class::{Class, Confidence, Domain, Safety, Severity},
@@ -37,6 +37,12 @@ pub struct Verdict {
     pub against: Vec<Evidence>,
     /// Facts that could not be observed and would have shown more.
     pub unseen: Vec<Text>,
+    /// Changes in the API, of kube-proxy and on the node around the time of a failed flow: at most five, the nearest first. They
+    /// are a correlation in time and no evidence: neither the class nor the confidence depends on them. Empty if the flow did
+    /// not fail.
+    pub changes_around: Vec<NearbyChange>,
+    /// The number of further changes in that time, which the list leaves out.
+    pub changes_left_out: u64,
     /// Events that the tracer lost while it watched this flow; above 0 no flow is called healthy.
     pub lost_events: u64,
     /// `iptables`, `nftables`, `ipvs`; `null` if unknown.
@@ -134,6 +140,71 @@ pub enum EvidenceType {
     Api,
     /// Read from the node: rules, counters, kube-proxy.
     Node,
+}
+
+/// A change near the time of a flow.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct NearbyChange {
+    /// The time of the change; if `after` is not `null`, the time at which viptrace noticed it.
+    #[schemars(with = "String")]
+    pub time: Timestamp,
+    /// For a change between two readings of the node, the time of the earlier one; for one in a gap of the API's watch, the
+    /// time at which the watch last worked. The change happened between `after` and `time`. `null` if the time is known.
+    #[schemars(with = "Option<String>")]
+    pub after: Option<Timestamp>,
+    /// Seconds from `time` to the flow's first event; negative if the change came later.
+    pub seconds_before: f64,
+    pub kind: ChangeKind,
+    /// `Service NAMESPACE/NAME`, `Pod NAMESPACE/NAME`, `Node NAME`, `this node`, `kube-proxy`, `API server`, `viptrace`.
+    pub subject: Text,
+    /// The change in one sentence.
+    pub text: Text,
+}
+
+/// What changed. The values are a promise; later versions can add further ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeKind {
+    ServiceCreated,
+    ServiceDeleted,
+    /// A Service's addresses, ports, selector or policies.
+    ServiceChanged,
+    EndpointAdded,
+    EndpointRemoved,
+    /// The conditions of an endpoint, or the ports of its `EndpointSlice`.
+    EndpointChanged,
+    /// The deletion of a Pod was requested, or the Pod is gone without a request.
+    PodDeleted,
+    /// A container of a Pod restarted, or a new Pod has the name of the old one.
+    PodRestarted,
+    /// A Pod was evicted, or all its containers ended and one of them failed.
+    PodFailed,
+    NodeAdded,
+    NodeRemoved,
+    /// A Node's conditions or addresses, or whether it takes new Pods.
+    NodeChanged,
+    /// Another version of kube-proxy or of the kubelet.
+    Upgraded,
+    /// viptrace lost its watch of the API server.
+    ApiLost,
+    ApiBack,
+    KubeProxyStarted,
+    KubeProxyStopped,
+    /// kube-proxy failed to write its rules, was late, or wrote them again.
+    KubeProxySync,
+    /// kube-proxy's mode or a setting of it.
+    KubeProxyConfig,
+    /// None of kube-proxy's rules is in the kernel, or packets do not reach them.
+    RulesRemoved,
+    RulesBack,
+    /// The conntrack table is nearly full, or no longer is.
+    Conntrack,
+    /// A setting of the kernel or of an interface.
+    Sysctl,
+    /// A hook of viptrace is lost: flows are observed with a gap since then.
+    HookLost,
+    HookAttached,
+    ClockStepped,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]

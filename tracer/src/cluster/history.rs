@@ -277,6 +277,10 @@ impl History {
         self.services.values().filter_map(Timeline::newest)
     }
 
+    pub(crate) fn slice(&self, key: &Key, at: Timestamp) -> Option<&Arc<EndpointSlice>> {
+        self.slices.get(key)?.at(at).value()
+    }
+
     pub fn pod(&self, key: &Key, at: Timestamp) -> Option<&Arc<Pod>> {
         self.pods.get(key)?.at(at).value()
     }

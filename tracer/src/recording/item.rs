@@ -14,7 +14,7 @@ use crate::{
     cluster::{SavedFacts, SavedObject, Status, Update},
     flow::Suppressed,
     node::Snapshot,
-    session::WallStep,
+    session::{SavedChanges, WallStep},
     time::Timestamp,
 };
 
@@ -50,6 +50,8 @@ pub(super) enum Item {
     Suppressed(Suppressed),
     /// The wall clock was stepped.
     WallClock(WallStep),
+    /// The changes in the API and on the node before the recording.
+    Changes(Box<SavedChanges>),
     /// The end of the trace and of the recording.
     End(Box<End>),
     /// A hook was attached or lost while the trace ran.
@@ -126,6 +128,7 @@ const END: u8 = 11;
 const HOOK: u8 = 12;
 const SUPPRESSED: u8 = 13;
 const WALL_CLOCK: u8 = 14;
+const CHANGES: u8 = 15;
 
 impl Item {
     /// Kind and body. The packer counts records.
@@ -152,6 +155,7 @@ impl Item {
             Self::Hook(change) => (HOOK, json(change)?),
             Self::Suppressed(suppressed) => (SUPPRESSED, json(suppressed)?),
             Self::WallClock(step) => (WALL_CLOCK, json(step)?),
+            Self::Changes(changes) => (CHANGES, json(changes)?),
         };
         if body.len() > MAX_BODY_BYTES {
             return Err(Unwritable::TooLong(body.len()));
@@ -182,6 +186,7 @@ impl Item {
             HOOK => Self::Hook(parsed(kind, body)?),
             SUPPRESSED => Self::Suppressed(parsed(kind, body)?),
             WALL_CLOCK => Self::WallClock(parsed(kind, body)?),
+            CHANGES => Self::Changes(parsed(kind, body)?),
             _ => return Ok(None),
         }))
     }
@@ -448,6 +453,7 @@ mod tests {
                 }
             ),
             (time(), any::<i64>()).prop_map(|(at, ahead_ns)| Item::WallClock(WallStep { at, ahead_ns })),
+            Just(Item::Changes(Box::default())),
             (time(), vec(any::<String>(), 0..3))
                 .prop_map(|(ended, gaps)| Item::End(Box::new(End { ended, gaps }))),
         ]

@@ -41,6 +41,7 @@
 //! | 12 | hook | JSON: a hook was attached, or is lost, since a time |
 //! | 13 | suppressed | JSON: the events of one client, or of one Service, that the kernel suppressed |
 //! | 14 | wall clock | JSON: how far it is ahead of the clock of the other times, from a time on |
+//! | 15 | changes | JSON: the changes of the hour before, at the beginning of the recording; follows the start |
 //!
 //! A reader skips kinds that it does not know. A record has the form of the kernel half (`tracer_ebpf`'s structs:
 //! `Header` and the data that follows). The header's offsets and reason names describe the copies of `struct nf_conn`

@@ -189,6 +189,7 @@ impl<R: Read + Seek> Player<R> {
             Item::Records(count) => self.records(count as usize),
             Item::Lost(lost) => self.pipeline.lost(lost.count, lost.from, lost.to),
             Item::WallClock(step) => self.pipeline.set_wall_clock(step),
+            Item::Changes(changes) => self.pipeline.restore_changes(*changes),
             Item::Suppressed(suppressed) => self.pipeline.suppressed(suppressed),
             Item::Advance(now) => {
                 self.to(now);

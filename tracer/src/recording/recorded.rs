@@ -9,7 +9,7 @@ use crate::{
     cluster::{Cluster, Update},
     flow::Suppressed,
     node::Snapshot,
-    session::{Judgements, Pipeline, WallStep},
+    session::{Judgements, Pipeline, SavedChanges, WallStep},
     sighting::{Hook, Sighting},
     time::Timestamp,
 };
@@ -48,7 +48,7 @@ impl Recorded {
     pub fn begin(&mut self, mut recorder: Recorder) {
         let (began, now) = self.node_read;
         let reading = NodeReading { snapshot: Arc::clone(self.pipeline.node()), began, now };
-        recorder.start(self.pipeline.cluster(), reading);
+        recorder.start(self.pipeline.cluster(), self.pipeline.save_changes(), reading);
         // The wall clock may have been stepped before this recording began.
         if let Some(ahead_ns) = self.pipeline.wall_ahead_ns() {
             recorder.wall_clock(WallStep { at: now, ahead_ns });
@@ -115,15 +115,20 @@ impl Recorded {
         self.pipeline.set_wall_clock(step);
     }
 
+    /// As [`Pipeline::restore_changes`]. Only before an own recording begins, because it begins with the changes so far.
+    pub(super) fn restore_changes(&mut self, changes: SavedChanges) {
+        self.pipeline.restore_changes(changes);
+    }
+
     pub fn absorb(&mut self, update: Update) {
         if let Some(recorder) = &mut self.recorder {
             recorder.update(update.clone());
         }
-        self.pipeline.cluster_mut().absorb(update);
+        self.pipeline.absorb(update);
     }
 
     pub fn prune(&mut self, now: Timestamp) {
-        self.pipeline.cluster_mut().history.prune(now);
+        self.pipeline.prune(now);
         if let Some(recorder) = &mut self.recorder {
             recorder.prune(now);
         }

@@ -30,7 +30,7 @@ use crate::{
     flow::Suppressed,
     kernel::decode::Mask,
     node::Snapshot,
-    session::WallStep,
+    session::{SavedChanges, WallStep},
     text::word,
     time::Timestamp,
 };
@@ -179,11 +179,13 @@ impl Recorder {
     }
 
     /// Records the metadata at the beginning. To be called once, before everything else.
-    pub fn start(&mut self, cluster: &Cluster, node: NodeReading) {
+    pub(super) fn start(&mut self, cluster: &Cluster, changes: SavedChanges, node: NodeReading) {
         let (history, objects) = cluster.history.save();
         self.send(Message::Objects(objects));
         let start = Start { history, status: cluster.status.clone() };
         self.send(Message::Item(Box::new(Item::Start(Box::new(start)))));
+        // Before the node, whose reading is no difference from that in the changes.
+        self.send(Message::Item(Box::new(Item::Changes(Box::new(changes)))));
         self.send(Message::Item(Box::new(Item::Node(Box::new(node)))));
     }
 

@@ -10,7 +10,7 @@ use crate::{
     report::{Printer, Verbosity},
     session::Judged,
     time::Timestamp,
-    verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
+    verdict::{ChangeKind, Evidence, EvidenceType, FlowRef, Mitigation, NearbyChange, ServiceRef, Verdict},
 };
 
 pub(crate) fn fault() -> Verdict {
@@ -39,6 +39,15 @@ pub(crate) fn fault() -> Verdict {
         }],
         against: vec![],
         unseen: vec!["the client's socket".into()],
+        changes_around: vec![NearbyChange {
+            time: Timestamp::from_unix_secs(89),
+            after: None,
+            seconds_before: 12.0,
+            kind: ChangeKind::EndpointRemoved,
+            subject: "Service shop/checkout".into(),
+            text: "endpoint 10.244.1.11 left Service shop/checkout".into(),
+        }],
+        changes_left_out: 3,
         lost_events: 0,
         kube_proxy_mode: Some("iptables".into()),
         kube_proxy_version: None,
@@ -57,6 +66,8 @@ pub(crate) fn ok(port: u16) -> Verdict {
     let mut verdict = fault();
     verdict.class = Class::Ok;
     verdict.root_cause = "normal — healthy".into();
+    verdict.changes_around.clear();
+    verdict.changes_left_out = 0;
     verdict.flow.client.set_port(port);
     verdict.flow.endpoint = Some(([10, 244, 1, 11], 8080).into());
     verdict.flow.endpoint_pod = Some("shop/cart-1".into());

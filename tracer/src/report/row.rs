@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use crate::{
     class::{Class, Kind},
     report::printer::Style,
-    text::{measured, safe},
+    text::{count, length, measured, safe},
     time::Timestamp,
     verdict::{FlowRef, Mitigation, Text, Verdict},
 };
@@ -111,6 +111,36 @@ pub(super) fn evidence(verdict: &Verdict) -> impl Iterator<Item = String> {
     })
 }
 
+/// The changes around the flow's time, below a line that says what they are.
+pub(super) fn changes(verdict: &Verdict) -> Vec<String> {
+    if verdict.changes_around.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec!["around that time (a correlation, not a cause):".to_owned()];
+    lines.extend(verdict.changes_around.iter().map(|change| {
+        let apart = Duration::try_from_secs_f64(change.seconds_before.abs()).unwrap_or_default();
+        let when = match change.after {
+            Some(after) => {
+                format!("between {} and {}", after.beside(verdict.time), change.time.beside(verdict.time))
+            }
+            None if change.seconds_before < 0.0 => {
+                let from_end = verdict.time.since(change.time);
+                if from_end < apart {
+                    format!("{} before its end", length(from_end))
+                } else {
+                    format!("{} after it began", length(apart))
+                }
+            }
+            None => format!("{} before", length(apart)),
+        };
+        format!("  {when}: {}", safe(&change.text))
+    }));
+    if verdict.changes_left_out > 0 {
+        lines.push(format!("  and {}", count(verdict.changes_left_out, "more change")));
+    }
+    lines
+}
+
 /// The actions for now, with their risk to running traffic; `None` if nothing is broken.
 pub(super) fn action(mitigation: &Mitigation) -> Option<String> {
     let Mitigation { immediate, safety, .. } = mitigation;
@@ -123,6 +153,7 @@ fn wide(verdict: &Verdict) -> Wide {
     if verdict.class != Class::Ok {
         below.extend(evidence(verdict));
         below.extend(verdict.unseen.iter().map(|unseen| format!("not observed: {}", safe(unseen))));
+        below.extend(changes(verdict));
         below.extend(action(&verdict.mitigation).map(|action| format!("do: {action}")));
     }
     Wide {
@@ -140,5 +171,45 @@ pub(super) struct FlowKey(Text, SocketAddr, Option<SocketAddr>, Timestamp);
 impl FlowKey {
     pub(super) fn new(flow: &FlowRef) -> Self {
         Self(flow.protocol.clone(), flow.client, flow.vip, flow.started)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{report::fixture, verdict::NearbyChange};
+
+    #[test]
+    fn a_change_has_its_distance_from_the_nearer_end() {
+        let mut verdict = fixture::fault();
+        verdict.flow.started = Timestamp::from_unix_secs(1_000);
+        verdict.time = Timestamp::from_unix_secs(9_000);
+        let change = verdict.changes_around[0].clone();
+        let at = |secs: u64, after: Option<u64>| {
+            let seconds_before = 1_000.0 - f64::from(u32::try_from(secs).unwrap());
+            let after = after.map(Timestamp::from_unix_secs);
+            let text = "a\u{1b}[2J".into();
+            NearbyChange {
+                time: Timestamp::from_unix_secs(secs),
+                after,
+                seconds_before,
+                text,
+                ..change.clone()
+            }
+        };
+        verdict.changes_around = vec![at(988, None), at(1_002, None), at(8_993, None), at(1_002, Some(990))];
+        assert_eq!(
+            changes(&verdict),
+            [
+                "around that time (a correlation, not a cause):",
+                "  12.0 s before: a\\u{1b}[2J",
+                "  2.0 s after it began: a\\u{1b}[2J",
+                "  7.0 s before its end: a\\u{1b}[2J",
+                "  between 00:16:30.000 and 00:16:42.000: a\\u{1b}[2J",
+                "  and 3 more changes",
+            ]
+        );
+        verdict.changes_around.clear();
+        assert!(changes(&verdict).is_empty());
     }
 }

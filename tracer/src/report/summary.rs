@@ -10,7 +10,7 @@ use crate::{
     report::{
         fit::{push_padded, width},
         printer::{Paint, Style},
-        row::{action, detail, evidence},
+        row::{action, changes, detail, evidence},
     },
     session::{Cause, Connections, Counts, Ending, Latency, Pair, Summary},
     text::{self, count, measured, safe},
@@ -216,6 +216,9 @@ fn first_cause(out: &mut String, paint: Paint, cause: &Cause) {
     }
     for unseen in verdict.unseen.iter().take(MAX_EVIDENCE) {
         line(out, &format!("not observed: {}", safe(unseen)));
+    }
+    for change in changes(verdict) {
+        line(out, &change);
     }
     if let Some(action) = action(&verdict.mitigation) {
         line(out, &format!("{} {action}", paint.text(Style::Heading, "do:")));

@@ -4,6 +4,7 @@
 //! the node's state, and judged. Does no I/O and reads no clock; the caller reads the node when
 //! [`Pipeline::wants_node`] returns true.
 
+mod changes;
 mod connections;
 mod grace;
 mod healthy_folds;
@@ -21,7 +22,7 @@ use std::{
 };
 
 use crate::{
-    cluster::{Address, Cluster, Key, Membership},
+    cluster::{Address, Cluster, Key, Membership, Update},
     diagnosis::{self, Context, HookGap, Translations},
     flow::{Counters, Flow, FlowTable, Limits, Suppressed},
     net::Netns,
@@ -30,11 +31,13 @@ use crate::{
     time::Timestamp,
     verdict::{Verdict, VerdictKey},
 };
+use changes::Changes;
 use healthy_folds::HealthyFolds;
 use suppressed::SuppressedEvents;
 use undecided::Undecided;
 use wall_clock::WallClock;
 
+pub(crate) use changes::SavedChanges;
 pub use connections::{Connections, Pair};
 pub use grace::Grace;
 pub(crate) use healthy_folds::Folded;
@@ -125,6 +128,7 @@ pub struct Pipeline {
     hook_gaps: Vec<HookGap>,
     suppressed: SuppressedEvents,
     wall_clock: WallClock,
+    changes: Changes,
 }
 
 impl Pipeline {
@@ -147,6 +151,7 @@ impl Pipeline {
             hook_gaps: Vec::new(),
             suppressed: SuppressedEvents::default(),
             wall_clock: WallClock::default(),
+            changes: Changes::default(),
         }
     }
 
@@ -158,9 +163,21 @@ impl Pipeline {
         &self.cluster
     }
 
-    /// Updates of the metadata go here.
+    /// The metadata before the first flow; later updates go through [`Self::absorb`].
     pub fn cluster_mut(&mut self) -> &mut Cluster {
         &mut self.cluster
+    }
+
+    /// Takes an update of the metadata.
+    pub fn absorb(&mut self, update: Update) {
+        self.changes.update(&update, &self.cluster);
+        self.cluster.absorb(update);
+    }
+
+    /// Forgets what no later flow needs: see [`History::prune`](crate::cluster::History::prune).
+    pub fn prune(&mut self, now: Timestamp) {
+        self.cluster.history.prune(now);
+        self.changes.prune(now);
     }
 
     /// Sets the hooks that are not attached.
@@ -183,8 +200,9 @@ impl Pipeline {
             None if !is_attached && !was_missing => {
                 self.hook_gaps.push(HookGap { hook, from: Some(time), until: None });
             }
-            Some(_) | None => {}
+            Some(_) | None => return,
         }
+        self.changes.hook(hook, is_attached, time);
         if self.hook_gaps.len() > MAX_HOOK_GAPS {
             self.merge_oldest_gaps();
         }
@@ -280,6 +298,7 @@ impl Pipeline {
     /// The wall clock was stepped: the times of later verdicts follow it, and nothing else changes.
     pub fn set_wall_clock(&mut self, step: WallStep) {
         self.wall_clock.set(step);
+        self.changes.wall_clock(step);
     }
 
     /// By how many nanoseconds the wall clock is ahead of the clock of the trace, if it was stepped.
@@ -290,6 +309,20 @@ impl Pipeline {
     /// A line for each step of the wall clock.
     pub(crate) fn wall_clock_lines(&self) -> impl Iterator<Item = String> {
         self.wall_clock.lines()
+    }
+
+    /// The line of the summary about changes that were forgotten early.
+    pub(crate) fn changes_loss(&self) -> Option<String> {
+        self.changes.loss()
+    }
+
+    pub(crate) fn save_changes(&self) -> SavedChanges {
+        self.changes.save()
+    }
+
+    /// Goes on from the changes that a recording begins with.
+    pub(crate) fn restore_changes(&mut self, saved: SavedChanges) {
+        self.changes = Changes::restore(saved);
     }
 
     /// Judges flows that are settled at `now`, by which time every earlier event has been observed: one step of bounded
@@ -349,6 +382,7 @@ impl Pipeline {
     pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) -> Judgements {
         self.grace = self.settings.grace.on(&snapshot);
         self.healthy.node_read(&self.node, &snapshot);
+        self.changes.node_read(&snapshot, began);
         self.node = snapshot;
         self.node_read_began = Some(began);
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) =
@@ -481,7 +515,7 @@ impl Pipeline {
     fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
         let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
         let before = self.before.remove(&flow.id);
-        let verdict = judgement.verdict;
+        let mut verdict = judgement.verdict;
         self.suppressed.attribute(flow, verdict.service.as_ref());
         // A later flow may lack gaps that this one has, or have further ones.
         let since_then = |time: Option<Timestamp>| time.is_some_and(|time| time > flow.first_seen);
@@ -502,6 +536,7 @@ impl Pipeline {
         if before.as_ref().is_some_and(|before| before.class == verdict.class) {
             return None;
         }
+        self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
     }
 

@@ -228,6 +228,7 @@ impl Ending {
         gaps.extend(cluster.history.losses());
         gaps.extend(pipeline.node().gap_lines());
         gaps.extend(pipeline.wall_clock_lines());
+        gaps.extend(pipeline.changes_loss());
         let counters = pipeline.counters();
         Self {
             started,

@@ -78,6 +78,10 @@ impl WallClock {
         for piece in &mut verdict.evidence {
             piece.time = piece.time.map(|time| self.unix(time));
         }
+        for change in &mut verdict.changes_around {
+            change.time = self.unix(change.time);
+            change.after = change.after.map(|time| self.unix(time));
+        }
     }
 
     /// A line for each step.

@@ -47,6 +47,7 @@ mod recording_corpus;
 mod recording_support;
 mod schema;
 mod scoreboard;
+mod session_changes;
 mod session_clock;
 mod session_folds;
 mod session_support;

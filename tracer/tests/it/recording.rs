@@ -11,7 +11,11 @@ use std::{
 
 use proptest::{collection::vec, prelude::*, sample::Index};
 use viptrace::{
-    cluster::{self, Update, watch::Event},
+    cluster::{
+        self, Update,
+        model::{Change, Endpoint, EndpointSlice, Object, Trimmed},
+        watch::Event,
+    },
     error::Hint as _,
     flow::Suppressed,
     kernel::decode::{Decoder, Mask},
@@ -21,13 +25,13 @@ use viptrace::{
         capture::{Capture, Kind},
         interfaces::Dataplane,
     },
-    recording::{DamageKind, Dropped, End, NodeReading, Player},
+    recording::{DamageKind, Dropped, End, Header, NodeReading, Player},
     rules::Ruleset,
     session::Detail,
     time::Timestamp,
 };
 
-use crate::recording_support::{Live, Traffic, corpus, header, replayed};
+use crate::recording_support::{Live, Traffic, corpus, header, lines, node, replayed};
 
 const KERNELS: [&str; 2] = ["debian-6.1", "debian-6.12"];
 
@@ -44,9 +48,39 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> (Vec<String>, Option<End>, Player<C
 }
 
 /// A trace with every kind of event: losses, suppressed events, a lost API server, readings of the node, pruning, steps of
-/// the wall clock.
+/// the wall clock, changes of endpoints and of kube-proxy.
 fn eventful(path: &Path, detail: Detail, records: usize) -> Vec<String> {
-    traced(path, detail, 7, records, (0..10).cycle())
+    traced(path, detail, 7, records, (0..12).cycle())
+}
+
+/// An endpoint of a Service leaves, or comes back.
+fn change_endpoints(live: &mut Live) {
+    let received = live.now;
+    let history = &live.recorded.pipeline().cluster().history;
+    let services: Vec<_> = history.services().map(|service| service.key.clone()).collect();
+    let slices = services.iter().flat_map(|service| history.slices_at(service, received));
+    let mut slice = EndpointSlice::clone(slices.into_iter().next().unwrap());
+    match slice.endpoints.len() {
+        0 | 1 => {
+            let again = slice.endpoints[0].clone();
+            let addresses = vec![IpAddr::from([10, 244, 9, 9])];
+            slice.endpoints.push(Endpoint { addresses, ..again });
+        }
+        _ => drop(slice.endpoints.pop()),
+    }
+    let object = Object::EndpointSlice(slice.into());
+    let event = Event::Changed(Change::Put(Trimmed { object, created: None, changed: None }));
+    live.recorded.absorb(Update { kind: cluster::Kind::EndpointSlice, received, event });
+}
+
+/// kube-proxy is restarted, and has failed to write its rules.
+fn change_node(live: &mut Live) {
+    let began = live.now;
+    let mut changed = node(began);
+    changed.report.started = Some(began.saturating_sub(Duration::from_millis(700)));
+    changed.report.failed_syncs = began.as_unix_ns() % 5;
+    let judgements = live.recorded.node_read(Arc::new(changed), began, began);
+    live.lines.extend(lines(&judgements));
 }
 
 /// This many records of traffic, with an event after each hundred of them.
@@ -84,6 +118,8 @@ fn traced(
                 (received.as_unix_ns() / 1_000 % 80).cast_signed() * 90_000_000_000 - 3_600_000_000_000,
             ),
             8 => live.recorded.measure_wall_clock(received, -3_600_000_000_000),
+            10 => change_endpoints(&mut live),
+            11 => change_node(&mut live),
             _ if live.recorded.pipeline().wants_node() => live.read_node(),
             _ => {}
         }
@@ -104,6 +140,9 @@ fn a_replay_prints_what_the_live_trace_printed() {
         assert!(live.len() > if detail == Detail::All { 900 } else { 20 }, "{}", live.len());
         assert!(live.iter().any(|line| line.contains("\"C20\"")));
         assert!(live.iter().any(|line| line.contains("lost")), "a loss is told of");
+        for kind in ["api_lost", "api_back", "kube_proxy_started", "clock_stepped"] {
+            assert!(live.iter().any(|line| line.contains(kind)), "{kind} is listed");
+        }
         assert_eq!(lines, live);
         assert_eq!(end.unwrap().gaps, ["nothing but a test"]);
         assert_eq!(player.damage().1, 0);
@@ -116,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn every_event_is_replayed_exactly(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..11_u8, 1..12)) {
+    fn every_event_is_replayed_exactly(seed in any::<u64>(), all in any::<bool>(), happenings in vec(0..13_u8, 1..12)) {
         let detail = if all { Detail::All } else { Detail::Faults };
         let (_folder, path) = temporary();
         let live = traced(&path, detail, seed, happenings.len() * 100, happenings.into_iter());
@@ -126,6 +165,44 @@ proptest! {
         prop_assert_eq!(player.damage().1, 0);
         prop_assert_eq!(player.missing(), &viptrace::recording::Missing::default());
     }
+}
+
+/// A segment of a flight recorder begins in the middle of a trace.
+#[test]
+fn a_later_recording_lists_the_changes_before_it() {
+    let (folder, first) = temporary();
+    let second = folder.path().join("second.viptrace");
+    let corpus = corpus("debian-6.12");
+    let header = header(&corpus);
+    let mut live = Live::new(&header, Detail::Faults, &first);
+    live.pass(Duration::from_mins(1));
+    for kind in cluster::Kind::ALL {
+        let update = |event| Update { kind, received: live.now, event };
+        live.recorded.absorb(update(Event::Heard));
+        live.recorded.absorb(update(Event::Lost("connection refused".to_owned())));
+    }
+    live.recorded.measure_wall_clock(live.now, 3_600_000_000_000);
+    change_endpoints(&mut live);
+    change_node(&mut live);
+    live.pass(Duration::from_secs(10));
+    live.lines.clear();
+    let header = Header { started: live.now, ..header };
+    let file = viptrace::recording::create(&second, false).unwrap();
+    live.recorded.begin(viptrace::recording::Recorder::begin(&second, file, &header).unwrap());
+    let offset = live.now.as_unix_ns() - header.clock_offset_ns;
+    for mut record in Traffic::new(&corpus, 3, 300.0).take(1_500) {
+        let time = u64::from_le_bytes(record[..8].try_into().unwrap()) + offset;
+        record[..8].copy_from_slice(&time.to_le_bytes());
+        live.turn([record.as_slice()]);
+    }
+    live.pass(Duration::from_secs(10));
+    let (lines, _) = live.end();
+    for kind in ["api_lost", "kube_proxy_started", "clock_stepped"] {
+        assert!(lines.iter().any(|line| line.contains(kind)), "{kind}: {lines:#?}");
+    }
+    let (again, end, player) = replay(fs::read(&second).unwrap(), Detail::Faults);
+    assert_eq!(again, lines);
+    assert!(end.is_some() && player.damage().1 == 0);
 }
 
 #[test]

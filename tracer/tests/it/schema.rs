@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use viptrace::{
     class::{Class, Confidence, Domain, Safety, Severity},
     time::Timestamp,
-    verdict::{Evidence, EvidenceType, FlowRef, Mitigation, ServiceRef, Verdict},
+    verdict::{ChangeKind, Evidence, EvidenceType, FlowRef, Mitigation, NearbyChange, ServiceRef, Verdict},
 };
 
 fn schema() -> Value {
@@ -40,6 +40,15 @@ fn full() -> Verdict {
         }],
         against: vec![],
         unseen: vec!["the endpoint's node".into()],
+        changes_around: vec![NearbyChange {
+            time: Timestamp::from_unix_secs(1_699_999_988),
+            after: None,
+            seconds_before: 12.0,
+            kind: ChangeKind::EndpointRemoved,
+            subject: "Service shop/cart".into(),
+            text: "endpoint 10.244.1.11 left Service shop/cart".into(),
+        }],
+        changes_left_out: 3,
         lost_events: 2,
         kube_proxy_mode: Some("iptables".into()),
         kube_proxy_version: Some("v1.30.5".into()),
@@ -65,6 +74,7 @@ fn bare() -> Verdict {
     verdict.flow.endpoint_pod = None;
     verdict.flow.node = None;
     verdict.evidence = vec![Evidence { r#type: EvidenceType::Node, time: None, content: "".into() }];
+    verdict.changes_around.clear();
     verdict.kube_proxy_mode = None;
     verdict.kube_proxy_version = None;
     verdict.metadata_age = None;
@@ -113,6 +123,9 @@ fn the_names_are_the_promised_ones() {
     assert_eq!(names(&record["flow"]), sorted(flow_names()));
     assert_eq!(names(&record["service"]), ["name", "namespace", "port"]);
     assert_eq!(names(&record["evidence"][0]), ["content", "time", "type"]);
+    let change = &record["changes_around"][0];
+    assert_eq!(names(change), ["after", "kind", "seconds_before", "subject", "text", "time"]);
+    assert_eq!(change["kind"], "endpoint_removed");
     assert_eq!(names(&record["mitigation"]), ["immediate", "long_term", "safety"]);
     assert_eq!(record["flow"]["client"], "[2001:db8::9]:40001");
     assert_eq!(record["time"], "2023-11-14T22:13:20.000000000Z");
@@ -123,7 +136,7 @@ fn the_schema_explains_itself() {
     let schema = schema();
     assert_eq!(schema["title"], "viptrace verdict");
     for name in
-        ["time", "class", "root_cause", "service", "evidence", "unseen", "lost_events", "metadata_age"]
+        ["time", "class", "root_cause", "evidence", "unseen", "changes_around", "lost_events", "metadata_age"]
     {
         let described = schema["properties"][name].to_string().contains("description");
         assert!(described, "{name}: {}", schema["properties"][name]);
@@ -143,6 +156,8 @@ fn top_names() -> Vec<&'static str> {
         "evidence",
         "against",
         "unseen",
+        "changes_around",
+        "changes_left_out",
         "lost_events",
         "kube_proxy_mode",
         "kube_proxy_version",

@@ -9,7 +9,7 @@ use viptrace::{
     cluster::{Cluster, Origin, Status},
     session::{Detail, Ending, Pipeline, WallStep},
     time::Timestamp,
-    verdict::Verdict,
+    verdict::{ChangeKind, NearbyChange, Verdict},
 };
 
 const HOUR_NS: i64 = 3_600_000_000_000;
@@ -75,7 +75,14 @@ fn a_step_of_an_hour_changes_no_verdict() {
         assert!(!ending.gaps.iter().any(|gap| gap.contains("wall clock")));
         for ahead in [HOUR_NS, -HOUR_NS] {
             // Before everything, so that all times follow it.
-            let (stepped, ending) = verdicts(detail, &[(9_000, ahead)]);
+            let (mut stepped, ending) = verdicts(detail, &[(9_000, ahead)]);
+            // Failed flows list the step as a change around their time, and nothing else.
+            for verdict in &mut stepped {
+                let listed = std::mem::take(&mut verdict.changes_around);
+                assert_eq!(listed.len(), usize::from(verdict.is_fault()), "{listed:?}");
+                let is_step = |change: &NearbyChange| change.kind == ChangeKind::ClockStepped;
+                assert!(listed.iter().all(is_step), "{listed:?}");
+            }
             let expected: Vec<Verdict> = steady.iter().map(|it| shifted(it.clone(), -ahead)).collect();
             assert_eq!(stepped, expected);
             let direction = if ahead > 0 { "forward" } else { "back" };

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use viptrace::{
     class::Class,
     cluster::{
-        Cluster, Kind, Origin, Status,
+        Cluster, Event as ObjectEvent, Kind, Origin, Status, Update,
         model::{Conditions, Object},
     },
     node::{ProxyMode, Snapshot},
@@ -137,7 +137,8 @@ impl Trace {
     }
 
     fn change(&mut self, ms: u64, object: Object) {
-        self.pipeline.cluster_mut().history.apply(at(ms), put(object));
+        let kind = object.kind();
+        self.pipeline.absorb(Update { kind, received: at(ms), event: ObjectEvent::Changed(put(object)) });
     }
 
     fn story(&mut self, end_ms: u64) -> Story {

@@ -206,6 +206,8 @@ fn build(
         evidence,
         against,
         unseen,
+        changes_around: Vec::new(),
+        changes_left_out: 0,
         lost_events: flow.lost,
         kube_proxy_mode: ctx.node.mode.map(|mode| mode.as_str().into()),
         kube_proxy_version: ctx.node.version.clone().map(clean),
