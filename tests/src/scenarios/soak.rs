@@ -99,6 +99,10 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
             "{service}: {faults} faults and {unexplained} unexplained flows"
         );
     }
+    let label = ["service=\"kube-dns\""];
+    let queries = Agent::wait_for("viptrace_connections_total", &label, 1)?;
+    // A query from a port whose entry is still alive begins no connection.
+    ensure!(queries <= made.queries as u64, "{queries} connections of {} queries", made.queries);
     let (lost, suppressed) = (
         Agent::sum("viptrace_lost_events_total", &[])?,
         Agent::sum("viptrace_suppressed_events_total", &[])?,
@@ -148,7 +152,7 @@ fn traffic(stage: &mut Stage, length: Duration) -> Result<(Made, u64)> {
             }
             anyhow::Ok(count)
         });
-        let mut faults = || {
+        let faults = || {
             let (mut silent, mut rejected, mut at_third) = (0, 0, None);
             let mut round = 0;
             while began.elapsed() < length {

@@ -219,9 +219,8 @@ impl Agent {
         let is_sampled = figures.counted_by_kernel;
         drop(figures);
         let config = self.current();
-        let shown = |verdict: &&Verdict| {
-            verdict.has_failed() || is_sampled || config.sample.has(flow_hash(verdict))
-        };
+        let shown =
+            |verdict: &&Verdict| verdict.has_failed() || is_sampled || config.sample.has(flow_hash(verdict));
         for verdict in judgements.judged.iter().map(|judged| &judged.verdict).filter(shown) {
             self.pass_on(verdict, &config)?;
         }
