@@ -51,7 +51,7 @@ use crate::{
     text::count,
     time::Timestamp,
 };
-use node_poller::{EntryLister, NodePoller};
+use node_poller::{EntryLister, NodePoller, Reading};
 use reader::Reader;
 use record::NewFile;
 use recorder::Exchange;
@@ -64,8 +64,8 @@ use stop::sleep_until;
 const TOGETHER: Duration = Duration::from_millis(50);
 /// The maximum of one turn for judging: the rest follows in the next turn.
 const JUDGING: Duration = Duration::from_millis(100);
-/// The maximum time at the end for the records that were reported before it.
-const CATCH_UP: Duration = Duration::from_secs(1);
+/// The maximum time at the end for the records that were reported before it. A second stop request ends it.
+const CATCH_UP: Duration = Duration::from_secs(5);
 /// The maximum number of metadata updates applied at once.
 const BATCH_UPDATES: usize = 512;
 /// The interval at which versions older than the look-back are removed.
@@ -217,7 +217,7 @@ impl<'a> Trace<'a> {
         let mut node = NodePoller::default();
         let own_node = kernel.in_init_netns() != Some(false);
         let request = if own_node { Request::State } else { Request::Rules };
-        let (snapshot, asked) = node.read(request).await;
+        let Reading { snapshot, began, .. } = node.read(request).await;
         // A Pod's namespace does not identify kube-proxy's. A node that is itself a container (kind) has rules in its own.
         let has_rules = snapshot.proxy_rules.any() == Presence::Present;
         let node_netns = if own_node || has_rules { own_netns() } else { None };
@@ -233,7 +233,7 @@ impl<'a> Trace<'a> {
             detail: detail(options.view, options.target.as_ref()),
         };
         let mut pipeline = Recorded::new(Pipeline::new(settings, cluster));
-        pipeline.node_read(snapshot, asked, now());
+        pipeline.node_read(snapshot, began, now());
         Ok(Self {
             options,
             plan,
@@ -371,11 +371,7 @@ impl<'a> Trace<'a> {
                 () = stop.wanted() => break,
                 () = sink.wanted() => {}
                 update = self.feed.next() => self.absorb(update).await,
-                (snapshot, asked) = self.node.answer() => {
-                    let now = now();
-                    let judged = self.pipeline.node_read(snapshot, asked, now);
-                    sink.show(judged, self.pipeline.pipeline(), now)?;
-                }
+                reading = self.node.answer() => self.node_read(reading, sink)?,
                 listed = self.lister.answer() => self.listed(listed),
                 ready = tracer.readable() => ready.context("cannot wait for the kernel's events")?,
                 () = sleep_until(deadline) => {}
@@ -397,7 +393,10 @@ impl<'a> Trace<'a> {
         loop {
             // The time is recorded before each step, so that a replay takes the same steps.
             let entries = self.pipeline.advance_clock(now);
-            self.reread(&entries);
+            if !entries.is_empty() {
+                self.reread(&entries);
+                self.pipeline.reread_at(crate::kernel::now());
+            }
             let judged = self.pipeline.judge(now);
             sink.show(judged, self.pipeline.pipeline(), now)?;
             if !self.pipeline.pipeline().has_backlog() || began.elapsed() >= JUDGING {
@@ -410,12 +409,25 @@ impl<'a> Trace<'a> {
         self.lister.want();
         if self.pipeline.pipeline().wants_node() {
             self.node.want();
+        } else {
+            self.node.want_state();
         }
         if self.pruned.elapsed() >= PRUNE {
             self.pruned = Instant::now();
             self.pipeline.prune(now);
         }
         sink.turned(&mut self.pipeline, self.tracer.as_ref(), now)
+    }
+
+    /// Takes a reading of the node, and judges the flows that waited for its rules.
+    fn node_read(&mut self, reading: Reading, sink: &mut impl Sink) -> anyhow::Result<()> {
+        let (Reading { request, snapshot, began }, now) = (reading, now());
+        if request == Request::State {
+            self.pipeline.node_state(snapshot, began, now);
+            return Ok(());
+        }
+        let judged = self.pipeline.node_read(snapshot, began, now);
+        sink.show(judged, self.pipeline.pipeline(), now)
     }
 
     /// Attaches the hooks of modules that were loaded since the last look, and notes those that are lost.
@@ -449,23 +461,28 @@ impl<'a> Trace<'a> {
         self.reader.read(tracer, &mut self.pipeline)
     }
 
-    /// Reads every record that was begun before this call, within [`CATCH_UP`]. Otherwise a gap names the rest.
-    async fn read_all(&mut self) -> anyhow::Result<Timestamp> {
+    /// Reads every record that was begun before this call, within [`CATCH_UP`] or until a stop request. Otherwise a gap names
+    /// the rest.
+    async fn read_all(&mut self, stop: &mut Stop) -> anyhow::Result<Timestamp> {
         let (wanted, end) = (now(), Instant::now() + CATCH_UP);
+        let mut is_stopped = false;
         loop {
             let until = self.read()?;
             if until >= wanted {
                 return Ok(until);
             }
-            if Instant::now() >= end {
+            if is_stopped || Instant::now() >= end {
                 let (from, to) = (until.to_the_millisecond(), wanted.to_the_millisecond());
                 self.gaps.push(format!(
                     "events from {from} to {to} were not read before the end: there were too many"
                 ));
                 return Ok(until);
             }
-            if !self.reader.has_more() {
-                tokio::time::sleep(TOGETHER).await;
+            let pause = if self.reader.has_more() { Duration::ZERO } else { TOGETHER };
+            tokio::select! {
+                biased;
+                () = stop.wanted() => is_stopped = true,
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
@@ -524,7 +541,15 @@ impl<'a> Trace<'a> {
             self.pipeline.pipeline().next_deadline().map(|at| Instant::now() + at.since(now()).max(TOGETHER));
         let is_busy = self.reader.has_more() || self.pipeline.pipeline().has_backlog();
         let modules = Some(self.modules_read + MODULES);
-        let due = [is_busy.then(Instant::now), flows, sink.deadline(), self.lister.deadline(), modules, end];
+        let due = [
+            is_busy.then(Instant::now),
+            flows,
+            sink.deadline(),
+            self.lister.deadline(),
+            self.node.deadline(),
+            modules,
+            end,
+        ];
         due.into_iter().flatten().min()
     }
 
@@ -559,12 +584,12 @@ impl<'a> Trace<'a> {
     ) -> anyhow::Result<(Ending, Option<String>)> {
         // The last sightings are still held back to be sorted, and the entries of their flows must be reread too.
         tokio::time::sleep(self.pipeline.pipeline().settings().limits.reorder).await;
-        let last = self.read_all().await?;
+        let last = self.read_all(stop).await?;
         let judged = self.pipeline.advance(last);
         sink.show(judged, self.pipeline.pipeline(), last)?;
         let entries = self.pipeline.last_rereads();
         self.reread(&entries);
-        self.read_all().await?;
+        self.read_all(stop).await?;
         let listed = tokio::select! {
             listed = self.lister.read() => listed,
             () = stop.wanted() => Ok(Vec::new()),
@@ -576,14 +601,16 @@ impl<'a> Trace<'a> {
         self.judge_all(sink, stop, ended).await?;
         if self.pipeline.pipeline().wants_node() {
             let mut node = NodePoller::default();
-            let (snapshot, asked) = tokio::select! {
-                answer = node.read(Request::Rules) => answer,
+            let reading = tokio::select! {
+                reading = node.read(Request::Rules) => reading,
                 // A second stop request: judges with the known facts.
-                () = stop.wanted() => (self.pipeline.pipeline().node().clone(), now()),
+                () = stop.wanted() => {
+                    let snapshot = self.pipeline.pipeline().node().clone();
+                    Reading { request: Request::Rules, snapshot, began: now() }
+                }
             };
+            self.node_read(reading, sink)?;
             let now = now();
-            let judged = self.pipeline.node_read(snapshot, asked, now);
-            sink.show(judged, self.pipeline.pipeline(), now)?;
             self.judge_all(sink, stop, now).await?;
         }
         let mut gaps = std::mem::take(&mut self.gaps);

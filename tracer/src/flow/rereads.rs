@@ -49,10 +49,22 @@ impl FlowTable {
 
     /// Records that the caller took the list: from now on the flows wait for their entries.
     pub(super) fn begin_rereads(&mut self) {
-        let deadline = self.clock.saturating_add(self.limits.reread_wait);
-        for index in std::mem::take(&mut self.unread) {
-            if self.slots.queue_of(index) == Some(Queue::Rereading) {
-                self.slots.enqueue(index, Queue::Rereading, deadline);
+        self.asked = std::mem::take(&mut self.unread);
+        self.wait_for_rereads(self.clock);
+    }
+
+    /// The entries of the last list were read again at this time. On a node with more events than can be read, the table's
+    /// clock is behind, and the flows wait from this time on. Call it before the next [`advance`](Self::advance).
+    pub fn reread_at(&mut self, at: Timestamp) {
+        self.wait_for_rereads(at.max(self.clock));
+        self.asked.clear();
+    }
+
+    fn wait_for_rereads(&mut self, since: Timestamp) {
+        let deadline = since.saturating_add(self.limits.reread_wait);
+        for index in &self.asked {
+            if self.slots.queue_of(*index) == Some(Queue::Rereading) {
+                self.slots.enqueue(*index, Queue::Rereading, deadline);
             }
         }
     }

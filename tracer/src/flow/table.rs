@@ -51,6 +51,8 @@ pub struct FlowTable {
     pub(super) rereads: Vec<u64>,
     /// The flows whose wait for these entries has not begun.
     pub(super) unread: Vec<u32>,
+    /// The flows of the last list of entries to read again.
+    pub(super) asked: Vec<u32>,
     /// The last persistence template that IPVS created, and its time: the template's connection follows.
     pub(super) template: Option<(Timestamp, IpvsFact)>,
     /// When the sighting that is being folded left the kernel: the kernel hands over a decision long after its time.
@@ -72,6 +74,7 @@ impl FlowTable {
             counters: Counters::default(),
             rereads: Vec::new(),
             unread: Vec::new(),
+            asked: Vec::new(),
             template: None,
             arrival: Timestamp::MIN,
             clock: Timestamp::MIN,

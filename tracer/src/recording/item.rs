@@ -34,12 +34,16 @@ pub(super) enum Item {
     Lost(Lost),
     /// Versions older than the look-back were removed.
     Prune(Timestamp),
+    /// The entries that flows waited for after the last advance were read again.
+    Reread(Timestamp),
     /// All open flows were handed out.
     Finish(Timestamp),
     /// An event of a Kubernetes watch.
     Update(Update),
     /// The node was read.
     Node(Box<NodeReading>),
+    /// The node's state was read without its rules, for the changes around failures.
+    NodeState(Box<NodeReading>),
     /// An object with its history, at the beginning of the recording.
     Object(Box<SavedObject>),
     /// The other metadata at the beginning of the recording; it follows the objects.
@@ -129,6 +133,8 @@ const HOOK: u8 = 12;
 const SUPPRESSED: u8 = 13;
 const WALL_CLOCK: u8 = 14;
 const CHANGES: u8 = 15;
+const NODE_STATE: u8 = 16;
+const REREAD: u8 = 17;
 
 impl Item {
     /// Kind and body. The packer counts records.
@@ -146,6 +152,7 @@ impl Item {
             }
             Self::Prune(now) => (PRUNE, times(&[now.as_unix_ns()])),
             Self::Finish(now) => (FINISH, times(&[now.as_unix_ns()])),
+            Self::Reread(at) => (REREAD, times(&[at.as_unix_ns()])),
             Self::Update(update) => (UPDATE, json(update)?),
             Self::Node(reading) => (NODE, json(reading)?),
             Self::Object(object) => (OBJECT, json(object)?),
@@ -156,6 +163,7 @@ impl Item {
             Self::Suppressed(suppressed) => (SUPPRESSED, json(suppressed)?),
             Self::WallClock(step) => (WALL_CLOCK, json(step)?),
             Self::Changes(changes) => (CHANGES, json(changes)?),
+            Self::NodeState(reading) => (NODE_STATE, json(reading)?),
         };
         if body.len() > MAX_BODY_BYTES {
             return Err(Unwritable::TooLong(body.len()));
@@ -177,6 +185,7 @@ impl Item {
             }),
             PRUNE => Self::Prune(Timestamp::from_unix_ns(number()?)),
             FINISH => Self::Finish(Timestamp::from_unix_ns(number()?)),
+            REREAD => Self::Reread(Timestamp::from_unix_ns(number()?)),
             UPDATE => Self::Update(parsed(kind, body)?),
             NODE => Self::Node(parsed(kind, body)?),
             OBJECT => Self::Object(parsed(kind, body)?),
@@ -187,6 +196,7 @@ impl Item {
             SUPPRESSED => Self::Suppressed(parsed(kind, body)?),
             WALL_CLOCK => Self::WallClock(parsed(kind, body)?),
             CHANGES => Self::Changes(parsed(kind, body)?),
+            NODE_STATE => Self::NodeState(parsed(kind, body)?),
             _ => return Ok(None),
         }))
     }
@@ -430,8 +440,10 @@ mod tests {
             counts().prop_map(|(count, from, to)| Item::Lost(Lost { count, from, to })),
             time().prop_map(Item::Prune),
             time().prop_map(Item::Finish),
+            time().prop_map(Item::Reread),
             update().prop_map(Item::Update),
             reading().prop_map(|reading| Item::Node(Box::new(reading))),
+            reading().prop_map(|reading| Item::NodeState(Box::new(reading))),
             object().prop_map(|object| Item::Object(Box::new(object))),
             (any::<u64>(), any::<bool>(), any::<String>()).prop_map(|(look_back, known, server)| {
                 let history =

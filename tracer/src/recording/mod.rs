@@ -42,6 +42,8 @@
 //! | 13 | suppressed | JSON: the events of one client, or of one Service, that the kernel suppressed |
 //! | 14 | wall clock | JSON: how far it is ahead of the clock of the other times, from a time on |
 //! | 15 | changes | JSON: the changes of the hour before, at the beginning of the recording; follows the start |
+//! | 16 | node state | JSON: as 7, without rules; it only shows changes |
+//! | 17 | reread | u64: the entries that flows waited for after the last advance were read again then |
 //!
 //! A reader skips kinds that it does not know. A record has the form of the kernel half (`tracer_ebpf`'s structs:
 //! `Header` and the data that follows). The header's offsets and reason names describe the copies of `struct nf_conn`

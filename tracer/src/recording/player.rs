@@ -191,6 +191,7 @@ impl<R: Read + Seek> Player<R> {
             Item::WallClock(step) => self.pipeline.set_wall_clock(step),
             Item::Changes(changes) => self.pipeline.restore_changes(*changes),
             Item::Suppressed(suppressed) => self.pipeline.suppressed(suppressed),
+            Item::Reread(at) => self.pipeline.reread_at(at),
             Item::Advance(now) => {
                 self.to(now);
                 return judged(self.pipeline.advance(now), now);
@@ -203,6 +204,9 @@ impl<R: Read + Seek> Player<R> {
             Item::Node(reading) => {
                 let judgements = self.pipeline.node_read(reading.snapshot, reading.began, reading.now);
                 return judged(judgements, reading.now);
+            }
+            Item::NodeState(reading) => {
+                self.pipeline.node_state(reading.snapshot, reading.began, reading.now);
             }
             Item::Update(update) => self.pipeline.absorb(update),
             Item::Hook(change) => {

@@ -147,9 +147,25 @@ impl Recorded {
         self.pipeline.advance_clock(now)
     }
 
+    /// As [`Pipeline::reread_at`].
+    pub fn reread_at(&mut self, at: Timestamp) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.reread_at(at);
+        }
+        self.pipeline.reread_at(at);
+    }
+
     /// As [`Pipeline::judge`].
     pub fn judge(&mut self, now: Timestamp) -> Judgements {
         self.pipeline.judge(now)
+    }
+
+    /// As [`Pipeline::node_state`]. It was received at `now`.
+    pub fn node_state(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) {
+        self.pipeline.node_state(&snapshot, began);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.node_state(snapshot, began, now);
+        }
     }
 
     pub fn node_read(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) -> Judgements {

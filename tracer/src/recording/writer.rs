@@ -222,9 +222,17 @@ impl Recorder {
         self.item(Item::Node(Box::new(NodeReading { snapshot, began, now })));
     }
 
+    pub fn node_state(&mut self, snapshot: Arc<Snapshot>, began: Timestamp, now: Timestamp) {
+        self.item(Item::NodeState(Box::new(NodeReading { snapshot, began, now })));
+    }
+
     pub fn advance(&mut self, now: Timestamp) {
         self.now = now;
         self.item(Item::Advance(now));
+    }
+
+    pub fn reread_at(&mut self, at: Timestamp) {
+        self.item(Item::Reread(at));
     }
 
     pub fn prune(&mut self, now: Timestamp) {

@@ -342,6 +342,11 @@ impl Pipeline {
         self.flows.take_rereads()
     }
 
+    /// The entries that [`Self::advance_clock`] returned were read again at this time, which may be long after `now`.
+    pub fn reread_at(&mut self, at: Timestamp) {
+        self.flows.reread_at(at);
+    }
+
     /// The second half: judges settled flows, as many as fit into one step.
     pub fn judge(&mut self, now: Timestamp) -> Judgements {
         let judged = self.judge_settled(now);
@@ -375,6 +380,12 @@ impl Pipeline {
     /// Whether flows wait for a read of the node.
     pub fn wants_node(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// Receives the node's state without its rules. The reading began at `began`. It only shows what changed: verdicts
+    /// depend on the last whole reading.
+    pub fn node_state(&mut self, snapshot: &Snapshot, began: Timestamp) {
+        self.changes.node_read(snapshot, began);
     }
 
     /// Takes a snapshot whose reading began at `began`, and judges flows that waited for it: one step, as

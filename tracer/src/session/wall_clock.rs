@@ -23,10 +23,12 @@ pub struct WallStep {
     pub ahead_ns: i64,
 }
 
-/// A step's size without the inaccuracy of its measurement.
-const fn rounded(ns: u64) -> Duration {
+/// A step of this size in words, without the inaccuracy of its measurement.
+pub(super) fn in_words(size_ns: i64) -> String {
     const UNIT_MS: u64 = 100;
-    Duration::from_millis((ns / 1_000_000 + UNIT_MS / 2) / UNIT_MS * UNIT_MS)
+    let direction = if size_ns < 0 { "back" } else { "forward" };
+    let ms = (size_ns.unsigned_abs() / 1_000_000 + UNIT_MS / 2) / UNIT_MS * UNIT_MS;
+    format!("the wall clock was set {direction} by {}", text::length(Duration::from_millis(ms)))
 }
 
 #[derive(Debug, Default)]
@@ -87,11 +89,9 @@ impl WallClock {
     /// A line for each step.
     pub(super) fn lines(&self) -> impl Iterator<Item = String> {
         let step = |(at, size): &(Timestamp, i64)| {
-            let direction = if *size < 0 { "back" } else { "forward" };
             format!(
-                "the wall clock was set {direction} by {} at {} of the trace's own clock: no verdict depends on it, and later \
-                 times follow the new setting",
-                text::age(rounded(size.unsigned_abs())),
+                "{} at {} of the trace's own clock: no verdict depends on it, and later times follow the new setting",
+                in_words(*size),
                 at.to_the_millisecond()
             )
         };

@@ -11,11 +11,11 @@ use crate::{
 use viptrace::{
     class::Class,
     cluster::{Cluster, Origin, Status as ClusterStatus},
-    flow::{Flow, FlowTable, Limits, Outcome, Suppressed},
+    flow::{Flow, FlowTable, Limits, Outcome, Reread, Suppressed},
     net::Netns,
     report::{Output, Printer, Report, Verbosity, View},
     session::{Detail, Ending, Pipeline, Summary},
-    sighting::{Sighting, TcpState},
+    sighting::{Sighting, Status, TcpState},
     verdict::Verdict,
 };
 
@@ -121,6 +121,24 @@ fn a_decision_joins_a_flow_that_its_failure_has_begun() {
     assert_eq!(flows.len(), 1);
     assert_eq!(flows[0].endpoint(None), Some(addr(EP)));
     assert_eq!(flows[0].first_seen, at(NOW));
+}
+
+/// The reader is eleven seconds behind: it reads the entry again at once, and that record is the last in the buffer.
+#[test]
+fn a_reader_that_is_behind_waits_for_the_entry_that_it_read_again() {
+    let mut table = FlowTable::new(Limits { reread: Reread::Datagrams, ..Limits::default() });
+    arrive(&mut table, to_cart().udp().confirm(NOW).out);
+    table.advance(at(NOW + 6_000));
+    assert_eq!(table.take_rereads().len(), 1);
+    table.reread_at(at(NOW + 17_000));
+    for ms in [7_000, 9_000, 17_010] {
+        table.advance(at(NOW + ms));
+        assert_eq!(table.drain_settled().count(), 0, "{ms} ms after the decision");
+    }
+    arrive(&mut table, to_cart().udp().reread(NOW + 17_000, Status::CONFIRMED | Status::SEEN_REPLY).out);
+    table.advance(at(NOW + 18_000));
+    let flows: Vec<Flow> = table.drain_settled().collect();
+    assert_eq!(flows.iter().map(Flow::outcome).collect::<Vec<_>>(), [Outcome::Established]);
 }
 
 fn pipeline(shop: &Shop) -> Pipeline {

@@ -50,7 +50,7 @@ fn replay(bytes: Vec<u8>, detail: Detail) -> (Vec<String>, Option<End>, Player<C
 /// A trace with every kind of event: losses, suppressed events, a lost API server, readings of the node, pruning, steps of
 /// the wall clock, changes of endpoints and of kube-proxy.
 fn eventful(path: &Path, detail: Detail, records: usize) -> Vec<String> {
-    traced(path, detail, 7, records, (0..12).cycle())
+    traced(path, detail, 7, records, (0..13).cycle())
 }
 
 /// An endpoint of a Service leaves, or comes back.
@@ -74,13 +74,11 @@ fn change_endpoints(live: &mut Live) {
 }
 
 /// kube-proxy is restarted, and has failed to write its rules.
-fn change_node(live: &mut Live) {
-    let began = live.now;
+fn changed_node(began: Timestamp) -> Arc<Snapshot> {
     let mut changed = node(began);
     changed.report.started = Some(began.saturating_sub(Duration::from_millis(700)));
     changed.report.failed_syncs = began.as_unix_ns() % 5;
-    let judgements = live.recorded.node_read(Arc::new(changed), began, began);
-    live.lines.extend(lines(&judgements));
+    Arc::new(changed)
 }
 
 /// This many records of traffic, with an event after each hundred of them.
@@ -119,7 +117,11 @@ fn traced(
             ),
             8 => live.recorded.measure_wall_clock(received, -3_600_000_000_000),
             10 => change_endpoints(&mut live),
-            11 => change_node(&mut live),
+            11 => {
+                let judgements = live.recorded.node_read(changed_node(received), received, received);
+                live.lines.extend(lines(&judgements));
+            }
+            12 => live.recorded.node_state(changed_node(received), received, received),
             _ if live.recorded.pipeline().wants_node() => live.read_node(),
             _ => {}
         }
@@ -183,7 +185,8 @@ fn a_later_recording_lists_the_changes_before_it() {
     }
     live.recorded.measure_wall_clock(live.now, 3_600_000_000_000);
     change_endpoints(&mut live);
-    change_node(&mut live);
+    let judgements = live.recorded.node_read(changed_node(live.now), live.now, live.now);
+    live.lines.extend(lines(&judgements));
     live.pass(Duration::from_secs(10));
     live.lines.clear();
     let header = Header { started: live.now, ..header };

@@ -518,6 +518,20 @@ fn a_change_between_two_readings_of_the_node_has_both_times() {
     assert_eq!((change.after, change.time, change.seconds_before), (Some(at(40_000)), at(90_000), 10.0));
 }
 
+/// What no flow needed is dated by the readings in between, which change nothing else.
+#[test]
+fn a_reading_of_the_state_alone_shows_a_change_and_leaves_the_node_as_it_was() {
+    let mut trace = Trace::new();
+    let node = |running| Snapshot { running: Some(running), ..Snapshot::default() };
+    trace.pipeline.node_read(node(true).into(), at(40_000), at(40_000));
+    trace.pipeline.node_state(&node(true), at(80_000));
+    trace.pipeline.node_state(&node(false), at(90_000));
+    assert_eq!(trace.pipeline.node().running, Some(true));
+    let verdict = trace.fails(100_000);
+    let [change] = &verdict.changes_around[..] else { panic!("{verdict:?}") };
+    assert_eq!((change.after, change.time), (Some(at(80_000)), at(90_000)));
+}
+
 /// The class, the confidence and the evidence are those without any change.
 #[test]
 fn healthy_flows_list_nothing_and_no_verdict_depends_on_the_list() {

@@ -86,7 +86,7 @@ fn a_step_of_an_hour_changes_no_verdict() {
             let expected: Vec<Verdict> = steady.iter().map(|it| shifted(it.clone(), -ahead)).collect();
             assert_eq!(stepped, expected);
             let direction = if ahead > 0 { "forward" } else { "back" };
-            let line = format!("the wall clock was set {direction} by 60 min at 2023-11-14T22:13:29.000Z");
+            let line = format!("the wall clock was set {direction} by 1 h 0 min at 2023-11-14T22:13:29.000Z");
             assert!(ending.gaps.iter().any(|gap| gap.starts_with(&line)), "{:?}", ending.gaps);
         }
     }

@@ -24,6 +24,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 9;
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
+/// The interval at which the node's state is read although no flow needs it: what changed is dated by two readings.
+const STATE: Duration = Duration::from_mins(1);
+
 /// The pause between two lists of conntrack entries: an entry that is used although its endpoint is gone is reported
 /// within 35 s of the endpoint's removal, with a grace of up to 10 s.
 const LIST_PAUSE: Duration = Duration::from_secs(20);
@@ -75,8 +78,23 @@ impl EntryLister {
 /// Reads the node in parallel to the event loop, one read at a time.
 #[derive(Debug, Default)]
 pub(super) struct NodePoller {
-    asked: Option<oneshot::Receiver<(Arc<Snapshot>, Timestamp)>>,
+    asked: Option<Asked>,
     last: Option<(Instant, Instant)>,
+}
+
+/// A read in progress.
+#[derive(Debug)]
+struct Asked {
+    request: Request,
+    answer: oneshot::Receiver<(Arc<Snapshot>, Timestamp)>,
+}
+
+/// A reading of the node.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) request: Request,
+    pub(super) snapshot: Arc<Snapshot>,
+    pub(super) began: Timestamp,
 }
 
 impl NodePoller {
@@ -91,14 +109,26 @@ impl NodePoller {
         }
     }
 
+    /// Starts to read the node's state, if that is due and no read is in progress.
+    pub(super) fn want_state(&mut self) {
+        if self.deadline().is_some_and(|due| Instant::now() >= due) {
+            self.start(Request::State, Duration::ZERO);
+        }
+    }
+
+    /// When the node's state is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.asked.is_some() { None } else { self.last.map(|(_, ended)| ended + STATE) }
+    }
+
     /// Reads at once.
-    pub(super) async fn read(&mut self, request: Request) -> (Arc<Snapshot>, Timestamp) {
+    pub(super) async fn read(&mut self, request: Request) -> Reading {
         self.start(request, Duration::ZERO);
         self.answer().await
     }
 
     fn start(&mut self, request: Request, pause: Duration) {
-        let (answer, asked) = oneshot::channel();
+        let (sender, answer) = oneshot::channel();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             let begun = now();
@@ -108,22 +138,23 @@ impl NodePoller {
             let mut snapshot = snapshot.unwrap_or_default();
             snapshot.report.make_trace_time(wall_ahead_ns());
             // The trace may have ended.
-            let _ = answer.send((Arc::new(snapshot), begun));
+            let _ = sender.send((Arc::new(snapshot), begun));
         });
-        self.asked = Some(asked);
+        self.asked = Some(Asked { request, answer });
         let at = Instant::now() + pause;
         self.last = Some((at, at));
     }
 
-    /// The snapshot of the current read, and the time at which the read began; waits forever if there is none.
-    pub(super) async fn answer(&mut self) -> (Arc<Snapshot>, Timestamp) {
-        let Some(asked) = &mut self.asked else { return std::future::pending().await };
-        let answer = asked.await;
+    /// The result of the current read; waits forever if there is none.
+    pub(super) async fn answer(&mut self) -> Reading {
+        let Some(Asked { request, answer }) = &mut self.asked else { return std::future::pending().await };
+        let (request, answer) = (*request, answer.await);
         self.asked = None;
         if let Some((_, ended)) = &mut self.last {
             *ended = Instant::now();
         }
         // If the reader panicked, the node is unknown.
-        answer.unwrap_or_else(|_| (Arc::default(), now()))
+        let (snapshot, began) = answer.unwrap_or_else(|_| (Arc::default(), now()));
+        Reading { request, snapshot, began }
     }
 }

@@ -18,7 +18,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::WallStep;
+use super::{WallStep, wall_clock};
 use crate::{
     cluster::{Cluster, Event, History, Key, Update},
     node::Snapshot,
@@ -290,10 +290,7 @@ impl Changes {
         if size == 0 {
             return;
         }
-        let direction = if size < 0 { "back" } else { "forward" };
-        let length = text::length(Duration::from_nanos(size.unsigned_abs()));
-        let text = format!("the wall clock was set {direction} by {length}");
-        self.push(Change::at(at, ChangeKind::ClockStepped, Subject::ThisNode, text));
+        self.push(Change::at(at, ChangeKind::ClockStepped, Subject::ThisNode, wall_clock::in_words(size)));
     }
 
     /// Forgets changes that no later flow can have in its window.
@@ -304,8 +301,7 @@ impl Changes {
 
     /// Puts the changes near a failed flow into its verdict, and leaves every other verdict as it is.
     pub(super) fn list_in(&self, verdict: &mut Verdict, history: &History, node_name: Option<&str>) {
-        let is_failed = verdict.is_fault() || verdict.is_unexplained();
-        if !is_failed || self.shelves.iter().all(|shelf| shelf.order.is_empty()) {
+        if !verdict.has_failed() || self.shelves.iter().all(|shelf| shelf.order.is_empty()) {
             return;
         }
         let (began, end) = (verdict.flow.started, verdict.time);
