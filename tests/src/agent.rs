@@ -88,7 +88,12 @@ impl Agent {
             sum = Self::sum(name, labels).ok()?;
             (sum >= least).then_some(sum)
         });
-        reached.with_context(|| format!("{name} with {labels:?} is {sum}, expected {least}"))
+        reached.with_context(|| {
+            let page = get(METRICS, "/metrics").unwrap_or_default();
+            let shown: Vec<&str> =
+                page.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0")).collect();
+            format!("{name} with {labels:?} is {sum}, expected {least}; all metrics:\n{}", shown.join("\n"))
+        })
     }
 
     pub fn pid(&self) -> u32 {

@@ -36,7 +36,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
     }
     stage.check(|_, ended| {
-        for text in ["the wall clock was set forward by 1 h", "the wall clock was set back by 2 h"] {
+        for text in ["the wall clock was set forward by", "the wall clock was set back by 2 h"] {
             ensure!(ended.stderr.contains(text), "the summary does not list the step: {}", ended.stderr);
         }
         Ok(())

@@ -122,7 +122,8 @@ pub(super) fn noisy(stage: &mut Stage) -> Result<()> {
     let (silent, healthy) = (of(&other, "payments", Class::C29), of(&other, "cart", Class::Ok));
     ensure!(
         (silent, healthy) == (UNANSWERED, SERVED),
-        "beside the noise, {silent} of {UNANSWERED} silent connections and {healthy} of {SERVED} healthy ones are judged"
+        "beside the noise, {silent} of {UNANSWERED} silent connections and {healthy} of {SERVED} healthy ones are judged: {}",
+        others(&records, &noisy, &ended.stderr)
     );
     let reported = of(&noisy, "api", Class::C28);
     ensure!((1..NOISE).contains(&reported), "{reported} of {NOISE} refused connections were reported");
@@ -135,6 +136,13 @@ pub(super) fn noisy(stage: &mut Stage) -> Result<()> {
     let counted = started(&ended.stderr, "shop/api:https")?;
     ensure!(counted == NOISE, "{counted} connections were counted, {NOISE} were made");
     Ok(())
+}
+
+/// All records but those of one client, and the summary.
+fn others(records: &[Record], client: &str, summary: &str) -> String {
+    let is_other = |record: &&Record| !record.text("/flow/client").starts_with(&format!("{client}:"));
+    let lines: Vec<String> = records.iter().filter(is_other).map(ToString::to_string).collect();
+    format!("{}\n{summary}", lines.join("\n"))
 }
 
 /// The connections to a Service port that the summary lists, of all its endpoints.

@@ -4,9 +4,14 @@
 
 use std::{
     fs,
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -16,11 +21,12 @@ use super::{agent::fresh, silent};
 use crate::{
     agent::Agent,
     boot, console,
+    topology::Place,
     traffic::{
         Outcome, all_ended,
         client::{self, Script},
         server::EXCHANGE,
-        udp::{self, Answer},
+        udp::Answer,
     },
     wait,
     world::Stage,
@@ -29,9 +35,8 @@ use crate::{
 const LENGTH: Duration = Duration::from_mins(3);
 /// From one fault to the next.
 const PACE: Duration = Duration::from_secs(15);
-const STEADY: usize = 5;
-const QUERIES: usize = 20;
-const NOISE: usize = 50;
+/// The limit of one connection of the load.
+const PATIENCE: Duration = Duration::from_secs(20);
 const SILENT: usize = 2;
 const REJECTED: usize = 2;
 /// 200 thousandths of a CPU, as `resources.limits.cpu: 200m`.
@@ -125,63 +130,78 @@ fn traffic(stage: &mut Stage, length: Duration) -> Result<(Made, u64)> {
     let (api, payments, checkout) =
         (vip("shop/api", "https")?, vip("shop/payments", "grpc")?, vip("shop/checkout", "http")?);
     let (client_1, slow_1) = (stage.place("shop/client-1")?, stage.place("shop/slow-1")?);
-    let (is_over, began) = (AtomicBool::new(false), Instant::now());
-    let goes_on = || !is_over.load(Ordering::Relaxed);
-    thread::scope(|scope| {
-        let steady = scope.spawn(|| {
+    let steady = Load::start(client_1, cart, exchange)?;
+    let queries = Load::start(client_1, dns, query)?;
+    let noise = Load::start(slow_1, api, refused)?;
+    let (mut silent, mut rejected, mut at_third, mut round) = (0, 0, None, 0);
+    let began = Instant::now();
+    while began.elapsed() < length {
+        let patience = Script::exchange().connect_limit(Duration::from_secs(4));
+        all_ended(&client::connect(client_1, payments, SILENT, 2, patience)?, &Outcome::ConnectTimedOut)?;
+        let without = client::connect(client_1, checkout, REJECTED, 1, Script::exchange())?;
+        all_ended(&without, &Outcome::Refused)?;
+        (silent, rejected, round) = (silent + SILENT, rejected + REJECTED, round + 1);
+        if began.elapsed() * 3 >= length && at_third.is_none() {
+            at_third = Some(Agent::sum("process_resident_memory_bytes", &[])?);
+        }
+        wait::until_older_than(began, (PACE * round).min(length));
+    }
+    let now = Agent::sum("process_resident_memory_bytes", &[])?;
+    let made =
+        Made { steady: steady.stop()?, noise: noise.stop()?, queries: queries.stop()?, silent, rejected };
+    Ok((made, now.saturating_sub(at_third.unwrap_or(now))))
+}
+
+/// One connection after the other, from ports that the kernel chooses.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<io::Result<io::Result<usize>>>,
+}
+
+impl Load {
+    fn start(from: &Place, to: SocketAddr, connect: fn(SocketAddr) -> io::Result<()>) -> Result<Self> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        let work = move || {
             let mut count = 0;
-            while goes_on() {
-                all_ended(&client::connect(client_1, cart, STEADY, 1, Script::exchange())?, &Outcome::Done)?;
-                count += STEADY;
+            while !ends.load(Ordering::Relaxed) {
+                connect(to)?;
+                count += 1;
             }
-            anyhow::Ok(count)
-        });
-        let queries = scope.spawn(|| {
-            let mut count = 0;
-            while goes_on() {
-                all_ended(&udp::query(client_1, dns, QUERIES, Duration::from_secs(20))?, &Outcome::Done)?;
-                count += QUERIES;
-            }
-            anyhow::Ok(count)
-        });
-        let noise = scope.spawn(|| {
-            let mut count = 0;
-            while goes_on() {
-                all_ended(&client::connect(slow_1, api, NOISE, 2, Script::exchange())?, &Outcome::Refused)?;
-                count += NOISE;
-            }
-            anyhow::Ok(count)
-        });
-        let faults = || {
-            let (mut silent, mut rejected, mut at_third) = (0, 0, None);
-            let mut round = 0;
-            while began.elapsed() < length {
-                let patience = Script::exchange().connect_limit(Duration::from_secs(4));
-                all_ended(
-                    &client::connect(client_1, payments, SILENT, 2, patience)?,
-                    &Outcome::ConnectTimedOut,
-                )?;
-                let without = client::connect(client_1, checkout, REJECTED, 1, Script::exchange())?;
-                all_ended(&without, &Outcome::Refused)?;
-                (silent, rejected, round) = (silent + SILENT, rejected + REJECTED, round + 1);
-                if began.elapsed() * 3 >= length && at_third.is_none() {
-                    at_third = Some(Agent::sum("process_resident_memory_bytes", &[])?);
-                }
-                wait::until_older_than(began, (PACE * round).min(length));
-            }
-            let now = Agent::sum("process_resident_memory_bytes", &[])?;
-            anyhow::Ok((silent, rejected, now.saturating_sub(at_third.unwrap_or(now))))
+            Ok(count)
         };
-        let faults = faults();
-        is_over.store(true, Ordering::Relaxed);
-        let count = |thread: thread::ScopedJoinHandle<'_, Result<usize>>| {
-            thread.join().map_err(|_| anyhow!("a thread of the traffic panicked"))?
-        };
-        let (steady, queries, noise) = (count(steady), count(queries), count(noise));
-        let (silent, rejected, grown) = faults?;
-        let (steady, queries, noise) = (steady?, queries?, noise?);
-        Ok((Made { steady, noise, queries, silent, rejected }, grown))
-    })
+        Ok(Self { is_over, thread: from.netns.spawn("load", work).context("starting a load")? })
+    }
+
+    /// The number of connections.
+    fn stop(self) -> Result<usize> {
+        self.is_over.store(true, Ordering::Relaxed);
+        let ended = self.thread.join().map_err(|_| anyhow!("a load panicked"))?;
+        ended.context("entering the load's namespace")?.context("a connection of the load failed")
+    }
+}
+
+fn exchange(to: SocketAddr) -> io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(&[b'q'; client::REQUEST])?;
+    stream.read_exact(&mut [0; client::RESPONSE])
+}
+
+fn query(to: SocketAddr) -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.connect(to)?;
+    socket.send(b"query")?;
+    socket.recv(&mut [0; 64]).map(drop)
+}
+
+fn refused(to: SocketAddr) -> io::Result<()> {
+    match TcpStream::connect_timeout(&to, PATIENCE) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(io::Error::other("the closed port accepted a connection")),
+    }
 }
 
 /// Puts the agent into a group with a limit of its CPU time.
