@@ -36,7 +36,8 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
     }
     stage.check(|_, ended| {
-        for text in ["the wall clock was set forward by", "the wall clock was set back by 2 h"] {
+        // Two steps between two turns of the trace are one.
+        for text in ["the wall clock was set forward by", "the wall clock was set back by"] {
             ensure!(ended.stderr.contains(text), "the summary does not list the step: {}", ended.stderr);
         }
         Ok(())
