@@ -137,8 +137,7 @@ pub(super) struct Recorder {
     /// The total of each pair when it was read last, and since when it is the same.
     counted_before: StdMap<[u8; COUNT], (u64, Instant)>,
     uncounted_before: u64,
-    suppressed_before: StdMap<[u8; BUCKET_KEY], u64>,
-    sum_before: u64,
+    seen: Seen,
 }
 
 impl Recorder {
@@ -158,8 +157,7 @@ impl Recorder {
             room: options.counts as usize,
             counted_before: StdMap::new(),
             uncounted_before: 0,
-            suppressed_before: StdMap::new(),
-            sum_before: 0,
+            seen: Seen::default(),
         })
     }
 
@@ -223,33 +221,44 @@ impl Recorder {
     /// The failures suppressed since the last call. Costs one system call while there are none.
     pub(super) fn suppressed(&mut self) -> io::Result<Vec<Suppressed>> {
         let sum: u64 = self.suppressed.get(&(LOST_ANY as u32), 0).map_err(io::Error::other)?.iter().sum();
-        let mut new = sum.saturating_sub(self.sum_before);
-        if new == 0 {
+        if sum <= self.seen.returned {
             return Ok(Vec::new());
         }
-        self.sum_before = sum;
-        let mut found = Vec::new();
-        let mut kept = StdMap::new();
-        for (key, bucket) in entries::<BUCKET_KEY, BUCKET>(&self.buckets)? {
-            let total = u64_at(&bucket, offset_of!(Bucket, suppressed));
-            if total == 0 {
-                continue;
-            }
+        let buckets = entries::<BUCKET_KEY, BUCKET>(&self.buckets)?;
+        let total = |bucket: &[u8; BUCKET]| u64_at(bucket, offset_of!(Bucket, suppressed));
+        Ok(self.seen.news(sum, buckets.iter().map(|(key, bucket)| (*key, total(bucket)))))
+    }
+}
+
+/// The suppressed failures that were returned.
+#[derive(Debug, Default)]
+struct Seen {
+    buckets: StdMap<[u8; BUCKET_KEY], u64>,
+    returned: u64,
+}
+
+impl Seen {
+    /// The new ones, by the sum of all and the buckets' totals, which were read after it and may be ahead of it.
+    fn news(&mut self, sum: u64, buckets: impl Iterator<Item = ([u8; BUCKET_KEY], u64)>) -> Vec<Suppressed> {
+        let (mut found, mut kept) = (Vec::new(), StdMap::new());
+        for (key, total) in buckets.filter(|(_, total)| *total > 0) {
             // A bucket that was given up and made again starts at 0.
-            let before = self.suppressed_before.get(&key).copied().filter(|before| *before <= total);
-            let events = total - before.unwrap_or_default();
-            if events > 0 {
-                found.push(suppressed(&key, events));
-                new = new.saturating_sub(events);
+            let before = self.buckets.get(&key).copied().filter(|before| *before <= total);
+            let new = total - before.unwrap_or_default();
+            if new > 0 {
+                found.push(suppressed(&key, new));
+                self.returned += new;
             }
             kept.insert(key, total);
         }
-        self.suppressed_before = kept;
-        if new > 0 {
-            // Their buckets were given up for others before they were read.
-            found.push(Suppressed { client: None, service: None, netns: Netns::default(), count: new });
+        self.buckets = kept;
+        // The buckets of the rest were given up for others before they were read.
+        let rest = sum.saturating_sub(self.returned);
+        if rest > 0 {
+            found.push(Suppressed { client: None, service: None, netns: Netns::default(), count: rest });
+            self.returned = sum;
         }
-        Ok(found)
+        found
     }
 }
 
@@ -370,6 +379,28 @@ mod tests {
             + RECORDS
             + 256 * PER_CPU;
         assert!((14 << 20..16 << 20).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn suppressed_failures_are_returned_once_and_by_their_bucket() {
+        let bucket = |client: u8| {
+            let mut key = [0; BUCKET_KEY];
+            put(&mut key, offset_of!(BucketKey, client), &[10, 244, 1, client]);
+            key
+        };
+        let mut seen = Seen::default();
+        let mut news = |sum: u64, buckets: &[(u8, u64)]| -> Vec<(Option<IpAddr>, u64)> {
+            let buckets = buckets.iter().map(|(client, total)| (bucket(*client), *total));
+            seen.news(sum, buckets).iter().map(|of| (of.client, of.count)).collect()
+        };
+        let client = |last: u8| Some(IpAddr::from([10, 244, 1, last]));
+        // Two more came between the sum and the bucket.
+        assert_eq!(news(5, &[(1, 7)]), [(client(1), 7)]);
+        assert_eq!(news(9, &[(1, 9)]), [(client(1), 2)]);
+        assert_eq!(news(12, &[(1, 9), (2, 3)]), [(client(2), 3)]);
+        // The first bucket was given up with six more, and made again.
+        assert_eq!(news(20, &[(1, 2), (2, 3)]), [(client(1), 2), (None, 6)]);
+        assert_eq!(news(20, &[(1, 2), (2, 3)]), []);
     }
 
     #[test]

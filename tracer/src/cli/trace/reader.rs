@@ -97,8 +97,8 @@ impl Reader {
         self.has_more
     }
 
-    /// Reads waiting records for one turn, and before each batch of them the losses, so that no flow is handed out
-    /// without the losses of its time. Returns the time up to which all records have been read.
+    /// Reads waiting records for one turn, and before each batch of them is observed the losses and the suppressed
+    /// failures, so that no flow is handed out without those of its time. Returns the time up to which all records have been read.
     pub(super) fn read(
         &mut self,
         source: &mut impl Source,
@@ -209,6 +209,8 @@ impl<S: Source> Waiting<'_, S> {
             self.pipeline.lost(lost, *last, ended);
             *last = ended;
         }
+        self.reader.suppressed(self.source, self.pipeline)?;
+        let Reader { sightings, records, .. } = &mut *self.reader;
         *newest = (*newest).max(sightings.iter().map(|sighting| sighting.time).max());
         self.pipeline.observe(sightings.drain(..), records);
         Ok(read)

@@ -1,6 +1,9 @@
 //! The reader with constructed sources: one that is slow, one that never runs dry, and one that loses events.
 
-use std::{cell::Cell, net::SocketAddr};
+use std::{
+    cell::Cell,
+    net::{IpAddr, SocketAddr},
+};
 
 use serde_json::json;
 
@@ -231,6 +234,8 @@ fn a_stop_request_takes_effect_while_the_source_never_runs_dry() {
 struct Losing {
     batches: Vec<(Vec<Sighting>, u64)>,
     lost: u64,
+    /// A limit of this client suppressed them.
+    of_client: Option<IpAddr>,
 }
 
 impl Source for Losing {
@@ -249,20 +254,24 @@ impl Source for Losing {
     }
 
     fn lost(&mut self) -> anyhow::Result<u64> {
-        Ok(std::mem::take(&mut self.lost))
+        Ok(if self.of_client.is_none() { std::mem::take(&mut self.lost) } else { 0 })
     }
 
     fn suppressed(&mut self) -> anyhow::Result<Vec<SuppressedFailures>> {
-        Ok(Vec::new())
+        let count = if self.of_client.is_some() { std::mem::take(&mut self.lost) } else { 0 };
+        let of = SuppressedFailures { client: self.of_client, service: None, netns: Netns::default(), count };
+        Ok(if count > 0 { vec![of] } else { Vec::new() })
     }
 
     fn caught_up(&mut self) {}
 }
 
+const CLIENT: [u8; 4] = [10, 244, 1, 100];
+
 /// The class of a healthy connection that settles within one reading, when these numbers of events are lost with each of
-/// its batches.
-fn class_with_losses(lost: [u64; 3]) -> Class {
-    let client = |port| SocketAddr::from(([10, 244, 1, 100], port));
+/// its batches: any events, or a client's that were suppressed.
+fn class_with_losses(lost: [u64; 3], of_client: Option<[u8; 4]>) -> Class {
+    let client = |port| SocketAddr::from((CLIENT, port));
     let begin = now();
     let after = |ms| begin.saturating_add(Duration::from_millis(ms));
     let first = vec![
@@ -272,7 +281,11 @@ fn class_with_losses(lost: [u64; 3]) -> Class {
     ];
     // It has settled when the next connection begins, a second later.
     let batches = [first, vec![entry(client(2), Hook::Confirm, after(1_000))], Vec::new()];
-    let mut source = Losing { batches: batches.into_iter().zip(lost).collect(), lost: 0 };
+    let mut source = Losing {
+        batches: batches.into_iter().zip(lost).collect(),
+        lost: 0,
+        of_client: of_client.map(IpAddr::from),
+    };
     let (mut reader, mut trace) = (Reader::new(begin), trace());
     reader.read(&mut source, &mut trace).unwrap();
     let judged = trace.advance(after(1_000)).judged;
@@ -282,7 +295,10 @@ fn class_with_losses(lost: [u64; 3]) -> Class {
 
 #[test]
 fn losses_are_known_before_the_flows_of_the_same_reading_are_handed_out() {
-    assert_ne!(class_with_losses([0, 0, 0]), Class::Unknown);
-    assert_eq!(class_with_losses([3, 0, 0]), Class::Unknown);
-    assert_eq!(class_with_losses([0, 3, 0]), Class::Unknown);
+    for of_client in [None, Some(CLIENT)] {
+        assert_ne!(class_with_losses([0, 0, 0], of_client), Class::Unknown);
+        assert_eq!(class_with_losses([3, 0, 0], of_client), Class::Unknown);
+        assert_eq!(class_with_losses([0, 3, 0], of_client), Class::Unknown);
+    }
+    assert_ne!(class_with_losses([3, 3, 3], Some([10, 244, 1, 101])), Class::Unknown);
 }
