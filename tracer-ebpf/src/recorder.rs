@@ -265,24 +265,35 @@ pub(crate) struct Failure {
     pub(crate) third: End,
 }
 
-/// Whether a failure is to be reported: it concerns a Service, and its bucket has room. The decision of its connection
-/// is reported first.
+/// Whether a failure is to be reported: it concerns a Service, and its bucket has room. The decisions of its connection
+/// are reported first, and stay where the failure does.
 #[inline(never)]
 pub(crate) fn admits(failure: &Failure) -> bool {
-    // Not `||`: each end may have a decision of its own.
-    let decided = hand_over(&failure.first) | hand_over(&failure.second);
     let service = if is_service(&failure.second) {
         &failure.second
     } else if is_service(&failure.third) {
         &failure.third
     } else if is_service(&failure.first) {
         &failure.first
-    } else if decided {
+    } else if is_kept(&failure.first) || is_kept(&failure.second) {
         &failure.second
     } else {
         return false;
     };
-    has_token(failure.hook, failure.reason, failure.netns, &failure.first, service)
+    if !has_token(failure.hook, failure.reason, failure.netns, &failure.first, service) {
+        return false;
+    }
+    // Each end may have a decision of its own.
+    hand_over(&failure.first);
+    hand_over(&failure.second);
+    true
+}
+
+/// Whether the decision of a client is kept. Out of line, as the compiler would otherwise join two results as pointers,
+/// which the verifier refuses.
+#[inline(never)]
+fn is_kept(client: &End) -> bool {
+    DECISIONS.get_ptr(client).is_some()
 }
 
 /// Whether one more failure has room in the bucket of its client at this Service, and in that of all clients there:
@@ -299,11 +310,10 @@ fn has_token(hook: Hook, reason: u32, netns: u32, client: &End, service: &End) -
     take_token(&key, cost / SHARE_OF_CLIENT)
 }
 
-/// Reports the decision that is kept for a client, unless it was reported before. Whether there is one. Out of line, as
-/// the compiler would otherwise join two results as pointers, which the verifier refuses.
+/// Reports the decision that is kept for a client, unless it was reported before.
 #[inline(never)]
-fn hand_over(client: &End) -> bool {
-    let Some(decision) = DECISIONS.get_ptr_mut(client) else { return false };
+fn hand_over(client: &End) {
+    let Some(decision) = DECISIONS.get_ptr_mut(client) else { return };
     // SAFETY: a map's value: valid and aligned for as long as the program runs. Another CPU may replace it meanwhile by
     // the decision of a later connection of the same client; the record is then of either, or a mixture whose tuples
     // fit no flow.
@@ -328,7 +338,6 @@ fn hand_over(client: &End) -> bool {
             output::submit(entry);
         }
     }
-    true
 }
 
 /// The age of a decision, milliseconds: at least 1, and at most 49 days.
