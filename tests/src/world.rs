@@ -460,6 +460,24 @@ impl<'w> Stage<'w> {
         });
     }
 
+    /// Expects that few of these healthy attempts have a record, because a failure met them: a busy machine repeats a
+    /// segment now and then. A record calls them healthy.
+    pub fn expect_hardly_recorded(&mut self, attempts: &[Attempt]) {
+        let keys: HashSet<_> =
+            attempts.iter().map(|attempt| Expected::to_pod(attempt, Class::Ok).key()).collect();
+        self.check(move |records, _| {
+            let is_of = |record: &&Record| record.key().is_some_and(|key| keys.contains(&key));
+            let found: Vec<&Record> = records.iter().filter(is_of).collect();
+            if let Some(record) = found.iter().find(|record| record.class() != Some(Class::Ok)) {
+                bail!("a healthy connection is called otherwise: {record}");
+            }
+            if found.len() * 10 > keys.len() {
+                bail!("{} of {} healthy connections have a record", found.len(), keys.len());
+            }
+            Ok(())
+        });
+    }
+
     /// Expects that these attempts, which use no Service address, are attributed to no Service and to no fault.
     pub fn expect_no_service(&mut self, attempts: &[Attempt]) {
         let keys: HashSet<_> =
