@@ -3,7 +3,6 @@
 //! The plan decides which hooks are attached and how. A hook that the kernel refuses is a gap, unless it is essential.
 
 use std::{
-    collections::HashSet,
     net::IpAddr,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
@@ -19,6 +18,7 @@ use tracing::debug;
 
 use super::{
     bpf::{self, Place},
+    keys::{self, KeySet},
     layout::{FIELDS, Layout},
     loader::{Link, LoadError, Loader, last_line},
     plan::{FentryTarget, HookPlan, Tier},
@@ -96,7 +96,8 @@ pub(super) struct Attached {
     /// Loads the programs that aya cannot, or the reason why none of them can be loaded. It is made before the reader takes
     /// the maps, so that hooks can still be attached later.
     loader: Result<Loader, String>,
-    targets: Targets,
+    /// The addresses that are in the kernel's filter.
+    targets: KeySet<16>,
     /// The addresses of the target that the filter has no room for.
     pub(super) left_out: usize,
     pub(super) hooks: Vec<Hook>,
@@ -121,9 +122,9 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
     }
     let mut ebpf = load(plan, layout, options).map_err(|error| AttachError::Load(Box::new(error)))?;
     let loader = Loader::new(OBJECT, &ebpf).map_err(|error| error.to_string());
-    let (mut targets, mut left_out) = (Targets::default(), 0);
+    let (mut targets, mut left_out) = (KeySet::default(), 0);
     if let Some(wanted) = &options.targets {
-        left_out = targets.set(&mut ebpf, wanted)?;
+        left_out = set_targets(&mut targets, &mut ebpf, wanted)?;
     }
     let mut attached = Attached {
         ebpf,
@@ -149,7 +150,7 @@ pub(super) fn attach(plan: &HookPlan, layout: &Layout, options: &Options) -> Res
 impl Attached {
     /// Replaces the addresses of a targeted trace.
     pub(super) fn retarget(&mut self, targets: &[IpAddr]) -> Result<(), AttachError> {
-        self.left_out = self.targets.set(&mut self.ebpf, targets)?;
+        self.left_out = set_targets(&mut self.targets, &mut self.ebpf, targets)?;
         Ok(())
     }
 
@@ -413,37 +414,12 @@ fn report_attached(symbol: &str, program: &str, fd: BorrowedFd<'_>) {
     debug!(symbol, program, instructions = size.instructions, verified = size.verified, "attached");
 }
 
-/// The addresses of a targeted trace that are in the kernel's filter.
-#[derive(Debug, Default)]
-pub(super) struct Targets(HashSet<[u8; 16]>);
-
-impl Targets {
-    /// Makes these the addresses of the filter. Returns how many of them do not fit: their flows are not observed.
-    pub(super) fn set(&mut self, ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<usize, AttachError> {
-        let missing = AttachError::Map { name: map::TARGETS };
-        let Some(targets_map) = ebpf.map_mut(map::TARGETS) else { return Err(missing) };
-        let Ok(mut set) = HashMap::<_, [u8; 16], u8>::try_from(targets_map) else { return Err(missing) };
-        let wanted: HashSet<[u8; 16]> = targets.iter().map(key).collect();
-        // First, for the room.
-        self.0.retain(|address| wanted.contains(address) || set.remove(address).is_err());
-        for address in wanted.iter().copied() {
-            if !self.0.contains(&address) && set.insert(address, 1, 0).is_ok() {
-                self.0.insert(address);
-            }
-        }
-        Ok(wanted.difference(&self.0).count())
-    }
-}
-
-/// An address as the kernel half's key: IPv4 in the first four bytes.
-fn key(address: &IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => {
-            let [a, b, c, d] = v4.octets();
-            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-        }
-        IpAddr::V6(v6) => v6.octets(),
-    }
+/// Makes these the addresses of the filter. Returns how many of them do not fit: their flows are not observed.
+fn set_targets(known: &mut KeySet<16>, ebpf: &mut Ebpf, targets: &[IpAddr]) -> Result<usize, AttachError> {
+    let missing = AttachError::Map { name: map::TARGETS };
+    let Some(targets_map) = ebpf.map_mut(map::TARGETS) else { return Err(missing) };
+    let Ok(mut filter) = HashMap::try_from(targets_map) else { return Err(missing) };
+    Ok(known.replace(&mut filter, &targets.iter().copied().map(keys::address).collect()))
 }
 
 #[cfg(test)]

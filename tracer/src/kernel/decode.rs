@@ -37,8 +37,8 @@ use crate::{
 
 pub use mask::Mask;
 
-const AF_INET: u16 = 2;
-const AF_INET6: u16 = 10;
+pub(super) const AF_INET: u16 = 2;
+pub(super) const AF_INET6: u16 = 10;
 /// `enum ip_conntrack_info`: values of `IP_CT_IS_REPLY` (3) and above travel against the original direction.
 const IP_CT_IS_REPLY: u32 = 3;
 /// The most distinct task names kept. One more clears the cache.
@@ -383,41 +383,38 @@ const fn reason_at(site: DropSite) -> Option<&'static str> {
     }
 }
 
-fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+pub(super) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes_at(bytes, at).map(u16::from_ne_bytes)
+}
+
+/// An address of this family.
+pub(super) fn ip_at(bytes: &[u8], at: usize, family: u16) -> Option<IpAddr> {
+    match family {
+        AF_INET => Some(Ipv4Addr::from(bytes_at::<4>(bytes, at)?).into()),
+        AF_INET6 => Some(Ipv6Addr::from(bytes_at::<16>(bytes, at)?).into()),
+        _ => None,
+    }
 }
 
 fn ipvs(mut rest: &[u8]) -> Option<IpvsFact> {
     let flags = IpvsFlags(rest.try_get_u32_ne().ok()?);
     let (family, dest_family) = (rest.try_get_u16_ne().ok()?, rest.try_get_u16_ne().ok()?);
     let (addresses, mut ports) = rest.split_at_checked(48)?;
-    let address = |family: u16, at: usize| -> Option<IpAddr> {
-        match family {
-            AF_INET => Some(Ipv4Addr::from(bytes_at::<4>(addresses, at)?).into()),
-            AF_INET6 => Some(Ipv6Addr::from(bytes_at::<16>(addresses, at)?).into()),
-            _ => None,
-        }
-    };
     let mut port = || ports.try_get_u16().ok();
-    let client = SocketAddr::new(address(family, 0)?, port()?);
-    let virtual_server = SocketAddr::new(address(family, 16)?, port()?);
-    let destination = SocketAddr::new(address(dest_family, 32)?, port()?);
+    let client = SocketAddr::new(ip_at(addresses, 0, family)?, port()?);
+    let virtual_server = SocketAddr::new(ip_at(addresses, 16, family)?, port()?);
+    let destination = SocketAddr::new(ip_at(addresses, 32, dest_family)?, port()?);
     let protocol = Protocol(u8::try_from(ports.try_get_u16_ne().ok()?).ok()?);
     Some(IpvsFact { tuple: Tuple::new(protocol, client, virtual_server), destination, flags })
 }
 
 fn tuple_at(bytes: &[u8], fields: &TupleFields) -> Option<Tuple> {
-    let address = |at: usize| -> Option<IpAddr> {
-        match u16_at(bytes, fields.l3num)? {
-            AF_INET => Some(Ipv4Addr::from(bytes_at::<4>(bytes, at)?).into()),
-            AF_INET6 => Some(Ipv6Addr::from(bytes_at::<16>(bytes, at)?).into()),
-            _ => None,
-        }
-    };
+    let family = u16_at(bytes, fields.l3num)?;
+    let address = |at: usize| ip_at(bytes, at, family);
     let port = |at: usize| bytes_at(bytes, at).map(u16::from_be_bytes);
     Some(Tuple::new(
         Protocol(*bytes.get(fields.protonum)?),

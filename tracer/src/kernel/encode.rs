@@ -5,14 +5,14 @@ use std::mem::offset_of;
 
 use tracer_ebpf::{CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, Header, Hook, Kind, MISSING};
 
-use super::layout::Layout;
+use super::{
+    decode::{AF_INET, AF_INET6},
+    layout::Layout,
+};
 use crate::{
     net::{Netns, Tuple},
     sighting::ListedEntry,
 };
-
-const AF_INET: u16 = 2;
-const AF_INET6: u16 = 10;
 
 /// The record of a listed entry: without an address, and with the seconds since its last packet as its detail. `None`
 /// if the layout lacks a field.
@@ -63,7 +63,7 @@ fn put_tuple(head: &mut [u8], base: usize, tuple: &Tuple, layout: &Layout) -> Op
     Some(())
 }
 
-fn put(into: &mut [u8], at: usize, bytes: &[u8]) -> Option<()> {
+pub(super) fn put(into: &mut [u8], at: usize, bytes: &[u8]) -> Option<()> {
     into.get_mut(at..at.checked_add(bytes.len())?)?.copy_from_slice(bytes);
     Some(())
 }

@@ -12,6 +12,7 @@ mod clock;
 pub mod decode;
 mod encode;
 pub mod environment;
+mod keys;
 pub mod layout;
 mod loader;
 mod messages;

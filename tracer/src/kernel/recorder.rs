@@ -2,10 +2,10 @@
 //! connections, and the failures that it suppressed.
 
 use std::{
-    collections::{BTreeSet, HashMap as StdMap, HashSet},
+    collections::{BTreeSet, HashMap as StdMap},
     io,
     mem::offset_of,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -15,7 +15,13 @@ use aya::{
 };
 use tracer_ebpf::{Bucket, BucketKey, CountKey, End, LOST_ANY, UNCOUNTED, map};
 
-use super::{attach::AttachError, bpf};
+use super::{
+    attach::AttachError,
+    bpf,
+    decode::{AF_INET, AF_INET6, bytes_at, ip_at, u16_at},
+    encode::put,
+    keys::{self, KeySet},
+};
 use crate::net::{Netns, Protocol};
 
 /// An agent's requests to the kernel.
@@ -130,7 +136,7 @@ pub(super) struct Recorder {
     counts: Map,
     buckets: Map,
     suppressed: PerCpuArray<MapData, u64>,
-    present: HashSet<[u8; END]>,
+    present: KeySet<END>,
     refused: usize,
     /// The most pairs that are counted.
     room: usize,
@@ -152,7 +158,7 @@ impl Recorder {
             buckets: map(ebpf, map::BUCKETS)?,
             suppressed: PerCpuArray::try_from(map(ebpf, map::SUPPRESSED)?)
                 .map_err(|_| AttachError::Map { name: map::SUPPRESSED })?,
-            present: HashSet::new(),
+            present: KeySet::default(),
             refused: 0,
             room: options.counts as usize,
             counted_before: StdMap::new(),
@@ -163,25 +169,8 @@ impl Recorder {
 
     /// Replaces the ends that belong to Services. Returns how many found no room, if that number is another than before.
     pub(super) fn set_services(&mut self, ends: &BTreeSet<ServiceEnd>) -> Option<usize> {
-        let wanted: HashSet<[u8; END]> = ends.iter().copied().map(service_key).collect();
-        let gone: Vec<[u8; END]> = self.present.difference(&wanted).copied().collect();
-        for key in gone {
-            // Absent at worst, which is what it is to be.
-            let _ = self.services.remove(&key);
-            self.present.remove(&key);
-        }
-        let mut refused = 0;
-        for key in wanted {
-            if self.present.contains(&key) {
-                continue;
-            }
-            match self.services.insert(key, 1, 0) {
-                Ok(()) => {
-                    self.present.insert(key);
-                }
-                Err(_) => refused += 1,
-            }
-        }
+        let wanted = ends.iter().copied().filter_map(service_key).collect();
+        let refused = self.present.replace(&mut self.services, &wanted);
         let before = std::mem::replace(&mut self.refused, refused);
         (refused != before).then_some(refused)
     }
@@ -225,7 +214,9 @@ impl Recorder {
             return Ok(Vec::new());
         }
         let buckets = entries::<BUCKET_KEY, BUCKET>(&self.buckets)?;
-        let total = |bucket: &[u8; BUCKET]| u64_at(bucket, offset_of!(Bucket, suppressed));
+        let total = |bucket: &[u8; BUCKET]| {
+            bytes_at(bucket, offset_of!(Bucket, suppressed)).map_or(0, u64::from_ne_bytes)
+        };
         Ok(self.seen.news(sum, buckets.iter().map(|(key, bucket)| (*key, total(bucket)))))
     }
 }
@@ -270,86 +261,46 @@ fn entries<const KEY: usize, const VALUE: usize>(map: &Map) -> io::Result<Vec<([
     }
 }
 
-fn service_key(end: ServiceEnd) -> [u8; END] {
+fn service_key(end: ServiceEnd) -> Option<[u8; END]> {
     let (address, port, protocol) = match end {
-        ServiceEnd::Address(ip) => (bytes(ip), 0, 0),
-        ServiceEnd::Port(addr, protocol) => (bytes(addr.ip()), addr.port(), protocol.0),
+        ServiceEnd::Address(ip) => (keys::address(ip), 0, 0),
+        ServiceEnd::Port(addr, protocol) => (keys::address(addr.ip()), addr.port(), protocol.0),
         ServiceEnd::NodePort(port, protocol) => ([0; 16], port, protocol.0),
     };
     let mut key = [0; END];
-    put(&mut key, offset_of!(End, address), &address);
-    put(&mut key, offset_of!(End, port), &port.to_be_bytes());
-    put(&mut key, offset_of!(End, protocol), &u16::from(protocol).to_ne_bytes());
-    key
+    put(&mut key, offset_of!(End, address), &address)?;
+    put(&mut key, offset_of!(End, port), &port.to_be_bytes())?;
+    put(&mut key, offset_of!(End, protocol), &u16::from(protocol).to_ne_bytes())?;
+    Some(key)
 }
 
 fn counted(key: &[u8; COUNT]) -> Option<Counted> {
-    let is_v6 = u16_at(key, offset_of!(CountKey, family)) == AF_INET6;
+    let family = u16_at(key, offset_of!(CountKey, family))?;
     let end = |address: usize, port: usize| {
-        let ip = address_at(key, address, is_v6)?;
-        Some(SocketAddr::new(ip, u16::from_be(u16_at(key, port))))
+        let port = u16::from_be_bytes(bytes_at(key, port)?);
+        Some(SocketAddr::new(ip_at(key, address, family)?, port))
     };
     let service = offset_of!(CountKey, service);
     Some(Counted {
         service: end(service + offset_of!(End, address), service + offset_of!(End, port))?,
         endpoint: end(offset_of!(CountKey, endpoint), offset_of!(CountKey, endpoint_port))?,
-        protocol: Protocol(u16_at(key, service + offset_of!(End, protocol)).try_into().ok()?),
+        protocol: Protocol(u16_at(key, service + offset_of!(End, protocol))?.try_into().ok()?),
     })
 }
-
-const AF_INET6: u16 = 10;
 
 fn suppressed(key: &[u8; BUCKET_KEY], count: u64) -> Suppressed {
     // A bucket has no family: an IPv4 address is followed by zeros, which an IPv6 host's is not.
     let address = |at: usize| {
-        let bytes: [u8; 16] = array_at(key, at);
-        let is_v6 = bytes.iter().skip(4).any(|byte| *byte != 0);
-        address_at(&bytes, 0, is_v6).filter(|ip| !ip.is_unspecified())
+        let is_v4 = bytes_at::<12>(key, at + 4) == Some([0; 12]);
+        let ip = ip_at(key, at, if is_v4 { AF_INET } else { AF_INET6 });
+        ip.filter(|ip| !ip.is_unspecified())
     };
     Suppressed {
         client: address(offset_of!(BucketKey, client)),
         service: address(offset_of!(BucketKey, service)),
-        netns: Netns(u32_at(key, offset_of!(BucketKey, netns))),
+        netns: Netns(bytes_at(key, offset_of!(BucketKey, netns)).map_or(0, u32::from_ne_bytes)),
         count,
     }
-}
-
-fn bytes(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(v4) => {
-            let [a, b, c, d] = v4.octets();
-            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-        }
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
-fn address_at(bytes: &[u8], at: usize, is_v6: bool) -> Option<IpAddr> {
-    let address: [u8; 16] = bytes.get(at..at + 16)?.try_into().ok()?;
-    let [a, b, c, d, ..] = address;
-    Some(if is_v6 { Ipv6Addr::from(address).into() } else { Ipv4Addr::new(a, b, c, d).into() })
-}
-
-fn put(into: &mut [u8], at: usize, bytes: &[u8]) {
-    if let Some(place) = into.get_mut(at..at + bytes.len()) {
-        place.copy_from_slice(bytes);
-    }
-}
-
-fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).unwrap_or([0; N])
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_ne_bytes(array_at(bytes, at))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes(array_at(bytes, at))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(array_at(bytes, at))
 }
 
 #[cfg(test)]
@@ -385,7 +336,7 @@ mod tests {
     fn suppressed_failures_are_returned_once_and_by_their_bucket() {
         let bucket = |client: u8| {
             let mut key = [0; BUCKET_KEY];
-            put(&mut key, offset_of!(BucketKey, client), &[10, 244, 1, client]);
+            put(&mut key, offset_of!(BucketKey, client), &[10, 244, 1, client]).unwrap();
             key
         };
         let mut seen = Seen::default();
@@ -406,17 +357,17 @@ mod tests {
     #[test]
     fn keys_are_those_of_the_kernel_half() {
         let addr: SocketAddr = "10.96.0.10:8080".parse().unwrap();
-        let key = service_key(ServiceEnd::Port(addr, Protocol::TCP));
+        let key = service_key(ServiceEnd::Port(addr, Protocol::TCP)).unwrap();
         assert_eq!(key[..4], [10, 96, 0, 10]);
         assert_eq!((&key[4..16], &key[16..20]), (&[0; 12][..], &[0x1f, 0x90, 6, 0][..]));
-        assert_eq!(service_key(ServiceEnd::Address(addr.ip()))[16..], [0; 4]);
-        assert_eq!(service_key(ServiceEnd::NodePort(8080, Protocol::UDP))[..16], [0; 16]);
+        assert_eq!(service_key(ServiceEnd::Address(addr.ip())).unwrap()[16..], [0; 4]);
+        assert_eq!(service_key(ServiceEnd::NodePort(8080, Protocol::UDP)).unwrap()[..16], [0; 16]);
 
         let mut count = [0; COUNT];
         count[..END].copy_from_slice(&key);
-        put(&mut count, offset_of!(CountKey, endpoint), &[10, 244, 1, 7]);
-        put(&mut count, offset_of!(CountKey, endpoint_port), &9090_u16.to_be_bytes());
-        put(&mut count, offset_of!(CountKey, family), &2_u16.to_ne_bytes());
+        put(&mut count, offset_of!(CountKey, endpoint), &[10, 244, 1, 7]).unwrap();
+        put(&mut count, offset_of!(CountKey, endpoint_port), &9090_u16.to_be_bytes()).unwrap();
+        put(&mut count, offset_of!(CountKey, family), &2_u16.to_ne_bytes()).unwrap();
         let counted = counted(&count).unwrap();
         assert_eq!((counted.service, counted.protocol), (addr, Protocol::TCP));
         assert_eq!(counted.endpoint, "10.244.1.7:9090".parse().unwrap());
@@ -425,9 +376,10 @@ mod tests {
         put(
             &mut bucket,
             offset_of!(BucketKey, service),
-            &"2001:db8::7".parse::<Ipv6Addr>().unwrap().octets(),
-        );
-        put(&mut bucket, offset_of!(BucketKey, netns), &7_u32.to_ne_bytes());
+            &"2001:db8::7".parse::<std::net::Ipv6Addr>().unwrap().octets(),
+        )
+        .unwrap();
+        put(&mut bucket, offset_of!(BucketKey, netns), &7_u32.to_ne_bytes()).unwrap();
         let of_all = suppressed(&bucket, 3);
         let expected = Suppressed {
             client: None,
