@@ -1,4 +1,4 @@
-//! The ends of connections that belong to Services, by which a recorder in the kernel recognises what concerns it.
+//! The ends of connections that belong to Services, by which a recorder in the kernel recognises their connections.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,7 @@ impl History {
     pub fn service_ends(&self, node: Option<&str>, at: Timestamp) -> BTreeSet<ServiceEnd> {
         let mut ends = BTreeSet::new();
         for service in self.services() {
-            let own = [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips];
-            ends.extend(own.into_iter().flatten().map(|ip| ServiceEnd::Address(*ip)));
+            ends.extend(service.own_ips().map(ServiceEnd::Address));
             for port in &service.ports {
                 ends.extend(port.node_port.map(|number| ServiceEnd::NodePort(number, port.protocol)));
                 let endpoints = self.endpoints(&service.key, port, at).into_iter();

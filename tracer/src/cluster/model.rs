@@ -224,6 +224,11 @@ impl Service {
         }
     }
 
+    /// Its own addresses of every kind. A node port has those of the nodes.
+    pub(crate) fn own_ips(&self) -> impl Iterator<Item = IpAddr> {
+        [&self.cluster_ips, &self.external_ips, &self.load_balancer_ips].into_iter().flatten().copied()
+    }
+
     /// The kind of its address `ip`; `None` if it does not have this address.
     pub fn via(&self, ip: IpAddr) -> Option<Via> {
         if self.cluster_ips.contains(&ip) {

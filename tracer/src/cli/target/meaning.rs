@@ -28,12 +28,7 @@ impl Target {
             Self::Service { namespace, name } => {
                 let key = Key::new(namespace, name);
                 let Some(service) = history.service(&key, now) else { return Vec::new() };
-                let mut found: Vec<IpAddr> =
-                    [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips]
-                        .into_iter()
-                        .flatten()
-                        .copied()
-                        .collect();
+                let mut found: Vec<IpAddr> = service.own_ips().collect();
                 for port in &service.ports {
                     found
                         .extend(history.endpoints(&key, port, now).iter().map(|endpoint| endpoint.addr.ip()));
