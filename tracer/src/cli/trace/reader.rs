@@ -98,7 +98,8 @@ impl Reader {
     }
 
     /// Reads waiting records for one turn, and before each batch of them is observed the losses and the suppressed
-    /// failures, so that no flow is handed out without those of its time. Returns the time up to which all records have been read.
+    /// failures, so that no flow is handed out without those of its time. Returns the time up to which all records have
+    /// been read.
     pub(super) fn read(
         &mut self,
         source: &mut impl Source,
@@ -116,7 +117,6 @@ impl Reader {
         if let Some(failure) = waiting.failure {
             return Err(failure);
         }
-        self.suppressed(source, pipeline)?;
         self.has_more = matches!(read, Read::UpTo(_));
         if !self.has_more {
             source.caught_up();
@@ -186,7 +186,7 @@ struct Waiting<'a, S> {
     reader: &'a mut Reader,
     source: &'a mut S,
     pipeline: &'a mut Recorded,
-    /// What is left of the turn.
+    /// The number of records that this turn may still read.
     left: usize,
     end: Instant,
     failure: Option<anyhow::Error>,

@@ -77,9 +77,6 @@ impl Exchange {
         sink: &mut impl Sink,
     ) -> anyhow::Result<()> {
         self.counted = Instant::now();
-        if !tracer.is_recorder() {
-            return Ok(());
-        }
         let (counted, uncounted) = tracer.counts().context("cannot read how many connections started")?;
         for (counted, count) in counted {
             sink.started(Pair::of(&counted, history, now), count);
