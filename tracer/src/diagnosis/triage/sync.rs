@@ -3,6 +3,8 @@
 //! `last_queued` later than `last_timestamp` means that an update waits to be written. A young one is in flight; an old
 //! one fails (C4). If both are old while the API has changed, it is C2, which `proxy` reports.
 
+use std::time::Duration;
+
 use super::{Facts, Finding, Level, proxy::logged_by};
 use crate::{
     class::{Action, Class, Confidence, Severity, action},
@@ -13,9 +15,9 @@ use crate::{
     verdict::EvidenceType,
 };
 
-/// In seconds. An update that waits longer than this has failed at least once: kube-proxy tries a sync each
-/// `minSyncPeriod` (1 s), and a sync of large tables takes seconds.
-const IN_FLIGHT_SECS: f64 = 15.0;
+/// An update that waits longer than this has failed at least once: kube-proxy tries a sync each `minSyncPeriod` (1 s), and
+/// a sync of large tables takes seconds.
+pub(crate) const IN_FLIGHT: Duration = Duration::from_secs(15);
 /// In seconds. If the 99th percentile of changes takes longer than this, rollouts suffer.
 const SLOW_PROGRAMMING_SECS: f64 = 10.0;
 /// In seconds. A failing sync has a younger error than this.
@@ -55,7 +57,7 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
     let age = |times: &SyncTimes| facts.now().map(|now| now - times.last_queued);
     let oldest = pending.iter().filter_map(|times| age(times)).fold(0.0, f64::max);
     let unhealthy = facts.node.healthz.as_ref().is_some_and(|health| !health.is_healthy());
-    let stuck = !pending.is_empty() && (oldest > IN_FLIGHT_SECS || unhealthy);
+    let stuck = !pending.is_empty() && (oldest > IN_FLIGHT.as_secs_f64() || unhealthy);
     // Without metrics only the log is known, which does not show whether a later sync succeeded.
     let blind = times.is_empty() && !errors.is_empty();
     if !stuck && errors.is_empty() && failures.is_empty() {
@@ -64,7 +66,12 @@ fn failing(facts: &Facts, times: &[SyncTimes], findings: &mut Vec<Finding>) {
         }
         return;
     }
-    if !stuck && !pending.is_empty() && oldest <= IN_FLIGHT_SECS && errors.is_empty() && failures.is_empty() {
+    if !stuck
+        && !pending.is_empty()
+        && oldest <= IN_FLIGHT.as_secs_f64()
+        && errors.is_empty()
+        && failures.is_empty()
+    {
         return;
     }
     let cause = errors.iter().max_by_key(|error| error.count).map(|error| error.trouble);
@@ -206,7 +213,8 @@ fn age(facts: &Facts, metrics: &Metrics) -> Option<f64> {
 
 /// Whether a sync is under way: a queued update is not written yet, and younger than one that has failed.
 pub(super) fn is_under_way(facts: &Facts) -> bool {
-    let young = |times: &SyncTimes| facts.now().is_some_and(|now| now - times.last_queued <= IN_FLIGHT_SECS);
+    let young =
+        |times: &SyncTimes| facts.now().is_some_and(|now| now - times.last_queued <= IN_FLIGHT.as_secs_f64());
     is_starting(facts) || facts.sync_times().iter().any(|times| waiting(times) && young(times))
 }
 

@@ -1,8 +1,8 @@
 //! The differences between two readings of the node, in words.
 //!
 //! Owns the facts that are compared: those that a recording keeps, so that a replay finds the same differences. A fact
-//! that one reading lacks is compared with the last reading that had it. The first reading has no differences; what
-//! kube-proxy itself reports with a time needs no earlier reading.
+//! that one reading lacks is compared with the last reading that had it. The first reading has no differences; a fact
+//! that kube-proxy itself reports with a time needs no earlier reading.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Change, MAX_AGE, Subject};
 use crate::{
+    diagnosis::triage::IN_FLIGHT,
     node::{Observed, Presence, ProxyMode, Snapshot, ipvs::IpvsSettings},
     text,
     time::Timestamp,
@@ -18,8 +19,6 @@ use crate::{
 
 /// A process whose start differs by less is the same: it is known to about a second.
 const SAME_START: Duration = Duration::from_secs(3);
-/// An update that waits longer than this has failed at least once (see `diagnosis::triage`).
-const LATE: Duration = Duration::from_secs(15);
 /// The conntrack table counts as nearly full from this share on, and as normal again below the other, in percent.
 const NEARLY_FULL: u64 = 90;
 const NORMAL: u64 = 75;
@@ -48,7 +47,7 @@ pub(super) struct Readings {
     mtus: BTreeMap<String, Observed<u64>>,
 }
 
-/// A fact that differs: when and what it was, and what it is.
+/// A fact that differs: its earlier value with the time of that, and its value now.
 struct Difference<T> {
     since: Timestamp,
     before: T,
@@ -103,7 +102,7 @@ impl Readings {
             let distance = |other: Timestamp| started.since(other).max(other.since(*started));
             earlier_start.is_none_or(|earlier| distance(earlier) >= SAME_START)
         });
-        // The kernel's clock is read anew each time: the first value stays, so that many small differences do not add up.
+        // The kernel's clock is read each time: the first value stays, so that many small differences do not add up.
         if let Some(started) = new_start {
             self.started = Some(Observed { time: began, value: started });
         }
@@ -148,7 +147,7 @@ impl Readings {
         }
         let Some((queued, synced)) = report.last_queued.zip(report.last_synced) else { return };
         let waits = synced > Timestamp::MIN && queued > synced;
-        let is_late = waits && began.since(queued) >= LATE;
+        let is_late = waits && began.since(queued) >= IN_FLIGHT;
         let was_late = self.is_late.is_some_and(|known| known.value);
         // While a later update waits for less than that, it is not known whether the earlier one was written.
         if is_late || !waits {
