@@ -339,8 +339,10 @@ impl DropSite {
     }
 }
 
-/// The slot behind all hooks' in [`map::SUPPRESSED`].
-pub const UNCOUNTED: usize = HOOK_SLOTS;
+/// The slots of [`map::SUPPRESSED`]: events that a bucket refused, and connections for which [`map::COUNTS`] had no room.
+pub const SUPPRESSED_EVENTS: u32 = 0;
+pub const UNCOUNTED: u32 = 1;
+pub const SUPPRESSED_SLOTS: u32 = 2;
 
 /// The value of an offset or argument position that this kernel does not have.
 pub const MISSING: u32 = u32::MAX;
@@ -384,8 +386,7 @@ pub mod map {
     pub const SERVICES: &str = "SERVICES";
     /// LRU hash: [`super::BucketKey`] to [`super::Bucket`].
     pub const BUCKETS: &str = "BUCKETS";
-    /// Per-CPU array: events suppressed by a bucket, one slot per [`super::Hook`]; at [`super::LOST_ANY`] their sum, and
-    /// at [`super::UNCOUNTED`] connections for which [`COUNTS`] had no room.
+    /// Per-CPU array of counts, at [`super::SUPPRESSED_EVENTS`] and [`super::UNCOUNTED`].
     pub const SUPPRESSED: &str = "SUPPRESSED";
     /// Ring buffer of aya-log's debug lines, each of which begins with a hook's number and a space.
     pub const MESSAGES: &str = "AYA_LOGS";

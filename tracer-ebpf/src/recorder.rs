@@ -16,8 +16,8 @@ use aya_ebpf::{
     maps::{HashMap, LruHashMap, PerCpuArray},
 };
 use tracer_ebpf::{
-    Bucket, BucketKey, COMM_BYTES, CT_HEAD_BYTES, ConntrackRecord, CountKey, Decision, End, HOOK_SLOTS,
-    Header, Hook, IP_CT_NEW, Kind, LOST_ANY, MISSING, UNCOUNTED,
+    Bucket, BucketKey, COMM_BYTES, CT_HEAD_BYTES, ConntrackRecord, CountKey, Decision, End, Header, Hook,
+    IP_CT_NEW, Kind, MISSING, SUPPRESSED_EVENTS, SUPPRESSED_SLOTS, UNCOUNTED,
 };
 
 use crate::{conntrack, filter::AF_INET6, globals, output};
@@ -37,7 +37,7 @@ static SERVICES: HashMap<End, u8> = HashMap::with_max_entries(1, BPF_F_NO_PREALL
 static BUCKETS: LruHashMap<BucketKey, Bucket> = LruHashMap::with_max_entries(1, 0);
 
 #[map]
-static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32 + 1, 0);
+static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(SUPPRESSED_SLOTS, 0);
 
 /// Not 0 where an agent records.
 #[unsafe(no_mangle)]
@@ -204,7 +204,7 @@ fn count(tuples: &Tuples) {
     }
     // Another CPU made the entry meanwhile, or the map is full.
     if !add_one(COUNTS.get_ptr_mut(key)) {
-        add_one(SUPPRESSED.get_ptr_mut(UNCOUNTED as u32));
+        add_one(SUPPRESSED.get_ptr_mut(UNCOUNTED));
     }
 }
 
@@ -253,22 +253,22 @@ fn is_service(end: &End) -> bool {
 }
 
 /// A failure, by the ends of its connection.
-pub(crate) struct Failure {
-    pub(crate) hook: Hook,
+struct Failure {
+    hook: Hook,
     /// 0 where there is none.
-    pub(crate) reason: u32,
-    pub(crate) netns: u32,
+    reason: u32,
+    netns: u32,
     /// The client where that is known, otherwise the packet's source or the socket's own end.
-    pub(crate) first: End,
-    pub(crate) second: End,
+    first: End,
+    second: End,
     /// The endpoint, where it is another than the second.
-    pub(crate) third: End,
+    third: End,
 }
 
 /// Whether a failure is to be reported: it concerns a Service, and its bucket has room. The decisions of its connection
 /// are reported first, and stay where the failure does.
 #[inline(never)]
-pub(crate) fn admits(failure: &Failure) -> bool {
+fn admits(failure: &Failure) -> bool {
     let service = if is_service(&failure.second) {
         &failure.second
     } else if is_service(&failure.third) {
@@ -346,7 +346,7 @@ fn age_ms(now_ns: u64, time_ns: u64) -> u32 {
     u32::try_from(now_ns.saturating_sub(time_ns) / 1_000_000).unwrap_or(u32::MAX).max(1)
 }
 
-/// Takes what one event costs out of a bucket. An event that it refuses is counted.
+/// Takes the cost of one event out of a bucket. An event that it refuses is counted.
 #[inline(always)]
 fn take_token(key: &BucketKey, cost: u64) -> bool {
     let (full, now) = (BUCKET_FULL_NS.load(), now());
@@ -365,9 +365,7 @@ fn take_token(key: &BucketKey, cost: u64) -> bool {
         if credit < cost {
             (*bucket).credit_ns = credit;
             add_one(Some(&raw mut (*bucket).suppressed));
-            for slot in [LOST_ANY as u32, key.hook] {
-                add_one(SUPPRESSED.get_ptr_mut(slot));
-            }
+            add_one(SUPPRESSED.get_ptr_mut(SUPPRESSED_EVENTS));
             return false;
         }
         (*bucket).credit_ns = credit - cost;
@@ -403,8 +401,8 @@ pub(crate) fn admits_entry(hook: Hook, reason: u32, ct: u64) -> bool {
     admits(&Failure { hook, reason, netns: conntrack::netns(ct), first, second, third })
 }
 
-/// The end at this offset of an entry. Read by itself: beside the entry's words there is no room on the stack for what
-/// follows.
+/// The end at this offset of an entry. Read by itself: beside the entry's words there is no room on the stack for the
+/// calls that follow.
 #[inline(always)]
 fn entry_end(ct: u64, offset: u32) -> Option<End> {
     let protocol = globals::OFF_CT_ORIG_DST.load();

@@ -13,7 +13,7 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, Map, MapData, PerCpuArray},
 };
-use tracer_ebpf::{Bucket, BucketKey, CountKey, End, LOST_ANY, UNCOUNTED, map};
+use tracer_ebpf::{Bucket, BucketKey, CountKey, End, SUPPRESSED_EVENTS, UNCOUNTED, map};
 
 use super::{
     attach::AttachError,
@@ -190,8 +190,7 @@ impl Recorder {
         if self.counted_before.len() > self.room / 4 * 3 {
             self.forget_unused(now);
         }
-        let uncounted: u64 =
-            self.suppressed.get(&(UNCOUNTED as u32), 0).map_err(io::Error::other)?.iter().sum();
+        let uncounted = self.sum(UNCOUNTED)?;
         let before = std::mem::replace(&mut self.uncounted_before, uncounted);
         Ok((started, uncounted.saturating_sub(before)))
     }
@@ -207,9 +206,14 @@ impl Recorder {
         });
     }
 
+    /// The sum of a slot over all CPUs.
+    fn sum(&self, slot: u32) -> io::Result<u64> {
+        Ok(self.suppressed.get(&slot, 0).map_err(io::Error::other)?.iter().sum())
+    }
+
     /// The failures suppressed since the last call. Costs one system call while there are none.
     pub(super) fn suppressed(&mut self) -> io::Result<Vec<Suppressed>> {
-        let sum: u64 = self.suppressed.get(&(LOST_ANY as u32), 0).map_err(io::Error::other)?.iter().sum();
+        let sum = self.sum(SUPPRESSED_EVENTS)?;
         if sum <= self.seen.returned {
             return Ok(Vec::new());
         }
