@@ -391,6 +391,24 @@ impl<'w> Stage<'w> {
         }
     }
 
+    /// Starts the TCP servers of these Pods, until the scenario ends.
+    pub fn keep_serving(&mut self, pods: &[&str], port: u16, script: Script) -> Result<()> {
+        for pod in pods {
+            let server = self.serve(pod, port, script)?;
+            self.keep(server);
+        }
+        Ok(())
+    }
+
+    /// Starts the UDP servers of these Pods, until the scenario ends.
+    pub fn keep_serving_udp(&mut self, pods: &[&str], port: u16, answer: Answer) -> Result<()> {
+        for pod in pods {
+            let server = self.serve_udp(pod, port, answer)?;
+            self.keep(server);
+        }
+        Ok(())
+    }
+
     /// Keeps traffic or a server running until the verdicts are complete.
     pub fn keep(&mut self, what: impl std::any::Any) {
         self.kept.push(Box::new(what));

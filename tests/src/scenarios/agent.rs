@@ -71,7 +71,7 @@ pub(super) fn full_disk(stage: &mut Stage) -> Result<()> {
     stage.break_with(|_| Ok(()), move |_| sys::unmount(&unmounted).context("unmounting it"))?;
     let filler = folder.join("filler");
     fs::write(&filler, vec![1; 4 << 20]).or_else(|error| {
-        // Full is what it is to be.
+        // The disk is to be full.
         if error.raw_os_error() == Some(28) { Ok(()) } else { Err(error) }
     })?;
     let agent = Agent::start(&stage.kubeconfig()?, &folder.join("segments"), "")?;
@@ -116,13 +116,8 @@ pub(super) fn killed(stage: &mut Stage) -> Result<()> {
 
 /// Healthy, refused and silent connections. Returns those that failed, with their class.
 fn traffic(stage: &mut Stage) -> Result<Vec<(Attempt, Class)>> {
-    for pod in ["shop/cart-1", "shop/cart-2", "shop/cart-3"] {
-        let server = stage.serve(pod, 8080, EXCHANGE)?;
-        stage.keep(server);
-    }
-    for pod in ["shop/payments-1", "shop/payments-2"] {
-        silent::misdeliver(stage, stage.world.pod(pod)?)?;
-    }
+    stage.keep_serving(&["shop/cart-1", "shop/cart-2", "shop/cart-3"], 8080, EXCHANGE)?;
+    silent::misdeliver_payments(stage)?;
     let from = stage.place("shop/client-1")?;
     let served = client::connect(from, stage.vip("shop/cart", "http")?, SERVED, 2, Script::exchange())?;
     let refused = client::connect(from, stage.vip("shop/api", "https")?, REFUSED, 1, Script::exchange())?;

@@ -42,9 +42,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let _here = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
     let _beside = stage.serve("shop/cart-2", 8080, EXCHANGE)?;
     let _there = stage.serve("shop/cart-3", 8080, EXCHANGE)?;
-    for pod in ["shop/payments-1", "shop/payments-2"] {
-        silent::misdeliver(stage, stage.world.pod(pod)?)?;
-    }
+    silent::misdeliver_payments(stage)?;
     let kubeconfig = stage.kubeconfig()?;
     let grace = format!("{}s", GRACE.as_secs());
     let mut tools = Vec::new();

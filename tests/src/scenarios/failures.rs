@@ -24,19 +24,11 @@ const UNANSWERED: usize = 3;
 const QUERIES: usize = 40;
 
 pub(super) fn story(stage: &mut Stage) -> Result<()> {
-    for pod in ["shop/cart-1", "shop/cart-2", "shop/cart-3"] {
-        let server = stage.serve(pod, 8080, EXCHANGE)?;
-        stage.keep(server);
-    }
-    for pod in ["kube-system/coredns-1", "kube-system/coredns-2"] {
-        let server = stage.serve_udp(pod, 53, Answer::Echo)?;
-        stage.keep(server);
-    }
+    stage.keep_serving(&["shop/cart-1", "shop/cart-2", "shop/cart-3"], 8080, EXCHANGE)?;
+    stage.keep_serving_udp(&["kube-system/coredns-1", "kube-system/coredns-2"], 53, Answer::Echo)?;
     stage.watch_with(&["--hooks", "failures", "--sample", "0"])?;
     stage.ends_are_unseen();
-    for pod in ["shop/payments-1", "shop/payments-2"] {
-        silent::misdeliver(stage, stage.world.pod(pod)?)?;
-    }
+    silent::misdeliver_payments(stage)?;
 
     let vip = |service, port| stage.vip(service, port);
     let from = stage.place("shop/client-1")?;
@@ -48,23 +40,14 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     all_ended(&asked, &Outcome::Done)?;
     all_ended(&refused, &Outcome::Refused)?;
     all_ended(&without, &Outcome::Refused)?;
-    // Only one endpoint, so that a retransmitted SYN cannot reach another one.
-    let silent = stage.place("shop/payments-1")?.address;
-    let other = stage.place("shop/payments-2")?.address;
-    let rules = stage.rules()?.with_endpoint_moved(other, silent);
-    let payments = stage.vip("shop/payments", "grpc")?;
-    stage.break_rules(&rules)?;
-    let patience = Script::exchange().connect_limit(Duration::from_secs(4));
-    let unanswered = client::connect(from, payments, UNANSWERED, 3, patience)?;
-    all_ended(&unanswered, &Outcome::ConnectTimedOut)?;
+    let (unanswered, silent) = silent::unanswered(stage, UNANSWERED)?;
 
     stage.expect_hardly_recorded(&served);
     stage.expect_hardly_recorded(&asked);
     let refusing = SocketAddr::new(stage.place("shop/api-1")?.address, 8443);
     stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
     stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
-    let endpoint = Endpoint::Is(SocketAddr::new(silent, 9090));
-    stage.expect(&unanswered, "shop/payments", Class::C29, &endpoint);
+    stage.expect(&unanswered, "shop/payments", Class::C29, &silent);
     stage.check(|_, ended| {
         let started = |service: &str| started(&ended.stderr, service);
         for (service, expected) in
@@ -88,9 +71,7 @@ const NOISE: usize = 400;
 pub(super) fn noisy(stage: &mut Stage) -> Result<()> {
     let cart_1 = stage.serve("shop/cart-1", 8080, EXCHANGE)?;
     stage.watch_with(&["--hooks", "failures", "--sample", "1"])?;
-    for pod in ["shop/payments-1", "shop/payments-2"] {
-        silent::misdeliver(stage, stage.world.pod(pod)?)?;
-    }
+    silent::misdeliver_payments(stage)?;
     let address = |pod: &str| anyhow::Ok(stage.place(pod)?.address);
     let (cart, silent) = (address("shop/cart-1")?, address("shop/payments-1")?);
     let rules = stage.rules()?.with_endpoint_moved(address("shop/payments-2")?, silent);

@@ -12,7 +12,7 @@ use crate::{
     expect::Endpoint,
     topology::Pod,
     traffic::{
-        Outcome, all_ended,
+        Attempt, Outcome, all_ended,
         client::{self, Script},
         server::EXCHANGE,
     },
@@ -32,6 +32,28 @@ pub(super) fn same_node(stage: &mut Stage) -> Result<()> {
     stage.watch()?;
     misdeliver(stage, stage.world.pod(alone.pod)?)?;
     expect_silence(stage, alone.service, alone.vip, alone.endpoint, &Outcome::ConnectTimedOut)
+}
+
+/// No endpoint of `shop/payments` receives a packet.
+pub(super) fn misdeliver_payments(stage: &mut Stage) -> Result<()> {
+    for pod in ["shop/payments-1", "shop/payments-2"] {
+        misdeliver(stage, stage.world.pod(pod)?)?;
+    }
+    Ok(())
+}
+
+/// As many connections to `shop/payments`, whose endpoints are [misdelivered](misdeliver_payments), and their endpoint:
+/// only one, so that a retransmitted SYN cannot reach another.
+pub(super) fn unanswered(stage: &mut Stage, count: usize) -> Result<(Vec<Attempt>, Endpoint)> {
+    let silent = stage.place("shop/payments-1")?.address;
+    let other = stage.place("shop/payments-2")?.address;
+    let rules = stage.rules()?.with_endpoint_moved(other, silent);
+    let payments = stage.vip("shop/payments", "grpc")?;
+    stage.break_rules(&rules)?;
+    let patience = Script::exchange().connect_limit(PATIENCE);
+    let attempts = client::connect(stage.place("shop/client-1")?, payments, count, 3, patience)?;
+    all_ended(&attempts, &Outcome::ConnectTimedOut)?;
+    Ok((attempts, Endpoint::Is(SocketAddr::new(silent, 9090))))
 }
 
 /// Gives the Pod's node a wrong neighbour entry.

@@ -42,7 +42,7 @@ const REJECTED: usize = 2;
 /// 200 thousandths of a CPU, as `resources.limits.cpu: 200m`.
 const CPU_MAX: &str = "20000 100000";
 const GROUP: &str = "/sys/fs/cgroup/agent";
-/// The growth of the agent's resident memory after the first third: what its allocator and its histograms may still take.
+/// The growth of the agent's resident memory after the first third: the room that its allocator and its histograms may still take.
 const GROWTH: u64 = 8 << 20;
 
 /// The connections that were made.
@@ -61,17 +61,9 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         Some(seconds) => Duration::from_secs(seconds.parse().context("lab.soak is no number of seconds")?),
         None => LENGTH,
     };
-    for pod in ["shop/cart-1", "shop/cart-2", "shop/cart-3"] {
-        let server = stage.serve(pod, 8080, EXCHANGE)?;
-        stage.keep(server);
-    }
-    for pod in ["kube-system/coredns-1", "kube-system/coredns-2"] {
-        let server = stage.serve_udp(pod, 53, Answer::Echo)?;
-        stage.keep(server);
-    }
-    for pod in ["shop/payments-1", "shop/payments-2"] {
-        silent::misdeliver(stage, stage.world.pod(pod)?)?;
-    }
+    stage.keep_serving(&["shop/cart-1", "shop/cart-2", "shop/cart-3"], 8080, EXCHANGE)?;
+    stage.keep_serving_udp(&["kube-system/coredns-1", "kube-system/coredns-2"], 53, Answer::Echo)?;
+    silent::misdeliver_payments(stage)?;
     let agent = Agent::start(&stage.kubeconfig()?, &fresh("/tmp/segments")?, "sample: 1/100\n")?;
     limit_cpu(&agent)?;
     let (made, grown) = traffic(stage, length)?;
