@@ -37,9 +37,9 @@ pub struct Verdict {
     pub against: Vec<Evidence>,
     /// Facts that could not be observed and would have shown more.
     pub unseen: Vec<Text>,
-    /// Changes in the API, of kube-proxy and on the node around the time of a failed flow: at most five, the nearest first. They
-    /// are a correlation in time and no evidence: neither the class nor the confidence depends on them. Empty if the flow did
-    /// not fail.
+    /// Changes in the API, of kube-proxy and on the node around the time of a failed flow: at most five, the nearest first.
+    /// They are a correlation in time and no evidence: neither the class nor the confidence depends on them. Empty if the
+    /// flow did not fail.
     pub changes_around: Vec<NearbyChange>,
     /// The number of further changes in that time, which the list leaves out.
     pub changes_left_out: u64,

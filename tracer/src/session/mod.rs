@@ -174,7 +174,7 @@ impl Pipeline {
         self.cluster.absorb(update);
     }
 
-    /// Forgets what no later flow needs: see [`History::prune`](crate::cluster::History::prune).
+    /// Forgets versions and changes that no later flow needs: see [`History::prune`](crate::cluster::History::prune).
     pub fn prune(&mut self, now: Timestamp) {
         self.cluster.history.prune(now);
         self.changes.prune(now);
@@ -382,7 +382,7 @@ impl Pipeline {
         !self.waiting.is_empty()
     }
 
-    /// Receives the node's state without its rules. The reading began at `began`. It only shows what changed: verdicts
+    /// Receives the node's state without its rules. The reading began at `began`. It only shows changes: verdicts
     /// depend on the last whole reading.
     pub fn node_state(&mut self, snapshot: &Snapshot, began: Timestamp) {
         self.changes.node_read(snapshot, began);

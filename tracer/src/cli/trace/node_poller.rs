@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 9;
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// The interval at which the node's state is read although no flow needs it: what changed is dated by two readings.
+/// The interval at which the node's state is read although no flow needs it: a change is dated by two readings.
 const STATE: Duration = Duration::from_mins(1);
 
 /// The pause between two lists of conntrack entries: an entry that is used although its endpoint is gone is reported

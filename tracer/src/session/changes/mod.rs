@@ -36,7 +36,7 @@ const MAX_LISTED: usize = 5;
 const MAX_AGE: Duration = UPGRADES;
 /// The longest text, in bytes. An API server's message can be of any length.
 const MAX_TEXT_BYTES: usize = 512;
-/// The most changes of one object: what changes all the time displaces only itself.
+/// The most changes of one object: one that changes all the time displaces only its own.
 const MAX_OF_SUBJECT: usize = 256;
 /// How far a change can lie from a flow's first event, or from its end, to be listed: by default, for settings, and for
 /// upgrades.

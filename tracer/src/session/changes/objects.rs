@@ -1,6 +1,6 @@
 //! The differences between two versions of an API object, in words.
 //!
-//! Owns what counts as a change. The first list of a kind has none: only a version that follows another, or an object
+//! Owns the definition of a change. The first list of a kind has none: only a version that follows another, or an object
 //! that a complete list lacked. An endpoint that moves from one slice of its Service to another has not changed.
 
 use std::{

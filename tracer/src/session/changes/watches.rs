@@ -1,6 +1,6 @@
 //! The watches of the API server: when they are lost and back, and how precisely a change after a gap is dated.
 //!
-//! Owns the gaps of each kind. The first answer after a gap is followed by what happened meanwhile: a list, or the missed
+//! Owns the gaps of each kind. The first answer after a gap is followed by the changes of the meantime: a list, or the missed
 //! events of the watch (<https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes>).
 
 use std::{collections::BTreeMap, time::Duration};
