@@ -84,6 +84,8 @@ pub const BESIDE_OTHERS: &[Variant] = &[Variant::DEFAULT, NFTABLES];
 pub const NEWER: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, NFTABLES_6];
 /// The variants that differ most, for scenarios that take long.
 pub const WIDE: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES, IPVS];
+/// The default variant, and the mode whose decisions are not only NAT's.
+pub const WITH_IPVS: &[Variant] = &[Variant::DEFAULT, IPVS];
 /// Modes whose rules and objects were captured at the same time, which a check without findings needs. IPVS's servers
 /// were captured at another time, and only for IPv4.
 pub const OF_ONE_TIME: &[Variant] = &[Variant::DEFAULT, IPTABLES_6, NFTABLES];

@@ -11,10 +11,10 @@ use aya_ebpf::{
 use tracer_ebpf::{Hook, IpvsRecord, Kind, MISSING, REASON_NONE};
 
 use crate::{
-    calls,
+    calls, choices,
     entry::{Entry, at_entry},
     filter::{self, AF_INET, AF_INET6},
-    globals, messages, output, packet,
+    globals, messages, output, packet, recorder,
 };
 
 at_entry!(ipvs_conn_new, ipvs_conn_new_fentry, on_ipvs_conn_new);
@@ -47,8 +47,7 @@ fn on_ipvs_conn_new(ctx: &impl Entry) {
     {
         return;
     }
-    let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return };
-    entry.write(IpvsRecord {
+    let record = IpvsRecord {
         header: output::header(Hook::IpVsConnNew, Kind::Ipvs, netns(param)),
         flags,
         family,
@@ -60,8 +59,13 @@ fn on_ipvs_conn_new(ctx: &impl Entry) {
         virtual_port: field(param, globals::OFF_IPVS_PARAM_VPORT.load()).unwrap_or(0),
         destination_port: dport as u16,
         protocol: field(param, globals::OFF_IPVS_PARAM_PROTOCOL.load()).unwrap_or(0),
-    });
-    output::submit(entry);
+    };
+    if recorder::on() {
+        choices::keep(&record);
+    } else if let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) {
+        entry.write(record);
+        output::submit(entry);
+    }
 }
 
 /// `ip_vs_leave(svc, skb, pd, iph)`: called only once `ip_vs_schedule` found no real server.

@@ -201,7 +201,7 @@ pub struct IpvsRecord {
     pub protocol: u16,
 }
 
-/// One end of a connection: the key of a kept [`Decision`], and of the ends that Services have.
+/// One end of a connection: the key of a kept [`Decision`] or [`Choice`], and of the ends that Services have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct End {
@@ -228,6 +228,28 @@ pub struct Decision {
     pub is_reported: u32,
     pub reserved: u32,
     pub ct_head: [u32; CT_HEAD_BYTES / 4],
+}
+
+/// IPVS's choice of a real server for one connection, kept as a [`Decision`] is. Client and protocol are its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Choice {
+    /// When IPVS made its entry, `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+    /// When it made the persistence template of this choice; 0 where there is none, or it existed before.
+    pub template_ns: u64,
+    pub netns: u32,
+    /// As in [`IpvsRecord`], like the rest.
+    pub flags: u32,
+    pub family: u16,
+    pub dest_family: u16,
+    pub virtual_port: u16,
+    pub destination_port: u16,
+    pub virtual_address: [u8; 16],
+    pub destination: [u8; 16],
+    /// 1 once it was reported.
+    pub is_reported: u32,
+    pub reserved: u32,
 }
 
 /// The connections that [`map::COUNTS`] counts together: one Service port, by its address, and one endpoint.
@@ -380,6 +402,8 @@ pub mod map {
     pub const TARGETS: &str = "TARGETS";
     /// LRU hash: [`super::End`] of a client to [`super::Decision`].
     pub const DECISIONS: &str = "DECISIONS";
+    /// LRU hash: [`super::End`] of a client to [`super::Choice`].
+    pub const CHOICES: &str = "CHOICES";
     /// Hash: [`super::CountKey`] to the connections started.
     pub const COUNTS: &str = "COUNTS";
     /// Hash set of [`super::End`]s that belong to Services.

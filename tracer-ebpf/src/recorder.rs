@@ -20,7 +20,7 @@ use tracer_ebpf::{
     IP_CT_NEW, Kind, MISSING, SUPPRESSED_EVENTS, SUPPRESSED_SLOTS, UNCOUNTED,
 };
 
-use crate::{conntrack, filter::AF_INET6, globals, output};
+use crate::{choices, conntrack, filter::AF_INET6, globals, output};
 
 /// Resized by user space, as all maps here: without a recorder they have room for one entry.
 #[map]
@@ -161,7 +161,7 @@ pub(crate) fn keep(ct: u64) -> bool {
     count(&tuples);
     let netns = conntrack::netns(ct);
     let reported = if translated {
-        hash(&tuples.client) < SAMPLE_BELOW.load()
+        is_sampled(&tuples.client)
     } else {
         has_token(Hook::Confirm, 0, netns, &tuples.client, &tuples.service)
     };
@@ -178,6 +178,12 @@ pub(crate) fn keep(ct: u64) -> bool {
 fn same(a: &End, b: &End) -> bool {
     let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (a.address, b.address);
     a.port == b.port && a0 == b0 && a1 == b1 && a2 == b2 && a3 == b3
+}
+
+/// Whether a client's connection is one of the sample.
+#[inline(always)]
+pub(crate) fn is_sampled(client: &End) -> bool {
+    hash(client) < SAMPLE_BELOW.load()
 }
 
 /// A number that depends on all of a client's address and port.
@@ -283,17 +289,19 @@ fn admits(failure: &Failure) -> bool {
     if !has_token(failure.hook, failure.reason, failure.netns, &failure.first, service) {
         return false;
     }
-    // Each end may have a decision of its own.
+    // Each end may have a decision of its own. IPVS chooses before conntrack confirms.
+    choices::hand_over(&failure.first);
     hand_over(&failure.first);
+    choices::hand_over(&failure.second);
     hand_over(&failure.second);
     true
 }
 
-/// Whether the decision of a client is kept. Out of line, as the compiler would otherwise join two results as pointers,
+/// Whether a decision or choice for a client is kept. Out of line, as the compiler would otherwise join two results as pointers,
 /// which the verifier refuses.
 #[inline(never)]
 fn is_kept(client: &End) -> bool {
-    DECISIONS.get_ptr(client).is_some()
+    DECISIONS.get_ptr(client).is_some() || choices::is_kept(client)
 }
 
 /// Whether one more failure has room in the bucket of its client at this Service, and in that of all clients there:

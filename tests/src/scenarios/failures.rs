@@ -48,7 +48,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.expect(&refused, "shop/api", Class::C28, &Endpoint::Is(refusing));
     stage.expect(&without, "shop/checkout", Class::C20, &Endpoint::Null);
     stage.expect(&unanswered, "shop/payments", Class::C29, &silent);
-    stage.check(|_, ended| {
+    stage.check(move |_, ended| {
         let started = |service: &str| started(&ended.stderr, service);
         for (service, expected) in
             [("shop/cart:http", SERVED), ("kube-system/kube-dns:dns", QUERIES), ("shop/api:https", REFUSED)]
@@ -59,9 +59,24 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
                 "{counted} connections to {service} were counted, {expected} were made"
             );
         }
+        // A healthy connection costs no record, whichever hooks meet it.
+        let (flows, failed) = (flows(&ended.stderr)?, REFUSED + without.len() + UNANSWERED);
+        let met = (SERVED + QUERIES) / 10;
+        ensure!(
+            (failed..=failed + met).contains(&flows),
+            "{flows} flows were observed, {failed} failed: {}",
+            ended.stderr
+        );
         Ok(())
     });
     Ok(())
+}
+
+/// The summary's number of flows.
+fn flows(summary: &str) -> Result<usize> {
+    let words: Vec<&str> = summary.split_whitespace().collect();
+    let count = words.windows(3).find(|words| words[1..] == ["flows", "in"]).map(|words| words[0]);
+    count.context("the summary has no number of flows")?.parse().context("the number of flows is none")
 }
 
 const NOISE: usize = 400;

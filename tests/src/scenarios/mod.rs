@@ -50,7 +50,7 @@ use share::{
 use crate::{
     dataplane::{
         BESIDE_OTHERS, BOTH_FAMILIES, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, OF_ONE_TIME,
-        Variant, WHOLE, WIDE,
+        Variant, WHOLE, WIDE, WITH_IPVS,
     },
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
@@ -199,7 +199,7 @@ pub const ALL: &[Scenario] = &[
     scenario("targeted-address", targeted::address),
     scenario("targeted-dual-stack", targeted::dual_stack).runs(ENDS),
     scenario("lean", lean::story),
-    scenario("failures", failures::story).runs(EVERY_KERNEL),
+    scenario("failures", failures::story).on(WITH_IPVS).runs(EVERY_KERNEL),
     scenario("agent", agent::story).runs(EVERY_KERNEL),
     scenario("agent-soak", soak::story),
     scenario("agent-full-disk", agent::full_disk),

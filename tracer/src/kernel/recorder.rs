@@ -35,6 +35,8 @@ pub struct RecorderOptions {
     pub per_second: u32,
     /// Decisions kept. The oldest are given up for new ones. About 250 bytes each.
     pub decisions: u32,
+    /// Choices of IPVS kept, likewise. About 180 bytes each.
+    pub choices: u32,
     /// Pairs of a Service port and an endpoint that are counted. About 100 bytes each.
     pub counts: u32,
     /// Ends that may belong to Services. About 80 bytes for each that does.
@@ -43,7 +45,15 @@ pub struct RecorderOptions {
 
 impl Default for RecorderOptions {
     fn default() -> Self {
-        Self { sample: 100, burst: 100, per_second: 20, decisions: 16_384, counts: 16_384, services: 32_768 }
+        Self {
+            sample: 100,
+            burst: 100,
+            per_second: 20,
+            decisions: 16_384,
+            choices: 8_192,
+            counts: 16_384,
+            services: 32_768,
+        }
     }
 }
 
@@ -83,6 +93,7 @@ impl Numbers {
         loader.override_global("BUCKET_EVENT_NS", &self.event_ns, true);
         loader.override_global("BUCKET_FULL_NS", &self.full_ns, true);
         loader.map_max_entries(map::DECISIONS, self.options.decisions.max(1));
+        loader.map_max_entries(map::CHOICES, self.options.choices.max(1));
         loader.map_max_entries(map::COUNTS, self.options.counts.max(1));
         loader.map_max_entries(map::SERVICES, self.options.services.max(1));
         loader.map_max_entries(map::BUCKETS, BUCKETS);
@@ -309,7 +320,7 @@ fn suppressed(key: &[u8; BUCKET_KEY], count: u64) -> Suppressed {
 
 #[cfg(test)]
 mod tests {
-    use tracer_ebpf::Decision;
+    use tracer_ebpf::{Choice, Decision};
 
     use super::*;
 
@@ -323,10 +334,11 @@ mod tests {
     #[test]
     fn an_agents_maps_fit_into_16_mib_on_256_cpus() {
         const RECORDS: usize = 4 << 20;
-        // LOST, SUPPRESSED, REPORTED and the open calls of two functions.
+        // LOST, SUPPRESSED, REPORTED, TEMPLATE and the open calls of two functions.
         const PER_CPU: usize = 2 << 10;
         let options = RecorderOptions::default();
         let bytes = full(options.decisions, END, size_of::<Decision>())
+            + full(options.choices, END, size_of::<Choice>())
             + full(options.counts, COUNT, size_of::<u64>())
             // Allocated one by one, from the kernel's caches of 96 bytes.
             + full(options.services, END, 24)

@@ -332,6 +332,29 @@ fn without_conntrack_ipvs_itself_names_the_endpoint() {
     assert_eq!(world.verdict(stale, 20_000).class, Class::C6);
 }
 
+/// An agent's kernel half hands a choice over with the failure that meets its connection, and a template with its choice.
+#[test]
+fn a_choice_from_hours_ago_belongs_to_the_flow_that_fails_now() {
+    const NOW: u64 = 3 * 3_600_000;
+    let template = std::net::SocketAddr::new(addr(CLIENT).ip(), 0).to_string();
+    for tracked in [false, true] {
+        let mut script = to_cart();
+        script.out = vec![chosen(10_000, &template, EP, IpvsFlags::TEMPLATE), chosen(10_000, CLIENT, EP, 0)];
+        if tracked {
+            script = by_ipvs(script.confirm_handed_over(10_000, NOW));
+        }
+        let script = script.receive_reset(NOW + 1, TcpState::Established).state(
+            NOW + 1,
+            true,
+            TcpState::Established,
+            TcpState::Close,
+        );
+        let verdict = world().verdict(script, NOW + 20_000);
+        assert_eq!(verdict.flow.endpoint, Some(addr(EP)), "{verdict:?}");
+        assert!(statements(&verdict.evidence).contains("persistence template"), "{:?}", verdict.evidence);
+    }
+}
+
 #[test]
 fn the_first_connection_of_a_client_has_a_template() {
     let client = addr(CLIENT);

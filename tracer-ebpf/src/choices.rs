@@ -1,0 +1,151 @@
+//! IPVS's choices as an agent records them: kept in the kernel by the client's end, like NAT's decisions, and reported when
+//! a failure meets their connection or when it is one of the sample.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{LruHashMap, PerCpuArray},
+};
+use tracer_ebpf::{Choice, End, Header, Hook, IpvsRecord, Kind};
+
+use crate::{filter::AF_INET, output, recorder};
+
+/// Resized by user space: without a recorder it has room for one entry.
+#[map]
+static CHOICES: LruHashMap<End, Choice> = LruHashMap::with_max_entries(1, 0);
+
+/// The last persistence template made on this CPU.
+#[map]
+static TEMPLATE: PerCpuArray<Template> = PerCpuArray::with_max_entries(1, 0);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Template {
+    time_ns: u64,
+    virtual_address: [u32; 4],
+    destination: [u32; 4],
+}
+
+/// A template and its connection come from one call of `ip_vs_sched_persist`; an emulated machine may stall between them.
+const SAME_CALL_NS: u64 = 20_000_000;
+/// `IP_VS_CONN_F_TEMPLATE` (`include/uapi/linux/ip_vs.h`).
+const TEMPLATE_FLAG: u32 = 0x1000;
+
+/// Keeps a choice. A template is kept with the connection that it was made for.
+#[inline(never)]
+#[expect(clippy::needless_borrows_for_generic_args, reason = "by value, they would be copied on the stack")]
+pub(crate) fn keep(record: &IpvsRecord) {
+    let Some(template) = TEMPLATE.get_ptr_mut(0) else { return };
+    let virtual_address = words(&record.virtual_address, record.family);
+    let destination = words(&record.destination, record.dest_family);
+    if record.client_port == 0 || record.flags & TEMPLATE_FLAG != 0 {
+        // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs.
+        unsafe {
+            *template = Template { time_ns: record.header.time_ns, virtual_address, destination };
+        }
+        return;
+    }
+    // SAFETY: as above.
+    let (made_ns, fits) = unsafe {
+        let fits = is_same((*template).virtual_address, virtual_address)
+            && is_same((*template).destination, destination);
+        let made_ns = (*template).time_ns;
+        (*template).time_ns = 0;
+        (made_ns, fits)
+    };
+    let is_new = made_ns != 0 && record.header.time_ns.wrapping_sub(made_ns) < SAME_CALL_NS;
+    let client = End {
+        address: words(&record.client, record.family),
+        port: record.client_port,
+        protocol: record.protocol,
+    };
+    let choice = Choice {
+        time_ns: record.header.time_ns,
+        template_ns: if is_new && fits { made_ns } else { 0 },
+        netns: record.header.netns,
+        flags: record.flags,
+        family: record.family,
+        dest_family: record.dest_family,
+        virtual_port: record.virtual_port,
+        destination_port: record.destination_port,
+        virtual_address: record.virtual_address,
+        destination: record.destination,
+        is_reported: 0,
+        reserved: 0,
+    };
+    // A full LRU map gives up its oldest entries; an update fails only where a CPU finds none that is free.
+    let _ = CHOICES.insert(&client, &choice, 0);
+    if recorder::is_sampled(&client) {
+        hand_over(&client);
+    }
+}
+
+/// The words of an address; IPv4 is in the first, and what follows it in the kernel's memory means nothing.
+#[inline(always)]
+fn words(bytes: &[u8; 16], family: u16) -> [u32; 4] {
+    // SAFETY: it reads the array's own bytes, at any alignment.
+    let [first, rest @ ..] = unsafe { bytes.as_ptr().cast::<[u32; 4]>().read_unaligned() };
+    let [second, third, fourth] = if family == AF_INET { [0; 3] } else { rest };
+    [first, second, third, fourth]
+}
+
+#[inline(always)]
+fn is_same([a0, a1, a2, a3]: [u32; 4], [b0, b1, b2, b3]: [u32; 4]) -> bool {
+    a0 == b0 && a1 == b1 && a2 == b2 && a3 == b3
+}
+
+/// Whether a choice for a client is kept.
+#[inline(always)]
+pub(crate) fn is_kept(client: &End) -> bool {
+    CHOICES.get_ptr(client).is_some()
+}
+
+/// Reports the choice that is kept for a client with the template that was made for it, unless it was reported before.
+#[inline(never)]
+pub(crate) fn hand_over(client: &End) {
+    let Some(choice) = CHOICES.get_ptr_mut(client) else { return };
+    // SAFETY: a map's value: valid and aligned for as long as the program runs. Another CPU may replace it meanwhile by
+    // the choice of a later connection of the same client; the record is then of either, or a mixture whose tuples fit
+    // no flow.
+    unsafe {
+        if (*choice).is_reported != 0 {
+            return;
+        }
+        (*choice).is_reported = 1;
+        if (*choice).template_ns != 0 {
+            report(
+                choice,
+                &End { port: 0, ..*client },
+                (*choice).template_ns,
+                (*choice).flags | TEMPLATE_FLAG,
+            );
+        }
+        report(choice, client, (*choice).time_ns, (*choice).flags);
+    }
+}
+
+/// # Safety
+///
+/// `choice` must be valid and aligned.
+#[inline(always)]
+unsafe fn report(choice: *const Choice, client: &End, time_ns: u64, flags: u32) {
+    let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return };
+    let record = entry.as_mut_ptr();
+    let [a, b, c, d] = client.address.map(u32::to_ne_bytes);
+    // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
+    // submitted. Every field is written before it is. The caller promises the same for the choice.
+    unsafe {
+        let header = output::header(Hook::IpVsConnNew, Kind::Ipvs, (*choice).netns);
+        (*record).header = Header { time_ns, ..header };
+        (*record).flags = flags;
+        (*record).family = (*choice).family;
+        (*record).dest_family = (*choice).dest_family;
+        (&raw mut (*record).client).cast::<[[u8; 4]; 4]>().write([a, b, c, d]);
+        (*record).virtual_address = (*choice).virtual_address;
+        (*record).destination = (*choice).destination;
+        (*record).client_port = client.port;
+        (*record).virtual_port = (*choice).virtual_port;
+        (*record).destination_port = (*choice).destination_port;
+        (*record).protocol = client.protocol;
+    }
+    output::submit(entry);
+}
