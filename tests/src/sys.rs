@@ -75,6 +75,13 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     done(unsafe { libc::umount(target.as_ptr()) })
 }
 
+/// Runs this thread before every thread of the usual kind and of a lower priority (1 to 99), until it waits.
+pub fn run_first(priority: libc::c_int) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: the parameters outlive the call, and 0 is this thread.
+    done(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) })
+}
+
 fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "invalid process number"))?;

@@ -1,6 +1,9 @@
 //! The two workloads: sequential cycles of connect, request, response and close through a Service address, and one
 //! transfer. The server handles one connection after the other on one thread, because a thread for each would cost more
 //! than the measured work.
+//!
+//! Both ends run before every other thread, the server first. Otherwise the scheduler decides at each wake-up whether the
+//! server runs at once or after the client's next call, which changes the number of context switches.
 
 use std::{
     io::{self, Read, Write},
@@ -10,13 +13,16 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{netns::Netns, world::World};
+use crate::{netns::Netns, sys, world::World};
 
 pub(super) const CONNECTIONS: usize = 100;
 const TRANSFER_BYTES: usize = 20_000_000;
 /// The first byte of a connection names its workload.
 const EXCHANGE: u8 = b'x';
 const TRANSFER: u8 = b't';
+/// The ends' priorities.
+const CLIENT: i32 = 1;
+const SERVER: i32 = 2;
 
 pub(super) struct Workload {
     client: Netns,
@@ -42,10 +48,12 @@ impl Workload {
         server
             .netns
             .spawn("server", move || {
+                sys::run_first(SERVER)?;
                 for connection in listener.incoming().flatten() {
                     // The client reports failures.
                     let _reported = serve(connection);
                 }
+                io::Result::Ok(())
             })
             .context("starting the server's thread")?;
         let client = world.pod("shop/client-1")?.place.netns.clone();
@@ -60,6 +68,7 @@ impl Workload {
     pub(super) fn connections(&self) -> Result<Run> {
         let vip = self.vip;
         let run = self.client.run(move || -> io::Result<Run> {
+            sys::run_first(CLIENT)?;
             let mut cycles = Vec::with_capacity(CONNECTIONS);
             let started = Instant::now();
             let mut last = started;
@@ -84,6 +93,7 @@ impl Workload {
     pub(super) fn transfer(&self) -> Result<Duration> {
         let vip = self.vip;
         let took = self.client.run(move || -> io::Result<Duration> {
+            sys::run_first(CLIENT)?;
             let block = vec![TRANSFER; 64 * 1024];
             let started = Instant::now();
             let mut connection = TcpStream::connect(vip)?;
