@@ -110,6 +110,7 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
     same_pod.restore(&world.topology.host)?;
     workload.connections()?;
     workload.transfer()?;
+    Workload::keep_neighbours(world)?;
 
     let mut failed = Vec::new();
     for round in 1..=rounds {
