@@ -9,6 +9,8 @@
 //! and the socket at either side. Where the source is translated too, the server meets another address and port, by which
 //! the decision is kept a second time.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{
     Global,
     helpers::bpf_ktime_get_ns,
@@ -73,7 +75,6 @@ pub(crate) fn on() -> bool {
 type Head = [u32; CT_HEAD_BYTES / 4];
 
 /// An entry's tuples, in those bytes.
-#[derive(Default)]
 struct Tuples {
     client: End,
     service: End,
@@ -90,9 +91,16 @@ const TUPLE_DST: usize = 5;
 const PORT: usize = 4;
 
 impl Tuples {
-    /// Out of line, for the sake of the caller's stack.
+    /// Writes all of `tuples`, or returns false. Out of line, for the sake of the caller's stack.
     #[inline(never)]
-    fn read(&mut self, head: &Head) -> Option<()> {
+    fn read(tuples: &mut MaybeUninit<Self>, head: &Head) -> bool {
+        let Some(read) = Self::of(head) else { return false };
+        tuples.write(read);
+        true
+    }
+
+    #[inline(always)]
+    fn of(head: &Head) -> Option<Self> {
         let (orig, reply) = (globals::OFF_CT_ORIG_SRC.load(), globals::OFF_CT_REPLY_SRC.load());
         if orig == MISSING || reply == MISSING {
             return None;
@@ -105,12 +113,13 @@ impl Tuples {
         let (orig, reply) = ((orig / 4) as usize, (reply / 4) as usize);
         let family = halves(*head.get(orig + PORT)?).1;
         let protocol = halves(*head.get(orig + TUPLE_DST + PORT)?).1 & 0xff;
-        self.client = end(head, orig, protocol)?;
-        self.service = end(head, orig + TUPLE_DST, protocol)?;
-        self.endpoint = end(head, reply, protocol)?;
-        self.seen_client = end(head, reply + TUPLE_DST, protocol)?;
-        self.family = family;
-        Some(())
+        Some(Self {
+            client: end(head, orig, protocol)?,
+            service: end(head, orig + TUPLE_DST, protocol)?,
+            endpoint: end(head, reply, protocol)?,
+            seen_client: end(head, reply + TUPLE_DST, protocol)?,
+            family,
+        })
     }
 }
 
@@ -128,29 +137,33 @@ fn halves(word: u32) -> (u16, u16) {
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
-/// Copies an entry's words. They stay where the caller has them: the stack has no room for a second copy.
-#[inline(always)]
-fn read_head(ct: u64, head: &mut Head) -> bool {
-    let bytes: *mut [u8; CT_HEAD_BYTES] = (&raw mut *head).cast();
-    // SAFETY: the bytes are the words', and any bytes are words.
-    unsafe { output::copy(bytes, conntrack::head(ct)) }
-}
-
 /// Keeps and counts the decision of a confirmed entry. Returns whether it is to be reported now: it is of the sample, or
 /// a connection to a Service's address was not translated, which is no healthy one.
 #[inline(never)]
 #[expect(clippy::needless_borrows_for_generic_args, reason = "by value, they would be copied on the stack")]
 pub(crate) fn keep(ct: u64) -> bool {
     let tcp_state = conntrack::tcp_state(ct);
-    let mut decision =
-        Decision { time_ns: now(), ct, netns: 0, tcp_state, is_reported: 0, reserved: 0, ct_head: [0; _] };
-    if !read_head(ct, &mut decision.ct_head) {
+    // Zeros, which the next lines overwrite, would be written byte by byte.
+    let mut decision = MaybeUninit::<Decision>::uninit();
+    let (at, mut tuples) = (decision.as_mut_ptr(), MaybeUninit::uninit());
+    // SAFETY: the pointer is the decision's own. All its fields are written before it is taken for one.
+    let decision = unsafe {
+        if !output::copy((&raw mut (*at).ct_head).cast::<[u8; CT_HEAD_BYTES]>(), conntrack::head(ct)) {
+            return false;
+        }
+        (&raw mut (*at).time_ns).write(now());
+        (&raw mut (*at).ct).write(ct);
+        (&raw mut (*at).netns).write(0);
+        (&raw mut (*at).tcp_state).write(tcp_state);
+        (&raw mut (*at).is_reported).write(0);
+        (&raw mut (*at).reserved).write(0);
+        decision.assume_init_mut()
+    };
+    if !Tuples::read(&mut tuples, &decision.ct_head) {
         return false;
     }
-    let mut tuples = Tuples::default();
-    if tuples.read(&decision.ct_head).is_none() {
-        return false;
-    }
+    // SAFETY: it was written.
+    let tuples = unsafe { tuples.assume_init_ref() };
     if !matches!(tuples.client.protocol as u8, IPPROTO_TCP | IPPROTO_UDP | IPPROTO_SCTP) {
         return false;
     }
@@ -158,7 +171,7 @@ pub(crate) fn keep(ct: u64) -> bool {
     if !translated && !is_service(&tuples.service) {
         return false;
     }
-    count(&tuples);
+    count(tuples);
     let netns = conntrack::netns(ct);
     let reported = if translated {
         is_sampled(&tuples.client)
@@ -167,9 +180,9 @@ pub(crate) fn keep(ct: u64) -> bool {
     };
     (decision.netns, decision.is_reported) = (netns, u32::from(reported));
     // A full LRU map gives up its oldest entries; an update fails only where a CPU finds none that is free.
-    let _ = DECISIONS.insert(&tuples.client, &decision, 0);
+    let _ = DECISIONS.insert(&tuples.client, &*decision, 0);
     if !same(&tuples.client, &tuples.seen_client) {
-        let _ = DECISIONS.insert(&tuples.seen_client, &decision, 0);
+        let _ = DECISIONS.insert(&tuples.seen_client, &*decision, 0);
     }
     reported
 }
