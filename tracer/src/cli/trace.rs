@@ -251,7 +251,7 @@ impl<'a> Trace<'a> {
             started: now(),
             pruned: Instant::now(),
             modules_read: Instant::now(),
-            exchange: Exchange::new(options.node.clone()),
+            exchange: Exchange::new(options.node.clone(), now()),
         })
     }
 

@@ -1,14 +1,20 @@
 //! The connections that a recorder in the kernel counted, by Service port and endpoint.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use super::unjudged::service_of;
 use crate::{
-    cluster::History, kernel::recorder::Counted, net::Protocol, time::Timestamp, verdict::ServiceRef,
+    cluster::{Address, History},
+    kernel::recorder::Counted,
+    net::Protocol,
+    time::Timestamp,
+    verdict::ServiceRef,
 };
 
 /// The most pairs counted apart.
 const MAX_PAIRS: usize = 100_000;
+/// How long connections to a deleted Service are its own: kube-proxy removes its rules at its next sync.
+const SYNC: Duration = Duration::from_secs(30);
 
 /// A Service port, and the endpoint that its connections got.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,11 +26,21 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The pair of connections that the kernel counted together; `None` if their address belongs to no Service at `at`.
-    pub(crate) fn of(counted: &Counted, history: &History, at: Timestamp) -> Option<Self> {
-        let Counted { service: to, endpoint, protocol } = *counted;
-        let service = service_of(to, protocol, at, history)?;
-        Some(Self { service, protocol, endpoint: (endpoint != to).then_some(endpoint) })
+    /// The pair of connections that the kernel counted together between two times; `None` if their address belonged to no
+    /// Service. A Service that was deleted between them, or shortly before, keeps its connections.
+    pub(crate) fn of(counted: &Counted, history: &History, from: Timestamp, to: Timestamp) -> Option<Self> {
+        let Counted { service: addr, endpoint, protocol } = *counted;
+        let earliest = from.saturating_sub(SYNC);
+        let deleted = match history.address(addr, protocol, to) {
+            Address::Gone { since, .. } if earliest < since => {
+                Some(since.saturating_sub(Duration::from_nanos(1)))
+            }
+            _ => None,
+        };
+        // A node port is no address of its Service: it is looked up at earlier times.
+        let mut times = [Some(to), deleted, Some(from), Some(earliest)].into_iter().flatten();
+        let service = times.find_map(|at| service_of(addr, protocol, at, history))?;
+        Some(Self { service, protocol, endpoint: (endpoint != addr).then_some(endpoint) })
     }
 }
 
@@ -53,5 +69,59 @@ impl Connections {
     /// Each pair with its connections.
     pub fn pairs(&self) -> impl Iterator<Item = (&Pair, u64)> {
         self.pairs.iter().map(|(pair, count)| (pair, *count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::{
+        Kind,
+        model::{Change, Key},
+        trim::trim,
+    };
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::from_unix_secs(1_000 + seconds)
+    }
+
+    /// `shop/task` from second 10 to second 100, at an address of its own and at a node port.
+    fn history() -> History {
+        let object =
+            |kind, value: serde_json::Value| Change::Put(trim(kind, &value, &mut Vec::new()).unwrap());
+        let ports =
+            json!([{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30_080}]);
+        let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "ports": ports});
+        let metadata = json!({"name": "task", "namespace": "shop", "uid": "task"});
+        let node = json!({"metadata": {"name": "worker-1", "uid": "node"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.11"}]}});
+        let mut history = History::new(Duration::from_hours(1));
+        history.apply(at(0), object(Kind::Node, node));
+        for kind in [Kind::Service, Kind::Node] {
+            history.mark_known(kind);
+        }
+        history.apply(at(10), object(Kind::Service, json!({"metadata": metadata, "spec": spec})));
+        history.apply(at(100), Change::Delete(Kind::Service, Key::new("shop", "task")));
+        history
+    }
+
+    #[test]
+    fn connections_to_a_service_that_was_deleted_before_they_were_read_are_its_own() {
+        let history = history();
+        let name = |to: &str, from, until| {
+            let endpoint = "10.244.1.7:8080".parse().unwrap();
+            let counted = Counted { service: to.parse().unwrap(), endpoint, protocol: Protocol::TCP };
+            Pair::of(&counted, &history, at(from), at(until)).map(|pair| pair.service.name.to_string())
+        };
+        for to in ["10.96.0.7:80", "192.0.2.11:30080"] {
+            assert_eq!(name(to, 92, 97).as_deref(), Some("task"), "{to}: it exists");
+            assert_eq!(name(to, 97, 102).as_deref(), Some("task"), "{to}: it was deleted after they began");
+            assert_eq!(name(to, 102, 107).as_deref(), Some("task"), "{to}: its rules are still there");
+            assert_eq!(name(to, 160, 165), None, "{to}: its rules are gone, and the address is nobody's");
+        }
+        assert_eq!(name("10.96.0.7:81", 97, 102), None, "it had no such port");
+        assert_eq!(name("10.96.0.8:80", 97, 102), None);
     }
 }

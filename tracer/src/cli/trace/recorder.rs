@@ -20,13 +20,15 @@ pub(super) struct Exchange {
     /// Whether Services changed since they were passed on.
     has_changed: bool,
     services_set: Instant,
-    counted: Instant,
+    /// When the counts were read last, on both clocks.
+    counted: (Instant, Timestamp),
 }
 
 impl Exchange {
-    pub(super) fn new(node: Option<String>) -> Self {
+    /// Its counts begin at `started`.
+    pub(super) fn new(node: Option<String>, started: Timestamp) -> Self {
         let now = Instant::now();
-        Self { node, has_changed: true, services_set: now, counted: now }
+        Self { node, has_changed: true, services_set: now, counted: (now, started) }
     }
 
     /// The metadata changed.
@@ -45,7 +47,7 @@ impl Exchange {
         if self.has_changed && self.services_set.elapsed() >= SERVICES {
             self.set_services(tracer, history, now);
         }
-        if self.counted.elapsed() >= COUNTS {
+        if self.counted.0.elapsed() >= COUNTS {
             self.count(tracer, history, now, sink)?;
         }
         Ok(())
@@ -76,10 +78,10 @@ impl Exchange {
         now: Timestamp,
         sink: &mut impl Sink,
     ) -> anyhow::Result<()> {
-        self.counted = Instant::now();
+        let (_, from) = std::mem::replace(&mut self.counted, (Instant::now(), now));
         let (counted, uncounted) = tracer.counts().context("cannot read how many connections started")?;
         for (counted, count) in counted {
-            sink.started(Pair::of(&counted, history, now), count);
+            sink.started(Pair::of(&counted, history, from, now), count);
         }
         sink.uncounted(uncounted);
         Ok(())
