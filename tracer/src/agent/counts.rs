@@ -1,7 +1,7 @@
 //! Counts with the names of Services: connections started, faults, unexplained flows.
 //!
 //! Owns their bound and their end. At most a stated number of series have a Service's name; increments beyond it are
-//! added up under [`OTHER`], so that sums stay exact. A deleted Service or endpoint keeps its series for [`KEEP`].
+//! added up under [`OTHER`], so that sums stay exact. A deleted Service or endpoint keeps its series for a stated time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,8 +17,6 @@ use crate::{
     verdict::{ServiceRef, Text, Verdict},
 };
 
-/// How long the series of a deleted Service or endpoint stay: scrapes and alerts see the last increments.
-pub(crate) const KEEP: Duration = Duration::from_mins(15);
 /// The name of the Service under which increments beyond the bound are counted. Kubernetes allows no such name.
 pub(crate) const OTHER: &str = "_other";
 
@@ -45,6 +43,8 @@ pub(crate) struct Fault {
 pub(crate) struct Counts {
     max: usize,
     endpoints: bool,
+    /// How long the series of a deleted Service or endpoint stay: scrapes and alerts see the last increments.
+    keep: Duration,
     connections: BTreeMap<Started, u64>,
     faults: BTreeMap<Fault, u64>,
     unexplained: BTreeMap<Option<ServiceRef>, u64>,
@@ -55,14 +55,14 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// With at most `max` series that name a Service.
-    pub(crate) fn new(max: usize, endpoints: bool) -> Self {
-        Self { max, endpoints, ..Self::default() }
+    /// With at most `max` series that name a Service. Those of a deleted one stay for `keep`.
+    pub(crate) fn new(max: usize, endpoints: bool, keep: Duration) -> Self {
+        Self { max, endpoints, keep, ..Self::default() }
     }
 
-    /// Takes a reloaded bound. Series that exist stay.
-    pub(crate) fn set(&mut self, max: usize, endpoints: bool) {
-        (self.max, self.endpoints) = (max, endpoints);
+    /// Takes reloaded bounds. Series that exist stay.
+    pub(crate) fn set(&mut self, max: usize, endpoints: bool, keep: Duration) {
+        (self.max, self.endpoints, self.keep) = (max, endpoints, keep);
     }
 
     /// Counts the connections of flows with this verdict, which is their first.
@@ -136,7 +136,7 @@ impl Counts {
         self.unexplained.iter().map(|(key, count)| (key.as_ref(), *count))
     }
 
-    /// Removes the series of Services and endpoints that are gone for longer than [`KEEP`]. Nothing is removed while the
+    /// Removes the series of Services and endpoints that are gone for longer than they are kept. Nothing is removed while the
     /// objects are not known.
     pub(crate) fn remove_gone(&mut self, history: &History, now: Timestamp) {
         if !history.knows(Kind::Service) || !history.knows(Kind::EndpointSlice) {
@@ -176,7 +176,8 @@ impl Counts {
                 note((service.clone(), Some(*endpoint)));
             }
         }
-        let is_over = |since: &Timestamp| now.since(*since) > KEEP;
+        let keep = self.keep;
+        let is_over = |since: &Timestamp| now.since(*since) > keep;
         let stays = |service: &ServiceRef, endpoint: Option<SocketAddr>| {
             let of = |endpoint| gone.get(&(service.clone(), endpoint)).is_some_and(is_over);
             !of(None) && (endpoint.is_none() || !of(endpoint))

@@ -110,7 +110,8 @@ impl Agent {
     ///
     /// If an address, the socket or the certificate cannot be used.
     pub(crate) fn start(config: Config, path: &Path, node: Option<String>) -> Result<Self, StartError> {
-        let counts = Counts::new(config.metrics.max_series.as_usize(), config.metrics.endpoints);
+        let metrics = &config.metrics;
+        let counts = Counts::new(metrics.max_series.as_usize(), metrics.endpoints, metrics.keep.get());
         let figures = Arc::new(Shared::new(counts));
         let log = Log::new(&config.log, Arc::clone(&figures));
         let recorder = FlightRecorder::new(config.recorder.clone());
@@ -322,7 +323,8 @@ impl Agent {
         let mut figures = context.figures.lock();
         figures.reloads += 1;
         figures.last_reload_failed = false;
-        figures.counts.set(new.metrics.max_series.as_usize(), new.metrics.endpoints);
+        let metrics = &new.metrics;
+        figures.counts.set(metrics.max_series.as_usize(), metrics.endpoints, metrics.keep.get());
         drop(figures);
         context.log.set(&new.log);
         self.recorder.set(new.recorder.clone(), recorded, now);

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     class::Class,
-    cluster::{History, Kind, model::Change, trim::trim},
+    cluster::{History, Key, Kind, model::Change, trim::trim},
     report::fixture,
     session::Judged,
     verdict::ServiceRef,
@@ -25,7 +25,7 @@ fn judged(service: &str, class: Class) -> Judged {
 }
 
 fn shared(max: usize) -> Arc<Shared> {
-    Arc::new(Shared::new(Counts::new(max, true)))
+    Arc::new(Shared::new(Counts::new(max, true, Duration::from_mins(15))))
 }
 
 fn scrape(figures: &Arc<Shared>) -> String {
@@ -135,23 +135,22 @@ fn the_series_of_a_deleted_service_and_of_a_gone_endpoint_are_removed_later() {
     history.mark_known(Kind::EndpointSlice);
     history.apply(at(1), put(Kind::Service, &service("cart")));
     history.apply(at(1), put(Kind::EndpointSlice, &slice("10.244.1.11")));
-    let left = |minute| {
-        figures.lock().counts.remove_gone(&history, at(minute));
+    let left = |history: &History, minute| {
+        figures.lock().counts.remove_gone(history, at(minute));
         let text = scrape(&figures);
         (values(&text, "viptrace_connections_total").len(), values(&text, "viptrace_faults_total").len())
     };
-    assert_eq!(left(2), (2, 2), "checkout is gone, and its last increments can still be scraped");
-    assert_eq!(left(17), (2, 2));
-    assert_eq!(left(18), (1, 1), "checkout is gone for more than 15 minutes");
-    assert_eq!(left(100), (1, 1));
+    assert_eq!(left(&history, 2), (2, 2), "checkout is gone, and its last increments can still be scraped");
+    assert_eq!(left(&history, 17), (2, 2));
+    assert_eq!(left(&history, 18), (1, 1), "checkout is gone for more than 15 minutes");
+    assert_eq!(left(&history, 100), (1, 1));
     history.apply(at(101), put(Kind::EndpointSlice, &slice("10.244.1.99")));
-    let left = |minute| {
-        figures.lock().counts.remove_gone(&history, at(minute));
-        let text = scrape(&figures);
-        (values(&text, "viptrace_connections_total").len(), values(&text, "viptrace_faults_total").len())
-    };
-    assert_eq!(left(102), (1, 1));
-    assert_eq!(left(118), (0, 1), "the endpoint is gone; its Service is not");
+    assert_eq!(left(&history, 102), (1, 1));
+    assert_eq!(left(&history, 118), (0, 1), "the endpoint is gone; its Service is not");
+    history.apply(at(119), Change::Delete(Kind::Service, Key::new("shop", "cart")));
+    figures.lock().counts.set(100, true, Duration::from_mins(1));
+    assert_eq!(left(&history, 120), (0, 1));
+    assert_eq!(left(&history, 122), (0, 0), "a reloaded configuration keeps it for less time");
 }
 
 #[test]

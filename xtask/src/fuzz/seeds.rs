@@ -416,7 +416,7 @@ mod made {
     pub(super) const CONFIGS: [&str; 3] = [
         "version: 1\nnode: worker-1\ncluster: {kubeconfig: /k, context: c}\ngrace: 500ms\nhooks: full\nsample: 1/50\n\
          max_flows: 512\nbuffer: 4M\noutput: json\ndrain: 20s\nkernel_stats: true\n\
-         metrics:\n  listen: '[::]:9478'\n  max_series: 1000\n  endpoints: false\n  authorization: token\n\
+         metrics:\n  listen: '[::]:9478'\n  max_series: 1000\n  endpoints: false\n  keep: 5m\n  authorization: token\n\
          \x20 tls: {certificate: /c.pem, key: /c.key}\nhealth: {listen: null}\n\
          recorder: {folder: /r, max_bytes: 1G, max_age: 7h, segment_bytes: 64M, segment_age: 10m}\n\
          stream: {socket: /run/a.sock, max_readers: 4, queue: 16}\n\

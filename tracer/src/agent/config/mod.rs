@@ -152,6 +152,8 @@ pub struct MetricsConfig {
     pub max_series: Number<100, 1_000_000>,
     /// Whether connections are counted by endpoint, or only by Service port.
     pub endpoints: bool,
+    /// How long a deleted Service or endpoint keeps its series.
+    pub keep: Span<{ 10 * SECOND }, { 24 * HOUR }>,
     /// Serves TLS.
     pub tls: Option<TlsConfig>,
     /// The readers that are allowed.
@@ -164,6 +166,7 @@ impl Default for MetricsConfig {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 9478))),
             max_series: Number::of(20_000),
             endpoints: true,
+            keep: Span::of(Duration::from_mins(15)),
             tls: None,
             authorization: Authorization::None,
         }
