@@ -363,6 +363,8 @@ impl<'a> Trace<'a> {
     pub(super) async fn watch(&mut self, sink: &mut impl Sink, stop: &mut Stop) -> anyhow::Result<()> {
         let end = self.options.duration.map(|duration| Instant::now() + duration);
         self.lister.want();
+        // Before the first records are read, so that a segment of the flight recorder has them.
+        sink.turned(&mut self.pipeline, self.tracer.as_ref(), self.started)?;
         loop {
             let deadline = self.deadline(end, sink);
             let Some(tracer) = self.tracer.as_mut() else { return Ok(()) };
