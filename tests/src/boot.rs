@@ -8,6 +8,8 @@ use std::{
     process::{Command, ExitCode, Stdio},
 };
 
+use anyhow::{Context as _, Result};
+
 use crate::{console, sys};
 
 /// The argument with which init starts the lab.
@@ -94,6 +96,12 @@ fn wait_for(lab: u32) -> i32 {
 pub fn kernel_argument(key: &str) -> Option<String> {
     let line = fs::read_to_string("/proc/cmdline").ok()?;
     argument(&line, key).map(str::to_owned)
+}
+
+/// A number in a `key=value` of the kernel's command line.
+pub fn kernel_number(key: &str) -> Result<Option<u64>> {
+    let parse = |text: String| text.parse().with_context(|| format!("{key}={text} is not a number"));
+    kernel_argument(key).map(parse).transpose()
 }
 
 fn argument<'l>(line: &'l str, key: &str) -> Option<&'l str> {

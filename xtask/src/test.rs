@@ -29,7 +29,7 @@ use crate::vm::{self, Console, Ending, Guest, Run};
 
 /// The longest time for all scenarios of a guest.
 const LIMIT: Duration = Duration::from_mins(25);
-/// The longest time for a part of the whole matrix.
+/// The longest time for a part of the whole matrix, and for scenarios that settings make longer.
 const MATRIX_LIMIT: Duration = Duration::from_mins(90);
 /// The longest silence of a guest: the mixed run of 5,000 connections under emulation on a busy machine.
 const SILENCE: Duration = Duration::from_mins(5);
@@ -49,6 +49,10 @@ pub(crate) struct Options {
     /// Keep each scenario's recording among the guest's files
     #[arg(long, conflicts_with = "host_only")]
     keep_recordings: bool,
+    /// A setting of the lab, such as `soak=1800` or `api-away=600` (seconds), `kills=20` or `seed=7`; may be given more than
+    /// once
+    #[arg(long = "lab", value_name = "NAME=VALUE", value_parser = parameter, conflicts_with = "host_only")]
+    lab: Vec<String>,
     /// Only the checks and the tests on the host
     #[arg(long, conflicts_with = "kernels")]
     host_only: bool,
@@ -93,6 +97,11 @@ impl Options {
     /// Whether each kernel runs its share, which is the default.
     fn shared(&self) -> bool {
         !self.matrix && self.kernels.is_empty() && self.scenario.is_none()
+    }
+
+    /// The longest time for the scenarios of a guest.
+    fn limit(&self) -> Duration {
+        if self.matrix || !self.lab.is_empty() { MATRIX_LIMIT } else { LIMIT }
     }
 
     /// The parts of this kernel's scenarios. Each part has its own guest.
@@ -165,7 +174,7 @@ fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()
             parameters: parameters(options, series, part),
             counted: false,
             console: Console::Prefixed(format!("{:>8} | ", part.of(series))),
-            limit: if options.matrix { MATRIX_LIMIT } else { LIMIT },
+            limit: options.limit(),
             silence: SILENCE,
             output: place.guest_output(&part.of(series).replace([' ', '/'], "-")),
         }));
@@ -243,6 +252,7 @@ fn parameters(options: &Options, series: &Series, part: Part) -> Vec<String> {
     if options.keep_recordings {
         parameters.push("lab.keep=recordings".to_owned());
     }
+    parameters.extend(options.lab.iter().map(|setting| format!("lab.{setting}")));
     parameters
 }
 
@@ -375,6 +385,14 @@ mod tests {
             parameters(&options, series("6.1"), whole),
             ["lab.mode=test", "lab.filter=c6,n1", "lab.without=kfree_skb,early_drop"]
         );
+        assert_eq!(options.limit(), LIMIT);
+        options.without_hooks.clear();
+        options.lab = vec!["soak=1800".into(), "kills=20".into()];
+        assert_eq!(
+            parameters(&options, series("6.1"), whole),
+            ["lab.mode=test", "lab.filter=c6,n1", "lab.soak=1800", "lab.kills=20"]
+        );
+        assert_eq!(options.limit(), MATRIX_LIMIT, "a long soak");
     }
 
     #[test]
