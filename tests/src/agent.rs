@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
+    expect::Record,
     invocation::Invocation,
     tool::Ended,
     wait,
@@ -21,8 +22,11 @@ use crate::{
 
 /// The limit for loading, attaching and the first lists on an emulated machine.
 const READY: Duration = Duration::from_secs(90);
-/// The limit from an event to the metrics that count it.
-const COUNTED: Duration = Duration::from_mins(1);
+/// The limit from an event to the metrics that count it. A verdict may wait for a reading of the node, and another guest may
+/// have the CPU.
+const COUNTED: Duration = Duration::from_mins(3);
+/// The pause between two scrapes: one costs some 40 ms of an emulated CPU.
+const SCRAPE: Duration = Duration::from_millis(250);
 /// The limit of one answer on a port.
 const ANSWER: Duration = Duration::from_secs(20);
 
@@ -43,6 +47,22 @@ impl Agent {
     /// Starts an agent whose recorder writes to `segments`, and waits until it is ready. `more` is YAML at the end of its
     /// configuration.
     pub fn start(kubeconfig: &Path, segments: &Path, more: &str) -> Result<Self> {
+        let mut agent = Self::begin(kubeconfig, segments, more)?;
+        let ready = wait::until_every(SCRAPE / 5, "the agent to be ready", READY, || {
+            if Self::is_ready() {
+                return Some(true);
+            }
+            agent.process.has_ended().then_some(false)
+        });
+        if !ready.as_ref().is_ok_and(|is_ready| *is_ready) {
+            agent.process.interrupt()?;
+            bail!("the agent did not get ready: {ready:?}: {}", agent.process.end(ANSWER)?.stderr);
+        }
+        Ok(agent)
+    }
+
+    /// The same without waiting.
+    pub fn begin(kubeconfig: &Path, segments: &Path, more: &str) -> Result<Self> {
         let folder = Path::new("/run/lab");
         let (config, socket) = (folder.join("agent.yaml"), folder.join("agent.sock"));
         let text = format!(
@@ -56,18 +76,12 @@ impl Agent {
         fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let arguments = ["agent", "--config", &config.to_string_lossy()].map(str::to_owned);
         let process = Invocation::start(&arguments.each_ref().map(String::as_str))?;
-        let mut agent = Self { process, segments: segments.to_owned(), socket };
-        let ready = wait::until("the agent to be ready", READY, || {
-            if get(HEALTH, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
-                return Some(true);
-            }
-            agent.process.has_ended().then_some(false)
-        });
-        if !ready.as_ref().is_ok_and(|is_ready| *is_ready) {
-            agent.process.interrupt()?;
-            bail!("the agent did not get ready: {ready:?}: {}", agent.process.end(ANSWER)?.stderr);
-        }
-        Ok(agent)
+        Ok(Self { process, segments: segments.to_owned(), socket })
+    }
+
+    /// Whether `/readyz` answers with status 200.
+    pub fn is_ready() -> bool {
+        get(HEALTH, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }
 
     /// The sum of a metric's series that have these labels (`name="value"`).
@@ -83,16 +97,27 @@ impl Agent {
 
     /// Waits until the sum is at least this, and returns it.
     pub fn wait_for(name: &str, labels: &[&str], least: u64) -> Result<u64> {
+        Self::wait_until(name, labels, &format!("at least {least}"), |sum| sum >= least)
+    }
+
+    /// Waits until the sum is `expected`, as `is_expected` decides, and returns it.
+    pub fn wait_until(
+        name: &str,
+        labels: &[&str],
+        expected: &str,
+        is_expected: impl Fn(u64) -> bool,
+    ) -> Result<u64> {
         let mut sum = 0;
-        let reached = wait::until(name, COUNTED, || {
+        let reached = wait::until_every(SCRAPE, name, COUNTED, || {
             sum = Self::sum(name, labels).ok()?;
-            (sum >= least).then_some(sum)
+            is_expected(sum).then_some(sum)
         });
         reached.with_context(|| {
             let page = get(METRICS, "/metrics").unwrap_or_default();
             let shown: Vec<&str> =
                 page.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0")).collect();
-            format!("{name} with {labels:?} is {sum}, expected {least}; all metrics:\n{}", shown.join("\n"))
+            let shown = shown.join("\n");
+            format!("{name} with {labels:?} is {sum}, expected {expected}; all metrics:\n{shown}")
         })
     }
 
@@ -116,11 +141,16 @@ impl Agent {
         Ok(maps.values().sum())
     }
 
-    /// The CPU time that it has used, seconds.
-    pub fn cpu_seconds(&self) -> Result<f64> {
+    /// The value of a metric without labels.
+    pub fn number(name: &str) -> Result<f64> {
         let page = get(METRICS, "/metrics")?;
-        let line = page.lines().find_map(|line| line.strip_prefix("process_cpu_seconds_total "));
-        line.and_then(|value| value.parse().ok()).context("the metrics have no CPU time")
+        let of = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+        page.lines().find_map(of).with_context(|| format!("the metrics have no number {name}"))
+    }
+
+    /// The records that it has printed, with `output: json`.
+    pub fn printed(&self) -> Result<Vec<Record>> {
+        Ok(self.process.printed()?.iter().filter_map(|line| Record::parse(line)).collect())
     }
 
     /// Sends SIGTERM, and waits for the end.
@@ -130,8 +160,8 @@ impl Agent {
     }
 
     /// Kills it without warning.
-    pub fn kill(self) {
-        drop(self.process);
+    pub fn kill(self) -> Result<Ended> {
+        self.process.kill(ANSWER)
     }
 
     /// The stored segments, the oldest first.

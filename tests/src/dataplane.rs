@@ -63,6 +63,8 @@ const LEGACY: Variant = Variant::new(Mode::IptablesLegacy, Family::V4);
 const LEGACY_6: Variant = Variant::new(Mode::IptablesLegacy, Family::V6);
 const NFTABLES: Variant = Variant::new(Mode::Nftables, Family::V4);
 const NFTABLES_6: Variant = Variant::new(Mode::Nftables, Family::V6);
+/// Faults that only nftables' tables can have.
+pub const NFTABLES_ONLY: &[Variant] = &[NFTABLES];
 /// Features that exist only in IPVS.
 pub const IPVS_ONLY: &[Variant] = &[IPVS];
 const IPVS: Variant = Variant::new(Mode::Ipvs, Family::V4);

@@ -93,19 +93,31 @@ impl Invocation {
         sys::interrupt(self.child.id()).context("interrupting viptrace")
     }
 
+    /// Kills viptrace without warning (SIGKILL).
+    pub fn kill(mut self, limit: Duration) -> Result<Ended> {
+        self.child.kill().context("killing viptrace")?;
+        self.end(limit)
+    }
+
+    /// The lines of its standard output so far.
+    pub fn printed(&self) -> Result<Vec<String>> {
+        Ok(read(&self.stdout)?.lines().map(str::to_owned).collect())
+    }
+
     /// Waits until viptrace ends.
     pub fn end(mut self, limit: Duration) -> Result<Ended> {
         let status = wait::until("viptrace to end", limit, || self.child.try_wait().transpose())?
             .context("waiting for it")?;
-        let read = |path: &PathBuf| {
-            fs::read_to_string(path).with_context(|| format!("reading viptrace's output {}", path.display()))
-        };
         Ok(Ended {
             status: sys::exit_code(std::os::unix::process::ExitStatusExt::into_raw(status)),
-            stdout: read(&self.stdout)?.lines().map(str::to_owned).collect(),
+            stdout: self.printed()?,
             stderr: read(&self.stderr)?,
         })
     }
+}
+
+fn read(path: &PathBuf) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("reading viptrace's output {}", path.display()))
 }
 
 impl Drop for Invocation {

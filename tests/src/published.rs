@@ -21,7 +21,7 @@ const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 /// The Service `shop/NAME`, in one family.
 #[derive(Clone, Debug)]
 pub struct Published {
-    pub name: &'static str,
+    pub name: String,
     /// `None` for a headless Service.
     pub cluster_ip: Option<IpAddr>,
     pub external_ip: Option<IpAddr>,
@@ -129,7 +129,7 @@ impl Published {
         }
         let ingress: Vec<Value> =
             self.load_balancer_ip.iter().map(|ip| json!({"ip": ip.to_string(), "ipMode": "VIP"})).collect();
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata(self.name), "spec": spec,
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata(&self.name), "spec": spec,
             "status": {"loadBalancer": {"ingress": ingress}}})
     }
 
@@ -175,7 +175,7 @@ mod tests {
     /// `shop/api` of the captured cluster, without its load balancer: source ranges would change the rules.
     fn api() -> Published {
         Published {
-            name: "api",
+            name: "api".to_owned(),
             cluster_ip: Some([10, 96, 10, 50].into()),
             external_ip: Some([203, 0, 113, 50].into()),
             load_balancer_ip: None,

@@ -41,6 +41,15 @@ pub fn mount_with(kind: &str, target: &Path, options: &str) -> io::Result<()> {
     }
 }
 
+/// Makes a file system that was mounted read-only writable.
+pub fn remount_writable(target: &Path) -> io::Result<()> {
+    let target = CString::new(target.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))?;
+    let none = std::ptr::null();
+    // SAFETY: the target is a NUL-terminated string that outlives the call; a remount reads no other.
+    done(unsafe { libc::mount(none, target.as_ptr(), none, libc::MS_REMOUNT, none.cast()) })
+}
+
 /// Moves only the calling thread into a network namespace.
 pub fn enter_netns(namespace: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as the borrow lives; no memory is passed.

@@ -12,7 +12,17 @@ use anyhow::{Result, bail};
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Waits at most `limit` until `condition` returns a value; `what` completes "waited 5 s for …".
-pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
+pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<T> {
+    until_every(POLL_INTERVAL, what, limit, condition)
+}
+
+/// The same with this pause between two checks, for a condition whose check is costly.
+pub fn until_every<T>(
+    pause: Duration,
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+) -> Result<T> {
     let started = Instant::now();
     loop {
         if let Some(value) = condition() {
@@ -21,7 +31,7 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Opti
         if started.elapsed() > limit {
             bail!("waited {:.0} s for {what}", limit.as_secs_f64());
         }
-        thread::park_timeout(POLL_INTERVAL);
+        thread::park_timeout(pause);
     }
 }
 

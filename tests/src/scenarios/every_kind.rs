@@ -82,8 +82,8 @@ fn ports(node_port: Option<u16>) -> Vec<Port> {
 /// `shop/relay` with every address that a Service can have, `shop/handmade` and `shop/bare`.
 fn services(stage: &Stage, addresses: &Addresses, outside: IpAddr) -> Result<[Published; 3]> {
     let pod = Member { address: stage.place(POD)?.address, pod: Some(POD) };
-    let plain = |name, cluster_ip, endpoint, selects| Published {
-        name,
+    let plain = |name: &str, cluster_ip, endpoint, selects| Published {
+        name: name.to_owned(),
         cluster_ip,
         external_ip: None,
         load_balancer_ip: None,

@@ -21,6 +21,7 @@ mod kinds;
 mod late_module;
 mod lean;
 mod leftovers;
+mod load;
 mod mixed;
 mod newer;
 mod no_endpoints;
@@ -49,8 +50,8 @@ use share::{
 
 use crate::{
     dataplane::{
-        BESIDE_OTHERS, BOTH_FAMILIES, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER, OF_ONE_TIME,
-        Variant, WHOLE, WIDE, WITH_IPVS,
+        BESIDE_OTHERS, BOTH_FAMILIES, DEFAULT, EVERY, IPVS_ONLY, NETFILTER, NETFILTER_4, NEWER,
+        NFTABLES_ONLY, OF_ONE_TIME, Variant, WHOLE, WIDE, WITH_IPVS,
     },
     matrix::{Cell, Covers, Family, Kind, Protocol, TCP4, UDP4},
     world::Stage,
@@ -202,8 +203,12 @@ pub const ALL: &[Scenario] = &[
     scenario("failures", failures::story).on(WITH_IPVS).runs(EVERY_KERNEL),
     scenario("agent", agent::story).runs(EVERY_KERNEL),
     scenario("agent-soak", soak::story),
-    scenario("agent-full-disk", agent::full_disk),
-    scenario("agent-killed", agent::killed).runs(ENDS),
+    scenario("agent-full-disk", agent::disk::full),
+    scenario("agent-read-only-disk", agent::disk::read_only),
+    scenario("agent-killed", agent::kills::story).runs(ENDS),
+    scenario("agent-api-away", agent::outage::story),
+    scenario("agent-late-module", agent::rules::late_module),
+    scenario("agent-tables-deleted", agent::rules::tables_deleted).on(NFTABLES_ONLY),
     scenario("clock-steps", clock::story).runs(ENDS),
     scenario("failures-noisy", failures::noisy).runs(ENDS),
     scenario("terminal", terminal::story),

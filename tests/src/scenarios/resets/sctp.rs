@@ -27,7 +27,7 @@ fn service(stage: &mut Stage, endpoint: Option<IpAddr>) -> Result<SocketAddr> {
     let port =
         Port { name: "diameter", protocol: Transport::Sctp, number: PORT, target: PORT, node_port: None };
     stage.publish(&[Published {
-        name: "signal",
+        name: "signal".to_owned(),
         cluster_ip: Some(vip.ip()),
         external_ip: None,
         load_balancer_ip: None,

@@ -1,0 +1,193 @@
+//! The agent under a small CPU limit for minutes: steady connections, DNS, and a Pod that
+//! connects to a closed port as fast as it can. Every fault of another Service is reported with its class, the noise makes no
+//! healthy flow uncertain, counts are exact, and nothing grows. `lab.soak=SECONDS` on the kernel's command line sets the
+//! length.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use viptrace_class::Class;
+
+use super::{
+    agent::{expect_connections, expect_faults, fresh, stop},
+    load::{self, Load},
+    silent,
+};
+use crate::{
+    agent::Agent,
+    boot, console,
+    traffic::{
+        Outcome, all_ended,
+        client::{self, Script},
+        server::EXCHANGE,
+        udp::Answer,
+    },
+    wait,
+    world::Stage,
+};
+
+const LENGTH: Duration = Duration::from_mins(3);
+/// From one fault to the next.
+const PACE: Duration = Duration::from_secs(15);
+const SILENT: usize = 2;
+const REJECTED: usize = 2;
+/// 200 thousandths of a CPU, as `resources.limits.cpu: 200m`.
+const CPU_MAX: &str = "20000 100000";
+const GROUP: &str = "/sys/fs/cgroup/agent";
+/// The growth of the agent's resident memory after the first third: the room that its allocator and its histograms may still take.
+const GROWTH: u64 = 8 << 20;
+/// The same for its open files, for its series, of which those of the last rounds are not removed yet, and for the flows that
+/// are not judged yet.
+const MORE_FILES: u64 = 4;
+const MORE_SERIES: u64 = 12;
+const MORE_FLOWS: u64 = 1_000;
+
+/// The connections that were made.
+#[derive(Debug, Default)]
+struct Made {
+    steady: usize,
+    noise: usize,
+    queries: usize,
+    silent: usize,
+    rejected: usize,
+}
+
+/// The figures that must not grow.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    resident: u64,
+    files: u64,
+    series: u64,
+    flows: u64,
+}
+
+impl Size {
+    fn read() -> Result<Self> {
+        Ok(Self {
+            resident: Agent::sum("process_resident_memory_bytes", &[])?,
+            files: Agent::sum("process_open_fds", &[])?,
+            series: Agent::sum("viptrace_series", &[])?,
+            flows: Agent::sum("viptrace_open_flows", &[])?,
+        })
+    }
+
+    fn expect_no_more(self, later: Self) -> Result<()> {
+        ensure!(
+            later.resident <= self.resident + GROWTH
+                && later.files <= self.files + MORE_FILES
+                && later.series <= self.series + MORE_SERIES
+                && later.flows <= self.flows + MORE_FLOWS,
+            "the agent grew from {self:?} to {later:?} after the first third"
+        );
+        Ok(())
+    }
+}
+
+pub(super) fn story(stage: &mut Stage) -> Result<()> {
+    stage.needs_viptrace()?;
+    let length = boot::kernel_number("lab.soak")?.map_or(LENGTH, Duration::from_secs);
+    stage.keep_serving(&["shop/cart-1", "shop/cart-2", "shop/cart-3"], 8080, EXCHANGE)?;
+    stage.keep_serving_udp(&["kube-system/coredns-1", "kube-system/coredns-2"], 53, Answer::Echo)?;
+    silent::misdeliver_payments(stage)?;
+    let agent = Agent::start(&stage.kubeconfig()?, &fresh("/tmp/segments")?, "sample: 1/100\n")?;
+    limit_cpu(&agent)?;
+    let made = traffic(stage, length)?;
+
+    expect_faults("payments", Class::C29, made.silent)?;
+    expect_faults("checkout", Class::C20, made.rejected)?;
+    for (service, made) in [("cart", made.steady), ("api", made.noise), ("payments", made.silent)] {
+        expect_connections(service, made)?;
+    }
+    for service in ["cart", "kube-dns"] {
+        let faults = Agent::sum("viptrace_faults_total", &[&format!("service=\"{service}\"")])?;
+        ensure!(faults == 0, "{service}: {faults} faults");
+    }
+    let label = ["service=\"kube-dns\""];
+    let queries = Agent::wait_for("viptrace_connections_total", &label, 1)?;
+    // A query from a port whose entry is still alive begins no connection.
+    ensure!(queries <= made.queries as u64, "{queries} connections of {} queries", made.queries);
+    let sum = |name: &str| Agent::sum(name, &[]);
+    let (lost, suppressed) = (sum("viptrace_lost_events_total")?, sum("viptrace_suppressed_events_total")?);
+    // Where some events of a noisy connection are suppressed, the others may explain nothing.
+    let of_noise = Agent::sum("viptrace_unexplained_total", &["service=\"api\""])?;
+    let (unexplained, evicted) =
+        (sum("viptrace_unexplained_total")? - of_noise, sum("viptrace_evicted_flows_total")?);
+    let (noise, all) =
+        (Agent::sum("viptrace_faults_total", &["service=\"api\""])?, sum("viptrace_faults_total")?);
+    let (results, maps) = (Agent::sum("viptrace_flows_total", &["result=\"ok\""])?, agent.map_bytes()?);
+    let cpu = Agent::number("process_cpu_seconds_total")?;
+    console::print(format!(
+        "agent-soak: {} s, {made:?}; {noise} refusals of the noise reported, {suppressed} events suppressed, {lost} lost, \
+         {evicted} flows evicted, {unexplained} unexplained and {of_noise} of the noise, {results} healthy ones sampled; {cpu} s of CPU, {maps} bytes of maps",
+        length.as_secs()
+    ));
+    ensure!(
+        (lost, unexplained, evicted) == (0, 0, 0) && suppressed > 0,
+        "{lost} events were lost, {suppressed} suppressed, {evicted} flows evicted, {unexplained} unexplained"
+    );
+    // Each refusal of the noise causes several events. Without a report, all of them were suppressed.
+    ensure!(
+        noise + suppressed >= made.noise as u64 && noise > 0,
+        "{} connections of the noise: {noise} were reported, {suppressed} events suppressed",
+        made.noise
+    );
+    let caused = made.silent + made.rejected;
+    ensure!(
+        all == noise + caused as u64,
+        "{all} faults were reported, {noise} of the noise and {caused} others caused"
+    );
+    stop(agent)?;
+    Ok(())
+}
+
+/// Makes connections for as long, and checks that nothing grows. Returns how many.
+fn traffic(stage: &Stage, length: Duration) -> Result<Made> {
+    let vip = |service, port| stage.vip(service, port);
+    let (cart, dns) = (vip("shop/cart", "http")?, vip("kube-system/kube-dns", "dns")?);
+    let (api, payments, checkout) =
+        (vip("shop/api", "https")?, vip("shop/payments", "grpc")?, vip("shop/checkout", "http")?);
+    let (client_1, slow_1) = (stage.place("shop/client-1")?, stage.place("shop/slow-1")?);
+    let steady = Load::start(client_1, cart, load::exchange)?;
+    let queries = Load::start(client_1, dns, load::query)?;
+    let noise = Load::start(slow_1, api, load::refused)?;
+    let (mut silent, mut rejected, mut at_third, mut round, mut minute) = (0, 0, None, 0, 1);
+    let began = Instant::now();
+    while began.elapsed() < length {
+        let patience = Script::exchange().connect_limit(Duration::from_secs(4));
+        all_ended(&client::connect(client_1, payments, SILENT, 2, patience)?, &Outcome::ConnectTimedOut)?;
+        let without = client::connect(client_1, checkout, REJECTED, 1, Script::exchange())?;
+        all_ended(&without, &Outcome::Refused)?;
+        (silent, rejected, round) = (silent + SILENT, rejected + REJECTED, round + 1);
+        if began.elapsed() * 3 >= length && at_third.is_none() {
+            at_third = Some(Size::read()?);
+        }
+        if began.elapsed() >= Duration::from_mins(1) * minute {
+            // A silent guest counts as dead.
+            console::print(format!("agent-soak: {} s, {:?}", began.elapsed().as_secs(), Size::read()?));
+            minute += 1;
+        }
+        wait::until_older_than(began, (PACE * round).min(length));
+    }
+    let now = Size::read()?;
+    let made =
+        Made { steady: steady.stop()?, noise: noise.stop()?, queries: queries.stop()?, silent, rejected };
+    let at_third = at_third.unwrap_or(now);
+    console::print(format!("agent-soak: {at_third:?} after the first third, {now:?} at the end"));
+    at_third.expect_no_more(now)?;
+    Ok(made)
+}
+
+/// Puts the agent into a group with a limit of its CPU time.
+fn limit_cpu(agent: &Agent) -> Result<()> {
+    let group = Path::new(GROUP);
+    fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu").context("enabling the CPU controller")?;
+    fs::create_dir_all(group).context("creating the agent's group")?;
+    fs::write(group.join("cpu.max"), CPU_MAX).context("limiting the agent's CPU time")?;
+    fs::write(group.join("cgroup.procs"), agent.pid().to_string())
+        .context("moving the agent into its group")?;
+    Ok(())
+}
