@@ -20,6 +20,11 @@ impl Netns {
         Self::open(name, &format!("/run/netns/{name}"))
     }
 
+    /// Removes the name of a namespace of [`Netns::create`]. The kernel ends it with its last thread and value.
+    pub fn remove(&self) -> Result<()> {
+        command::run("ip", &["netns", "delete", &self.name]).map(drop)
+    }
+
     /// The namespace of the calling thread: the node's own when the lab starts.
     pub fn current(name: &str) -> Result<Self> {
         Self::open(name, "/proc/thread-self/ns/net")

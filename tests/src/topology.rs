@@ -47,6 +47,9 @@ impl Place {
 pub(crate) const FIRST_PORT: u16 = 20_000;
 pub(crate) const LAST_PORT: u16 = 60_999;
 
+/// The number of the first Pod that is started later, in the name of its link.
+const FIRST_STARTED: usize = 1_000;
+
 #[derive(Clone, Debug)]
 pub struct Pod {
     /// `namespace/name`.
@@ -68,6 +71,16 @@ impl Pod {
     pub fn at(&self, family: Family) -> Result<&Place> {
         find(&self.places, family)
             .with_context(|| format!("Pod {} has no {} address", self.key, family.as_str()))
+    }
+}
+
+impl Pod {
+    /// Removes a Pod of [`Topology::start_pod`]: its address answers no longer.
+    pub fn stop(self) -> Result<()> {
+        let mut commands = vec![format!("link del {}", self.link)];
+        commands.extend(self.places.iter().map(|place| format!("neigh flush to {} dev cni0", place.address)));
+        self.node.ip_batch(&commands)?;
+        self.place.netns.remove()
     }
 }
 
@@ -156,6 +169,13 @@ impl Topology {
     /// The Pod `namespace/name`.
     pub fn pod(&self, key: &str) -> Result<&Pod> {
         self.pods.get(key).with_context(|| format!("the topology has no Pod {key}"))
+    }
+
+    /// Starts a further Pod on this node, `namespace/name`, at an address that no other has. `number` is not that of another
+    /// Pod which is started.
+    pub fn start_pod(&self, key: &str, address: IpAddr, number: usize) -> Result<Pod> {
+        let info = PodInfo { key: key.to_owned(), node: self.node.name.clone(), addresses: vec![address] };
+        build_pod(&self.host, &self.node, FIRST_STARTED + number, &info, true)
     }
 
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {

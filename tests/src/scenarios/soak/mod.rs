@@ -1,7 +1,9 @@
-//! The agent under a small CPU limit for minutes: steady connections, DNS, and a Pod that
+//! The agent under a small CPU limit for minutes: steady connections, DNS, Pods and Services that come and go, and a Pod that
 //! connects to a closed port as fast as it can. Every fault of another Service is reported with its class, the noise makes no
 //! healthy flow uncertain, counts are exact, and nothing grows. `lab.soak=SECONDS` on the kernel's command line sets the
 //! length.
+
+mod churn;
 
 use std::{
     fs,
@@ -29,6 +31,7 @@ use crate::{
     wait,
     world::Stage,
 };
+use churn::Churn;
 
 const LENGTH: Duration = Duration::from_mins(3);
 /// From one fault to the next.
@@ -54,6 +57,12 @@ struct Made {
     queries: usize,
     silent: usize,
     rejected: usize,
+    /// To Pods and Services that come and go.
+    changing: usize,
+    /// To Pods that had gone.
+    stale: usize,
+    /// Services whose series disappeared after their deletion.
+    removed: usize,
 }
 
 /// The figures that must not grow.
@@ -93,12 +102,17 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     stage.keep_serving(&["shop/cart-1", "shop/cart-2", "shop/cart-3"], 8080, EXCHANGE)?;
     stage.keep_serving_udp(&["kube-system/coredns-1", "kube-system/coredns-2"], 53, Answer::Echo)?;
     silent::misdeliver_payments(stage)?;
-    let agent = Agent::start(&stage.kubeconfig()?, &fresh("/tmp/segments")?, "sample: 1/100\n")?;
+    // The rounds replace the rules, and the last ones are repaired here.
+    let rules = stage.rules()?.clone();
+    stage.break_rules(&rules)?;
+    let more = format!("sample: 1/100\nmetrics: {{keep: {}s}}\n", churn::KEEP.as_secs());
+    let agent = Agent::start(&stage.kubeconfig()?, &fresh("/tmp/segments")?, &more)?;
     limit_cpu(&agent)?;
     let made = traffic(stage, length)?;
 
     expect_faults("payments", Class::C29, made.silent)?;
     expect_faults("checkout", Class::C20, made.rejected)?;
+    expect_faults("workers", Class::C6, made.stale)?;
     for (service, made) in [("cart", made.steady), ("api", made.noise), ("payments", made.silent)] {
         expect_connections(service, made)?;
     }
@@ -121,9 +135,10 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
     let (results, maps) = (Agent::sum("viptrace_flows_total", &["result=\"ok\""])?, agent.map_bytes()?);
     let cpu = Agent::number("process_cpu_seconds_total")?;
     console::print(format!(
-        "agent-soak: {} s, {made:?}; {noise} refusals of the noise reported, {suppressed} events suppressed, {lost} lost, \
+        "agent-soak: {} s, {made:?}, {} to Pods that come and go; {noise} refusals of the noise reported, {suppressed} events suppressed, {lost} lost, \
          {evicted} flows evicted, {unexplained} unexplained and {of_noise} of the noise, {results} healthy ones sampled; {cpu} s of CPU, {maps} bytes of maps",
-        length.as_secs()
+        length.as_secs(),
+        made.changing
     ));
     ensure!(
         (lost, unexplained, evicted) == (0, 0, 0) && suppressed > 0,
@@ -135,7 +150,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
         "{} connections of the noise: {noise} were reported, {suppressed} events suppressed",
         made.noise
     );
-    let caused = made.silent + made.rejected;
+    let caused = made.silent + made.rejected + made.stale;
     ensure!(
         all == noise + caused as u64,
         "{all} faults were reported, {noise} of the noise and {caused} others caused"
@@ -145,7 +160,7 @@ pub(super) fn story(stage: &mut Stage) -> Result<()> {
 }
 
 /// Makes connections for as long, and checks that nothing grows. Returns how many.
-fn traffic(stage: &Stage, length: Duration) -> Result<Made> {
+fn traffic(stage: &mut Stage, length: Duration) -> Result<Made> {
     let vip = |service, port| stage.vip(service, port);
     let (cart, dns) = (vip("shop/cart", "http")?, vip("kube-system/kube-dns", "dns")?);
     let (api, payments, checkout) =
@@ -154,6 +169,7 @@ fn traffic(stage: &Stage, length: Duration) -> Result<Made> {
     let steady = Load::start(client_1, cart, load::exchange)?;
     let queries = Load::start(client_1, dns, load::query)?;
     let noise = Load::start(slow_1, api, load::refused)?;
+    let mut churn = Churn::default();
     let (mut silent, mut rejected, mut at_third, mut round, mut minute) = (0, 0, None, 0, 1);
     let began = Instant::now();
     while began.elapsed() < length {
@@ -161,6 +177,7 @@ fn traffic(stage: &Stage, length: Duration) -> Result<Made> {
         all_ended(&client::connect(client_1, payments, SILENT, 2, patience)?, &Outcome::ConnectTimedOut)?;
         let without = client::connect(client_1, checkout, REJECTED, 1, Script::exchange())?;
         all_ended(&without, &Outcome::Refused)?;
+        churn.round(stage)?;
         (silent, rejected, round) = (silent + SILENT, rejected + REJECTED, round + 1);
         if began.elapsed() * 3 >= length && at_third.is_none() {
             at_third = Some(Size::read()?);
@@ -173,11 +190,20 @@ fn traffic(stage: &Stage, length: Duration) -> Result<Made> {
         wait::until_older_than(began, (PACE * round).min(length));
     }
     let now = Size::read()?;
-    let made =
-        Made { steady: steady.stop()?, noise: noise.stop()?, queries: queries.stop()?, silent, rejected };
+    let made = Made {
+        steady: steady.stop()?,
+        noise: noise.stop()?,
+        queries: queries.stop()?,
+        silent,
+        rejected,
+        changing: churn.served,
+        stale: churn.stale,
+        removed: churn.end(stage)?,
+    };
     let at_third = at_third.unwrap_or(now);
     console::print(format!("agent-soak: {at_third:?} after the first third, {now:?} at the end"));
     at_third.expect_no_more(now)?;
+    ensure!(made.removed > 0, "no series of a deleted Service disappeared");
     Ok(made)
 }
 
