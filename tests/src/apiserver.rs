@@ -17,8 +17,11 @@ use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 
 mod http;
+mod population;
 mod store;
 
+pub use population::Population;
+use population::Writer;
 use store::{Resource, Store};
 
 /// How the API server becomes unavailable.
@@ -37,6 +40,7 @@ const BOOKMARK_PERIOD: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct Shared {
     store: Mutex<Store>,
+    population: Mutex<Option<Arc<Writer>>>,
     /// Changes with each event and wakes the watches.
     changed: watch::Sender<u64>,
     hung: watch::Sender<bool>,
@@ -49,6 +53,10 @@ impl Shared {
     fn store(&self) -> MutexGuard<'_, Store> {
         // A test that panicked while it held the lock has failed already.
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn population(&self) -> Option<Arc<Writer>> {
+        self.population.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn bookmark_period(&self) -> Duration {
@@ -88,6 +96,7 @@ impl ApiServer {
         }
         let shared = Arc::new(Shared {
             store: Mutex::new(store),
+            population: Mutex::default(),
             changed: watch::Sender::new(0),
             hung: watch::Sender::new(false),
             cut: watch::Sender::new(0),
@@ -119,6 +128,14 @@ impl ApiServer {
         let applied = self.shared.store().apply(object);
         applied.map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         self.wake();
+        Ok(())
+    }
+
+    /// Adds a large cluster to the lists from now on, in place of an earlier one. Open watches do not report it.
+    pub fn populate(&self, population: Population) -> io::Result<()> {
+        let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+        let writer = Writer::new(population).map_err(invalid)?;
+        *self.shared.population.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(writer));
         Ok(())
     }
 

@@ -24,6 +24,9 @@ use super::{Shared, store::Resource};
 
 type Params = Query<HashMap<String, String>>;
 
+/// Begins the token of a page within a population. No namespace begins like this.
+const POPULATION: &str = "~";
+
 /// The length of a watch whose client sets none.
 const WATCH_SECONDS: u64 = 300;
 
@@ -166,22 +169,62 @@ fn list(
     query: &HashMap<String, String>,
 ) -> Response {
     let mut store = shared.store();
-    let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(0);
+    let limit: usize = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(0);
     let token = query.get("continue").filter(|token| !token.is_empty());
-    let after =
-        token.and_then(|token| token.split_once('/')).map(|(ns, name)| (ns.to_owned(), name.to_owned()));
     if token.is_none() {
         store.count_list(resource);
     }
-    let (items, last) = store.list(resource, namespace, after.as_ref(), limit);
-    let next = last.map_or(String::new(), |(ns, name)| format!("{ns}/{name}"));
-    Json(json!({
-        "kind": format!("{}List", resource.kind()),
-        "apiVersion": resource.api_version(),
-        "metadata": {"resourceVersion": store.version().to_string(), "continue": next},
-        "items": items,
-    }))
-    .into_response()
+    let mut page = Page { resource, version: store.version(), items: String::new(), count: 0 };
+    // The objects of a population follow the others.
+    let index = token.and_then(|token| token.strip_prefix(POPULATION)?.parse().ok());
+    if index.is_none() {
+        let after = token.and_then(|token| token.split_once('/'));
+        let after = after.map(|(ns, name)| (ns.to_owned(), name.to_owned()));
+        let (items, last) = store.list(resource, namespace, after.as_ref(), limit);
+        for item in items {
+            page.push(|text| text.push_str(&item.to_string()));
+        }
+        if let Some((ns, name)) = last {
+            return page.into_response(&format!("{ns}/{name}"));
+        }
+    }
+    drop(store);
+    let Some(population) = shared.population().filter(|_| namespace.is_none()) else {
+        return page.into_response("");
+    };
+    for index in index.unwrap_or(0)..population.count(resource) {
+        if limit > 0 && page.count >= limit {
+            return page.into_response(&format!("{POPULATION}{index}"));
+        }
+        page.push(|text| population.write(resource, index, text));
+    }
+    page.into_response("")
+}
+
+/// A page of a list, as text: a large one takes several times the memory as a tree.
+struct Page {
+    resource: Resource,
+    version: u64,
+    items: String,
+    count: usize,
+}
+
+impl Page {
+    fn push(&mut self, write: impl FnOnce(&mut String)) {
+        self.items.push_str(if self.count > 0 { "," } else { "" });
+        write(&mut self.items);
+        self.count += 1;
+    }
+
+    fn into_response(self, next: &str) -> Response {
+        let Self { resource, version, items, .. } = self;
+        let (kind, api_version) = (resource.kind(), resource.api_version());
+        let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+        let body = format!(
+            r#"{{"kind":"{kind}List","apiVersion":"{api_version}","metadata":{metadata},"items":[{items}]}}"#
+        );
+        ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+    }
 }
 
 /// One open watch.
