@@ -10,8 +10,8 @@ use viptrace::{
     cluster::{
         History, Kind, LOOK_BACK,
         model::{
-            AddressType, Conditions, Endpoint, EndpointSlice, Key, Node, Object, Service, ServicePort,
-            ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
+            AddressType, Conditions, Endpoint, EndpointSlice, Key, Labels, Node, Object, Service,
+            ServicePort, ServiceType, SlicePort, TargetPort, TrafficPolicy, Trimmed,
         },
     },
     diagnosis::audit::names,
@@ -58,7 +58,7 @@ pub(crate) fn cluster(services: u32) -> Cluster {
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
             ports: vec![port.clone()],
-            selector: [("app".to_owned(), key.name.to_string())].into(),
+            selector: Labels::of([("app", &*key.name)]),
             external_traffic_policy: TrafficPolicy::Cluster,
             internal_traffic_policy: TrafficPolicy::Cluster,
             affinity: None,
@@ -80,13 +80,13 @@ pub(crate) fn cluster(services: u32) -> Cluster {
                 .iter()
                 .enumerate()
                 .map(|(n, endpoint)| Endpoint {
-                    addresses: vec![endpoint.ip()],
+                    addresses: vec![endpoint.ip()].into(),
                     conditions: Conditions { ready: true, serving: true, terminating: false },
                     node: Some(if n % 2 == 0 { "worker-1".into() } else { "worker-2".into() }),
                     pod: None,
                     zone: None,
-                    for_zones: Vec::new(),
-                    for_nodes: Vec::new(),
+                    for_zones: Arc::default(),
+                    for_nodes: Arc::default(),
                 })
                 .collect(),
         })));

@@ -6,7 +6,7 @@
 //! this code panic.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, hash_map::Entry},
     hash::Hash,
     net::IpAddr,
     sync::Arc,
@@ -17,6 +17,7 @@ use foldhash::HashMap;
 
 use crate::{
     cluster::{
+        Few,
         model::{Change, EndpointSlice, Key, Kind, Node, Object, Pod, Probe, Service, Trimmed},
         timeline::{At, MAX_VERSIONS, Timeline, horizon},
     },
@@ -62,7 +63,8 @@ pub struct Counts {
 }
 
 /// An index from a value to the objects that had it within the look-back.
-type Index<K> = HashMap<K, BTreeSet<Key>>;
+/// Each in order and once.
+type Index<K> = HashMap<K, Few<Key>>;
 
 #[derive(Debug, Default)]
 pub struct History {
@@ -92,6 +94,13 @@ impl History {
 
     /// States that all objects of this kind have been added: only then does a missing object certainly not exist.
     pub fn mark_known(&mut self, kind: Kind) {
+        // A list is in the order of the keys, which leaves every node of the tree half empty.
+        match kind {
+            Kind::Service => compact(&mut self.services),
+            Kind::EndpointSlice => compact(&mut self.slices),
+            Kind::Pod => compact(&mut self.pods),
+            Kind::Node => compact(&mut self.nodes),
+        }
         if let Some(known) = self.known.get_mut(kind.index()) {
             *known = true;
         }
@@ -186,14 +195,14 @@ impl History {
         }
         for port in &service.ports {
             if let Some(number) = port.node_port {
-                self.node_ports.entry((number, port.protocol)).or_default().insert(service.key.clone());
+                index(&mut self.node_ports, (number, port.protocol), &service.key);
             }
         }
     }
 
     fn index_slice(&mut self, slice: &EndpointSlice) {
         if let Some(service) = &slice.service {
-            self.slices_of_service.entry(service.clone()).or_default().insert(slice.key.clone());
+            index(&mut self.slices_of_service, service.clone(), &slice.key);
         }
     }
 
@@ -394,9 +403,27 @@ fn store<T: PartialEq>(
     Stored::New { forgotten: 0 }
 }
 
+/// Builds the tree again, with full nodes.
+fn compact<T>(lines: &mut BTreeMap<Key, Timeline<T>>) {
+    *lines = std::mem::take(lines).into_iter().collect();
+}
+
 fn index_all<K: Copy + Eq + Hash>(index: &mut Index<K>, entries: &[K], key: &Key) {
     for entry in entries {
-        index.entry(*entry).or_default().insert(key.clone());
+        self::index(index, *entry, key);
+    }
+}
+
+fn index<K: Eq + Hash>(index: &mut Index<K>, entry: K, key: &Key) {
+    match index.entry(entry) {
+        Entry::Occupied(mut keys) => {
+            if let Err(place) = keys.get().binary_search(key) {
+                keys.get_mut().insert(place, key.clone());
+            }
+        }
+        Entry::Vacant(place) => {
+            place.insert(vec![key.clone()].into());
+        }
     }
 }
 

@@ -9,16 +9,19 @@ use crate::{error::Hint, time::Timestamp};
 
 mod answer;
 mod ends;
+mod few;
 pub mod folder;
 pub(crate) mod history;
 pub mod model;
 pub(crate) mod raw;
+mod shared;
 pub(crate) mod status;
 mod timeline;
 pub mod trim;
 pub mod watch;
 
 pub(crate) use answer::of_request as request_error;
+pub use few::Few;
 pub(crate) use folder::FolderError;
 pub use history::{Address, History, Membership, Usable, Vip};
 pub(crate) use history::{

@@ -3,15 +3,23 @@
 //! Owns the types, which recordings store as JSON: a new field needs `#[serde(default)]`, so that older recordings can
 //! still be read. Must not parse (that is `trim`), do I/O or know a time other than those in the objects.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
 
 use crate::{
+    cluster::Few,
     net::{Cidr, Protocol},
     time::Timestamp,
 };
+
+mod labels;
+mod uid;
+
+pub(crate) use labels::Label;
+pub use labels::Labels;
+pub use uid::Uid;
 
 /// Kubernetes' default of `terminationGracePeriodSeconds`.
 pub const DEFAULT_TERMINATION_GRACE: Duration = Duration::from_secs(30);
@@ -179,7 +187,7 @@ pub enum Via {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     pub key: Key,
-    pub uid: Arc<str>,
+    pub uid: Uid,
     pub r#type: ServiceType,
     /// Empty for headless Services and `ExternalName`.
     pub cluster_ips: Vec<IpAddr>,
@@ -190,7 +198,7 @@ pub struct Service {
     pub load_balancer_ips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
     /// Empty if the `EndpointSlice` controller does not write the slices.
-    pub selector: BTreeMap<String, String>,
+    pub selector: Labels,
     pub external_traffic_policy: TrafficPolicy,
     pub internal_traffic_policy: TrafficPolicy,
     /// `sessionAffinity: ClientIP` with its timeout.
@@ -319,7 +327,7 @@ impl AddressType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndpointSlice {
     pub key: Key,
-    pub uid: Arc<str>,
+    pub uid: Uid,
     /// Label `kubernetes.io/service-name`; `None` if no Service owns the slice.
     pub service: Option<Key>,
     pub address_type: AddressType,
@@ -347,15 +355,15 @@ pub struct SlicePort {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Only the first address is used, as by kube-proxy.
-    pub addresses: Vec<IpAddr>,
+    pub addresses: Few<IpAddr>,
     pub conditions: Conditions,
     pub node: Option<Arc<str>>,
     pub pod: Option<PodRef>,
     pub zone: Option<Arc<str>>,
     /// `hints.forZones`: the zones whose nodes should use this endpoint. Empty without a hint.
-    pub for_zones: Vec<Arc<str>>,
+    pub for_zones: Arc<[Arc<str>]>,
     /// `hints.forNodes` (1.34): the nodes that should use this endpoint. Empty without a hint.
-    pub for_nodes: Vec<Arc<str>>,
+    pub for_nodes: Arc<[Arc<str>]>,
 }
 
 /// An endpoint's conditions with the API's defaults applied: a missing `ready` or `serving` means true, a missing
@@ -391,7 +399,7 @@ impl fmt::Display for Conditions {
 pub struct PodRef {
     pub key: Key,
     /// Empty if the slice does not contain it.
-    pub uid: Arc<str>,
+    pub uid: Uid,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -407,9 +415,9 @@ pub enum Phase {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pod {
     pub key: Key,
-    pub uid: Arc<str>,
+    pub uid: Uid,
     pub node: Option<Arc<str>>,
-    pub ips: Vec<IpAddr>,
+    pub ips: Few<IpAddr>,
     /// Shares the node's addresses.
     pub host_network: bool,
     pub phase: Phase,
@@ -418,9 +426,9 @@ pub struct Pod {
     /// The deadline of the Pod's termination: the deletion request plus its grace period.
     pub deletion: Option<Timestamp>,
     pub termination_grace: Duration,
-    pub labels: BTreeMap<String, String>,
-    pub ports: Vec<ContainerPort>,
-    pub probes: Vec<Probe>,
+    pub labels: Labels,
+    pub ports: Arc<[ContainerPort]>,
+    pub probes: Arc<[Probe]>,
     /// The sum over all containers.
     pub restarts: u32,
     /// Why a container is not running (`CrashLoopBackOff`, `ImagePullBackOff`, `OOMKilled`…), from the first container
@@ -434,19 +442,19 @@ impl Pod {
         !matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
 
-    pub fn matches(&self, selector: &BTreeMap<String, String>) -> bool {
+    pub fn matches(&self, selector: &Labels) -> bool {
         selector.iter().all(|(label, value)| self.labels.get(label) == Some(value))
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerPort {
     pub name: Arc<str>,
     pub protocol: Protocol,
     pub port: u16,
 }
 
-#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[strum(serialize_all = "lowercase")]
 pub enum ProbeKind {
     Liveness,
@@ -454,7 +462,7 @@ pub enum ProbeKind {
     Startup,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProbeHandler {
     HttpGet,
     TcpSocket,
@@ -463,7 +471,7 @@ pub enum ProbeHandler {
 
 /// A probe that the kubelet makes over the network to the Pod's own address. `exec` probes and probes of another host
 /// are left out, because they send no packet to the Pod.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Probe {
     pub kind: ProbeKind,
     pub handler: ProbeHandler,
@@ -477,7 +485,7 @@ pub struct Probe {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     pub key: Key,
-    pub uid: Arc<str>,
+    pub uid: Uid,
     /// All IP addresses, `InternalIP` before `ExternalIP`: kube-proxy uses the first of each family as the node's.
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<Arc<str>>,

@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::time::Timestamp;
+use crate::{cluster::Few, time::Timestamp};
 
 /// The maximum number of versions of one object; the oldest ones are removed and counted. Bounds the memory of an
 /// object that flaps.
@@ -58,7 +58,7 @@ pub(super) struct Span<'a, T> {
 #[derive(Clone, Debug)]
 pub(super) struct Timeline<T> {
     created: Option<Timestamp>,
-    pub(super) versions: Vec<Version<T>>,
+    pub(super) versions: Few<Version<T>>,
 }
 
 impl<T> Timeline<T> {
@@ -78,7 +78,7 @@ impl<T> Timeline<T> {
             Version { from: latest, value }
         });
         let versions: Vec<_> = versions.collect();
-        (!versions.is_empty()).then_some(Self { created, versions })
+        (!versions.is_empty()).then_some(Self { created, versions: versions.into() })
     }
 }
 
@@ -86,7 +86,7 @@ impl<T: PartialEq> Timeline<T> {
     pub(super) fn new(created: Option<Timestamp>, from: Timestamp, value: Arc<T>) -> Self {
         // An object cannot be in force before its creation; a clock ahead of ours is corrected.
         let from = created.filter(|created| *created > from && from == Timestamp::MIN).unwrap_or(from);
-        Self { created, versions: vec![Version { from, value: Some(value) }] }
+        Self { created, versions: vec![Version { from, value: Some(value) }].into() }
     }
 
     /// Adds a version. Returns whether it differs from the last one, and the number of old versions removed for it.
@@ -99,7 +99,7 @@ impl<T: PartialEq> Timeline<T> {
         let from = from.max(last.from);
         self.versions.push(Version { from, value });
         let surplus = self.versions.len().saturating_sub(MAX_VERSIONS);
-        self.versions.drain(..surplus);
+        self.versions.drop_first(surplus);
         (true, surplus)
     }
 
@@ -153,8 +153,8 @@ impl<T: PartialEq> Timeline<T> {
     /// the object was deleted before the horizon.
     pub(super) fn prune(&mut self, horizon: Timestamp) -> (usize, bool) {
         let in_force = self.versions.partition_point(|version| version.from <= horizon).saturating_sub(1);
-        self.versions.drain(..in_force);
-        let over = matches!(self.versions.as_slice(), [Version { value: None, from }] if *from <= horizon);
+        self.versions.drop_first(in_force);
+        let over = matches!(&*self.versions, [Version { value: None, from }] if *from <= horizon);
         (in_force, over)
     }
 }

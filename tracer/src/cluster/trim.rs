@@ -16,7 +16,7 @@ use crate::{
     cluster::model::{
         AddressType, Conditions, ContainerPort, DEFAULT_TERMINATION_GRACE, Endpoint, EndpointSlice, Key,
         Kind, Node, Object, Phase, Pod, PodRef, Service, ServicePort, ServiceType, SlicePort, TargetPort,
-        TrafficPolicy, Trimmed,
+        TrafficPolicy, Trimmed, Uid,
     },
     net::{Cidr, Protocol, parse_address},
     time::Timestamp,
@@ -189,7 +189,7 @@ impl Notes<'_> {
     }
 
     fn ips<'t>(&mut self, texts: impl IntoIterator<Item = &'t String>, field: &str) -> Vec<IpAddr> {
-        texts.into_iter().filter_map(|text| self.ip(text, field)).collect()
+        exact(texts.into_iter().filter_map(|text| self.ip(text, field)))
     }
 
     fn port(&mut self, number: i32, field: &str) -> Option<u16> {
@@ -215,6 +215,13 @@ impl Notes<'_> {
     }
 }
 
+/// Collects without the room for further items that a list of unknown length gets: the objects are kept for long.
+fn exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all: Vec<T> = items.collect();
+    all.shrink_to_fit();
+    all
+}
+
 fn cut(text: &str) -> String {
     text.chars().take(64).collect()
 }
@@ -233,6 +240,10 @@ fn text(value: Option<String>) -> Arc<str> {
     let mut text = value.unwrap_or_default();
     text.truncate(text.floor_char_boundary(MAX_NAME_BYTES));
     if text.chars().any(char::is_control) { text.escape_default().to_string().into() } else { text.into() }
+}
+
+fn uid(value: Option<String>) -> Uid {
+    text(value).as_ref().into()
 }
 
 fn service(
@@ -279,7 +290,7 @@ fn service(
     let has_node_ports = matches!(kind, ServiceType::NodePort | ServiceType::LoadBalancer);
     Service {
         key,
-        uid: text(parsed.metadata.uid),
+        uid: uid(parsed.metadata.uid),
         r#type: kind,
         cluster_ips: if kind == ServiceType::ExternalName {
             Vec::new()
@@ -289,13 +300,8 @@ fn service(
         headless,
         external_ips: notes.ips(spec.external_ips.iter().flatten(), "externalIP"),
         load_balancer_ips: notes.ips(&ingress, "load balancer IP"),
-        ports: spec
-            .ports
-            .into_iter()
-            .flatten()
-            .filter_map(|p| service_port(p, has_node_ports, notes))
-            .collect(),
-        selector: spec.selector.unwrap_or_default(),
+        ports: exact(spec.ports.into_iter().flatten().filter_map(|p| service_port(p, has_node_ports, notes))),
+        selector: spec.selector.unwrap_or_default().into(),
         external_traffic_policy: policy(spec.external_traffic_policy),
         internal_traffic_policy: policy(spec.internal_traffic_policy),
         affinity,
@@ -376,17 +382,15 @@ fn slice(key: Key, parsed: Slice, notes: &mut Notes<'_>) -> Option<EndpointSlice
         let protocol = notes.protocol(port.protocol.as_deref())?;
         Some(SlicePort { name: text(port.name), protocol, port: notes.port(port.port?, "port")? })
     });
-    let ports = ports.collect();
-    let mut endpoints = Vec::new();
-    if address_type != AddressType::Fqdn {
-        for endpoint in parsed.endpoints.into_iter().take(MAX_SLICE_ENDPOINTS) {
-            endpoints.extend(slice_endpoint(endpoint, address_type, &key.namespace, notes));
-        }
-    }
+    let ports = exact(ports);
+    let listed = parsed.endpoints.into_iter().take(MAX_SLICE_ENDPOINTS);
+    let listed = listed.filter(|_| address_type != AddressType::Fqdn);
+    let endpoints =
+        exact(listed.filter_map(|endpoint| slice_endpoint(endpoint, address_type, &key.namespace, notes)));
     let generation = parsed.metadata.generation;
     Some(EndpointSlice {
         key,
-        uid: text(parsed.metadata.uid),
+        uid: uid(parsed.metadata.uid),
         service,
         address_type,
         ports,
@@ -414,12 +418,12 @@ fn slice_endpoint(
     let pod = parsed.target_ref.filter(|target| target.kind.as_deref() == Some("Pod")).and_then(|target| {
         let namespace = target.namespace.map_or_else(|| Arc::clone(namespace), Into::into);
         let name = target.name.filter(|name| is_sane(name))?;
-        Some(PodRef { key: Key { namespace, name: name.into() }, uid: text(target.uid) })
+        Some(PodRef { key: Key { namespace, name: name.into() }, uid: uid(target.uid) })
     });
     let ready = conditions.ready.unwrap_or(true);
     let hints = parsed.hints.unwrap_or_default();
     Some(Endpoint {
-        addresses,
+        addresses: addresses.into(),
         conditions: Conditions {
             ready,
             serving: conditions.serving.unwrap_or(true),
@@ -465,16 +469,16 @@ fn pod(key: Key, parsed: Resource<core::PodSpec, core::PodStatus>, notes: &mut N
         statuses().map(|s| u32::try_from(s.restart_count).unwrap_or(0)).fold(0, u32::saturating_add);
     Pod {
         key,
-        uid: text(parsed.metadata.uid),
+        uid: uid(parsed.metadata.uid),
         node: spec.node_name.clone().filter(|name| !name.is_empty()).map(|name| text(Some(name))),
-        ips: notes.ips(&ips, "podIP"),
+        ips: notes.ips(&ips, "podIP").into(),
         host_network: spec.host_network.unwrap_or(false),
         phase,
         ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
         deletion: timestamp(parsed.metadata.deletion_timestamp.as_ref()),
         termination_grace: spec.termination_grace_period_seconds.map_or(DEFAULT_TERMINATION_GRACE, seconds),
-        labels: parsed.metadata.labels.unwrap_or_default(),
-        ports,
+        labels: parsed.metadata.labels.unwrap_or_default().into(),
+        ports: ports.into(),
         probes,
         restarts,
         trouble: own_reason.or_else(|| statuses().find_map(trouble)),
@@ -528,7 +532,7 @@ fn node(key: Key, parsed: Resource<core::NodeSpec, core::NodeStatus>, notes: &mu
     let mut labels = parsed.metadata.labels.unwrap_or_default();
     Node {
         key,
-        uid: text(parsed.metadata.uid),
+        uid: uid(parsed.metadata.uid),
         addresses: notes.ips(&addresses, "node address"),
         pod_cidrs: cidrs.into_iter().map(Into::into).collect(),
         ready,

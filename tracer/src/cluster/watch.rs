@@ -4,7 +4,7 @@
 //! one channel to the owner of the history. kube's own `watcher` is not used because it hides bookmarks and
 //! reconnections, from which the age of the metadata is computed.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
 use kube::{
     Client, Config,
@@ -156,8 +156,10 @@ impl Access {
         let (client, server) = self.client().await?;
         let (sender, updates) = mpsc::channel(QUEUE);
         let mut tasks = JoinSet::new();
+        let shared = Arc::default();
         for kind in Kind::ALL {
-            tasks.spawn(follow::follow(kind, client.clone(), self.limits, sender.clone()));
+            let shared = Arc::clone(&shared);
+            tasks.spawn(follow::follow(kind, client.clone(), self.limits, sender.clone(), shared));
         }
         Ok(Watcher { server, limits: self.limits, updates, _tasks: tasks })
     }

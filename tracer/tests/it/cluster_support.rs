@@ -72,13 +72,13 @@ pub(crate) fn node(name: &str, ip: &str) -> Object {
 /// An endpoint on worker-1.
 pub(crate) fn endpoint(ip: IpAddr, pod: &str, conditions: Conditions) -> Endpoint {
     Endpoint {
-        addresses: vec![ip],
+        addresses: vec![ip].into(),
         conditions,
         node: Some("worker-1".into()),
         pod: Some(PodRef { key: Key::new("shop", pod), uid: pod.into() }),
         zone: None,
-        for_zones: Vec::new(),
-        for_nodes: Vec::new(),
+        for_zones: Arc::default(),
+        for_nodes: Arc::default(),
     }
 }
 

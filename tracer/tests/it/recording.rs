@@ -64,7 +64,7 @@ fn change_endpoints(live: &mut Live) {
         0 | 1 => {
             let again = slice.endpoints[0].clone();
             let addresses = vec![IpAddr::from([10, 244, 9, 9])];
-            slice.endpoints.push(Endpoint { addresses, ..again });
+            slice.endpoints.push(Endpoint { addresses: addresses.into(), ..again });
         }
         _ => drop(slice.endpoints.pop()),
     }

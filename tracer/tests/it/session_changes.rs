@@ -12,7 +12,7 @@ use viptrace::{
     class::Class,
     cluster::{
         Cluster, Event, Key, Kind, Origin, Status, Update,
-        model::{Change, Conditions, EndpointSlice, Node, Object, Phase, Pod, Service, Trimmed},
+        model::{Change, Conditions, EndpointSlice, Labels, Node, Object, Phase, Pod, Service, Trimmed},
     },
     node::Snapshot,
     report::{Output, Printer, Report, Verbosity, View},
@@ -155,7 +155,7 @@ fn the_first_list_of_a_kind_is_no_change() {
 fn services() {
     type Edit = fn(&mut Service);
     let cases: [(Edit, &str); 9] = [
-        (|it| drop(it.selector.insert("app".into(), "kart".into())), "selector from app=cart to app=kart"),
+        (|it| it.selector = Labels::of([("app", "kart")]), "selector from app=cart to app=kart"),
         (
             |it| it.ports.retain(|port| &*port.name == "http"),
             "ports from http 80/TCP to 8080, udp 80/UDP to 8080, sctp 80/SCTP to 8080 to http 80/TCP to 8080",
@@ -195,7 +195,7 @@ fn services() {
     let mut service = trace.service();
     service.publish_not_ready_addresses = true;
     service.external_ips = vec![IpAddr::from([192, 0, 2, 80])];
-    service.selector.clear();
+    service.selector = Labels::default();
     service.health_check_node_port = Some(32_000);
     service.affinity = Some(std::time::Duration::from_mins(1));
     trace.put(88_000, Object::Service(service.into()));
@@ -430,7 +430,7 @@ fn a_change_that_was_missed_has_both_times() {
 fn a_list_after_a_gap_shows_what_changed_meanwhile() {
     let mut trace = Trace::new();
     let mut service = trace.service();
-    service.selector.clear();
+    service.selector = Labels::default();
     let trimmed =
         Trimmed { object: Object::Service(service.into()), created: None, changed: Some(at(60_000)) };
     trace.update(98_000, Kind::Service, Event::Listed(trimmed));
@@ -577,7 +577,7 @@ fn hostile_texts_reach_neither_terminal_nor_record() {
     (pod.restarts, pod.trouble) = (1, Some(hostile.as_str().into()));
     trace.put(99_000, Object::Pod(pod.into()));
     let mut service = trace.service();
-    service.selector.insert(hostile.clone(), "x".repeat(100_000));
+    service.selector = Labels::of([(&*hostile, &*"x".repeat(100_000))]);
     trace.put(99_000, Object::Service(service.into()));
     trace.update(99_000, Kind::Pod, Event::Lost(hostile));
     let script = trace.script().refused(100_000);

@@ -31,7 +31,7 @@ fn hints_that_narrow_the_endpoints_are_reported_with_the_fault() {
     let cart = history.slices_at(&world.shop.cart.key, at(50_000)).next().unwrap();
     let mut slice = cart.as_ref().clone();
     for endpoint in &mut slice.endpoints[1..] {
-        endpoint.for_zones = vec!["zone-of-worker-2".into()];
+        endpoint.for_zones = ["zone-of-worker-2".into()].into();
     }
     let failing = |endpoint| Script::new(CLIENT, VIP, Some(endpoint)).refused(60_000);
     let told =
@@ -40,7 +40,7 @@ fn hints_that_narrow_the_endpoints_are_reported_with_the_fault() {
     world.shop.put(52_000, Object::EndpointSlice(slice.clone().into()));
     assert!(!told(&world.verdict(failing(EP), 200_000)));
 
-    slice.endpoints[0].for_zones = vec!["zone-of-worker-1".into()];
+    slice.endpoints[0].for_zones = ["zone-of-worker-1".into()].into();
     world.shop.put(53_000, Object::EndpointSlice(slice.into()));
     let refused = world.verdict(failing(EP), 200_000);
     assert_eq!(refused.class, Class::C28);

@@ -249,7 +249,7 @@ fn n1_probes_that_share_a_port() {
     let pod = world.shop.pods.get_mut(&addr(EP).ip()).unwrap();
     let mut liveness = pod.probes[0].clone();
     (liveness.kind, liveness.timeout) = (ProbeKind::Liveness, Duration::from_secs(3));
-    pod.probes.push(liveness);
+    pod.probes = pod.probes.iter().cloned().chain([liveness]).collect();
     let probe = || Script::new("10.244.1.1:50000", EP, None);
     let verdict = world.verdict(probe().healthy(10_000), 20_000);
     assert!(verdict.root_cause.contains("liveness or readiness probe"), "{}", verdict.root_cause);

@@ -183,7 +183,7 @@ fn n1_probes_of_one_port_are_told_apart_by_their_periods() {
     liveness.kind = ProbeKind::Liveness;
     let readiness = pod.probes[0].period;
     liveness.period = readiness * 2 + std::time::Duration::from_secs(1);
-    pod.probes.push(liveness);
+    pod.probes = pod.probes.iter().cloned().chain([liveness]).collect();
     let probe = |ms: u64, port: u16| {
         flow(
             Script::new(&format!("10.244.1.1:{port}"), EP, None)

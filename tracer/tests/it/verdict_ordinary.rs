@@ -12,7 +12,7 @@ use viptrace::{
     class::{Class, Confidence, Severity},
     cluster::{
         Cluster, Origin, Status as ClusterStatus, Via,
-        model::{Object, Pod, TrafficPolicy},
+        model::{Labels, Object, Pod, TrafficPolicy},
     },
     flow::Limits,
     net::Netns,
@@ -443,13 +443,13 @@ fn a_service_that_was_scaled_to_zero_is_refused_by_design() {
     // Its labels changed, and the slices dropped it.
     let mut shop = Shop::new();
     shop.leaves(EP, 20_000);
-    let relabelled = Pod { labels: std::collections::BTreeMap::new(), ..shop.pods[&ip].clone() };
+    let relabelled = Pod { labels: Labels::default(), ..shop.pods[&ip].clone() };
     shop.put(19_900, Object::Pod(relabelled.into()));
     assert_eq!(World::of(shop).verdict(refused(60_000), 70_000).class, Class::C20);
     // The selector changed, and the Pods went later.
     let mut shop = scaled();
     let mut mistyped = shop.cart.clone();
-    mistyped.selector.insert("app".into(), "chart".into());
+    mistyped.selector = Labels::of([("app", "chart")]);
     shop.put(19_900, Object::Service(mistyped.into()));
     assert_eq!(World::of(shop).verdict(refused(60_000), 70_000).class, Class::C20);
     // It never had an endpoint.

@@ -23,7 +23,7 @@ impl Target {
         let mut addresses = match self {
             Self::Address { ip, .. } => vec![*ip],
             Self::Pod { namespace, name } => {
-                history.pod(&Key::new(namespace, name), now).map(|pod| pod.ips.clone()).unwrap_or_default()
+                history.pod(&Key::new(namespace, name), now).map(|pod| pod.ips.to_vec()).unwrap_or_default()
             }
             Self::Service { namespace, name } => {
                 let key = Key::new(namespace, name);

@@ -220,7 +220,7 @@ impl History {
         };
         self.pods_of_namespace(&service.key.namespace, at).find_map(|pod| {
             let mut wrong =
-                service.selector.iter().filter(|(label, value)| pod.labels.get(*label) != Some(*value));
+                service.selector.iter().filter(|(label, value)| pod.labels.get(label) != Some(value));
             let (Some((label, wanted)), None) = (wrong.next(), wrong.next()) else { return None };
             let value = pod.labels.get(label).filter(|value| is_slip(wanted, value))?;
             (!selected(pod)).then(|| (&pod.key, format!("{label}={value}")))

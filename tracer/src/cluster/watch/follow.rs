@@ -3,9 +3,14 @@
 //! Owns the protocol (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): pages, resourceVersions,
 //! bookmarks, 410 Gone. Must not decide the meaning of an outage.
 
-use std::{collections::BTreeSet, pin::pin, time::Duration};
+use std::{
+    collections::BTreeSet,
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use futures::StreamExt as _;
+use futures::{AsyncReadExt as _, StreamExt as _};
 use k8s_openapi::{
     api::{core::v1 as core, discovery::v1 as discovery},
     apimachinery::pkg::apis::meta::v1::ListMeta,
@@ -18,7 +23,7 @@ use kube::{
     },
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep, timeout},
@@ -27,8 +32,9 @@ use tokio::{
 use super::{Event, Limits, Update};
 use crate::cluster::{
     answer,
-    model::{Change, Key, Kind},
-    trim::{key_of, trim},
+    model::{Change, Key, Kind, Trimmed},
+    shared::Shared,
+    trim::{Oddity, Source, key_of, trim},
 };
 use crate::kernel::{now, wall_ahead_ns};
 
@@ -57,18 +63,26 @@ enum End {
     Unwanted,
 }
 
-/// A list whose items may violate the API: one bad object must not hide the others.
+/// A page of a list. Its items stay text until they are trimmed one by one: as trees of values they would take several
+/// times the size of the page. One that violates the API must not hide the others.
 #[derive(Deserialize)]
-struct RawList {
+struct Page<'t> {
     #[serde(default)]
     metadata: ListMeta,
-    #[serde(default)]
-    items: Option<Vec<Value>>,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'t RawValue>>,
 }
 
 /// Follows `kind` until the receiver is gone.
-pub(super) async fn follow(kind: Kind, client: Client, limits: Limits, updates: mpsc::Sender<Update>) {
-    let mut follower = Follower { kind, client, limits, updates, known: BTreeSet::new(), version: None };
+pub(super) async fn follow(
+    kind: Kind,
+    client: Client,
+    limits: Limits,
+    updates: mpsc::Sender<Update>,
+    shared: Arc<Mutex<Shared>>,
+) {
+    let mut follower =
+        Follower { kind, client, limits, updates, shared, known: BTreeSet::new(), version: None };
     let mut failures = 0;
     loop {
         let begun = Instant::now();
@@ -125,6 +139,7 @@ struct Follower {
     client: Client,
     limits: Limits,
     updates: mpsc::Sender<Update>,
+    shared: Arc<Mutex<Shared>>,
     /// The objects sent and not deleted, so that a later list shows which ones are gone.
     known: BTreeSet<Key>,
     /// The version to watch from; `None`: list first.
@@ -149,16 +164,17 @@ impl Follower {
 
     /// Sends all objects, then deletes the known ones that are not in the list.
     async fn list(&mut self) -> Result<(), End> {
-        let mut seen = BTreeSet::new();
+        let mut seen = Vec::new();
         let mut params = ListParams::default().limit(PAGE);
         loop {
             let request = self.request().list(&params).map_err(|error| End::Lost(error.to_string()))?;
-            let page: RawList = self.within(self.client.request(request)).await?;
+            let page = self.within(self.text(request)).await?;
+            let Page { metadata, items } = serde_json::from_str(&page)
+                .map_err(|error| End::Lost(answer::of_request(&kube::Error::SerdeError(error))))?;
             self.send(Event::Heard).await?;
-            for item in page.items.unwrap_or_default() {
-                let key = key_of(self.kind, &item);
-                let mut odd = Vec::new();
-                if let Some(trimmed) = trim(self.kind, &item, &mut odd) {
+            for item in items.unwrap_or_default() {
+                let (key, trimmed, odd) = self.trim(item);
+                if let Some(trimmed) = trimmed {
                     self.send(Event::Listed(trimmed)).await?;
                 }
                 if !odd.is_empty() {
@@ -166,14 +182,15 @@ impl Follower {
                 }
                 seen.extend(key);
             }
-            if let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) {
+            if let Some(token) = metadata.continue_.filter(|token| !token.is_empty()) {
                 params.continue_token = Some(token);
             } else {
-                self.version = Some(page.metadata.resource_version.unwrap_or_default());
+                self.version = Some(metadata.resource_version.unwrap_or_default());
                 break;
             }
         }
-        let known = std::mem::replace(&mut self.known, seen);
+        // A list is in the order of the keys: a tree that is built at once has no half-empty nodes.
+        let known = std::mem::replace(&mut self.known, seen.into_iter().collect());
         for key in known.difference(&self.known) {
             self.send(Event::Changed(Change::Delete(self.kind, key.clone()))).await?;
         }
@@ -221,12 +238,22 @@ impl Follower {
 
     async fn put(&mut self, object: Value) -> Result<(), End> {
         self.advance(&object);
-        self.known.extend(key_of(self.kind, &object));
-        let mut odd = Vec::new();
-        if let Some(trimmed) = trim(self.kind, &object, &mut odd) {
+        let (key, trimmed, odd) = self.trim(&object);
+        self.known.extend(key);
+        if let Some(trimmed) = trimmed {
             self.send(Event::Changed(Change::Put(trimmed))).await?;
         }
         if odd.is_empty() { Ok(()) } else { self.send(Event::Odd(odd)).await }
+    }
+
+    /// The object's key, if it has one, the trimmed object, and its unusable parts.
+    fn trim<'de>(&self, object: impl Source<'de>) -> (Option<Key>, Option<Trimmed>, Vec<Oddity>) {
+        let mut odd = Vec::new();
+        let Some(mut trimmed) = trim(self.kind, object, &mut odd) else {
+            return (key_of(self.kind, object), None, odd);
+        };
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).share(&mut trimmed);
+        (Some(trimmed.object.key().clone()), Some(trimmed), odd)
     }
 
     /// The next watch begins after this object.
@@ -234,6 +261,14 @@ impl Follower {
         if let Some(version) = object.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
             self.version = Some(version.to_owned());
         }
+    }
+
+    /// The body of an answer. `Client::request_text` has it in memory three times.
+    async fn text(&self, request: http::Request<Vec<u8>>) -> kube::Result<String> {
+        let mut body = pin!(self.client.request_stream(request).await?);
+        let mut text = String::new();
+        body.read_to_string(&mut text).await.map_err(kube::Error::ReadEvents)?;
+        Ok(text)
     }
 
     async fn within<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, End> {

@@ -32,8 +32,8 @@ struct Endpoint {
     /// Serving while it terminates.
     drains: bool,
     here: bool,
-    zones: Vec<Arc<str>>,
-    nodes: Vec<Arc<str>>,
+    zones: Arc<[Arc<str>]>,
+    nodes: Arc<[Arc<str>]>,
 }
 
 /// Whether the Service has an address of this family other than a `ClusterIP`. kube-proxy keeps only the addresses of

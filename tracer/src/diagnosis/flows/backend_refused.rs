@@ -3,13 +3,14 @@
 use super::{Case, Finding};
 use crate::{
     class::{Class, Confidence},
+    cluster::model::Uid,
     flow::{End, Outcome},
     sighting::Hook,
     verdict::EvidenceType,
 };
 
 /// Whether both are known and differ: a Pod of a `StatefulSet` has the name of its predecessor.
-fn differ(one: &str, other: &str) -> bool {
+fn differ(one: &Uid, other: &Uid) -> bool {
     !one.is_empty() && !other.is_empty() && one != other
 }
 

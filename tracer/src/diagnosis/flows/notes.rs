@@ -20,7 +20,7 @@ pub(super) fn with_names(case: &Case<'_>, finding: Finding) -> Finding {
         ("kube-system", "kube-dns" | "coredns" | "rke2-coredns-rke2-coredns")
             | ("openshift-dns", "dns-default")
     );
-    let by_selector = service.selector.get("k8s-app").is_some_and(|app| app == "kube-dns");
+    let by_selector = service.selector.get("k8s-app") == Some("kube-dns");
     if !(by_name || by_selector) {
         return finding;
     }

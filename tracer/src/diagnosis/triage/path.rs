@@ -68,7 +68,7 @@ fn pod_bridges<'a>(facts: &'a Facts, interfaces: &'a Interfaces) -> Vec<&'a Inte
         pod.node.is_some() && pod.node.as_deref() == facts.node_name.as_deref() && !pod.host_network
     };
     let pods: BTreeSet<IpAddr> =
-        history.pods().filter(|pod| local(pod)).flat_map(|pod| pod.ips.clone()).collect();
+        history.pods().filter(|pod| local(pod)).flat_map(|pod| pod.ips.iter().copied()).collect();
     let holds = |(address, prefix): &(IpAddr, u8)| {
         let subnet = Cidr { base: *address, prefix: *prefix };
         // A prefix of a full address is not a subnet.

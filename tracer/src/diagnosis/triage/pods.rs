@@ -30,7 +30,7 @@ pub(super) fn judge(facts: &Facts, findings: &mut Vec<Finding>) {
 
 /// By the labels of kubeadm and similar tools, or by its name in kube-system.
 pub(super) fn is_proxy(pod: &Pod) -> bool {
-    let label = |name: &str| pod.labels.get(name).is_some_and(|value| value == "kube-proxy");
+    let label = |name: &str| pod.labels.get(name) == Some("kube-proxy");
     ["k8s-app", "component", "app.kubernetes.io/name", "app"].iter().any(|name| label(name))
         || *pod.key.namespace == *"kube-system" && pod.key.name.starts_with("kube-proxy-")
 }

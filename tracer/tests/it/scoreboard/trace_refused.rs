@@ -1,12 +1,10 @@
 //! SYNs that a rule or IPVS refuses or drops before an endpoint is chosen.
 
-use std::collections::BTreeMap;
-
 use viptrace::{
     class::Class,
     cluster::{
         Kind, Via,
-        model::{Object, Pod, TrafficPolicy},
+        model::{Labels, Object, Pod, TrafficPolicy},
     },
     net::{Cidr, Netns},
     node::{ProxyMode, RuleEffect, capture},
@@ -69,14 +67,14 @@ fn refused() -> Group<Traced> {
         case(Class::C20, "the Pod's labels changed", |mode| {
             let mut shop = Shop::new();
             shop.leaves(EP, 20_000);
-            let pod = Pod { labels: BTreeMap::new(), ..shop.pods[&addr(EP).ip()].clone() };
+            let pod = Pod { labels: Labels::default(), ..shop.pods[&addr(EP).ip()].clone() };
             shop.put(19_900, Object::Pod(pod.into()));
             of(mode, world_of(mode, shop))
         }),
         case(Class::C20, "the selector was mistyped", |mode| {
             let mut shop = scaled_to_zero();
             let mut mistyped = shop.cart.clone();
-            mistyped.selector.insert("app".into(), "chart".into());
+            mistyped.selector = Labels::of([("app", "chart")]);
             shop.put(19_900, Object::Service(mistyped.into()));
             of(mode, world_of(mode, shop))
         }),

@@ -110,7 +110,7 @@ impl Soaked {
         for number in 0..CLIENT_PODS {
             let ip = client_ip(number, false);
             let mut client: Pod = pod(&format!("client{number}-0"), ip);
-            client.ips.push(client_ip(number, true));
+            client.ips = vec![ip, client_ip(number, true)].into();
             objects.push(Object::Pod(client.into()));
         }
         let mut changes = Vec::new();
