@@ -45,7 +45,7 @@ impl Health {
     }
 
     /// The answer of `/healthz`: whether it is well, and the reason. Before the first lists of metadata nothing turns,
-    /// and the limit of those ends the agent.
+    /// and a list that makes no progress ends the agent.
     pub(crate) fn healthz(&self) -> (bool, String) {
         let turned = self.turned.load(Ordering::Relaxed);
         let ago = Duration::from_millis(self.elapsed().saturating_sub(turned));

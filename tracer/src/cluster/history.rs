@@ -248,10 +248,15 @@ impl History {
         }
     }
 
+    /// The number of objects of all kinds.
+    pub(crate) fn objects(&self) -> usize {
+        self.services.len() + self.slices.len() + self.pods.len() + self.nodes.len()
+    }
+
     pub fn counts(&self) -> Counts {
         let versions = |lens: &mut dyn Iterator<Item = usize>| lens.sum::<usize>();
         Counts {
-            objects: self.services.len() + self.slices.len() + self.pods.len() + self.nodes.len(),
+            objects: self.objects(),
             versions: versions(&mut self.services.values().map(|line| line.versions.len()))
                 + versions(&mut self.slices.values().map(|line| line.versions.len()))
                 + versions(&mut self.pods.values().map(|line| line.versions.len()))

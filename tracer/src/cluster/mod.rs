@@ -5,6 +5,8 @@
 
 use std::{future::pending, path::PathBuf, time::Duration};
 
+use tokio::time::{Instant, timeout_at};
+
 use crate::{error::Hint, time::Timestamp};
 
 mod answer;
@@ -16,6 +18,8 @@ pub mod model;
 pub(crate) mod raw;
 mod shared;
 pub(crate) mod status;
+#[cfg(test)]
+mod tests;
 mod timeline;
 pub mod trim;
 pub mod watch;
@@ -64,13 +68,13 @@ impl Hint for OpenError {
     }
 }
 
-/// The API server did not list the objects in time, or refuses to list the Services, without which no flow can be
+/// The API server stopped listing the objects, or refuses to list the Services, without which no flow can be
 /// judged.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the API server {server} {}: {}",
     match limit {
-        Some(limit) => format!("did not list the objects within {} s", limit.as_secs_f64()),
+        Some(limit) => format!("listed no further object for {} s", limit.as_secs_f64()),
         None => "refuses to list the Services".to_owned(),
     },
     gaps.join("; ")
@@ -185,17 +189,24 @@ impl Cluster {
         }
     }
 
-    /// Applies updates until every kind has been listed or refused. Fails after [`Limits::sync`], or at once if the
-    /// server refuses the Services. Returns at once without an API server.
+    /// Applies updates until every kind has been listed or refused. Fails if no further object arrives for
+    /// [`Limits::sync`], or at once if the server refuses the Services. Returns at once without an API server.
     pub async fn sync(&mut self, feed: &mut Feed) -> Result<(), SyncError> {
         let Some(Limits { sync: limit, .. }) = feed.limits() else { return Ok(()) };
-        let wait = async {
-            while !self.status.is_complete() && !self.status.is_denied() {
-                let update = feed.next().await;
-                self.absorb(update);
+        let mut until = Instant::now() + limit;
+        let mut objects = 0;
+        let in_time = loop {
+            if self.status.is_complete() || self.status.is_denied() {
+                break true;
+            }
+            let Ok(update) = timeout_at(until, feed.next()).await else { break false };
+            self.absorb(update);
+            // The lists of a large cluster take minutes. One that is repeated from its beginning adds no object.
+            if self.history.objects() > objects {
+                objects = self.history.objects();
+                until = Instant::now() + limit;
             }
         };
-        let in_time = tokio::time::timeout(limit, wait).await.is_ok();
         if in_time && !self.status.is_denied() {
             return Ok(());
         }

@@ -48,7 +48,7 @@ pub struct Limits {
     /// A watch that is silent for this long is reopened at its last version. API servers send a bookmark about every
     /// minute.
     pub silence: Duration,
-    /// The first complete lists of all kinds.
+    /// The longest time without a further object until the first lists of all kinds are complete.
     pub sync: Duration,
     /// The pause after the first failure, doubled after each further one, up to `retry_max`.
     pub retry: Duration,
@@ -208,6 +208,12 @@ impl Access {
 }
 
 impl Watcher {
+    /// Updates from a test instead of a server.
+    #[cfg(test)]
+    pub(super) fn of(server: &str, limits: Limits, updates: mpsc::Receiver<Update>) -> Self {
+        Self { server: server.to_owned(), limits, updates, _tasks: JoinSet::new() }
+    }
+
     /// The server's URL.
     pub fn server(&self) -> &str {
         &self.server
