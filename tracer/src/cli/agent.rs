@@ -21,6 +21,7 @@ use crate::{
         args::{AgentArgs, AgentVerb, StreamArgs, own_name},
         trace::Stop,
     },
+    kernel::allocator,
     report::{OutputError, Printer},
     text::count,
 };
@@ -35,6 +36,7 @@ pub(super) fn run(args: &AgentArgs, mut printer: Printer) -> anyhow::Result<Outc
         printer.note(&format!("{} is valid", args.config.display()));
         return Ok(Outcome::Clean);
     }
+    allocator::keep_little();
     // The event loop runs on this thread, the servers on another: a scrape is answered while flows are judged.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

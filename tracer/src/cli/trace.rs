@@ -33,6 +33,7 @@ use crate::{
     cluster::{self, Access, Feed, Opened, Source, Update},
     flow::Limits,
     kernel::{
+        allocator,
         attach::Options,
         environment::Environment,
         layout::Layout,
@@ -75,6 +76,7 @@ const MODULES: Duration = Duration::from_secs(1);
 
 /// Runs until the duration has passed, or until Ctrl-C.
 pub(super) fn run(options: &TraceOptions, printer: Printer) -> anyhow::Result<Outcome> {
+    allocator::keep_little();
     // This thread reads, folds and judges, in one order that a replay repeats. Two others receive the
     // metadata and the signals, and parse: a list of 100 MB takes a second. All sleep while nothing happens.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -202,6 +204,8 @@ impl<'a> Trace<'a> {
             sink.warn(&warning)?;
         }
         trace.attach(options, sink)?;
+        // That of the first lists, and of the kernel's types.
+        allocator::return_free_pages();
         Ok(trace)
     }
 
@@ -417,6 +421,7 @@ impl<'a> Trace<'a> {
         if self.pruned.elapsed() >= PRUNE {
             self.pruned = Instant::now();
             self.pipeline.prune(now);
+            allocator::return_free_pages();
         }
         sink.turned(&mut self.pipeline, self.tracer.as_ref(), now)
     }
