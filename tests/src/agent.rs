@@ -44,30 +44,50 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent whose recorder writes to `segments`, and waits until it is ready. `more` is YAML at the end of its
-    /// configuration.
+    /// Starts an agent whose recorder writes small segments to `segments`, and waits until it is ready. `more` is YAML at
+    /// the end of its configuration.
     pub fn start(kubeconfig: &Path, segments: &Path, more: &str) -> Result<Self> {
-        let mut agent = Self::begin(kubeconfig, segments, more)?;
-        let ready = wait::until_every(SCRAPE / 5, "the agent to be ready", READY, || {
-            if Self::is_ready() {
-                return Some(true);
-            }
-            agent.process.has_ended().then_some(false)
-        });
-        if !ready.as_ref().is_ok_and(|is_ready| *is_ready) {
-            agent.process.interrupt()?;
-            bail!("the agent did not get ready: {ready:?}: {}", agent.process.end(ANSWER)?.stderr);
-        }
-        Ok(agent)
+        Self::begin(kubeconfig, segments, more)?.wait_until_ready(READY, |_| ())
     }
 
     /// The same without waiting.
     pub fn begin(kubeconfig: &Path, segments: &Path, more: &str) -> Result<Self> {
+        let bounds = ", max_bytes: 4M, segment_bytes: 1M, segment_age: 10s";
+        Self::begin_bounded(kubeconfig, segments, bounds, more)
+    }
+
+    /// Starts an agent with the defaults, and waits for at most `limit` until it is ready. Calls `waiting` with its
+    /// process id meanwhile.
+    pub fn start_with_defaults(
+        kubeconfig: &Path,
+        segments: &Path,
+        limit: Duration,
+        waiting: impl FnMut(u32),
+    ) -> Result<Self> {
+        Self::begin_bounded(kubeconfig, segments, "", "")?.wait_until_ready(limit, waiting)
+    }
+
+    fn wait_until_ready(mut self, limit: Duration, mut waiting: impl FnMut(u32)) -> Result<Self> {
+        let ready = wait::until_every(SCRAPE / 5, "the agent to be ready", limit, || {
+            waiting(self.process.pid());
+            if Self::is_ready() {
+                return Some(true);
+            }
+            self.process.has_ended().then_some(false)
+        });
+        if !ready.as_ref().is_ok_and(|is_ready| *is_ready) {
+            self.process.interrupt()?;
+            bail!("the agent did not get ready: {ready:?}: {}", self.process.end(ANSWER)?.stderr);
+        }
+        Ok(self)
+    }
+
+    fn begin_bounded(kubeconfig: &Path, segments: &Path, bounds: &str, more: &str) -> Result<Self> {
         let folder = Path::new("/run/lab");
         let (config, socket) = (folder.join("agent.yaml"), folder.join("agent.sock"));
         let text = format!(
             "version: 1\nnode: {NODE}\ngrace: {}s\ncluster: {{kubeconfig: {}}}\nstream: {{socket: {}}}\n\
-             recorder: {{folder: {}, max_bytes: 4M, segment_bytes: 1M, segment_age: 10s}}\n{more}",
+             recorder: {{folder: {}{bounds}}}\n{more}",
             GRACE.as_secs(),
             kubeconfig.display(),
             socket.display(),

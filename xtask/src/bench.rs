@@ -1,5 +1,6 @@
 //! `cargo xtask bench kernel` measures the cost of tracing for a Service, in guest instructions, for viptrace and its
-//! peers. `bench audit` measures the cost of the audit of a node's rules on the host, and `bench judge` that of verdicts.
+//! peers. `bench audit` measures the cost of the audit of a node's rules on the host, `bench judge` that of verdicts, and
+//! `bench memory` the memory of an agent.
 //!
 //! The guest measures and sends metrics. This file runs it on a virtual clock that counts instructions, and prints
 //! medians, ranges and ratios. A ratio divides one round's value with the tool by the same round's value without it.
@@ -14,6 +15,7 @@ use crate::apt;
 use crate::event::Metric;
 use crate::image::Flavour;
 use crate::kernels::{self, Series};
+use crate::memory;
 use crate::place::{Place, cargo};
 use crate::printer::{Printer, seconds};
 use crate::replay;
@@ -35,6 +37,8 @@ pub(crate) enum What {
     Audit,
     /// Flows folded and judged a second, on one core of this machine
     Judge,
+    /// Memory of an agent by size of cluster, against its limits; writes a plot
+    Memory(memory::Options),
 }
 
 #[derive(Debug, Args)]
@@ -61,6 +65,7 @@ pub(crate) fn run(printer: &Printer, what: &What) -> Result<bool> {
         What::Audit => return on_host(&place, "audit"),
         What::Judge => return on_host(&place, "judge"),
         What::Replay(options) => return replay::run(printer, options),
+        What::Memory(options) => return memory::run(printer, &place, options),
     };
     setup::tools(printer, &place, &[apt::GUEST, apt::BENCH])?;
     setup::kernels(printer, &place, &options.kernels)?;

@@ -18,6 +18,7 @@ mod image;
 mod kernels;
 mod libraries;
 mod matrix;
+mod memory;
 mod modules;
 mod oci;
 mod place;

@@ -3,7 +3,7 @@
 //! of the host's load. It defines the method and emits metric lines; the host evaluates them.
 
 mod watcher;
-mod workload;
+pub(super) mod workload;
 
 use std::{fs, time::Instant};
 

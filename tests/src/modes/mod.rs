@@ -1,8 +1,9 @@
 //! The mode of the guest, from `lab.mode` on the kernel's command line: `test` (the default), `traffic` (the scenarios
-//! without viptrace, checking only the clients' results), `demo`, `bench`, `shell`.
+//! without viptrace, checking only the clients' results), `demo`, `bench`, `memory`, `shell`.
 
 mod bench;
 mod demo;
+mod memory;
 mod test;
 
 use std::{
@@ -54,11 +55,12 @@ fn run_mode(mode: &str, filter: &str) -> Result<bool> {
         "traffic" => test::run(&build()?, filter, Watch::Nobody),
         "demo" => demo::run(&build()?),
         "bench" => bench::run(&build()?, filter),
+        "memory" => memory::run(&build()?),
         "shell" => {
             let _world = build()?;
             Command::new("/bin/sh").status().context("running /bin/sh")?;
             Ok(true)
         }
-        other => bail!("lab.mode={other} is not one of test, traffic, demo, bench, shell"),
+        other => bail!("lab.mode={other} is not one of test, traffic, demo, bench, memory, shell"),
     }
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 
 use crate::{netns::Netns, sys, world::World};
 
-pub(super) const CONNECTIONS: usize = 100;
+pub(in crate::modes) const CONNECTIONS: usize = 100;
 const TRANSFER_BYTES: usize = 20_000_000;
 /// The first byte of a connection names its workload.
 const EXCHANGE: u8 = b'x';
@@ -24,21 +24,21 @@ const TRANSFER: u8 = b't';
 const CLIENT: i32 = 1;
 const SERVER: i32 = 2;
 
-pub(super) struct Workload {
+pub(in crate::modes) struct Workload {
     client: Netns,
     vip: SocketAddr,
 }
 
 /// The result of one run of connection cycles.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
-    pub(super) mean_ns: u128,
-    pub(super) median_ns: u128,
+pub(in crate::modes) struct Run {
+    pub(in crate::modes) mean_ns: u128,
+    pub(in crate::modes) median_ns: u128,
 }
 
 impl Workload {
     /// Starts the server in `shop/cart-1`. The client is `shop/client-1`.
-    pub(super) fn start(world: &World) -> Result<Self> {
+    pub(in crate::modes) fn start(world: &World) -> Result<Self> {
         let server = &world.pod("shop/cart-1")?.place;
         let address = SocketAddr::new(server.address, 8080);
         let listener = server
@@ -77,11 +77,11 @@ impl Workload {
     }
 
     /// The Service address of both workloads.
-    pub(super) fn vip(&self) -> IpAddr {
+    pub(in crate::modes) fn vip(&self) -> IpAddr {
         self.vip.ip()
     }
 
-    pub(super) fn connections(&self) -> Result<Run> {
+    pub(in crate::modes) fn connections(&self) -> Result<Run> {
         let vip = self.vip;
         let run = self.client.run(move || -> io::Result<Run> {
             sys::run_first(CLIENT)?;
@@ -106,7 +106,7 @@ impl Workload {
         run.with_context(|| format!("connecting to {vip}"))
     }
 
-    pub(super) fn transfer(&self) -> Result<Duration> {
+    pub(in crate::modes) fn transfer(&self) -> Result<Duration> {
         let vip = self.vip;
         let took = self.client.run(move || -> io::Result<Duration> {
             sys::run_first(CLIENT)?;

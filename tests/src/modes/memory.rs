@@ -1,0 +1,151 @@
+//! Measures the memory of an agent in clusters of several sizes: the captured cluster, and a population of Services
+//! besides it. It defines the sizes and emits metric lines; the host evaluates them.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use super::bench::workload::Workload;
+use crate::{
+    agent::Agent,
+    apiserver::Population,
+    boot, console,
+    dataplane::Variant,
+    wait,
+    world::{NODE, Stage, Watch, World},
+};
+
+/// The numbers of Services without `lab.services`.
+const SIZES: [u32; 5] = [0, 300, 1_000, 3_000, 10_000];
+/// Endpoints of each Service, each a Pod.
+const ENDPOINTS: u32 = 10;
+const SEGMENTS: &str = "/run/lab/segments";
+/// The limit until an agent is ready. The lists of the largest size are 900 MB of JSON, which an emulated processor
+/// writes, sends and reads.
+const READY: Duration = Duration::from_mins(40);
+/// The interval of the lines that show progress.
+const PROGRESS: Duration = Duration::from_secs(20);
+/// The memory counts when it has stayed within [`STEADY_KIB`] for this time: the first segment is written.
+const STEADY: Duration = Duration::from_secs(5);
+const STEADY_KIB: u64 = 256;
+const STEADY_LIMIT: Duration = Duration::from_mins(10);
+/// The agent returns free memory to the kernel each minute.
+const TIDIED: Duration = Duration::from_secs(65);
+/// The runs of connections before that.
+const RUNS: usize = 5;
+/// The values of `/proc/PID/status` that are reported, and their names as metrics.
+const VALUES: [(&str, &str); 5] = [
+    ("VmRSS:", "resident_bytes"),
+    ("VmHWM:", "peak_bytes"),
+    ("RssAnon:", "anonymous_bytes"),
+    ("RssFile:", "file_bytes"),
+    ("RssShmem:", "shared_bytes"),
+];
+
+/// Measures every size.
+pub(super) fn run(world: &World) -> Result<bool> {
+    let sizes = match boot::kernel_argument("lab.services") {
+        None => SIZES.to_vec(),
+        Some(list) => {
+            let sizes: Result<Vec<u32>, _> = list.split(',').map(str::parse).collect();
+            sizes.with_context(|| format!("lab.services={list} is not a list of numbers"))?
+        }
+    };
+    let stage = Stage::set(world, Watch::Nobody, Variant::DEFAULT)?;
+    fs::create_dir_all("/run/lab").context("creating /run/lab")?;
+    let workload = Workload::start(world)?;
+    // One Pod serves every connection, whichever endpoint the rules choose.
+    let serving = world.pod("shop/cart-1")?.place.address;
+    let mut same_pod = world.rules(stage.variant.mode)?.clone();
+    for other in ["shop/cart-2", "shop/cart-3"] {
+        same_pod = same_pod.with_endpoint_moved(world.pod(other)?.place.address, serving);
+    }
+    same_pod.restore(&world.topology.host)?;
+    for services in sizes {
+        measure(&stage, &workload, services).with_context(|| format!("with {services} Services"))?;
+    }
+    Ok(true)
+}
+
+fn measure(stage: &Stage<'_>, workload: &Workload, services: u32) -> Result<()> {
+    let population = Population { services, endpoints: ENDPOINTS, node: NODE.to_owned() };
+    let objects = population.objects();
+    stage.api.populate(population).context("populating the API server")?;
+    let segments = Path::new(SEGMENTS);
+    if segments.exists() {
+        fs::remove_dir_all(segments).with_context(|| format!("removing {SEGMENTS}"))?;
+    }
+    let started = Instant::now();
+    let mut shown = started;
+    let agent = Agent::start_with_defaults(&stage.kubeconfig()?, segments, READY, |pid| {
+        if shown.elapsed() > PROGRESS {
+            shown = Instant::now();
+            let kib = status(pid).ok().and_then(|text| kib(&text, "VmRSS:")).unwrap_or_default();
+            console::print(format!(
+                "memory: {services} Services, {objects} objects: {kib} KiB after {:.0} s",
+                started.elapsed().as_secs_f64()
+            ));
+        }
+    })?;
+    let ready = started.elapsed();
+    for _ in 0..RUNS {
+        workload.connections()?;
+    }
+    wait::until_older_than(started + ready, TIDIED);
+    steady(agent.pid())?;
+    let text = status(agent.pid())?;
+    let labels = json!({"services": services.to_string(), "endpoints": (services * ENDPOINTS).to_string()});
+    for (field, name) in VALUES {
+        let kib =
+            kib(&text, field).with_context(|| format!("/proc/{}/status has no {field}", agent.pid()))?;
+        emit(name, kib * 1024, &labels);
+    }
+    emit("map_bytes", agent.map_bytes()?, &labels);
+    let stored = Agent::stored(segments)?;
+    let sizes: Option<u64> = stored.iter().map(|path| fs::metadata(path).ok().map(|meta| meta.len())).sum();
+    emit("segment_bytes", sizes.context("reading the sizes of the segments")?, &labels);
+    console::metric("ready_seconds", ready.as_secs_f64(), "s", &labels);
+    let peak = kib(&text, "VmHWM:").unwrap_or_default();
+    console::print(format!(
+        "memory: {services} Services: {} KiB, at most {peak} KiB, ready after {:.0} s",
+        kib(&text, "VmRSS:").unwrap_or_default(),
+        ready.as_secs_f64()
+    ));
+    let ended = agent.stop()?;
+    if ended.status != 0 {
+        bail!("the agent ended with status {}: {}", ended.status, ended.stderr);
+    }
+    Ok(())
+}
+
+/// Waits until the resident memory does not change any more.
+fn steady(pid: u32) -> Result<()> {
+    let (mut since, mut last) = (Instant::now(), 0);
+    wait::until("the agent's memory to be steady", STEADY_LIMIT, || {
+        let now = kib(&status(pid).ok()?, "VmRSS:")?;
+        if now.abs_diff(last) > STEADY_KIB {
+            (since, last) = (Instant::now(), now);
+        }
+        (since.elapsed() > STEADY).then_some(())
+    })
+}
+
+fn status(pid: u32) -> Result<String> {
+    let path = format!("/proc/{pid}/status");
+    fs::read_to_string(&path).with_context(|| format!("reading {path}"))
+}
+
+/// A value of a process's status, KiB.
+fn kib(status: &str, field: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix(field))?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes of memory fit in 53 bits")]
+fn emit(name: &str, bytes: u64, labels: &serde_json::Value) {
+    console::metric(name, bytes as f64, "bytes", labels);
+}
