@@ -176,8 +176,9 @@ enum Side<'w> {
     With(Option<&'w Watcher>),
 }
 
-/// Measures both workloads once. The ratio of `crr_ns` is the effect on a client. `crr_tool_cpu_ns` is the tool's own
-/// work for each connection, much of which it does later.
+/// Measures both workloads once. The ratio of `crr_ns` is the effect on a client, and that of `crr_median_ns` the same
+/// without what happens beside it. `crr_tool_cpu_ns` is the tool's own work for each connection, much of which it does
+/// later, without what it does when idle.
 fn sample(workload: &Workload, tool: &Tool, round: usize, side: Side) -> Result<()> {
     let (side, watcher) = match side {
         Side::Bare => ("bare", None),
@@ -189,20 +190,36 @@ fn sample(workload: &Workload, tool: &Tool, round: usize, side: Side) -> Result<
 
     // Work that the last run left over must not count for this one.
     put_off(0)?;
-    let before = cpu_ns()?;
     let run = workload.connections()?;
-    let connections_cpu = put_off(before)? / workload::CONNECTIONS as u128;
+    put_off(0)?;
     let before = cpu_ns()?;
     let transfer = workload.transfer()?;
     let transfer_cpu = put_off(before)?;
     emit("crr_ns", run.mean_ns, &labels);
     emit("crr_median_ns", run.median_ns, &labels);
     emit("bulk_ns", transfer.as_nanos(), &labels);
-    if watcher.is_some() {
-        emit("crr_tool_cpu_ns", connections_cpu, &labels);
+    if let Some(watcher) = watcher {
+        emit("crr_tool_cpu_ns", own_work(workload, watcher)?, &labels);
         emit("bulk_tool_cpu_ns", transfer_cpu, &labels);
     }
     Ok(())
+}
+
+/// Enough connections for a tool that works on one of a hundred.
+const BATCHES: usize = 10;
+
+/// What a tool itself does for each connection.
+fn own_work(workload: &Workload, watcher: &Watcher) -> Result<u128> {
+    let (started, before) = (Instant::now(), watcher.cpu_ns()?);
+    let idle = watcher.cpu_with_idle_ns(before)?;
+    let rest = started.elapsed();
+    let (started, before) = (Instant::now(), watcher.cpu_ns()?);
+    for _ in 0..BATCHES {
+        workload.connections()?;
+    }
+    let used = watcher.cpu_with_idle_ns(before)?;
+    let idle = idle * started.elapsed().as_nanos() / rest.as_nanos().max(1);
+    Ok(used.saturating_sub(idle) / (BATCHES * workload::CONNECTIONS) as u128)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "durations of a bench fit in 53 bits")]
