@@ -636,7 +636,7 @@ impl<'a> Trace<'a> {
             note
         });
         if let Some(tracer) = &mut self.tracer {
-            self.exchange.count(tracer, &self.pipeline.pipeline().cluster().history, ended, sink)?;
+            self.exchange.finish(tracer, &self.pipeline.pipeline().cluster().history, ended, sink)?;
         }
         Ok((Ending::new(self.pipeline.pipeline(), self.started, ended, gaps), note))
     }

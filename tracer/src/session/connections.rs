@@ -15,6 +15,10 @@ use crate::{
 const MAX_PAIRS: usize = 100_000;
 /// How long connections to a deleted Service are its own: kube-proxy removes its rules at its next sync.
 const SYNC: Duration = Duration::from_secs(30);
+/// How long connections wait for their Service: kube-proxy's watch may be ahead of this one.
+const BEHIND: Duration = Duration::from_mins(1);
+/// The most pairs that wait.
+const MAX_WAITING: usize = 4_096;
 
 /// A Service port, and the endpoint that its connections got.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +32,7 @@ pub struct Pair {
 impl Pair {
     /// The pair of connections that the kernel counted together between two times; `None` if their address belonged to no
     /// Service. A Service that was deleted between them, or shortly before, keeps its connections.
-    pub(crate) fn of(counted: &Counted, history: &History, from: Timestamp, to: Timestamp) -> Option<Self> {
+    fn of(counted: &Counted, history: &History, from: Timestamp, to: Timestamp) -> Option<Self> {
         let Counted { service: addr, endpoint, protocol } = *counted;
         let earliest = from.saturating_sub(SYNC);
         let deleted = match history.address(addr, protocol, to) {
@@ -41,6 +45,51 @@ impl Pair {
         let mut times = [Some(to), deleted, Some(from), Some(earliest)].into_iter().flatten();
         let service = times.find_map(|at| service_of(addr, protocol, at, history))?;
         Some(Self { service, protocol, endpoint: (endpoint != addr).then_some(endpoint) })
+    }
+}
+
+/// Connections that the kernel counted, until their Service is known.
+#[derive(Debug, Default)]
+pub(crate) struct Attribution {
+    /// Their number, and the earliest time at which the first of them began.
+    waiting: BTreeMap<Counted, (u64, Timestamp)>,
+}
+
+impl Attribution {
+    /// Takes connections that began after `from`.
+    pub(crate) fn add(&mut self, counted: Counted, count: u64, from: Timestamp) {
+        let (total, _) = self.waiting.entry(counted).or_insert((0, from));
+        *total = total.saturating_add(count);
+    }
+
+    /// Returns the connections whose Service is known by `now`, and those that have waited for a minute, or too many of them:
+    /// they belong to no Service.
+    pub(crate) fn take(&mut self, history: &History, now: Timestamp) -> Vec<(Option<Pair>, u64)> {
+        self.take_after(BEHIND, history, now)
+    }
+
+    /// Returns all connections: nothing is learned any more.
+    pub(crate) fn take_all(&mut self, history: &History, now: Timestamp) -> Vec<(Option<Pair>, u64)> {
+        self.take_after(Duration::ZERO, history, now)
+    }
+
+    fn take_after(
+        &mut self,
+        patience: Duration,
+        history: &History,
+        now: Timestamp,
+    ) -> Vec<(Option<Pair>, u64)> {
+        let is_full = self.waiting.len() > MAX_WAITING;
+        let mut taken = Vec::new();
+        self.waiting.retain(|counted, (count, from)| {
+            let pair = Pair::of(counted, history, *from, now);
+            let waits = pair.is_none() && !is_full && now.since(*from) < patience;
+            if !waits {
+                taken.push((pair, *count));
+            }
+            waits
+        });
+        taken
     }
 }
 
@@ -123,5 +172,38 @@ mod tests {
         }
         assert_eq!(name("10.96.0.7:81", 97, 102), None, "it had no such port");
         assert_eq!(name("10.96.0.8:80", 97, 102), None);
+    }
+
+    #[test]
+    fn connections_wait_until_their_service_is_known() {
+        let counted = |to: &str| Counted {
+            service: to.parse().unwrap(),
+            endpoint: "10.244.1.7:8080".parse().unwrap(),
+            protocol: Protocol::TCP,
+        };
+        let (task, other) = (counted("10.96.0.7:80"), counted("192.0.2.99:80"));
+        let names = |taken: Vec<(Option<Pair>, u64)>| -> Vec<(Option<String>, u64)> {
+            taken
+                .into_iter()
+                .map(|(pair, count)| (pair.map(|pair| pair.service.name.to_string()), count))
+                .collect()
+        };
+        let of_task = |count| vec![(Some("task".to_owned()), count)];
+        let (unknown, known) = (History::new(Duration::from_hours(1)), history());
+        let mut attribution = Attribution::default();
+        attribution.add(task, 3, at(92));
+        attribution.add(other, 7, at(92));
+        assert_eq!(names(attribution.take(&unknown, at(97))), []);
+        attribution.add(task, 2, at(97));
+        // The Service was created and deleted before its objects arrived.
+        assert_eq!(names(attribution.take(&known, at(102))), of_task(5));
+        assert_eq!(names(attribution.take(&known, at(151))), []);
+        assert_eq!(names(attribution.take(&known, at(152))), [(None, 7)], "another program's");
+        attribution.add(other, 1, at(152));
+        assert_eq!(names(attribution.take_all(&known, at(157))), [(None, 1)]);
+        for port in 0..=u16::try_from(MAX_WAITING).unwrap() {
+            attribution.add(counted(&format!("192.0.2.99:{port}")), 1, at(157));
+        }
+        assert_eq!(attribution.take(&known, at(158)).len(), MAX_WAITING + 1, "too many");
     }
 }

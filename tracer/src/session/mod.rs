@@ -38,6 +38,7 @@ use undecided::Undecided;
 use wall_clock::WallClock;
 
 pub(crate) use changes::SavedChanges;
+pub(crate) use connections::Attribution;
 pub use connections::{Connections, Pair};
 pub use grace::Grace;
 pub(crate) use healthy_folds::Folded;

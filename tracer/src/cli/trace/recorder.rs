@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::Sink;
-use crate::{cluster::History, kernel::tracer::Tracer, session::Pair, text::count, time::Timestamp};
+use crate::{cluster::History, kernel::tracer::Tracer, session::Attribution, text::count, time::Timestamp};
 
 /// The interval at which changed Services are passed on: they are looked through as a whole.
 const SERVICES: Duration = Duration::from_secs(1);
@@ -22,13 +22,20 @@ pub(super) struct Exchange {
     services_set: Instant,
     /// When the counts were read last, on both clocks.
     counted: (Instant, Timestamp),
+    attribution: Attribution,
 }
 
 impl Exchange {
     /// Its counts begin at `started`.
     pub(super) fn new(node: Option<String>, started: Timestamp) -> Self {
         let now = Instant::now();
-        Self { node, has_changed: true, services_set: now, counted: (now, started) }
+        Self {
+            node,
+            has_changed: true,
+            services_set: now,
+            counted: (now, started),
+            attribution: Attribution::default(),
+        }
     }
 
     /// The metadata changed.
@@ -70,18 +77,40 @@ impl Exchange {
         }
     }
 
-    /// Passes the connections on that were counted since the last time.
-    pub(super) fn count(
+    /// Passes the connections on that were counted since the last time, and those whose Service is known now.
+    fn count(
         &mut self,
         tracer: &mut Tracer,
         history: &History,
         now: Timestamp,
         sink: &mut impl Sink,
     ) -> anyhow::Result<()> {
+        self.read(tracer, now, sink)?;
+        self.attribution.take(history, now).into_iter().for_each(|(pair, count)| sink.started(pair, count));
+        Ok(())
+    }
+
+    /// Passes on all connections that were counted.
+    pub(super) fn finish(
+        &mut self,
+        tracer: &mut Tracer,
+        history: &History,
+        now: Timestamp,
+        sink: &mut impl Sink,
+    ) -> anyhow::Result<()> {
+        self.read(tracer, now, sink)?;
+        self.attribution
+            .take_all(history, now)
+            .into_iter()
+            .for_each(|(pair, count)| sink.started(pair, count));
+        Ok(())
+    }
+
+    fn read(&mut self, tracer: &mut Tracer, now: Timestamp, sink: &mut impl Sink) -> anyhow::Result<()> {
         let (_, from) = std::mem::replace(&mut self.counted, (Instant::now(), now));
         let (counted, uncounted) = tracer.counts().context("cannot read how many connections started")?;
         for (counted, count) in counted {
-            sink.started(Pair::of(&counted, history, from, now), count);
+            self.attribution.add(counted, count, from);
         }
         sink.uncounted(uncounted);
         Ok(())
