@@ -145,6 +145,11 @@ impl Agent {
         self.process.pid()
     }
 
+    /// The records that it has printed so far, with `output: json`.
+    pub fn records(&self) -> Result<Vec<Record>> {
+        Ok(self.process.printed()?.iter().filter_map(|line| Record::parse(line)).collect())
+    }
+
     /// The kernel's memory for all of its maps, bytes (`memlock` in the descriptors' information).
     pub fn map_bytes(&self) -> Result<u64> {
         let folder = format!("/proc/{}/fdinfo", self.process.pid());

@@ -24,13 +24,16 @@ use crate::{
 };
 
 const KILLS: u64 = 5;
-/// The kill comes within this time after the agent is ready; of every fourth agent, within this time after its start.
+/// The kill comes within this time after the agent is ready; of every fourth agent, within this time after its start. The
+/// first one is ready when a verdict is due, because at random moments perhaps none is.
 const WITHIN: Duration = Duration::from_secs(6);
 const EVERY: u64 = 4;
 /// From one connection of the load to the next: below the limit from which failures are only counted.
 const PACE: Duration = Duration::from_millis(100);
 /// A block is written at the latest 1 s after its first event. The rest is for a busy machine.
 const OPEN_BLOCK: Duration = Duration::from_secs(3);
+/// The limit for the first verdict, and for it to be due.
+const DUE: Duration = Duration::from_mins(2);
 /// The exit statuses of a replay: one that was cut off before its first complete block has no objects (4).
 const CUT_OFF: [i32; 3] = [0, 3, 4];
 
@@ -53,6 +56,12 @@ pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
         } else {
             Agent::start(&kubeconfig, &segments, "output: json\n")?
         };
+        if number == 0 {
+            wait::until("a verdict that is due", DUE, || {
+                let records = agent.records().ok()?;
+                records.iter().any(|record| is_due(record, SystemTime::now())).then_some(())
+            })?;
+        }
         wait::until_older_than(Instant::now(), random.below(WITHIN));
         let before = sizes_of(&segments)?;
         let moment = SystemTime::now();
