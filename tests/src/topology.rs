@@ -265,8 +265,13 @@ fn attach_to_fabric(netns: &Netns, fabric: &Netns, member: &NodeInfo) -> Result<
     netns.ip_batch(&routes.collect::<Vec<_>>())
 }
 
+/// Locally administered.
+const BRIDGE_ADDRESS: &str = "02:00:00:00:00:01";
+
 fn build_bridge(netns: &Netns, member: &NodeInfo, nodes: &[NodeInfo]) -> Result<()> {
-    let mut commands = vec!["link add cni0 type bridge".to_owned()];
+    // With an address of its own, as CNI's bridge plugin gives it: otherwise the bridge takes the lowest one of its ports,
+    // and each Pod that starts or ends may change it, which forgets every neighbour on both sides.
+    let mut commands = vec![format!("link add cni0 address {BRIDGE_ADDRESS} type bridge")];
     for NodeNetwork { pods, .. } in &member.networks {
         commands.push(format!("address add {}/{} dev cni0", pods.gateway(), pods.prefix));
     }
