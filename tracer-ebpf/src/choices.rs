@@ -5,7 +5,7 @@ use aya_ebpf::{
     macros::map,
     maps::{LruHashMap, PerCpuArray},
 };
-use tracer_ebpf::{Choice, End, Header, Hook, IpvsRecord, Kind};
+use tracer_ebpf::{Choice, End, Header, Hook, IP_VS_CONN_F_TEMPLATE, IpvsRecord, Kind, SAME_IPVS_CALL_NS};
 
 use crate::{filter::AF_INET, output, recorder};
 
@@ -25,11 +25,6 @@ struct Template {
     destination: [u32; 4],
 }
 
-/// A template and its connection come from one call of `ip_vs_sched_persist`; an emulated machine may stall between them.
-const SAME_CALL_NS: u64 = 20_000_000;
-/// `IP_VS_CONN_F_TEMPLATE` (`include/uapi/linux/ip_vs.h`).
-const TEMPLATE_FLAG: u32 = 0x1000;
-
 /// Keeps a choice. A template is kept with the connection that it was made for.
 #[inline(never)]
 #[expect(clippy::needless_borrows_for_generic_args, reason = "by value, they would be copied on the stack")]
@@ -37,7 +32,7 @@ pub(crate) fn keep(record: &IpvsRecord) {
     let Some(template) = TEMPLATE.get_ptr_mut(0) else { return };
     let virtual_address = words(&record.virtual_address, record.family);
     let destination = words(&record.destination, record.dest_family);
-    if record.client_port == 0 || record.flags & TEMPLATE_FLAG != 0 {
+    if record.client_port == 0 || record.flags & IP_VS_CONN_F_TEMPLATE != 0 {
         // SAFETY: a slot of a map's array, of this CPU alone: valid and aligned for as long as the program runs.
         unsafe {
             *template = Template { time_ns: record.header.time_ns, virtual_address, destination };
@@ -46,13 +41,13 @@ pub(crate) fn keep(record: &IpvsRecord) {
     }
     // SAFETY: as above.
     let (made_ns, fits) = unsafe {
-        let fits = is_same((*template).virtual_address, virtual_address)
-            && is_same((*template).destination, destination);
+        let fits = recorder::same_address((*template).virtual_address, virtual_address)
+            && recorder::same_address((*template).destination, destination);
         let made_ns = (*template).time_ns;
         (*template).time_ns = 0;
         (made_ns, fits)
     };
-    let is_new = made_ns != 0 && record.header.time_ns.wrapping_sub(made_ns) < SAME_CALL_NS;
+    let is_new = made_ns != 0 && record.header.time_ns.wrapping_sub(made_ns) < SAME_IPVS_CALL_NS;
     let client = End {
         address: words(&record.client, record.family),
         port: record.client_port,
@@ -67,8 +62,8 @@ pub(crate) fn keep(record: &IpvsRecord) {
         dest_family: record.dest_family,
         virtual_port: record.virtual_port,
         destination_port: record.destination_port,
-        virtual_address: record.virtual_address,
-        destination: record.destination,
+        virtual_address,
+        destination,
         is_reported: 0,
         reserved: 0,
     };
@@ -88,9 +83,15 @@ fn words(bytes: &[u8; 16], family: u16) -> [u32; 4] {
     [first, second, third, fourth]
 }
 
+/// Writes the bytes of these words, as a record has them.
+///
+/// # Safety
+///
+/// `at` must be valid for the write.
 #[inline(always)]
-fn is_same([a0, a1, a2, a3]: [u32; 4], [b0, b1, b2, b3]: [u32; 4]) -> bool {
-    a0 == b0 && a1 == b1 && a2 == b2 && a3 == b3
+unsafe fn write(words: [u32; 4], at: *mut [u8; 16]) {
+    // SAFETY: the caller promises it, and any alignment will do.
+    unsafe { at.cast::<[u32; 4]>().write_unaligned(words) };
 }
 
 /// Whether a choice for a client is kept.
@@ -116,7 +117,7 @@ pub(crate) fn hand_over(client: &End) {
                 choice,
                 &End { port: 0, ..*client },
                 (*choice).template_ns,
-                (*choice).flags | TEMPLATE_FLAG,
+                (*choice).flags | IP_VS_CONN_F_TEMPLATE,
             );
         }
         report(choice, client, (*choice).time_ns, (*choice).flags);
@@ -130,7 +131,6 @@ pub(crate) fn hand_over(client: &End) {
 unsafe fn report(choice: *const Choice, client: &End, time_ns: u64, flags: u32) {
     let Some(mut entry) = output::reserve::<IpvsRecord>(Hook::IpVsConnNew) else { return };
     let record = entry.as_mut_ptr();
-    let [a, b, c, d] = client.address.map(u32::to_ne_bytes);
     // SAFETY: the record is the ring buffer's, of its size and alignment, and this program's alone until it is
     // submitted. Every field is written before it is. The caller promises the same for the choice.
     unsafe {
@@ -139,9 +139,9 @@ unsafe fn report(choice: *const Choice, client: &End, time_ns: u64, flags: u32) 
         (*record).flags = flags;
         (*record).family = (*choice).family;
         (*record).dest_family = (*choice).dest_family;
-        (&raw mut (*record).client).cast::<[[u8; 4]; 4]>().write([a, b, c, d]);
-        (*record).virtual_address = (*choice).virtual_address;
-        (*record).destination = (*choice).destination;
+        write(client.address, &raw mut (*record).client);
+        write((*choice).virtual_address, &raw mut (*record).virtual_address);
+        write((*choice).destination, &raw mut (*record).destination);
         (*record).client_port = client.port;
         (*record).virtual_port = (*choice).virtual_port;
         (*record).destination_port = (*choice).destination_port;

@@ -245,8 +245,9 @@ pub struct Choice {
     pub dest_family: u16,
     pub virtual_port: u16,
     pub destination_port: u16,
-    pub virtual_address: [u8; 16],
-    pub destination: [u8; 16],
+    /// Network byte order; IPv4 in the first word, the rest zero.
+    pub virtual_address: [u32; 4],
+    pub destination: [u32; 4],
     /// 1 once it was reported.
     pub is_reported: u32,
     pub reserved: u32,
@@ -374,6 +375,11 @@ pub const MISSING: u32 = u32::MAX;
 pub const IP_CT_NEW: u32 = 2;
 /// `IPS_SEEN_REPLY`: the other side has answered.
 pub const IPS_SEEN_REPLY: u32 = 1 << 1;
+/// `IP_VS_CONN_F_TEMPLATE`: a persistence template (`include/uapi/linux/ip_vs.h`).
+pub const IP_VS_CONN_F_TEMPLATE: u32 = 1 << 12;
+/// A persistence template and its connection come from one call of `ip_vs_sched_persist`; an emulated machine may stall
+/// between them.
+pub const SAME_IPVS_CALL_NS: u64 = 20_000_000;
 /// `IPS_CONFIRMED`: the entry is in the table.
 pub const IPS_CONFIRMED: u32 = 1 << 3;
 

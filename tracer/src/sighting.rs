@@ -194,7 +194,7 @@ pub struct IpvsFlags(pub u32);
 
 impl IpvsFlags {
     /// A template of a persistent service (session affinity): not a connection, but the pattern for later ones.
-    pub const TEMPLATE: u32 = 1 << 12;
+    pub const TEMPLATE: u32 = tracer_ebpf::IP_VS_CONN_F_TEMPLATE;
 
     pub const fn has(self, bit: u32) -> bool {
         self.0 & bit != 0

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use tracer_ebpf::SAME_IPVS_CALL_NS;
+
 use super::{
     Chosen, Flow, FlowTable, PickedUp, Trouble,
     fold::Place,
@@ -14,9 +16,7 @@ use super::{
 };
 use crate::sighting::{Conntrack, EntryNote, Hook, IpvsFact, IpvsFlags, SocketEvent, SocketFact, TcpState};
 
-/// A persistence template and its connection come from one call of `ip_vs_sched_persist`; an emulated machine may stall
-/// between them.
-const SAME_CALL: Duration = Duration::from_millis(20);
+const SAME_CALL: Duration = Duration::from_nanos(SAME_IPVS_CALL_NS);
 
 impl FlowTable {
     pub(super) fn fold_ipvs(&mut self, fact: &mut IpvsFact, place: Place) -> Option<u32> {
