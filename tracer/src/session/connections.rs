@@ -15,8 +15,6 @@ use crate::{
 const MAX_PAIRS: usize = 100_000;
 /// How long connections to a deleted Service are its own: kube-proxy removes its rules at its next sync.
 const SYNC: Duration = Duration::from_secs(30);
-/// How long connections wait for their Service: kube-proxy's watch may be ahead of this one.
-const BEHIND: Duration = Duration::from_mins(1);
 /// The most pairs that wait.
 const MAX_WAITING: usize = 4_096;
 
@@ -56,24 +54,18 @@ pub(crate) struct Attribution {
 }
 
 impl Attribution {
+    /// How long connections wait for their Service: kube-proxy's watch may be ahead of this one.
+    pub(crate) const BEHIND: Duration = Duration::from_mins(1);
+
     /// Takes connections that began after `from`.
     pub(crate) fn add(&mut self, counted: Counted, count: u64, from: Timestamp) {
         let (total, _) = self.waiting.entry(counted).or_insert((0, from));
         *total = total.saturating_add(count);
     }
 
-    /// Returns the connections whose Service is known by `now`, and those that have waited for a minute, or too many of them:
-    /// they belong to no Service.
-    pub(crate) fn take(&mut self, history: &History, now: Timestamp) -> Vec<(Option<Pair>, u64)> {
-        self.take_after(BEHIND, history, now)
-    }
-
-    /// Returns all connections: nothing is learned any more.
-    pub(crate) fn take_all(&mut self, history: &History, now: Timestamp) -> Vec<(Option<Pair>, u64)> {
-        self.take_after(Duration::ZERO, history, now)
-    }
-
-    fn take_after(
+    /// Returns the connections whose Service is known by `now`, and those that have waited for longer than `patience`, or too
+    /// many of them: they belong to no Service.
+    pub(crate) fn take(
         &mut self,
         patience: Duration,
         history: &History,
@@ -193,17 +185,21 @@ mod tests {
         let mut attribution = Attribution::default();
         attribution.add(task, 3, at(92));
         attribution.add(other, 7, at(92));
-        assert_eq!(names(attribution.take(&unknown, at(97))), []);
+        assert_eq!(names(attribution.take(Attribution::BEHIND, &unknown, at(97))), []);
         attribution.add(task, 2, at(97));
         // The Service was created and deleted before its objects arrived.
-        assert_eq!(names(attribution.take(&known, at(102))), of_task(5));
-        assert_eq!(names(attribution.take(&known, at(151))), []);
-        assert_eq!(names(attribution.take(&known, at(152))), [(None, 7)], "another program's");
+        assert_eq!(names(attribution.take(Attribution::BEHIND, &known, at(102))), of_task(5));
+        assert_eq!(names(attribution.take(Attribution::BEHIND, &known, at(151))), []);
+        assert_eq!(
+            names(attribution.take(Attribution::BEHIND, &known, at(152))),
+            [(None, 7)],
+            "another program's"
+        );
         attribution.add(other, 1, at(152));
-        assert_eq!(names(attribution.take_all(&known, at(157))), [(None, 1)]);
+        assert_eq!(names(attribution.take(Duration::ZERO, &known, at(157))), [(None, 1)]);
         for port in 0..=u16::try_from(MAX_WAITING).unwrap() {
             attribution.add(counted(&format!("192.0.2.99:{port}")), 1, at(157));
         }
-        assert_eq!(attribution.take(&known, at(158)).len(), MAX_WAITING + 1, "too many");
+        assert_eq!(attribution.take(Attribution::BEHIND, &known, at(158)).len(), MAX_WAITING + 1, "too many");
     }
 }

@@ -55,7 +55,7 @@ impl Exchange {
             self.set_services(tracer, history, now);
         }
         if self.counted.0.elapsed() >= COUNTS {
-            self.count(tracer, history, now, sink)?;
+            self.count(tracer, history, now, Attribution::BEHIND, sink)?;
         }
         Ok(())
     }
@@ -77,20 +77,7 @@ impl Exchange {
         }
     }
 
-    /// Passes the connections on that were counted since the last time, and those whose Service is known now.
-    fn count(
-        &mut self,
-        tracer: &mut Tracer,
-        history: &History,
-        now: Timestamp,
-        sink: &mut impl Sink,
-    ) -> anyhow::Result<()> {
-        self.read(tracer, now, sink)?;
-        self.attribution.take(history, now).into_iter().for_each(|(pair, count)| sink.started(pair, count));
-        Ok(())
-    }
-
-    /// Passes on all connections that were counted.
+    /// Passes on the connections of the last moments, and all that wait for their Service: nothing is learned any more.
     pub(super) fn finish(
         &mut self,
         tracer: &mut Tracer,
@@ -98,19 +85,26 @@ impl Exchange {
         now: Timestamp,
         sink: &mut impl Sink,
     ) -> anyhow::Result<()> {
-        self.read(tracer, now, sink)?;
-        self.attribution
-            .take_all(history, now)
-            .into_iter()
-            .for_each(|(pair, count)| sink.started(pair, count));
-        Ok(())
+        self.count(tracer, history, now, Duration::ZERO, sink)
     }
 
-    fn read(&mut self, tracer: &mut Tracer, now: Timestamp, sink: &mut impl Sink) -> anyhow::Result<()> {
+    /// Passes on the connections that were counted since the last time, once their Service is known or they have waited for
+    /// longer than `patience`.
+    fn count(
+        &mut self,
+        tracer: &mut Tracer,
+        history: &History,
+        now: Timestamp,
+        patience: Duration,
+        sink: &mut impl Sink,
+    ) -> anyhow::Result<()> {
         let (_, from) = std::mem::replace(&mut self.counted, (Instant::now(), now));
         let (counted, uncounted) = tracer.counts().context("cannot read how many connections started")?;
         for (counted, count) in counted {
             self.attribution.add(counted, count, from);
+        }
+        for (pair, count) in self.attribution.take(patience, history, now) {
+            sink.started(pair, count);
         }
         sink.uncounted(uncounted);
         Ok(())
