@@ -5,7 +5,7 @@ use std::{
     fs::{File, OpenOptions},
     io::Write,
     sync::{Mutex, OnceLock, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
@@ -22,6 +22,29 @@ const MACHINE_LINE: &str = "/dev/ttyS1";
 pub fn print(line: impl AsRef<str>) {
     // A closed console must not stop a test.
     let _gone = writeln!(std::io::stdout().lock(), "{}", line.as_ref());
+}
+
+/// When the next line of progress is due: a guest that is silent for long counts as dead.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    interval: Duration,
+    shown: Instant,
+}
+
+impl Progress {
+    /// The first one is due after the interval.
+    pub fn every(interval: Duration) -> Self {
+        Self { interval, shown: Instant::now() }
+    }
+
+    /// Whether one is due now; the next is due an interval later.
+    pub fn is_due(&mut self) -> bool {
+        let is_due = self.shown.elapsed() >= self.interval;
+        if is_due {
+            self.shown = Instant::now();
+        }
+        is_due
+    }
 }
 
 /// How a scenario ended.

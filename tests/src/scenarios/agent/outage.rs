@@ -14,7 +14,8 @@ use super::{expect_connections, expect_faults, fresh, refused, stop};
 use crate::{
     agent::Agent,
     apiserver::Absence,
-    boot, console,
+    boot,
+    console::{self, Progress},
     expect::Record,
     published::{Member, Port, Published},
     scenarios::stale,
@@ -55,17 +56,16 @@ pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
     stage.api.go_away(Absence::Refused);
     let gone = Instant::now();
     Agent::wait_until("viptrace_watch_connected", &[], "0", |open| open == 0)?;
-    let (mut last, mut round, mut minute) = (before, 0, 1);
+    let mut progress = Progress::every(Duration::from_mins(1));
+    let (mut last, mut round) = (before, 0);
     while gone.elapsed() + PACE / 2 < away {
         last = made.round(stage)?;
         expect_faults("api", Class::C28, made.refused)?;
         ensure!(Agent::is_ready(), "an API server that is away makes the agent unready");
         round += 1;
         wait::until_older_than(gone, (PACE * round).min(away));
-        if gone.elapsed() >= Duration::from_mins(1) * minute {
-            // A silent guest counts as dead.
+        if progress.is_due() {
             console::print(format!("agent-api-away: {} s, {made:?}", gone.elapsed().as_secs()));
-            minute += 1;
         }
     }
     wait::until_older_than(gone, away);

@@ -21,7 +21,8 @@ use super::{
 };
 use crate::{
     agent::Agent,
-    boot, console,
+    boot,
+    console::{self, Progress},
     traffic::{
         Outcome, all_ended,
         client::{self, Script},
@@ -41,7 +42,8 @@ const REJECTED: usize = 2;
 /// 200 thousandths of a CPU, as `resources.limits.cpu: 200m`.
 const CPU_MAX: &str = "20000 100000";
 const GROUP: &str = "/sys/fs/cgroup/agent";
-/// The growth of the agent's resident memory after the first third: the room that its allocator and its histograms may still take.
+/// The growth of the agent's resident memory after the first third: the room that its allocator and its histograms may
+/// still take.
 const GROWTH: u64 = 8 << 20;
 /// The same for its open files, for its series, of which those of the last rounds are not removed yet, and for the flows that
 /// are not judged yet.
@@ -178,7 +180,8 @@ fn traffic(stage: &mut Stage, length: Duration) -> Result<Made> {
     let queries = Load::start(client_1, dns, load::query)?;
     let noise = Load::start(slow_1, api, load::refused)?;
     let mut churn = Churn::default();
-    let (mut silent, mut rejected, mut at_third, mut round, mut minute) = (0, 0, None, 0, 1);
+    let mut progress = Progress::every(Duration::from_mins(1));
+    let (mut silent, mut rejected, mut at_third, mut round) = (0, 0, None, 0);
     let began = Instant::now();
     while began.elapsed() < length {
         let patience = Script::exchange().connect_limit(Duration::from_secs(4));
@@ -190,10 +193,8 @@ fn traffic(stage: &mut Stage, length: Duration) -> Result<Made> {
         if began.elapsed() * 3 >= length && at_third.is_none() {
             at_third = Some(Size::read()?);
         }
-        if began.elapsed() >= Duration::from_mins(1) * minute {
-            // A silent guest counts as dead.
+        if progress.is_due() {
             console::print(format!("agent-soak: {} s, {:?}", began.elapsed().as_secs(), Size::read()?));
-            minute += 1;
         }
         wait::until_older_than(began, (PACE * round).min(length));
     }
