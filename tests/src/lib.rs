@@ -20,6 +20,7 @@ pub mod matrix;
 pub mod modes;
 pub mod netns;
 pub mod predicted;
+pub mod process;
 pub mod published;
 pub mod replay;
 pub mod rules;

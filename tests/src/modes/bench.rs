@@ -3,17 +3,14 @@
 //! of the host's load. It defines the method and emits metric lines; the host evaluates them.
 
 mod watcher;
-pub(super) mod workload;
 
 use std::{fs, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use self::{
-    watcher::{Ready, Watcher},
-    workload::Workload,
-};
+use self::watcher::{Ready, Watcher};
+use super::workload::{self, Workload};
 use crate::{
     boot, console,
     dataplane::{Mode, Variant},
@@ -22,7 +19,7 @@ use crate::{
 };
 
 /// The number of rounds without `lab.rounds`.
-const ROUNDS: usize = 5;
+const ROUNDS: u64 = 5;
 const KUBECONFIG: &str = "/run/lab/kubeconfig";
 const READY_FILE: &str = "/run/bench.ready";
 /// Stands for the Service address of the workload in a command.
@@ -86,10 +83,7 @@ fn mode() -> Result<Mode> {
 /// Measures all tools whose names contain `filter`, or one of several strings separated by commas. Reports a tool that
 /// does not start, leaves it out and returns true, because a measurement cannot fail.
 pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
-    let rounds = match boot::kernel_argument("lab.rounds") {
-        Some(rounds) => rounds.parse().with_context(|| format!("lab.rounds={rounds} is not a number"))?,
-        None => ROUNDS,
-    };
+    let rounds = boot::kernel_number("lab.rounds")?.unwrap_or(ROUNDS);
     let is_chosen = |tool: &&Tool| filter.split(',').any(|part| tool.name.contains(part));
     if !TOOLS.iter().any(|tool| is_chosen(&tool)) {
         let names = TOOLS.iter().map(|tool| tool.name).collect::<Vec<_>>().join(", ");
@@ -99,15 +93,7 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
     let stage = Stage::set(world, Watch::Nobody, variant)?;
     fs::create_dir_all("/run/lab").context("creating /run/lab")?;
     fs::write(KUBECONFIG, stage.api.kubeconfig()).with_context(|| format!("writing {KUBECONFIG}"))?;
-    let workload = Workload::start(world)?;
-    // One Pod serves every connection, whichever endpoint the rules choose: the addresses of the two others are
-    // replaced.
-    let serving = world.pod("shop/cart-1")?.place.address;
-    let mut same_pod = world.rules(variant.mode)?.clone();
-    for other in ["shop/cart-2", "shop/cart-3"] {
-        same_pod = same_pod.with_endpoint_moved(world.pod(other)?.place.address, serving);
-    }
-    same_pod.restore(&world.topology.host)?;
+    let workload = Workload::start(world, variant.mode)?;
     workload.connections()?;
     workload.transfer()?;
     Workload::keep_neighbours(world)?;
@@ -131,7 +117,7 @@ pub(super) fn run(world: &World, filter: &str) -> Result<bool> {
     Ok(true)
 }
 
-fn measure(world: &World, workload: &Workload, tool: &Tool, round: usize) -> Result<()> {
+fn measure(world: &World, workload: &Workload, tool: &Tool, round: u64) -> Result<()> {
     rules::flush_conntrack(&world.topology.host)?;
     workload.connections()?;
     sample(workload, tool, round, Side::Bare)?;
@@ -179,7 +165,7 @@ enum Side<'w> {
 /// Measures both workloads once. The ratio of `crr_ns` is the effect on a client, and that of `crr_median_ns` the same
 /// without what happens beside it. `crr_tool_cpu_ns` is the tool's own work for each connection, much of which it does
 /// later, without what it does when idle.
-fn sample(workload: &Workload, tool: &Tool, round: usize, side: Side) -> Result<()> {
+fn sample(workload: &Workload, tool: &Tool, round: u64, side: Side) -> Result<()> {
     let (side, watcher) = match side {
         Side::Bare => ("bare", None),
         Side::With(watcher) => ("with", watcher),

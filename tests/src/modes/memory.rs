@@ -10,12 +10,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::bench::workload::Workload;
+use super::workload::Workload;
 use crate::{
     agent::Agent,
     apiserver::Population,
-    boot, console,
+    boot,
+    console::{self, Progress},
     dataplane::Variant,
+    process::Status,
     wait,
     world::{NODE, Stage, Watch, World},
 };
@@ -40,11 +42,11 @@ const TIDIED: Duration = Duration::from_secs(65);
 const RUNS: usize = 5;
 /// The values of `/proc/PID/status` that are reported, and their names as metrics.
 const VALUES: [(&str, &str); 5] = [
-    ("VmRSS:", "resident_bytes"),
-    ("VmHWM:", "peak_bytes"),
-    ("RssAnon:", "anonymous_bytes"),
-    ("RssFile:", "file_bytes"),
-    ("RssShmem:", "shared_bytes"),
+    ("VmRSS", "resident_bytes"),
+    ("VmHWM", "peak_bytes"),
+    ("RssAnon", "anonymous_bytes"),
+    ("RssFile", "file_bytes"),
+    ("RssShmem", "shared_bytes"),
 ];
 
 /// Measures every size.
@@ -58,14 +60,7 @@ pub(super) fn run(world: &World) -> Result<bool> {
     };
     let stage = Stage::set(world, Watch::Nobody, Variant::DEFAULT)?;
     fs::create_dir_all("/run/lab").context("creating /run/lab")?;
-    let workload = Workload::start(world)?;
-    // One Pod serves every connection, whichever endpoint the rules choose.
-    let serving = world.pod("shop/cart-1")?.place.address;
-    let mut same_pod = world.rules(stage.variant.mode)?.clone();
-    for other in ["shop/cart-2", "shop/cart-3"] {
-        same_pod = same_pod.with_endpoint_moved(world.pod(other)?.place.address, serving);
-    }
-    same_pod.restore(&world.topology.host)?;
+    let workload = Workload::start(world, stage.mode())?;
     for services in sizes {
         measure(&stage, &workload, services).with_context(|| format!("with {services} Services"))?;
     }
@@ -81,11 +76,10 @@ fn measure(stage: &Stage<'_>, workload: &Workload, services: u32) -> Result<()> 
         fs::remove_dir_all(segments).with_context(|| format!("removing {SEGMENTS}"))?;
     }
     let started = Instant::now();
-    let mut shown = started;
+    let mut progress = Progress::every(PROGRESS);
     let agent = Agent::start_with_defaults(&stage.kubeconfig()?, segments, READY, |pid| {
-        if shown.elapsed() > PROGRESS {
-            shown = Instant::now();
-            let kib = status(pid).ok().and_then(|text| kib(&text, "VmRSS:")).unwrap_or_default();
+        if progress.is_due() {
+            let kib = Status::read(pid).and_then(|status| status.kib("VmRSS")).unwrap_or_default();
             console::print(format!(
                 "memory: {services} Services, {objects} objects: {kib} KiB after {:.0} s",
                 started.elapsed().as_secs_f64()
@@ -98,22 +92,20 @@ fn measure(stage: &Stage<'_>, workload: &Workload, services: u32) -> Result<()> 
     }
     wait::until_older_than(started + ready, TIDIED);
     steady(agent.pid())?;
-    let text = status(agent.pid())?;
+    let status = Status::read(agent.pid())?;
     let labels = json!({"services": services.to_string(), "endpoints": (services * ENDPOINTS).to_string()});
     for (field, name) in VALUES {
-        let kib =
-            kib(&text, field).with_context(|| format!("/proc/{}/status has no {field}", agent.pid()))?;
-        emit(name, kib * 1024, &labels);
+        emit(name, status.kib(field)? * 1024, &labels);
     }
     emit("map_bytes", agent.map_bytes()?, &labels);
     let stored = Agent::stored(segments)?;
     let sizes: Option<u64> = stored.iter().map(|path| fs::metadata(path).ok().map(|meta| meta.len())).sum();
     emit("segment_bytes", sizes.context("reading the sizes of the segments")?, &labels);
     console::metric("ready_seconds", ready.as_secs_f64(), "s", &labels);
-    let peak = kib(&text, "VmHWM:").unwrap_or_default();
     console::print(format!(
-        "memory: {services} Services: {} KiB, at most {peak} KiB, ready after {:.0} s",
-        kib(&text, "VmRSS:").unwrap_or_default(),
+        "memory: {services} Services: {} KiB, at most {} KiB, ready after {:.0} s",
+        status.kib("VmRSS")?,
+        status.kib("VmHWM")?,
         ready.as_secs_f64()
     ));
     let ended = agent.stop()?;
@@ -127,22 +119,12 @@ fn measure(stage: &Stage<'_>, workload: &Workload, services: u32) -> Result<()> 
 fn steady(pid: u32) -> Result<()> {
     let (mut since, mut last) = (Instant::now(), 0);
     wait::until("the agent's memory to be steady", STEADY_LIMIT, || {
-        let now = kib(&status(pid).ok()?, "VmRSS:")?;
+        let now = Status::read(pid).and_then(|status| status.kib("VmRSS")).ok()?;
         if now.abs_diff(last) > STEADY_KIB {
             (since, last) = (Instant::now(), now);
         }
         (since.elapsed() > STEADY).then_some(())
     })
-}
-
-fn status(pid: u32) -> Result<String> {
-    let path = format!("/proc/{pid}/status");
-    fs::read_to_string(&path).with_context(|| format!("reading {path}"))
-}
-
-/// A value of a process's status, KiB.
-fn kib(status: &str, field: &str) -> Option<u64> {
-    status.lines().find_map(|line| line.strip_prefix(field))?.split_ascii_whitespace().next()?.parse().ok()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes of memory fit in 53 bits")]

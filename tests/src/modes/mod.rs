@@ -5,6 +5,7 @@ mod bench;
 mod demo;
 mod memory;
 mod test;
+mod workload;
 
 use std::{
     panic::{self, AssertUnwindSafe},

@@ -1,8 +1,6 @@
 //! A flood of half-open connections, far more than viptrace may hold. Its memory stays bounded, the evicted flows are
 //! counted, and a healthy connection afterwards has its verdict.
 
-use std::fs;
-
 use anyhow::{Context, Result, bail, ensure};
 
 use super::silent;
@@ -11,6 +9,7 @@ use viptrace_class::Class;
 use crate::{
     console,
     expect::Endpoint,
+    process::Status,
     sys,
     tool::Tool,
     traffic::{
@@ -138,13 +137,7 @@ struct Memory {
 
 impl Memory {
     fn of(tool: &Tool) -> Result<Self> {
-        let path = format!("/proc/{}/status", tool.pid());
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let kib = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
-            kib.with_context(|| format!("{path} has no {name}"))
-        };
-        Ok(Self { total_kib: kib("VmRSS:")?, own_kib: kib("RssAnon:")? })
+        let status = Status::read(tool.pid())?;
+        Ok(Self { total_kib: status.kib("VmRSS")?, own_kib: status.kib("RssAnon")? })
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{sys, wait};
+use crate::{process::Status, sys, wait};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 const STOP_LIMIT: Duration = Duration::from_mins(1);
@@ -113,11 +113,7 @@ impl Watcher {
     }
 
     pub(super) fn rss_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.child.id());
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
-        kib.map(|kib| kib * 1024).with_context(|| format!("{path} has no VmRSS"))
+        Ok(Status::read(self.child.id())?.kib("VmRSS")? * 1024)
     }
 
     pub(super) fn stop(mut self) -> Result<()> {

@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{netns::Netns, sys, world::World};
+use crate::{dataplane::Mode, netns::Netns, sys, world::World};
 
-pub(in crate::modes) const CONNECTIONS: usize = 100;
+pub(super) const CONNECTIONS: usize = 100;
 const TRANSFER_BYTES: usize = 20_000_000;
 /// The first byte of a connection names its workload.
 const EXCHANGE: u8 = b'x';
@@ -24,21 +24,22 @@ const TRANSFER: u8 = b't';
 const CLIENT: i32 = 1;
 const SERVER: i32 = 2;
 
-pub(in crate::modes) struct Workload {
+pub(super) struct Workload {
     client: Netns,
     vip: SocketAddr,
 }
 
 /// The result of one run of connection cycles.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::modes) struct Run {
-    pub(in crate::modes) mean_ns: u128,
-    pub(in crate::modes) median_ns: u128,
+pub(super) struct Run {
+    pub(super) mean_ns: u128,
+    pub(super) median_ns: u128,
 }
 
 impl Workload {
-    /// Starts the server in `shop/cart-1`. The client is `shop/client-1`.
-    pub(in crate::modes) fn start(world: &World) -> Result<Self> {
+    /// Starts the server in `shop/cart-1`, to which the rules of this mode lead from now on, whichever endpoint they choose.
+    /// The client is `shop/client-1`.
+    pub(super) fn start(world: &World, mode: Mode) -> Result<Self> {
         let server = &world.pod("shop/cart-1")?.place;
         let address = SocketAddr::new(server.address, 8080);
         let listener = server
@@ -56,6 +57,11 @@ impl Workload {
                 io::Result::Ok(())
             })
             .context("starting the server's thread")?;
+        let mut rules = world.rules(mode)?.clone();
+        for other in ["shop/cart-2", "shop/cart-3"] {
+            rules = rules.with_endpoint_moved(world.pod(other)?.place.address, server.address);
+        }
+        rules.restore(&world.topology.host)?;
         let client = world.pod("shop/client-1")?.place.netns.clone();
         Ok(Self { client, vip: world.cluster.vip("shop/cart", "http")? })
     }
@@ -77,11 +83,11 @@ impl Workload {
     }
 
     /// The Service address of both workloads.
-    pub(in crate::modes) fn vip(&self) -> IpAddr {
+    pub(super) fn vip(&self) -> IpAddr {
         self.vip.ip()
     }
 
-    pub(in crate::modes) fn connections(&self) -> Result<Run> {
+    pub(super) fn connections(&self) -> Result<Run> {
         let vip = self.vip;
         let run = self.client.run(move || -> io::Result<Run> {
             sys::run_first(CLIENT)?;
@@ -106,7 +112,7 @@ impl Workload {
         run.with_context(|| format!("connecting to {vip}"))
     }
 
-    pub(in crate::modes) fn transfer(&self) -> Result<Duration> {
+    pub(super) fn transfer(&self) -> Result<Duration> {
         let vip = self.vip;
         let took = self.client.run(move || -> io::Result<Duration> {
             sys::run_first(CLIENT)?;
