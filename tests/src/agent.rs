@@ -145,11 +145,6 @@ impl Agent {
         self.process.pid()
     }
 
-    /// The records that it has printed so far, with `output: json`.
-    pub fn records(&self) -> Result<Vec<Record>> {
-        Ok(self.process.printed()?.iter().filter_map(|line| Record::parse(line)).collect())
-    }
-
     /// The kernel's memory for all of its maps, bytes (`memlock` in the descriptors' information).
     pub fn map_bytes(&self) -> Result<u64> {
         let folder = format!("/proc/{}/fdinfo", self.process.pid());
@@ -173,7 +168,7 @@ impl Agent {
         page.lines().find_map(of).with_context(|| format!("the metrics have no number {name}"))
     }
 
-    /// The records that it has printed, with `output: json`.
+    /// The records that it has printed so far, with `output: json`.
     pub fn printed(&self) -> Result<Vec<Record>> {
         Ok(self.process.printed()?.iter().filter_map(|line| Record::parse(line)).collect())
     }

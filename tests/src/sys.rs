@@ -14,7 +14,7 @@ use std::{
     path::Path,
 };
 
-fn c_string(text: &str) -> io::Result<CString> {
+fn c_string(text: impl Into<Vec<u8>>) -> io::Result<CString> {
     CString::new(text).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "contains a NUL byte"))
 }
 
@@ -30,8 +30,7 @@ pub fn mount(kind: &str, target: &Path) -> io::Result<()> {
 /// As [`mount`], with the file system's own options (`size=64k`).
 pub fn mount_with(kind: &str, target: &Path, options: &str) -> io::Result<()> {
     let (kind, options) = (c_string(kind)?, c_string(options)?);
-    let target = CString::new(target.as_os_str().as_bytes())
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))?;
+    let target = c_string(target.as_os_str().as_bytes())?;
     // SAFETY: all pointers are to NUL-terminated strings that outlive the call.
     let status =
         unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) };
@@ -43,8 +42,7 @@ pub fn mount_with(kind: &str, target: &Path, options: &str) -> io::Result<()> {
 
 /// Makes a file system that was mounted read-only writable.
 pub fn remount_writable(target: &Path) -> io::Result<()> {
-    let target = CString::new(target.as_os_str().as_bytes())
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))?;
+    let target = c_string(target.as_os_str().as_bytes())?;
     let none = std::ptr::null();
     // SAFETY: the target is a NUL-terminated string that outlives the call; a remount reads no other.
     done(unsafe { libc::mount(none, target.as_ptr(), none, libc::MS_REMOUNT, none.cast()) })
@@ -78,8 +76,7 @@ pub fn step_clock(seconds: i64) -> io::Result<()> {
 
 /// Unmounts a file system.
 pub fn unmount(target: &Path) -> io::Result<()> {
-    let target = CString::new(target.as_os_str().as_bytes())
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))?;
+    let target = c_string(target.as_os_str().as_bytes())?;
     // SAFETY: the pointer is to a NUL-terminated string that outlives the call.
     done(unsafe { libc::umount(target.as_ptr()) })
 }

@@ -72,9 +72,7 @@ impl Pod {
         find(&self.places, family)
             .with_context(|| format!("Pod {} has no {} address", self.key, family.as_str()))
     }
-}
 
-impl Pod {
     /// Removes a Pod of [`Topology::start_pod`]: its address answers no longer.
     pub fn stop(self) -> Result<()> {
         let mut commands = vec![format!("link del {}", self.link)];

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use viptrace_class::Class;
 
-use super::{REFUSED, expect_faults, expect_stored, fresh, refused, stop, traffic};
+use super::{REFUSED, all_of, expect_faults, expect_stored, fresh, refused, stop, traffic};
 use crate::{agent::Agent, sys, world::Stage};
 
 /// The disk is full from the start and has room later: the agent judges all the same, reports it and records again.
@@ -83,7 +83,7 @@ pub(in crate::scenarios) fn read_only(stage: &mut Stage) -> Result<()> {
             ended.stderr
         );
     }
-    expect_stored(&folder, &recorded.into_iter().map(|attempt| (attempt, Class::C28)).collect::<Vec<_>>())
+    expect_stored(&folder, &all_of(Class::C28, recorded))
 }
 
 /// The metrics report that nothing is recorded, and the agent is ready nevertheless.

@@ -58,7 +58,7 @@ pub(in crate::scenarios) fn story(stage: &mut Stage) -> Result<()> {
         };
         if number == 0 {
             wait::until("a verdict that is due", DUE, || {
-                let records = agent.records().ok()?;
+                let records = agent.printed().ok()?;
                 records.iter().any(|record| is_due(record, SystemTime::now())).then_some(())
             })?;
         }

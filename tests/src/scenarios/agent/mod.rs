@@ -111,12 +111,12 @@ fn traffic(stage: &mut Stage) -> Result<Vec<(Attempt, Class)>> {
     let unanswered = client::connect(from, stage.vip("shop/payments", "grpc")?, UNANSWERED, 2, patience)?;
     all_ended(&served, &Outcome::Done)?;
     all_ended(&unanswered, &Outcome::ConnectTimedOut)?;
-    let with = |class: Class| move |attempt| (attempt, class);
-    Ok(refused
-        .into_iter()
-        .map(with(Class::C28))
-        .chain(unanswered.into_iter().map(with(Class::C29)))
-        .collect())
+    Ok([all_of(Class::C28, refused), all_of(Class::C29, unanswered)].concat())
+}
+
+/// Each of these attempts with the class of its fault.
+fn all_of(class: Class, attempts: Vec<Attempt>) -> Vec<(Attempt, Class)> {
+    attempts.into_iter().map(|attempt| (attempt, class)).collect()
 }
 
 /// The segments replay, and have a verdict of its class for each of these attempts.

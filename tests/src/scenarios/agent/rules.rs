@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use viptrace_class::Class;
 
-use super::{expect_connections, expect_faults, expect_stored, fresh, stop};
+use super::{all_of, expect_connections, expect_faults, expect_stored, fresh, stop};
 use crate::{
     agent::Agent,
     expect::Record,
@@ -56,7 +56,7 @@ pub(in crate::scenarios) fn late_module(stage: &mut Stage) -> Result<()> {
         let unseen = record.unobserved();
         ensure!(!unseen.contains("nf_send_unreach"), "the hook was not attached: {record}: {unseen}");
     }
-    expect_stored(&segments, &attempts.into_iter().map(|attempt| (attempt, Class::C20)).collect::<Vec<_>>())
+    expect_stored(&segments, &all_of(Class::C20, attempts))
 }
 
 /// Another program deletes the tables of a kube-proxy that runs (C5e). Then kube-proxy ends as well (C1), and returns
