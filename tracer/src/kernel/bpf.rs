@@ -1,7 +1,7 @@
 //! `bpf(2)` itself, for the requests that aya does not make: programs that are loaded with a module's BTF, kprobe.multi
 //! links, the counts of what the kernel skipped, and all entries of a map at once.
 //!
-//! The unsafe code is the system call and its results: seven commands, each with attributes of its own type. Every pointer in
+//! The unsafe code is the system call and its results: eight commands, each with attributes of its own type. Every pointer in
 //! them leads to a slice or a struct that is alive in the calling function.
 
 #![expect(unsafe_code, reason = "neither aya nor libc has a safe call for these requests")]
@@ -20,6 +20,7 @@ use aya_obj::generated::{bpf_insn, bpf_prog_info};
 const BPF_PROG_LOAD: c_long = 5;
 const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
 const BPF_RAW_TRACEPOINT_OPEN: c_long = 17;
+const BPF_BTF_LOAD: c_long = 18;
 const BPF_BTF_GET_FD_BY_ID: c_long = 19;
 const BPF_BTF_GET_NEXT_ID: c_long = 23;
 const BPF_MAP_LOOKUP_BATCH: c_long = 24;
@@ -117,6 +118,29 @@ pub(super) struct Request<'a> {
     pub(super) purpose: Purpose,
     pub(super) instructions: &'a [bpf_insn],
     pub(super) license: &'a CStr,
+    pub(super) functions: Option<Functions<'a>>,
+}
+
+/// The program's functions in the object's BTF. With it, the verifier checks a global function by itself, once; without, on
+/// every path that leads there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Functions<'a> {
+    pub(super) btf: BorrowedFd<'a>,
+    /// `struct bpf_func_info`s, one after the other.
+    pub(super) records: &'a [u8],
+    /// The size of each, bytes.
+    pub(super) record_bytes: usize,
+}
+
+/// Loads the BTF of an object.
+pub(super) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
+    let mut attributes = BtfAttributes {
+        btf: btf.as_ptr().expose_provenance() as u64,
+        size: u32::try_from(btf.len()).map_err(io::Error::other)?,
+        ..BtfAttributes::default()
+    };
+    // SAFETY: the bytes outlive the call, and their length is the slice's own.
+    unsafe { new_fd(BPF_BTF_LOAD, &mut attributes) }
 }
 
 impl Request<'_> {
@@ -153,8 +177,15 @@ impl Request<'_> {
             },
             ..ProgramAttributes::default()
         };
-        // SAFETY: the instructions, the license and the log outlive the call, their lengths are the slices' own, and
-        // the kernel writes to the log only.
+        if let Some(Functions { btf, records, record_bytes }) = self.functions {
+            attributes.prog_btf_fd = u32::try_from(btf.as_raw_fd()).map_err(io::Error::other)?;
+            attributes.func_info = records.as_ptr().expose_provenance() as u64;
+            attributes.func_info_rec_size = u32::try_from(record_bytes).map_err(io::Error::other)?;
+            let count = records.len().checked_div(record_bytes).unwrap_or_default();
+            attributes.func_info_cnt = u32::try_from(count).map_err(io::Error::other)?;
+        }
+        // SAFETY: the instructions, the license, the functions and the log outlive the call, their lengths are the
+        // slices' own, and the kernel writes to the log only.
         unsafe { new_fd(BPF_PROG_LOAD, &mut attributes) }
     }
 }
@@ -336,6 +367,18 @@ struct ProgramAttributes {
     reserved: u32,
 }
 
+/// The part of `union bpf_attr` for `BPF_BTF_LOAD`.
+#[derive(Default)]
+#[repr(C)]
+struct BtfAttributes {
+    btf: u64,
+    log_buf: u64,
+    size: u32,
+    log_size: u32,
+    log_level: u32,
+    reserved: u32,
+}
+
 #[repr(C)]
 struct RawTracepointAttributes {
     name: u64,
@@ -412,6 +455,7 @@ struct LinkInfo {
 }
 
 impl Attributes for ProgramAttributes {}
+impl Attributes for BtfAttributes {}
 impl Attributes for KprobeMultiAttributes {}
 impl Attributes for RawTracepointAttributes {}
 impl Attributes for IdAttributes {}
@@ -434,6 +478,11 @@ mod tests {
         assert_eq!(offset_of!(ProgramAttributes, attach_btf_id), 108);
         assert_eq!(offset_of!(ProgramAttributes, attach_btf_obj_fd), 112);
         assert!(size_of::<ProgramAttributes>() <= size_of::<bpf_attr>());
+        assert_eq!(offset_of!(BtfAttributes, size), offset_of!(bpf_attr, __bindgen_anon_7.btf_size));
+        assert_eq!(
+            offset_of!(BtfAttributes, log_level),
+            offset_of!(bpf_attr, __bindgen_anon_7.btf_log_level)
+        );
         assert_eq!(offset_of!(BatchAttributes, map_fd), offset_of!(bpf_attr, batch.map_fd));
         assert_eq!(offset_of!(BatchAttributes, flags), offset_of!(bpf_attr, batch.flags));
         assert_eq!(offset_of!(BtfInfo, kernel_btf), 28);

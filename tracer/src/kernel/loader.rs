@@ -18,9 +18,10 @@ use aya::{
 };
 use aya_obj::Object;
 use tracer_ebpf::Hook;
+use tracing::debug;
 
 use super::{
-    bpf::{self, Place, Purpose, Request},
+    bpf::{self, Functions, Place, Purpose, Request},
     plan::FentryTarget,
 };
 use crate::error::sentence;
@@ -55,6 +56,8 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct Loader {
     object: Object,
+    /// The object's BTF in the kernel; `None` where the kernel takes none.
+    btf: Option<OwnedFd>,
     /// The BTF of modules by name, as they were last listed.
     modules: HashMap<String, OwnedFd>,
 }
@@ -77,7 +80,15 @@ impl Loader {
             .relocate_maps(maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &sections)
             .map_err(|error| unusable(&error))?;
         object.relocate_calls(&sections).map_err(|error| unusable(&error))?;
-        Ok(Self { object, modules: HashMap::new() })
+        let btf = match aya::features().btf() {
+            Some(features) => object.fixup_and_sanitize_btf(features).map_err(|error| unusable(&error))?,
+            None => None,
+        };
+        let btf = btf.and_then(|btf| {
+            let refused = |error: &io::Error| debug!(%error, "the kernel refused the object's BTF");
+            bpf::load_btf(&btf.to_bytes()).inspect_err(refused).ok()
+        });
+        Ok(Self { object, btf, modules: HashMap::new() })
     }
 
     /// Loads the program for the function and attaches it by fentry, or fexit.
@@ -114,7 +125,13 @@ impl Loader {
         let program = self.object.programs.get(name).ok_or_else(missing)?;
         let function = self.object.functions.get(&program.function_key()).ok_or_else(missing)?;
         let (instructions, license) = (&function.instructions, &program.license);
-        let request = Request { name, purpose, instructions, license };
+        let records = function.func_info.func_info_bytes();
+        let functions = self.btf.as_ref().map(|btf| Functions {
+            btf: btf.as_fd(),
+            records: &records,
+            record_bytes: function.func_info_rec_size,
+        });
+        let request = Request { name, purpose, instructions, license, functions };
         request.load(&mut []).or_else(|_| {
             // A second attempt, for the verifier's reasons.
             let mut log = vec![0; LOG_BYTES];
