@@ -6,13 +6,14 @@ use aya_ebpf::{
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use tracer_ebpf::{
-    COMM_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, IPS_SEEN_REPLY, Kind, MISSING, TableFullRecord,
+    COMM_BYTES, CT_HEAD_BYTES, CTINFO_NONE, ConntrackRecord, Hook, IP_CT_NEW, IPS_SEEN_REPLY, Kind, MISSING,
+    TableFullRecord,
 };
 
 use crate::{
     calls, copies,
     entry::{Entry, at_entry},
-    filter, globals, messages, output, recorder,
+    failures, filter, globals, messages, output, recorder,
 };
 
 at_entry!(nat_setup, nat_setup_fentry, on_nat_setup);
@@ -62,23 +63,19 @@ pub(crate) fn confirm_fentry_3(ctx: FEntryContext) -> i32 {
     0
 }
 
-/// The size of `union nf_inet_addr`, which the port follows (`struct nf_conntrack_man`).
-const TUPLE_ADDRESS_BYTES: u64 = 16;
-
-/// Whether no copy has reported `ct`, whose low three bits are its state.
+/// Whether no copy has reported `nfct`.
 #[inline(always)]
-fn is_first(ct: u64) -> bool {
-    // The next entry at this address belongs to another flow.
-    copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), ct, || {
-        let port = u64::from(globals::OFF_CT_ORIG_SRC.load()) + TUPLE_ADDRESS_BYTES;
-        output::read::<u16>((ct & !7).wrapping_add(port)).unwrap_or_default().into()
-    })
+fn is_first(nfct: u64) -> bool {
+    // The next entry at this address is another flow's. An entry that is confirmed stays for some time.
+    copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), nfct)
 }
 
 #[inline(always)]
 fn on_confirm(ctx: &impl Entry, is_first: impl Fn(u64) -> bool) {
-    let skb = ctx.argument(0);
-    let nfct = nfct(skb);
+    let nfct = match globals::OFF_SKB_NFCT.load() {
+        MISSING => 0,
+        offset => ctx.word_behind(0, offset),
+    };
     if nfct & 7 != u64::from(IP_CT_NEW) || !is_first(nfct) {
         return;
     }
@@ -160,6 +157,23 @@ pub(crate) fn tcp_state(ct: u64) -> u32 {
     }
 }
 
+/// The namespace of an entry, by the entry's own words where they have the pointer to it.
+#[inline(never)]
+pub(crate) fn netns_of(head: &[u32; CT_HEAD_BYTES / 4], ct: u64) -> u32 {
+    let (base, inum) = (globals::OFF_CT_BASE.load(), globals::OFF_NET_INUM.load());
+    let net = match globals::OFF_CT_NET.load() {
+        offset if offset == MISSING || inum == MISSING => return 0,
+        offset => offset.wrapping_sub(base) as usize,
+    };
+    match head.get(net / 4..).and_then(|words| words.first_chunk()) {
+        Some(&[low, high]) if net.is_multiple_of(4) && cfg!(target_endian = "little") => {
+            let net = u64::from(low) | u64::from(high) << 32;
+            output::read(net.wrapping_add(u64::from(inum))).unwrap_or(0)
+        }
+        _ => netns(ct),
+    }
+}
+
 /// The namespace of an entry.
 #[inline(always)]
 pub(crate) fn netns(ct: u64) -> u32 {
@@ -175,7 +189,7 @@ fn report(ctx: &impl EbpfContext, hook: Hook, ct: u64, note: &Note) {
         return;
     }
     let is_failure = !matches!(hook, Hook::Confirm | Hook::EntryReread);
-    if is_failure && recorder::on() && !recorder::admits_entry(hook, 0, ct) {
+    if is_failure && recorder::on() && failures::admits_entry(hook as u32, 0, output::number(ct)) == 0 {
         return;
     }
     let Some(mut entry) = output::reserve::<ConntrackRecord>(hook) else { return };
@@ -245,7 +259,7 @@ fn table_full(net: u64, freed: u32) {
         MISSING => 0,
         offset => output::read(net.wrapping_add(u64::from(offset))).unwrap_or(0),
     };
-    if recorder::on() && !recorder::admits_netns(Hook::EarlyDrop, inum) {
+    if recorder::on() && !failures::admits_netns(Hook::EarlyDrop, inum) {
         return;
     }
     let Some(mut entry) = output::reserve::<TableFullRecord>(Hook::EarlyDrop) else { return };

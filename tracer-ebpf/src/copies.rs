@@ -19,16 +19,14 @@ struct Reported {
 #[map]
 static REPORTED: PerCpuArray<Reported> = PerCpuArray::with_max_entries(HOOK_SLOTS as u32, 0);
 
-/// Whether this program, one of `copies` on the hook in any order, must report the event. `object`, the address of the
-/// event's object, distinguishes the event from others on this CPU at that moment. `ports` distinguishes it from events
-/// of the next object at the same address: a program that is skipped, or moves to another CPU between two copies,
-/// leaves its key behind. At worst an event is reported twice.
+/// Whether this program, one of `copies` on the hook in any order, must report the event. `key` distinguishes the event
+/// from others on this CPU at that moment, and from the next one at the same address: a program that is skipped, or
+/// moves to another CPU between two copies, leaves its key behind. At worst an event is reported twice.
 #[inline(always)]
-pub(crate) fn is_first(hook: Hook, copies: u32, object: u64, ports: impl FnOnce() -> u32) -> bool {
+pub(crate) fn is_first(hook: Hook, copies: u32, key: u64) -> bool {
     if copies == 1 {
         return true;
     }
-    let key = object ^ u64::from(ports()) << 32;
     let Some(last) = REPORTED.get_ptr_mut(hook as u32) else { return true };
     // SAFETY: a slot of a map's array: valid and aligned for as long as the program runs. A program that interrupts
     // this one may write between load and store; the kernel allows that, and the outcome is one of the two described

@@ -22,9 +22,9 @@ pub(crate) fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     let nfct = conntrack::nfct(skb);
     let ct = nfct & !7;
     let is_new = ct != 0 && nfct & 7 == u64::from(IP_CT_NEW);
-    let confirmed = ct != 0 && conntrack::status(ct) & IPS_CONFIRMED != 0;
-    let never_confirmed = is_new && !confirmed;
     let by_rules = reason == REASON_NONE || reason == globals::REASON_NETFILTER_DROP.load();
+    let confirmed = ct != 0 && (is_new || by_rules) && conntrack::status(ct) & IPS_CONFIRMED != 0;
+    let never_confirmed = is_new && !confirmed;
     let expired = confirmed && by_rules && ipvs::take_expired();
     // Where the kernel gives no reasons, the next packet that is freed without an entry is taken for the one that got
     // none: `nf_hook_slow` frees it as soon as `nf_conntrack_in` has returned.

@@ -2,21 +2,33 @@
 //!
 //! It owns the difference between the two contexts and nothing of what the programs do.
 
+use core::ptr;
+
 use aya_ebpf::{
     EbpfContext,
     programs::{FEntryContext, ProbeContext},
 };
 
+use crate::output;
+
 /// The context of a program that runs at a function's entry.
 pub(crate) trait Entry: EbpfContext {
     /// Argument `n` as passed in its register, 0 on a platform that passes none in registers.
     fn argument(&self, n: usize) -> u64;
+
+    /// The word at an offset of the structure that argument `n` points to, 0 where it cannot be read.
+    fn word_behind(&self, n: usize, offset: u32) -> u64;
 }
 
 impl Entry for ProbeContext {
     #[inline(always)]
     fn argument(&self, n: usize) -> u64 {
         self.arg(n).unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn word_behind(&self, n: usize, offset: u32) -> u64 {
+        output::read(self.argument(n).wrapping_add(u64::from(offset))).unwrap_or(0)
     }
 }
 
@@ -28,6 +40,15 @@ impl Entry for FEntryContext {
         // SAFETY: the context is the function's arguments, a u64 each. The verifier refuses a program that reads one
         // that the function does not have.
         unsafe { self.as_ptr().cast::<u64>().add(n).read_volatile() }
+    }
+
+    /// One instruction, where a probe read is a call: the verifier knows the argument's type, and the kernel makes the
+    /// word 0 where the address is bad.
+    #[inline(always)]
+    fn word_behind(&self, n: usize, offset: u32) -> u64 {
+        let address = self.argument(n).wrapping_add(u64::from(offset)) as usize;
+        // SAFETY: the verifier refuses the load unless the structure has a number of this size at the offset.
+        unsafe { ptr::with_exposed_provenance::<u64>(address).read_volatile() }
     }
 }
 

@@ -221,14 +221,27 @@ pub struct Decision {
     pub time_ns: u64,
     /// Address of the `struct nf_conn`.
     pub ct: u64,
+    /// The client by which the decision is found.
+    pub client: End,
     pub netns: u32,
     /// As in [`ConntrackRecord::tcp_state`].
     pub tcp_state: u32,
-    /// 1 once it was reported.
-    pub is_reported: u32,
-    pub reserved: u32,
+    /// Its standing with the limits of failures: 0 until one meets it.
+    pub standing: u32,
     pub ct_head: [u32; CT_HEAD_BYTES / 4],
 }
+
+/// Decisions whose clients have one hash: the newest takes the place of the oldest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct DecisionSet {
+    /// How many were kept in it; the next one's place is its remainder.
+    pub kept: u64,
+    pub decisions: [Decision; DECISIONS_PER_SET],
+}
+
+/// A power of two. With 8, one of a hundred decisions is given up by the time that a third of their number followed it.
+pub const DECISIONS_PER_SET: usize = 8;
 
 /// IPVS's choice of a real server for one connection, kept as a [`Decision`] is. Client and protocol are its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -392,7 +405,9 @@ const _: () = {
     assert!(size_of::<IpvsRecord>() == 16 + 8 + 3 * 16 + 8);
     assert!(size_of::<InvalidRecord>() == size_of::<PacketRecord>() + WHY_BYTES);
     assert!(size_of::<End>() == 20);
-    assert!(size_of::<Decision>() == 32 + CT_HEAD_BYTES);
+    assert!(size_of::<Decision>() == 48 + CT_HEAD_BYTES);
+    assert!(size_of::<DecisionSet>() == 8 + DECISIONS_PER_SET * size_of::<Decision>());
+    assert!(DECISIONS_PER_SET.is_power_of_two());
     assert!(size_of::<CountKey>() == 40);
     assert!(size_of::<BucketKey>() == 44);
     assert!(size_of::<Bucket>() == 24);
@@ -406,7 +421,7 @@ pub mod map {
     pub const LOST: &str = "LOST";
     /// Hash set of addresses (16 bytes, IPv4 in its first four) that a targeted trace lets through.
     pub const TARGETS: &str = "TARGETS";
-    /// LRU hash: [`super::End`] of a client to [`super::Decision`].
+    /// Array of [`super::DecisionSet`]s, by a hash of the client's [`super::End`].
     pub const DECISIONS: &str = "DECISIONS";
     /// LRU hash: [`super::End`] of a client to [`super::Choice`].
     pub const CHOICES: &str = "CHOICES";

@@ -3,7 +3,7 @@
 //! A healthy connection meets `__nf_conntrack_confirm` once and, in a full trace, its sockets' few changes of state;
 //! every other program sits on a path that only failures take. One file per subsystem (`conntrack`, `packet`, `ipvs`,
 //! `tcp`, `drops`); they share `globals` (this kernel's offsets), `entry` (kprobe or fentry), `filter` (a trace's
-//! target), `recorder` and `choices` (an agent's decisions, counts and limits), `output` (records and the count of lost
+//! target), `recorder`, `choices` and `failures` (an agent's decisions and counts, and the limits of what it reports), `output` (records and the count of lost
 //! ones), `calls` (the memory of a CPU between two programs) and `copies` (events that arrive while a program is busy).
 //! Conditions that a healthy run never meets are logged (`messages`).
 
@@ -23,6 +23,7 @@ mod conntrack;
 mod copies;
 mod drops;
 mod entry;
+mod failures;
 mod filter;
 mod globals;
 mod ipvs;

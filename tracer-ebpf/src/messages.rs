@@ -7,12 +7,15 @@
 use aya_log_ebpf::debug;
 use tracer_ebpf::Hook;
 
+/// Out of line for the verifier, too, which checks it by itself.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) fn no_room(hook: Hook) {
+pub(crate) extern "C" fn no_room(hook: u32) -> u32 {
     debug!(
         (),
         "{} no room for a record in the ring buffer; this CPU counts the next ones silently", hook as u8
     );
+    0
 }
 
 #[inline(never)]

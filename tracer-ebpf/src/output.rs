@@ -57,7 +57,7 @@ fn count_lost(hook: Hook) {
         // SAFETY: as above.
         unsafe { *lost = before + 1 };
         if before == 0 && slot == hook as u32 {
-            messages::no_room(hook);
+            messages::no_room(hook as u32);
         }
     }
 }
@@ -129,6 +129,13 @@ unsafe impl<T: Scalar, const N: usize> Scalar for [T; N] {}
 #[inline(always)]
 pub(crate) fn tracepoint_argument(ctx: &RawTracePointContext, position: u32) -> u32 {
     read(ctx.as_ptr() as u64 + u64::from(position) * 8).unwrap_or(REASON_NONE)
+}
+
+/// A pointer as a number, which the verifier's knowledge of the pointer does not follow: it accepts only numbers as
+/// arguments of a function that it checks by itself.
+#[inline(always)]
+pub(crate) fn number(pointer: u64) -> u64 {
+    read((&raw const pointer).expose_provenance() as u64).unwrap_or(0)
 }
 
 /// Copies `N` bytes from the kernel into a record. If the address is bad, the kernel zeroes them and the result is

@@ -11,7 +11,7 @@ use tracer_ebpf::{CTINFO_NONE, Hook, InvalidRecord, Kind, MISSING, PacketRecord,
 use crate::{
     conntrack,
     entry::{Entry, at_entry},
-    filter, globals, messages, output, recorder,
+    failures, filter, globals, messages, output, recorder,
 };
 
 at_entry!(send_unreach, send_unreach_fentry, on_send_unreach);
@@ -162,9 +162,9 @@ impl Packet {
         let ct = nfct & !7;
         if recorder::on() {
             let is_admitted = if ct != 0 {
-                recorder::admits_entry(hook, reason, ct)
+                failures::admits_entry(hook as u32, reason, ct) != 0
             } else {
-                network != 0 && recorder::admits_packet(hook, reason, device_netns(skb), network)
+                network != 0 && failures::admits_packet(hook as u32, reason, device_netns(skb), network) != 0
             };
             return is_admitted.then_some(Self { skb, nfct, network });
         }
@@ -189,16 +189,9 @@ impl Packet {
         let record = record.as_mut_ptr();
         // SAFETY: the reference guarantees the record's memory; its fields are written without being read.
         unsafe {
-            if ct == 0 {
-                (*record).ct_head = [0; _];
-            } else {
-                output::copy(&raw mut (*record).ct_head, conntrack::head(ct));
-            }
-            if self.network == 0 {
-                (*record).packet_head = [0; _];
-            } else {
-                output::copy(&raw mut (*record).packet_head, self.network);
-            }
+            // Where there is none, the kernel writes zeros.
+            output::copy(&raw mut (*record).ct_head, if ct == 0 { 0 } else { conntrack::head(ct) });
+            output::copy(&raw mut (*record).packet_head, self.network);
             let netns = if ct == 0 { device_netns(self.skb) } else { conntrack::netns(ct) };
             (*record).header = output::header(hook, kind, netns);
             (*record).skb = self.skb;

@@ -2,31 +2,30 @@
 //!
 //! A healthy connection costs one update of a map and one of a counter, and no record. A decision leaves the kernel when
 //! a failure meets its connection, just before the failure's own record, or when the connection is one of the sample.
-//! Failures of one client at one Service share a token bucket, so that a client in a loop leaves the others their room,
-//! and so do those of all clients at one Service, because a client can invent addresses.
 //!
 //! A decision is found by the client's address and port, which every kind of event has: the conntrack entry, the packet,
 //! and the socket at either side. Where the source is translated too, the server meets another address and port, by which
 //! the decision is kept a second time.
 
-use core::mem::MaybeUninit;
+use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     Global,
     helpers::bpf_ktime_get_ns,
     macros::map,
-    maps::{HashMap, LruHashMap, PerCpuArray},
+    maps::{Array, HashMap, PerCpuArray},
 };
 use tracer_ebpf::{
-    Bucket, BucketKey, COMM_BYTES, CT_HEAD_BYTES, ConntrackRecord, CountKey, Decision, End, Header, Hook,
-    IP_CT_NEW, Kind, MISSING, SUPPRESSED_EVENTS, SUPPRESSED_SLOTS, UNCOUNTED,
+    COMM_BYTES, CT_HEAD_BYTES, ConntrackRecord, CountKey, DECISIONS_PER_SET, Decision, DecisionSet, End,
+    Header, Hook, IP_CT_NEW, Kind, MISSING, SUPPRESSED_SLOTS, UNCOUNTED,
 };
 
-use crate::{choices, conntrack, filter::AF_INET6, globals, output};
+use crate::{conntrack, failures, globals, output};
 
-/// Resized by user space, as all maps here: without a recorder they have room for one entry.
+/// Resized by user space, as all maps here: without a recorder they have room for one entry. An LRU map would cost a
+/// connection three times as much.
 #[map]
-static DECISIONS: LruHashMap<End, Decision> = LruHashMap::with_max_entries(1, 0);
+static DECISIONS: Array<DecisionSet> = Array::with_max_entries(1, 0);
 
 /// Not per CPU: its size would depend on their number, and two of them rarely count for one endpoint at the same time.
 #[map]
@@ -35,11 +34,9 @@ static COUNTS: HashMap<CountKey, u64> = HashMap::with_max_entries(1, 0);
 #[map]
 static SERVICES: HashMap<End, u8> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 
+/// What was not reported or not counted.
 #[map]
-static BUCKETS: LruHashMap<BucketKey, Bucket> = LruHashMap::with_max_entries(1, 0);
-
-#[map]
-static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(SUPPRESSED_SLOTS, 0);
+pub(crate) static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(SUPPRESSED_SLOTS, 0);
 
 /// Not 0 where an agent records.
 #[unsafe(no_mangle)]
@@ -47,22 +44,16 @@ static RECORDER: Global<u32> = Global::new(0);
 /// A connection whose hash is below is reported although it is healthy.
 #[unsafe(no_mangle)]
 static SAMPLE_BELOW: Global<u32> = Global::new(0);
-/// What one event costs in a bucket, nanoseconds.
+/// One less than the number of sets in [`DECISIONS`], a power of two.
 #[unsafe(no_mangle)]
-static BUCKET_EVENT_NS: Global<u64> = Global::new(0);
-/// The most that a bucket holds, nanoseconds.
-#[unsafe(no_mangle)]
-static BUCKET_FULL_NS: Global<u64> = Global::new(0);
+static DECISIONS_MASK: Global<u32> = Global::new(0);
 
 /// `BPF_F_NO_PREALLOC` (`include/uapi/linux/bpf.h`): memory for the entries that there are.
 const BPF_F_NO_PREALLOC: u32 = 1;
 /// `BPF_NOEXIST`: only a new entry.
 const BPF_NOEXIST: u64 = 1;
 
-/// All clients at one Service together may cause this many times the failures of one.
-const SHARE_OF_CLIENT: u64 = 10;
-
-const IPPROTO_TCP: u8 = 6;
+pub(crate) const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 const IPPROTO_SCTP: u8 = 132;
 
@@ -74,60 +65,23 @@ pub(crate) fn on() -> bool {
 /// The words copied from an entry.
 type Head = [u32; CT_HEAD_BYTES / 4];
 
-/// An entry's tuples, in those bytes.
-struct Tuples {
-    client: End,
-    service: End,
-    endpoint: End,
-    /// The client as the endpoint meets it.
-    seen_client: End,
-    /// `AF_INET` or `AF_INET6`.
-    family: u16,
-}
+/// The words of a tuple (`struct nf_conntrack_tuple`): the source's address, its port and the family, then the
+/// destination's address, its port and the protocol.
+type Tuple = [u32; 10];
 
-/// The words of a tuple from the source's address to the destination's (`struct nf_conntrack_tuple`).
-const TUPLE_DST: usize = 5;
-/// The words from an address to its port, behind which is the family (source) or the protocol (destination).
+/// Where the destination begins in a tuple.
+const DST: usize = 5;
+/// The words from an address to its port.
 const PORT: usize = 4;
 
-impl Tuples {
-    /// Writes all of `tuples`, or returns false. Out of line, for the sake of the caller's stack.
-    #[inline(never)]
-    fn read(tuples: &mut MaybeUninit<Self>, head: &Head) -> bool {
-        let Some(read) = Self::of(head) else { return false };
-        tuples.write(read);
-        true
-    }
-
-    #[inline(always)]
-    fn of(head: &Head) -> Option<Self> {
-        let (orig, reply) = (globals::OFF_CT_ORIG_SRC.load(), globals::OFF_CT_REPLY_SRC.load());
-        if orig == MISSING || reply == MISSING {
-            return None;
-        }
-        let base = globals::OFF_CT_BASE.load();
-        let (orig, reply) = (orig.wrapping_sub(base), reply.wrapping_sub(base));
-        if !orig.is_multiple_of(4) || !reply.is_multiple_of(4) {
-            return None;
-        }
-        let (orig, reply) = ((orig / 4) as usize, (reply / 4) as usize);
-        let family = halves(*head.get(orig + PORT)?).1;
-        let protocol = halves(*head.get(orig + TUPLE_DST + PORT)?).1 & 0xff;
-        Some(Self {
-            client: end(head, orig, protocol)?,
-            service: end(head, orig + TUPLE_DST, protocol)?,
-            endpoint: end(head, reply, protocol)?,
-            seen_client: end(head, reply + TUPLE_DST, protocol)?,
-            family,
-        })
-    }
-}
-
-/// The end whose address is at this word.
+/// The tuple whose source is at this offset of an entry.
 #[inline(always)]
-fn end(head: &Head, at: usize, protocol: u16) -> Option<End> {
-    let [a, b, c, d] = [*head.get(at)?, *head.get(at + 1)?, *head.get(at + 2)?, *head.get(at + 3)?];
-    Some(End { address: [a, b, c, d], port: halves(*head.get(at + PORT)?).0, protocol })
+fn tuple(head: &Head, offset: u32) -> Option<&Tuple> {
+    let from = offset.wrapping_sub(globals::OFF_CT_BASE.load());
+    if offset == MISSING || !from.is_multiple_of(4) {
+        return None;
+    }
+    head.get((from / 4) as usize..)?.first_chunk()
 }
 
 /// The two halves of a word, in the order of their addresses.
@@ -137,54 +91,134 @@ fn halves(word: u32) -> (u16, u16) {
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
+/// The ends of an entry's connection.
+struct Ends {
+    client: End,
+    /// The client as the endpoint meets it.
+    seen_client: End,
+    /// The Service's end and the endpoint's.
+    counted: CountKey,
+}
+
+impl Ends {
+    /// Writes all of `ends`, or returns false. Out of line, for the sake of the caller's stack.
+    #[inline(never)]
+    fn read(ends: &mut MaybeUninit<Self>, head: &Head) -> bool {
+        let (Some(orig), Some(reply)) =
+            (tuple(head, globals::OFF_CT_ORIG_SRC.load()), tuple(head, globals::OFF_CT_REPLY_SRC.load()))
+        else {
+            return false;
+        };
+        let protocol = halves(orig[DST + PORT]).1 & 0xff;
+        let (endpoint_port, family) = halves(reply[PORT]);
+        ends.write(Self {
+            client: end::<0>(orig, protocol),
+            seen_client: end::<DST>(reply, protocol),
+            counted: CountKey {
+                service: end::<DST>(orig, protocol),
+                endpoint: [reply[0], reply[1], reply[2], reply[3]],
+                endpoint_port,
+                family,
+            },
+        });
+        true
+    }
+}
+
+/// One end of a tuple.
+#[inline(always)]
+fn end<const AT: usize>(tuple: &Tuple, protocol: u16) -> End {
+    let address = [tuple[AT], tuple[AT + 1], tuple[AT + 2], tuple[AT + 3]];
+    End { address, port: halves(tuple[AT + PORT]).0, protocol }
+}
+
 /// Keeps and counts the decision of a confirmed entry. Returns whether it is to be reported now: it is of the sample, or
 /// a connection to a Service's address was not translated, which is no healthy one.
 #[inline(never)]
-#[expect(clippy::needless_borrows_for_generic_args, reason = "by value, they would be copied on the stack")]
 pub(crate) fn keep(ct: u64) -> bool {
-    let tcp_state = conntrack::tcp_state(ct);
     // Zeros, which the next lines overwrite, would be written byte by byte.
-    let mut decision = MaybeUninit::<Decision>::uninit();
-    let (at, mut tuples) = (decision.as_mut_ptr(), MaybeUninit::uninit());
-    // SAFETY: the pointer is the decision's own. All its fields are written before it is taken for one.
-    let decision = unsafe {
+    let (mut decision, mut ends) = (MaybeUninit::<Decision>::uninit(), MaybeUninit::uninit());
+    let at = decision.as_mut_ptr();
+    // SAFETY: the pointer is the decision's own. The kernel writes the whole copy.
+    let head = unsafe {
         if !output::copy((&raw mut (*at).ct_head).cast::<[u8; CT_HEAD_BYTES]>(), conntrack::head(ct)) {
             return false;
         }
-        (&raw mut (*at).time_ns).write(now());
-        (&raw mut (*at).ct).write(ct);
-        (&raw mut (*at).netns).write(0);
-        (&raw mut (*at).tcp_state).write(tcp_state);
-        (&raw mut (*at).is_reported).write(0);
-        (&raw mut (*at).reserved).write(0);
-        decision.assume_init_mut()
+        &(*at).ct_head
     };
-    if !Tuples::read(&mut tuples, &decision.ct_head) {
+    if !Ends::read(&mut ends, head) {
         return false;
     }
     // SAFETY: it was written.
-    let tuples = unsafe { tuples.assume_init_ref() };
-    if !matches!(tuples.client.protocol as u8, IPPROTO_TCP | IPPROTO_UDP | IPPROTO_SCTP) {
+    let Ends { client, seen_client, counted } = unsafe { ends.assume_init_ref() };
+    if !matches!(client.protocol as u8, IPPROTO_TCP | IPPROTO_UDP | IPPROTO_SCTP) {
         return false;
     }
-    let translated = !same(&tuples.service, &tuples.endpoint);
-    if !translated && !is_service(&tuples.service) {
+    let service = &counted.service;
+    let translated =
+        service.port != counted.endpoint_port || !same_address(service.address, counted.endpoint);
+    if !translated && !is_service(service) {
         return false;
     }
-    count(tuples);
-    let netns = conntrack::netns(ct);
+    count(counted);
+    let netns = conntrack::netns_of(head, ct);
+    let hash = hash(client);
     let reported = if translated {
-        is_sampled(&tuples.client)
+        hash < SAMPLE_BELOW.load()
     } else {
-        has_token(Hook::Confirm, 0, netns, &tuples.client, &tuples.service)
+        failures::admits_untranslated(netns, client, service)
     };
-    (decision.netns, decision.is_reported) = (netns, u32::from(reported));
-    // A full LRU map gives up its oldest entries; an update fails only where a CPU finds none that is free.
-    let _ = DECISIONS.insert(&tuples.client, &*decision, 0);
-    if !same(&tuples.client, &tuples.seen_client) {
-        let _ = DECISIONS.insert(&tuples.seen_client, &*decision, 0);
+    // SAFETY: the pointer is the decision's own. With the copy, all its fields are written before it is taken for one.
+    let decision = unsafe {
+        (&raw mut (*at).time_ns).write(now());
+        (&raw mut (*at).ct).write(ct);
+        (&raw mut (*at).client).write(*client);
+        (&raw mut (*at).netns).write(netns);
+        (&raw mut (*at).tcp_state).write(conntrack::tcp_state(ct));
+        (&raw mut (*at).standing).write(u32::from(reported));
+        decision.assume_init_mut()
+    };
+    store(hash, decision);
+    if !same(client, seen_client) {
+        decision.client = *seen_client;
+        store(self::hash(seen_client), decision);
     }
     reported
+}
+
+/// Puts a decision in the place of the oldest of its set. Two CPUs that do so in one set at the same time may leave one of
+/// the two, or a mixture.
+#[inline(never)]
+fn store(hash: u32, decision: &Decision) {
+    let Some(set) = DECISIONS.get_ptr_mut(hash & DECISIONS_MASK.load()) else { return };
+    // SAFETY: a map's value: valid and aligned for as long as the program runs.
+    unsafe {
+        let kept = (*set).kept;
+        (*set).kept = kept.wrapping_add(1);
+        (*set).decisions[kept as usize % DECISIONS_PER_SET] = *decision;
+    }
+}
+
+/// The newest decision that is kept for a client, otherwise null. Out of line, since the compiler unrolls it, and long
+/// programs take the verifier long.
+#[inline(never)]
+fn find(client: &End) -> *mut Decision {
+    let Some(set) = DECISIONS.get_ptr_mut(hash(client) & DECISIONS_MASK.load()) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: as in `store`.
+    unsafe {
+        let newest = (*set).kept.wrapping_sub(1);
+        for age in 0..DECISIONS_PER_SET as u64 {
+            let place = newest.wrapping_sub(age) as usize % DECISIONS_PER_SET;
+            let decision = &raw mut (*set).decisions[place];
+            let kept = &(*decision).client;
+            if same(kept, client) && kept.protocol == client.protocol {
+                return decision;
+            }
+        }
+    }
+    ptr::null_mut()
 }
 
 #[inline(always)]
@@ -205,7 +239,7 @@ pub(crate) fn is_sampled(client: &End) -> bool {
 }
 
 /// A number that depends on all of a client's address and port.
-#[inline(always)]
+#[inline(never)]
 fn hash(end: &End) -> u32 {
     let [a, b, c, d] = end.address;
     let mixed = a ^ b.rotate_left(8) ^ c.rotate_left(16) ^ d.rotate_left(24);
@@ -216,13 +250,7 @@ fn hash(end: &End) -> u32 {
 }
 
 #[inline(never)]
-fn count(tuples: &Tuples) {
-    let key = CountKey {
-        service: tuples.service,
-        endpoint: tuples.endpoint.address,
-        endpoint_port: tuples.endpoint.port,
-        family: tuples.family,
-    };
+fn count(key: &CountKey) {
     if add_one(COUNTS.get_ptr_mut(key)) || COUNTS.insert(key, 1, BPF_NOEXIST).is_ok() {
         return;
     }
@@ -233,7 +261,7 @@ fn count(tuples: &Tuples) {
 }
 
 #[inline(always)]
-fn add_one(counter: Option<*mut u64>) -> bool {
+pub(crate) fn add_one(counter: Option<*mut u64>) -> bool {
     let Some(counter) = counter else { return false };
     // SAFETY: a map's value: valid and aligned for as long as the program runs.
     unsafe { add_atomically(counter, 1) };
@@ -268,7 +296,7 @@ unsafe fn add_atomically(counter: *mut u64, number: u64) {
 
 /// Whether an end belongs to a Service: by all ports of its address, by this one, or by a node port of any address.
 #[inline(never)]
-fn is_service(end: &End) -> bool {
+pub(crate) fn is_service(end: &End) -> bool {
     let all_ports = End { address: end.address, port: 0, protocol: 0 };
     let all_addresses = End { address: [0; 4], ..*end };
     SERVICES.get_ptr(all_ports).is_some()
@@ -276,93 +304,93 @@ fn is_service(end: &End) -> bool {
         || SERVICES.get_ptr(all_addresses).is_some()
 }
 
-/// A failure, by the ends of its connection.
-struct Failure {
-    hook: Hook,
-    /// 0 where there is none.
-    reason: u32,
-    netns: u32,
-    /// The client where that is known, otherwise the packet's source or the socket's own end.
-    first: End,
-    second: End,
-    /// The endpoint, where it is another than the second.
-    third: End,
+/// So many failures of a connection are reported with the first of them: a connection is reported whole, or not at all.
+const FAILURES_OF_CONNECTION: u32 = 32;
+/// [`Decision::standing`]: the connection's failures are suppressed, since the moment in the other bits.
+const SUPPRESSED_SINCE: u32 = 1 << 31;
+/// What [`moment`] counts: 2^30 nanoseconds, a little more than a second.
+const MOMENT_SHIFT: u32 = 30;
+
+/// What the limits of failures know of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Standing {
+    /// No decision of it is kept.
+    Unknown,
+    /// It needs a token.
+    Open,
+    /// Its first failure was reported, and so are the next ones.
+    Reported,
+    /// Its first failure was suppressed within the last two seconds, and so are the next ones.
+    Suppressed,
 }
 
-/// Whether a failure is to be reported: it concerns a Service, and its bucket has room. The decisions of its connection
-/// are reported first, and stay where the failure does.
+/// The standing of a client's connection. A failure that is reported for its sake is counted.
 #[inline(never)]
-fn admits(failure: &Failure) -> bool {
-    let service = if is_service(&failure.second) {
-        &failure.second
-    } else if is_service(&failure.third) {
-        &failure.third
-    } else if is_service(&failure.first) {
-        &failure.first
-    } else if is_kept(&failure.first) || is_kept(&failure.second) {
-        &failure.second
-    } else {
-        return false;
-    };
-    if !has_token(failure.hook, failure.reason, failure.netns, &failure.first, service) {
-        return false;
+pub(crate) fn standing(client: &End) -> Standing {
+    let decision = find(client);
+    if decision.is_null() {
+        return Standing::Unknown;
     }
-    // Each end may have a decision of its own. IPVS chooses before conntrack confirms.
-    choices::hand_over(&failure.first);
-    hand_over(&failure.first);
-    choices::hand_over(&failure.second);
-    hand_over(&failure.second);
-    true
-}
-
-/// Whether a decision or choice for a client is kept. Out of line, as the compiler would otherwise join two results as
-/// pointers, which the verifier refuses.
-#[inline(never)]
-fn is_kept(client: &End) -> bool {
-    DECISIONS.get_ptr(client).is_some() || choices::is_kept(client)
-}
-
-/// Whether one more failure has room in the bucket of its client at this Service, and in that of all clients there:
-/// a client can invent addresses.
-#[inline(never)]
-fn has_token(hook: Hook, reason: u32, netns: u32, client: &End, service: &End) -> bool {
-    let mut key =
-        BucketKey { client: client.address, service: service.address, netns, reason, hook: hook as u32 };
-    let cost = BUCKET_EVENT_NS.load();
-    if !take_token(&key, cost) {
-        return false;
+    // SAFETY: a map's value: valid and aligned for as long as the program runs. CPUs that count at the same time may let
+    // through a few failures more.
+    unsafe {
+        let standing = (*decision).standing;
+        if standing & SUPPRESSED_SINCE != 0 {
+            let is_recent = (moment() ^ standing) == 0 || moment() == (standing + 1) | SUPPRESSED_SINCE;
+            return if is_recent { Standing::Suppressed } else { Standing::Open };
+        }
+        if standing == 0 || standing >= FAILURES_OF_CONNECTION {
+            return Standing::Open;
+        }
+        (*decision).standing = standing + 1;
     }
-    key.client = [0; 4];
-    take_token(&key, cost / SHARE_OF_CLIENT)
+    Standing::Reported
 }
 
-/// Reports the decision that is kept for a client, unless it was reported before.
+/// The present as [`Decision::standing`] has it.
+#[inline(always)]
+fn moment() -> u32 {
+    (now() >> MOMENT_SHIFT) as u32 | SUPPRESSED_SINCE
+}
+
+#[inline(always)]
+fn is_reported(standing: u32) -> bool {
+    standing != 0 && standing & SUPPRESSED_SINCE == 0
+}
+
+/// After a failure of a client's connection: reports the decision that is kept for it, unless it was reported before. If the
+/// failure was not admitted, it suppresses the next ones for a time.
 #[inline(never)]
-fn hand_over(client: &End) {
-    let Some(decision) = DECISIONS.get_ptr_mut(client) else { return };
+pub(crate) fn settle(client: &End, is_admitted: bool) {
+    let decision = find(client);
+    if decision.is_null() {
+        return;
+    }
     // SAFETY: a map's value: valid and aligned for as long as the program runs. Another CPU may replace it meanwhile by
     // the decision of a later connection of the same client; the record is then of either, or a mixture whose tuples
     // fit no flow.
     unsafe {
-        if (*decision).is_reported == 0
-            && let Some(mut entry) = output::reserve::<ConntrackRecord>(Hook::Confirm)
-        {
-            (*decision).is_reported = 1;
-            let record = entry.as_mut_ptr();
-            let header = output::header(Hook::Confirm, Kind::Conntrack, (*decision).netns);
-            (*record).header = Header { time_ns: (*decision).time_ns, ..header };
-            (*record).ct = (*decision).ct;
-            (*record).ctinfo = IP_CT_NEW;
-            (*record).detail = age_ms(header.time_ns, (*decision).time_ns);
-            (*record).pid = 0;
-            (*record).tcp_state = (*decision).tcp_state;
-            (*record).comm = [0; COMM_BYTES];
-            output::copy(
-                &raw mut (*record).ct_head,
-                (&raw const (*decision).ct_head).expose_provenance() as u64,
-            );
-            output::submit(entry);
+        if is_reported((*decision).standing) {
+            return;
         }
+        if !is_admitted {
+            (*decision).standing = moment();
+            return;
+        }
+        let Some(mut entry) = output::reserve::<ConntrackRecord>(Hook::Confirm) else { return };
+        (*decision).standing = 1;
+        let record = entry.as_mut_ptr();
+        let header = output::header(Hook::Confirm, Kind::Conntrack, (*decision).netns);
+        (*record).header = Header { time_ns: (*decision).time_ns, ..header };
+        (*record).ct = (*decision).ct;
+        (*record).ctinfo = IP_CT_NEW;
+        (*record).detail = age_ms(header.time_ns, (*decision).time_ns);
+        (*record).pid = 0;
+        (*record).tcp_state = (*decision).tcp_state;
+        (*record).comm = [0; COMM_BYTES];
+        output::copy(&raw mut (*record).ct_head, (&raw const (*decision).ct_head).expose_provenance() as u64);
+        output::submit(entry);
     }
 }
 
@@ -372,151 +400,8 @@ fn age_ms(now_ns: u64, time_ns: u64) -> u32 {
     u32::try_from(now_ns.saturating_sub(time_ns) / 1_000_000).unwrap_or(u32::MAX).max(1)
 }
 
-/// Takes the cost of one event out of a bucket. An event that it refuses is counted.
 #[inline(always)]
-fn take_token(key: &BucketKey, cost: u64) -> bool {
-    let (full, now) = (BUCKET_FULL_NS.load(), now());
-    let Some(bucket) = BUCKETS.get_ptr_mut(key) else {
-        let new = Bucket { time_ns: now, credit_ns: full.saturating_sub(cost), suppressed: 0 };
-        let _ = BUCKETS.insert(key, new, 0);
-        return true;
-    };
-    // SAFETY: a map's value: valid and aligned for as long as the program runs. CPUs that write it at the same time may
-    // let through a few events more; the suppressed ones are counted by atomic additions.
-    unsafe {
-        let passed = now.saturating_sub((*bucket).time_ns);
-        let credit = (*bucket).credit_ns.saturating_add(passed);
-        let credit = if credit > full { full } else { credit };
-        (*bucket).time_ns = now;
-        if credit < cost {
-            (*bucket).credit_ns = credit;
-            add_one(Some(&raw mut (*bucket).suppressed));
-            add_one(SUPPRESSED.get_ptr_mut(SUPPRESSED_EVENTS));
-            return false;
-        }
-        (*bucket).credit_ns = credit - cost;
-    }
-    true
-}
-
-#[inline(always)]
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     // SAFETY: the helper has no argument and may be called anywhere.
     unsafe { bpf_ktime_get_ns() }
-}
-
-/// Whether an event that concerns a whole namespace is to be reported.
-#[inline(always)]
-pub(crate) fn admits_netns(hook: Hook, netns: u32) -> bool {
-    take_token(
-        &BucketKey { client: [0; 4], service: [0; 4], netns, reason: 0, hook: hook as u32 },
-        BUCKET_EVENT_NS.load(),
-    )
-}
-
-/// Whether an event on a conntrack entry is to be reported.
-#[inline(never)]
-pub(crate) fn admits_entry(hook: Hook, reason: u32, ct: u64) -> bool {
-    let (Some(first), Some(second), Some(third)) = (
-        entry_end(ct, globals::OFF_CT_ORIG_SRC.load()),
-        entry_end(ct, globals::OFF_CT_ORIG_DST.load()),
-        entry_end(ct, globals::OFF_CT_REPLY_SRC.load()),
-    ) else {
-        return true;
-    };
-    admits(&Failure { hook, reason, netns: conntrack::netns(ct), first, second, third })
-}
-
-/// The end at this offset of an entry. Read by itself: beside the entry's words there is no room on the stack for the
-/// calls that follow.
-#[inline(always)]
-fn entry_end(ct: u64, offset: u32) -> Option<End> {
-    let protocol = globals::OFF_CT_ORIG_DST.load();
-    if offset == MISSING || protocol == MISSING {
-        return None;
-    }
-    let at = |offset: u32| ct.wrapping_add(u64::from(offset));
-    Some(End {
-        address: output::read(at(offset))?,
-        port: output::read(at(offset + PORT_BYTES))?,
-        protocol: u16::from(output::read::<u8>(at(protocol + PORT_BYTES + 2))?),
-    })
-}
-
-/// The bytes from an address to its port, which the protocol follows in a destination.
-const PORT_BYTES: u32 = 16;
-
-/// Whether an event on a packet without an entry is to be reported. `network` is the address of its network header.
-#[inline(never)]
-pub(crate) fn admits_packet(hook: Hook, reason: u32, netns: u32, network: u64) -> bool {
-    let Some((first, second)) = ends(network) else { return false };
-    admits(&Failure { hook, reason, netns, first, second, third: second })
-}
-
-/// The ends of a packet by its headers: source and destination.
-#[inline(always)]
-fn ends(network: u64) -> Option<(End, End)> {
-    let first_byte = output::read::<u8>(network)?;
-    let (protocol, transport, source, destination) = match first_byte >> 4 {
-        4 => (
-            output::read::<u8>(network.wrapping_add(9))?,
-            u64::from(first_byte & 15) * 4,
-            v4(output::read(network.wrapping_add(12))?),
-            v4(output::read(network.wrapping_add(16))?),
-        ),
-        6 => (
-            output::read::<u8>(network.wrapping_add(6))?,
-            40,
-            output::read(network.wrapping_add(8))?,
-            output::read(network.wrapping_add(24))?,
-        ),
-        _ => return None,
-    };
-    let [a, b, c, d] = output::read::<[u8; 4]>(network.wrapping_add(transport))?;
-    let (from, to) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
-    let protocol = u16::from(protocol);
-    Some((End { address: source, port: from, protocol }, End { address: destination, port: to, protocol }))
-}
-
-/// An IPv4 address as a key has it.
-#[inline(always)]
-fn v4(address: u32) -> [u32; 4] {
-    [address, 0, 0, 0]
-}
-
-/// Whether an event on a TCP socket is to be reported. Its own end comes first: of a socket that repeats or gets a RST,
-/// that is mostly the client.
-#[inline(never)]
-pub(crate) fn admits_socket(hook: Hook, reason: u32, netns: u32, sk: u64) -> bool {
-    let Some((first, second)) = socket_ends(sk) else { return false };
-    admits(&Failure { hook, reason, netns, first, second, third: first })
-}
-
-#[inline(always)]
-fn socket_ends(sk: u64) -> Option<(End, End)> {
-    let at = |offset: u32| sk.wrapping_add(u64::from(offset));
-    let (num, dport) = (globals::SK_NUM.load(), globals::SK_DPORT.load());
-    let (saddr, daddr) = (globals::OFF_SK_SADDR.load(), globals::OFF_SK_DADDR.load());
-    let (saddr6, daddr6) = (globals::OFF_SK_V6_SADDR.load(), globals::OFF_SK_V6_DADDR.load());
-    if num == MISSING || dport == MISSING || saddr == MISSING || daddr == MISSING {
-        return None;
-    }
-    let is_v6 = match globals::OFF_SK_FAMILY.load() {
-        MISSING => false,
-        family => output::read::<u16>(at(family))? == AF_INET6,
-    };
-    let (mut local, mut remote) = ([0; 4], [0; 4]);
-    // The peer of a dual-stack socket may be IPv4: the kernel then fills both kinds of fields.
-    let is_mapped = |[a, b, c, _]: [u32; 4]| a == 0 && b == 0 && c == u32::from_be(0xffff);
-    if is_v6 && saddr6 != MISSING && daddr6 != MISSING {
-        local = output::read(at(saddr6))?;
-        remote = output::read(at(daddr6))?;
-    }
-    if !is_v6 || is_mapped(remote) {
-        local = v4(output::read(at(saddr))?);
-        remote = v4(output::read(at(daddr))?);
-    }
-    let protocol = u16::from(IPPROTO_TCP);
-    let local = End { address: local, port: output::read::<u16>(at(num))?.to_be(), protocol };
-    Some((local, End { address: remote, port: output::read(at(dport))?, protocol }))
 }

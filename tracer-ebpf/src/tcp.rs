@@ -6,7 +6,7 @@ use tracer_ebpf::{COMM_BYTES, Hook, Kind, MISSING, REASON_NONE, SocketRecord};
 use crate::{
     copies,
     entry::{Entry, at_entry},
-    filter, globals, messages, output, packet, recorder,
+    failures, filter, globals, messages, output, packet, recorder,
 };
 
 at_entry!(tcp_v4_send_reset, tcp_v4_send_reset_fentry, on_tcp_v4_send_reset);
@@ -53,10 +53,13 @@ fn on_sock_state(ctx: &RawTracePointContext) {
     let sk = ctx.arg::<u64>(0);
     let is_first = || {
         // A socket's address leaves its lowest bits free for a state. The next socket there has other ports.
-        copies::is_first(Hook::SockState, globals::SOCK_STATE_COPIES.load(), sk | u64::from(new), || {
-            let port = |offset: u32| u32::from(at_end::<u16>(true, sk, offset));
-            port(globals::OFF_INET_SPORT.load()) << 16 | port(globals::SK_DPORT.load())
-        })
+        let port = |offset: u32| u64::from(at_end::<u16>(true, sk, offset));
+        let ports = port(globals::OFF_INET_SPORT.load()) << 16 | port(globals::SK_DPORT.load());
+        copies::is_first(
+            Hook::SockState,
+            globals::SOCK_STATE_COPIES.load(),
+            (sk | u64::from(new)) ^ ports << 32,
+        )
     };
     if tells && is_tcp(sk) && is_first() {
         report(
@@ -178,7 +181,7 @@ fn report(ctx: &RawTracePointContext, hook: Hook, sk: u64, change: &Change) {
         MISSING => 0,
         offset => output::netns_behind(sk.wrapping_add(u64::from(offset))),
     };
-    if recorder::on() && !recorder::admits_socket(hook, 0, netns, sk) {
+    if recorder::on() && failures::admits_socket(hook as u32, 0, netns, sk) == 0 {
         return;
     }
     let Some(mut entry) = output::reserve::<SocketRecord>(hook) else { return };

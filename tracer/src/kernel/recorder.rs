@@ -13,7 +13,7 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, Map, MapData, PerCpuArray},
 };
-use tracer_ebpf::{Bucket, BucketKey, CountKey, End, SUPPRESSED_EVENTS, UNCOUNTED, map};
+use tracer_ebpf::{Bucket, BucketKey, CountKey, DECISIONS_PER_SET, End, SUPPRESSED_EVENTS, UNCOUNTED, map};
 
 use super::{
     attach::AttachError,
@@ -33,7 +33,7 @@ pub struct RecorderOptions {
     pub burst: u32,
     /// Failures that are reported each second afterwards.
     pub per_second: u32,
-    /// Decisions kept. The oldest are given up for new ones. About 250 bytes each.
+    /// Decisions kept, rounded up to a power of two. The oldest are given up for new ones. 201 bytes each.
     pub decisions: u32,
     /// Choices of IPVS kept, likewise. About 180 bytes each.
     pub choices: u32,
@@ -62,6 +62,11 @@ const BUCKETS: u32 = 4_096;
 const SECOND_NS: u64 = 1_000_000_000;
 
 impl RecorderOptions {
+    /// The sets in which the decisions are kept.
+    fn decision_sets(self) -> u32 {
+        (self.decisions / DECISIONS_PER_SET as u32).clamp(1, 1 << 20).next_power_of_two()
+    }
+
     /// These options as the kernel half's numbers.
     pub(super) fn numbers(self) -> Numbers {
         let event_ns = SECOND_NS / u64::from(self.per_second.max(1));
@@ -71,6 +76,7 @@ impl RecorderOptions {
             sample_below: u32::MAX.checked_div(self.sample).unwrap_or(0),
             event_ns,
             full_ns: event_ns * u64::from(self.burst.max(1)),
+            decisions_mask: self.decision_sets() - 1,
         }
     }
 }
@@ -83,6 +89,7 @@ pub(super) struct Numbers {
     sample_below: u32,
     event_ns: u64,
     full_ns: u64,
+    decisions_mask: u32,
 }
 
 impl Numbers {
@@ -92,7 +99,8 @@ impl Numbers {
         loader.override_global("SAMPLE_BELOW", &self.sample_below, true);
         loader.override_global("BUCKET_EVENT_NS", &self.event_ns, true);
         loader.override_global("BUCKET_FULL_NS", &self.full_ns, true);
-        loader.map_max_entries(map::DECISIONS, self.options.decisions.max(1));
+        loader.override_global("DECISIONS_MASK", &self.decisions_mask, true);
+        loader.map_max_entries(map::DECISIONS, self.options.decision_sets());
         loader.map_max_entries(map::CHOICES, self.options.choices.max(1));
         loader.map_max_entries(map::COUNTS, self.options.counts.max(1));
         loader.map_max_entries(map::SERVICES, self.options.services.max(1));
@@ -320,7 +328,7 @@ fn suppressed(key: &[u8; BUCKET_KEY], count: u64) -> Suppressed {
 
 #[cfg(test)]
 mod tests {
-    use tracer_ebpf::{Choice, Decision};
+    use tracer_ebpf::{Choice, DecisionSet};
 
     use super::*;
 
@@ -337,7 +345,7 @@ mod tests {
         // LOST, SUPPRESSED, REPORTED, TEMPLATE and the open calls of two functions.
         const PER_CPU: usize = 2 << 10;
         let options = RecorderOptions::default();
-        let bytes = full(options.decisions, END, size_of::<Decision>())
+        let bytes = options.decision_sets() as usize * size_of::<DecisionSet>()
             + full(options.choices, END, size_of::<Choice>())
             + full(options.counts, COUNT, size_of::<u64>())
             // Allocated one by one, from the kernel's caches of 96 bytes.
@@ -345,7 +353,7 @@ mod tests {
             + full(BUCKETS, BUCKET_KEY, BUCKET)
             + RECORDS
             + 256 * PER_CPU;
-        assert!((14 << 20..16 << 20).contains(&bytes), "{bytes}");
+        assert!((13 << 20..16 << 20).contains(&bytes), "{bytes}");
     }
 
     #[test]
