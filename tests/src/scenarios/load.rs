@@ -8,21 +8,33 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::{topology::Place, traffic::client};
 
 /// The limit of one connection of the load.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// After so many failed connections, a load ends: something is broken that is not its own.
+const MOST_FAILED: usize = 20;
+
 /// One connection after the other, from ports that the kernel chooses.
 #[derive(Debug)]
 pub(super) struct Load {
     running: Running,
-    thread: JoinHandle<io::Result<io::Result<usize>>>,
+    thread: JoinHandle<io::Result<Connections>>,
+}
+
+/// What a load did.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    /// All of them, the failed ones too.
+    pub(super) made: usize,
+    /// The reason of each that failed, with its time since the load's start.
+    pub(super) failed: Vec<String>,
 }
 
 /// Whether the thread is to end. It is when this is dropped: a story that fails must not burden the ones after it.
@@ -36,7 +48,7 @@ impl Drop for Running {
 }
 
 impl Load {
-    /// Starts a thread that calls `connect` until [`Load::stop`], or until the value is dropped.
+    /// Starts a thread that calls `connect` until it is stopped, or until the value is dropped.
     pub(super) fn start(
         from: &Place,
         to: SocketAddr,
@@ -45,22 +57,31 @@ impl Load {
         let running = Running(Arc::default());
         let is_over = Arc::clone(&running.0);
         let work = move || {
-            let mut count = 0;
-            while !is_over.load(Ordering::Relaxed) {
-                connect(to)?;
-                count += 1;
+            let (mut connections, began) = (Connections::default(), Instant::now());
+            while !is_over.load(Ordering::Relaxed) && connections.failed.len() < MOST_FAILED {
+                connections.made += 1;
+                if let Err(error) = connect(to) {
+                    connections.failed.push(format!("{error} ({} s)", began.elapsed().as_secs()));
+                }
             }
-            Ok(count)
+            connections
         };
         Ok(Self { running, thread: from.netns.spawn("load", work).context("starting a load")? })
     }
 
-    /// The number of connections.
+    /// The number of connections, none of which failed.
     pub(super) fn stop(self) -> Result<usize> {
+        let Connections { made, failed } = self.end()?;
+        ensure!(failed.is_empty(), "connections of the load failed, of {made}: {}", failed.join(", "));
+        Ok(made)
+    }
+
+    /// The connections, of which some may have failed.
+    pub(super) fn end(self) -> Result<Connections> {
         let Self { running, thread } = self;
         drop(running);
         let ended = thread.join().map_err(|_| anyhow!("a load panicked"))?;
-        ended.context("entering the load's namespace")?.context("a connection of the load failed")
+        ended.context("entering the load's namespace")
     }
 }
 
