@@ -88,9 +88,19 @@ pub fn run_first(priority: libc::c_int) -> io::Result<()> {
     done(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) })
 }
 
+/// Sends a signal to a process, the leader of its group, and to the others of the group.
+pub fn signal_group(leader: u32, signal: libc::c_int) -> io::Result<()> {
+    // SAFETY: no memory is passed; the number belongs to a child that has not been reaped.
+    done(unsafe { libc::kill(-process_number(leader)?, signal) })
+}
+
+fn process_number(pid: u32) -> io::Result<libc::pid_t> {
+    libc::pid_t::try_from(pid)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "invalid process number"))
+}
+
 fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
-    let pid = libc::pid_t::try_from(pid)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "invalid process number"))?;
+    let pid = process_number(pid)?;
     // SAFETY: no memory is passed; the number belongs to a child that has not been reaped.
     done(unsafe { libc::kill(pid, signal) })
 }

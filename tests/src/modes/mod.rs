@@ -1,9 +1,11 @@
 //! The mode of the guest, from `lab.mode` on the kernel's command line: `test` (the default), `traffic` (the scenarios
-//! without viptrace, checking only the clients' results), `demo`, `bench`, `memory`, `shell`.
+//! without viptrace, checking only the clients' results), `demo`, `bench`, `memory`, `shell`, `node` (a node of a real
+//! cluster, which the host directs).
 
 mod bench;
 mod demo;
 mod memory;
+mod node;
 mod test;
 mod workload;
 
@@ -57,11 +59,12 @@ fn run_mode(mode: &str, filter: &str) -> Result<bool> {
         "demo" => demo::run(&build()?),
         "bench" => bench::run(&build()?, filter),
         "memory" => memory::run(&build()?),
+        "node" => node::run(),
         "shell" => {
             let _world = build()?;
             Command::new("/bin/sh").status().context("running /bin/sh")?;
             Ok(true)
         }
-        other => bail!("lab.mode={other} is not one of test, traffic, demo, bench, memory, shell"),
+        other => bail!("lab.mode={other} is not one of test, traffic, demo, bench, memory, shell, node"),
     }
 }
