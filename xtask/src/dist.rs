@@ -154,12 +154,16 @@ impl Origin {
     fn image(&self, suffix: &str, architecture: &'static str) -> Image {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Image {
+            title: "viptrace",
+            licence: "Apache-2.0",
+            repository: None,
             tag: format!("{version}{suffix}"),
             version,
             architecture,
             revision: self.revision.clone(),
             time: self.time,
-            entrypoint: ENTRYPOINT,
+            entrypoint: &[ENTRYPOINT],
+            compressed: true,
         }
     }
 }

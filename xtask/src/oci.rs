@@ -17,11 +17,17 @@ use crate::cpio::{Archive, Node};
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const COMPRESSED_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// The facts of an image besides its layers.
 #[derive(Debug)]
 pub(crate) struct Image {
+    pub(crate) title: &'static str,
+    /// The licence of its contents.
+    pub(crate) licence: &'static str,
+    /// The name under which containerd imports it (`docker.io/library/viptrace`); else the importer chooses one.
+    pub(crate) repository: Option<&'static str>,
     /// The tag.
     pub(crate) tag: String,
     pub(crate) version: String,
@@ -31,7 +37,9 @@ pub(crate) struct Image {
     pub(crate) revision: Option<String>,
     /// The time of every file and of the image, in seconds since 1970.
     pub(crate) time: u64,
-    pub(crate) entrypoint: &'static str,
+    pub(crate) entrypoint: &'static [&'static str],
+    /// Whether the layers are compressed: smaller, but slower to write and to import.
+    pub(crate) compressed: bool,
 }
 
 /// A part of an image, found by the digest of its bytes.
@@ -64,7 +72,11 @@ impl Image {
         for layer in layers {
             let tar = self.layer(layer)?;
             contents.push(digest(&tar));
-            blobs.push(Blob { kind: LAYER, bytes: compressed(&tar)? });
+            blobs.push(if self.compressed {
+                Blob { kind: COMPRESSED_LAYER, bytes: compressed(&tar)? }
+            } else {
+                Blob { kind: LAYER, bytes: tar }
+            });
         }
         let layers: Vec<Value> = blobs.iter().map(Blob::descriptor).collect();
         let config = Blob::json(CONFIG, &self.config(&contents)?)?;
@@ -81,6 +93,9 @@ impl Image {
         let mut listed = manifest.descriptor();
         listed["platform"] = json!({"os": "linux", "architecture": self.architecture});
         listed["annotations"] = json!({"org.opencontainers.image.ref.name": self.tag});
+        if let Some(repository) = self.repository {
+            listed["annotations"]["io.containerd.image.name"] = json!(format!("{repository}:{}", self.tag));
+        }
         let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [listed]});
         blobs.extend([config, manifest]);
 
@@ -127,9 +142,9 @@ impl Image {
 
     fn labels(&self) -> Value {
         let mut labels = json!({
-            "org.opencontainers.image.title": "viptrace",
+            "org.opencontainers.image.title": self.title,
             "org.opencontainers.image.version": self.version,
-            "org.opencontainers.image.licenses": "Apache-2.0",
+            "org.opencontainers.image.licenses": self.licence,
             "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
         });
         if let Some(revision) = &self.revision {
@@ -149,7 +164,7 @@ impl Image {
             "os": "linux",
             "architecture": self.architecture,
             "config": {
-                "Entrypoint": [self.entrypoint],
+                "Entrypoint": self.entrypoint,
                 "Env": ["PATH=/usr/sbin:/usr/bin"],
                 "User": "0:0",
                 "Labels": self.labels(),
@@ -176,12 +191,16 @@ mod tests {
 
     fn image() -> Image {
         Image {
+            title: "viptrace",
+            licence: "Apache-2.0",
+            repository: Some("docker.io/library/viptrace"),
             tag: "0.1.0".into(),
             version: "0.1.0".into(),
             architecture: "amd64",
             revision: Some("abc".into()),
             time: 1_700_000_000,
-            entrypoint: "/usr/bin/viptrace",
+            entrypoint: &["/usr/bin/viptrace"],
+            compressed: true,
         }
     }
 
@@ -241,6 +260,7 @@ mod tests {
         assert_eq!(json(&outer["oci-layout"].3), json!({"imageLayoutVersion": "1.0.0"}));
         let listed = &json(&outer["index.json"].3)["manifests"][0];
         assert_eq!(listed["annotations"]["org.opencontainers.image.ref.name"], "0.1.0");
+        assert_eq!(listed["annotations"]["io.containerd.image.name"], "docker.io/library/viptrace:0.1.0");
         let manifest = json(&blob(listed));
         let config = json(&blob(&manifest["config"]));
         assert_eq!(config["created"], "2023-11-14T22:13:20Z");
@@ -257,6 +277,18 @@ mod tests {
         assert_eq!(files["etc/protocols"].3, b"tcp 6\n");
         assert_eq!(files["lib"].0, 0o777);
         assert_eq!(files["usr/bin"].0, 0o755);
+    }
+
+    #[test]
+    fn a_layer_may_be_left_uncompressed() {
+        let here = tempfile::tempdir().unwrap();
+        let [first, _] = layers(here.path());
+        let image = Image { compressed: false, ..image() };
+        let outer = entries(&image.archive(&[&first]).unwrap());
+        let is_layer = |bytes: &[u8]| entries(bytes).contains_key("usr/bin/viptrace");
+        assert!(outer.iter().any(|(path, (_, _, _, bytes))| {
+            path.starts_with("blobs/") && !bytes.starts_with(b"{") && is_layer(bytes)
+        }));
     }
 
     #[test]
