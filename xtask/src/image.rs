@@ -139,7 +139,7 @@ fn base(directory: &Path, kernel: &Kernel) -> Result<PathBuf> {
     }
     if !stamp.is_fresh(&part) {
         let scratch = directory.join("modules");
-        modules::add(&mut archive, kernel, &scratch)?;
+        modules::add(&mut archive, kernel, modules::NETWORK, &scratch)?;
         write_archive(&archive, &part)?;
         fs::remove_dir_all(&scratch).with_context(|| format!("could not remove {}", scratch.display()))?;
         stamp.keep(&part)?;

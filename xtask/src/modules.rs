@@ -1,4 +1,4 @@
-//! The kernel modules in the image: the network's modules and all their dependencies, uncompressed.
+//! The kernel modules in an image, with all their dependencies, uncompressed.
 //!
 //! They are uncompressed because kmod would spend seconds on xz under emulation. `depmod` runs again on the rest.
 
@@ -12,8 +12,8 @@ use crate::call::Call;
 use crate::cpio::Archive;
 use crate::kernels::Kernel;
 
-/// Path prefixes, below the release's folder, of the modules to take. Their dependencies are added.
-const WANTED: &[&str] = &[
+/// The network's modules, by path prefixes below the release's folder.
+pub(crate) const NETWORK: &[&str] = &[
     "kernel/net/802/",
     "kernel/net/8021q/",
     "kernel/net/bridge/",
@@ -44,9 +44,10 @@ const WANTED: &[&str] = &[
 /// Files that `depmod` reads beside the modules, and from which modprobe knows the built-in ones.
 const LISTS: &[&str] = &["modules.order", "modules.builtin", "modules.builtin.modinfo"];
 
-/// Adds the modules of `kernel` to the archive and returns their number. `scratch` is a work folder, which is cleared
-/// first and must stay until the archive is written, since the archive reads the files only then.
-pub(crate) fn add(archive: &mut Archive, kernel: &Kernel, scratch: &Path) -> Result<usize> {
+/// Adds the modules of `kernel` whose paths have these prefixes to the archive, with all their dependencies, and returns
+/// their number. `scratch` is a work folder, which is cleared first and must stay until the archive is written, since the
+/// archive reads the files only then.
+pub(crate) fn add(archive: &mut Archive, kernel: &Kernel, wanted: &[&str], scratch: &Path) -> Result<usize> {
     if scratch.exists() {
         fs::remove_dir_all(scratch).with_context(|| format!("could not remove {}", scratch.display()))?;
     }
@@ -54,7 +55,7 @@ pub(crate) fn add(archive: &mut Archive, kernel: &Kernel, scratch: &Path) -> Res
     let stage = scratch.join(&inside);
     fs::create_dir_all(&stage).with_context(|| format!("could not create {}", stage.display()))?;
     let dependencies = dependencies(kernel)?;
-    let chosen = closure(&dependencies, WANTED);
+    let chosen = closure(&dependencies, wanted);
     if chosen.is_empty() {
         bail!("kernel {} has none of the modules that a node needs", kernel.release);
     }

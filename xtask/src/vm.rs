@@ -20,15 +20,36 @@ use crate::printer::{Printer, indented, seconds};
 use crate::watch::{MachineLines, Watch};
 
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
+/// The machine of every guest, with plain emulation.
+///
+/// QEMU before 8.1 translates code without a lock on its page. With one thread per processor, a breakpoint that the kernel
+/// writes while it patches a branch can remain translated, and the kernel ends with "Oops: int3".
+pub(crate) const MACHINE: &[&str] = &[
+    "-machine",
+    "q35",
+    "-accel",
+    "tcg,thread=single",
+    "-cpu",
+    "max",
+    "-nodefaults",
+    "-no-user-config",
+    "-display",
+    "none",
+    "-no-reboot",
+];
+/// The kernel's parameters in every guest.
+pub(crate) const PARAMETERS: &[&str] = &["console=ttyS0", "quiet", "panic=-1", "noapic"];
+/// An emulated processor does not need the mitigations, and they slow every entry into the kernel.
+pub(crate) const NO_MITIGATIONS: &str = "mitigations=off";
 /// The interval at which the machine lines are read.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest time from a guest's `done` line until it powers off.
 const POWER_OFF: Duration = Duration::from_mins(1);
 
 /// The number of attempts to start a guest that does not reach its init.
-const BOOTS: usize = 3;
+pub(crate) const BOOTS: usize = 3;
 /// The longest silence before its init: a boot takes 4 to 20 s, or a minute on a busy machine.
-const BOOT: Duration = Duration::from_mins(2);
+pub(crate) const BOOT: Duration = Duration::from_mins(2);
 
 /// The display of the guest's console.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,12 +151,10 @@ fn silence_of(guest: &Guest, reached_init: bool) -> Duration {
 
 /// QEMU's arguments for this guest; `serial` is the two serial ports.
 pub(crate) fn arguments(guest: &Guest, serial: [OsString; 2]) -> Vec<OsString> {
-    let mut command_line = vec!["console=ttyS0", "quiet", "panic=-1", "noapic"];
+    let mut command_line = PARAMETERS.to_vec();
     let mut arguments: Vec<OsString> = Vec::new();
     let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
-    // QEMU before 8.1 translates code without a lock on its page. With one thread per processor, a breakpoint that the
-    // kernel writes while it patches a branch can remain translated, and the kernel ends with "Oops: int3".
-    add(&["-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "max"]);
+    add(MACHINE);
     if guest.counted {
         add(&["-smp", "1", "-m", "3072M", "-icount", "shift=0,sleep=off"]);
         add(&["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
@@ -143,10 +162,9 @@ pub(crate) fn arguments(guest: &Guest, serial: [OsString; 2]) -> Vec<OsString> {
         command_line.push("nokaslr");
     } else {
         add(&["-smp", "2", "-m", "2048M"]);
-        // An emulated processor does not need the mitigations, and they slow every entry into the kernel.
-        command_line.push("mitigations=off");
+        command_line.push(NO_MITIGATIONS);
     }
-    add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-net", "none"]);
+    add(&["-net", "none"]);
     command_line.extend(guest.parameters.iter().map(String::as_str));
     for port in serial {
         arguments.extend([OsString::from("-serial"), port]);
