@@ -41,6 +41,17 @@ pub(crate) const DEPLOY: &[&str] = &["python3-venv"];
 pub(crate) const FUZZ: &[&str] = &["gcc", "g++", "libc6-dev"];
 /// The tools that the benchmark compares with.
 pub(crate) const BENCH: &[&str] = &["tcpdump", "bpftrace"];
+/// To start a cluster's nodes and to make their disk. `dpkg-dev` unpacks the source of Kubernetes.
+pub(crate) const CLUSTER: &[&str] = &[
+    "qemu-system-x86",
+    "xz-utils",
+    "busybox-static",
+    "kmod",
+    "iproute2",
+    "e2fsprogs",
+    "util-linux",
+    "dpkg-dev",
+];
 
 /// Installs those of `packages` that are missing.
 pub(crate) fn ensure(packages: &[&str]) -> Result<Outcome> {
@@ -110,12 +121,20 @@ impl Lists {
 
     /// The lists of one suite of a mirror, kept below `folder`.
     pub(crate) fn of(mirror: &str, suite: &str, folder: &Path) -> Result<Self> {
-        let folder = folder.join(suite);
+        Self::written(&folder.join(suite), &[format!("deb [signed-by={KEYRING}] {mirror} {suite} main")])
+    }
+
+    /// The same with the lists of source packages.
+    pub(crate) fn with_sources(mirror: &str, suite: &str, folder: &Path) -> Result<Self> {
+        let line = |kind: &str| format!("{kind} [signed-by={KEYRING}] {mirror} {suite} main");
+        Self::written(&folder.join(format!("{suite}-sources")), &[line("deb"), line("deb-src")])
+    }
+
+    fn written(folder: &Path, lines: &[String]) -> Result<Self> {
         let write = || {
             fs::create_dir_all(folder.join("lists/partial"))?;
             fs::create_dir_all(folder.join("cache/archives/partial"))?;
-            let line = format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
-            fs::write(folder.join("sources.list"), line)
+            fs::write(folder.join("sources.list"), lines.join("\n") + "\n")
         };
         write().with_context(|| format!("could not write {}", folder.join("sources.list").display()))?;
         let at = |option: &str, path: &str| format!("{option}={}", folder.join(path).display());
@@ -155,6 +174,45 @@ impl Lists {
             .map(drop)
     }
 
+    /// Downloads packages and everything that they depend on, as for a machine that has no package, into a folder.
+    pub(crate) fn download_closure(&self, packages: &[&str], folder: &Path) -> Result<()> {
+        let status = folder.join("status");
+        fs::create_dir_all(folder.join("partial"))
+            .and_then(|()| fs::write(&status, ""))
+            .with_context(|| format!("could not write {}", status.display()))?;
+        let at = |option: &str, path: &Path| ["--option".to_owned(), format!("{option}={}", path.display())];
+        Call::new("download packages with their dependencies", "apt-get")
+            .args(&self.options)
+            .args(at("Dir::State::status", &status))
+            .args(at("Dir::Cache::archives", folder))
+            .args(["install", "--download-only", "--yes", "--no-install-recommends"])
+            .args(packages)
+            .hint(self.hint)
+            .read()
+            .map(drop)
+    }
+
+    /// Downloads a source package and unpacks it, with Debian's patches, as `folder`, whose parent exists.
+    pub(crate) fn unpack_source(&self, package: &str, folder: &Path) -> Result<()> {
+        let parent = folder.parent().with_context(|| format!("{} has no parent", folder.display()))?;
+        Call::new("download a source package", "apt-get")
+            .args(&self.options)
+            .args(["source", "--download-only", package])
+            .directory(parent)
+            .hint(self.hint)
+            .read()?;
+        let is_description = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "dsc");
+        let description = listing(parent)?.into_iter().find(is_description);
+        // apt has verified the files against the suite's signature.
+        Call::new("unpack a source package", "dpkg-source")
+            .args(["--no-check", "--extract"])
+            .arg(description.with_context(|| format!("apt-get left no .dsc in {}", parent.display()))?)
+            .arg(folder)
+            .hint("check that the disk is not full")
+            .read()
+            .map(drop)
+    }
+
     /// Fetches the lists again.
     pub(crate) fn refresh(&self) -> Result<()> {
         Call::new("fetch Debian's package lists", "apt-get")
@@ -184,8 +242,14 @@ pub(crate) fn from_own<T>(fetch: impl Fn(&Lists) -> Result<T>) -> Result<T> {
 
 /// Unpacks the packages in a folder there, and removes their files.
 pub(crate) fn unpack(folder: &Path) -> Result<()> {
-    let is_package = |path: &&PathBuf| path.extension().is_some_and(|kind| kind == "deb");
-    for package in listing(folder)?.iter().filter(is_package) {
+    unpack_into(folder, folder).map(drop)
+}
+
+/// Unpacks the packages in a folder into another one, which is created, removes their files and returns their number.
+pub(crate) fn unpack_into(packages: &Path, folder: &Path) -> Result<usize> {
+    let mut packages = listing(packages)?;
+    packages.retain(|path| path.extension().is_some_and(|kind| kind == "deb"));
+    for package in &packages {
         Call::new("unpack a package", "dpkg-deb")
             .arg("--extract")
             .args([package.as_path(), folder])
@@ -193,7 +257,7 @@ pub(crate) fn unpack(folder: &Path) -> Result<()> {
             .read()?;
         fs::remove_file(package).with_context(|| format!("could not remove {}", package.display()))?;
     }
-    Ok(())
+    Ok(packages.len())
 }
 
 /// Whether this process may install or update packages.

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -108,6 +109,33 @@ impl Archive {
             .with_context(|| format!("could not write {path} to the guest image"))?;
         }
         writer.entry(TRAILER, 0, (0, 0), &[]).context("could not end the guest image")
+    }
+
+    /// Writes the contents into a folder, over what is there. Devices are left out.
+    pub(crate) fn extract(&self, folder: &Path) -> Result<()> {
+        for (path, node) in &self.nodes {
+            let place = folder.join(path);
+            let write = || -> io::Result<()> {
+                if !matches!(node, Node::Directory) && place.symlink_metadata().is_ok() {
+                    fs::remove_file(&place)?;
+                }
+                match node {
+                    Node::Directory => fs::create_dir_all(&place),
+                    Node::Symlink(target) => symlink(target, &place),
+                    Node::Text { bytes, mode } => {
+                        fs::write(&place, bytes)?;
+                        fs::set_permissions(&place, Permissions::from_mode(*mode))
+                    }
+                    Node::File { source, mode } => {
+                        fs::copy(source, &place)?;
+                        fs::set_permissions(&place, Permissions::from_mode(*mode))
+                    }
+                    Node::Character { .. } => Ok(()),
+                }
+            };
+            write().with_context(|| format!("could not write {}", place.display()))?;
+        }
+        Ok(())
     }
 }
 
@@ -219,6 +247,24 @@ mod tests {
         archive.text("run/file", "x", 0o600);
         archive.directory("run");
         assert_eq!(entries(&bytes(&archive)).len(), 3);
+    }
+
+    #[test]
+    fn an_archive_replaces_what_a_folder_has() {
+        let here = tempfile::tempdir().unwrap();
+        fs::create_dir_all(here.path().join("usr/lib")).unwrap();
+        symlink("usr/lib", here.path().join("lib")).unwrap();
+        symlink("/nonexistent", here.path().join("usr/lib/a")).unwrap();
+        let mut archive = Archive::new();
+        archive.text("lib/a", "text", 0o750);
+        archive.symlink("b/c", "../lib/a");
+        archive.character_device("dev/console", 5, 1);
+        for _ in 0..2 {
+            archive.extract(here.path()).unwrap();
+        }
+        assert_eq!(fs::read_to_string(here.path().join("b/c")).unwrap(), "text");
+        let mode = fs::metadata(here.path().join("usr/lib/a")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o750);
     }
 
     #[test]

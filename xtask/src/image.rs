@@ -27,7 +27,7 @@ use crate::stamp::Stamp;
 /// Change this with the build steps, so that parts from the old steps are rebuilt.
 const RECIPE: &str = "recipe 1";
 
-const BUSYBOX: &[&str] = &["/usr/bin/busybox", "/bin/busybox"];
+pub(crate) const BUSYBOX: &[&str] = &["/usr/bin/busybox", "/bin/busybox"];
 /// Host programs that a node has, beside the rule listers. Several paths mean that distributions differ.
 const TOOLS: &[&[&str]] = &[
     BUSYBOX,
@@ -174,7 +174,7 @@ fn work(place: &Place, directory: &Path) -> Result<PathBuf> {
 }
 
 /// The names of iptables's programs, each with these endings.
-fn iptables_names(archive: &mut Archive, verbs: &[&str]) {
+pub(crate) fn iptables_names(archive: &mut Archive, verbs: &[&str]) {
     for program in ["xtables-nft-multi", "xtables-legacy-multi"] {
         let backend = if program.contains("nft") { "-nft" } else { "-legacy" };
         for family in ["iptables", "ip6tables"] {
@@ -201,6 +201,15 @@ pub(crate) fn rule_listers() -> Result<Archive> {
     for (package, file) in libraries::licences(&sources)? {
         archive.file(&format!("usr/share/doc/{package}/copyright"), &file, 0o644);
     }
+    Ok(archive)
+}
+
+/// viptrace as the guests run it, with its libraries, for a container's image.
+pub(crate) fn viptrace(place: &Place) -> Result<Archive> {
+    let mut archive = Archive::new();
+    let binary = place.release("viptrace");
+    archive.file("usr/bin/viptrace", &binary, 0o755);
+    shared_libraries(&mut archive, &[binary])?;
     Ok(archive)
 }
 
@@ -256,15 +265,21 @@ fn shared_libraries(archive: &mut Archive, paths: &[PathBuf]) -> Result<()> {
 /// Links busybox under each of its names that no other program has.
 fn applets(archive: &mut Archive) -> Result<()> {
     let busybox = find(BUSYBOX)?;
-    let list = Call::new("list busybox's commands", &busybox).arg("--list").read()?;
-    for name in list.split_whitespace() {
+    for name in busybox_applets(&busybox)? {
         let taken =
             ["usr/bin", "usr/sbin"].iter().any(|folder| archive.contains(&format!("{folder}/{name}")));
-        if !taken && !name.contains('/') {
+        if !taken {
             archive.symlink(&format!("usr/bin/{name}"), "/usr/bin/busybox");
         }
     }
     Ok(())
+}
+
+/// The names under which busybox can be called.
+pub(crate) fn busybox_applets(busybox: &Path) -> Result<Vec<String>> {
+    let list = Call::new("list busybox's commands", busybox).arg("--list").read()?;
+    let names = list.split_whitespace().filter(|name| !name.contains('/') && *name != "busybox");
+    Ok(names.map(str::to_owned).collect())
 }
 
 /// The plug-ins of iptables: `xtables/` in the folder of its library.
@@ -290,7 +305,7 @@ fn find_all(tools: &[&[&str]]) -> Result<Vec<PathBuf>> {
     tools.iter().map(|places| find(places)).collect()
 }
 
-fn find(places: &[&str]) -> Result<PathBuf> {
+pub(crate) fn find(places: &[&str]) -> Result<PathBuf> {
     let found = places.iter().map(PathBuf::from).find(|path| path.is_file());
     found.with_context(|| format!("{} is missing\nhint: type: cargo xtask setup", places.join(" or ")))
 }
@@ -307,12 +322,15 @@ fn write_if_stale(archive: &Archive, part: &Path) -> Result<PathBuf> {
     Ok(part.to_owned())
 }
 
-fn write_archive(archive: &Archive, part: &Path) -> Result<()> {
+pub(crate) fn write_archive(archive: &Archive, part: &Path) -> Result<()> {
     write_whole(part, |output| archive.write(output)).map(drop)
 }
 
 /// Writes a file beside `path` and renames it to `path` when it is complete. Returns its size in bytes.
-fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<u64> {
+pub(crate) fn write_whole(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
+) -> Result<u64> {
     let draft = path.with_added_extension("draft");
     let attempt = || {
         let mut output = BufWriter::new(File::create(&draft)?);

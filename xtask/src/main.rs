@@ -1,4 +1,5 @@
-//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell, manifests, packages.
+//! The project's own tasks, `cargo xtask VERB`: set-up, test, demo, bench, fuzzing, a guest shell, a cluster,
+//! manifests, packages.
 //!
 //! This file owns the command line and the exit status (0 success, 1 failure, 2 wrong usage, from clap). Each verb has
 //! its own file; this one must not start a program.
@@ -6,6 +7,7 @@
 mod apt;
 mod bench;
 mod call;
+mod cluster;
 mod cpio;
 mod demo;
 mod deploy;
@@ -66,6 +68,11 @@ enum Verb {
     Fuzz(fuzz::Options),
     /// Open a shell in a guest
     Shell(shell::Options),
+    /// Run a real Kubernetes with two nodes in guests, until Ctrl-C or for one command
+    Cluster(cluster::Options),
+    /// Serve discovery.k8s.io/v1 for an API server without it; `cluster` starts this
+    #[command(name = cluster::slices::VERB, hide = true)]
+    ServeSlices(cluster::slices::Options),
     /// Write deploy/viptrace.yaml from the chart
     Render,
     /// Fill target/dist with the contents of a package (static binary, man pages, completions, licence, checksums) and
@@ -77,6 +84,8 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let printer = Printer::new();
     let outcome = match &arguments.verb {
+        // The command's own exit status.
+        Verb::Cluster(options) => return exit(&printer, cluster::run(&printer, options)),
         Verb::Setup => setup::everything(&printer).map(|()| true),
         Verb::Test(options) => Ok(test::run(&printer, options)),
         Verb::Demo(options) => demo::run(&printer, options),
@@ -84,15 +93,16 @@ fn main() -> ExitCode {
         Verb::Bench(what) => bench::run(&printer, what),
         Verb::Fuzz(options) => fuzz::run(&printer, options),
         Verb::Shell(options) => shell::run(&printer, options),
+        Verb::ServeSlices(options) => cluster::slices::serve(options).map(|()| true),
         Verb::Render => deploy::write_plain(&printer).map(|()| true),
         Verb::Dist => dist::run(&printer).map(|()| true),
     };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            printer.error(&error);
-            ExitCode::FAILURE
-        }
-    }
+    exit(&printer, outcome.map(|good| if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
+}
+
+fn exit(printer: &Printer, outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        printer.error(&error);
+        ExitCode::FAILURE
+    })
 }

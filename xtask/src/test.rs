@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::apt;
+use crate::cluster;
 use crate::deploy;
 use crate::event::{Event, Scenario, Verdict};
 use crate::host_tests;
@@ -35,6 +36,7 @@ const MATRIX_LIMIT: Duration = Duration::from_mins(90);
 const SILENCE: Duration = Duration::from_mins(5);
 
 #[derive(Debug, Default, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Options {
     /// Only guests of this kernel; may be given more than once
     #[arg(long = "kernel", value_name = "SERIES", value_parser = kernels::parse)]
@@ -60,6 +62,12 @@ pub(crate) struct Options {
     /// cover; an uncovered cell is a failure
     #[arg(long, conflicts_with_all = ["host_only", "kernels", "scenario", "without_hooks"])]
     matrix: bool,
+    /// Only the scenarios on a real Kubernetes with two nodes (see `cargo xtask cluster`)
+    #[arg(long, conflicts_with_all = ["host_only", "matrix", "without_hooks", "lab", "keep_recordings"])]
+    cluster: bool,
+    /// With --cluster: which Kubernetes
+    #[command(flatten)]
+    kind: cluster::Kind,
 }
 
 /// The number of guests that run at the same time. A guest has two processors and waits half of its time.
@@ -135,6 +143,27 @@ fn is_on_path(program: &str) -> bool {
 }
 
 fn run_all(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()> {
+    if options.cluster {
+        return run_on_clusters(printer, options, tally);
+    }
+    run_here(printer, options, tally)?;
+    printer.say(
+        "==> the scenarios on a real Kubernetes were not run; to run them, type: cargo xtask test --cluster",
+    );
+    Ok(())
+}
+
+/// Runs the scenarios on a cluster with nodes of each kernel.
+fn run_on_clusters(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()> {
+    let default = || kernels::parse(kernels::DEFAULT).map_err(anyhow::Error::msg);
+    let kernels = if options.kernels.is_empty() { vec![default()?] } else { options.kernels.clone() };
+    for series in kernels {
+        tally.add(cluster::scenarios::run(printer, &options.kind, series, options.scenario.as_deref())?);
+    }
+    Ok(())
+}
+
+fn run_here(printer: &Printer, options: &Options, tally: &mut Tally) -> Result<()> {
     let place = Place::find()?;
     let guests: Vec<&Series> = match (options.host_only, options.kernels.as_slice()) {
         (true, _) => Vec::new(),
