@@ -61,8 +61,10 @@ pub(crate) fn ensure(
 ) -> Result<(Disk, Outcome)> {
     let folder = cluster.join("disks").join(kernel.series);
     fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
-    let disk =
-        Disk { image: folder.join(format!("{}.ext4", binaries.version)), boot: folder.join("boot.cpio") };
+    let disk = Disk {
+        image: folder.join(format!("{}.ext4", binaries.version)),
+        boot: folder.join(format!("{}.cpio", binaries.version)),
+    };
 
     let mut contents = Archive::new();
     for (path, text) in ETC {
