@@ -1,6 +1,6 @@
 //! Former endpoints: chosen although they had left (C6), or removed during the flow (N9, C7).
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use super::{
     Case, Finding, foreign_rules,
@@ -25,7 +25,7 @@ const OLD_METADATA_SECS: f64 = 30.0;
 /// (C2), its sync fails (C4), or it does not run (C1). The address's current owner answers, or no host does.
 /// For: NAT chose it for a new connection, after its removal and the grace.
 /// Against: an answer (the Pod still runs, or another Pod has its address); a terminating endpoint that serves is not
-/// stale (N8); a flow older than the removal is a drain (N9, C7).
+/// stale while no other is ready (N8), nor is one that answers within its Pod's termination grace; a flow older than the removal is a drain (N9, C7).
 pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     if case.is_ready() {
@@ -58,6 +58,11 @@ pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
         // While no other endpoint is ready, a terminating one is right (N8).
         Membership::Member { state, since } if state.conditions.terminating => {
             let since = (*since).max(preferred_since(case)?);
+            let end = since.saturating_add(termination_grace(case, endpoint.ip()));
+            if !case.failed() && case.decided <= end {
+                // It serves until it ends: kube-proxy is late, and nothing broke.
+                return None;
+            }
             let how_long = how_long(case, since);
             (
                 format!("{name} of {} was terminating, and others were ready, {how_long}", case.name()),
@@ -156,6 +161,12 @@ const NEIGHBOUR_WAIT: Duration = Duration::from_secs(3);
 fn may_be_within_grace(case: &Case<'_>, since: Timestamp) -> bool {
     let is_dated = case.decision.is_none_or(|decision| decision.confirmed.is_some());
     !is_dated && since > Timestamp::MIN && case.within_grace(since.saturating_add(NEIGHBOUR_WAIT))
+}
+
+/// The time that the Pod at this address has for its end, or the default where no Pod is known.
+fn termination_grace(case: &Case<'_>, ip: IpAddr) -> Duration {
+    let pod = case.ctx.cluster.pod_by_ip(ip, case.decided);
+    pod.map_or(DEFAULT_TERMINATION_GRACE, |pod| pod.termination_grace)
 }
 
 fn how_long(case: &Case<'_>, since: Timestamp) -> String {
@@ -406,8 +417,7 @@ pub(super) fn removed_meanwhile(case: &Case<'_>) -> Option<Finding> {
         // The client's own abort (N4): it had not lost its peer.
         return None;
     }
-    let pod = case.ctx.cluster.pod_by_ip(endpoint.ip(), case.decided);
-    let grace = pod.map_or(DEFAULT_TERMINATION_GRACE, |pod| pod.termination_grace);
+    let grace = termination_grace(case, endpoint.ip());
     let after = ended.since(removed);
     let drained = case.outcome.is_success();
     let name = case.endpoint_name();
