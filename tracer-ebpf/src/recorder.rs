@@ -7,7 +7,7 @@
 //! and the socket at either side. Where the source is translated too, the server meets another address and port, by which
 //! the decision is kept a second time.
 
-use core::{mem::MaybeUninit, ptr};
+use core::{hint::black_box, mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     Global,
@@ -175,7 +175,8 @@ pub(crate) fn keep(ct: u64) -> bool {
         (&raw mut (*at).client).write(*client);
         (&raw mut (*at).netns).write(netns);
         (&raw mut (*at).tcp_state).write(conntrack::tcp_state(ct));
-        (&raw mut (*at).standing).write(u32::from(reported));
+        // Opaque: of a second branch on what a first one decided, the verifier of 5.10 took one side for dead code.
+        (&raw mut (*at).standing).write(black_box(u32::from(reported)) << HANDED_OVER_SHIFT);
         decision.assume_init_mut()
     };
     store(hash, decision);
@@ -306,8 +307,12 @@ pub(crate) fn is_service(end: &End) -> bool {
 
 /// So many failures of a connection are reported with the first of them: a connection is reported whole, or not at all.
 const FAILURES_OF_CONNECTION: u32 = 32;
-/// [`Decision::standing`]: the connection's failures are suppressed, since the moment in the other bits.
+/// [`Decision::standing`]: the connection's failures are suppressed, since the moment in the other bits. Otherwise these are
+/// the number of its failures that were reported.
 const SUPPRESSED_SINCE: u32 = 1 << 31;
+/// [`Decision::standing`]: the decision was reported: with a failure, or because the connection is one of the sample.
+const HANDED_OVER: u32 = 1 << HANDED_OVER_SHIFT;
+const HANDED_OVER_SHIFT: u32 = 30;
 /// What [`moment`] counts: 2^30 nanoseconds, a little more than a second.
 const MOMENT_SHIFT: u32 = 30;
 
@@ -335,15 +340,14 @@ pub(crate) fn standing(client: &End) -> Standing {
     // SAFETY: a map's value: valid and aligned for as long as the program runs. CPUs that count at the same time may let
     // through a few failures more.
     unsafe {
-        let standing = (*decision).standing;
+        let standing = (*decision).standing & !HANDED_OVER;
         if standing & SUPPRESSED_SINCE != 0 {
-            let is_recent = (moment() ^ standing) == 0 || moment() == (standing + 1) | SUPPRESSED_SINCE;
-            return if is_recent { Standing::Suppressed } else { Standing::Open };
+            return if moment().wrapping_sub(standing) <= 1 { Standing::Suppressed } else { Standing::Open };
         }
         if standing == 0 || standing >= FAILURES_OF_CONNECTION {
             return Standing::Open;
         }
-        (*decision).standing = standing + 1;
+        (*decision).standing += 1;
     }
     Standing::Reported
 }
@@ -351,12 +355,7 @@ pub(crate) fn standing(client: &End) -> Standing {
 /// The present as [`Decision::standing`] has it.
 #[inline(always)]
 fn moment() -> u32 {
-    (now() >> MOMENT_SHIFT) as u32 | SUPPRESSED_SINCE
-}
-
-#[inline(always)]
-fn is_reported(standing: u32) -> bool {
-    standing != 0 && standing & SUPPRESSED_SINCE == 0
+    (now() >> MOMENT_SHIFT) as u32 & !HANDED_OVER | SUPPRESSED_SINCE
 }
 
 /// After a failure of a client's connection: reports the decision that is kept for it, unless it was reported before. If the
@@ -371,15 +370,21 @@ pub(crate) fn settle(client: &End, is_admitted: bool) {
     // the decision of a later connection of the same client; the record is then of either, or a mixture whose tuples
     // fit no flow.
     unsafe {
-        if is_reported((*decision).standing) {
+        let handed_over = (*decision).standing & HANDED_OVER;
+        let standing = (*decision).standing & !HANDED_OVER;
+        if standing != 0 && standing & SUPPRESSED_SINCE == 0 {
             return;
         }
         if !is_admitted {
-            (*decision).standing = moment();
+            (*decision).standing = handed_over | moment();
+            return;
+        }
+        if handed_over != 0 {
+            (*decision).standing = HANDED_OVER | 1;
             return;
         }
         let Some(mut entry) = output::reserve::<ConntrackRecord>(Hook::Confirm) else { return };
-        (*decision).standing = 1;
+        (*decision).standing = HANDED_OVER | 1;
         let record = entry.as_mut_ptr();
         let header = output::header(Hook::Confirm, Kind::Conntrack, (*decision).netns);
         (*record).header = Header { time_ns: (*decision).time_ns, ..header };
