@@ -4,9 +4,9 @@
 //! and so do those of all clients at one Service, because a client can invent addresses. A connection whose decision is
 //! kept takes one token for all its failures: one half of them would explain nothing.
 //!
-//! The functions with a C name are checked by the verifier alone, once for each program that calls them: it would
-//! otherwise walk through them anew on each of the many paths that lead there, a hundred thousand instructions for one
-//! program. Every kernel lets them take numbers (since 5.6), so an end is passed in three words.
+//! The verifier checks the functions with a C name by themselves, once for each program that calls them, where the object's
+//! BTF is loaded: it would otherwise walk through them on each of the many paths that lead there, a hundred thousand
+//! instructions for one program. They take numbers, as every kernel since 5.6 allows, so an end is passed in three words.
 
 use aya_ebpf::{Global, macros::map, maps::LruHashMap};
 use tracer_ebpf::{Bucket, BucketKey, End, Hook, MISSING, SUPPRESSED_EVENTS};
@@ -92,8 +92,12 @@ fn admits(failure: &Failure) -> bool {
         return false;
     };
     let kind = kind(failure.hook, failure.reason, failure.netns);
-    let refused = if known == Standing::Suppressed as u32 { REFUSED } else { 0 };
-    let is_admitted = has_room(first.0, first.1, service.0, service.1, kind | refused);
+    if known == Standing::Suppressed as u32 {
+        // Only counted: the time for which it is suppressed goes on.
+        has_room(first.0, first.1, service.0, service.1, kind | REFUSED);
+        return false;
+    }
+    let is_admitted = has_room(first.0, first.1, service.0, service.1, kind);
     // Each end may have a decision of its own.
     settle(first.0, first.1, first.2, is_admitted);
     settle(second.0, second.1, second.2, is_admitted);
