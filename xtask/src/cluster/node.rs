@@ -178,6 +178,12 @@ impl Node {
         self.remote.start(words, "", None)
     }
 
+    /// Starts viptrace as root in the node, for this node and with an administrator's kubeconfig.
+    pub(crate) fn start_viptrace(&self, verb: &str, flags: &[&str]) -> Result<Running> {
+        let (kubeconfig, name) = (format!("--kubeconfig=/{FOLDER}/admin.kubeconfig"), self.name());
+        self.start(&[&["viptrace", verb, &kubeconfig, "--node", &name], flags].concat())
+    }
+
     /// Fails if the guest or one of the node's services has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.guest.check()?;

@@ -14,7 +14,6 @@ use crate::printer::indented;
 
 /// The longest time for one check under emulation.
 const CHECK: Duration = Duration::from_mins(2);
-const KUBECONFIG: &str = "--kubeconfig=/etc/kubernetes/admin.kubeconfig";
 const RBAC: &str = include_str!("../../../../deploy/rbac.yaml");
 
 /// As root on each node, with an administrator's kubeconfig.
@@ -25,9 +24,7 @@ pub(super) fn in_guest(cluster: &mut Cluster, namespace: &str) -> Result<()> {
 
 /// Runs a check as root on a node.
 pub(super) fn on(node: &Node, flags: &[&str]) -> Result<Finished> {
-    let name = node.name();
-    let words = ["viptrace", "check", KUBECONFIG, "--node", &name];
-    node.start(&[&words, flags].concat())?.finish(CHECK)
+    node.start_viptrace("check", flags)?.finish(CHECK)
 }
 
 /// In a Pod on each node.

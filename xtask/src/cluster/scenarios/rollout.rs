@@ -14,7 +14,6 @@ use crate::printer::indented;
 /// The longest time for a trace to attach, and to end.
 const TRACE: Duration = Duration::from_mins(1);
 const READY_FILE: &str = "/run/trace-ready";
-const KUBECONFIG: &str = "--kubeconfig=/etc/kubernetes/admin.kubeconfig";
 /// Fewer connections than this are no load.
 const MIN_CONNECTIONS: u32 = 10;
 
@@ -46,9 +45,7 @@ pub(super) fn run(cluster: &mut Cluster, namespace: &str) -> Result<()> {
 
 /// Starts a trace of all Services on a node.
 fn trace(node: &Node) -> Result<(String, Running)> {
-    let name = node.name();
-    let words = ["viptrace", "trace", KUBECONFIG, "--node", &name, "--ready-file", READY_FILE];
-    Ok((name.clone(), node.start(&words)?))
+    Ok((node.name(), node.start_viptrace("trace", &["--ready-file", READY_FILE])?))
 }
 
 /// Replaces both Pods, and waits until the last old one has ended.
