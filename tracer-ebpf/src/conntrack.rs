@@ -66,7 +66,7 @@ pub(crate) fn confirm_fentry_3(ctx: FEntryContext) -> i32 {
 /// Whether no copy has reported `nfct`.
 #[inline(always)]
 fn is_first(nfct: u64) -> bool {
-    // The next entry at this address is another flow's. An entry that is confirmed stays for some time.
+    // The next entry at this address is another flow's. One that was confirmed stays for some time.
     copies::is_first(Hook::Confirm, globals::CONFIRM_COPIES.load(), nfct)
 }
 

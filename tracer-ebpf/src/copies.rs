@@ -21,7 +21,8 @@ static REPORTED: PerCpuArray<Reported> = PerCpuArray::with_max_entries(HOOK_SLOT
 
 /// Whether this program, one of `copies` on the hook in any order, must report the event. `key` distinguishes the event
 /// from others on this CPU at that moment, and from the next one at the same address: a program that is skipped, or
-/// moves to another CPU between two copies, leaves its key behind. At worst an event is reported twice.
+/// moves to another CPU between two copies, leaves its key behind. An event may then be reported twice, or, if its key
+/// equals the one that was left, not at all.
 #[inline(always)]
 pub(crate) fn is_first(hook: Hook, copies: u32, key: u64) -> bool {
     if copies == 1 {

@@ -138,8 +138,8 @@ extern "C" fn settle(low: u64, high: u64, port: u32, is_admitted: u32) -> u32 {
     0
 }
 
-/// What distinguishes the failures of two ends, in one word. Of a reason, 24 bits are enough: the subsystems that are
-/// reported have numbers below 64.
+/// Hook, reason and namespace of a failure, in one word. It has the lower 24 bits of the reason, which are enough: the
+/// subsystems that are reported have numbers below 64.
 #[inline(always)]
 fn kind(hook: u32, reason: u32, netns: u32) -> u64 {
     u64::from(netns) | u64::from(hook & 0x7f) << 32 | u64::from(reason & 0xff_ffff) << 40

@@ -1,6 +1,6 @@
 //! The recorder of an agent: it keeps NAT's decisions in the kernel, counts connections, and reports failures only.
 //!
-//! A healthy connection costs one update of a map and one of a counter, and no record. A decision leaves the kernel when
+//! A healthy connection costs one write of a decision and one count, and no record. A decision leaves the kernel when
 //! a failure meets its connection, just before the failure's own record, or when the connection is one of the sample.
 //!
 //! A decision is found by the client's address and port, which every kind of event has: the conntrack entry, the packet,
@@ -34,7 +34,7 @@ static COUNTS: HashMap<CountKey, u64> = HashMap::with_max_entries(1, 0);
 #[map]
 static SERVICES: HashMap<End, u8> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 
-/// What was not reported or not counted.
+/// Events that were not reported, and connections that were not counted.
 #[map]
 pub(crate) static SUPPRESSED: PerCpuArray<u64> = PerCpuArray::with_max_entries(SUPPRESSED_SLOTS, 0);
 
@@ -305,7 +305,7 @@ pub(crate) fn is_service(end: &End) -> bool {
         || SERVICES.get_ptr(all_addresses).is_some()
 }
 
-/// So many failures of a connection are reported with the first of them: a connection is reported whole, or not at all.
+/// So many failures of a connection are reported with the first of them, for which it took a token.
 const FAILURES_OF_CONNECTION: u32 = 32;
 /// [`Decision::standing`]: the connection's failures are suppressed, since the moment in the other bits. Otherwise these are
 /// the number of its failures that were reported.
@@ -313,10 +313,10 @@ const SUPPRESSED_SINCE: u32 = 1 << 31;
 /// [`Decision::standing`]: the decision was reported: with a failure, or because the connection is one of the sample.
 const HANDED_OVER: u32 = 1 << HANDED_OVER_SHIFT;
 const HANDED_OVER_SHIFT: u32 = 30;
-/// What [`moment`] counts: 2^30 nanoseconds, a little more than a second.
+/// The unit of [`moment`]: 2^30 nanoseconds, a little more than a second.
 const MOMENT_SHIFT: u32 = 30;
 
-/// What the limits of failures know of a connection.
+/// The state of a connection for the limits of failures.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Standing {
@@ -366,9 +366,9 @@ pub(crate) fn settle(client: &End, is_admitted: bool) {
     if decision.is_null() {
         return;
     }
-    // SAFETY: a map's value: valid and aligned for as long as the program runs. Another CPU may replace it meanwhile by
-    // the decision of a later connection of the same client; the record is then of either, or a mixture whose tuples
-    // fit no flow.
+    // SAFETY: a map's value: valid and aligned for as long as the program runs. If it is the oldest of its set,
+    // another program may replace it meanwhile by the decision of another connection, which then gets this standing; the
+    // record is of either, or a mixture whose tuples fit no flow.
     unsafe {
         let handed_over = (*decision).standing & HANDED_OVER;
         let standing = (*decision).standing & !HANDED_OVER;

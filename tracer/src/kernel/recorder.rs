@@ -33,7 +33,8 @@ pub struct RecorderOptions {
     pub burst: u32,
     /// Failures that are reported each second afterwards.
     pub per_second: u32,
-    /// Decisions kept, rounded up to a power of two. The oldest are given up for new ones. 201 bytes each.
+    /// Decisions kept, in sets of eight, whose number is rounded up to a power of two. The oldest of a set is given up for a
+    /// new one. 201 bytes each.
     pub decisions: u32,
     /// Choices of IPVS kept, likewise. About 180 bytes each.
     pub choices: u32,

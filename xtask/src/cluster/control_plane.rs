@@ -31,7 +31,7 @@ pub(crate) struct ControlPlane {
     kubeconfig: PathBuf,
 }
 
-/// What a control plane is started from.
+/// The parts from which a control plane is started.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub(crate) binaries: &'a Binaries,

@@ -53,7 +53,7 @@ pub(crate) fn viptrace(place: &Place, cluster: &Path) -> Result<PathBuf> {
     ensure(cluster, &image, &[&image::rule_listers()?, &image::viptrace(place)?])
 }
 
-/// What the images have in common.
+/// The facts that the images have in common.
 fn plain() -> Image {
     Image {
         title: "",

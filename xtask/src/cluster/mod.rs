@@ -319,7 +319,7 @@ impl Cluster {
     }
 }
 
-/// What a cluster is started from.
+/// The files from which a cluster is started.
 struct Prepared {
     root: root::Root,
     disk: Disk,

@@ -79,7 +79,7 @@ impl Mode {
     }
 }
 
-/// What nodes are started from.
+/// The parts from which nodes are started.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub(crate) place: &'a Place,

@@ -21,7 +21,7 @@ use super::binaries::Version;
 /// Change this with the build steps.
 const RECIPE: &str = "recipe 1";
 
-/// What a node runs beside Kubernetes. etcd runs on the host.
+/// A node's packages beside Kubernetes. etcd runs on the host.
 const PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -48,7 +48,7 @@ const CRI_V1: Version = Version::new(1, 26);
 const OLD_SUITES: &[&str] = &["bookworm"];
 const NEW_SUITES: &[&str] = &["forky", "sid"];
 
-/// What no node needs.
+/// Folders that no node needs.
 const PRUNED: &[&str] = &[
     "usr/share/bash-completion",
     "usr/share/doc",

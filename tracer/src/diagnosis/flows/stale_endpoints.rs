@@ -25,7 +25,8 @@ const OLD_METADATA_SECS: f64 = 30.0;
 /// (C2), its sync fails (C4), or it does not run (C1). The address's current owner answers, or no host does.
 /// For: NAT chose it for a new connection, after its removal and the grace.
 /// Against: an answer (the Pod still runs, or another Pod has its address); a terminating endpoint that serves is not
-/// stale while no other is ready (N8), nor is one that answers within its Pod's termination grace; a flow older than the removal is a drain (N9, C7).
+/// stale while no other is ready (N8), nor is one that answers within its Pod's termination grace; a flow older than the
+/// removal is a drain (N9, C7).
 pub(super) fn stale(case: &Case<'_>) -> Option<Finding> {
     let endpoint = case.endpoint?;
     if case.is_ready() {

@@ -82,7 +82,7 @@ fn in_namespace(cluster: &mut Cluster, namespace: &str, scenario: &Scenario) -> 
         control_plane::write(&file, &state)?;
         bail!("{error:#}\nthe objects at that time are in {}", file.display())
     });
-    // What remains there ends without being waited for.
+    // Nothing waits for the end of its objects.
     cluster.kubectl(["delete", "namespace", namespace, "--wait=false"])?;
     done
 }

@@ -1,4 +1,4 @@
-//! What most scenarios need: a Service with two Pods behind it on one node, and a client Pod on the other one, so that
+//! The workload of most scenarios: a Service with two Pods behind it on one node, and a client Pod on the other one, so that
 //! each connection crosses from node to node.
 
 use std::time::Duration;
