@@ -91,7 +91,8 @@ fn admits(failure: &Failure) -> bool {
     } else {
         return false;
     };
-    let kind = kind(failure.hook, failure.reason, failure.netns);
+    let sampled = if known == Standing::Sampled as u32 { SAMPLED } else { 0 };
+    let kind = kind(failure.hook, failure.reason, failure.netns) | sampled;
     if known == Standing::Suppressed as u32 {
         // Only counted: the time for which it is suppressed goes on.
         has_room(first.0, first.1, service.0, service.1, kind | REFUSED);
@@ -142,9 +143,13 @@ extern "C" fn settle(low: u64, high: u64, port: u32, is_admitted: u32) -> u32 {
 /// subsystems that are reported have numbers below 64.
 #[inline(always)]
 fn kind(hook: u32, reason: u32, netns: u32) -> u64 {
-    u64::from(netns) | u64::from(hook & 0x7f) << 32 | u64::from(reason & 0xff_ffff) << 40
+    u64::from(netns) | u64::from(hook & 0x3f) << 32 | u64::from(reason & 0xff_ffff) << 40
 }
 
+/// In such a word, and so in the hook of a bucket's key: the connection is one of the sample. These have buckets of
+/// their own, since their decisions are reported in any case: among many failures of one client, the sample would else be
+/// reported without them, and could not be explained.
+const SAMPLED: u64 = 1 << 38;
 /// In such a word: there is no room for this failure, which is only counted.
 const REFUSED: u64 = 1 << 39;
 

@@ -324,6 +324,8 @@ pub(crate) enum Standing {
     Unknown,
     /// It needs a token.
     Open,
+    /// It needs a token of the sample: its decision was reported without a failure.
+    Sampled,
     /// Its first failure was reported, and so are the next ones.
     Reported,
     /// Its first failure was suppressed within the last two seconds, and so are the next ones.
@@ -341,10 +343,13 @@ pub(crate) fn standing(client: &End) -> Standing {
     // through a few failures more.
     unsafe {
         let standing = (*decision).standing & !HANDED_OVER;
-        if standing & SUPPRESSED_SINCE != 0 {
-            return if moment().wrapping_sub(standing) <= 1 { Standing::Suppressed } else { Standing::Open };
+        if standing & SUPPRESSED_SINCE != 0 && moment().wrapping_sub(standing) <= 1 {
+            return Standing::Suppressed;
         }
-        if standing == 0 || standing >= FAILURES_OF_CONNECTION {
+        if standing == 0 || standing & SUPPRESSED_SINCE != 0 {
+            return if (*decision).standing & HANDED_OVER != 0 { Standing::Sampled } else { Standing::Open };
+        }
+        if standing >= FAILURES_OF_CONNECTION {
             return Standing::Open;
         }
         (*decision).standing += 1;
