@@ -16,7 +16,7 @@ use crate::{
 pub type Text = Cow<'static, str>;
 
 /// The verdict on one flow. Absent facts are `null`, never left out.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// The time of the verdict: RFC 3339, UTC.
     #[schemars(with = "String")]
@@ -56,7 +56,7 @@ pub struct Verdict {
 }
 
 /// The part of a verdict that is counted, which is kept for a flow that may be judged again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerdictKey {
     pub class: Class,
     pub service: Option<ServiceRef>,
@@ -83,7 +83,7 @@ impl Verdict {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceRef {
     pub namespace: Arc<str>,
     pub name: Arc<str>,
@@ -99,7 +99,7 @@ impl fmt::Display for ServiceRef {
 }
 
 /// The judged flow. Addresses are `ip:port`, IPv6 in brackets.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowRef {
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: Text,
@@ -122,7 +122,7 @@ pub struct FlowRef {
 }
 
 /// One piece of evidence.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Evidence {
     /// Its origin: `kernel`, `api`, `node`.
     pub r#type: EvidenceType,
@@ -131,7 +131,7 @@ pub struct Evidence {
     pub content: Text,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EvidenceType {
     /// Observed by a kernel hook.
@@ -143,7 +143,7 @@ pub enum EvidenceType {
 }
 
 /// A change near the time of a flow.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NearbyChange {
     /// The time of the change; if `after` is not `null`, the time at which viptrace noticed it.
     #[schemars(with = "String")]
@@ -207,7 +207,7 @@ pub enum ChangeKind {
     ClockStepped,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Mitigation {
     /// The actions for now; empty if nothing is broken.
     pub immediate: Text,

@@ -18,7 +18,7 @@ mod rating;
 mod sync;
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
 pub use entry::{Action, Entry, Kind, Scenario, Seen};
@@ -52,7 +52,7 @@ macro_rules! classes {
         /// Displayed as its id, parsed without regard to case, and ordered by number: C2 before C10.
         #[derive(
             Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, EnumString, IntoStaticStr, VariantArray,
-            Serialize, JsonSchema,
+            Serialize, Deserialize, JsonSchema,
         )]
         #[strum(ascii_case_insensitive, const_into_str)]
         pub enum Class {

@@ -1,7 +1,7 @@
 //! The ratings of a class, a finding and an action: domain, severity, confidence, safety.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr, VariantArray};
 
 /// The owner of a fault: the part of the cluster where a person has to act.
@@ -18,6 +18,7 @@ use strum::{Display, IntoStaticStr, VariantArray};
     IntoStaticStr,
     VariantArray,
     Serialize,
+    Deserialize,
     JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
@@ -57,7 +58,9 @@ impl Domain {
 /// judgement starts with the level of its own evidence, and the record lowers it for what the trace missed: lost events,
 /// old or missing metadata, an unknown namespace of kube-proxy's rules, another dataplane, a flow that began before the
 /// trace. `docs/records.md` has the same for users.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Confidence {
@@ -80,7 +83,9 @@ impl Confidence {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Severity {
@@ -97,7 +102,9 @@ pub enum Severity {
 }
 
 /// The effect of an action on running traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Safety {

@@ -14,6 +14,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::{self, History, Via},
@@ -29,7 +30,7 @@ use crate::{
 const MAX_TEMPLATES: usize = 4096;
 
 /// Healthy flows that share an earlier verdict.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Folded {
     /// The verdict on a flow that was returned as [`Judged`](super::Judged). Theirs differs in the client, the times and
     /// the facts that follow from these.
@@ -44,7 +45,7 @@ pub struct Folded {
 }
 
 /// The clients of the flows that share a verdict.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Clients {
     /// The first of them and its Pod, as in [`FlowRef::client_pod`](crate::verdict::FlowRef::client_pod).
     pub address: SocketAddr,

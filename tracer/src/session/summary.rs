@@ -5,6 +5,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Connections, Folded, Judged, NotJudged, Pipeline,
     latency::{Latencies, Latency},
@@ -199,7 +201,7 @@ fn rank(verdict: &Verdict) -> u8 {
 }
 
 /// The end of a trace and its gaps.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
     /// When the trace was ready and when it ended.
     pub started: Timestamp,

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::wall_clock::WallClock;
 use crate::{
     cluster::{Address, History},
@@ -13,7 +15,7 @@ use crate::{
 };
 
 /// Flows of one Service port that have no verdict.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotJudged {
     /// `None` for addresses of no Service, and for the flows that the table did not count apart.
     pub service: Option<ServiceRef>,

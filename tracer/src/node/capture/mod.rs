@@ -13,11 +13,13 @@ pub use manifest::Manifest;
 pub(crate) use manifest::{Entry, MANIFEST};
 pub use recognise::recognise;
 
+use serde::{Deserialize, Serialize};
+
 use super::gap::{Gap, Reason};
 use crate::{parse::ParseError, time::Timestamp};
 
 /// One text of a known kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
     pub kind: Kind,
     pub text: String,
