@@ -5,7 +5,10 @@
 
 use std::{future::pending, path::PathBuf, time::Duration};
 
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
 
 use crate::{error::Hint, time::Timestamp};
 
@@ -147,6 +150,16 @@ impl Source {
     }
 }
 
+impl Opened {
+    /// The objects that another viptrace watches on this server, as it sends them.
+    pub(crate) fn relayed(server: &str, look_back: Duration, updates: mpsc::Receiver<Update>) -> Self {
+        let status = Status::new(Origin::ApiServer(server.to_owned()));
+        let cluster = Cluster { history: History::new(look_back), status };
+        let watcher = watch::Watcher::of(server, Limits::default(), updates);
+        Self { cluster, feed: Feed(Some(watcher)), warnings: Vec::new() }
+    }
+}
+
 impl Feed {
     /// The next update; waits forever if there are none. Cancel-safe, as `select!` requires.
     pub async fn next(&mut self) -> Update {
@@ -192,6 +205,15 @@ impl Cluster {
     /// Applies updates until every kind has been listed or refused. Fails if no further object arrives for
     /// [`Limits::sync`], or at once if the server refuses the Services. Returns at once without an API server.
     pub async fn sync(&mut self, feed: &mut Feed) -> Result<(), SyncError> {
+        self.sync_with(feed, |_| {}).await
+    }
+
+    /// The same, and shows each update to `see`.
+    pub(crate) async fn sync_with(
+        &mut self,
+        feed: &mut Feed,
+        mut see: impl FnMut(&Update),
+    ) -> Result<(), SyncError> {
         let Some(Limits { sync: limit, .. }) = feed.limits() else { return Ok(()) };
         let mut until = Instant::now() + limit;
         let mut objects = 0;
@@ -200,6 +222,7 @@ impl Cluster {
                 break true;
             }
             let Ok(update) = timeout_at(until, feed.next()).await else { break false };
+            see(&update);
             self.absorb(update);
             // The lists of a large cluster take minutes. One that is repeated from its beginning adds no object.
             if self.history.objects() > objects {

@@ -20,6 +20,7 @@ use crate::{
         trim::Oddity,
     },
     error::Hint,
+    kernel::{now, wall_ahead_ns},
     time::Timestamp,
 };
 
@@ -35,6 +36,10 @@ pub struct Access {
     pub kubeconfig: Option<PathBuf>,
     /// `--context`; without it the kubeconfig's current one.
     pub context: Option<String>,
+    /// `--as`: the user in whose name every request is made.
+    pub user: Option<String>,
+    /// `--as-group`: the groups of that user.
+    pub groups: Vec<String>,
     pub limits: Limits,
 }
 
@@ -120,6 +125,20 @@ impl Update {
             trimmed.make_trace_time(wall_ahead_ns);
         }
     }
+
+    /// Prepares it for another machine, whose trace has a clock of its own: the object's times become those of the wall
+    /// clock again.
+    pub(crate) fn for_relay(mut self) -> Self {
+        self.make_trace_time(wall_ahead_ns().saturating_neg());
+        self
+    }
+
+    /// Takes an update from another machine as received now.
+    pub(crate) fn relayed(mut self) -> Self {
+        self.received = now();
+        self.make_trace_time(wall_ahead_ns());
+        self
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -141,7 +160,7 @@ pub enum Event {
     Odd(Vec<Oddity>),
 }
 
-/// The running watches. They end when the value is dropped.
+/// The running watches, or another viptrace that relays its own. They end when the value is dropped.
 #[derive(Debug)]
 pub struct Watcher {
     server: String,
@@ -166,7 +185,14 @@ impl Access {
 
     /// A client, and the server's URL.
     pub(crate) async fn client(&self) -> Result<(Client, String), AccessError> {
+        let (client, server, _) = self.client_and_namespace().await?;
+        Ok((client, server))
+    }
+
+    /// The same with the namespace of the kubeconfig's context.
+    pub(crate) async fn client_and_namespace(&self) -> Result<(Client, String, String), AccessError> {
         let mut config = self.config().await?;
+        let namespace = config.default_namespace.clone();
         config.connect_timeout = Some(self.limits.connect);
         // `Limits::silence` detects silence and reopens the watch.
         config.read_timeout = None;
@@ -180,10 +206,21 @@ impl Access {
             server: server.clone(),
             reason: answer::of_request(&error),
         })?;
-        Ok((client, server))
+        Ok((client, server, namespace))
     }
 
     async fn config(&self) -> Result<Config, AccessError> {
+        let mut config = self.own_config().await?;
+        if self.user.is_some() {
+            config.auth_info.impersonate.clone_from(&self.user);
+        }
+        if !self.groups.is_empty() {
+            config.auth_info.impersonate_groups = Some(self.groups.clone());
+        }
+        Ok(config)
+    }
+
+    async fn own_config(&self) -> Result<Config, AccessError> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(path) = &self.kubeconfig {
             let broken = |error: KubeconfigError| AccessError::Kubeconfig {
@@ -208,8 +245,7 @@ impl Access {
 }
 
 impl Watcher {
-    /// Updates from a test instead of a server.
-    #[cfg(test)]
+    /// Updates from elsewhere instead of a server.
     pub(super) fn of(server: &str, limits: Limits, updates: mpsc::Receiver<Update>) -> Self {
         Self { server: server.to_owned(), limits, updates, _tasks: JoinSet::new() }
     }

@@ -55,7 +55,7 @@ fn limits() -> Limits {
 async fn open(server: &ApiServer, dir: &TempDir, limits: Limits) -> (Cluster, Feed) {
     let path = dir.path().join("kubeconfig");
     fs::write(&path, server.kubeconfig()).unwrap();
-    let source = Source::Watch(Access { kubeconfig: Some(path), context: None, limits });
+    let source = Source::Watch(Access { kubeconfig: Some(path), limits, ..Access::default() });
     let opened = source.open(LOOK_BACK).await.unwrap();
     (opened.cluster, opened.feed)
 }
@@ -346,7 +346,7 @@ async fn a_server_that_does_not_speak_tls_is_named() {
     let path = dir.path().join("kubeconfig");
     fs::write(&path, server.kubeconfig().replace("http://", "https://")).unwrap();
     let limits = Limits { sync: Duration::from_secs(1), ..limits() };
-    let source = Source::Watch(Access { kubeconfig: Some(path), context: None, limits });
+    let source = Source::Watch(Access { kubeconfig: Some(path), limits, ..Access::default() });
     let opened = source.open(LOOK_BACK).await.unwrap();
     let (mut cluster, mut feed) = (opened.cluster, opened.feed);
     let error = cluster.sync(&mut feed).await.unwrap_err().to_string();

@@ -122,7 +122,7 @@ async fn waiting(terminal: &Terminal) -> String {
         retry: Duration::from_millis(20),
         ..Limits::default()
     };
-    let access = Access { kubeconfig: Some(terminal.path().join("config")), context: None, limits };
+    let access = Access { kubeconfig: Some(terminal.path().join("config")), limits, ..Access::default() };
     let mut opened = Source::Watch(access).open(LOOK_BACK).await.unwrap();
     printed(&opened.cluster.sync(&mut opened.feed).await.unwrap_err())
 }
