@@ -56,7 +56,7 @@ pub fn text(report: &CheckReport, paint: Paint, wide: bool) -> String {
     let shown = report.findings.iter().filter(|finding| with_notes || finding.level != Level::Note);
     for (number, finding) in shown.enumerate() {
         out.push('\n');
-        write_finding(&mut out, number + 1, finding, paint);
+        write_finding(&mut out, number + 1, finding, None, paint);
     }
     let notes = report.findings.iter().filter(|finding| finding.level == Level::Note).count();
     if notes > 0 && !with_notes {
@@ -106,7 +106,14 @@ fn write_gaps(out: &mut String, report: &CheckReport, paint: Paint) {
     }
 }
 
-fn write_finding(out: &mut String, number: usize, finding: &FindingRecord, paint: Paint) {
+/// A finding with its evidence and action. `place`: the nodes that have it, in words.
+pub(super) fn write_finding(
+    out: &mut String,
+    number: usize,
+    finding: &FindingRecord,
+    place: Option<&str>,
+    paint: Paint,
+) {
     let (label, style) = match finding.level {
         Level::Fault => ("FAULT", Style::Fault),
         Level::Warning => ("WARNING", Style::Unknown),
@@ -114,6 +121,9 @@ fn write_finding(out: &mut String, number: usize, finding: &FindingRecord, paint
     };
     let cause = detail(&finding.root_cause);
     let _ = writeln!(out, "{number}. {} {} {cause}", paint.text(style, label), finding.class);
+    if let Some(place) = place {
+        let _ = writeln!(out, "   where: {}", safe(place));
+    }
     for evidence in &finding.evidence {
         let _ = writeln!(out, "   saw: {}", safe(&evidence.content));
     }

@@ -14,6 +14,7 @@ mod folds;
 mod json;
 mod live;
 mod log;
+pub mod nodes;
 pub(crate) mod page;
 pub mod path;
 pub(crate) mod printer;
@@ -21,6 +22,7 @@ mod row;
 pub(crate) mod schema;
 mod sink;
 mod summary;
+pub mod why;
 mod yaml;
 
 pub(crate) use json::line as record_line;
@@ -28,6 +30,7 @@ pub(crate) use live::Status;
 pub(crate) use printer::OutputError;
 pub use printer::{Paint, Printer, Verbosity};
 pub use sink::Report;
+pub(crate) use yaml::document as yaml_document;
 
 use std::io::Write as _;
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::text::is_unsafe;
 
 /// The record as a document, with its leading `---` and a line end.
-pub(super) fn document(record: &impl Serialize) -> io::Result<String> {
+pub(crate) fn document(record: &impl Serialize) -> io::Result<String> {
     let text = serde_saphyr::to_string(record).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(guard(&text))
 }

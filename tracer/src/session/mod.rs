@@ -14,12 +14,16 @@ mod suppressed;
 mod undecided;
 mod unjudged;
 mod wall_clock;
+pub mod why;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::{Address, Cluster, Key, Membership, Update},
@@ -85,7 +89,7 @@ pub struct Settings {
 }
 
 /// A flow's verdict, and further facts for a report.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Judged {
     pub verdict: Verdict,
     /// The key of its earlier verdict, which this one replaces.
@@ -102,6 +106,28 @@ pub struct Judgements {
     pub folded: Vec<Folded>,
     /// Flows that have no verdict, because the table was full.
     pub unjudged: Vec<NotJudged>,
+    /// Flows that went to no Service's address, with [`Detail::All`]: at an endpoint's node, those that another node
+    /// translated.
+    pub arrivals: Vec<Arrival>,
+}
+
+/// A flow that went to no Service's address, as an endpoint's node observes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    pub client: SocketAddr,
+    pub to: SocketAddr,
+    pub fate: Fate,
+}
+
+/// The end of an [`Arrival`], as far as this node observed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    Answered,
+    /// A rule of this node stopped it.
+    Stopped,
+    /// It failed otherwise, or is open.
+    Other,
 }
 
 /// The flows of a trace, and everything that they are judged with.
@@ -130,6 +156,7 @@ pub struct Pipeline {
     suppressed: SuppressedEvents,
     wall_clock: WallClock,
     changes: Changes,
+    arrivals: Vec<Arrival>,
 }
 
 impl Pipeline {
@@ -153,6 +180,7 @@ impl Pipeline {
             suppressed: SuppressedEvents::default(),
             wall_clock: WallClock::default(),
             changes: Changes::default(),
+            arrivals: Vec::new(),
         }
     }
 
@@ -421,7 +449,7 @@ impl Pipeline {
                 folded.last = clock.unix(folded.last);
             }
         }
-        Judgements { judged, folded, unjudged }
+        Judgements { judged, folded, unjudged, arrivals: std::mem::take(&mut self.arrivals) }
     }
 
     fn judge_ready(&mut self, now: Timestamp, judged: &mut Vec<Judged>) {
@@ -525,7 +553,10 @@ impl Pipeline {
     }
 
     fn judge_flow(&mut self, flow: &Flow, now: Timestamp) -> Option<Judged> {
-        let judgement = diagnosis::judge_lasting(flow, &self.context(now))?;
+        let Some(judgement) = diagnosis::judge_lasting(flow, &self.context(now)) else {
+            self.arrive(flow);
+            return None;
+        };
         let before = self.before.remove(&flow.id);
         let mut verdict = judgement.verdict;
         self.suppressed.attribute(flow, verdict.service.as_ref());
@@ -550,6 +581,21 @@ impl Pipeline {
         }
         self.changes.list_in(&mut verdict, &self.cluster.history, self.settings.node_name.as_deref());
         Some(Judged { verdict, before, connect_time: flow.connect_time() })
+    }
+
+    /// Notes a flow that concerns no Service, where each flow is wanted.
+    fn arrive(&mut self, flow: &Flow) {
+        if self.settings.detail != Detail::All || self.arrivals.len() >= MAX_VERDICTS {
+            return;
+        }
+        let fate = if flow.was_answered() {
+            Fate::Answered
+        } else if diagnosis::is_stopped_by_rule(flow) {
+            Fate::Stopped
+        } else {
+            Fate::Other
+        };
+        self.arrivals.push(Arrival { client: flow.orig.src, to: flow.orig.dst, fate });
     }
 
     /// The limit for state of flows outside the table: no more than the table holds, so that one limit bounds the

@@ -17,6 +17,7 @@ mod conntrack;
 pub(crate) mod facts;
 mod moment;
 mod mtu;
+pub mod nodes;
 mod path;
 mod pods;
 pub mod procedures;

@@ -87,7 +87,7 @@ pub struct FindingRecord {
 
 impl FindingRecord {
     /// The record of a finding on the node of this name, made by a check of this step.
-    pub(super) fn of(finding: Finding, node: Option<&str>) -> Self {
+    pub(crate) fn of(finding: Finding, node: Option<&str>) -> Self {
         let service = finding.service.as_ref();
         let mitigation = finding.mitigation(|name| match name {
             "NODE" => node.map(Cow::Borrowed),

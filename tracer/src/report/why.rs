@@ -1,0 +1,110 @@
+//! Prints the answer of `kubectl viptrace why`.
+
+use std::fmt::Write as _;
+
+use super::{
+    printer::{Paint, Style},
+    row::{action, detail},
+};
+use crate::{
+    diagnosis::triage::State,
+    session::why::{FirstCause, Why},
+    text::{count, safe},
+    verdict::EvidenceType,
+};
+
+/// The text for a person. With `wide` it includes every gap.
+pub fn text(why: &Why, paint: Paint, wide: bool) -> String {
+    let mut out = String::new();
+    let style = match why.state {
+        State::Broken => Style::Fault,
+        State::Warnings | State::Unknown => Style::Unknown,
+        State::Healthy => Style::Good,
+    };
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "{}", paint.text(style, &safe(&why.summary)));
+    if let Some(cause) = &why.cause {
+        out.push('\n');
+        write_cause(&mut out, cause, paint);
+    }
+    if !why.probes.is_empty() {
+        let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "PROBES"));
+        for probe in &why.probes {
+            let result = safe(&probe.result);
+            let _ = writeln!(
+                out,
+                "  from {} to {}: {result}, {} ms",
+                safe(&probe.node),
+                probe.to,
+                probe.milliseconds
+            );
+        }
+    }
+    let flows = why.flows;
+    let all = flows.ok + flows.normal + flows.faults + flows.unknown;
+    if all > 0 {
+        let _ = writeln!(
+            out,
+            "\n{} of the Service observed: {} ok, {} normal, {} faulty, {} unexplained",
+            count(all, "connection"),
+            flows.ok,
+            flows.normal,
+            flows.faults,
+            flows.unknown
+        );
+    }
+    if !why.also.is_empty() {
+        let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "ALSO"));
+        for line in &why.also {
+            let _ = writeln!(out, "  {}", safe(line));
+        }
+    }
+    write_gaps(&mut out, why, paint, wide);
+    out
+}
+
+fn write_cause(out: &mut String, cause: &FirstCause, paint: Paint) {
+    let class = paint.text(Style::Fault, &format!("FAULT {}", cause.class));
+    let flows =
+        if cause.flows > 0 { format!(" · {}", count(cause.flows, "connection")) } else { String::new() };
+    let _ = writeln!(out, "{class} {} · confidence {}{flows}", detail(&cause.root_cause), cause.confidence);
+    if let Some(place) = &cause.place {
+        let _ = writeln!(out, "  where: {}", safe(place));
+    }
+    for evidence in &cause.evidence {
+        let from = match evidence.r#type {
+            EvidenceType::Kernel => "kernel",
+            EvidenceType::Api => "api",
+            EvidenceType::Node => "node",
+        };
+        let time = evidence.time.map(|time| format!("{} ", time.clock())).unwrap_or_default();
+        let _ = writeln!(out, "  {from}: {time}{}", safe(&evidence.content));
+    }
+    for evidence in &cause.against {
+        let _ = writeln!(out, "  but: {}", safe(&evidence.content));
+    }
+    for unseen in &cause.unseen {
+        let _ = writeln!(out, "  not observed: {}", safe(unseen));
+    }
+    if let Some(action) = action(&cause.mitigation) {
+        let _ = writeln!(out, "  {} {action}", paint.text(Style::Heading, "do:"));
+    }
+    let _ = writeln!(out, "  {} kubectl viptrace explain {}", paint.text(Style::Faint, "more:"), cause.class);
+}
+
+fn write_gaps(out: &mut String, why: &Why, paint: Paint, wide: bool) {
+    let of_check = why.check.gaps.iter().map(|gap| gap.text.as_str());
+    let gaps: Vec<&str> = why.gaps.iter().map(String::as_str).chain(of_check).collect();
+    if gaps.is_empty() {
+        return;
+    }
+    if !wide {
+        let line = format!("{} could not be observed: -o wide shows them", count(gaps.len(), "fact"));
+        let _ = writeln!(out, "\n{}", paint.text(Style::Faint, &line));
+        return;
+    }
+    let _ = writeln!(out, "\n{}", paint.text(Style::Heading, "NOT OBSERVED"));
+    for gap in gaps {
+        let _ = writeln!(out, "  {}", safe(gap));
+    }
+}

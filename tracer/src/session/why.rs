@@ -1,0 +1,494 @@
+//! Why a Service fails: the checks of the nodes and the flows that were observed there, joined to one first cause.
+//!
+//! A fault that observed flows met leads, since it is why they failed; the checks' evidence for the same class supports it.
+//! Without such a flow the checks' first fault leads.
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{Arrival, Cause, Counts, Fate};
+use crate::{
+    class::{Class, Confidence},
+    diagnosis::{
+        finding::Finding,
+        triage::{
+            FindingRecord, Level, State,
+            nodes::{NodesReport, SharedFinding, place},
+        },
+    },
+    text::count,
+    verdict::{Evidence, EvidenceType, Mitigation, Text, Verdict},
+};
+
+/// The answer to why a Service fails.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Why {
+    /// `namespace/name`.
+    pub service: String,
+    pub state: State,
+    /// One line: the first cause, or that none was found.
+    pub summary: String,
+    /// `null` if nothing is broken, or nothing explains it.
+    pub cause: Option<FirstCause>,
+    /// Other faults and unexplained failures, one line each.
+    pub also: Vec<String>,
+    /// The observed flows by result.
+    pub flows: Flows,
+    pub probes: Vec<Probe>,
+    /// Facts that could not be observed.
+    pub gaps: Vec<String>,
+    /// The checks of the nodes.
+    pub check: NodesReport,
+}
+
+/// The first cause with its evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct FirstCause {
+    pub class: Class,
+    /// `domain — detail`.
+    pub root_cause: Text,
+    pub confidence: Confidence,
+    /// Where it is, in words: `on every node`, `only on worker-1`.
+    pub place: Option<String>,
+    /// The observed flows that it explains.
+    pub flows: u64,
+    /// From the kernel, the rules and the node, and the API.
+    pub evidence: Vec<Evidence>,
+    pub against: Vec<Evidence>,
+    pub unseen: Vec<Text>,
+    pub mitigation: Mitigation,
+}
+
+/// The observed flows of the Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Flows {
+    pub ok: u64,
+    pub normal: u64,
+    pub faults: u64,
+    pub unknown: u64,
+}
+
+impl From<Counts> for Flows {
+    fn from(counts: Counts) -> Self {
+        Self { ok: counts.ok, normal: counts.normal, faults: counts.faults, unknown: counts.unknown }
+    }
+}
+
+/// The flows that arrived at the endpoints' nodes, so that a fault on the path between two nodes is shown from both ends.
+/// Bounded: beyond [`MAX_ENDS`] flows, new ones are left out, and no absence is reported.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    flows: BTreeMap<(SocketAddr, SocketAddr), BTreeMap<String, Fate>>,
+    is_full: bool,
+}
+
+/// The most flows whose arrival is kept.
+const MAX_ENDS: usize = 16_384;
+
+/// A flow at its endpoint's node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FarEnd {
+    pub node: String,
+    pub endpoint: SocketAddr,
+    /// `None`: the node never saw it.
+    pub fate: Option<Fate>,
+}
+
+impl Ends {
+    pub fn add(&mut self, node: &str, arrival: &Arrival) {
+        let key = (arrival.client, arrival.to);
+        if self.flows.len() >= MAX_ENDS && !self.flows.contains_key(&key) {
+            self.is_full = true;
+            return;
+        }
+        self.flows.entry(key).or_default().insert(node.to_owned(), arrival.fate);
+    }
+
+    /// The arrival at the endpoint's node of a flow that another node judged; `None` if nothing can be concluded.
+    /// `is_observed`: that node's hooks were attached during all of the flow, and lost nothing.
+    pub fn of(&self, verdict: &Verdict, node: &str, is_observed: bool) -> Option<FarEnd> {
+        let endpoint = verdict.flow.endpoint?;
+        if verdict.flow.node.as_deref() == Some(node) {
+            return None;
+        }
+        let at = |client| self.flows.get(&(client, endpoint)).and_then(|nodes| nodes.get(node)).copied();
+        let fate = at(verdict.flow.client);
+        // A translated source has another address there, which the verdict does not have.
+        let is_masqueraded = verdict.evidence.iter().any(|evidence| evidence.content.contains("masqueraded"));
+        if fate.is_none() && (is_masqueraded || self.is_full || !is_observed) {
+            return None;
+        }
+        Some(FarEnd { node: node.to_owned(), endpoint, fate })
+    }
+}
+
+/// A connection that viptrace made itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Probe {
+    pub node: String,
+    #[schemars(with = "String")]
+    pub to: SocketAddr,
+    /// Its result, in words.
+    pub result: String,
+    pub is_established: bool,
+    /// From the first packet to the result, milliseconds.
+    pub milliseconds: u64,
+}
+
+impl Probe {
+    pub(crate) fn new(
+        node: &str,
+        to: SocketAddr,
+        is_established: bool,
+        result: String,
+        took: Duration,
+    ) -> Self {
+        let milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        Self { node: node.to_owned(), to, result, is_established, milliseconds }
+    }
+}
+
+impl Why {
+    /// Adds what the endpoint's node observed of the first cause's flow. A silence that a rule there explains becomes that
+    /// rule's.
+    pub fn add_far_end(&mut self, far: &FarEnd) {
+        let Some(cause) = &mut self.cause else { return };
+        let FarEnd { node, endpoint, fate } = far;
+        let text = match fate {
+            Some(Fate::Answered) => {
+                format!("{node}, the endpoint's node, saw this connection answered by {endpoint}")
+            }
+            Some(Fate::Stopped) => {
+                format!("{node}, the endpoint's node, saw this connection, and a rule there dropped it")
+            }
+            Some(Fate::Other) => {
+                format!("{node}, the endpoint's node, saw this connection reach it and fail there")
+            }
+            None => format!(
+                "{node}, the endpoint's node, never saw this connection: it was lost between the nodes"
+            ),
+        };
+        cause.evidence.push(Evidence { r#type: EvidenceType::Kernel, time: None, content: text.into() });
+        cause.unseen.retain(|unseen| !unseen.contains("whether the packet reached"));
+        if cause.class != Class::C29 || *fate != Some(Fate::Stopped) {
+            return;
+        }
+        let what = format!("a rule on {node}, the node of the endpoint {endpoint}, drops its connections");
+        let found = FindingRecord::of(Finding::new(Class::C30, what), Some(node));
+        cause.class = found.class;
+        cause.root_cause = found.root_cause;
+        cause.mitigation = found.mitigation;
+        cause.place = Some(format!("on {node}"));
+        self.summary = format!("{} is broken: {}", self.service, cause.detail());
+    }
+
+    /// Joins the checks, the causes of the flows in their order, and the probes.
+    pub fn of(
+        service: String,
+        check: NodesReport,
+        causes: &[&Cause],
+        counts: Counts,
+        probes: Vec<Probe>,
+        gaps: Vec<String>,
+    ) -> Self {
+        let checked = check.nodes.iter().filter(|node| node.state.is_some()).count();
+        let faults: Vec<&SharedFinding> =
+            check.findings.iter().filter(|shared| shared.finding.level == Level::Fault).collect();
+        let observed = causes.iter().find(|cause| cause.verdict.class.is_fault());
+        let of_class = |class| faults.iter().find(|shared| shared.finding.class == class);
+        let cause = match observed {
+            // Rules that lag behind the API are an effect: kube-proxy's own fault is the cause.
+            Some(cause) if LAGGING.contains(&cause.verdict.class) => {
+                let proxy = KUBE_PROXY.iter().find_map(|class| of_class(*class));
+                let on_node = |shared: &&&SharedFinding| {
+                    cause.verdict.flow.node.as_ref().is_none_or(|node| shared.nodes.contains(node))
+                };
+                match proxy.filter(on_node) {
+                    Some(shared) => Some(FirstCause::behind(cause, shared, checked)),
+                    None => {
+                        Some(FirstCause::observed(cause, of_class(cause.verdict.class).copied(), checked))
+                    }
+                }
+            }
+            Some(cause) => Some(FirstCause::observed(cause, of_class(cause.verdict.class).copied(), checked)),
+            None => faults.first().map(|shared| FirstCause::found(shared, checked)),
+        };
+        let mut also = Vec::new();
+        for other in causes
+            .iter()
+            .filter(|other| cause.as_ref().is_none_or(|first| first.class != other.verdict.class))
+        {
+            let text = &other.verdict.root_cause;
+            also.push(format!("{} of {}: {text}", other.verdict.class, count(other.flows, "flow")));
+        }
+        for shared in faults {
+            let is_said = cause.as_ref().is_some_and(|first| first.class == shared.finding.class)
+                || causes.iter().any(|cause| cause.verdict.class == shared.finding.class);
+            if !is_said {
+                also.push(format!(
+                    "{} {}: {}",
+                    shared.finding.class,
+                    place(shared, checked),
+                    shared.finding.root_cause
+                ));
+            }
+        }
+        let failed_probe = probes.iter().any(|probe| !probe.is_established);
+        let state = match &cause {
+            Some(_) => State::Broken,
+            None if counts.unknown > 0 || failed_probe => State::Unknown,
+            None => check.state,
+        };
+        let summary = summary(&service, state, cause.as_ref(), counts, &probes, &check);
+        Self { service, state, summary, cause, also, flows: counts.into(), probes, gaps, check }
+    }
+}
+
+impl FirstCause {
+    /// A fault that flows met, with the evidence of the checks for the same class.
+    fn observed(cause: &Cause, found: Option<&SharedFinding>, checked: usize) -> Self {
+        let verdict = &cause.verdict;
+        let mut first = Self {
+            class: verdict.class,
+            root_cause: verdict.root_cause.clone(),
+            confidence: verdict.confidence,
+            place: None,
+            flows: cause.flows,
+            evidence: verdict.evidence.clone(),
+            against: verdict.against.clone(),
+            unseen: verdict.unseen.clone(),
+            mitigation: verdict.mitigation.clone(),
+        };
+        let Some(shared) = found else { return first };
+        first.place = (checked > 1).then(|| place(shared, checked));
+        let more = shared
+            .finding
+            .evidence
+            .iter()
+            .filter(|evidence| !verdict.evidence.iter().any(|known| known.content == evidence.content));
+        first.evidence.extend(more.cloned());
+        first.evidence.sort_by_key(|evidence| evidence.r#type);
+        first.confidence = first.confidence.max(shared.finding.confidence);
+        first
+    }
+
+    /// A fault of kube-proxy that the checks know, with a flow that met its effect.
+    fn behind(cause: &Cause, shared: &SharedFinding, checked: usize) -> Self {
+        let verdict = &cause.verdict;
+        let mut first = Self::found(shared, checked);
+        first.flows = cause.flows;
+        let effect =
+            format!("its effect on a connection ({}): {}", verdict.class, detail(&verdict.root_cause));
+        first.evidence.push(Evidence {
+            r#type: EvidenceType::Kernel,
+            time: Some(verdict.flow.started),
+            content: effect.into(),
+        });
+        first.evidence.extend(verdict.evidence.iter().filter(|e| e.r#type == EvidenceType::Kernel).cloned());
+        first.evidence.sort_by_key(|evidence| evidence.r#type);
+        first
+    }
+
+    /// A fault that only the checks know.
+    fn found(shared: &SharedFinding, checked: usize) -> Self {
+        let finding = &shared.finding;
+        let mut evidence = finding.evidence.clone();
+        evidence.sort_by_key(|evidence| evidence.r#type);
+        Self {
+            class: finding.class,
+            root_cause: finding.root_cause.clone(),
+            confidence: finding.confidence,
+            place: (checked > 1).then(|| place(shared, checked)),
+            flows: 0,
+            evidence,
+            against: finding.against.clone(),
+            unseen: finding.unseen.clone(),
+            mitigation: finding.mitigation.clone(),
+        }
+    }
+
+    /// Without the domain, which the class implies.
+    fn detail(&self) -> &str {
+        detail(&self.root_cause)
+    }
+}
+
+/// A root cause without its domain.
+fn detail(root_cause: &str) -> &str {
+    root_cause.split_once(" — ").map_or(root_cause, |(_, detail)| detail)
+}
+
+/// What connections meet where the rules lag behind the API.
+const LAGGING: [Class; 6] = [Class::C4, Class::C5, Class::C6, Class::C8, Class::C12, Class::C13];
+/// The reasons for that, in the order of the triage.
+const KUBE_PROXY: [Class; 2] = [Class::C1, Class::C2];
+
+fn summary(
+    service: &str,
+    state: State,
+    cause: Option<&FirstCause>,
+    counts: Counts,
+    probes: &[Probe],
+    check: &NodesReport,
+) -> String {
+    let established = probes.iter().filter(|probe| probe.is_established).count();
+    match (cause, state) {
+        (Some(cause), _) => format!("{service} is broken: {}", cause.detail()),
+        (None, State::Unknown) if counts.unknown > 0 => format!(
+            "{service}: {} failed, and nothing that was observed explains it",
+            count(counts.unknown, "connection")
+        ),
+        (None, State::Unknown) if probes.len() > established => format!(
+            "{service}: {} of {} failed, and nothing that was observed explains it",
+            probes.len() - established,
+            count(probes.len(), "probe")
+        ),
+        (None, State::Unknown) => format!("no fault of {service} was found, but {}", check.summary),
+        (None, _) => {
+            let healthy = counts.ok + counts.normal;
+            let seen = match (healthy, established) {
+                (0, 0) => "none of its connections was observed: --probe makes one".to_owned(),
+                (0, probes) => format!("{} succeeded", count(probes, "probe")),
+                (flows, _) => format!("{} succeeded", count(flows, "connection")),
+            };
+            format!("nothing wrong with {service} was found; {seen}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::Key,
+        diagnosis::triage::{CheckReport, Facts, Scope, triage},
+    };
+
+    /// A flow on node a that failed by this class.
+    fn verdict(class: &str) -> Verdict {
+        let verdict = serde_json::json!({
+            "time": "2026-01-02T03:04:05.000000006Z", "class": class, "root_cause": "x — it failed", "domain": "unknown",
+            "confidence": "medium", "severity": "high",
+            "service": {"namespace": "shop", "name": "cart", "port": "http"},
+            "flow": {
+                "protocol": "TCP", "client": "10.244.1.4:40001", "vip": "10.96.10.10:80", "endpoint": "10.244.2.5:8080",
+                "client_pod": null, "endpoint_pod": null, "node": "a", "started": "2026-01-02T03:04:05.000000006Z",
+            },
+            "evidence": [], "against": [], "unseen": ["whether the packet reached node b: a trace there shows it"],
+            "changes_around": [], "changes_left_out": 0, "lost_events": 0, "kube_proxy_mode": null,
+            "kube_proxy_version": null, "metadata_age": null,
+            "mitigation": {"immediate": "", "long_term": "", "safety": "read-only"}, "cross_reference": [],
+        });
+        serde_json::from_value(verdict).unwrap()
+    }
+
+    fn check(findings: Vec<Finding>) -> NodesReport {
+        let state = if findings.is_empty() { State::Healthy } else { State::Broken };
+        let report = CheckReport {
+            state,
+            findings: findings.into_iter().map(|finding| FindingRecord::of(finding, None)).collect(),
+            gaps: Vec::new(),
+            ..triage(&Facts::default(), &Scope::default())
+        };
+        NodesReport::of(vec![("a".into(), Ok(report.clone())), ("b".into(), Ok(report))])
+    }
+
+    fn no_endpoints() -> Finding {
+        Finding::new(Class::C20, "shop/cart has no endpoints").service(&Key::new("shop", "cart"), "http")
+    }
+
+    fn why(check: NodesReport, causes: &[&Cause], counts: Counts, probes: Vec<Probe>) -> Why {
+        Why::of("shop/cart".into(), check, causes, counts, probes, Vec::new())
+    }
+
+    fn probe(is_established: bool) -> Probe {
+        let to = "10.96.10.10:80".parse().unwrap();
+        Probe::new("a", to, is_established, "refused".into(), Duration::from_millis(3))
+    }
+
+    #[test]
+    fn the_fault_that_flows_met_leads() {
+        let cause = Cause { verdict: verdict("C20"), flows: 7 };
+        let counts = Counts { faults: 7, ..Counts::default() };
+        let stopped = Finding::new(Class::C1, "kube-proxy does not run");
+        let why = why(check(vec![stopped, no_endpoints()]), &[&cause], counts, Vec::new());
+        let first = why.cause.as_ref().unwrap();
+        assert_eq!(
+            (first.class, first.flows, first.place.as_deref()),
+            (Class::C20, 7, Some("on every node"))
+        );
+        assert_eq!(why.state, State::Broken);
+        assert!(why.summary.starts_with("shop/cart is broken: "), "{}", why.summary);
+        assert_eq!(why.also, ["C1 on every node: pod_crash — kube-proxy does not run"]);
+    }
+
+    fn far_end(fate: Option<Fate>) -> Why {
+        let cause = Cause { verdict: verdict("C29"), flows: 2 };
+        let mut ends = Ends::default();
+        if let Some(fate) = fate {
+            let (client, to) = (cause.verdict.flow.client, cause.verdict.flow.endpoint.unwrap());
+            ends.add("b", &Arrival { client, to, fate });
+        }
+        assert_eq!(ends.of(&cause.verdict, "a", true), None);
+        assert_eq!(ends.of(&cause.verdict, "b", false).is_some(), fate.is_some());
+        let counts = Counts { faults: 2, ..Counts::default() };
+        let mut why = why(check(Vec::new()), &[&cause], counts, Vec::new());
+        why.add_far_end(&ends.of(&cause.verdict, "b", true).unwrap());
+        why
+    }
+
+    #[test]
+    fn a_fault_between_two_nodes_is_shown_from_both_ends() {
+        let lost = far_end(None).cause.unwrap();
+        assert_eq!(lost.class, Class::C29);
+        assert!(
+            lost.evidence.iter().any(|e| e.content.contains("never saw this connection"))
+                && lost.unseen.is_empty()
+        );
+        let stopped = far_end(Some(Fate::Stopped));
+        assert_eq!(stopped.cause.as_ref().unwrap().class, Class::C30);
+        assert_eq!(
+            stopped.summary,
+            "shop/cart is broken: a rule on b, the node of the endpoint 10.244.2.5:8080, drops its connections"
+        );
+        assert_eq!(far_end(Some(Fate::Answered)).cause.unwrap().class, Class::C29);
+    }
+
+    #[test]
+    fn rules_that_lag_behind_are_an_effect_of_a_stopped_kube_proxy() {
+        let cause = Cause { verdict: verdict("C6"), flows: 3 };
+        let counts = Counts { faults: 3, ..Counts::default() };
+        let stopped = Finding::new(Class::C1, "kube-proxy does not run");
+        let first = why(check(vec![stopped]), &[&cause], counts, Vec::new()).cause.unwrap();
+        assert_eq!((first.class, first.flows), (Class::C1, 3));
+        assert!(first.evidence.iter().any(|evidence| evidence.content.contains("(C6)")));
+        let alone = why(check(Vec::new()), &[&cause], counts, Vec::new()).cause.unwrap();
+        assert_eq!(alone.class, Class::C6);
+    }
+
+    #[test]
+    fn without_traffic_the_checks_answer() {
+        let why = why(check(vec![no_endpoints()]), &[], Counts::default(), Vec::new());
+        assert_eq!(why.cause.unwrap().class, Class::C20);
+        assert_eq!(why.summary, "shop/cart is broken: shop/cart has no endpoints");
+    }
+
+    #[test]
+    fn a_healthy_service_is_not_called_so_without_a_connection() {
+        let ok = Counts { ok: 3, ..Counts::default() };
+        assert_eq!(
+            why(check(Vec::new()), &[], ok, Vec::new()).summary,
+            "nothing wrong with shop/cart was found; 3 connections succeeded"
+        );
+        let silent = why(check(Vec::new()), &[], Counts::default(), Vec::new());
+        assert!(silent.summary.ends_with("none of its connections was observed: --probe makes one"));
+        let failed = why(check(Vec::new()), &[], Counts::default(), vec![probe(true), probe(false)]);
+        assert_eq!(failed.state, State::Unknown);
+        assert_eq!(
+            failed.summary,
+            "shop/cart: 1 of 2 probes failed, and nothing that was observed explains it"
+        );
+    }
+}
